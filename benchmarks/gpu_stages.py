@@ -66,6 +66,7 @@ class Sizes:
                 *("sdpa_full_v cuDNN", "sdpa_full_v efficient", "sdpa_split_v flash", "sdpa_split_v cuDNN"),
             ),
             "rounds": 7,
+            "grouped_length": 0,
             "memory_length": 0,
         }
     )
@@ -88,6 +89,7 @@ REHEARSAL = Sizes(
         "decode_batches": (1,),
         "candidates": ("sdpa_split_v",),
         "rounds": 5,
+        "grouped_length": 0,
         "memory_length": 0,
     },
     model_parts=("step", "decode"),

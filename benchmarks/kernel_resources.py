@@ -77,6 +77,7 @@ class Configuration(NamedTuple):
     length: int = 4096
     key_heads: int = 8
     key_maps: int = 2
+    ratio: int = 1  # signal heads to a noise map
 
     @property
     def name(self) -> str:
@@ -84,6 +85,7 @@ class Configuration(NamedTuple):
         parts = [str(self.dtype).removeprefix("torch."), f"d {self.d}, dv {self.dv}"]
         parts += [f"{8 // self.key_heads} heads to a key head"] if self.key_heads < 8 else []
         parts += ["shared keys"] if self.key_maps == 1 else []
+        parts += [f"{self.ratio} to a noise map"] if self.ratio > 1 else []
         parts += ["causal"] if self.is_causal else []
         parts += ["window"] if self.window else []
         parts += ["documents"] if self.has_documents else []
@@ -106,6 +108,9 @@ CONFIGURATIONS = tuple(
         Configuration(d, dv, is_causal=False, mask="full", length=4095),
         Configuration(d, d, is_causal=False, mask="full", length=4095, key_heads=2, key_maps=1, has_norm=False),
         Configuration(d, dv, torch.float32),
+        Configuration(d, dv, key_heads=2, ratio=4),
+        Configuration(d, dv, key_heads=2, ratio=4, window=512, has_documents=True, mask="padding"),
+        Configuration(d, dv, key_heads=2, ratio=4, is_causal=False, mask="full", length=4095),
     )
 )
 
@@ -118,6 +123,7 @@ HARDEST = tuple(
         Configuration(d, dv, window=512, has_documents=True, mask="padding"),
         Configuration(d, dv, is_causal=False, mask="full", length=4095),
         Configuration(d, d, is_causal=False, mask="full", length=4095, key_heads=2, key_maps=1, has_norm=False),
+        Configuration(d, dv, key_heads=2, ratio=4, is_causal=False, mask="full", length=4095),
     )
 )
 
@@ -130,7 +136,7 @@ def launches(configuration: Configuration, capability: int) -> Iterator[tuple[st
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def plan(queries: int, documents: bool) -> Any:
-        q = empty(batch, queries, heads, 2, c.d).permute(0, 2, 3, 1, 4)
+        q = empty(batch, queries, heads // c.ratio, c.ratio + 1, c.d).permute(0, 2, 3, 1, 4)
         k = empty(batch, n, c.key_heads, c.key_maps, c.d).permute(0, 2, 3, 1, 4)
         v = empty(batch, n, c.key_heads, c.dv).transpose(1, 2)
         rows = {None: None, "padding": 1, "full": queries}[c.mask]
@@ -141,11 +147,17 @@ def launches(configuration: Configuration, capability: int) -> Iterator[tuple[st
 
     norm = Norm(empty(c.dv, dtype=torch.float32), 1e-5, 0.8) if c.has_norm else None
     problem = plan(n, c.has_documents)
-    yield "forward", plan_forward(problem, norm, save=False)[0][0]
-    (saving,), out, saved = plan_forward(problem, norm, save=True)
-    yield "forward, for gradients", saving
+    of_maps = ("",) if c.ratio == 1 else (", noise maps", ", signal heads")  # a launch each, in this order
+    by_keys = ("keys", "values") if are_wide(c.d, c.dv) else ("keys and values",)
+
+    def named(*kernels: str) -> list[str]:
+        return [kernel + of_map for of_map in of_maps for kernel in kernels]
+
+    yield from zip(named("forward"), plan_forward(problem, norm, save=False)[0], strict=True)
+    saving, out, saved = plan_forward(problem, norm, save=True)
+    yield from zip(named("forward, for gradients"), saving, strict=True)
     assert saved is not None
-    names = ("rows", "keys and values", "queries") if not are_wide(c.d, c.dv) else ("rows", "keys", "values", "queries")
+    names = ["rows", *named(*by_keys), *named("queries")]
     yield from zip(names, plan_backward(torch.empty_like(out), problem, norm, saved)[0], strict=True)
     if not c.has_documents:
         *lengths, decode, combine = plan_decode(plan(1, False), norm, 264)[0]

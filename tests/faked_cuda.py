@@ -40,12 +40,13 @@ def request_on_cuda(
     d: int = 16,
     dtype: torch.dtype = torch.float16,
     gradient: bool = False,
+    ratio: int = 1,
     **more: Any,
 ) -> Request:
     """Tensors without numbers, on the device."""
     s = n if s is None else s
     with FakeTensorMode():
-        q = torch.empty(1, 2, 2, n, d, dtype=dtype, device="cuda", requires_grad=gradient)
+        q = torch.empty(1, 2 // ratio, ratio + 1, n, d, dtype=dtype, device="cuda", requires_grad=gradient)
         k, v = (torch.empty(*size, dtype=dtype, device="cuda") for size in ((1, 1, 2, s, d), (1, 1, s, 2 * d)))
         lam = torch.empty(1, 2, n, device="cuda")
     settings = {"attn_mask": None, "is_causal": True, "scale": 1.0, "window": None, "segment_bounds": None, **more}

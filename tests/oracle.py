@@ -229,7 +229,7 @@ def diff_layer(
     wk: ArrayLike,
     wv: ArrayLike,
     wo: ArrayLike,
-    lambda_vectors: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike],
+    lambda_vectors: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike] | ArrayLike,
     norm_weight: ArrayLike | None,
     *,
     layer: int,
@@ -250,7 +250,8 @@ def diff_layer(
     is 1-based, `init` replaces λ_init(layer); `positions` None means no rotary embedding, `norm_weight` None neither
     the headwise norm nor its factor. Weights are those of nn.Linear (out, in), rows ordered (head, map, channel) for q
     and k. With a `ratio` r, r of the heads share the second map, and q's rows are ordered (group, query, channel), of
-    the r signal heads first and then of the noise map.
+    the r signal heads first and then of the noise map. A matrix W_λ (heads, D) in place of the vectors means λ =
+    sigmoid(X W_λ), with λ_init 0.
     """
     x = np.asarray(x, np.float64)
     key_heads = heads if key_heads is None else key_heads
@@ -260,8 +261,11 @@ def diff_layer(
     v = _heads(x, wv, key_heads, np.shape(wv)[0] // key_heads)
     if positions is not None:
         q, k = rotary(q, positions, theta), rotary(k, positions, theta)
-    init = lambda_init(layer) if init is None else init
-    lam = lambda_value(*lambda_vectors, init)
+    if isinstance(lambda_vectors, tuple):
+        init = lambda_init(layer) if init is None else init
+        lam: ArrayLike = lambda_value(*lambda_vectors, init)
+    else:
+        init, lam = 0.0, 1 / (1 + np.exp(-_heads(x, lambda_vectors, heads, 1)[..., 0]))
     out = attention(q, k, v, lam, is_causal=is_causal, attn_mask=attn_mask, window=window).out
     if norm_weight is not None:
         out = (1 - init) * rms_norm(out, norm_weight, eps)

@@ -15,8 +15,26 @@ needs_vectors = pytest.mark.skipif(
 
 # Those that a recipe trains from the start: a DEX model is a trained Transformer, and has tests of its own.
 KINDS = tuple(name for name, described in ATTENTION_TYPES.items() if not described.corrects_heads)
-# Those with keys and values of twice the width; they have four vectors of λ and the headwise norm.
+# Those with keys and values of twice the width; they have the headwise norm.
 PAIRED = tuple(name for name in KINDS if ATTENTION_TYPES[name].pairs_heads)
+
+
+class TokenLambda(str):
+    """The name of an attention type whose λ can be a projection of the token, and is one by :func:`sizes_for`."""
+
+    __slots__ = ()
+
+
+def has_lambda_vectors(kind: str) -> bool:
+    """Whether λ of a layer is a number, made by Equation 2 from four vectors."""
+    return kind in PAIRED and not isinstance(kind, TokenLambda)
+
+
+# The types, and of those with a choice of λ the other one.
+_CHOOSE = tuple(name for name in KINDS if "token_lambda" in ATTENTION_TYPES[name].settings)
+FORMS = (*KINDS, *map(TokenLambda, _CHOOSE))
+# Each type once, with that other λ.
+LAST_FORMS = tuple(TokenLambda(name) if name in _CHOOSE else name for name in KINDS)
 # Those that subtract a second map.
 DIFFERENTIAL = tuple(name for name in KINDS if ATTENTION_TYPES[name].differential)
 SIZES: dict[str, Any] = {
@@ -34,7 +52,7 @@ SIZES: dict[str, Any] = {
 
 def sizes_for(kind: str, **config: Any) -> dict[str, Any]:
     """SIZES and what is given; of a type with groups never fewer groups than pairs of keys."""
-    sizes = {**SIZES, **config}
+    sizes = {**SIZES, **({"token_lambda": True} if isinstance(kind, TokenLambda) else {}), **config}
     if ATTENTION_TYPES[kind].grouped and "num_noise_heads" not in config:
         kv_heads = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
         sizes["num_noise_heads"] = max(SIZES["num_noise_heads"], kv_heads // 2)

@@ -48,13 +48,32 @@ def test_the_learned_lambda(make: Make, kind: str, config: dict[str, Any]) -> No
     trace = explored.trace(TOKENS)
     check_maps(trace, model)
     check_predictions(trace, model)
-    assert explored.label == ATTENTION_TYPES[kind].label + " in 2 groups of 3 heads" * ATTENTION_TYPES[kind].grouped
+    in_groups = ", 3 signal heads to a noise head" * ATTENTION_TYPES[kind].grouped
+    assert explored.label == ATTENTION_TYPES[kind].label + in_groups
     assert explored.subtracts == (kind in DIFFERENTIAL) == (trace.lambdas is not None)
     if kind in PAIRED:
         learned = model.lambdas()
         assert trace.lambdas is not None
         assert learned is not None
         torch.testing.assert_close(trace.lambdas, torch.tensor(learned).double().unsqueeze(1).expand(2, explored.heads))
+
+
+def test_signal_heads_share_the_map_of_their_noise_head(make: Make) -> None:
+    """Of six heads, 1 to 3 belong to noise head 1 and 4 to 6 to noise head 2, also where one is asked for alone."""
+    explored = ExploredModel(make("diff_grouped"), "grouped")
+    assert (explored.heads, explored.noise_heads) == (6, 2)
+    assert ExploredModel(make("diff"), "diff").noise_heads is None
+    maps = explored.trace(TOKENS).maps
+    first, second, _ = maps.of(1, EVERYTHING, EVERYTHING)
+    assert second is not None
+    for head in range(6):
+        assert torch.equal(second[head], second[head // 3 * 3])
+        alone = maps.of(1, slice(head, head + 1), EVERYTHING)
+        assert alone.second is not None
+        torch.testing.assert_close(alone.second[0], second[head])
+        torch.testing.assert_close(alone.first[0], first[head])
+    assert not torch.allclose(second[0], second[3])
+    assert not torch.allclose(first[0], first[1])
 
 
 @pytest.mark.parametrize(

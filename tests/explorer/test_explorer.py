@@ -29,9 +29,17 @@ def test_what_the_page_reads_first(explorer: Explorer) -> None:
     left = described["models"]["left"]
     assert (left["label"], left["layers"], left["heads"], left["kv_heads"]) == ("DIFF", 2, 4, 2)
     assert described["models"]["right"]["label"] == "Transformer"
+    assert {model["noise_heads"] for model in described["models"].values()} == {None}
     assert described["shared_vocabulary"]
     assert described["examples"] == [{"title": "an example", "text": TEXT, "answer": ANSWER}]
     assert explorer.example({"seed": 2})["title"] == "example 2"
+
+
+def test_the_page_learns_how_heads_fall_into_groups(make: Callable[..., DiffTransformerForCausalLM]) -> None:
+    side = Side(ExploredModel(make("diff_grouped"), "grouped"), WordVocabulary(["a"] * 29))
+    described = Explorer(side).describe()["models"]["left"]
+    assert (described["label"], described["heads"]) == ("grouped DIFF, 3 signal heads to a noise head", 6)
+    assert described["noise_heads"] == 2
 
 
 def test_a_run_with_the_learned_lambda(explorer: Explorer, make: Callable[..., DiffTransformerForCausalLM]) -> None:

@@ -392,9 +392,23 @@ def test_v2_and_grouped_heads_are_named(
     page = watch.open(served(Explorer(left, Side(ExploredModel(llama, "a-llama"), words), [Example("one", TEXT)])))
     title = page.locator("#head-title").inner_text()
     assert "shares key/value head" in title
-    assert "DIFF V2: a λ for every token" in title
+    assert "a λ for every token" in title
     assert "Llama" in page.locator(".grid-card").nth(1).inner_text()
     assert "8 heads over 4 key/value heads" in page.locator("footer").inner_text()
+
+
+def test_heads_of_groups_are_named(
+    watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
+) -> None:
+    """Of six signal heads, heads 4 to 6 share the map of noise head 2."""
+    words = WordVocabulary([f"w{number}" for number in range(29)])
+    side = Side(ExploredModel(make("diff_grouped"), "grouped"), words)
+    page = watch.open(served(Explorer(side, None, [Example("one", TEXT)])))
+    page.locator('[data-head="2.5"]').first.click()
+    settled(page, lambda: "signal head 2 of noise head 2" in page.locator("#head-title").inner_text())
+    captions = ["A₁", "A₂ of noise head 2", "A₁ − λA₂"]
+    settled(page, lambda: page.locator("figure.map figcaption").all_inner_texts() == captions)
+    assert "signal head 3 of noise head 1" in str(page.locator('[data-head="1.3"]').first.get_attribute("title"))
 
 
 def test_the_saved_page_works_without_a_server(

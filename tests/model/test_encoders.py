@@ -26,7 +26,7 @@ from diff_transformer import (
 from diff_transformer.data import byte_tokenizer
 from diff_transformer.data.batches import flattened
 from diff_transformer.model import language_model_class, pooled
-from tiny_model import SIZES
+from tiny_model import SIZES, sizes_for
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -42,7 +42,7 @@ def encoder(make: Any) -> Callable[..., DiffTransformerForMaskedLM]:
 
     def encoder(kind: str, dtype: torch.dtype = torch.float64, **config: Any) -> DiffTransformerForMaskedLM:
         causal = make(kind, dtype, **config)
-        settings = {**SIZES, **config, "attention_type": kind, "is_causal": False}
+        settings = {**sizes_for(kind, **config), "attention_type": kind, "is_causal": False}
         model = DiffTransformerForMaskedLM(DiffTransformerConfig(**settings)).to(dtype).eval()
         model.load_state_dict(causal.state_dict())
         return model

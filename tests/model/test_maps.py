@@ -8,7 +8,7 @@ from torch import Tensor
 
 import oracle
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
-from tiny_model import PAIRED
+from tiny_model import PAIRED, has_lambda_vectors
 
 HEADS = {"diff": 4, "diff_grouped": 6, "diff_v2": 8, "softmax": 8}
 # Maps that output_attentions gives of a head: one for each value of width d.
@@ -38,12 +38,15 @@ def maps_by_oracle(
         return oracle.rotary(y.swapaxes(1, 2), range(x.shape[1]))
 
     q, k = heads(wq), heads(wk)
-    if kind in PAIRED:
+    if model.config.has_token_lambda:
+        lam: Any = 1 / (1 + torch.exp(-torch.from_numpy(x) @ attention.lambda_proj.weight.detach().T))
+        lam = lam.numpy().swapaxes(1, 2)
+    elif kind in PAIRED:
         vectors = [getattr(attention.lam, name).detach().numpy() for name in ("q1", "k1", "q2", "k2")]
-        lam: Any = oracle.lambda_value(*vectors, oracle.lambda_init(layer + 1))
+        lam = oracle.lambda_value(*vectors, oracle.lambda_init(layer + 1))
+    if kind in PAIRED:
         q, k = (y.reshape(y.shape[0], -1, n, *y.shape[2:]) for y, n in ((q, attention.ratio + 1), (k, 2)))
     elif kind == "diff_v2":
-        lam = 1 / (1 + torch.exp(-torch.from_numpy(x) @ attention.lambda_proj.weight.detach().T)).numpy().swapaxes(1, 2)
         q, k = q.reshape(q.shape[0], -1, 2, *q.shape[2:]), k[:, :, None]
     else:
         lam, q, k = 0.0, q[:, :, None].repeat(2, 2), k[:, :, None]
@@ -76,7 +79,7 @@ def test_output_attentions(kind: str, implementation: str, make: Any, tokens: An
         close(weights.sum(-1), 1 - expected.lam)
         if kind != "softmax":
             assert (weights < -0.05).any()  # nothing is clamped
-    if kind in PAIRED:
+    if has_lambda_vectors(kind):
         for weights, lam in zip(maps, model.lambdas(), strict=True):
             close(weights.sum(-1), torch.full((2, HEADS[kind], 9), 1 - lam))
 

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import oracle
 from diff_transformer import DiffTransformerForCausalLM, DiffTransformerModel
 from diff_transformer.train.run_setup import draw_weights
-from tiny_model import PAIRED
+from tiny_model import has_lambda_vectors
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -52,13 +52,15 @@ def by_oracle(model: DiffTransformerForCausalLM, tokens: Tensor, mask: Tensor | 
             if config.attention_type == "diff_v2":
                 w_lambda, sizes = part["self_attn.lambda_proj.weight"], {"heads": heads, "key_heads": key_heads}
                 return oracle.diff_v2_layer(x, *projections[:3], w_lambda, projections[3], **sizes, **norm, **options)
-            vectors = tuple(part[f"self_attn.lam.{name}"] for name in ("q1", "k1", "q2", "k2"))
+            of_lambda = part.get("self_attn.lambda_proj.weight")
+            if of_lambda is None:
+                of_lambda = tuple(part[f"self_attn.lam.{name}"] for name in ("q1", "k1", "q2", "k2"))
             init = None if config.lambda_init == "schedule" else config.lambda_init
             ratio = model.model.layers[layer - 1].self_attn.ratio
             return oracle.diff_layer(
                 x,
                 *projections,
-                vectors,
+                of_lambda,
                 layer=layer,
                 heads=heads // (ratio + 1) * ratio,
                 key_heads=key_heads // 2,
@@ -337,7 +339,7 @@ def test_start(std: float, kind: str, make: Any) -> None:
             lam.append(parameter.detach())
         else:
             assert torch.equal(parameter, torch.ones_like(parameter)), name
-    if kind in PAIRED:
+    if has_lambda_vectors(kind):
         draws = torch.cat(lam)
         assert len(draws) == 2 * 4 * 32
         assert abs(draws.std().item() - 0.1) < 5 * 0.1 / math.sqrt(2 * len(draws))

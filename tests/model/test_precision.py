@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from diff_transformer import DiffTransformerForCausalLM
-from tiny_model import PAIRED
+from tiny_model import has_lambda_vectors
 
 CASTS: dict[str, Callable[[DiffTransformerForCausalLM], Any]] = {
     "half": lambda model: model.half(),
@@ -33,7 +33,7 @@ def test_casts(kind: str, cast: str, make: Any, tokens: Any) -> None:
     for name, parameter in before.items():
         assert torch.equal(model.get_parameter(name), parameter), name
     assert model.lambdas() == lambdas
-    assert (lambdas is not None) == (kind in PAIRED)
+    assert (lambdas is not None) == has_lambda_vectors(kind)
     out = model(inputs)
     assert out.logits.dtype == model.dtype
     assert out.logits.isfinite().all()
@@ -80,4 +80,4 @@ def test_names_of_what_loads_in_float32(kind: str, make: Any, tmp_path: Path) ->
         for name, _ in model.named_parameters()
         if any(name.endswith(part) for part in model._keep_in_fp32_modules_strict)
     }
-    assert bool(float32_names) == (kind in PAIRED)
+    assert bool(float32_names) == has_lambda_vectors(kind)

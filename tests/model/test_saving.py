@@ -17,7 +17,7 @@ import fresh
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
 from diff_transformer.model.remote_code import code_files
 from full_run import short_run
-from tiny_model import PAIRED
+from tiny_model import PAIRED, has_lambda_vectors
 
 # Memory that was never written is NaN here, so a parameter that loading forgot shows.
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -136,7 +136,8 @@ def test_what_a_checkpoint_lacks_is_initialised(kind: str, make: Any, tmp_path: 
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     missing = {name for name in saved if ".layers.1." in name or name in ("model.norm.weight", "lm_head.weight")}
-    assert len(missing) == 9 + 2 + (5 if kind in PAIRED else kind == "diff_v2")
+    of_lambda = 4 if has_lambda_vectors(kind) else model.config.has_token_lambda
+    assert len(missing) == 9 + 2 + of_lambda + (kind in PAIRED)
     remaining = {name: value for name, value in saved.items() if name not in missing}
     save_file(remaining, tmp_path / "model.safetensors", metadata={"format": "pt"})
     loaded, info = DiffTransformerForCausalLM.from_pretrained(tmp_path, output_loading_info=True)

@@ -13,7 +13,7 @@ from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
 from diff_transformer import DiffTransformerForCausalLM
 from loss_weighting import Document, GradientRecorder, check_step, check_weights, exact_step
-from tiny_model import KINDS
+from tiny_model import LAST_FORMS
 
 # How many tokens each document has, and how many at its end are targets: one document has none at all.
 LENGTHS, TARGETS = (10, 3, 7, 10, 2, 10, 5, 9), (9, 1, 2, 0, 1, 4, 4, 8)
@@ -106,7 +106,7 @@ def train(trainer: Trainer) -> tuple[list[float], GradientRecorder]:
     ("kind", "collator"),
     [
         pytest.param(kind, collator, marks=() if kind == "diff" or collator == "padded" else pytest.mark.all)
-        for kind in KINDS
+        for kind in LAST_FORMS
         for collator in COLLATORS
     ],
 )

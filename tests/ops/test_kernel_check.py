@@ -141,7 +141,9 @@ def test_each_class_is_checked_by_itself(checks: list[str], monkeypatch: pytest.
     assert backends.choose(request_on_cuda()) == "triton"
     assert backends.choose(request_on_cuda(d=64)) == "triton"
     assert backends.choose(request_on_cuda(d=50)) == "triton"  # of the class of 64
-    assert checks == [TRAINING, FORWARD, FORWARD]
+    assert backends.choose(request_on_cuda(ratio=2)) == "triton"
+    assert checks == [TRAINING, FORWARD, FORWARD, FORWARD]
+    assert "float16, d 16, dv 32, in groups, forward" in kernel_check.status(0)
 
 
 @pytest.mark.parametrize(
@@ -183,11 +185,13 @@ def test_the_output_of_a_norm_does_not_hide_a_wrong_scale(monkeypatch: pytest.Mo
     assert "the output is wrong" in str(outcome(KernelClass(torch.bfloat16, 16, 32, "", FORWARD), CPU))
 
 
-@pytest.mark.parametrize("mask", ["", "boolean", "additive"])
+@pytest.mark.parametrize(
+    ("mask", "in_groups"), [("", False), ("boolean", False), ("additive", False), ("boolean", True)]
+)
 @pytest.mark.parametrize("pass_", [FORWARD, TRAINING, ONE_QUERY, *DECODING])
-def test_the_real_kernels_pass_in_the_interpreter(mask: str, pass_: str) -> None:
+def test_the_real_kernels_pass_in_the_interpreter(mask: str, in_groups: bool, pass_: str) -> None:
     pytest.importorskip("triton")
-    assert outcome(KernelClass(torch.float16, 16, 32, mask, pass_), CPU) is None
+    assert outcome(KernelClass(torch.float16, 16, 32, mask, pass_, in_groups), CPU) is None
 
 
 def test_a_full_device_says_nothing_of_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

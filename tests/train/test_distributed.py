@@ -31,6 +31,7 @@ from diff_transformer.train.distributed import DistributedContext
 from diff_transformer.train.recipe import TrainRecipe
 from diff_transformer.train.run_setup import draw_weights
 from diff_transformer.train.training_progress import Silent
+from diff_transformer.variants import ATTENTION_TYPES
 from tiny_model import KINDS
 
 WAYS = ("ddp", "fsdp", "tensor")
@@ -47,7 +48,8 @@ def recipe(kind: str, way: str, text: Path, **settings: Any) -> Recipe:
         {
             "name": "test",
             "model": {"attention_type": kind, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-            | {"head_dim": 4, "num_key_value_heads": 4, "num_noise_heads": 2},
+            | {"head_dim": 4, "num_key_value_heads": 4, "num_noise_heads": 2}
+            | {"token_lambda": ATTENTION_TYPES[kind].grouped},  # the layer's own λ is spread as DIFF's
             "data": {"kind": "text", "paths": [str(text)], "length": 24, "batch_size": 8}
             | {"validation_tokens": 100, "validation_fraction": 0.2},
             "train": {"steps": STEPS, "learning_rate": 1e-2, "warmup_steps": 2, "log_every": 1, "device": "cpu"}

@@ -6,7 +6,7 @@ import { paintPictures } from "./draw.js";
 import { saveGrid } from "./save.js";
 import { SaveButtons } from "./save_buttons.js";
 import { useWidth } from "./use_width.js";
-import { percent, place } from "./words.js";
+import { nameInGroup, percent, place } from "./words.js";
 
 const KEYS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
@@ -41,6 +41,7 @@ export function HeadGrid({ side, model, heads, isBusy, chosen, theme, onChoose }
   const describe = (layer, head) =>
     [
       `Head ${place(layer, head)}`,
+      nameInGroup(model, head),
       removed(layer, head) !== undefined && `the subtraction removes ${percent(removed(layer, head))} of A1`,
       onAnswer(layer, head) !== undefined && `${percent(onAnswer(layer, head))} on the answer`,
     ]

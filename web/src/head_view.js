@@ -10,7 +10,7 @@ import { Scale } from "./scale.js";
 import { TokenFlow } from "./token_flow.js";
 import { useWidth } from "./use_width.js";
 import { lambdaOf, toHash } from "./view_state.js";
-import { number, place } from "./words.js";
+import { nameInGroup, noiseHeadOf, number, place } from "./words.js";
 
 // GQA: which heads use the same keys and values.
 function group({ heads, kv_heads: kvHeads }, { head }) {
@@ -41,8 +41,10 @@ export function HeadView({ models, runs, maps, view, theme, row, hovered, shared
 
   const panels = [];
   if (left?.second) {
+    const noiseHead = noiseHeadOf(models.left, left.head.head);
+    const second = noiseHead === null ? "A₂" : `A₂ of noise head ${noiseHead}`;
     panels.push({ key: "first", name: "A₁", side: "left", maps: left, weights: left.first });
-    panels.push({ key: "second", name: "A₂", side: "left", maps: left, weights: left.second });
+    panels.push({ key: "second", name: second, side: "left", maps: left, weights: left.second });
     panels.push({ key: "net", name: "A₁ − λA₂", side: "left", maps: left, weights: net, strong: true });
   }
   if (right) {
@@ -54,8 +56,8 @@ export function HeadView({ models, runs, maps, view, theme, row, hovered, shared
   const gap = width >= 860 ? 20 : 12;
   const side = Math.max(0, Math.floor((width - gap * (columns - 1)) / Math.max(1, columns)));
   const pin = (token) => onChange((now) => ({ row: now.row === token ? null : token }));
-  const notes = [group(models.left, view.left)];
-  if (models.left.lambda_per_token) notes.push("DIFF V2: a λ for every token");
+  const notes = [nameInGroup(models.left, view.left.head), group(models.left, view.left)];
+  if (models.left.lambda_per_token) notes.push("a λ for every token");
   const details = { models, view, panels, pieces, row, scale, lam: shown, theme, left, net, right };
 
   return html`

@@ -75,7 +75,7 @@ export function LambdaPanel({ model, run, place, lambdas, onChange }) {
       </details>
       <p class="quiet hint">
         λ = 0 leaves A<sub>1</sub>: ordinary attention.
-        ${model.lambda_per_token ? " DIFF V2 computes a λ for every token; a slider gives all of them the same." : ""}
+        ${model.lambda_per_token ? " The model computes a λ for every token; a slider gives all of them the same." : ""}
         ${run.recorded_at !== undefined ? ` What the model predicts was recorded at λ = ${number(run.recorded_at, 2)}.` : ""}
       </p>
     </div>`;

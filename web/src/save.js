@@ -2,7 +2,7 @@
 import { coloursOf } from "./colour.js";
 import { paintMap, paintPicture } from "./draw.js";
 import { curveOf } from "./row_curve.js";
-import { label, number, percent, place } from "./words.js";
+import { label, nameInGroup, number, percent, place } from "./words.js";
 
 const INK = { light: ["#1c1e22", "#6b6f76", "#fbfaf7"], dark: ["#eceae4", "#9a9da4", "#121419"] };
 const LINES = { light: ["#1766a6", "#c9620b"], dark: ["#5cace7", "#eb903c"] };
@@ -34,7 +34,7 @@ export function headSvg({ models, view, panels, pieces, row, scale, lam, theme, 
   const gap = 28;
   const width = 40 + panels.length * (side + strip) + (panels.length - 1) * gap;
   const parts = [
-    text(20, 34, `${models.left.name}: layer ${view.left.layer}, head ${view.left.head}${lam == null ? "" : `, λ = ${number(lam, 2)}`}`,
+    text(20, 34, `${models.left.name}: layer ${view.left.layer}, head ${[view.left.head, nameInGroup(models.left, view.left.head)].filter(Boolean).join(", ")}${lam == null ? "" : `, λ = ${number(lam, 2)}`}`,
       { size: 17, colour: ink, weight: 600 }),
   ];
   panels.forEach((panel, index) => {

@@ -34,6 +34,16 @@ export function number(value, digits = 3) {
 
 export const place = (layer, head) => `${layer}.${head}`;
 
+// Of a model whose heads fall into groups: the noise head whose map, A2, is subtracted from a head's own; and the head's name.
+export const noiseHeadOf = ({ heads, noise_heads: noiseHeads }, head) => (noiseHeads ? Math.ceil((head * noiseHeads) / heads) : null);
+
+export function nameInGroup(model, head) {
+  const noiseHead = noiseHeadOf(model, head);
+  if (noiseHead === null) return "";
+  const ratio = model.heads / model.noise_heads;
+  return `signal head ${head - (noiseHead - 1) * ratio} of noise head ${noiseHead}`;
+}
+
 // What a screen reader says of a map: where its largest weights lie.
 export function describeMap(name, weights, maps, pieces) {
   const found = [];

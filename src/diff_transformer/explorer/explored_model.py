@@ -29,11 +29,13 @@ class ExploredModel:
         name: how the page calls it, such as the name of its folder.
 
     Attributes:
-        label: what kind of model it is, such as "DIFF"; of one with groups also how its heads fall into them.
+        label: what kind of model it is, such as "DIFF"; of one with groups also how many heads share a noise head.
         layers, heads, kv_heads: how many there are, heads as the layer computes them: a DIFF layer has half as many
             as the Transformer.
         subtracts: whether each head has two maps.
-        lambda_per_token: whether the learned λ differs from token to token (DIFF V2).
+        noise_heads: how many second maps a layer has, where groups of heads share them; None where they do not. The
+            signal heads of noise head 1 are heads 1 … r.
+        lambda_per_token: whether the learned λ differs from token to token (DIFF V2, token_lambda).
         most_tokens: the longest text.
     """
 
@@ -49,10 +51,11 @@ class ExploredModel:
         self.subtracts = described is not None and described.differential
         self.lambda_per_token = described is not None and model.config.has_token_lambda
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
+        self.noise_heads = described.noise_heads(model.config) if described else None
         if described:
-            if described.grouped:  # in the order of the page: head 1 … r are group 1's
-                groups = described.noise_heads(model.config)
-                self.label += f" in {groups} groups of {described.heads(model.config) // groups} heads"
+            if self.noise_heads is not None:
+                ratio = described.heads(model.config) // self.noise_heads
+                self.label += f", {ratio} signal heads to a noise head"
             self.heads, self.kv_heads = described.heads(model.config), described.key_heads(model.config)
         self.vocab_size = config.vocab_size
         longest = getattr(config, "max_position_embeddings", None) or MOST_TOKENS

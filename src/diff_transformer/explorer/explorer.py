@@ -84,6 +84,7 @@ class Explorer:
                 "layers": side.model.layers,
                 "heads": side.model.heads,
                 "kv_heads": side.model.kv_heads,
+                "noise_heads": side.model.noise_heads,
                 "subtracts": side.model.subtracts,
                 "lambda_per_token": side.model.lambda_per_token,
                 "most_tokens": side.model.most_tokens,

@@ -32,7 +32,7 @@ _BACKENDS = {
     "sdpa": Backend(confined(sdpa_attention, drops_nan=True)),
     "flex": Backend(ungrouped(confined(flex_attention_backend, drops_nan=True))),
     "cpu": Backend(cpu_attention),
-    "triton": Backend(ungrouped(triton_attention), fuses_norm=True),
+    "triton": Backend(triton_attention, fuses_norm=True),
 }
 BACKENDS = tuple(_BACKENDS)
 _DROPPING = ("reference", "sdpa")  # attend(request, dropout_p)

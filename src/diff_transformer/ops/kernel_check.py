@@ -29,7 +29,7 @@ WIDTHS = (16, 32, 64, 128, 256)
 # Passes that decode, each with the most rows of queries to a key head.
 ONE_QUERY = "decoding one query"
 DECODING = {f"decoding {rows} rows": rows for rows in (16, 32, 64)}
-# The case: two sequences, two heads that share a key head, and a length with blocks of each kind.
+# The case: two sequences, two heads that share a key head and in groups a noise map, a length with all kinds of blocks.
 BATCH, HEADS, LENGTH = 2, 2, 320
 # Errors are compared in blocks of positions: the first rows of a causal sequence are far larger than the last ones.
 POSITIONS = 32
@@ -51,6 +51,7 @@ class KernelClass(NamedTuple):
     dv: int
     mask: str  # "", "boolean" or "additive"
     pass_: str  # FORWARD, TRAINING, ONE_QUERY, or one of DECODING
+    in_groups: bool = False  # several signal heads share a noise map
 
     @property
     def name(self) -> str:
@@ -58,7 +59,8 @@ class KernelClass(NamedTuple):
         dtype = str(self.dtype).removeprefix("torch.")
         precision = " as tf32" if precision_of(self.dtype) == "tf32" else ""
         mask = f", {self.mask} mask" if self.mask else ""
-        return f"{dtype}{precision}, d {self.d}, dv {self.dv}{mask}, {self.pass_}"
+        groups = ", in groups" if self.in_groups else ""
+        return f"{dtype}{precision}, d {self.d}, dv {self.dv}{mask}{groups}, {self.pass_}"
 
 
 def kernels_are_right(request: Request) -> bool:
@@ -66,8 +68,8 @@ def kernels_are_right(request: Request) -> bool:
     mask = request.attn_mask
     kind = "" if mask is None else "boolean" if mask.dtype == torch.bool else "additive"
     widths = _class_of(request.q.shape[-1]), _class_of(request.v.shape[-1])
-    index = request.q.device.index
-    answers = [_is_right(index, request.q.dtype, *widths, kind, pass_) for pass_ in _passes(request)]
+    index, in_groups = request.q.device.index, request.ratio > 1
+    answers = [_is_right(index, request.q.dtype, *widths, kind, pass_, in_groups) for pass_ in _passes(request)]
     return all(answers)
 
 
@@ -95,11 +97,11 @@ def _passes(request: Request) -> list[str]:
 
 
 @torch.compiler.assume_constant_result
-def _is_right(index: int | None, dtype: torch.dtype, d: int, dv: int, mask: str, pass_: str) -> bool:
+def _is_right(index: int | None, dtype: torch.dtype, d: int, dv: int, mask: str, pass_: str, in_groups: bool) -> bool:
     if os.environ.get(SWITCH) == "0":
         return False
     index = torch.cuda.current_device() if index is None else index
-    found, kernels = findings_of(index), KernelClass(dtype, d, dv, mask, pass_)
+    found, kernels = findings_of(index), KernelClass(dtype, d, dv, mask, pass_, in_groups)
     with _lock:
         verdict = found.of(VERDICTS).get(kernels.name)
         if verdict is None:
@@ -177,7 +179,8 @@ def _case(kernels: KernelClass, device: torch.device) -> _Case:
     n = 1 if kernels.pass_ == ONE_QUERY else LENGTH if rows is None else rows // HEADS
     s = LENGTH if rows is None or rows == MOST_DECODED else LONG_CACHE
     d, dv, mask = kernels.d, kernels.dv, None
-    q, k, v = normal(BATCH, HEADS, 2, n, d), normal(BATCH, 1, 2, s, d), normal(BATCH, 1, s, dv)
+    queries = (BATCH, 1, HEADS + 1, n, d) if kernels.in_groups else (BATCH, HEADS, 2, n, d)
+    q, k, v = normal(*queries), normal(BATCH, 1, 2, s, d), normal(BATCH, 1, s, dv)
     lam = torch.rand(BATCH, HEADS, n, generator=generator).mul(_LAMBDA_SCALE).to(device)
     if kernels.mask:
         mask = torch.rand(BATCH, 1, n, s, generator=generator).to(device) < 0.7

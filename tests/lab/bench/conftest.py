@@ -44,6 +44,7 @@ def tiny() -> OperatorSettings:
         decode_batches=(1, 2),
         candidates=("blockwise", "sdpa_split_v"),
         rounds=5,
+        grouped_length=20,
         one_head_length=16,
         memory_length=0,
     )

@@ -27,7 +27,7 @@ def document() -> dict[str, Any]:
 
     settings = OperatorSettings(
         heads=2, head_dims=(8,), lengths=(12,), caches=(24,), decode_batches=(1,), rounds=5, memory_length=0,
-        candidates=("blockwise", "flex"), passes=("forward+backward", "decode"),
+        grouped_length=20, candidates=("blockwise", "flex"), passes=("forward+backward", "decode"),
     )  # fmt: skip
     return measure_operator(settings, Nobody())[0]
 
@@ -41,7 +41,8 @@ def test_both_files_are_written_whole(document: dict[str, Any], tmp_path: Path) 
     text = path.with_suffix(".md").read_text(encoding="utf-8")
     assert text == page(written)
     refused = "no backward on the CPU" if flex._cpu_has_vectors() else "for processors with AVX2"
-    for part in (written["device"], written["command"], written["versions"]["torch"], refused):
+    in_groups = "| 1 × 5 × 8, 20 | forward + backward | float32 |"  # a group of four signal heads and a noise head
+    for part in (written["device"], written["command"], written["versions"]["torch"], refused, in_groups):
         assert part in text
     assert results_path(path.parent, "operator", "cpu:0") == path
 

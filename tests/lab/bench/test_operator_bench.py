@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -22,7 +23,8 @@ from tiny_model import needs_vectors
 
 def test_a_run_has_every_case_and_where_it_comes_from(tiny: OperatorSettings, notes: Any) -> None:
     document, rows = measure_operator(tiny, notes)
-    assert rows == notes.rows == document["rows"]
+    assert rows == document["rows"]
+    assert notes.rows == [*rows, *document["grouped"]]
     cases = {(row.pass_, row.dtype, row.shape["batch"], row.shape["queries"], row.shape["keys"]) for row in rows}
     dtypes = ("float32", "bfloat16")
     expected = {(pass_, dtype, 1, n, n) for pass_ in (FORWARD, TRAINING) for dtype in dtypes for n in (12, 40)}
@@ -49,6 +51,37 @@ def test_a_run_has_every_case_and_where_it_comes_from(tiny: OperatorSettings, no
     assert document["settings"]["threads"] == torch.get_num_threads()
     counts = [(done, total) for _, done, total in notes.stages]
     assert counts == [(done, len(counts)) for done in range(len(counts))]
+
+
+def test_groups_are_measured_once_and_repeated(tiny: OperatorSettings, notes: Any) -> None:
+    """Beside the other rows, relative to as many heads of the Transformer."""
+    document, rows = measure_operator(tiny, notes)
+    found = {(row.candidate, row.pass_, row.dtype) for row in document["grouped"]}
+    names = ("softmax", "blockwise", "blockwise, repeated")
+    assert found == set(itertools.product(names, (FORWARD, TRAINING), ("float32", "bfloat16")))
+    for row in document["grouped"]:
+        assert row.shape == {"batch": 1, "heads": 5, "width": 8, "queries": 20, "keys": 20}
+        assert (row.against, row.reason) == ("softmax", None)
+        assert row.ratio is not None
+        assert row.candidate == "softmax" or row.error < 1
+    assert not any("repeated" in row.candidate for row in rows)
+    for changed in ({"grouped_length": 0}, {"candidates": ("sdpa_split_v",)}, {"passes": ("decode",)}):
+        assert not measure_operator(dataclasses.replace(tiny, **changed), notes)[0]["grouped"]
+
+
+def test_a_wrong_group_is_refused(tiny: OperatorSettings, notes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = operator_candidates.diff_attention
+
+    def wrong(q: torch.Tensor, *args: Any, **settings: Any) -> torch.Tensor:
+        return right(q, *args, **settings) * (1.001 if q.shape[2] > 2 else 1)
+
+    monkeypatch.setattr(operator_candidates, "diff_attention", wrong)
+    document, rows = measure_operator(dataclasses.replace(tiny, dtypes=("float32",), passes=("forward",)), notes)
+    ratios = {row.candidate: row.ratio for row in document["grouped"]}
+    assert ratios["blockwise"] is None
+    assert ratios["blockwise, repeated"] is not None
+    with pytest.raises(ValueError, match=r"wrong results.*: blockwise \(forward, float32, batch 1, heads 5"):
+        refuse_wrong(rows)
 
 
 def test_bytes_by_time_when_decoding(tiny: OperatorSettings, notes: Any) -> None:

@@ -42,7 +42,7 @@ def believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    monkeypatch.setattr(operator_bench, "draw", lambda shape, device: draw(shape, CPU))
+    monkeypatch.setattr(operator_bench, "draw", lambda shape, device, *ratio: draw(shape, CPU, *ratio))
     monkeypatch.setattr(operator_bench, "kernel_clock", lambda device: wall_clock(CPU))
     monkeypatch.setattr(operator_bench, "matrix_peak", lambda dtype, device: PEAK)
     monkeypatch.setattr(operator_bench, "measure_memory", lambda *args: [])
@@ -50,7 +50,7 @@ def believed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tiny(**chosen: Any) -> OperatorSettings:
     sizes = {"heads": 4, "head_dims": (8,), "lengths": (24,), "caches": (40,), "decode_batches": (1,)}
-    return OperatorSettings.on("cuda", **sizes, tokens=48, rounds=5, **chosen)
+    return OperatorSettings.on("cuda", **sizes, tokens=48, rounds=5, grouped_length=20, **chosen)
 
 
 def test_defaults_are_the_devices(believed: None) -> None:
@@ -177,6 +177,10 @@ def test_a_run(believed: None, notes: Any, tmp_path: Any) -> None:
     assert all(note in text for note in operator_bench.CUDA_NOTES)
     assert f"CUDA {torch.version.cuda}, cuDNN" in text
     assert [done for _, done, _ in notes.stages] == list(range(notes.stages[0][2]))
+    grouped = {row.candidate: row.reason for row in document["grouped"]}
+    assert grouped.keys() == {BASELINE, "triton", "triton, repeated", "blockwise", "blockwise, repeated"}
+    assert grouped["triton"] == grouped["triton, repeated"] is not None  # the device is made up
+    assert grouped["blockwise, repeated"] is None
 
 
 def test_a_candidate_that_does_not_fit_has_a_reason(
@@ -200,12 +204,13 @@ def test_a_candidate_that_does_not_fit_has_a_reason(
 
 
 def test_a_case_that_does_not_fit_at_all(believed: None, notes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_large(shape: Shape, device: torch.device) -> Any:
+    def too_large(*args: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(operator_bench, "draw", too_large)
     document, rows = measure_operator(tiny(passes=("forward",)), notes)
-    assert [(row.candidate, row.reason) for row in rows] == [(BASELINE, NO_MEMORY)]
+    for part in (rows, document["grouped"]):
+        assert [(row.candidate, row.reason) for row in part] == [(BASELINE, NO_MEMORY)]
     assert {one.holds for one in document["thresholds"]} == {None}
 
 

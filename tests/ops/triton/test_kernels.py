@@ -60,6 +60,15 @@ LONG = {
     "shared keys": replace(BASE, key_maps=1, is_causal=True, layout="projection", dv=4),
     "expanded": replace(BASE, batch=2, key_heads=2, queries=63, keys=63, is_causal=True, layout="expanded"),
     "float16": replace(BASE, dtype=torch.float16, is_causal=True, d=20, dv=40, layout="cache"),
+    "noise maps of two": replace(
+        BASE, heads=8, ratio=2, key_heads=2, queries=63, keys=63, window=40, is_causal=True, layout="cache"
+    ),
+    "noise maps of three, shared keys": replace(
+        BASE, heads=6, ratio=3, key_maps=1, queries=35, keys=63, is_causal=True, layout="projection"
+    ),
+    "noise maps, additive mask, float16": replace(
+        BASE, batch=2, ratio=2, queries=35, keys=35, mask="add -inf (B, 1, N, S)", dtype=torch.float16
+    ),
 }
 SMALL = {"16 × 16": Blocks(16, 16, 4, 1), "32 × 16": Blocks(32, 16, 4, 1), "16 × 32": Blocks(16, 32, 4, 1)}
 
@@ -139,9 +148,10 @@ def test_forward_without_gradients(
     problem, expected = prepared(LONG[request_])
     set_blocks(monkeypatch, SMALL[blocks]._replace(two_passes=two_passes))
     check_output(forward(problem), expected)
-    (only,) = launched
-    assert names(launched) == ["forward_kernel"]
-    assert (only.arguments["SAVE"], only.arguments["TWO_PASSES"]) == (False, two_passes)
+    in_groups = LONG[request_].ratio > 1  # a map at a time takes one pass
+    assert names(launched) == ["forward_kernel"] * (1 + in_groups)
+    for each in launched:
+        assert (each.arguments["SAVE"], each.arguments["TWO_PASSES"]) == (False, two_passes and not in_groups)
 
 
 @pytest.mark.usefixtures("poisoned_memory")
@@ -168,11 +178,35 @@ def test_wide_heads(launched: list[launch.Launch], d: int) -> None:
 
 
 @pytest.mark.usefixtures("poisoned_memory")
-def test_wide_heads_in_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ratio", [1, 2])
+def test_wide_heads_in_many_blocks(monkeypatch: pytest.MonkeyPatch, ratio: int) -> None:
     """Both launches where dK and dV are added up over heads, maps share their keys, and positions hide."""
-    problem, expected = prepared(replace(LONG["window"], d=72, dv=24, key_maps=1, queries=63, keys=63, window=40))
+    case = replace(LONG["window"], d=72, dv=24, key_maps=1, queries=63, keys=63, window=40, ratio=ratio)
+    problem, expected = prepared(case)
     set_blocks(monkeypatch, SMALL["16 × 16"])
     expected.check(problem.solve(diff_attention, backend="triton"))
+
+
+def test_a_noise_map_is_computed_once_for_its_group(launched: list[launch.Launch]) -> None:
+    """Of six signal heads in two groups the six first maps and two second ones: forward, backward and decoding."""
+    problem, expected = prepared(replace(BASE, batch=2, heads=6, ratio=3, key_heads=2, queries=20, keys=20))
+    expected.check(problem.solve(diff_attention, backend="triton"))
+    assert [(each.kernel.fn.__name__, each.grid[1]) for each in launched] == [
+        ("forward_kernel", 2),
+        ("forward_kernel", 6),
+        ("rows_kernel", 2),  # each program goes through the signal heads of a group
+        ("keys_kernel", 2),
+        ("keys_kernel", 2),
+        ("queries_kernel", 2),
+        ("queries_kernel", 6),
+    ]
+    assert [each.arguments["groups"] for each in launched[3:5]] == [1, 3]  # heads to a key head
+    assert {each.arguments["MAPS"] for each in (*launched[:2], *launched[3:])} == {1}
+    launched.clear()
+    problem, expected = prepared(replace(BASE, heads=6, ratio=3, queries=2))
+    check_output(forward(problem), expected)
+    assert names(launched) == ["parts_kernel", "combine_kernel"]
+    assert launched[0].arguments["tops"].shape[-1] == 6 * 2 + 2 * 2  # rows of the signal heads and of the noise maps
 
 
 def ranges_met(case: Case, rows: int, columns: int) -> dict[str, int]:
@@ -353,6 +387,15 @@ DECODING = {
     "float16": Case(heads=4, key_heads=1, queries=2, keys=97, is_causal=True, dtype=torch.float16, layout="cache"),
     "peaked": Case(queries=1, keys=97, is_causal=True, gain=6.0),
     "large logits": Case(queries=1, keys=97, gain=30.0),
+    "noise maps of two": Case(
+        heads=8, ratio=2, key_heads=2, queries=3, keys=67, is_causal=True, lam="full", layout="cache"
+    ),
+    "noise maps of three, padding": Case(
+        batch=3, heads=6, ratio=3, key_heads=1, queries=1, keys=63, mask="bool (B, 1, 1, S)", lam="full"
+    ),
+    "noise maps, mask for each query": Case(
+        heads=4, ratio=2, queries=2, keys=40, mask="add -inf (B, 1, N, S)", key_maps=1, dtype=torch.float16
+    ),
 }
 
 
@@ -399,6 +442,8 @@ CHUNKS = {
                     dtype=torch.float16),
     "additive mask": Case(batch=1, heads=1, key_heads=1, queries=33, keys=70, mask="add -inf (N, S)",
                           dtype=torch.float16),
+    "noise map of four": Case(batch=1, heads=4, ratio=4, key_heads=1, queries=13, keys=90, is_causal=True, window=50,
+                              lam="full", dtype=torch.float16, layout="cache"),
 }  # fmt: skip
 
 
@@ -407,13 +452,15 @@ CHUNKS = {
 def test_a_chunk_of_queries_is_split_over_the_keys(
     monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch], request_: str, programs: int
 ) -> None:
-    problem, expected = prepared(CHUNKS[request_])
+    case = CHUNKS[request_]
+    problem, expected = prepared(case)
     set_blocks(monkeypatch, Blocks(64, 16, 4, 1))
     monkeypatch.setattr(kernel_arguments, "LONG_CACHE", 64)
     monkeypatch.setattr(triton_backend, "program_count", lambda _: programs)
     check_output(forward(problem), expected)
     assert names(launched)[-2:] == ["parts_kernel", "combine_kernel"]
     assert launched[-2].arguments["ROWS"] == (32 if request_ == "padding" else 64)
+    assert launched[-2].arguments["NOISE_ROWS"] == (16 if case.ratio > 1 else launched[-2].arguments["ROWS"])
     assert (launched[-2].grid[0] > 1) == (programs > 1)
 
 
@@ -554,6 +601,8 @@ NORMED = {
     "layout": replace(BASE, batch=2, heads=4, key_heads=2, queries=17, keys=33, is_causal=True, layout="cache"),
     "one query": replace(BASE, queries=1, keys=33, is_causal=True),
     "documents": replace(BASE, queries=50, keys=50, documents=(17, 33), is_causal=True),
+    "noise maps": replace(BASE, batch=2, heads=6, ratio=3, key_heads=2, queries=17, keys=33, is_causal=True),
+    "noise maps, float16": replace(BASE, heads=4, ratio=2, key_heads=2, queries=20, keys=20, layout="projection"),
 }
 
 
@@ -591,7 +640,9 @@ def test_the_fused_norm_of_the_default_settings() -> None:
 
 
 @pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize("request_", ["three queries", "grouped", "additive mask that hides", "float16"])
+@pytest.mark.parametrize(
+    "request_", ["three queries", "grouped", "additive mask that hides", "float16", "noise maps of two"]
+)
 def test_the_fused_norm_while_decoding(
     monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch], request_: str
 ) -> None:
@@ -643,7 +694,7 @@ def inside_nan(x: Tensor, rows: int = 3, channels: int = 5) -> Tensor:
 @pytest.mark.parametrize(
     ("request_", "norm", "blocks"),
     in_turn(
-        ["63 of 130", "mask for each head", "shared keys", "float16", "causal"],
+        ["63 of 130", "mask for each head", "shared keys", "float16", "causal", "noise maps of two"],
         [True, False],
         ["32 × 16", "16 × 32"],
     ),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from budget import Case, Problem, build, prepared
+from budget import Case, Problem, build, prepared, ungrouped
 from cases import CASES, case
 from counted_operators import Operators
 from diff_transformer import diff_attention
@@ -101,6 +101,7 @@ def formula(problem: Problem, case: Case, weight: Tensor | None, eps: float, fac
     addend = mask if mask is not None and mask.dtype != torch.bool else None
 
     def attend(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, **_: object) -> Tensor:
+        q = ungrouped(q)
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         scores = q @ k.mT * q.shape[-1] ** -0.5
@@ -170,6 +171,9 @@ KERNEL_SIZES = {
     "shared keys, wide": replace(SIZES, heads=8, key_heads=2, queries=257, keys=257, key_maps=1, d=128, dv=128),
     "projection": replace(SIZES, queries=511, keys=511, layout="projection"),
     "cache": replace(SIZES, queries=257, keys=511, layout="cache"),
+    "noise maps of four": replace(SIZES, heads=8, ratio=4, queries=640, keys=640, layout="projection"),
+    "noise maps of two, wide": replace(SIZES, heads=8, ratio=2, queries=300, keys=511, d=128, dv=256, window=200),
+    "noise maps, additive mask": replace(SIZES, heads=6, ratio=3, queries=257, keys=257, mask="add -inf (B, 1, N, S)"),
     "expanded": replace(SIZES, queries=257, keys=257, layout="expanded"),
 }  # fmt: skip
 
@@ -186,6 +190,7 @@ DECODING = {
     "one token, short cache": replace(SIZES, queries=1, keys=7),
     "one token, wide": replace(SIZES, queries=1, keys=4099, d=128, dv=256),
     "four tokens, grouped": replace(SIZES, heads=8, queries=4, keys=2047),
+    "four tokens, noise maps of four": replace(SIZES, heads=8, ratio=4, queries=4, keys=2047),
     "three tokens, window": replace(SIZES, queries=3, keys=4097, window=1000),
     "padding": replace(SIZES, queries=1, keys=1025, mask="bool (B, 1, 1, S)"),
     "additive mask": replace(SIZES, queries=4, keys=1025, mask="add -inf (B, 1, N, S)"),

@@ -134,6 +134,11 @@ def threshold_line(threshold: Threshold) -> str:
     return f"threshold: {threshold.text}: {_number(threshold.worst)}, limit {threshold.limit:.2f}: {verdict}{case}"
 
 
+def _grouped_table(document: Document) -> str:
+    """Times of grouped differential attention, whose rows are a part of the document by themselves."""
+    return ratio_table({**document, "rows": document.get("grouped", [])}, quartiles=True)
+
+
 def _cases(rows: Iterable[Row]) -> list[Row]:
     """Each case once, with its rows by candidate, and the operator's sizes as a reader takes them in."""
     cases: dict[str, Row] = {}
@@ -183,4 +188,5 @@ _ENVIRONMENT = Environment(
 )
 _ENVIRONMENT.filters["number"] = _number
 _ENVIRONMENT.globals |= {"baseline": BASELINE, "wrong": WRONG, "case_columns": _CASE_COLUMNS}
-_ENVIRONMENT.globals |= {"ratio_table": ratio_table, "cases": _cases, "titles": _titles, "has_widths": _has_widths}
+_ENVIRONMENT.globals |= {"ratio_table": ratio_table, "grouped_table": _grouped_table}
+_ENVIRONMENT.globals |= {"cases": _cases, "titles": _titles, "has_widths": _has_widths}

@@ -36,6 +36,7 @@ from diff_transformer.lab.bench.operator_candidates import (
     candidates,
     compute,
     timed_run,
+    with_noise_maps_repeated,
 )
 from diff_transformer.lab.bench.operator_problem import AnswerCheck, OperatorProblem, Shape, draw, flops, matrix_peak
 from diff_transformer.lab.bench.peak_memory import measure_memory, memory_threshold
@@ -45,6 +46,9 @@ from diff_transformer.lab.bench.timing import Run, alternate, free_memory, kerne
 MIDDLE, ALL = ("N 512 to 2048", 512, 2048), ("all lengths", 0, math.inf)
 # The lengths at which both widths are held to the thresholds of CUDA.
 CUDA_WIDTHS, CUDA_LENGTHS = (64, 128), range(4096, 16384 + 1)
+# Signal heads to a noise map in the case of grouped differential attention, and the backends that compute it once.
+RATIO = 4
+GROUPED_BACKENDS = {"cpu": ("cpu", "blockwise"), "cuda": ("triton", "blockwise")}
 # The share of a linear speed-up that one head has to reach on all threads.
 ONE_HEAD_SHARE = 0.75
 CUDA_NOTES = (
@@ -65,10 +69,12 @@ class OperatorSettings(BenchSettings):
 
     `heads` are the Transformer's, of which two make a differential head, and `head_dims` the widths of a query.
     `lengths` are those of a causal sequence; when decoding, one query sees so many keys as `caches` has, for each of
-    `decode_batches`. Peak memory is measured at `memory_length`, 0 for none.
+    `decode_batches`. Grouped differential attention is measured at `grouped_length`, and peak memory at
+    `memory_length`, 0 for none.
     """
 
     PASSES: ClassVar = {"forward": FORWARD, "backward": BACKWARD, "forward+backward": TRAINING, "decode": DECODE}
+    LEAST: ClassVar = {**BenchSettings.LEAST, "grouped_length": 0}
     # A constant number of tokens keeps a GPU busy at short lengths.
     ON_CUDA: ClassVar = {
         "dtypes": ("bfloat16",),
@@ -85,6 +91,7 @@ class OperatorSettings(BenchSettings):
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
     caches: tuple[int, ...] = (512, 2048, 8192)
     decode_batches: tuple[int, ...] = (1, 8)
+    grouped_length: int = 2048
     one_head_length: int = 2048
     memory_length: int = 16384
 
@@ -121,6 +128,12 @@ class OperatorSettings(BenchSettings):
         """The shape of a causal sequence."""
         return Shape(self.batch_at(length), self.heads, width, length, length)
 
+    def grouped(self) -> Shape:
+        """The shape in groups: about as many signal heads as there are differential heads in the other shapes."""
+        groups = max(1, self.heads // (2 * RATIO))
+        square = self.square(self.grouped_length, self.head_dims[0])
+        return replace(square, heads=groups * (RATIO + 1))
+
     def label(self, pass_: str, dtype: str, shape: Shape) -> str:
         """A case as a line of progress names it."""
         width = f", width {shape.width}" if len(self.head_dims) > 1 else ""
@@ -128,19 +141,24 @@ class OperatorSettings(BenchSettings):
 
 
 def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict[str, Any], list[BenchRow]]:
-    """The document to write, and its rows. The last parts are one head on all threads (on the CPU), and memory."""
+    """The document to write, and its rows.
+
+    The last parts are heads in groups, one head on all threads (on the CPU), and memory.
+    """
     device, cases = settings.torch_device, list(settings.cases())
     # A backward pass alone needs what a forward pass saved.
     from_inputs = [part for part in itertools.product(settings.dtypes, settings.causal_passes) if part[1] != BACKWARD]
+    grouped_parts = from_inputs if settings.grouped_length and _grouped_candidates(settings) else []
     one_head_parts = [] if settings.on_cuda else from_inputs
     shapes = [settings.square(settings.memory_length, width) for width in settings.head_dims if settings.memory_length]
     memory_parts = [(dtype, pass_, shape) for dtype, pass_ in from_inputs for shape in shapes]
     timed = sum(len(passes) for _, passes in cases) * len(settings.dtypes)
-    recorder = Recorder(watcher, timed + len(one_head_parts) + len(memory_parts))
+    recorder = Recorder(watcher, timed + len(grouped_parts) + len(one_head_parts) + len(memory_parts))
     peak = {dtype: matrix_peak(DTYPES[dtype], device) for dtype in settings.dtypes} if settings.on_cuda else {}
     for shape, passes in cases:
         _measure_shape(shape, passes, settings, recorder)
         free_memory(device)
+    grouped = _measure_grouped(grouped_parts, settings, recorder) if grouped_parts else []
     one_head: list[dict[str, Any]] = []
     for dtype, pass_ in one_head_parts:
         recorder.stage(f"one head on all threads, {pass_}, {dtype}")
@@ -159,6 +177,7 @@ def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict
         peak_teraflops_per_second=peak,
         thresholds=cuda_thresholds(recorder.rows) if settings.on_cuda else cpu,
         rows=recorder.rows,
+        grouped=grouped,
         one_head=one_head,
         memory=memory,
     )
@@ -212,6 +231,52 @@ def _measure_case(
         bases=(BASELINE_FLASH, BASELINE),
         expected_errors=lambda name: known[name].expected_errors(device),
     )
+
+
+def _grouped_candidates(settings: OperatorSettings) -> dict[str, Candidate]:
+    """The backends that compute the noise map of a group once, and each again with the map repeated."""
+    known, chosen = candidates(settings.device), settings.candidates
+    names = [name for name in GROUPED_BACKENDS[settings.torch_device.type] if chosen is None or name in chosen]
+    pairs = [(known[name], with_noise_maps_repeated(known[name])) for name in names]
+    return {candidate.name: candidate for candidate in itertools.chain.from_iterable(pairs)}
+
+
+def _measure_grouped(
+    parts: Sequence[tuple[str, str]], settings: OperatorSettings, recorder: Recorder
+) -> list[BenchRow]:
+    """Rows of grouped differential attention for each (dtype, pass), relative to as many heads of the Transformer.
+
+    They are no rows of the other shapes' tables, unless they are wrong.
+    """
+    device, shape, rows = settings.torch_device, settings.grouped(), list[BenchRow]()
+    known = {BASELINE: candidates(device)[BASELINE], **_grouped_candidates(settings)}
+    drawn, reason = try_run(device, draw, shape, device, RATIO)
+    check = None if drawn is None else AnswerCheck(drawn)
+    for dtype, pass_ in parts:
+        recorder.stage(f"{RATIO} signal heads to a noise map, {settings.label(pass_, dtype, shape)}")
+        template = BenchRow(candidate=BASELINE, pass_=pass_, dtype=dtype, shape=vars(shape))
+        problem, reason = (None, reason) if drawn is None else try_run(device, drawn.to, DTYPES[dtype])
+        if problem is None or check is None:
+            rows.append(replace(template, reason=reason))
+            recorder.show(rows[-1])
+            continue
+        checked = {
+            name: check_candidate(candidate, replace(template, candidate=name), problem, check, device)
+            for name, candidate in known.items()
+        }
+        timed = time_case(
+            checked,
+            lambda name, problem=problem, pass_=pass_: timed_run(known[name], problem, pass_),  # type: ignore[misc]
+            settings,
+            kernel_clock(device),
+            rates=lambda seconds: {},
+            expected_errors=lambda name: known[name].expected_errors(device),
+        )
+        for row in timed:
+            (recorder.add([row]) if row.wrong else recorder.show(row))
+        rows += timed
+    free_memory(device)
+    return rows
 
 
 def check_candidate(

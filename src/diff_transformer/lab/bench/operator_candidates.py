@@ -58,7 +58,8 @@ class Candidate:
     """One way to compute differential attention.
 
     `attend` computes the output from the candidate's own inputs, which `arrange` makes of a problem's (q, k, v),
-    differentiably. The baseline is the Transformer's attention, torch's own: it is not checked and has no λ.
+    differentiably. The baseline is the Transformer's attention, torch's own: it is not checked and has no λ. `backend`
+    is the backend that it asks for by name.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Candidate:
     attend: Attend
     arrange: Arrange = lambda q, k, v: (q, k, v)  # the operator's own layout
     is_baseline: bool = False
-    is_backend: bool = False
+    backend: str | None = None
 
     def reason(self, problem: OperatorProblem, pass_: str) -> str | None:
         """Why it does not run a case, or is not measured at its size; None if it is."""
@@ -83,7 +84,7 @@ class Candidate:
             scores = 4 * shape.batch * shape.heads * shape.queries * shape.keys
             if scores > SCORES_SHARE * torch.cuda.get_device_properties(device).total_memory:
                 return f"{HOLDS_SCORES}, {scores / 2**30:.0f} GiB"
-        return reason_against(self.name, _request(problem, pass_)) if self.is_backend else None
+        return None if self.backend is None else reason_against(self.backend, _request(problem, pass_))
 
     def expected_errors(self, device: torch.device) -> tuple[type[Exception], ...]:
         """The exceptions, besides memory that ran out, by which it says that it cannot run."""
@@ -109,8 +110,24 @@ def split_values(v: Tensor) -> Tensor:
 
 
 def _softmax_inputs(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-    """The same bytes as the Transformer has them: A heads of d."""
-    return tuple(tensor.contiguous() for tensor in (q.flatten(1, 2), k.flatten(1, 2), split_values(v)))
+    """The same bytes as the Transformer has them: A heads of d, all with keys and values of their own.
+
+    Where signal heads share a noise map, there are fewer keys and values than queries: some of them twice.
+    """
+    of_query = [0] * (q.shape[2] - 1) + [1]
+    k, v = k[:, :, of_query], v.unflatten(-1, (2, -1)).transpose(2, 3)[:, :, of_query]
+    return tuple(tensor.flatten(1, 2).contiguous() for tensor in (q, k, v))
+
+
+def with_noise_maps_repeated(candidate: Candidate) -> Candidate:
+    """A backend that is given the noise query of a group once for each signal head, as heads of plain DIFF."""
+
+    def repeated(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+        signal, noise = q[:, :, :-1], q[:, :, -1:]
+        return torch.stack((signal, noise.expand_as(signal)), dim=3).flatten(1, 2), k, v
+
+    name, about = f"{candidate.name}, repeated", f"{candidate.about}, with a noise map for each signal head"
+    return replace(candidate, name=name, about=about, arrange=repeated)
 
 
 def _softmax(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
@@ -196,7 +213,7 @@ def _backend(name: str) -> Candidate:
         return diff_attention(q, k, v, lam, is_causal=True, backend=name)
 
     about = {AUTO: 'diff_attention(…, backend="auto")', PLAIN: "the plain formula, backend reference"}
-    return Candidate(name, about.get(name, f"backend {name}"), attend, is_backend=name != AUTO)
+    return Candidate(name, about.get(name, f"backend {name}"), attend, backend=None if name == AUTO else name)
 
 
 _SOFTMAX_ABOUT = "the Transformer with the same parameters: A heads of d, torch's SDPA"
@@ -241,7 +258,9 @@ def timed_run(candidate: Candidate, problem: OperatorProblem, pass_: str) -> Cal
         return torch.no_grad()(functools.partial(candidate.attend, leaves, lam.expand(size), pass_ != DECODE))
     # The baseline has no λ, and the gradient arrives at heads of d.
     inputs = leaves if candidate.is_baseline else (*leaves, lam)
-    grad = split_values(problem.grad).contiguous() if candidate.is_baseline else problem.grad
+    grad = problem.grad
+    if candidate.is_baseline:
+        grad = split_values(grad)[:, : leaves[0].shape[1]].contiguous()
 
     def training() -> tuple[Tensor, ...]:
         return torch.autograd.grad(candidate.attend(leaves, lam.expand(size), True), inputs, grad)

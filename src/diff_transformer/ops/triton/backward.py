@@ -3,6 +3,10 @@
 The first kernel undoes the norm and finds the row sums rowsum(P_c ⊙ dP) = dO · (A_c V) from what the forward saved; one
 of them is also the gradient of λ. The second adds up dK and dV of a block of keys over the queries, the third dQ of a
 block of queries over the keys. Both compute the maps again from the log-sums, and dP = dO·Vᵀ once for both maps.
+
+Where a group of signal heads shares a noise map, a launch takes one map alone (MAPS is 1). The output is linear in
+A2·V, so the gradient that arrives at the noise map is −Σ λ dO over its group. The first kernel computes that, and from
+there on the noise map is a head like the others.
 """
 
 import triton
@@ -29,38 +33,58 @@ from diff_transformer.ops.triton.tiles import (
 @triton.jit
 def rows_kernel(
     grad_out, plain, a2_v, lam, norm_weight, inverse_norms,
-    grad_plain, row_sums, grad_lam, grad_weight,
+    grad_plain, row_sums, grad_lam, grad_weight, grad_noise, noise_sums,
     heads, n, norm_factor,
     grad_batch, grad_head, grad_row, out_batch, out_head, out_row, lam_batch, lam_head, lam_row,
-    DV: tl.constexpr, BLOCK_DV: tl.constexpr, QUERIES: tl.constexpr, HAS_NORM: tl.constexpr,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr, QUERIES: tl.constexpr, HAS_NORM: tl.constexpr, RATIO: tl.constexpr,
 ):  # fmt: skip
-    """Through the norm: ``grad_plain``, and this block's part of ``grad_weight`` (programs, DV). And the row sums."""
-    batch, head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
+    """Through the norm: ``grad_plain``, and this block's part of ``grad_weight`` (programs, DV). And the row sums.
+
+    RATIO heads share A2·V. If several do, the gradient of that, ``grad_noise`` (B, heads / RATIO, N, DV) contiguous, is
+    added up, and its row sum goes to ``noise_sums``; if not, each head has both of its row sums in ``row_sums``.
+    """
+    batch, group = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
     first = tl.program_id(0) * QUERIES
-    row = batch * heads + head
-    offset = batch * out_batch + head * out_head
-    grad = load_tile(
-        grad_out + batch * grad_batch + head * grad_head, first, n, grad_row, QUERIES, DV, BLOCK_DV, True
-    ).to(tl.float32)  # fmt: skip
-    rows = load_tile(plain + offset, first, n, out_row, QUERIES, DV, BLOCK_DV, True).to(tl.float32)
-    if HAS_NORM:
-        channels = tl.arange(0, BLOCK_DV)
-        inverse = load_vector(inverse_norms + row * n, first, n, 1, QUERIES)
-        weight = tl.load(norm_weight + channels, mask=channels < DV, other=0.0).to(tl.float32) * norm_factor
-        unit = rows * inverse[:, None]
-        program = (row * tl.num_programs(0) + tl.program_id(0)) * DV
-        tl.store(grad_weight + program + channels, tl.sum(grad * unit, 0) * norm_factor, mask=channels < DV)
-        grad *= weight[None, :]
-        grad = (grad - unit * (tl.sum(grad * unit, 1) / DV)[:, None]) * inverse[:, None]
-        store_tile(grad_plain + offset, first, n, out_row, grad, QUERIES, DV, BLOCK_DV)
-        grad = grad.to(grad_plain.dtype.element_ty).to(tl.float32)  # what the other kernels will read
-    lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
-    rows_a2 = load_tile(a2_v + offset, first, n, out_row, QUERIES, DV, BLOCK_DV, True).to(tl.float32)
-    sum2 = tl.sum(grad * rows_a2, 1)
-    sum1 = tl.sum(grad * rows, 1) + lambdas * sum2
-    store_vector(row_sums + row * 2 * n, first, n, sum1, QUERIES)
-    store_vector(row_sums + (row * 2 + 1) * n, first, n, sum2, QUERIES)
-    store_vector(grad_lam + row * n, first, n, -sum2, QUERIES)
+    noise_row = (batch * (heads // RATIO) + group) * n
+    if RATIO == 1:
+        a2_v += batch * out_batch + group * out_head
+        rows_a2 = load_tile(a2_v, first, n, out_row, QUERIES, DV, BLOCK_DV, True).to(tl.float32)
+    else:
+        rows_a2 = load_tile(a2_v + noise_row * DV, first, n, DV, QUERIES, DV, BLOCK_DV, True)
+    grad2 = tl.zeros((QUERIES, BLOCK_DV), tl.float32)
+    for member in range(RATIO):
+        head = group * RATIO + member
+        row = batch * heads + head
+        offset = batch * out_batch + head * out_head
+        grad = load_tile(
+            grad_out + batch * grad_batch + head * grad_head, first, n, grad_row, QUERIES, DV, BLOCK_DV, True
+        ).to(tl.float32)  # fmt: skip
+        rows = load_tile(plain + offset, first, n, out_row, QUERIES, DV, BLOCK_DV, True).to(tl.float32)
+        if HAS_NORM:
+            channels = tl.arange(0, BLOCK_DV)
+            inverse = load_vector(inverse_norms + row * n, first, n, 1, QUERIES)
+            weight = tl.load(norm_weight + channels, mask=channels < DV, other=0.0).to(tl.float32) * norm_factor
+            unit = rows * inverse[:, None]
+            program = (row * tl.num_programs(0) + tl.program_id(0)) * DV
+            tl.store(grad_weight + program + channels, tl.sum(grad * unit, 0) * norm_factor, mask=channels < DV)
+            grad *= weight[None, :]
+            grad = (grad - unit * (tl.sum(grad * unit, 1) / DV)[:, None]) * inverse[:, None]
+            store_tile(grad_plain + offset, first, n, out_row, grad, QUERIES, DV, BLOCK_DV)
+            grad = grad.to(grad_plain.dtype.element_ty).to(tl.float32)  # what the other kernels will read
+        lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
+        sum2 = tl.sum(grad * rows_a2, 1)
+        sum1 = tl.sum(grad * rows, 1) + lambdas * sum2
+        store_vector(grad_lam + row * n, first, n, -sum2, QUERIES)
+        if RATIO == 1:
+            store_vector(row_sums + row * 2 * n, first, n, sum1, QUERIES)
+            store_vector(row_sums + (row * 2 + 1) * n, first, n, sum2, QUERIES)
+        else:
+            store_vector(row_sums + row * n, first, n, sum1, QUERIES)
+            grad2 -= lambdas[:, None] * grad
+    if RATIO > 1:
+        store_tile(grad_noise + noise_row * DV, first, n, DV, grad2, QUERIES, DV, BLOCK_DV)
+        grad2 = grad2.to(grad_noise.dtype.element_ty).to(tl.float32)
+        store_vector(noise_sums + noise_row, first, n, tl.sum(grad2 * rows_a2, 1), QUERIES)
 
 
 @triton.jit
@@ -74,12 +98,14 @@ def keys_kernel(
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, SHARED: tl.constexpr, OF_KEYS: tl.constexpr, OF_VALUES: tl.constexpr,
     RAGGED: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
-    MASK: tl.constexpr, BY_QUERY: tl.constexpr, PRECISION: tl.constexpr,
+    MASK: tl.constexpr, BY_QUERY: tl.constexpr, PRECISION: tl.constexpr, MAPS: tl.constexpr, RATIO: tl.constexpr,
 ):  # fmt: skip
     """dK (B, H_kv, 2 or 1, S, D) and dV (B, H_kv, S, DV): a block of keys of one key head, over all its queries.
 
     OF_KEYS, OF_VALUES: which of the two; wide heads take two launches, whose sums fit in registers. RAGGED: N is no
     multiple of QUERIES. Tiles of scores are (keys, queries).
+
+    With MAPS of 1 only the first map counts, without λ. RATIO heads are side by side on the axis of maps of q.
     """
     batch, key_head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
     first = tl.program_id(0) * KEYS
@@ -94,29 +120,30 @@ def keys_kernel(
     k += batch * k_batch + key_head * k_head
     key1 = load_tile(k, first, s, k_row, KEYS, D, BLOCK_D, True)
     key2 = key1
-    if not SHARED:
+    if MAPS == 2 and not SHARED:
         key2 = load_tile(k + k_map, first, s, k_row, KEYS, D, BLOCK_D, True)
     value = load_tile(v + batch * v_batch + key_head * v_head, first, s, v_row, KEYS, DV, BLOCK_DV, True)
     grad_k1 = tl.zeros((KEYS, BLOCK_D), tl.float32)
     grad_k2 = tl.zeros((KEYS, BLOCK_D), tl.float32)
     grad_values = tl.zeros((KEYS, BLOCK_DV), tl.float32)
     factor = scale * LOG2_E
-    residues = log_sums + tl.num_programs(2).to(tl.int64) * heads * 2 * n  # of additive masks
+    residues = log_sums + tl.num_programs(2).to(tl.int64) * heads * MAPS * n  # of additive masks
     count = tl.maximum(end - begin + (QUERIES - 1), 0) // QUERIES
     head = key_head * groups
     if MASK != 0:
         mask += batch * mask_batch + head * mask_head
-    q += batch * q_batch + head * q_head
+    q += batch * q_batch + head // RATIO * q_head  # a key head's heads are whole groups
     grad_out += batch * grad_batch + head * grad_head
-    first_row = (batch * heads + head) * 2 * n
+    first_row = (batch * heads + head) * MAPS * n
     lam += batch * lam_batch + head * lam_head
     # One loop over heads and blocks, which compares positions everywhere: the sums leave no registers for a second one.
     for i in range(groups * count):
         group = i // count
         start = begin + (i - group * count) * QUERIES
         group64 = tl.cast(group, tl.int64)
-        group_q, group_grad, group_lam = q + group64 * q_head, grad_out + group64 * grad_head, lam + group64 * lam_head
-        row = first_row + group64 * 2 * n
+        group_q = q + group64 // RATIO * q_head + group64 % RATIO * q_map
+        group_grad, group_lam = grad_out + group64 * grad_head, lam + group64 * lam_head
+        row = first_row + group64 * MAPS * n
         group_mask = 0  # not read
         if MASK != 0:
             group_mask = mask + group64 * mask_head
@@ -135,18 +162,21 @@ def keys_kernel(
         if OF_KEYS:  # as soon as it can be: what is finished holds no registers
             grad_scores1 = weights1 * (grad_weights - load_vector(row_sums + row, start, n, 1, QUERIES)[None, :])
             grad_k1 = tl.dot(grad_scores1.to(query1.dtype), query1, grad_k1, input_precision=PRECISION)
-        query2 = load_tile(group_q + q_map, start, n, q_row, QUERIES, D, BLOCK_D, RAGGED)
-        scores2 = scores_of(key2, query2, queries, queries, keys, view, MASK, BY_QUERY, True, PRECISION)
-        residue2 = 0.0
-        if MASK == 2:
-            residue2 = load_vector(residues + row + n, start, n, 1, QUERIES)[None, :]
-        log_sum2 = load_vector(log_sums + row + n, start, n, 1, QUERIES)[None, :]
-        weights2 = weights_of(scores2, log_sum2, residue2, MASK)
-        weights2 *= load_vector(group_lam, start, n, lam_row, QUERIES)[None, :]
+        weights = weights1
+        if MAPS == 2:
+            query2 = load_tile(group_q + q_map, start, n, q_row, QUERIES, D, BLOCK_D, RAGGED)
+            scores2 = scores_of(key2, query2, queries, queries, keys, view, MASK, BY_QUERY, True, PRECISION)
+            residue2 = 0.0
+            if MASK == 2:
+                residue2 = load_vector(residues + row + n, start, n, 1, QUERIES)[None, :]
+            log_sum2 = load_vector(log_sums + row + n, start, n, 1, QUERIES)[None, :]
+            weights2 = weights_of(scores2, log_sum2, residue2, MASK)
+            weights2 *= load_vector(group_lam, start, n, lam_row, QUERIES)[None, :]
+            weights = weights1 - weights2
         if OF_VALUES:
-            weights = narrowed(weights1 - weights2, grad.dtype)
+            weights = narrowed(weights, grad.dtype)
             grad_values = tl.dot(weights, grad, grad_values, input_precision=PRECISION)
-        if OF_KEYS:
+        if OF_KEYS and MAPS == 2:
             grad_scores2 = weights2 * (load_vector(row_sums + row + n, start, n, 1, QUERIES)[None, :] - grad_weights)
             if SHARED:
                 grad_k1 = tl.dot(grad_scores2.to(query2.dtype), query2, grad_k1, input_precision=PRECISION)
@@ -155,7 +185,7 @@ def keys_kernel(
     if OF_KEYS:
         grad_k += batch * grad_k_batch + key_head * grad_k_head
         store_tile(grad_k, first, s, grad_k_row, grad_k1 * scale, KEYS, D, BLOCK_D)
-        if not SHARED:
+        if MAPS == 2 and not SHARED:
             store_tile(grad_k + grad_k_map, first, s, grad_k_row, grad_k2 * scale, KEYS, D, BLOCK_D)
     if OF_VALUES:
         grad_v += batch * grad_v_batch + key_head * grad_v_head
@@ -167,7 +197,7 @@ def keys_kernel(
 def _over_keys(
     state, sums, inputs, ranges, view, queries, s, k_row, v_row,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
-    MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+    MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr, MAPS: tl.constexpr,
 ):  # fmt: skip
     """Blocks of keys into dQ of a block of queries, without scale and −λ, which are one to a row."""
     grad_q1, grad_q2 = state
@@ -184,11 +214,12 @@ def _over_keys(
         weights1 = weights_of(scores1, log_sum1[:, None], residue1[:, None], MASK)
         grad_scores1 = weights1 * (grad_weights - row_sum1[:, None])
         grad_q1 = tl.dot(grad_scores1.to(key1.dtype), key1, grad_q1, input_precision=PRECISION)
-        key2 = load_tile(keys2, start, s, k_row, KEYS, D, BLOCK_D, EDGE)
-        scores2 = scores_of(query2, key2, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
-        weights2 = weights_of(scores2, log_sum2[:, None], residue2[:, None], MASK)
-        grad_scores2 = weights2 * (grad_weights - row_sum2[:, None])
-        grad_q2 = tl.dot(grad_scores2.to(key2.dtype), key2, grad_q2, input_precision=PRECISION)
+        if MAPS == 2:
+            key2 = load_tile(keys2, start, s, k_row, KEYS, D, BLOCK_D, EDGE)
+            scores2 = scores_of(query2, key2, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
+            weights2 = weights_of(scores2, log_sum2[:, None], residue2[:, None], MASK)
+            grad_scores2 = weights2 * (grad_weights - row_sum2[:, None])
+            grad_q2 = tl.dot(grad_scores2.to(key2.dtype), key2, grad_q2, input_precision=PRECISION)
     return grad_q1, grad_q2
 
 
@@ -202,9 +233,9 @@ def queries_kernel(
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, EDGE_KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, MAPS: tl.constexpr, RATIO: tl.constexpr,
 ):  # fmt: skip
-    """dQ (B, H, 2, N, D): a block of queries of one head."""
+    """dQ (B, H, 2, N, D): a block of queries of one head. MAPS and RATIO as of :func:`keys_kernel`."""
     batch, head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
     block = tl.program_id(0)
     if IS_CAUSAL:  # the longest rows first
@@ -218,23 +249,28 @@ def queries_kernel(
     ranges = block_ranges(low, high, KEYS, EDGE_KEYS)
     queries, low, high = queries[:, None], low[:, None], high[:, None]
 
-    q += batch * q_batch + head * q_head
+    in_q, in_grad_q = head // RATIO * q_head + head % RATIO * q_map, head // RATIO * grad_q_head
+    in_grad_q += head % RATIO * grad_q_map
+    q += batch * q_batch + in_q
     query1 = load_tile(q, first, n, q_row, QUERIES, D, BLOCK_D, True)
-    query2 = load_tile(q + q_map, first, n, q_row, QUERIES, D, BLOCK_D, True)
     grad = load_tile(
         grad_out + batch * grad_batch + head * grad_head, first, n, grad_row, QUERIES, DV, BLOCK_DV, True
     )  # fmt: skip
-    row = (batch * heads + head) * 2 * n
+    row = (batch * heads + head) * MAPS * n
+    residues = log_sums + tl.num_programs(2).to(tl.int64) * heads * MAPS * n
     # Rows that do not exist get weights of 0, like those that see nothing.
     log_sum1 = load_vector(log_sums + row, first, n, 1, QUERIES, float("inf"))
-    log_sum2 = load_vector(log_sums + row + n, first, n, 1, QUERIES, float("inf"))
-    residue1, residue2 = log_sum1, log_sum2
+    residue1 = log_sum1
     if MASK == 2:
-        residues = log_sums + tl.num_programs(2).to(tl.int64) * heads * 2 * n
         residue1 = load_vector(residues + row, first, n, 1, QUERIES)
-        residue2 = load_vector(residues + row + n, first, n, 1, QUERIES)
     row_sum1 = load_vector(row_sums + row, first, n, 1, QUERIES)
-    row_sum2 = load_vector(row_sums + row + n, first, n, 1, QUERIES)
+    query2, log_sum2, residue2, row_sum2 = query1, log_sum1, residue1, row_sum1
+    if MAPS == 2:
+        query2 = load_tile(q + q_map, first, n, q_row, QUERIES, D, BLOCK_D, True)
+        log_sum2 = load_vector(log_sums + row + n, first, n, 1, QUERIES, float("inf"))
+        if MASK == 2:
+            residue2 = load_vector(residues + row + n, first, n, 1, QUERIES)
+        row_sum2 = load_vector(row_sums + row + n, first, n, 1, QUERIES)
     lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
     keys1 = k + batch * k_batch + key_head * k_head
     keys2 = keys1 + k_map
@@ -247,12 +283,14 @@ def queries_kernel(
     view = (scale * LOG2_E, low, high, mask, n, s, mask_query, mask_key)
     state = _over_keys(
         state, sums, inputs, ranges, view, queries, s, k_row, v_row,
-        D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION,
+        D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION, MAPS,
     )  # fmt: skip
     grad_q1, grad_q2 = _over_keys(
         state, sums, inputs, ranges, view, queries, s, k_row, v_row,
-        D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
+        D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION, MAPS,
     )  # fmt: skip
-    grad_q += batch * grad_q_batch + head * grad_q_head
+    grad_q += batch * grad_q_batch + in_grad_q
     store_tile(grad_q, first, n, grad_q_row, grad_q1 * scale, QUERIES, D, BLOCK_D)
-    store_tile(grad_q + grad_q_map, first, n, grad_q_row, grad_q2 * (-scale * lambdas)[:, None], QUERIES, D, BLOCK_D)
+    if MAPS == 2:
+        grad_q2 *= (-scale * lambdas)[:, None]
+        store_tile(grad_q + grad_q_map, first, n, grad_q_row, grad_q2, QUERIES, D, BLOCK_D)

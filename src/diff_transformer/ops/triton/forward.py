@@ -3,10 +3,13 @@
 One pass reads K and V once and keeps a running sum for each map. Two passes find both maps' sums first and then
 multiply P1 − λP2 with V, with one accumulator instead of two: for wide values, where two would not fit in registers.
 
+Where a group of signal heads shares a noise map, a launch takes one map alone (MAPS is 1): first A2·V of each group,
+then A1·V of each signal head, from which λ times the former is subtracted before the norm.
+
 While decoding, a few queries meet a long cache, whose keys and values are read once each. The cache is cut into parts,
 so that few heads keep the whole device busy; each part has its own softmax of both maps, and a second kernel puts the
-parts together, subtracts the maps and normalises. All queries that share a key head go together: row r of a tile is
-query r % N of the head's group member r // N.
+parts together, subtracts the maps and normalises. All queries that share a key head go together: row i of the signal
+heads' tile is query i % N of the i // N-th of them, and row i of the noise maps' tile likewise.
 """
 
 import triton
@@ -46,8 +49,9 @@ def _online_softmax(
     state, inputs, ranges, view, queries, s, key_stride, value_stride,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr,
+    MAPS: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of keys into the running softmax of both maps, and with VALUES into their products with V."""
+    """Blocks of keys into the running softmax of both maps (or the first), and with VALUES into products with V."""
     max1, max2, total1, total2, sum1, sum2 = state
     query1, query2, keys1, keys2, values = inputs
     first, last = steps_of(ranges, KEYS, EDGE)
@@ -60,11 +64,12 @@ def _online_softmax(
         if VALUES:
             value = load_tile(values, start, s, value_stride, KEYS, DV, BLOCK_DV, EDGE)
             sum1 = tl.dot(weights1.to(value.dtype), value, sum1 * shrink1[:, None], input_precision=PRECISION)
-        key2 = load_tile(keys2, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
-        scores2 = scores_of(query2, key2, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
-        weights2, max2, total2, shrink2 = update_softmax(scores2, max2, total2)
-        if VALUES:
-            sum2 = tl.dot(weights2.to(value.dtype), value, sum2 * shrink2[:, None], input_precision=PRECISION)
+        if MAPS == 2:
+            key2 = load_tile(keys2, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
+            scores2 = scores_of(query2, key2, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
+            weights2, max2, total2, shrink2 = update_softmax(scores2, max2, total2)
+            if VALUES:
+                sum2 = tl.dot(weights2.to(value.dtype), value, sum2 * shrink2[:, None], input_precision=PRECISION)
     return max1, max2, total1, total2, sum1, sum2
 
 
@@ -129,11 +134,15 @@ def forward_kernel(
     QUERIES: tl.constexpr, KEYS: tl.constexpr, EDGE_KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr,
     HAS_NORM: tl.constexpr, SAVE: tl.constexpr, TWO_PASSES: tl.constexpr, PRECISION: tl.constexpr,
+    MAPS: tl.constexpr, RATIO: tl.constexpr, SUBTRACTS: tl.constexpr,
 ):  # fmt: skip
     """A block of queries of one head.
 
     SAVE: write for the backward both log-sums, A2·V (``a2_v``) and with a norm the output before it (``plain``) and
     what it was divided by. ``out``, ``plain`` and ``a2_v`` share their strides.
+
+    With MAPS of 1 only the first map is computed. RATIO heads are side by side on the axis of maps of q. With SUBTRACTS
+    they share the A2·V in ``a2_v`` (B, heads / RATIO, N, DV), which is read, contiguous. Of a log-sum there is one.
     """
     batch, head = tl.program_id(2), tl.program_id(1)
     block = tl.program_id(0)
@@ -150,9 +159,11 @@ def forward_kernel(
     ranges = block_ranges(low, high, KEYS, EDGE_KEYS)
     queries, low, high = queries[:, None], low[:, None], high[:, None]
 
-    q += batch * q_batch + head * q_head
+    q += batch * q_batch + head // RATIO * q_head + head % RATIO * q_map
     query1 = load_tile(q, first, n, q_row, QUERIES, D, BLOCK_D, True)
-    query2 = load_tile(q + q_map, first, n, q_row, QUERIES, D, BLOCK_D, True)
+    query2 = query1
+    if MAPS == 2:
+        query2 = load_tile(q + q_map, first, n, q_row, QUERIES, D, BLOCK_D, True)
     keys1 = k + batch * k_batch + key_head * k_head
     keys2 = keys1 + k_map
     values = v + batch * v_batch + key_head * v_head
@@ -170,11 +181,11 @@ def forward_kernel(
     view = (factor, low, high, mask, n, s, mask_query, mask_key)
     state = _online_softmax(
         state, inputs, ranges, view, queries, s, k_row, v_row,
-        D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION, not TWO_PASSES,
+        D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION, not TWO_PASSES, MAPS,
     )  # fmt: skip
     max1, max2, total1, total2, sum1, sum2 = _online_softmax(
         state, inputs, ranges, view, queries, s, k_row, v_row,
-        D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION, not TWO_PASSES,
+        D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION, not TWO_PASSES, MAPS,
     )  # fmt: skip
     log_sum1, residue1 = log_sum(max1, total1)
     log_sum2, residue2 = log_sum(max2, total2)
@@ -189,6 +200,11 @@ def forward_kernel(
             D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
         )  # fmt: skip
         difference = widened(difference, v.dtype.element_ty)
+    elif MAPS == 1:
+        difference = sum1 * inverse(total1)[:, None]
+        if SUBTRACTS:
+            a2_v += (batch * (heads // RATIO) + head // RATIO) * n * DV
+            difference -= lambdas[:, None] * load_tile(a2_v, first, n, DV, QUERIES, DV, BLOCK_DV, True)
     else:
         sum2 *= inverse(total2)[:, None]
         difference = sum1 * inverse(total1)[:, None] - lambdas[:, None] * sum2
@@ -196,13 +212,15 @@ def forward_kernel(
     offset = batch * out_batch + head * out_head
     if SAVE:
         row = batch * heads + head
-        store_vector(log_sums + row * 2 * n, first, n, log_sum1, QUERIES)
-        store_vector(log_sums + (row * 2 + 1) * n, first, n, log_sum2, QUERIES)
+        residues = log_sums + tl.num_programs(2).to(tl.int64) * heads * MAPS * n
+        store_vector(log_sums + row * MAPS * n, first, n, log_sum1, QUERIES)
         if MASK == 2:
-            residues = log_sums + tl.num_programs(2).to(tl.int64) * heads * 2 * n
-            store_vector(residues + row * 2 * n, first, n, residue1, QUERIES)
-            store_vector(residues + (row * 2 + 1) * n, first, n, residue2, QUERIES)
-        store_tile(a2_v + offset, first, n, out_row, sum2, QUERIES, DV, BLOCK_DV)
+            store_vector(residues + row * MAPS * n, first, n, residue1, QUERIES)
+        if MAPS == 2:
+            store_vector(log_sums + (row * 2 + 1) * n, first, n, log_sum2, QUERIES)
+            if MASK == 2:
+                store_vector(residues + (row * 2 + 1) * n, first, n, residue2, QUERIES)
+            store_tile(a2_v + offset, first, n, out_row, sum2, QUERIES, DV, BLOCK_DV)
     if HAS_NORM:
         if SAVE:
             store_tile(plain + offset, first, n, out_row, difference, QUERIES, DV, BLOCK_DV)
@@ -266,6 +284,13 @@ def _load_values(
     return tl.load(pointers, mask=seen[:, None] & (columns[None, :] < WIDTH), other=0.0)
 
 
+@triton.jit
+def _load_queries(q, offsets, exists, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """(ROWS, BLOCK): the queries at these offsets, and 0 for rows that do not exist."""
+    channels = tl.arange(0, BLOCK)[None, :]
+    return tl.load(q + offsets[:, None] + channels, mask=exists[:, None] & (channels < WIDTH), other=0.0)
+
+
 @triton.jit(do_not_specialize=["s", "start", "keys_a_part", "mask_batch", "mask_head", "mask_query"])
 def parts_kernel(
     q, k, v, mask, lengths, tops, totals, sums,
@@ -273,40 +298,48 @@ def parts_kernel(
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    MASK: tl.constexpr, BY_QUERY: tl.constexpr, ALIKE: tl.constexpr, HAS_LENGTHS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, NOISE_ROWS: tl.constexpr, KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, ALIKE: tl.constexpr,
+    HAS_LENGTHS: tl.constexpr, PRECISION: tl.constexpr, RATIO: tl.constexpr,
 ):  # fmt: skip
     """Keys start + part · keys_a_part … of one key head. ALIKE: all queries of the tile see the same of them.
 
     HAS_LENGTHS: the parts divide what the sequence's ``lengths`` (B, 2) leave of the keys, and not all of them.
 
-    Highest scores and sums of weights (B, H_kv, parts, 2, rows), products with V (B, H_kv, parts, 2, rows, DV).
+    RATIO signal heads share a noise map. Behind the ``rows`` of the signal heads come the rows / RATIO of the noise
+    maps, R in all: highest scores and sums of weights (B, H_kv, parts, R), products with V (B, H_kv, parts, R, DV).
     """
     batch, key_head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
     part = tl.program_id(0)
-    row = tl.arange(0, ROWS)
-    member = key_head * groups + tl.minimum(row, rows - 1) // n
-    query = row % n
-    low, high = keys_seen(query, None, n, s, window, IS_CAUSAL, HAS_WINDOW, False)
-    channels = tl.arange(0, BLOCK_D)
-    pointers = q + batch * q_batch + member[:, None] * q_head + query[:, None].to(tl.int64) * q_row + channels[None, :]
-    inside = (row[:, None] < rows) & (channels[None, :] < D)
-    query1 = tl.load(pointers, mask=inside, other=0.0)
-    query2 = tl.load(pointers + q_map, mask=inside, other=0.0)
+    row1, row2 = tl.arange(0, ROWS), tl.arange(0, NOISE_ROWS)
+    noise_rows = rows // RATIO
+    member1 = key_head * groups + tl.minimum(row1, rows - 1) // n
+    member2 = key_head * (groups // RATIO) + tl.minimum(row2, noise_rows - 1) // n
+    number1, number2 = row1 % n, row2 % n
+    low1, high1 = keys_seen(number1, None, n, s, window, IS_CAUSAL, HAS_WINDOW, False)
+    low2, high2 = keys_seen(number2, None, n, s, window, IS_CAUSAL, HAS_WINDOW, False)
+    q += batch * q_batch
+    offsets1 = member1 // RATIO * q_head + member1 % RATIO * q_map + number1.to(tl.int64) * q_row
+    offsets2 = member2 * q_head + RATIO * q_map + number2.to(tl.int64) * q_row
+    query1 = _load_queries(q, offsets1, row1 < rows, D, BLOCK_D)
+    query2 = _load_queries(q, offsets2, row2 < noise_rows, D, BLOCK_D)
     keys1 = k + batch * k_batch + key_head * k_head
     keys2 = keys1 + k_map
     values = v + batch * v_batch + key_head * v_head
     if MASK != 0:
-        mask += batch * mask_batch + (key_head * groups if ALIKE else member[:, None]) * mask_head
+        mask += batch * mask_batch + key_head * groups * mask_head
+    mask1, mask2 = mask, mask
+    if MASK != 0 and not ALIKE:  # with RATIO above 1 a mask has no axis of heads, and mask_head is 0
+        mask1 += (member1 - key_head * groups)[:, None] * mask_head
+        mask2 += (member2 - key_head * (groups // RATIO))[:, None] * mask_head
     factor = scale * LOG2_E
 
     top1 = tl.full((ROWS,), float("-inf"), tl.float32)
-    top2 = tl.full((ROWS,), float("-inf"), tl.float32)
+    top2 = tl.full((NOISE_ROWS,), float("-inf"), tl.float32)
     total1 = tl.zeros((ROWS,), tl.float32)
-    total2 = tl.zeros((ROWS,), tl.float32)
+    total2 = tl.zeros((NOISE_ROWS,), tl.float32)
     sum1 = tl.zeros((ROWS, BLOCK_DV), tl.float32)
-    sum2 = tl.zeros((ROWS, BLOCK_DV), tl.float32)
+    sum2 = tl.zeros((NOISE_ROWS, BLOCK_DV), tl.float32)
     past = s
     if HAS_LENGTHS:
         start = tl.maximum(start, tl.load(lengths + 2 * batch) // KEYS * KEYS)
@@ -315,9 +348,10 @@ def parts_kernel(
         keys_a_part = (steps + tl.num_programs(0) - 1) // tl.num_programs(0) * KEYS
     first = start + part * keys_a_part
     last = tl.minimum(first + keys_a_part, past)
-    lowest, highest = tl.min(low, 0), tl.max(high, 0)
-    queries = query[:, None]
-    view = (factor, low[:, None], high[:, None], mask, n, s, mask_query, mask_key)
+    lowest, highest = tl.min(low1, 0), tl.max(high1, 0)
+    queries1, queries2 = number1[:, None], number2[:, None]
+    view1 = (factor, low1[:, None], high1[:, None], mask1, n, s, mask_query, mask_key)
+    view2 = (factor, low2[:, None], high2[:, None], mask2, n, s, mask_query, mask_key)
     for at in range(first, last, KEYS):
         keys = (at + tl.arange(0, KEYS))[None, :]
         key1 = load_tile(keys1, at, s, k_row, KEYS, D, BLOCK_D, True)
@@ -326,31 +360,31 @@ def parts_kernel(
             value = _load_values(values, mask, at, lowest, highest, v_row, mask_key, KEYS, DV, BLOCK_DV, MASK)
         else:
             value = load_tile(values, at, s, v_row, KEYS, DV, BLOCK_DV, True)
-        scores1 = scores_of(query1, key1, keys, queries, keys, view, MASK, BY_QUERY, True, PRECISION)
-        scores2 = scores_of(query2, key2, keys, queries, keys, view, MASK, BY_QUERY, True, PRECISION)
+        scores1 = scores_of(query1, key1, keys, queries1, keys, view1, MASK, BY_QUERY, True, PRECISION)
+        scores2 = scores_of(query2, key2, keys, queries2, keys, view2, MASK, BY_QUERY, True, PRECISION)
         weights1, top1, total1, shrink1 = update_softmax(scores1, top1, total1)
         weights2, top2, total2, shrink2 = update_softmax(scores2, top2, total2)
         sum1 = tl.dot(weights1.to(value.dtype), value, sum1 * shrink1[:, None], input_precision=PRECISION)
         sum2 = tl.dot(weights2.to(value.dtype), value, sum2 * shrink2[:, None], input_precision=PRECISION)
 
-    offset = ((batch * key_heads + key_head) * tl.num_programs(0) + part) * 2 * rows
-    tl.store(tops + offset + row, top1, mask=row < rows)
-    tl.store(tops + offset + rows + row, top2, mask=row < rows)
-    tl.store(totals + offset + row, total1, mask=row < rows)
-    tl.store(totals + offset + rows + row, total2, mask=row < rows)
-    channels = tl.arange(0, BLOCK_DV)
-    inside = (row[:, None] < rows) & (channels[None, :] < DV)
-    pointers = sums + offset * DV + row[:, None] * DV + channels[None, :]
-    tl.store(pointers, sum1, mask=inside)
-    tl.store(pointers + rows * DV, sum2, mask=inside)
+    offset = ((batch * key_heads + key_head) * tl.num_programs(0) + part) * (rows + noise_rows)
+    tl.store(tops + offset + row1, top1, mask=row1 < rows)
+    tl.store(tops + offset + rows + row2, top2, mask=row2 < noise_rows)
+    tl.store(totals + offset + row1, total1, mask=row1 < rows)
+    tl.store(totals + offset + rows + row2, total2, mask=row2 < noise_rows)
+    channels = tl.arange(0, BLOCK_DV)[None, :]
+    sums += offset * DV
+    tl.store(sums + row1[:, None] * DV + channels, sum1, mask=(row1[:, None] < rows) & (channels < DV))
+    sums += rows * DV
+    tl.store(sums + row2[:, None] * DV + channels, sum2, mask=(row2[:, None] < noise_rows) & (channels < DV))
 
 
 @triton.jit
-def _all_parts(tops, totals, parts, rows, PARTS: tl.constexpr):
+def _all_parts(tops, totals, parts, stride, PARTS: tl.constexpr):
     """The highest score of all parts (0 where a row sees nothing), and 1 over the sum of all weights below it."""
     part = tl.arange(0, PARTS)
-    top = tl.load(tops + part * 2 * rows, mask=part < parts, other=float("-inf"))
-    total = tl.load(totals + part * 2 * rows, mask=part < parts, other=0.0)
+    top = tl.load(tops + part * stride, mask=part < parts, other=float("-inf"))
+    total = tl.load(totals + part * stride, mask=part < parts, other=0.0)
     highest = tl.max(top, 0)
     highest = tl.where(highest == float("-inf"), 0.0, highest)
     all_totals = tl.sum(tl.exp2(top - highest) * total, 0)
@@ -363,26 +397,28 @@ def combine_kernel(
     key_heads, groups, n, rows, parts, norm_eps, norm_factor,
     lam_batch, lam_head, lam_row, out_batch, out_head, out_row,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
-    HAS_NORM: tl.constexpr,
+    HAS_NORM: tl.constexpr, RATIO: tl.constexpr,
 ):  # fmt: skip
     """Row ``program_id(0)`` of one key head: the parts' sums into one output."""
     batch, key_head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
     row = tl.program_id(0)
     head, query = key_head * groups + row // n, row % n
-    offset = (batch * key_heads + key_head) * parts * 2 * rows + row
-    highest1, inverse1 = _all_parts(tops + offset, totals + offset, parts, rows, PARTS)
-    highest2, inverse2 = _all_parts(tops + offset + rows, totals + offset + rows, parts, rows, PARTS)
+    all_rows = rows + rows // RATIO  # of a part: the signal heads' and behind them the noise maps'
+    offset1 = (batch * key_heads + key_head) * parts * all_rows + row
+    offset2 = offset1 - row + rows + row // n // RATIO * n + query
+    highest1, inverse1 = _all_parts(tops + offset1, totals + offset1, parts, all_rows, PARTS)
+    highest2, inverse2 = _all_parts(tops + offset2, totals + offset2, parts, all_rows, PARTS)
     inverse2 *= tl.load(lam + batch * lam_batch + head * lam_head + query * lam_row)
     channels = tl.arange(0, BLOCK_DV)
     result = tl.zeros((1, BLOCK_DV), tl.float32)
     for first in range(0, parts, CHUNK):
         part = first + tl.arange(0, CHUNK)
-        top1 = tl.load(tops + offset + part * 2 * rows, mask=part < parts, other=float("-inf"))
-        top2 = tl.load(tops + offset + rows + part * 2 * rows, mask=part < parts, other=float("-inf"))
+        top1 = tl.load(tops + offset1 + part * all_rows, mask=part < parts, other=float("-inf"))
+        top2 = tl.load(tops + offset2 + part * all_rows, mask=part < parts, other=float("-inf"))
         inside = (part[:, None] < parts) & (channels[None, :] < DV)
-        pointers = sums + offset * DV + part[:, None].to(tl.int64) * 2 * rows * DV + channels[None, :]
-        sum1 = tl.load(pointers, mask=inside, other=0.0) * (tl.exp2(top1 - highest1) * inverse1)[:, None]
-        sum2 = tl.load(pointers + rows * DV, mask=inside, other=0.0) * (tl.exp2(top2 - highest2) * inverse2)[:, None]
+        pointers = sums + part[:, None].to(tl.int64) * all_rows * DV + channels[None, :]
+        sum1 = tl.load(pointers + offset1 * DV, mask=inside, other=0.0) * (tl.exp2(top1 - highest1) * inverse1)[:, None]
+        sum2 = tl.load(pointers + offset2 * DV, mask=inside, other=0.0) * (tl.exp2(top2 - highest2) * inverse2)[:, None]
         result += tl.sum(sum1 - sum2, 0)[None, :]
     if HAS_NORM:
         result, _ = normalised(result, norm_weight, norm_eps, norm_factor, DV, BLOCK_DV)

@@ -36,8 +36,9 @@ class Blocks(NamedTuple):
 Table = dict[str, tuple[Blocks, Blocks]]  # for narrow heads, and for wide ones
 
 # "forward" runs without gradients and "save" with them; "keys" and "values" are the two launches of wide heads, narrow
-# ones do both in "keys"; "…, masked" is for requests with a mask, which takes registers. "decode" and "chunk" are the
-# decoding kernel for up to 16 rows of queries, and for up to as many as its block has.
+# ones do both in "keys"; "…, masked" is for requests with a mask, which takes registers, and "…, one map, masked" for
+# those of groups where that would spill. "decode" and "chunk" are the decoding kernel for up to 16 rows of queries, and
+# for up to as many as its block has.
 _HOPPER: Table = {
     "forward": (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2, two_passes=True)),
     "forward, masked": (Blocks(64, 32, 8, 2), Blocks(128, 16, 8, 2, two_passes=True)),
@@ -74,6 +75,8 @@ _SMALL: Table = _AMPERE | {
     "keys": (Blocks(128, 16, 8, 2), Blocks(64, 16, 8, 2)),
     "queries": (Blocks(64, 32, 4, 2), Blocks(64, 16, 8, 2)),
     "queries, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 1)),
+    "keys, one map, masked": (Blocks(32, 32, 4, 2), Blocks(64, 16, 4, 2)),
+    "queries, one map, masked": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2)),
 }
 # Not on tensor cores, unless torch allows tf32: for checking, not for speed.
 _FLOAT32: Table = {
@@ -117,7 +120,8 @@ class Problem(NamedTuple):
             table = _SMALL
         is_wide = are_wide(r.q.shape[-1], r.v.shape[-1])
         if r.attn_mask is not None:
-            return table.get(f"{kernel}, masked", table[kernel])[is_wide]
+            of_one_map = (f"{kernel}, one map, masked",) if r.ratio > 1 else ()
+            return next(table[name] for name in (*of_one_map, f"{kernel}, masked", kernel) if name in table)[is_wide]
         measured = None if table is _FLOAT32 else measured_blocks(self.capability).get(measured_name(kernel, is_wide))
         return table[kernel][is_wide] if measured is None else measured
 
@@ -214,7 +218,7 @@ def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
     d, dv, mask = r.q.shape[-1], r.v.shape[-1], r.attn_mask
     weight, eps, factor = (None, 0.0, 1.0) if norm is None else (norm.weight.contiguous(), norm.eps, norm.factor)
     tensors = {"q": r.q, "k": r.k, "v": r.v, "lam": r.lam, "mask": mask, "segment_bounds": r.segment_bounds}
-    counts = {"heads": r.q.shape[1], "key_heads": r.k.shape[1], "groups": r.groups, "n": r.n, "s": r.s}
+    counts = {"heads": r.heads, "key_heads": r.k.shape[1], "groups": r.groups, "n": r.n, "s": r.s}
     of_mask = dict.fromkeys(("mask_batch", "mask_head", "mask_query", "mask_key"), 0)
     if mask is not None:
         sizes = zip(of_mask, mask.shape, mask.stride(), strict=True)
@@ -227,6 +231,8 @@ def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
         **strides(q=r.q, k=r.k, v=r.v, lam=r.lam),
         "k_map": r.k.stride(2) if r.k.shape[2] == 2 else 0,  # both maps read the same keys otherwise
         **of_mask,
+        "RATIO": r.ratio,
+        "MAPS": 2 if r.ratio == 1 else 1,
         "D": d,
         "DV": dv,
         "BLOCK_D": padded(d),
@@ -244,19 +250,29 @@ def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
     }
 
 
+def of_noise_maps(r: Request) -> dict[str, Any]:
+    """The arguments that differ where a group's noise map is a head of one map, like each of its signal heads."""
+    noise_maps = r.q.shape[1]
+    groups = noise_maps // r.k.shape[1]
+    return {"q": r.q[:, :, -1:], "k": r.k[:, :, -1:], "heads": noise_maps, "groups": groups, "RATIO": 1}
+
+
 def empty_output(q: Tensor, v: Tensor) -> Tensor:
     """(B, H, N, dv), the heads of a token side by side, as the projection after it wants them."""
-    batch, heads, _, n, _ = q.shape
-    dv = v.shape[-1]
+    batch, noise_maps, maps, n, _ = q.shape
+    heads, dv = noise_maps * (maps - 1), v.shape[-1]
     return q.new_empty_strided((batch, heads, n, dv), (n * heads * dv, dv, heads * dv, 1))
 
 
 class SavedForBackward(NamedTuple):
     """What the forward saves for the backward.
 
-    log_sums (1 or 2, B, H, 2, N) and inverse_norms (B, H, N) float32; the second half of log_sums, which additive masks
-    need, is what rounding took from the first. a2_v = A2·V and plain, the output before the norm, like the output.
-    Without a norm plain is the output itself, and inverse_norms is empty.
+    log_sums (1 or 2, B, H, 2, N), as one axis, and inverse_norms (B, H, N) float32; the second half of log_sums, which
+    additive masks need, is what rounding took from the first. a2_v = A2·V and plain, the output before the norm, like
+    the output. Without a norm plain is the output itself, and inverse_norms is empty.
+
+    Where r > 1 signal heads share a noise map, a2_v is (B, G, N, dv) float32, and log_sums are (1 or 2, B, H, N) of the
+    signal heads and behind them (1 or 2, B, G, N) of the noise maps.
     """
 
     plain: Tensor
@@ -265,15 +281,22 @@ class SavedForBackward(NamedTuple):
     inverse_norms: Tensor
 
 
+def by_kind(numbers: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
+    """A tensor of one axis, cut into what is of the signal heads, and of the noise maps behind them."""
+    of_noise = numbers.shape[0] // (ratio + 1)
+    return numbers[:-of_noise], numbers[-of_noise:]
+
+
 def empty_saved(q: Tensor, v: Tensor, attn_mask: Tensor | None, has_norm: bool) -> SavedForBackward:
     """Memory for it; ``plain`` is empty, too, without a norm."""
-    batch, heads, _, n, _ = q.shape
+    batch, noise_maps, maps, n, _ = q.shape
     has_addends = attn_mask is not None and attn_mask.is_floating_point()
+    of_a2_v = (batch, noise_maps, n, v.shape[-1])
     return SavedForBackward(
         empty_output(q, v) if has_norm else q.new_empty(0),
-        empty_output(q, v),
-        q.new_empty(1 + has_addends, batch, heads, 2, n, dtype=torch.float32),
-        q.new_empty(batch, heads, n, dtype=torch.float32) if has_norm else q.new_empty(0),
+        empty_output(q, v) if maps == 2 else q.new_empty(of_a2_v, dtype=torch.float32),
+        q.new_empty((1 + has_addends) * batch * noise_maps * maps * n, dtype=torch.float32),
+        q.new_empty(batch, noise_maps * (maps - 1), n, dtype=torch.float32) if has_norm else q.new_empty(0),
     )
 
 

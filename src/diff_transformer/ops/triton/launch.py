@@ -18,10 +18,12 @@ from diff_transformer.ops.triton.kernel_arguments import (
     SavedForBackward,
     are_wide,
     arguments_of,
+    by_kind,
     edge_of,
     empty_output,
     empty_saved,
     gradient_like,
+    of_noise_maps,
     padded,
     sees_alike,
     strides,
@@ -59,11 +61,14 @@ def _by_queries(blocks: Blocks) -> dict[str, int]:
 
 
 def plan_forward(p: Problem, norm: Norm | None, save: bool) -> tuple[list[Launch], Tensor, SavedForBackward | None]:
-    """The forward's launch, its output (B, H, N, dv), and what it saves."""
+    """The forward's launches, its output (B, H, N, dv), and what it saves.
+
+    One launch; where signal heads share a noise map, one for the noise maps, and one for the signal heads.
+    """
     r = p.readable
-    batch, heads, _, n, _ = r.q.shape
-    out = empty_output(r.q, r.v)
-    blocks = p.blocks("save" if save else "forward")
+    batch, noise_maps, _, n, _ = r.q.shape
+    out, in_groups = empty_output(r.q, r.v), r.ratio > 1
+    blocks = p.blocks("save" if save or in_groups else "forward")
     saved = empty_saved(r.q, r.v, r.attn_mask, norm is not None) if save else None
     if saved is not None and norm is None:
         saved = saved._replace(plain=out)
@@ -75,9 +80,24 @@ def plan_forward(p: Problem, norm: Norm | None, save: bool) -> tuple[list[Launch
         **strides(out=out),
         **_by_queries(blocks),
         "SAVE": save,
-        "TWO_PASSES": blocks.two_passes and not save,  # which do not have A2·V
+        "TWO_PASSES": blocks.two_passes and not save and not in_groups,  # which do not have A2·V
+        "SUBTRACTS": in_groups,
     }
-    return [_launch(forward_kernel, blocks, (cdiv(n, blocks.rows), heads, batch), arguments)], out, saved
+    rows = cdiv(n, blocks.rows)
+    if not in_groups:
+        return [_launch(forward_kernel, blocks, (rows, r.heads, batch), arguments)], out, saved
+    a2_v = saved.a2_v if saved is not None else r.q.new_empty(batch, noise_maps, n, r.v.shape[-1], dtype=torch.float32)
+    log_sums, noise_log_sums = (None, None) if saved is None else by_kind(saved.log_sums, r.ratio)
+    arguments |= {"a2_v": a2_v, "log_sums": log_sums}
+    of_noise = {**arguments, **of_noise_maps(r), "out": a2_v, **strides(out=a2_v), "log_sums": noise_log_sums}
+    # A signal head holds A2·V beside its own product with V, as a head of two maps does, and a noise map its own alone.
+    noise_blocks = p.blocks("forward")
+    of_noise |= {"HAS_NORM": False, "SUBTRACTS": False, **_by_queries(noise_blocks)}
+    launches = [
+        _launch(forward_kernel, noise_blocks, (cdiv(n, noise_blocks.rows), noise_maps, batch), of_noise),
+        _launch(forward_kernel, blocks, (rows, r.heads, batch), arguments),
+    ]
+    return launches, out, saved
 
 
 def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Launch], Tensor]:
@@ -87,6 +107,7 @@ def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Laun
     """
     r, mask = p.readable, p.readable.attn_mask
     batch, n, s, key_heads, rows = r.q.shape[0], r.n, r.s, r.k.shape[1], r.groups * r.n
+    all_rows = rows + rows // r.ratio  # the noise maps' come after the signal heads'
     out = empty_output(r.q, r.v)
     blocks = p.blocks("decode" if rows <= MOST_DECODED else "chunk")
     has_lengths = mask is not None and mask.shape[1] == 1 and mask.shape[3] > 1
@@ -95,20 +116,21 @@ def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Laun
     most_parts = max(1, cdiv(programs, batch * key_heads))
     keys_a_part = cdiv(steps, min(steps, most_parts)) * blocks.columns
     parts = cdiv(s - start, keys_a_part)
-    tops, totals = (r.q.new_empty(batch, key_heads, parts, 2, rows, dtype=torch.float32) for _ in range(2))
+    tops, totals = (r.q.new_empty(batch, key_heads, parts, all_rows, dtype=torch.float32) for _ in range(2))
     arguments = {
         **arguments_of(r, norm),
         "lengths": r.q.new_empty(batch, 2, dtype=torch.int32) if has_lengths else None,
         "HAS_LENGTHS": has_lengths,
         "tops": tops,
         "totals": totals,
-        "sums": r.q.new_empty(batch, key_heads, parts, 2, rows, r.v.shape[-1], dtype=torch.float32),
+        "sums": r.q.new_empty(batch, key_heads, parts, all_rows, r.v.shape[-1], dtype=torch.float32),
         "rows": rows,
         "parts": parts,
         "start": start,
         "keys_a_part": keys_a_part,
         "ALIKE": sees_alike(p.original),
         "ROWS": padded(rows),
+        "NOISE_ROWS": padded(rows // r.ratio),
         "KEYS": blocks.columns,
         "out": out,
         **strides(out=out),
@@ -132,14 +154,16 @@ def plan_backward(
     """The backward's launches, which go in this order, and where they write.
 
     That is the gradients of q, k, v and λ (B, H, N), and of the norm's weight in parts (…, dv) that are still to be
-    added, or None.
+    added, or None. Where signal heads share a noise map, those of v, and of k for both maps, are two such parts, too,
+    (2, …) in float32: adding them in a kernel takes registers that it does not have.
     """
     r, original = p.readable, p.original
-    batch, heads, _, n, d = r.q.shape
+    batch, noise_maps, _, n, d = r.q.shape
+    heads, in_groups = r.heads, r.ratio > 1
     key_heads, key_maps, s = r.k.shape[1:4]
     dv = r.v.shape[-1]
     grad_out = with_rows(grad_out)
-    row_sums = r.q.new_empty(batch, heads, 2, n, dtype=torch.float32)
+    row_sums = r.q.new_empty(batch * (heads + noise_maps) * n, dtype=torch.float32)
     programs = cdiv(n, ROWS_BLOCKS.rows)
     sources = {"grad_q": original.q, "grad_k": original.k, "grad_v": original.v}
     input_gradients = {name: gradient_like(source) for name, source in sources.items()}
@@ -147,6 +171,11 @@ def plan_backward(
     grad_weight = None if norm is None else r.q.new_empty(batch, heads, programs, dv, dtype=torch.float32)
     grad_plain = grad_out if norm is None else torch.empty_like(saved.plain)
     common = {**arguments_of(r, norm), **saved._asdict(), "row_sums": row_sums, "SHARED": key_maps == 1}
+    common |= {"grad_noise": None, "noise_sums": None}
+    if in_groups:
+        common["row_sums"], common["noise_sums"] = by_kind(row_sums, r.ratio)
+        common["log_sums"], noise_log_sums = by_kind(saved.log_sums, r.ratio)
+        common["grad_noise"] = r.q.new_empty(batch, noise_maps, n, dv)
     of_rows = {
         **common,
         "inverse_norms": None if norm is None else saved.inverse_norms,
@@ -157,22 +186,35 @@ def plan_backward(
         **strides(grad=grad_out, out=saved.plain),
         "QUERIES": ROWS_BLOCKS.rows,
     }
-    common |= {"grad_out": grad_plain, **input_gradients, **strides(grad=grad_plain, **input_gradients)}
+    if in_groups:
+        of_both = [name for name, source in sources.items() if name == "grad_v" or (name == "grad_k" and key_maps == 1)]
+        input_gradients |= {name: r.q.new_empty(2, *sources[name].shape, dtype=torch.float32) for name in of_both}
+    written = {name: x[1] if x.dim() > sources[name].dim() else x for name, x in input_gradients.items()}
+    common |= {"grad_out": grad_plain, **written, **strides(grad=grad_plain, **written)}
+    by_map = [common]
+    if in_groups:
+        grad_noise = common["grad_noise"]
+        written = {name: x[0] if x.dim() > sources[name].dim() else x[:, :, -1:] for name, x in input_gradients.items()}
+        of_noise = {**common, **of_noise_maps(r), **written, **strides(grad=grad_noise, **written)}
+        of_noise |= {"grad_out": grad_noise, "row_sums": common["noise_sums"], "log_sums": noise_log_sums}
+        by_map = [of_noise, common]
 
-    def by_keys(kernel: str, of_k: bool, of_v: bool) -> Launch:
+    def by_keys(of_map: dict[str, Any], kernel: str, of_k: bool, of_v: bool) -> Launch:
         blocks = p.blocks(kernel)
         sizes = {"QUERIES": blocks.columns, "KEYS": blocks.rows, "RAGGED": n % blocks.columns != 0}
-        arguments = {**common, **sizes, "OF_KEYS": of_k, "OF_VALUES": of_v}
+        arguments = {**of_map, **sizes, "OF_KEYS": of_k, "OF_VALUES": of_v}
         return _launch(keys_kernel, blocks, (cdiv(s, blocks.rows), key_heads, batch), arguments)
 
-    if are_wide(d, dv):
-        launches_by_keys = [by_keys("keys", True, False), by_keys("values", False, True)]
-    else:
-        launches_by_keys = [by_keys("keys", True, True)]
-    blocks = p.blocks("queries")
-    launches = [
-        _launch(rows_kernel, ROWS_BLOCKS, (programs, heads, batch), of_rows),
-        *launches_by_keys,
-        _launch(queries_kernel, blocks, (cdiv(n, blocks.rows), heads, batch), common | _by_queries(blocks)),
-    ]
+    def by_queries(of_map: dict[str, Any]) -> Launch:
+        blocks = p.blocks("queries")
+        grid = (cdiv(n, blocks.rows), of_map["heads"], batch)
+        return _launch(queries_kernel, blocks, grid, of_map | _by_queries(blocks))
+
+    launches = [_launch(rows_kernel, ROWS_BLOCKS, (programs, noise_maps, batch), of_rows)]
+    for of_map in by_map:
+        if are_wide(d, dv):
+            launches += [by_keys(of_map, "keys", True, False), by_keys(of_map, "values", False, True)]
+        else:
+            launches += [by_keys(of_map, "keys", True, True)]
+    launches += [by_queries(of_map) for of_map in by_map]
     return launches, (*input_gradients.values(), grad_lam, grad_weight)

@@ -73,7 +73,7 @@ def interpreted() -> bool:
 
 
 def triton_attention(request: Request, norm: Norm | None = None) -> Tensor:
-    """(A1 − λA2) V, (B, H, N, dv), and the norm of it where there is one, in one kernel."""
+    """(A1 − λA2) V, (B, H, N, dv), and the norm of it where there is one, in the same kernel."""
     differentiable = request.needs_gradient or (
         norm is not None and norm.weight.requires_grad and torch.is_grad_enabled()
     )
@@ -173,10 +173,16 @@ def backward(grad_out: Tensor, *inputs: Any) -> Results:
         launches, gradients = plan_backward(grad_out, problem, norm, saved)
         for launch in launches:
             launch.run()
-    *input_gradients, weight_parts = gradients
+    grad_q, grad_k, grad_v, grad_lam, weight_parts = gradients
+    input_gradients = grad_q, _added(grad_k, k), _added(grad_v, v), grad_lam
     if norm_weight is None:
         return *input_gradients, q.new_empty(0)
     return *input_gradients, weight_parts.flatten(0, 2).sum(0).to(norm_weight.dtype)
+
+
+def _added(gradient: Tensor, x: Tensor) -> Tensor:
+    """The gradient of x, of which there may be two parts, (2, …)."""
+    return gradient if gradient.dim() == x.dim() else torch.add(*gradient, out=gradient_like(x))
 
 
 @backward.register_fake
