@@ -215,7 +215,7 @@ def noise_first(weight: Tensor) -> Tensor:
         {"k_proj.weight": halved},
         {"v_proj.weight": halved},
     ],
-    ids=str,
+    ids=["layer", "eps", "rope_theta", "q_proj", "k_proj", "v_proj"],
 )
 def test_another_layout_would_be_noticed(wrong: dict[str, Any], motif: Save) -> None:
     """The forward above tells apart what the comparisons are for."""

@@ -1,6 +1,7 @@
 """Defines the ablation of grouped heads: one, three and four signal heads to a noise head (beyond the paper)."""
 
 from dataclasses import replace
+from typing import Any
 
 from diff_transformer.lab.experiments.experiment import (
     ComparisonRule,
@@ -45,7 +46,7 @@ def grouped_variants(hidden_size: int, head_dim: int, feed_forward: int, *overri
     shared = (*section("model", **sizes), *overrides)
     groups = []
     for ratio, noise_heads in NOISE_HEADS.items():
-        own = {"attention_type": "diff_grouped", "num_noise_heads": noise_heads}
+        own: dict[str, Any] = {"attention_type": "diff_grouped", "num_noise_heads": noise_heads}
         width = equal_feed_forward(DiffTransformerConfig(intermediate_size=feed_forward, **sizes, **own), like)
         changes = section("model", **own, intermediate_size=width)
         groups.append(Variant(name=GROUPED[ratio], overrides=(*shared, *changes)))
