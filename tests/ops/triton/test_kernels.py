@@ -797,6 +797,7 @@ SMALL_CASES = {
     "shared keys, additive mask": Case(
         key_maps=1, mask="add -inf (B, 1, N, S)", queries=11, lam="full", is_causal=True, dv=4, layout="cache"
     ),
+    "noise maps of two": Case(heads=4, ratio=2, lam="full", is_causal=True, layout="projection"),
 }
 
 
@@ -819,6 +820,7 @@ def operator_arguments(case: Case, norm: bool, keep: bool) -> tuple[Any, ...]:
         ("grouped, masked, windowed", True),
         pytest.param("documents", True, marks=pytest.mark.all),
         pytest.param("shared keys, additive mask", False, marks=pytest.mark.all),
+        ("noise maps of two", True),
     ],
 )
 def test_opcheck(request_: str, norm: bool) -> None:
@@ -914,7 +916,9 @@ def test_the_kernels_run_alone(launched: list[launch.Launch], request_: str) -> 
     with Operators() as seen:
         problem.solve(diff_attention, backend="triton", norm_weight=weight)
         forward(problem)
-    assert names(launched)[:4] == ["forward_kernel", "rows_kernel", "keys_kernel", "queries_kernel"]
+    each = 1 if SMALL_CASES[request_].ratio == 1 else 2  # launches: a map at a time where heads share noise maps
+    expected = ["forward_kernel"] * each + ["rows_kernel"] + ["keys_kernel"] * each + ["queries_kernel"] * each
+    assert names(launched)[: len(expected)] == expected
     ours = {name: count for name, count in seen.count.items() if name.startswith("diff_transformer")}
     assert ours == {"diff_transformer::triton_forward": 2, "diff_transformer::triton_backward": 1}
     for part in ("softmax", "scaled_dot_product", "mm", "mean", "rsqrt"):
