@@ -18,7 +18,7 @@
 # same recipe in one process and in two, sees that they learn the same, and then reads the files that start it
 # elsewhere, with the parts that matter in each.
 #
-# *Ten minutes to read, two to run on two cores. You need a checkout, and `pip install "diff-transformer[train]"`. No
+# *Ten minutes to read, two to run on two cores. You need a checkout, and in it `pip install ".[train]"`. No
 # cluster has run these files here: each is checked as far as its tool can check it without one, as the last section
 # says.*
 

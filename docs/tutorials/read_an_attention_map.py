@@ -20,7 +20,7 @@
 # The pictures here are drawn by a few lines of matplotlib. `diff-transformer explore` shows the same in the browser,
 # of every head at once and with λ under a slider; the last section says how.
 #
-# *Ten minutes to read, half a minute to run. You need `pip install "diff-transformer[train,explore]"`.*
+# *Ten minutes to read, half a minute to run. You need a checkout, and in it `pip install ".[train,explore]"`.*
 
 # %%
 # %config InlineBackend.figure_formats = ["svg"]

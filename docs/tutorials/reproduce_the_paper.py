@@ -21,7 +21,7 @@
 # Nothing is trained here. The numbers come from the results in the repository, which `diff-transformer reproduce`
 # measured and wrote.
 #
-# *Ten minutes to read, half a minute to run. You need a checkout, and `pip install "diff-transformer[train]"`.*
+# *Ten minutes to read, half a minute to run. You need a checkout, and in it `pip install ".[train]"`.*
 
 # %% tags=["parameters"]
 RESULTS = "../../results/cpu"  # of the checkout

@@ -142,8 +142,10 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
             "make one of ours."
         )
     saved = DiffTransformerConfig.from_pretrained(folder)
-    for name in _SHARED_SETTINGS:
-        saved_value, value = getattr(saved, name, None), getattr(config, name, None)
-        if saved_value != value:
-            raise ValueError(f"model.init_from {str(folder)!r} has {name} {saved_value!r} and the recipe {value!r}.")
+    pairs = {name: (getattr(saved, name, None), getattr(config, name, None)) for name in _SHARED_SETTINGS}
+    differences = [
+        f"{name} {here!r} and the recipe {value!r}" for name, (here, value) in pairs.items() if here != value
+    ]
+    if differences:
+        raise ValueError(f"model.init_from {str(folder)!r} has {'; '.join(differences)}.")
     return folder
