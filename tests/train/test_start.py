@@ -91,6 +91,10 @@ def test_a_resumed_run_needs_no_start(data: Data) -> None:
         ({"lambda_init": 0.8}, "has lambda_init 'schedule' and the recipe 0.8"),
         ({"rms_norm_eps": 1e-6}, "has rms_norm_eps 1e-05 and the recipe 1e-06"),
         ({"tie_word_embeddings": True}, "has tie_word_embeddings False and the recipe True"),
+        (
+            {"hidden_size": 32, "num_hidden_layers": 3},
+            "has hidden_size 16 and the recipe 32; num_hidden_layers 2 and the recipe 3",
+        ),
     ],
 )
 def test_other_sizes_are_named_without_data(
