@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 import forked
-from tiny_model import KINDS
+from tiny_model import FORMS, name_of_form
 
 RANKS = 2
 SECONDS = 300  # a machine may be busy with other tests
@@ -98,8 +98,8 @@ def _run_module(module: str, arguments: list[str]) -> None:
 
 def spread_models(script: str, folder: Path, make: Callable[[str], Any]) -> Path:
     """Save a model of each kind for the ranks to load, run them, and return the folder in which all is."""
-    for kind in KINDS:
-        make(kind).save_pretrained(folder / kind)
+    for form in FORMS:
+        make(form).save_pretrained(folder / name_of_form(form))
     run(script, folder)
     return folder
 

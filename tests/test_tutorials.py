@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers.utils.logging import enable_progress_bar
 from typer.testing import CliRunner
 
@@ -76,6 +77,8 @@ def _commands_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         return subprocess.CompletedProcess(command, result.exit_code, result.stdout, result.stderr)
 
     monkeypatch.setattr(subprocess, "run", run)
+    # A run that one process begins and the other goes on with is the same to the bit with as many threads.
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
     monkeypatch.setattr("diff_transformer.lab.experiments.runner.default_workers", lambda *_, **__: 1)
 
 

@@ -30,6 +30,11 @@ def has_lambda_vectors(kind: str) -> bool:
     return kind in PAIRED and not isinstance(kind, TokenLambda)
 
 
+def name_of_form(kind: str) -> str:
+    """A name for files that tells both λ of a type apart."""
+    return f"{kind} λ of tokens" if isinstance(kind, TokenLambda) else kind
+
+
 # The types, and of those with a choice of λ the other one.
 _CHOOSE = tuple(name for name in KINDS if "token_lambda" in ATTENTION_TYPES[name].settings)
 FORMS = (*KINDS, *map(TokenLambda, _CHOOSE))

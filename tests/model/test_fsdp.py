@@ -24,7 +24,7 @@ from transformers import distributed as transformers_distributed
 import ranks
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.nn import Lambda, layers
-from tiny_model import KINDS, PAIRED
+from tiny_model import FORMS, has_lambda_vectors, name_of_form
 
 TOKENS = torch.arange(1, 19).view(2, 9)  # a row for each rank
 IN_BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -92,7 +92,7 @@ def on_a_rank() -> None:
     def load(kind: str, dtype: torch.dtype = torch.float64, **options: Any) -> DiffTransformerForCausalLM:
         return DiffTransformerForCausalLM.from_pretrained(folder / kind, dtype=dtype, **options)
 
-    for kind in KINDS:
+    for kind in map(name_of_form, FORMS):
         models = {
             "torch": shard(load(kind), MixedPrecisionPolicy(), False),
             "accelerate": shard_as_accelerate(load(kind)),
@@ -143,7 +143,9 @@ def test_two_ranks_give_what_one_process_gives(sharding: str, kind: str, spread:
     if sharding == "transformers" and not HAS_PLAN:
         pytest.skip("this release of transformers has no FSDP plans")
     expected = answers(make(kind), TOKENS)
-    computed = [load_file(spread / f"{sharding} {kind} {rank}.safetensors") for rank in range(ranks.RANKS)]
+    computed = [
+        load_file(spread / f"{sharding} {name_of_form(kind)} {rank}.safetensors") for rank in range(ranks.RANKS)
+    ]
     check(torch.stack([of_rank.pop("loss") for of_rank in computed]).mean(), expected.pop("loss"))
     for of_rank in computed:
         assert of_rank.keys() == expected.keys()
@@ -156,9 +158,9 @@ def test_what_becomes_a_unit(kind: str, spread: Path) -> None:
     """By the plan, as Llama's: the embedding, each layer, the last norm, the head; accelerate adds each λ."""
     layers = {"model.layers.0", "model.layers.1"}
     others = {"", "model.embed_tokens", "model.norm", "lm_head"}
-    lambdas = {f"{layer}.self_attn.lam" for layer in layers} if kind in PAIRED else set()
+    lambdas = {f"{layer}.self_attn.lam" for layer in layers} if has_lambda_vectors(kind) else set()
     units = {
-        name: set(json.loads((spread / f"{name} {kind} units").read_text()))
+        name: set(json.loads((spread / f"{name} {name_of_form(kind)} units").read_text()))
         for name in ("torch", "accelerate", *(["transformers"] if HAS_PLAN else []))
     }
     assert units["torch"] == {"", *layers}
@@ -169,7 +171,7 @@ def test_what_becomes_a_unit(kind: str, spread: Path) -> None:
 
 @pytest.mark.skipif(not HAS_PLAN, reason="this release of transformers has no FSDP plans")
 def test_saving_from_two_ranks(kind: str, spread: Path) -> None:
-    ranks.check_saved_alike(spread, kind)
+    ranks.check_saved_alike(spread, name_of_form(kind))
 
 
 def test_lambda_in_mixed_precision(spread: Path) -> None:

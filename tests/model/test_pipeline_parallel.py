@@ -17,7 +17,7 @@ from transformers import distributed as transformers_distributed
 
 import ranks
 from diff_transformer import DiffTransformerForCausalLM
-from tiny_model import KINDS
+from tiny_model import FORMS, name_of_form
 
 TOKENS = torch.arange(1, 19).view(2, 9)
 HAS_PIPELINE = "pp_size" in inspect.signature(transformers_distributed.DistributedConfig).parameters
@@ -27,7 +27,7 @@ def on_a_rank() -> None:
     """What a rank finds: logits, and greedy tokens."""
     rank, folder = ranks.join()
     plan = transformers_distributed.DistributedConfig(pp_size=ranks.RANKS)
-    for kind in KINDS:
+    for kind in map(name_of_form, FORMS):
         model = DiffTransformerForCausalLM.from_pretrained(folder / kind, dtype=torch.float64, distributed_config=plan)
         layers = [name for name, _ in model.named_parameters() if name.endswith("q_proj.weight")]
         assert layers == [f"model.layers.{rank}.self_attn.q_proj.weight"]
@@ -52,7 +52,7 @@ def spread(tmp_path_factory: pytest.TempPathFactory, make: Any) -> Path:
 def test_two_ranks_give_what_one_process_gives(kind: str, spread: Path, make: Any, check: Any) -> None:
     model = make(kind)
     for rank in range(ranks.RANKS):
-        answers = load_file(spread / f"{kind} {rank}.safetensors")
+        answers = load_file(spread / f"{name_of_form(kind)} {rank}.safetensors")
         check(answers["logits"], model(TOKENS).logits)
         assert torch.equal(answers["tokens"], generate(model))
 

@@ -289,12 +289,14 @@ def _attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> 
         # heads are corrected, the corrected ones.
         twice = backend == "document" or (norm > 0 and size < FLOAT) or described.corrects_heads
         return (2 * width + 2 * keys + (width if twice else 0)) * size + heads * FLOAT + norm
-    # q, k, v; λ where it is one for each token. The Triton kernels get a second query for each head.
-    queries = 2 * heads if backend == "triton" else described.query_heads(config)
+    # q, k, v; λ where it is one for each token.
+    queries = described.query_heads(config)
     saved = (queries * head + 2 * keys) * size
     saved += heads * FLOAT if config.has_token_lambda else 0
     if backend == "triton":  # the output before the norm, that of the second map, log-sums; the norm is in the kernel
-        saved += 2 * width * size + 2 * heads * FLOAT
+        second = FLOAT if described.grouped else size  # signal heads read it before it is rounded
+        noise_heads = queries - heads
+        saved += width * size + noise_heads * described.cached_width(head) * second + queries * FLOAT
         # What W_O reads is a tensor of its own: after the norm, or after `ops.nonfinite` has added what hidden NaN ask.
         return saved + width * size + (heads * FLOAT if config.has_headwise_norm else 0)
     if backend == "cpu":  # two statistics of each map's rows
