@@ -1,10 +1,12 @@
 """The page in a real browser: every feature, its numbers, and that it asks nobody but its own server."""
 
+import base64
 import re
 import shutil
 import threading
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,48 @@ def test_lambda_moves_everything(
     page.locator(f".slider:has(#lambda-{slider})").get_by_role("button", name="back to").click()
     settled(page, lambda: measure(page, "KL to")[0] == "0.000 nats")
     settled(page, lambda: "lambda" not in page.url)
+
+
+# The colour, on the grid's canvas, of the middle of each weight of each head's picture: (heads, P · P, 3).
+DRAWN = """(grid, side) => {
+  const canvas = grid.querySelector("canvas"), frame = canvas.getBoundingClientRect();
+  const scale = canvas.width / frame.width, copy = new OffscreenCanvas(canvas.width, canvas.height);
+  const context = copy.getContext("2d", { willReadFrequently: true });
+  context.drawImage(canvas, 0, 0);
+  return [...grid.querySelectorAll(".picture")].map((picture) => {
+    const box = picture.getBoundingClientRect();
+    return Array.from({ length: side * side }, (_, i) => {
+      const x = box.left - frame.left + ((i % side + 0.5) * box.width) / side;
+      const y = box.top - frame.top + ((Math.floor(i / side) + 0.5) * box.height) / side;
+      return [...context.getImageData(Math.floor(x * scale), Math.floor(y * scale), 1, 1).data.slice(0, 3)];
+    });
+  });
+}"""
+
+
+def test_each_head_of_the_grid_has_its_picture(watch: Watch, address: str, explorer: Explorer) -> None:
+    """In its place, also after a line of numbers came or went; blue where weights are positive, orange where not."""
+    page = watch.open(address)
+
+    def is_drawn(side: str, number: int) -> bool:
+        grid = page.locator(".grid-card").nth(number)
+        heads = explorer.run({"side": side, "text": TEXT, "picture": 48})["heads"]
+        pictures = torch.frombuffer(bytearray(base64.b64decode(heads["pictures"])), dtype=torch.int8)
+        colours = torch.tensor(grid.evaluate(DRAWN, heads["picture_size"])).flatten(0, 1)
+        blue = colours[:, 2] - colours[:, 0]
+        empty = (colours - torch.tensor([250, 249, 246])).abs().amax(1) == 0
+        weights = pictures.int()
+        return bool(empty[weights == 0].all() and (blue[weights > 30] > 0).all() and (blue[weights < -30] < 0).all())
+
+    for _ in range(2):
+        for number, side in enumerate(("left", "right")):
+            settled(
+                page, partial(is_drawn, side, number), f"the pictures of the {side} model are not those of its heads"
+            )
+        if page.get_by_text("Attention on the answer").count():
+            page.locator(".flow .token").nth(1).click()
+            page.get_by_role("button", name="No longer the answer").click()
+            settled(page, lambda: not page.locator(".on-answer").count())
 
 
 def test_tokens_by_mouse_and_keyboard(watch: Watch, address: str, explorer: Explorer) -> None:

@@ -20,10 +20,11 @@ export function HeadGrid({ side, model, heads, isBusy, chosen, theme, onChoose }
     const size = heads.picture_size ** 2;
     return (index) => all.subarray(index * size, (index + 1) * size);
   }, [heads?.pictures]);
+  // Anew with other numbers, too: a line of them moves the rows below.
   useEffect(() => {
     if (!pictures) return;
     paintPictures(canvas.current, frame.current.querySelectorAll(".picture"), pictures, heads.picture_size, theme);
-  }, [pictures, theme, width]);
+  }, [heads, theme, width]);
 
   const move = (event) => {
     const step = KEYS[event.key];
