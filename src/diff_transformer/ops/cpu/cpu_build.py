@@ -227,7 +227,7 @@ def _build_lock(build: Build) -> Iterator[None]:
 def _compile(build: Build) -> float:
     """Compile, and put the library in its place; the seconds that it took. The caller holds the lock."""
     compiler, environment = _find_tools()
-    _announce("compiling the CPU kernel: half a minute to two minutes, once for this torch and this kind of processor")
+    _announce("compiling the CPU kernel: twenty seconds to two minutes, once for this torch and this kind of processor")
     start = time.perf_counter()
     try:
         for abandoned in build.folder.glob("work-*"):  # by a process that was killed

@@ -129,8 +129,10 @@ struct Decode {
           query.rows[c] = queries + chosen[c] * depth;
           for (int k = 0; k < V; ++k) query.parts[c][k] = load(query.rows[c] + k * kLanes);
         }
-        const Both products = far ? multiply_keys<V, kLanes, true>(query, heads, j, range.high - 1)
-                                  : multiply_keys<V, kLanes, false>(query, heads, j, range.high - 1);
+        const int64_t ahead = far && pair < pairs ? std::min(j + kAhead + kLanes, range.high) : 0;  // once for all rows
+        for (int64_t i = j + kAhead; i < ahead; ++i)
+          for (const T* head : heads) prefetch(head + i * keys.row_stride, p.d);
+        const Both products = multiply_keys<V, kLanes>(query, heads, j, range.high - 1);
         for (int c = 0; c < 2; ++c) products.map[c].store(scores + chosen[c] * spread + j);
       }
   }
@@ -147,7 +149,7 @@ struct Decode {
 
   // Products with keys j … j + Count − 1 (or `last` again), each over kLanes / Count lanes that are yet to be added up.
   // In a cache the two keys of a token lie side by side: they are read together.
-  template <int V, int Count, bool kFar>
+  template <int V, int Count>
   inline __attribute__((always_inline)) Both multiply_keys(const Query<V>& query, const T* const* heads, int64_t j,
                                                            int64_t last) const {
     Both out;
@@ -155,7 +157,6 @@ struct Decode {
       const int64_t offset = std::min(j, last) * keys.row_stride;
       for (int c = 0; c < 2; ++c) {
         const T* key = heads[c] + offset;
-        if (kFar) prefetch(heads[c] + std::min(j + kAhead, last) * keys.row_stride, p.d);
         Vec product(0.0f);
         for (int k = 0; k < V; ++k) product = at::vec::fmadd(load_row(key + k * kLanes), query.parts[c][k], product);
         for (int64_t k = 0; V == 0 && k < p.d; k += kLanes)
@@ -163,8 +164,8 @@ struct Decode {
         out.map[c] = product;
       }
     } else {
-      const Both x = multiply_keys<V, Count / 2, kFar>(query, heads, j, last);
-      const Both y = multiply_keys<V, Count / 2, kFar>(query, heads, j + Count / 2, last);
+      const Both x = multiply_keys<V, Count / 2>(query, heads, j, last);
+      const Both y = multiply_keys<V, Count / 2>(query, heads, j + Count / 2, last);
       for (int c = 0; c < 2; ++c) out.map[c] = add_neighbours(x.map[c], y.map[c]);
     }
     return out;
