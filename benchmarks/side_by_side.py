@@ -22,9 +22,10 @@ import torch
 from diff_transformer.lab.bench.timing import spread
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import Preset, Variant, find_experiment, section
-from diff_transformer.lab.experiments.side_by_side import Job, SideBySide, cores
+from diff_transformer.lab.experiments.side_by_side import Job, SideBySide
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.results_files import capture_results, write_json
+from diff_transformer.processors import usable_processors
 from diff_transformer.train import Progress, Recipe, train
 from diff_transformer.train.training_progress import Silent
 
@@ -134,7 +135,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "side_by_side.json")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
-    if cores() < 2:
+    if usable_processors() < 2:
         raise SystemExit("Two trainings side by side need two processor cores.")
     load = os.getloadavg()[0]
     if load > 0.5:
@@ -145,7 +146,7 @@ def main() -> None:
             records.append(record)
             between = f", {record.interval[0]:.2f} to {record.interval[1]:.2f}" if record.interval else ""
             print(f"{size.name:28} {record.name:24} {record.variant:20} {record.value:8.2f}{between}", flush=True)
-    settings = {"rounds": arguments.rounds, "seconds": arguments.seconds, "load": load, "cores": cores()}
+    settings = {"rounds": arguments.rounds, "seconds": arguments.seconds, "load": load, "cores": usable_processors()}
     settings["recipes"] = {size.name: size.recipe().model_dump(mode="json") for size in sizes()}
     document = capture_results("trainings side by side", settings, records, "cpu")
     print(f"{document.device}; {document.command}")

@@ -107,7 +107,7 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[1])  # where workers find the jobs of a test: tests.lab…
     monkeypatch.setattr("diff_transformer.lab.experiments.side_by_side.START", "forkserver")
     # Each of two has one thread, as every test.
-    monkeypatch.setattr("diff_transformer.lab.experiments.side_by_side.cores", lambda: 2)
+    monkeypatch.setattr("diff_transformer.lab.experiments.side_by_side.usable_processors", lambda: 2)
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "suggestions": set(),
     "shipped_models": set(),
     "brief_threads": set(),
+    "processors": set(),  # the command line reads it before torch is imported
     "text_workers": set(),  # the processes that it starts must load nothing else
     "ops": {"storage"},
     "nn": {"ops"},
@@ -50,7 +51,7 @@ MAY_IMPORT = {
     "lab.experiments": {
         *("storage", *LIBRARY, "data", "train"),
         *("lab.coordinates", "lab.record", "lab.results_files", "lab.statistics", "lab.learning", "lab.verdicts"),
-        *("lab.measure", "lab.bench"),
+        *("lab.measure", "lab.bench", "processors"),
     },
     # A report reads results files and nothing else: a figure can be drawn again without a model.
     "lab.report": {
@@ -68,6 +69,7 @@ MAY_IMPORT = {
     "cli": {
         "storage",
         "brief_threads",
+        "processors",
         "shipped_models",
         *LIBRARY,
         "convert",

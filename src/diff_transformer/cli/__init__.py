@@ -4,6 +4,7 @@ import logging
 import sys
 
 from diff_transformer.cli.extras import missing_extra
+from diff_transformer.processors import limit_threads
 
 
 def main() -> None:
@@ -12,6 +13,7 @@ def main() -> None:
         # Generated text may hold any character; a terminal that cannot show one shows "?".
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    limit_threads()
     # transformers imports torchao wherever it is installed, and torchao would begin every command with its warnings.
     for library in ("torchao", "torch.utils._pytree"):
         logging.getLogger(library).setLevel(logging.ERROR)

@@ -1,6 +1,5 @@
 """The commands from text to a trained model: `tokenizer train`, `prepare`, `train` and `watch`."""
 
-import os
 import shutil
 import time
 from functools import partial
@@ -14,6 +13,7 @@ from diff_transformer.cli import console
 from diff_transformer.cli.app import with_plain_errors
 from diff_transformer.cli.console import RecipeName, RecipeSettings, optional, read_recipe
 from diff_transformer.cli.terminal_progress import TrainingProgress, tokenising_progress
+from diff_transformer.processors import usable_processors
 
 tokenizer = typer.Typer(name="tokenizer", add_completion=False, no_args_is_help=True)
 
@@ -76,9 +76,8 @@ def prepare(
             f"There is nothing to prepare: {resolved.name!r} makes its data as it trains (data.kind is "
             f"{resolved.data.kind!r}; {with_text} have text)."
         )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with tokenising_progress(console.messages()) as tell:
-        batches = build_data(resolved, tell=tell, workers=workers or cores).batches
+        batches = build_data(resolved, tell=tell, workers=workers or usable_processors()).batches
     text = batches.text if isinstance(batches, NeedleBatches | MaskedTextBatches) else batches
     if not isinstance(text, TextBatches):
         console.print_line("There is no text to tokenise: every sequence of a step holds needles (data.share).")

@@ -16,8 +16,9 @@ import torch
 import forked
 from diff_transformer.lab.experiments import side_by_side
 from diff_transformer.lab.experiments.experiment import DIFF_AND_SOFTMAX
-from diff_transformer.lab.experiments.side_by_side import Job, SideBySide, cores, default_workers
+from diff_transformer.lab.experiments.side_by_side import Job, SideBySide, default_workers
 from diff_transformer.lab.measure.standard import validation_callback
+from diff_transformer.processors import usable_processors
 from diff_transformer.train import DivergenceError, Progress, TrainingInterrupted, build_data, train
 from diff_transformer.train.training_progress import Silent
 from small_experiment import TINY
@@ -282,7 +283,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def test_the_default_is_a_worker_for_each_core_that_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "cores", lambda: 16)
+    monkeypatch.setattr(side_by_side, "usable_processors", lambda: 16)
     monkeypatch.setattr(side_by_side, "_free_memory", lambda: 5 << 30)
     assert default_workers(40, on_cpu=True) == 5
     assert default_workers(3, on_cpu=True) == 3
@@ -292,4 +293,4 @@ def test_the_default_is_a_worker_for_each_core_that_memory_has_room_for(monkeypa
     assert default_workers(40, on_cpu=True) == 1
     monkeypatch.setattr(side_by_side, "_free_memory", lambda: None)
     assert default_workers(40, on_cpu=True) == 16
-    assert cores() >= 1
+    assert usable_processors() >= 1

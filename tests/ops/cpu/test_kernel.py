@@ -321,6 +321,18 @@ def test_heads_of_one_block_with_masks_of_their_own(queries: int, open_head: int
         assert np.all(np.abs(attend(masked).double().numpy() - expected.values["out"]) <= expected.limits["out"])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["two blocks, two chunks, causal", "sixteen queries of one key head", "documents"])
+def test_more_threads_than_processors(name: str, dtype: torch.dtype) -> None:
+    """Eight: more than the heads, so that each head's work is divided, and in the backward its sums of keys are."""
+    problem, expected = prepared(replace(CASES[name], dtype=dtype))
+    with using_threads(8):
+        expected.check(solve(problem))
+        out = attend(problem)
+        assert torch.equal(out, attend(problem))
+    assert np.all(np.abs(out.double().numpy() - expected.values["out"]) <= expected.limits["out"])
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from diff_transformer.data import RetrievalBatches, RetrievalSample, TextBatches
 from diff_transformer.lab.experiments.experiment import section
-from diff_transformer.lab.experiments.side_by_side import Job, SideBySide, cores, default_workers
+from diff_transformer.lab.experiments.side_by_side import Job, SideBySide, default_workers
 from diff_transformer.lab.experiments.step_timing import seconds_of_step
 from diff_transformer.lab.measure.measurement import EvalInput
 from diff_transformer.lab.measure.retrieval import retrieval_answers, retrieval_baselines
@@ -25,6 +25,7 @@ from diff_transformer.lab.measure.standard import Standard, curve_baselines, cur
 from diff_transformer.lab.record import Baseline, Result
 from diff_transformer.lab.results_files import capture_results, write_json
 from diff_transformer.model import DiffTransformerForCausalLM, attention_maps
+from diff_transformer.processors import usable_processors
 from diff_transformer.storage.files import read_metrics
 from diff_transformer.train import Data, Progress, Recipe, build_data, load_recipe, train
 from diff_transformer.train.checkpoint import without_progress_bars
@@ -207,7 +208,7 @@ _WITHOUT_EXTRAS = section("train", inspect_every=None, max_loss_rise=None)
 
 def _part(task: str, recipes: Mapping[str, Recipe], runs: Mapping[str, Path], data: Data, workers: int) -> DemoPart:
     """The part of a task, whose trainings that have not ended are timed."""
-    threads = max(1, cores() // workers) if workers > 1 else None
+    threads = max(1, usable_processors() // workers) if workers > 1 else None
     unfinished = [recipes[variant] for variant in VARIANTS if not (runs[variant] / MODEL).is_dir()]
     left = [recipe.train.steps * seconds_of_step(recipe, data, threads) for recipe in unfinished]
     recipe = recipes["diff"]

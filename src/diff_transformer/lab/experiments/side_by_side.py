@@ -6,7 +6,6 @@ one training after the other, so that it imports torch once.
 """
 
 import multiprocessing
-import os
 import select
 import signal
 import time
@@ -24,6 +23,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from diff_transformer.processors import usable_processors
 from diff_transformer.train import Progress, TrainingInterrupted
 from diff_transformer.train.process_errors import Interrupt
 
@@ -48,23 +48,18 @@ class Job(Generic[T]):
     work: Callable[[Progress], T]
 
 
-def cores() -> int:
-    """How many processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def default_workers(jobs: int, *, on_cpu: bool) -> int:
     """How many of so many trainings are best done at a time: one for each processor core, as far as there is memory for
     them, and on a GPU one."""
     if not on_cpu:
         return 1
     free = _free_memory()
-    return max(1, min(jobs, cores(), cores() if free is None else free // _WORKER_BYTES))
+    return max(1, min(jobs, usable_processors(), usable_processors() if free is None else free // _WORKER_BYTES))
 
 
 def worker_threads(workers: int) -> int:
     """Threads of torch in each of so many processes that train at a time: an equal share of the processor cores."""
-    return max(1, cores() // workers)
+    return max(1, usable_processors() // workers)
 
 
 def _free_memory() -> int | None:

@@ -4,6 +4,7 @@
 // products: −Σ λ dP takes the place of dP there.
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "block.h"
@@ -292,6 +293,22 @@ int64_t parts_of_unit(const Problem& p, int64_t blocks, int64_t threads) {
   return std::max<int64_t>(most, 1);
 }
 
+// Which part takes each block of a unit: the block with the most keys first, each goes to the part with the least work.
+std::vector<int64_t> parts_of_blocks(const Blocks& blocks, int64_t parts) {
+  std::vector<int64_t> part_of(blocks.count, 0);
+  if (parts == 1) return part_of;
+  std::vector<std::pair<int64_t, int64_t>> by_work;
+  for (int64_t block = 0; block < blocks.count; ++block)
+    by_work.emplace_back(-blocks.rows(0, block).by_any.size(), block);
+  std::sort(by_work.begin(), by_work.end());
+  std::vector<int64_t> work(parts, 0);
+  for (const auto& [less, block] : by_work) {
+    part_of[block] = std::min_element(work.begin(), work.end()) - work.begin();
+    work[part_of[block]] -= less;
+  }
+  return part_of;
+}
+
 template <class Kind>
 bool differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::Tensor& statistics,
                         const at::Tensor& grad_q, const at::Tensor& grad_k, const at::Tensor& grad_v,
@@ -313,6 +330,7 @@ bool differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::
                                 static_cast<T*>(grad_v.data_ptr()),
                                 grad_lam.data_ptr<float>()};
   const int64_t count = backward.blocks.count, parts = parts_of_unit(p, count, threads);
+  const std::vector<int64_t> part_of = parts_of_blocks(backward.blocks, parts);
   std::vector<std::vector<std::unique_ptr<KeyGradients>>> sums(p.units());
   for (auto& of_unit : sums) of_unit.resize(parts);
   std::vector<int64_t> finished(p.units(), 0);
@@ -324,12 +342,8 @@ bool differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::
     for (int64_t task = next(); task >= 0; task = next()) {
       const int64_t unit = task / parts, part = task % parts;
       auto gradients = std::make_unique<KeyGradients>(p);
-      // There and back again, so that under causality the parts are alike.
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t position = i % (2 * parts);
-        if (std::min(position, 2 * parts - 1 - position) != part) continue;
-        if (!backward.block(unit, i, scratch, *gradients)) finite = false;
-      }
+      for (int64_t i = 0; i < count; ++i)
+        if (part_of[i] == part && !backward.block(unit, i, scratch, *gradients)) finite = false;
       {
         const std::lock_guard<std::mutex> guard(mutex);
         sums[unit][part] = std::move(gradients);

@@ -1,0 +1,70 @@
+"""Counts the processors that this process may use: those that it may run on, and what a container leaves of their time.
+
+torch takes a thread for each processor that it may run on. In a container with the time of two out of sixty-four, sixty
+of those threads wait while the others hold what they need, so the command line asks for fewer.
+"""
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+THREADS = "OMP_NUM_THREADS"
+_MEMBERSHIP, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def usable_processors() -> int:
+    """How many threads of this process can compute at a time: 1 or more."""
+    return min([_allowed(), *(max(1, math.ceil(quota)) for quota in _quotas(_MEMBERSHIP, _MOUNT))])
+
+
+def limit_threads() -> None:
+    """Before torch is imported: no more threads than a container has time for, unless OMP_NUM_THREADS says how many.
+
+    Processes that this one starts have the same limit.
+    """
+    usable = usable_processors()
+    if usable < _allowed():
+        os.environ.setdefault(THREADS, str(usable))
+
+
+def _allowed() -> int:
+    """Processors that this process may run on: torch's own number of threads."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _quotas(membership: Path, mount: Path) -> Iterator[float]:
+    """Processors' worth of time that each control group around this process has (Linux; versions 1 and 2)."""
+    for line in _lines(membership):
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root = mount
+        elif "cpu" in controllers.split(","):
+            root = mount / "cpu"
+        else:
+            continue
+        # In a container its own group may be the root of what is mounted, whatever the path says.
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            quota = _quota(folder)
+            if quota is not None:
+                yield quota
+            if folder == root:
+                break
+
+
+def _quota(folder: Path) -> float | None:
+    """Processors' worth of time of one control group; None where nothing limits it."""
+    limit = [word for line in _lines(folder / "cpu.max") for word in line.split()]
+    if not limit:
+        limit = [*_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]
+    if len(limit) != 2 or not all(word.isdecimal() for word in limit) or int(limit[1]) == 0:
+        return None  # "max", −1, or no such file
+    return int(limit[0]) / int(limit[1])
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
