@@ -26,6 +26,7 @@ from concept_tables import attention_types, decided, findings, measured_variants
 from cost_tables import costs
 from diff_transformer.lab.bench.bench_pages import (
     base_of,
+    grouped_table,
     page_part,
     ratio_table,
     read_document,
@@ -272,7 +273,7 @@ def backends_parts(operator: dict[str, Any], amx_operator: dict[str, Any]) -> di
             "heads": page_part("one_head", document) or "Not measured.",
             "memory": page_part("memory", document) or "Not measured.",
         }.items()
-    }
+    } | {"amx grouped": grouped_table(amx_operator) or "Not measured."}
 
 
 def pages_parts(

@@ -134,7 +134,7 @@ def threshold_line(threshold: Threshold) -> str:
     return f"threshold: {threshold.text}: {_number(threshold.worst)}, limit {threshold.limit:.2f}: {verdict}{case}"
 
 
-def _grouped_table(document: Document) -> str:
+def grouped_table(document: Document) -> str:
     """Times of grouped differential attention, whose rows are a part of the document by themselves."""
     return ratio_table({**document, "rows": document.get("grouped", [])}, quartiles=True)
 
@@ -188,5 +188,5 @@ _ENVIRONMENT = Environment(
 )
 _ENVIRONMENT.filters["number"] = _number
 _ENVIRONMENT.globals |= {"baseline": BASELINE, "wrong": WRONG, "case_columns": _CASE_COLUMNS}
-_ENVIRONMENT.globals |= {"ratio_table": ratio_table, "grouped_table": _grouped_table}
+_ENVIRONMENT.globals |= {"ratio_table": ratio_table, "grouped_table": grouped_table}
 _ENVIRONMENT.globals |= {"cases": _cases, "titles": _titles, "has_widths": _has_widths}
