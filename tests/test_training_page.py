@@ -179,7 +179,7 @@ def test_commands_are_as_the_page_has_them(words: list[str], elsewhere: Path) ->
 
 def test_there_are_commands() -> None:
     assert {words[0] for words in commands()} == {"prepare", "train", "watch", "plan", "report", "tokenizer"}
-    assert sum(line.startswith("python examples/") for line in SHELL) == 2
+    assert sum(line.startswith("python examples/") for line in SHELL) == 3
 
 
 def test_shipped_recipes_are_named() -> None:
