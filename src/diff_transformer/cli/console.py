@@ -148,6 +148,11 @@ def messages(*, quiet: bool = False) -> Console:
     return Console(stderr=True, highlight=False, quiet=quiet)
 
 
+def say(text: str) -> None:
+    """Print a line to stderr as it is: nothing in it is markup, and a long line is not broken."""
+    messages().print(text, markup=False, soft_wrap=True)
+
+
 def quiet_libraries() -> None:
     """Turn off the progress bars of transformers and datasets, imported already or when they are."""
     for library, variable in {"transformers": "HF_HUB", "datasets": "HF_DATASETS"}.items():

@@ -115,11 +115,9 @@ def shipped_language_model() -> Path:
             "example by `diff-transformer train language`, and name its folder."
         )
     folder = shipped_models.pretrained(name)
-    console.messages().print(
+    console.say(
         f"No checkpoint is named, so {name} writes: {_summary(folder)}. It comes with the package; "
-        f"{Path(folder) / 'README.md'} says what it can do.",
-        markup=False,
-        soft_wrap=True,
+        f"{Path(folder) / 'README.md'} says what it can do."
     )
     return Path(folder)
 

@@ -61,11 +61,12 @@ def serve(
         checkpoint = shipped_language_model()
     with bound_socket(host, port) as bound:
         from diff_transformer.brief_threads import in_brief_thread
-        from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
+        from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer, shown_folder
         from diff_transformer.serve.application import make_application
         from diff_transformer.serve.served_model import ServedModel
 
         folder = find_checkpoint(checkpoint)
+        console.say(f"Loading {shown_folder(folder)} …")
         served = in_brief_thread(
             lambda: ServedModel(
                 load_model(folder, device),
@@ -80,7 +81,7 @@ def serve(
         server = ModelServer(
             make_application(served, api_key),
             served,
-            lambda: console.messages().print(ready, markup=False, soft_wrap=True),
+            lambda: console.say(ready),
             log_requests=log_requests,
         )
         run_server(server, bound)
