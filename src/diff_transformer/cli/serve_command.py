@@ -6,20 +6,14 @@ from typing import Annotated
 import typer
 
 from diff_transformer.cli import console
-from diff_transformer.cli.console import CHECKPOINT_HELP, Device, optional
+from diff_transformer.cli.console import Device, TextCheckpoint, optional
 from diff_transformer.cli.generate_command import shipped_language_model
-from diff_transformer.shipped_models import LANGUAGE_MODEL
 
 API_KEY_VARIABLE = "DIFF_TRANSFORMER_API_KEY"
 
 
 def serve(
-    checkpoint: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="CHECKPOINT", help=CHECKPOINT_HELP, show_default=f"{LANGUAGE_MODEL}, which comes with the package"
-        ),
-    ] = None,
+    checkpoint: TextCheckpoint = None,
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is all of this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 is any free one.")] = 8000,
     name: Annotated[
