@@ -30,7 +30,9 @@ class KeyValueCache(Protocol):
 class Attention(nn.Module):
     """What all multi-head attentions share: four projections, rotary embedding, an optional cache, one call.
 
-    Args: as :class:`DiffAttention`, without ``lambda_init``, and
+    The other arguments are those of :class:`DiffAttention`, without ``lambda_init``.
+
+    Args:
         headwise_norm: True adds RMSNorm over each head's own d channels before the output projection. Without a λ_init
             (nothing is subtracted, or there is none to a layer) its factor 1 − λ_init is 1.
         num_noise_heads: G, into how many groups the A query heads fall, each of which has one noise map; only where a
@@ -216,7 +218,9 @@ class Attention(nn.Module):
 class SoftmaxAttention(Attention):
     """Ordinary multi-head attention of the same sizes, through torch's ``scaled_dot_product_attention``.
 
-    Args: as :class:`DiffAttention`, without ``lambda_init``, but A may be odd, and
+    The other arguments are those of :class:`DiffAttention`, without ``lambda_init``; A may be odd.
+
+    Args:
         headwise_norm: True is the control of Table 6: RMSNorm over each head's own d channels, without a factor.
     """
 

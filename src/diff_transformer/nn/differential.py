@@ -139,7 +139,9 @@ class GroupedDiffAttention(DifferentialAttention):
     value of width 2d, for one group or more. λ is shared by the heads of the layer, and each of the r·G heads is
     normalised. W_O reads r·G heads of 2d, more than the Transformer's where r > 1.
 
-    Args: as :class:`DiffAttention`, and
+    The other arguments are those of :class:`DiffAttention`.
+
+    Args:
         num_noise_heads: G, which divides A.
         num_key_value_heads: twice the pairs of keys, of whose number G is a multiple; 2G, a pair to a group, unless
             given.
@@ -199,7 +201,9 @@ class DiffAttentionV2(DifferentialAttention):
     λ = sigmoid(X W_λ), one for each token and head; no headwise norm, no λ_init. W_Q is twice as large as the
     Transformer's, the cache is the same. Both queries of a head use the key/value head of its group.
 
-    Args: as :class:`DiffAttention`, without ``lambda_init``, but A may be odd, and
+    The other arguments are those of :class:`DiffAttention`, without ``lambda_init``; A may be odd.
+
+    Args:
         headwise_norm: True adds RMSNorm over each head's own d channels, without a factor.
     """
 
