@@ -59,7 +59,7 @@ class Case:
 
 
 def random_pair(layers: int, heads: int, width: int, context: int) -> Explorer:
-    """A DIFF Transformer with so many heads of so many layers beside its twin, with random weights."""
+    """A DIFF Transformer with so many heads of so many layers beside a Transformer of its size, with random weights."""
 
     def side(kind: str) -> Side:
         torch.manual_seed(0)

@@ -3,7 +3,7 @@
     python examples/images.py --output runs/images                   # a ViT in plain torch (pip install scikit-learn)
     python examples/images.py --model timm --output runs/timm        # timm's, its attention replaced (pip install timm)
 
-Both twins, DIFF and the Transformer, see the same images in the same order. The figure `rollout.png` shows for some
+Both models, DIFF and the Transformer, see the same images in the same order. The figure `rollout.png` shows for some
 test images how much each patch reaches the class token through all layers (attention rollout, Abnar & Zuidema, arXiv
 2005.00928). Weights of A1 − λA2 may be negative, so DIFF's rollout takes their sizes. A minute on a CPU.
 """
@@ -31,7 +31,7 @@ parser.add_argument("--seed", type=int, default=0)
 arguments = parser.parse_args()
 
 WIDTH, HEADS, LAYERS, PATCH = 64, 8, 3, 2
-TWINS: dict[str, type[Attention]] = {"DIFF": DiffAttention, "Transformer": SoftmaxAttention}
+KINDS: dict[str, type[Attention]] = {"DIFF": DiffAttention, "Transformer": SoftmaxAttention}
 
 
 class Block(nn.Module):
@@ -139,12 +139,12 @@ output = Path(arguments.output)
 output.mkdir(parents=True, exist_ok=True)
 
 shown = held_out[: arguments.images]
-figure, rows = plt.subplots(1 + len(TWINS), len(shown), figsize=(1.1 * len(shown), 3.6), squeeze=False)
+figure, rows = plt.subplots(1 + len(KINDS), len(shown), figsize=(1.1 * len(shown), 3.6), squeeze=False)
 for column, image in zip(rows[0], images[shown], strict=True):
     column.imshow(image[0].numpy(), cmap="gray_r")
-for name, row in zip(TWINS, rows[1:], strict=True):
+for name, row in zip(KINDS, rows[1:], strict=True):
     torch.manual_seed(arguments.seed)
-    model = timm_model(TWINS[name]) if arguments.model == "timm" else VisionTransformer(TWINS[name])
+    model = timm_model(KINDS[name]) if arguments.model == "timm" else VisionTransformer(KINDS[name])
     train(model.train(), images[training], digits[training])
     model.eval()
     with torch.no_grad():

@@ -1,6 +1,7 @@
 """What the pages of docs/ say of names, commands, files and numbers is true, and their code runs."""
 
 import importlib
+import logging
 import re
 import shlex
 from pathlib import Path
@@ -33,6 +34,7 @@ WITH_TESTS_OF_THEIR_OWN = {
     "docs/serving.md": "test_serving_page.py",
     "README.md": "test_readme.py",
     "docs/dex.md": "test_documentation.py",  # below
+    "docs/converting.md": "test_documentation.py",
 }
 FENCES = [
     (page, language, code)
@@ -86,6 +88,34 @@ def test_the_code_of_dex_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     dataset = [{"input_ids": tokens, "labels": tokens}] * 4
     exec(compile(shorter, "docs/dex.md", "exec"), {"__name__": "page", "dataset": dataset})
     assert (tmp_path / "trained" / "model.safetensors").is_file()
+
+
+def test_what_was_converted_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = transformers.LlamaConfig(
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        eos_token_id=256,
+    )
+    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained("llama")
+    byte_tokenizer().save_pretrained("llama")
+    convert_from("llama", Path("llama"), Path("DST"), attention_type="diff_v2")
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGES["docs/converting.md"], flags=re.DOTALL | re.MULTILINE)
+    namespace: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code, "docs/converting.md", "exec"), namespace)
+    model, ours = namespace["model"], diff_transformer.DiffTransformerForCausalLM
+    assert namespace["text"].startswith("Call me")
+    assert (type(model), model.config.attention_type, model.dtype) == (ours, "diff_v2", torch.bfloat16)
+    auto = transformers.AutoModelForCausalLM
+    assert type(auto.from_pretrained("DST", trust_remote_code=True)) is type(ours.from_pretrained("DST")) is ours
+    # What the page warns of.
+    assert type(auto.from_pretrained("llama")) is transformers.LlamaForCausalLM
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    assert ours.from_pretrained("llama").config.attention_type == "diff"
+    assert "a model of type `llama`" in caplog.text
 
 
 def page_commands() -> list[Any]:

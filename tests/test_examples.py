@@ -11,7 +11,17 @@ import datasets
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from diff_transformer.convert import convert_from
+from diff_transformer.data import byte_tokenizer
+from diff_transformer.model import dex_annealing
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -53,6 +63,57 @@ def test_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text.write_text("".join(f"line {number}: to be, or not to be\n" for number in range(400)), encoding="utf-8")
     run("trainer.py", monkeypatch, "--text", text, "--output", tmp_path / "run", "--steps", 30, "--length", 32)
     check_learned(tmp_path / "run", 2.0)
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> LlamaForCausalLM:
+    """A small one, with its folder: in half precision, as most are."""
+    tokenizer = byte_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=32,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    model = LlamaForCausalLM(config).bfloat16()
+    model.save_pretrained(tmp_path / "llama")
+    tokenizer.save_pretrained(tmp_path / "llama")
+    return model.float()
+
+
+@pytest.mark.parametrize("attention_type", ["diff_v2", "dex", None])
+def test_the_trainer_trains_a_converted_llama_on(
+    attention_type: str | None, llama: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the Llama as it is. The loss falls from the Llama's, and λ of a DEX is annealed."""
+    progress: list[float] = []
+    monkeypatch.setattr(dex_annealing, "set_dex_progress", lambda _, fraction: progress.append(fraction))
+    folder, text = tmp_path / "llama", tmp_path / "text.txt"
+    if attention_type is not None:
+        folder = tmp_path / "converted"
+        convert_from("llama", tmp_path / "llama", folder, attention_type=attention_type)
+    text.write_text("to be, or not to be\n" * 200, encoding="utf-8")
+    options = ("--text", text, "--output", tmp_path / "run", "--steps", 30, "--length", 32, "--learning-rate", 3e-3)
+    run("trainer.py", monkeypatch, "--model", folder, *options)
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "run")
+    assert getattr(trained.config, "attention_type", None) == attention_type
+    assert trained.dtype == torch.float32
+    tokens = AutoTokenizer.from_pretrained(tmp_path / "run")("or not to be", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        assert trained(tokens, labels=tokens).loss < llama(tokens, labels=tokens).loss - 1
+    assert progress == ([step / 30 for step in range(1, 31)] if attention_type == "dex" else [])
+
+
+@pytest.mark.usefixtures("llama")
+def test_the_trainer_refuses_a_length_that_the_model_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run("trainer.py", monkeypatch, "--model", tmp_path / "llama", "--length", 33)
+    assert "--length must be at most the model's context, 32" in capsys.readouterr().err
 
 
 def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

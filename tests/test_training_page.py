@@ -12,10 +12,15 @@ import typer
 from accelerate.state import AcceleratorState
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
 
-from diff_transformer.train import load_recipe, shipped_recipes
+from diff_transformer.cli.app import COMMANDS, app
+from diff_transformer.data import byte_tokenizer
+from diff_transformer.train import load_recipe, shipped_recipes, train
 from diff_transformer.train.data_kinds import KINDS
-from diff_transformer.train.recipe import ModelRecipe, Recipe, TrainRecipe, read_yaml
+from diff_transformer.train.recipe import ModelRecipe, Recipe, TrainRecipe, parse_recipe, read_yaml
+from diff_transformer.train.run_setup import check_init_from
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
@@ -46,9 +51,12 @@ def keys() -> list[tuple[str, FieldInfo]]:
     return fields
 
 
-def block(language: str) -> str:
-    (code,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
-    return code
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+
+
+RECIPE, FURTHER = blocks("yaml")
+(CODE,) = blocks("python")
 
 
 def test_every_key_is_there_and_no_other() -> None:
@@ -80,7 +88,8 @@ def test_keys_in_the_text_exist() -> None:
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of the files that the page speaks of, to work in."""
-    (tmp_path / "mine.yaml").write_text(block("yaml"), encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text(RECIPE, encoding="utf-8")
+    (tmp_path / "further.yaml").write_text(FURTHER, encoding="utf-8")
     (tmp_path / "my-text").mkdir()
     lines = [json.dumps({"text": f"document {number}: to be, or not to be\n" * 40}) for number in range(60)]
     (tmp_path / "my-text" / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
@@ -89,12 +98,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_recipe_and_the_code_run(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = block("python")
     sizes = {"model.hidden_size": 32, "model.intermediate_size": 32, "model.head_dim": 8, "model.num_hidden_layers": 1}
     sizes |= {"data.vocab_size": 300, "data.length": 32, "data.batch_size": 2}
     tiny = ", ".join(f'"{key}={value}"' for key, value in sizes.items())
-    smaller = code.replace('["train.steps=2"', f'[{tiny}, "train.steps=2"')
-    assert smaller != code
+    smaller = CODE.replace('["train.steps=2"', f'[{tiny}, "train.steps=2"')
+    assert smaller != CODE
     exec(compile(smaller, "docs/training.md", "exec"), {"__name__": "page"})
     loss, folder = capsys.readouterr().out.split()
     assert float(loss) < 8
@@ -106,6 +114,38 @@ def test_the_recipe_and_the_code_run(elsewhere: Path, capsys: pytest.CaptureFixt
     (line, *_) = Path("runs/short/metrics.jsonl").read_text(encoding="utf-8").splitlines()
     table = PAGE.split("## Watching")[1].split("\n## ")[0]
     assert set(json.loads(line)) <= set(re.findall(r"`([\w/]+)`", table))
+
+
+def test_a_converted_llama_is_trained_on(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second recipe, made small, starts from the Llama that its keys describe; without one of them it would not."""
+    model = load_recipe(elsewhere / "further.yaml").model
+    sizes = {"hidden_size": 36, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
+    sizes |= {"vocab_size": 300, "max_position_embeddings": 64}
+    names = set(read_yaml(FURTHER)["model"]) - {"init_from", "attention_type", "rope_theta"}
+    settings = {name: sizes.get(name, getattr(model, name)) for name in names}
+    rotary = {"rope_type": "default", "rope_theta": model.rope_theta}
+    LlamaForCausalLM(LlamaConfig(**settings, rope_parameters=rotary)).save_pretrained("llama")
+    byte_tokenizer().save_pretrained("llama")
+    convert, *words = shlex.split(re.findall(r"after: diff-transformer (.*)", FURTHER)[0])
+    assert convert == "convert"
+    assert CliRunner().invoke(app, [convert, *words]).exit_code == 0
+
+    smaller = [f"model.{name}={value}" for name, value in sizes.items()]
+    smaller += ["data.length=16", "data.batch_size=2", "train.steps=1", "train.warmup_steps=0"]
+    recipe = load_recipe(elsewhere / "further.yaml", smaller)
+    run = train(recipe, "runs/further")
+    written = json.loads((run.model_folder / "config.json").read_text(encoding="utf-8"))
+    before = json.loads((elsewhere / "llama-v2" / "config.json").read_text(encoding="utf-8"))
+    assert {name: (before[name], written[name]) for name in before if before[name] != written[name]} == {
+        "bos_token_id": (1, 256),  # an end of text begins and ends the training's documents
+        "eos_token_id": (2, 256),
+    }
+    # A key that may be left out, and is not what it would be without.
+    for name in ("num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "head_dim"):
+        settings = recipe.model_dump(mode="json")
+        del settings["model"][name]
+        with pytest.raises(ValueError, match=rf"the recipe needs model\.{name}="):
+            check_init_from(parse_recipe(settings))
 
 
 def commands() -> list[list[str]]:
@@ -124,8 +164,6 @@ def commands() -> list[list[str]]:
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_commands_are_as_the_page_has_them(words: list[str], elsewhere: Path) -> None:
-    from diff_transformer.cli.app import COMMANDS, app
-
     name, *arguments = words
     assert name in COMMANDS
     command: Any = typer.main.get_command(app).get_command(None, name)  # type: ignore[attr-defined]  # a group
@@ -135,13 +173,13 @@ def test_commands_are_as_the_page_has_them(words: list[str], elsewhere: Path) ->
     assert {word for word in arguments if word.startswith("--")} <= options
     if name in ("train", "plan", "prepare"):
         recipe, overrides = arguments[0], [word for word in arguments[1:] if "=" in word]
-        assert recipe == "mine.yaml" or recipe in shipped_recipes()
+        assert recipe in ("mine.yaml", "further.yaml", *shipped_recipes())
         load_recipe(recipe, overrides)
 
 
 def test_there_are_commands() -> None:
     assert {words[0] for words in commands()} == {"prepare", "train", "watch", "plan", "report", "tokenizer"}
-    assert sum(line.startswith("python examples/") for line in SHELL) == 2
+    assert sum(line.startswith("python examples/") for line in SHELL) == 3
 
 
 def test_shipped_recipes_are_named() -> None:

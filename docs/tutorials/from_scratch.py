@@ -315,7 +315,7 @@ assert all(math.isclose(lambda_init_of_depth(number - 1), lambda_init_schedule(n
 # **A head's result is 2d wide, and so are its values** (text). The article says that the result of differential
 # attention is n × n: that is the shape of the *maps*. It calls the width of a value `head_dim`, which is $2d$ in the
 # paper's letters, and its code is right with it. Whoever takes `head_dim` for the width of everything gives values the
-# width of a query, and the heads no longer fill $W^O$.
+# width of a query. Then the four heads have 4 · d channels together, and the output projection $W^O$ expects 4 · 2d.
 
 # %%
 n, d = 12, 16

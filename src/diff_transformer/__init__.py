@@ -1,4 +1,4 @@
-"""Gives the operator of differential attention (arXiv 2410.05258), the modules, and the model and its twin.
+"""Gives the operator of differential attention (arXiv 2410.05258), the modules and the models.
 
 The public names are loaded when they are first used, so that importing the package costs nothing.
 """

@@ -19,7 +19,7 @@ def pretrained_names() -> list[str]:
 
 
 def pretrained(name: str) -> str:
-    """The folder of a trained model that comes with this package, such as "novels-diff".
+    """The folder of a trained model that comes with this package, such as "needles-diff".
 
     Returns:
         The path, for ``AutoModelForCausalLM.from_pretrained`` and whatever else loads a folder. Nothing is downloaded

@@ -114,6 +114,7 @@ def test_what_is_done_is_kept_where_a_later_task_fails(
     output = tmp_path / "results.json"
     result = run("eval", text_run, "--tasks", questions, "--tasks", long, "--output", output)
     assert result.exit_code == 2
+    assert result.stderr.splitlines()[0] == f"Loading {text_run / 'model'} …"
     assert result.stderr.endswith(
         "has 81 tokens of its own, and it must have 1 to 64, which the model's context holds.\n"
     )

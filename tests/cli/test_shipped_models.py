@@ -16,11 +16,13 @@ from transformers import AutoModelForCausalLM
 import fresh
 from commands import fails
 from diff_transformer import pretrained, pretrained_names, shipped_models
+from diff_transformer.cli import console
 from diff_transformer.cli.eval_command import evaluate_measures
 from diff_transformer.data import RetrievalBatches, TextFiles, training_text, validation_text
 from diff_transformer.lab.record import CardRecord
 from diff_transformer.lab.results_files import read_record, read_results
 from diff_transformer.model.remote_code import code_files
+from diff_transformer.shipped_models import LANGUAGE_MODEL
 from diff_transformer.train import load_recipe
 
 Run = Callable[..., Any]
@@ -220,15 +222,20 @@ def test_eval_takes_a_name_and_the_text_beside_the_model(
 ) -> None:
     result = run("eval", "novels-diff", "--output", tmp_path / "results.json")
     assert result.exit_code == 0
-    assert result.stderr == "Measured on held_out.jsonl in the model's folder, text that was kept from training.\n"
+    assert result.stderr.splitlines() == [
+        "Loading novels-diff …",
+        "Measured on held_out.jsonl in the model's folder, text that was kept from training.",
+        "Measuring …",
+    ]
     files = (tmp_path / "results.json", weights / "novels-diff" / "results.json")
     assert result.stdout.split("\n")[0].strip() == "Evaluation of novels-diff"
     values = [[one.value for one in read_results(file).records] for file in files]
     assert values[0] == pytest.approx(values[1], abs=1e-6)
-    assert run("eval", "novels-diff", "--text", text_file).stderr == ""
+    assert "held_out" not in run("eval", "novels-diff", "--text", text_file).stderr
     assert run("eval", "novels-diff", "--measure", "outliers").exit_code == 0
     needles = run("eval", "needles-diff")
-    assert (needles.exit_code, needles.stderr) == (0, "")
+    assert needles.exit_code == 0
+    assert needles.stderr.splitlines() == ["Loading needles-diff …", "Measuring …"]
     assert "chance" in needles.stdout
 
 
@@ -366,3 +373,18 @@ def test_the_page_shows_the_models_that_there_are(weights: Path, monkeypatch: py
     assert namespace["model"].config.attention_type == "diff"
     monkeypatch.setattr(shipped_models, "WEIGHTS", weights / "nowhere")
     assert filler.shipped_models(weights.parent) == ""
+
+
+def test_help_names_the_models_that_are_there() -> None:
+    assert console.checkpoint_help(["one", "two"]).endswith("comes with the package: one, two.")
+    assert console.checkpoint_help([]) == "The folder of a run, or a folder with config.json and weights."
+    assert console.default_checkpoint([LANGUAGE_MODEL]) == f"{LANGUAGE_MODEL}, which comes with the package"
+    assert console.default_checkpoint(["needles-diff"]).startswith("none: no model that writes text")
+
+
+@pytest.mark.parametrize("command", ["generate", "serve", "eval", "export"])
+def test_help_is_of_this_copy_of_the_package(command: str, run: Run) -> None:
+    shown = " ".join(re.sub(r"[│\n]", " ", run(command, "--help").stdout).split())
+    assert console.checkpoint_help(pretrained_names()) in shown
+    if command in ("generate", "serve"):
+        assert f"[default: ({console.default_checkpoint(pretrained_names())})]" in shown

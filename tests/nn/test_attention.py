@@ -1,5 +1,8 @@
 """DiffAttention, DiffAttentionV2 and SoftmaxAttention against the float64 oracle, and what they refuse."""
 
+import doctest
+import inspect
+import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ from transformers import DynamicCache
 
 import oracle
 from diff_transformer import DiffAttention, DiffAttentionV2, SoftmaxAttention
-from diff_transformer.nn import RotaryEmbedding
+from diff_transformer.nn import Attention, DexAttention, GroupedDiffAttention, RotaryEmbedding
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -305,3 +308,22 @@ def test_odd_heads_are_fine_without_pairs() -> None:
 def test_bad_input(kind: str, shape: tuple[int, ...], build: Any) -> None:
     with pytest.raises(ValueError, match=r"hidden_states must be \(B, N, 24\), got \(" + ", ".join(map(str, shape))):
         build(kind)(torch.zeros(shape, dtype=torch.float64))
+
+
+def test_help_has_every_argument_and_an_example_that_runs() -> None:
+    """help(DiffAttention) is the place that the other layers' docstrings refer to."""
+    text = inspect.getdoc(DiffAttention)
+    assert text is not None
+    arguments = text.partition("\nArgs:\n")[2].partition("\nRaises:\n")[0]
+    assert re.findall(r"^    (\w+):", arguments, re.MULTILINE) == list(inspect.signature(DiffAttention).parameters)
+    called = {"torch": torch, "DiffAttention": DiffAttention, "RotaryEmbedding": RotaryEmbedding}
+    example = doctest.DocTestParser().get_doctest(text, called, "DiffAttention", None, None)
+    assert doctest.DocTestRunner().run(example) == (0, 4)
+    for layer in (Attention, SoftmaxAttention, GroupedDiffAttention, DiffAttentionV2, DexAttention):
+        assert ":class:`DiffAttention`" in str(layer.__doc__)
+
+
+def test_the_cache_is_as_help_says() -> None:
+    cache, tokens = DynamicCache(), torch.randn(2, 10, 24)
+    DiffAttention(hidden_size=24, num_attention_heads=8, layer=2, num_key_value_heads=4)(tokens, cache=cache)
+    assert cache.layers[1].keys.shape == cache.layers[1].values.shape == (2, 4 // 2, 10, 2 * 3)

@@ -1,14 +1,15 @@
 """A run that starts from a model's weights, and what cannot be started from."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from diff_transformer.data import byte_tokenizer
-from diff_transformer.model import DiffTransformerForCausalLM
-from diff_transformer.train import Data, Recipe, build_data, build_model, parse_recipe, train
+from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.train import Data, Recipe, build_data, build_model, load_recipe, parse_recipe, train
 from diff_transformer.train.checkpoint import save_model
 from diff_transformer.train.run_folder import check_run_folder
 from diff_transformer.train.run_setup import check_init_from
@@ -84,36 +85,67 @@ def test_a_resumed_run_needs_no_start(data: Data) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"attention_type": "softmax"}, "has attention_type 'diff' and the recipe 'softmax'"),
-        ({"hidden_size": 32}, "has hidden_size 16 and the recipe 32"),
-        ({"num_hidden_layers": 3}, "has num_hidden_layers 2 and the recipe 3"),
-        ({"num_key_value_heads": 2}, "has num_key_value_heads 4 and the recipe 2"),
-        ({"lambda_init": 0.8}, "has lambda_init 'schedule' and the recipe 0.8"),
-        ({"rms_norm_eps": 1e-6}, "has rms_norm_eps 1e-05 and the recipe 1e-06"),
-        ({"tie_word_embeddings": True}, "has tie_word_embeddings False and the recipe True"),
+        ({"attention_type": "softmax"}, "needs model.attention_type=diff (it has softmax), model.headwise_norm=true"),
+        ({"hidden_size": 32}, "needs model.hidden_size=16 (it has 32)"),
+        ({"num_hidden_layers": 3}, "needs model.num_hidden_layers=2 (it has 3)."),
+        ({"num_key_value_heads": 2}, "needs model.num_key_value_heads=4 (it has 2)."),
+        ({"lambda_init": 0.8}, "needs model.lambda_init=schedule (it has 0.8)."),
+        ({"rms_norm_eps": 1e-6}, "needs model.rms_norm_eps=1e-05 (it has 1e-06)."),
+        ({"tie_word_embeddings": True}, "needs model.tie_word_embeddings=false (it has true)."),
+        ({"headwise_norm": False}, "needs model.headwise_norm=true (it has false)."),
+    ],
+)
+def test_what_the_recipe_needs_is_named_without_data(
+    trained: tuple[Path, DiffTransformerForCausalLM], setting: dict[str, object], message: str
+) -> None:
+    """All of it, as overrides that make the recipe one that can start there."""
+    start = recipe(init_from=str(trained[0]), **setting)
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
+        check_init_from(start)
+    assert str(trained[0]) in str(raised.value)
+    path = trained[0].parent / "recipe.yaml"
+    path.write_text(json.dumps(start.model_dump(mode="json")), encoding="utf-8")
+    check_init_from(load_recipe(path, re.findall(r"(model\.\S+=\S+) \(", str(raised.value))))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("hidden_act", "poly_norm", "has hidden_act 'poly_norm', which no recipe has"),
+        ("attention_norm_eps", 1e-3, "has attention_norm_eps 0.001, which no recipe has"),
+        ("lambda_init_offset", 2, "has lambda_init_offset 2, which no recipe has"),
         (
-            {"hidden_size": 32, "num_hidden_layers": 3},
-            "has hidden_size 16 and the recipe 32; num_hidden_layers 2 and the recipe 3",
+            "rope_parameters",
+            {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+            "has rope_type 'linear', which no recipe has",
         ),
     ],
 )
-def test_other_sizes_are_named_without_data(
-    trained: tuple[Path, DiffTransformerForCausalLM], setting: dict[str, object], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message) as raised:
-        check_init_from(recipe(init_from=str(trained[0]), **setting))
-    assert str(trained[0]) in str(raised.value)
-
-
-@pytest.mark.parametrize(("name", "value"), [("hidden_act", "poly_norm"), ("attention_norm_eps", 1e-3)])
 def test_what_no_recipe_has_is_named(
-    trained: tuple[Path, DiffTransformerForCausalLM], name: str, value: object
+    trained: tuple[Path, DiffTransformerForCausalLM], name: str, value: object, message: str
 ) -> None:
     settings = json.loads((trained[0] / "config.json").read_text(encoding="utf-8"))
     (trained[0] / "config.json").write_text(json.dumps(settings | {name: value}), encoding="utf-8")
-    named = "norm_eps_in_attention" if name == "attention_norm_eps" else name
-    with pytest.raises(ValueError, match=f"has {named} {value!r} and the recipe"):
+    with pytest.raises(ValueError, match=message):
         check_init_from(recipe(init_from=str(trained[0])))
+
+
+def test_a_correction_is_no_start_of_a_recipe(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4}
+    config = DiffTransformerConfig(attention_type="dex", num_hidden_layers=2, **sizes)
+    DiffTransformerForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has attention_type 'dex', which no recipe has; transformers' Trainer"):
+        check_init_from(recipe(init_from=str(tmp_path)))
+
+
+def test_an_eps_that_attention_shares_is_named_once(trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
+    """A folder may say that eps inside attention is what the others are, as conversions do."""
+    settings = json.loads((trained[0] / "config.json").read_text(encoding="utf-8"))
+    changed = settings | {"rms_norm_eps": 1e-6, "attention_norm_eps": 1e-6}
+    (trained[0] / "config.json").write_text(json.dumps(changed), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"the recipe needs model\.rms_norm_eps=1e-06 \(it has 1e-05\)\.$"):
+        check_init_from(recipe(init_from=str(trained[0])))
+    check_init_from(recipe(init_from=str(trained[0]), rms_norm_eps=1e-6))
 
 
 def test_another_vocabulary(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:

@@ -2,12 +2,14 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+
+from diff_transformer.shipped_models import LANGUAGE_MODEL, pretrained_names
 
 if TYPE_CHECKING:
     from diff_transformer.train import Recipe
@@ -20,10 +22,24 @@ def optional(help_text: str, default: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, help=help_text, show_default=default, **settings)
 
 
-CHECKPOINT_HELP = (
-    "A run folder, a folder with config.json and weights, or a model that the package ships, such as novels-diff."
-)
-Checkpoint = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help=CHECKPOINT_HELP)]
+def checkpoint_help(shipped: Sequence[str]) -> str:
+    """What a command takes as CHECKPOINT, with the models that come with this copy of the package."""
+    named = f", or a model that comes with the package: {', '.join(shipped)}" if shipped else ""
+    return f"The folder of a run, or a folder with config.json and weights{named}."
+
+
+def default_checkpoint(shipped: Sequence[str]) -> str:
+    """What a command that writes text takes where no CHECKPOINT is named."""
+    if LANGUAGE_MODEL in shipped:
+        return f"{LANGUAGE_MODEL}, which comes with the package"
+    return "none: no model that writes text comes with this copy of the package"
+
+
+_CHECKPOINT: dict[str, Any] = {"metavar": "CHECKPOINT", "help": checkpoint_help(pretrained_names())}
+Checkpoint = Annotated[Path, typer.Argument(**_CHECKPOINT)]
+TextCheckpoint = Annotated[
+    Path | None, typer.Argument(**_CHECKPOINT, show_default=default_checkpoint(pretrained_names()))
+]
 RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped recipe such as tiny.")
 ]
@@ -146,6 +162,11 @@ def fill_text(template: str, **values: Any) -> str:
 def messages(*, quiet: bool = False) -> Console:
     """The console on stderr. A quiet one prints nothing, for all but the first of several processes."""
     return Console(stderr=True, highlight=False, quiet=quiet)
+
+
+def say(text: str) -> None:
+    """Print a line to stderr as it is: nothing in it is markup, and a long line is not broken."""
+    messages().print(text, markup=False, soft_wrap=True)
 
 
 def quiet_libraries() -> None:

@@ -37,7 +37,9 @@ def evaluate_tasks(
     folder = find_checkpoint(checkpoint, ours=False)
     tokenizer = load_tokenizer(folder)
     loaded = load_tasks(names, include)
+    console.say(f"Loading {shown_folder(folder)} …")
     model = load_model(folder, device)
+    console.say(f"Answering {', '.join(names)} …")
     variant = getattr(model.config, "attention_type", model.config.model_type)
     settings: dict[str, Any] = {"checkpoint": shown_folder(folder), "tasks": names, **options, "notes": []}
     records: list[Any] = []
@@ -92,6 +94,8 @@ def evaluate_measures(
             f"{str(folder)!r} holds an encoder, which does not predict the next token: eval without --measure tells "
             "its accuracy and loss at hidden tokens."
         )
+    shown = shown_folder(folder)
+    console.say(f"Loading {shown} …")
     model = load_model(folder, device, "AutoModelForMaskedLM" if is_encoder else "AutoModelForCausalLM")
     tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
     variant = getattr(model.config, "attention_type", model.config.model_type)
@@ -99,9 +103,7 @@ def evaluate_measures(
     held_out = folder / HELD_OUT
     if takes_data and not text and held_out.is_file():
         text = [held_out]
-        console.messages().print(
-            f"Measured on {HELD_OUT} in the model's folder, text that was kept from training.", soft_wrap=True
-        )
+        console.say(f"Measured on {HELD_OUT} in the model's folder, text that was kept from training.")
     batches = batches_of(folder, text, context) if takes_data else None
     if batches is not None and not isinstance(batches, TextBatches | NeedleBatches):
         for name, measure in measures.items():
@@ -109,12 +111,12 @@ def evaluate_measures(
                 raise ValueError(
                     f"The measure {name} needs text, and the run was trained on none: name some by --text."
                 )
+    console.say(f"Taking the measurement {', '.join(measures)} …" if named else "Measuring …")
     records: list[Result] = []
     for measure in measures.values():
         data = batches if measure.needs else None
         measured = EvalInput(model=model, variant=variant, batches=data, tokenizer=tokenizer)
         records += measure.run(measured)
-        shown = shown_folder(folder)
     settings: dict[str, Any] = {"checkpoint": shown, "text": text}
     title = f"{', '.join(measures)} of {shown}" if named else f"Evaluation of {shown}"
     if named:

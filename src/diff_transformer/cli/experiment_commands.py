@@ -234,7 +234,7 @@ def show_results(results: ResultsFile, path: Path) -> None:
         out.print(learning)
     out.print(verdict_table(results))
     if results.settings["variants"]:
-        out.print(variants_table(results.settings["variants"]))
+        out.print(variants_table(results.settings))
     for note in results.notes:
         console.print_line(f"note: {note}")
     console.print_line(f"numbers: {path}")

@@ -66,7 +66,7 @@ def explore(
     explorers = in_brief_thread(lambda: {name: build_explorer(*pair, text, device) for name, pair in pairs.items()})
     server = ExplorerServer(explorers, host or LOOPBACK, port or 0)
     console.print_line(server.address)
-    console.messages().print("Ctrl-C ends it.", markup=False)
+    console.say("Ctrl-C ends it.")
     if not no_browser:
         webbrowser.open(server.address)
     server.serve()

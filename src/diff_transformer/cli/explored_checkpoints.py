@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from diff_transformer import shipped_models
+from diff_transformer.cli import console
 from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer, shown_folder
 from diff_transformer.cli.eval_command import batches_of
 from diff_transformer.data import NeedleTask, RetrievalBatches
@@ -61,7 +62,9 @@ def write_recorded_page(
     checkpoint: Path, compare: Path | None, output: Path, *, text: str | None = None, device: str | None = None
 ) -> None:
     """Write the page of two models as one file, over a file that is there. Raises ValueError as `build_explorer`."""
-    write_atomically(output, recorded_page(build_explorer(checkpoint, compare, text, device)))
+    explorer = build_explorer(checkpoint, compare, text, device)
+    console.say("Recording the maps of all heads, and what the model predicts with other λ …")
+    write_atomically(output, recorded_page(explorer))
 
 
 def build_explorer(checkpoint: Path, compare: Path | None, text: str | None, device: str | None) -> Explorer:
@@ -88,6 +91,7 @@ def build_explorer(checkpoint: Path, compare: Path | None, text: str | None, dev
 
 def _load_side(folder: Path, device: str | None) -> Side:
     shown = shown_folder(folder)
+    console.say(f"Loading {shown} …")
     model = ExploredModel(load_model(folder, device), shown.parent.name if shown.name == "model" else shown.name)
     return Side(model, _vocabulary(folder, model.vocab_size))
 

@@ -8,7 +8,7 @@ import typer
 
 from diff_transformer import shipped_models
 from diff_transformer.cli import console
-from diff_transformer.cli.console import CHECKPOINT_HELP, Device, Seed, optional
+from diff_transformer.cli.console import Device, Seed, TextCheckpoint, optional
 from diff_transformer.storage.files import read_json
 
 DEFAULT_TOKENS = 200  # of new text, or fewer where the context has no space for them
@@ -33,14 +33,7 @@ def _summary(folder: str) -> str:
 
 def generate(
     prompt: Annotated[str, typer.Option(help="The text to continue.")],
-    checkpoint: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="CHECKPOINT",
-            help=CHECKPOINT_HELP,
-            show_default=f"{shipped_models.LANGUAGE_MODEL}, which comes with the package",
-        ),
-    ] = None,
+    checkpoint: TextCheckpoint = None,
     max_new_tokens: Annotated[
         int | None,
         optional("The largest number of new tokens.", f"{DEFAULT_TOKENS}, or fewer if the context is full", min=1),
@@ -115,11 +108,9 @@ def shipped_language_model() -> Path:
             "example by `diff-transformer train language`, and name its folder."
         )
     folder = shipped_models.pretrained(name)
-    console.messages().print(
+    console.say(
         f"No checkpoint is named, so {name} writes: {_summary(folder)}. It comes with the package; "
-        f"{Path(folder) / 'README.md'} says what it can do.",
-        markup=False,
-        soft_wrap=True,
+        f"{Path(folder) / 'README.md'} says what it can do."
     )
     return Path(folder)
 

@@ -6,20 +6,14 @@ from typing import Annotated
 import typer
 
 from diff_transformer.cli import console
-from diff_transformer.cli.console import CHECKPOINT_HELP, Device, optional
+from diff_transformer.cli.console import Device, TextCheckpoint, optional
 from diff_transformer.cli.generate_command import shipped_language_model
-from diff_transformer.shipped_models import LANGUAGE_MODEL
 
 API_KEY_VARIABLE = "DIFF_TRANSFORMER_API_KEY"
 
 
 def serve(
-    checkpoint: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="CHECKPOINT", help=CHECKPOINT_HELP, show_default=f"{LANGUAGE_MODEL}, which comes with the package"
-        ),
-    ] = None,
+    checkpoint: TextCheckpoint = None,
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is all of this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 is any free one.")] = 8000,
     name: Annotated[
@@ -61,11 +55,12 @@ def serve(
         checkpoint = shipped_language_model()
     with bound_socket(host, port) as bound:
         from diff_transformer.brief_threads import in_brief_thread
-        from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
+        from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer, shown_folder
         from diff_transformer.serve.application import make_application
         from diff_transformer.serve.served_model import ServedModel
 
         folder = find_checkpoint(checkpoint)
+        console.say(f"Loading {shown_folder(folder)} …")
         served = in_brief_thread(
             lambda: ServedModel(
                 load_model(folder, device),
@@ -80,7 +75,7 @@ def serve(
         server = ModelServer(
             make_application(served, api_key),
             served,
-            lambda: console.messages().print(ready, markup=False, soft_wrap=True),
+            lambda: console.say(ready),
             log_requests=log_requests,
         )
         run_server(server, bound)

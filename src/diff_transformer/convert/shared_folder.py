@@ -79,7 +79,7 @@ def export_onnx(model: Any, tokenizer: Any | None, target: Path, *, card: str) -
     """Write a language model as a folder with an ONNX graph and all that is needed to run it, by onnxruntime or by
     ONNX Runtime GenAI.
 
-    Args: as :func:`export_folder`; and the model as :func:`export_graph` takes it.
+    The arguments are those of :func:`export_folder`, and the model is one that :func:`export_graph` takes.
 
     Returns:
         The files.

@@ -1,6 +1,6 @@
 """Defines the configuration of all attention types, and its view with the sizes of a layer's one attention call.
 
-The baseline of a DIFF Transformer is its twin: the Transformer whose configuration differs in ``attention_type`` alone.
+The baseline of a DIFF Transformer is the Transformer whose configuration differs in ``attention_type`` alone.
 """
 
 import math

@@ -304,7 +304,9 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
     ) -> CausalLMOutputWithPast:
         """Logits of the next token, and the loss where ``labels`` are given.
 
-        Args: as :meth:`DiffTransformerModel.forward`, and
+        The other arguments are those of :meth:`DiffTransformerModel.forward`.
+
+        Args:
             labels: (B, N), shifted inside; −100 is left out. The mean over tokens, or the sum divided by
                 ``num_items_in_batch`` where that is given.
             logits_to_keep: how many last positions (0 for all), or which, get logits.

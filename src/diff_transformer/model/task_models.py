@@ -62,7 +62,9 @@ class DiffTransformerForMaskedLM(DiffTransformerPreTrainedModel):
     ) -> MaskedLMOutput:
         """Logits of every token, and the loss where ``labels`` are given.
 
-        Args: as :meth:`DiffTransformerModel.forward`, and
+        The other arguments are those of :meth:`DiffTransformerModel.forward`.
+
+        Args:
             labels: (B, N), at each masked token the one that it hides, −100 elsewhere; nothing is shifted. The mean
                 over masked tokens, or the sum divided by ``num_items_in_batch`` where that is given.
             logits_to_keep: which positions get logits, or how many last ones; 0 for all.

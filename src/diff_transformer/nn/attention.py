@@ -28,30 +28,15 @@ class KeyValueCache(Protocol):
 
 
 class Attention(nn.Module):
-    """What the three attentions share: four projections, rotary embedding, an optional cache, one call.
+    """What all multi-head attentions share: four projections, rotary embedding, an optional cache, one call.
+
+    The other arguments are those of :class:`DiffAttention`, without ``lambda_init``.
 
     Args:
-        hidden_size: width D of the input.
-        num_attention_heads: A, the heads of the Transformer.
-        layer: the layer's number l, counted from 1 (sets λ_init, and its index in a cache).
-        num_key_value_heads: key/value heads of the Transformer; A unless given.
-        head_dim: width d of a query or key; D / A unless given.
-        norm_eps: eps of the headwise norm.
         headwise_norm: True adds RMSNorm over each head's own d channels before the output projection. Without a λ_init
             (nothing is subtracted, or there is none to a layer) its factor 1 − λ_init is 1.
         num_noise_heads: G, into how many groups the A query heads fall, each of which has one noise map; only where a
             subclass has groups.
-        bias: whether the four projections have biases; the paper's have none.
-        qk_norm: whether every query and key is normalised before the rotary embedding, by RMSNorm over its d channels
-            with one weight for the queries and one for the keys of the layer (and ``norm_eps``).
-        output_gate: whether a projection of the input, as wide as all heads together, gates them channel by channel
-            before the output projection: W_O (heads ⊙ sigmoid(X W_gate)).
-        dropout: the share of attention weights that are dropped in training, of each map by itself, before the maps
-            are subtracted; at least 0 and below 1.
-        context_size: the width of the other sequence in cross-attention; ``hidden_size`` unless given.
-
-    Raises:
-        ValueError: sizes that do not fit each other, a dropout out of range.
     """
 
     pairs_kv_heads = False  # whether two key/value heads of the Transformer make one differential head
@@ -160,24 +145,27 @@ class Attention(nn.Module):
         cache: KeyValueCache | None = None,
         context: Tensor | tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Attend.
+        """Attend: N tokens to themselves, to the S tokens of a cache that ends with them, or to another sequence.
 
         Args:
-            hidden_states: (B, N, D).
-            position_embeddings: cos and sin, each broadcastable to (B, N, d), from :class:`RotaryEmbedding`.
-            attn_mask: broadcastable to (B, heads, N, S), boolean (True = may attend) or additive.
+            hidden_states: (B, N, D), in the dtype of the weights.
+            position_embeddings: cos and sin, each broadcastable to (B, N, d), from :class:`RotaryEmbedding`; None for a
+                layer that knows no positions.
+            attn_mask: broadcastable to (B, heads, N, S), boolean (True = may attend) or additive; ``heads`` are those
+                of the layer, A / 2 in :class:`DiffAttention`. It goes along with ``is_causal``.
             is_causal: query i sees key j where j ≤ i + S − N; as in the operator, off by default.
-            cache: keys and values of earlier tokens; those of this call are appended.
+            cache: keys and values of earlier tokens, one of transformers' caches or any :class:`KeyValueCache`; those
+                of this call are appended. All layers of a model may share it: each has its own entry.
             context: for cross-attention, the other sequence (B, S, ``context_size``), whose keys and values the queries
                 meet, or what :meth:`project_context` has made of it. ``attn_mask`` says which of its tokens are seen;
                 positions, causality and a cache have no meaning then.
 
         Returns:
-            (B, N, D).
+            (B, N, D), in the dtype of the weights.
 
         Raises:
-            ValueError: hidden states or a context of another width; a context together with positions, causality or a
-                cache, or no context where ``context_size`` is another width than D.
+            ValueError: hidden states or a context of another width; a mask that does not broadcast; a context together
+                with positions, causality or a cache, or no context where ``context_size`` is another width than D.
         """
         if hidden_states.dim() != 3 or hidden_states.shape[-1] != self.q_proj.in_features:
             raise ValueError(
@@ -230,7 +218,10 @@ class Attention(nn.Module):
 class SoftmaxAttention(Attention):
     """Ordinary multi-head attention of the same sizes, through torch's ``scaled_dot_product_attention``.
 
-    Args: as :class:`Attention`; ``headwise_norm`` True is the control of Table 6.
+    The other arguments are those of :class:`DiffAttention`, without ``lambda_init``; A may be odd.
+
+    Args:
+        headwise_norm: True is the control of Table 6: RMSNorm over each head's own d channels, without a factor.
     """
 
     def attend(

@@ -114,7 +114,9 @@ class DexAttention(SoftmaxAttention):
     W_D is d × d for each chosen head; the authors' is said to be one for all heads of a layer, which is the special
     case of equal matrices.
 
-    Args: as :class:`Attention`, and
+    Sizes and ``layer`` are as in :class:`DiffAttention`, but A may be odd.
+
+    Args:
         heads: the chosen heads, ascending from 0; all unless given. A layer with none chosen has no ``dex`` (None).
         lambda_init, lambda_start: as :class:`AnnealedLambda`'s ``lambda_init`` and ``start``.
     """

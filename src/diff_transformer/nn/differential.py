@@ -52,18 +52,53 @@ class DifferentialAttention(Attention):
 
 
 class DiffAttention(DifferentialAttention):
-    """Multi-head differential attention, Equations 2 and 3.
+    """Multi-head differential attention, Equations 2 and 3: (B, N, D) → (B, N, D).
 
-    A/2 heads, each with two queries and two keys of width d and a value of width 2d; λ shared by the heads of the
-    layer; headwise RMSNorm times (1 − λ_init) before the output projection. 4d + 2d parameters more than
-    :class:`SoftmaxAttention` of the same arguments.
+    The layer stands where a Transformer's attention of the same sizes stands. Of that layer's A heads it makes A / 2
+    differential ones, each with two queries and two keys of width d and a value of width 2d, so the four projections
+    keep their shapes. λ is shared by the heads, and each head's result is normalised and multiplied by 1 − λ_init
+    before the output projection. The layer has 4d + 2d parameters more than :class:`SoftmaxAttention` with the same
+    arguments: the vectors of λ, and the norm's weight.
 
-    The operator applies the norm, fused where its kernel can: ``head_norm`` provides its weight alone.
+    A call takes the tokens, the tables of :class:`RotaryEmbedding` and ``is_causal=True`` for a language model;
+    :meth:`forward` has masks, the cache and cross-attention. A cache holds A_kv / 2 heads of keys [k1; k2] and as many
+    of values, (B, A_kv / 2, S, 2d) each.
 
-    Args: as :class:`Attention`, and
+    Examples:
+        >>> attention = DiffAttention(hidden_size=256, num_attention_heads=8, layer=1)  # 4 differential heads, d = 32
+        >>> rotary = RotaryEmbedding(head_dim=32)
+        >>> x = torch.randn(2, 10, 256)
+        >>> attention(x, rotary.positions(x), is_causal=True).shape
+        torch.Size([2, 10, 256])
+
+    Args:
+        hidden_size: width D of input and output.
+        num_attention_heads: A, the *Transformer's* count of heads, and even. Nobody halves it: 8 makes 4 differential
+            heads.
+        layer: the layer's number l, counted from 1 as in the paper. It sets λ_init, and the layer's place in a cache,
+            which counts from 0 (l − 1).
+        num_key_value_heads: A_kv, the Transformer's count of key/value heads, which divides A and is even; A unless
+            given. Two of them are the keys and the value of one differential head.
+        head_dim: width d of a query or key; D / A unless given.
         lambda_init: "schedule" for 0.8 − 0.6·exp(−0.3·(l − 1)), or one constant.
-        headwise_norm: False (the ablation of Table 6) leaves the norm out, and the factor, which belongs to it.
+        norm_eps: eps of the norms: the headwise one, and those of ``qk_norm``.
+        headwise_norm: False (the ablation of Table 6) leaves the headwise norm out, and the factor 1 − λ_init, which
+            belongs to it.
+        bias: whether the four projections have biases; the paper's have none.
+        qk_norm: whether every query and key is normalised before the rotary embedding, by RMSNorm over its d channels
+            with one weight for the queries and one for the keys of the layer.
+        output_gate: whether a projection of the input, as wide as all heads together, gates them channel by channel
+            before the output projection: W_O (heads ⊙ sigmoid(X W_gate)).
+        dropout: the share of attention weights that are dropped in training, of each map by itself, before the maps
+            are subtracted; at least 0 and below 1.
+        context_size: the width of the other sequence in cross-attention; ``hidden_size`` unless given.
+
+    Raises:
+        ValueError: head counts that are odd or do not divide, a ``hidden_size`` that is no multiple of them where
+            ``head_dim`` is not given, a layer below 1, a ``lambda_init`` or a ``dropout`` that is not allowed.
     """
+
+    # The operator applies the norm, fused where its kernel can: ``head_norm`` provides its weight alone.
 
     pairs_kv_heads = True
 
@@ -104,13 +139,14 @@ class GroupedDiffAttention(DifferentialAttention):
     value of width 2d, for one group or more. λ is shared by the heads of the layer, and each of the r·G heads is
     normalised. W_O reads r·G heads of 2d, more than the Transformer's where r > 1.
 
-    Args: as :class:`Attention`, and
-        num_noise_heads: G.
+    The other arguments are those of :class:`DiffAttention`.
+
+    Args:
+        num_noise_heads: G, which divides A.
         num_key_value_heads: twice the pairs of keys, of whose number G is a multiple; 2G, a pair to a group, unless
             given.
         token_lambda: True makes λ of each signal head and token a projection, sigmoid(X W_λ), as in
             :class:`DiffAttentionV2`. There is no λ_init then, and the factor of the headwise norm is 1.
-        lambda_init, headwise_norm: as :class:`DiffAttention`.
     """
 
     pairs_kv_heads = True
@@ -163,8 +199,12 @@ class DiffAttentionV2(DifferentialAttention):
     """DIFF V2 (the authors, January 2026): A heads with two queries each over *shared* keys and values of width d.
 
     λ = sigmoid(X W_λ), one for each token and head; no headwise norm, no λ_init. W_Q is twice as large as the
-    Transformer's, the cache is the same. Both queries of a head use the key/value head of its group. The arguments are
-    those of :class:`Attention`.
+    Transformer's, the cache is the same. Both queries of a head use the key/value head of its group.
+
+    The other arguments are those of :class:`DiffAttention`, without ``lambda_init``; A may be odd.
+
+    Args:
+        headwise_norm: True adds RMSNorm over each head's own d channels, without a factor.
     """
 
     queries_per_head = 2

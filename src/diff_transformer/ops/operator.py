@@ -128,7 +128,7 @@ def diff_attention_maps(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The maps A1, A2 and A1 − λA2 of Equation 1, for looking at; memory grows with N·S.
 
-    Args: as in :func:`diff_attention`.
+    The arguments are those of :func:`diff_attention`.
 
     Returns:
         Three tensors (B, H, N, S), float32 at least. The rows of A1 and A2 add up to 1 (to 0 where a query sees

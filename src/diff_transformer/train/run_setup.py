@@ -1,6 +1,7 @@
 """Makes what a recipe trains: its data, and a model with its first weights, drawn or loaded."""
 
 import hashlib
+import json
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -20,9 +21,9 @@ from diff_transformer.train.recipe import ModelRecipe, Recipe, build_config
 # Settings of a recipe that the model it starts from need not share: positions, and what no weight depends on.
 _FREE_SETTINGS = {"init_from", "vocab_size", "max_position_embeddings", "rope_theta"}
 _FREE_SETTINGS |= {"initializer_range", "residual_initializer_range", "attention_dropout"}
-_SHARED_SETTINGS = [name for name in ModelRecipe.model_fields if name not in {*_FREE_SETTINGS, "headwise_norm"}]
-_SHARED_SETTINGS += ["has_headwise_norm", "norm_eps_in_attention", "lambda_init_offset", "hidden_act"]
-_SHARED_SETTINGS += ["sliding_window", "layer_types"]
+_SHARED_SETTINGS = [name for name in ModelRecipe.model_fields if name not in _FREE_SETTINGS]
+# Settings of a model that no recipe has.
+_NOT_IN_RECIPES = ("lambda_init_offset", "hidden_act", "sliding_window", "layer_types")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -141,11 +142,41 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
             f"model.init_from {str(folder)!r} holds a model of type {kind!r}, which `diff-transformer convert` may "
             "make one of ours."
         )
-    saved = DiffTransformerConfig.from_pretrained(folder)
-    pairs = {name: (getattr(saved, name, None), getattr(config, name, None)) for name in _SHARED_SETTINGS}
-    differences = [
-        f"{name} {here!r} and the recipe {value!r}" for name, (here, value) in pairs.items() if here != value
-    ]
-    if differences:
-        raise ValueError(f"model.init_from {str(folder)!r} has {'; '.join(differences)}.")
+    _check_settings(folder, DiffTransformerConfig.from_pretrained(folder), config)
     return folder
+
+
+def _check_settings(folder: Path, saved: DiffTransformerConfig, config: DiffTransformerConfig) -> None:
+    """Raise an error with all that a recipe has to change to go on from a saved model, or why none can."""
+    alone = {
+        name: here for name in _NOT_IN_RECIPES if (here := getattr(saved, name, None)) != getattr(config, name, None)
+    }
+    if saved.described.corrects_heads:
+        alone["attention_type"] = saved.attention_type
+    if saved.norm_eps_in_attention != saved.rms_norm_eps:
+        alone["attention_norm_eps"] = saved.attention_norm_eps
+    if (rope_type := (saved.rope_parameters or {}).get("rope_type", "default")) != "default":
+        alone["rope_type"] = rope_type
+    if alone:
+        named = ", ".join(f"{name} {value!r}" for name, value in alone.items())
+        raise ValueError(
+            f"model.init_from {str(folder)!r} has {named}, which no recipe has; transformers' Trainer trains such a "
+            "model."
+        )
+    needed = []
+    for name in _SHARED_SETTINGS:
+        # Left out, it is as the attention type has it.
+        attribute = "has_headwise_norm" if name == "headwise_norm" else name
+        here, value = getattr(saved, attribute), getattr(config, attribute)
+        if here != value:
+            needed.append(f"model.{name}={_as_yaml(here)} (it has {_as_yaml(value)})")
+    if needed:
+        raise ValueError(
+            f"model.init_from {str(folder)!r} is another model than the recipe's; to start from it the recipe needs "
+            f"{', '.join(needed)}."
+        )
+
+
+def _as_yaml(value: object) -> str:
+    """A setting as a recipe and an override have it."""
+    return value if isinstance(value, str) else json.dumps(value)

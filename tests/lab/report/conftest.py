@@ -142,7 +142,7 @@ def make_demo() -> Callable[[Path], Path]:
         noise = random.Random(0)
         folder.mkdir(parents=True, exist_ok=True)
         results = ResultsFile(
-            title="A Differential Transformer beside its twin",
+            title="A Differential Transformer beside a Transformer",
             command="diff-transformer demo --seed 0",
             device="AMD EPYC 7763 64-Core Processor, 2 threads",
             versions={"python": "3.11.7", "diff-transformer": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0"},

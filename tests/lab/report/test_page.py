@@ -60,7 +60,7 @@ def demo_page(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureR
 def test_the_page_holds_everything_the_demo_measured(demo_page: Path) -> None:
     page = Page(demo_page)
     for text in (
-        "A Differential Transformer beside its twin",
+        "A Differential Transformer beside a Transformer",
         "diff-transformer demo --seed 0",
         "AMD EPYC 7763",
         "torch 2.13.0",

@@ -61,7 +61,7 @@ WON, LOST, OPEN = (0.2, 0.21, 0.19), (-0.2, -0.21, -0.19), (0.2, -0.21, 0.19)
     [
         (found(WON), "Holds", f"{CLAIM}: 0.700 against 0.500, +0.200 [+0.175, +0.225]."),
         (found(LOST), "Does not hold", f"{CLAIM}: 0.300 against 0.500, −0.200 [−0.225, −0.175]."),
-        (found(OPEN), "Open: the interval holds 0", "80 % power needs "),
+        (found(OPEN), "Open: the interval holds 0", " seeds would find such a difference in 80 % of repetitions"),
         (found(WON[:1]), "Open: the interval holds 0", "+0.200, no interval (one seed)."),
         (
             found(WON, curves={"diff": (0.1, 0.5, 0.9), "softmax": FLAT}),

@@ -64,7 +64,10 @@ def judged(**settings: Any) -> Comparison:
         ({"verdict": "contrary"}, "contrary"),
         ({"verdict": "contrary", "exploratory": True}, "open question: no"),
         ({"verdict": "reproduced", "exploratory": True}, "open question: yes"),
-        ({"verdict": "inconclusive", "seeds_needed": 1200}, "inconclusive: 80 % power needs 1,200 seeds"),
+        (
+            {"verdict": "inconclusive", "seeds_needed": 1200},
+            "inconclusive: 1,200 seeds would find such a difference in 80 % of repetitions",
+        ),
         ({"verdict": "inconclusive", "documents_needed": True}, "inconclusive: needs more documents"),
         (
             {"verdict": "inconclusive", "differences": (1.0,), "exploratory": True},

@@ -194,7 +194,7 @@ def run_demo(
     settings: dict[str, Any] = {"seed": seed}
     for task in TASKS:
         settings[task] = recipes[task]["diff"].model_dump(mode="json", exclude={"model": {"attention_type"}})
-    title = "A Differential Transformer beside its twin"
+    title = "A Differential Transformer beside a Transformer"
     results = capture_results(title, settings, records, device=str(models["diff"].device))
     baselines = (*retrieval_baselines(recipes["retrieval"]["diff"]), *parts[0].baselines)
     write_json(folder / RESULTS, replace(results, baselines=baselines))

@@ -22,7 +22,7 @@ MANY_SHOT_CPU = Preset(
     learning_rates=(1.5e-3, 3e-3, 6e-3),
     # With one seed the Transformer may learn at a rate with which it does not with others.
     sweep_seeds=2,
-    # With three, 80 % power was said to need eight for the most demonstrations (docs/log.md).
+    # Three left it open, and eight were said to find the difference in 80 % of repetitions (docs/log.md).
     seeds=8,
 )
 # One H200: more classes, items of two words, longer sequences.

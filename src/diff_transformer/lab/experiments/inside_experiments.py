@@ -189,7 +189,7 @@ def distance_records(records: Sequence[Result], kind: str) -> list[Result]:
 
 APPENDIX_G = Experiment(
     name="appendix_g",
-    shows="gradients of both twins by kind of parameter; Equations 7 and 9 against autograd (Appendix G)",
+    shows="gradients of both models by kind of parameter; Equations 7 and 9 against autograd (Appendix G)",
     presets={
         "cpu": Preset(
             recipe="language",

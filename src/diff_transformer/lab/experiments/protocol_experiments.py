@@ -224,8 +224,8 @@ APPENDIX_C = Experiment(
     notes=(
         "No verdict: adding up numbers is no mathematical reasoning, and the paper's claim is about models of 3B "
         "parameters after 20B tokens of mathematics and distillation from a reasoning model. The paper's values are "
-        "averages over eight sets of such problems and are not comparable with ours. The difference between the twins "
-        "here is a fact about this task at this size, whichever of them it favours.",
+        "averages over eight sets of such problems and are not comparable with ours. The difference between the two "
+        "models here is a fact about this task at this size, whichever of them it favours.",
         "The length of a right answer is fixed by the problem, so a difference in length comes from wrong answers.",
     ),
 )

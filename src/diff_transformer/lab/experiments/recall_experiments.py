@@ -111,8 +111,8 @@ LENGTH_GENERALISATION = Experiment(
         "in training",
     ),
     notes=(
-        "Whether DIFF recalls more than its twin is an open question: the paper says so of contexts that were trained "
-        "on (× 1; Table 2 and Figure 5 ask that), and of longer ones nothing.",
+        "Whether DIFF recalls more than the Transformer is an open question: the paper says so of contexts that were "
+        "trained on (× 1; Table 2 and Figure 5 ask that), and of longer ones nothing.",
     ),
 )
 
@@ -163,7 +163,7 @@ LR_RULES = compared_by(
 
 LR_SENSITIVITY = Experiment(
     name="lr_sensitivity",
-    shows="both twins at five learning rates (beyond the paper; Appendix G says that both may have the same)",
+    shows="both models at five learning rates (beyond the paper; Appendix G says that both may have the same)",
     presets={
         "cpu": language.language_preset(
             *language.LANGUAGE_CPU,

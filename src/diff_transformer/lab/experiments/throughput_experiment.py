@@ -88,7 +88,7 @@ def throughput_records(rows: Sequence[BenchRow], seed: int) -> list[Result]:
 
 TABLE_7 = Experiment(
     name="table7",
-    shows="tokens per second of both twins, training and forward, in alternated runs (Table 7)",
+    shows="tokens per second of both models, training and forward, in alternated runs (Table 7)",
     presets={
         "cpu": Preset(
             variants=(),
@@ -112,8 +112,9 @@ TABLE_7 = Experiment(
                 "--candidate diff --output runs/table7",
             ),
             remarks=(
-                "It has the sizes of the 3B models, and as many of their 28 layers as the GPU holds of both twins. The "
-                "paper's 13B models are not measured; theirs, of DIFF and of the Transformer, in tokens per second: "
+                "It has the sizes of the 3B models, and as many of their 28 layers as the GPU holds of both models. "
+                "The paper's 13B models are not measured; theirs, of DIFF and of the Transformer, in tokens per "
+                "second: "
                 + "; ".join(f"{name.split('/')[1]} {one:,} and {other:,}" for name, (one, other) in PAPER_13B.items())
                 + ".",
             ),
@@ -145,8 +146,8 @@ TABLE_7 = Experiment(
         "check_vocabulary": 256,
     },
     notes=(
-        "A share is DIFF's tokens per second over its twin's, the median of alternated rounds; a seed is a repetition "
-        "with models built anew. Whether it is larger than the paper's, of models of 3B parameters, is an open "
-        "question; tokens per second depend on the machine and the model's size, and are not comparable.",
+        "A share is DIFF's tokens per second over the Transformer's, the median of alternated rounds; a seed is a "
+        "repetition with models built anew. Whether it is larger than the paper's, of models of 3B parameters, is an "
+        "open question; tokens per second depend on the machine and the model's size, and are not comparable.",
     ),
 )

@@ -21,7 +21,7 @@ from diff_transformer.variants import ATTENTION_TYPES
 
 
 class HeadWeights(NamedTuple):
-    """The matrices of heads of differential attention, or of the twin's pairs of heads taken as one of width 2d."""
+    """The matrices of heads of differential attention, or of a Transformer's, two taken as one of width 2d."""
 
     q1: Tensor  # (…, D, d), as the next three
     k1: Tensor
@@ -85,9 +85,9 @@ def closed_form_error(attention: Attention, x: Tensor) -> float:
     """How far the closed form is from autograd in float64: the largest error of an entry of any gradient of any head,
     relative to the largest entry of that gradient.
 
-    The layer, of the first DIFF (Equation 7, exact where there is a norm) or of the twin (Equation 9), attends to its
-    input (N, D) causally and without rotary embedding, as in the equations, with a drawn gradient of its output. Raises
-    ValueError for another attention, one whose heads share keys and values, or heads that cannot be halved.
+    The layer, of the first DIFF (Equation 7, exact where there is a norm) or of the Transformer (Equation 9), attends
+    to its input (N, D) causally and without rotary embedding, as in the equations, with a drawn gradient of its output.
+    Raises ValueError for another attention, one whose heads share keys and values, or heads that cannot be halved.
     """
     has_halves = attention.head_dim % 2 == 0 and len(attention.state_dict()) == 4  # the matrices, and no norm
     if not isinstance(attention, DiffAttention) and not (isinstance(attention, SoftmaxAttention) and has_halves):
@@ -118,7 +118,7 @@ def closed_form_error(attention: Attention, x: Tensor) -> float:
 
 def _heads(layer: Attention, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> HeadWeights:
     """Weights of all heads of a layer, or their gradients."""
-    # A head of the twin has one query; its halves are the equations' two.
+    # A head of the Transformer has one query; its halves are the equations' two.
     half = layer.head_dim if isinstance(layer, DiffAttention) else layer.head_dim // 2
     (q1, q2), (k1, k2) = (matrix.unflatten(0, (-1, 2, half)).mT.unbind(1) for matrix in (q, k))
     return HeadWeights(q1, k1, q2, k2, v.unflatten(0, (-1, 2 * half)).mT, o.T.unflatten(0, (-1, 2 * half)))

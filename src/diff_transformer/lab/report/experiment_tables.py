@@ -226,8 +226,11 @@ def verdict_table(results: ResultsFile) -> Table:
     return Table.of_columns(columns, title=results.title, caption=text, one_line=("paper", "here", "difference"))
 
 
-def variants_table(trained: Sequence[Mapping[str, Any]]) -> Table:
-    """The trained variants: their sizes, their learning rates, and the validation losses of the rates tried."""
+def variants_table(settings: Mapping[str, Any]) -> Table:
+    """The trained variants that the settings of a results file describe: their sizes, their learning rates, and the
+    validation losses of the rates tried.
+    """
+    trained = settings["variants"]
     columns = {
         "Variant": list(map(wording.trained_label, trained)),
         "Parameters": [f"{variant['parameters']:,}" for variant in trained],
@@ -240,7 +243,8 @@ def variants_table(trained: Sequence[Mapping[str, Any]]) -> Table:
         "Validation at the rates tried": [_tried(variant["tried"]) for variant in trained],
         "Diverged seeds": [", ".join(map(str, variant["diverged"])) or "none" for variant in trained],
     }
-    return Table.of_columns(columns, caption=wording.few_heads(trained))
+    ends = wording.sweep_ends(trained, settings["request"].get("learning_rates", ()))
+    return Table.of_columns(columns, caption=" ".join(filter(None, (wording.few_heads(trained), ends))))
 
 
 def verdict_counts(comparisons: Sequence[Comparison]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.learning import LAST_PART, MOST_ACCURACY, MOST_LOSS
 from diff_transformer.lab.record import Baseline, Comparison, Interval, Result, Verdict
+from diff_transformer.lab.results_files import number_of
 from diff_transformer.lab.statistics import verdict as verdict_of_interval
 from diff_transformer.variants import ATTENTION_TYPES
 
@@ -143,6 +144,29 @@ def few_heads(trained: Sequence[Mapping[str, Any]]) -> str:
     return sentence
 
 
+def sweep_ends(trained: Sequence[Mapping[str, Any]], requested: Sequence[float]) -> str:
+    """A sentence where the best of the requested learning rates was the smallest or the largest, and none beyond it was
+    tried, as in results from before sweeps went on; "" where there is none.
+    """
+    ended = [variant for variant in trained if _sweep_ended(variant, requested)]
+    if not ended:
+        return ""
+    return (
+        "Of these variants the best learning rate is the smallest or the largest of the sweep, which an earlier rule "
+        "accepted; today's tries further rates until the best lies inside, so they may do better than is shown here: "
+        f"{'; '.join(map(trained_label, ended))}."
+    )
+
+
+def _sweep_ended(variant: Mapping[str, Any], requested: Sequence[float]) -> bool:
+    tried = {float(rate): number_of(validation) for rate, validation in variant["tried"].items()}
+    best = variant["learning_rate"]
+    if not 1 < len(tried) <= len(requested) or best not in (min(tried), max(tried)):
+        return False
+    # Today's rule does not go on either from rates that diverged or are equally good.
+    return math.isfinite(tried[best]) and list(tried.values()).count(tried[best]) == 1
+
+
 def levels_text(baseline: Baseline) -> str:
     """ "chance 0.016, floor 0.273, by elimination 0.560", without a level that equals chance."""
     levels = baseline.levels()
@@ -233,7 +257,7 @@ def verdict_text(row: Comparison, *, needs: bool = True) -> str:
 
 
 def verdict_limits(row: Comparison) -> str:
-    """Why a verdict does not decide, or what it would take: "80 % power needs 12 seeds"; "" of one that decides."""
+    """Why a verdict does not decide, or what it would take: "one seed"; "" of one that decides."""
     if row.verdict == "still learning":
         return f"at {row.steps:,} steps; {so_far(row)}"
     if row.verdict == "not comparable":
@@ -246,7 +270,9 @@ def verdict_limits(row: Comparison) -> str:
         return "one seed"
     if row.documents_needed:
         return "needs more documents"
-    return "" if row.seeds_needed is None else f"80 % power needs {row.seeds_needed:,} seeds"
+    if row.seeds_needed is None:
+        return ""
+    return f"{row.seeds_needed:,} seeds would find such a difference in 80 % of repetitions"
 
 
 def with_article(variant: str) -> str:
