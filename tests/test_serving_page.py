@@ -61,7 +61,7 @@ def options_of(command: str) -> set[str]:
 
 def test_the_commands_have_these_options() -> None:
     serve = [shlex.split(line, comments=True) for line in COMMANDS if line.startswith("diff-transformer serve")]
-    assert len(serve) == 2
+    assert len(serve) == 3
     named = {word for words in serve for word in words if word.startswith("--")}
     named |= set(re.findall(r"`(--[\w-]+)", PAGE))
     assert named <= options_of("serve")
