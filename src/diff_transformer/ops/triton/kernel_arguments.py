@@ -51,7 +51,7 @@ _HOPPER: Table = {
     "save, masked": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
     "keys": (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2)),
     "values": (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2)),
-    "one pass": (Blocks(128, 32, 8, 2), Blocks(64, 16, 8, 3)),
+    "one pass": (Blocks(128, 32, 8, 2), Blocks(64, 16, 8, 4)),
     "one pass, masked": (Blocks(128, 16, 8, 2), Blocks(32, 32, 8, 2)),
     "queries": (Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),
     "queries, masked": (Blocks(128, 64, 8, 2), Blocks(32, 32, 8, 2)),
