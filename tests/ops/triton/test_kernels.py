@@ -73,6 +73,12 @@ LONG = {
 SMALL = {"16 × 16": Blocks(16, 16, 4, 1), "32 × 16": Blocks(32, 16, 4, 1), "16 × 32": Blocks(16, 32, 4, 1)}
 
 
+@pytest.fixture(autouse=True)
+def _separate_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward that no record has to recommend; test_one_pass_backward.py has the other."""
+    monkeypatch.setattr(triton_backend, "takes_one_pass", lambda *_, **__: False)
+
+
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[launch.Launch]:
     """Every launch of a kernel, in order."""

@@ -157,8 +157,8 @@ def plan_backward(
     added, or None. Where signal heads share a noise map, those of v, and of k for both maps, are two such parts, too,
     (2, …) in float32: adding them in a kernel takes registers that it does not have.
 
-    in_one_pass: the blocks of keys add up dQ, in float32, and in an order that changes from run to run. Not for groups
-    with a noise map.
+    in_one_pass: the launch of dK adds up dQ, too, in float32 and in an order that changes from run to run. Not where
+    signal heads share a noise map.
     """
     r, original = p.readable, p.original
     batch, noise_maps, _, n, d = r.q.shape
