@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
 
-from budget import Case, build, prepared
+from budget import Case, build, expect, prepared, random_cases
 from diff_transformer import diff_attention
 from diff_transformer.ops.triton import kernel_arguments, triton_backend
 from diff_transformer.ops.triton.kernel_arguments import Blocks
@@ -56,7 +57,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """One pass wherever it is possible, without a record, also where memory is filled with NaN."""
-    monkeypatch.setattr(triton_backend, "takes_one_pass", lambda *_, **__: True)
+    monkeypatch.setattr(triton_backend, "takes_one_pass", lambda *_, in_groups, **__: not in_groups)
 
 
 def check_one_pass(launches: list[Launch], *, is_wide: bool) -> None:
@@ -78,6 +79,20 @@ def test_gradients(
     set_blocks(monkeypatch, SMALL[blocks])
     expected.check(problem.solve(diff_attention, backend="triton"))
     check_one_pass(launched, is_wide="wide" in request_)
+
+
+@pytest.mark.usefixtures("poisoned_memory", "taken")
+@pytest.mark.parametrize("examples", short_run([6, 40], [6]))
+def test_requests_that_hypothesis_makes_up(monkeypatch: pytest.MonkeyPatch, examples: int) -> None:
+    set_blocks(monkeypatch, Blocks(16, 16, 4, 1))
+
+    @settings(max_examples=examples)
+    @given(random_cases(queries=24, keys=40, dtypes=DTYPES))
+    def check(case: Case) -> None:
+        problem = build(case)
+        expect(problem).check(problem.solve(diff_attention, backend="triton"))
+
+    check()
 
 
 @pytest.mark.usefixtures("poisoned_memory", "taken")
