@@ -335,8 +335,14 @@ def _found(stage: str, found: Mapping[str, Any]) -> str:
     if stage == "tuning":
         fastest = found.get("fastest", {}).items()
         sizes = "; ".join(f"{kernel}: {' × '.join(map(str, blocks[:2]))}" for kernel, blocks in fastest)
-        return f"{sizes or '–'}{'' if found.get('kept') else ' (not kept)'}"
+        return f"{sizes or '–'}{'' if found.get('kept') else ' (not kept)'}{_backwards(found.get('backwards', []))}"
     return f"`benchmarks/{found['document']}`, {found['wrong']} wrong" if "document" in found else "–"
+
+
+def _backwards(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The time of the backward in one pass relative to the other, for each kind of request, or what is wrong."""
+    parts = [f"{row['heads']} {row['reason'] or format(row['share'], '.2f')}" for row in rows]
+    return f"; backward in one pass, share of the other's time: {', '.join(parts)}" if parts else ""
 
 
 def shipped_models(folder_of_page: Path) -> str:

@@ -7,8 +7,9 @@
 The stages of gpu_stages.py run one after another, each in a process of its own that is stopped at its limit. After
 each, gpu-record.json in the output folder (benchmarks/ unless named) says what it found, or why it ended; what a stage
 had found when it was stopped is kept. Where results are wrong, nothing else is measured. The block sizes that were
-fastest are written where the kernels read them, and the times as `operator-cuda.json` and `model-cuda.json`. In a
-rehearsal the CPU takes the place of the GPU, with the kernels in Triton's interpreter, and only its folder is written.
+fastest and the times of both backwards are written where the kernels read them, and the other times as
+`operator-cuda.json` and `model-cuda.json`. In a rehearsal the CPU takes the place of the GPU, with the kernels in
+Triton's interpreter, and only its folder is written.
 """
 
 import argparse

@@ -183,7 +183,7 @@ def run_tests(stage: Stage, sizes: Sizes) -> None:
 
 
 def tuning(stage: Stage, sizes: Sizes) -> None:
-    """The fastest block sizes, written where the kernels read them, or in a rehearsal into the folder."""
+    """Block sizes and both backwards, written where the kernels read them, or in a rehearsal into the folder."""
     path = kernel_arguments.MEASURED_BLOCKS if sizes.device == "cuda" else stage.folder / "measured_blocks.json"
     tune_kernels.tune(sizes.tuning, path, stage.write, stage.has_time_for)
 

@@ -3,8 +3,11 @@
     python benchmarks/tune_kernels.py          # what is fastest into ops/triton/measured_blocks.json; on a GPU alone
 
 The candidates are compiled ahead, in parallel, and those that spill registers or do not fit are left out. The others
-are timed, the results of the fastest are compared with Equation 1 in float64, and only then are they kept. The record
-of a GPU (gpu_record.py) does this as one of its stages.
+are timed, the results of the fastest are compared with Equation 1 in float64, and only then are they kept.
+
+With these block sizes, both backwards are timed on the same requests: dQ in a launch of its own, and in one pass. Where
+the results of the second are right, both times go into ops/triton/measured_backward.json, by which the kernels choose.
+The record of a GPU (gpu_record.py) does all this as one of its stages.
 """
 
 import functools
@@ -17,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,15 +33,30 @@ from diff_transformer.lab.bench.operator_bench import check_candidate
 from diff_transformer.lab.bench.operator_candidates import candidates
 from diff_transformer.lab.bench.operator_problem import AnswerCheck, Shape, draw
 from diff_transformer.lab.results_files import write_json
+from diff_transformer.ops import kernel_check
 from diff_transformer.ops.attention_request import Request
-from diff_transformer.ops.triton import kernel_arguments
-from diff_transformer.ops.triton.kernel_arguments import Blocks, Problem, measured_name, problem_of, program_count
+from diff_transformer.ops.triton import kernel_arguments, triton_backend
+from diff_transformer.ops.triton.kernel_arguments import (
+    IN_LAUNCHES,
+    IN_ONE_PASS,
+    MEASURED_BACKWARD,
+    Blocks,
+    Problem,
+    are_wide,
+    backward_name,
+    capability_of,
+    measured_name,
+    problem_of,
+    program_count,
+)
 from diff_transformer.ops.triton.launch import Launch, plan_backward, plan_decode, plan_forward
+from diff_transformer.storage.files import read_json
 
 # Rows, columns, warps, stages. The first fits twice on a multiprocessor of Hopper, so that one program's softmax runs
 # beside another's products.
 _SQUARE = (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2))
 _OTHERS = (Blocks(64, 32, 4, 3), Blocks(64, 64, 8, 2), Blocks(128, 128, 8, 2), Blocks(64, 32, 8, 3))
+_ATOMICS = ((128, 32, 8, 2), (128, 64, 8, 2), (128, 16, 8, 2), (64, 32, 8, 2), (64, 32, 8, 3), (64, 16, 8, 4))
 _TWO_PASSES = tuple(blocks._replace(two_passes=True) for blocks in (*_SQUARE[:1], *_SQUARE[2:], *_OTHERS[1:2]))
 _DECODING = ((64, 4, 3), (128, 4, 2), (128, 4, 3), (64, 4, 4), (32, 4, 3), (64, 2, 3), (128, 8, 2), (256, 8, 2))
 _CHUNKS = ((32, 8, 2), (64, 4, 2), (64, 8, 2), (32, 4, 2), (64, 8, 3), (32, 8, 3))
@@ -48,11 +66,13 @@ CANDIDATES: dict[str, tuple[Blocks, ...]] = {
     "keys": (*_SQUARE, *_OTHERS),
     "values": (*_SQUARE, *_OTHERS),
     "queries": (*_SQUARE, *_OTHERS),
+    "one pass": (*_SQUARE[:1], *(Blocks(*sizes) for sizes in _ATOMICS)),
     "decode": tuple(Blocks(16, *sizes) for sizes in _DECODING),
     "chunk": tuple(Blocks(64, *sizes) for sizes in _CHUNKS),
 }
-# What is timed: about so many milliseconds of each candidate.
+# What is timed: about so many milliseconds of each candidate, and so often of each backward.
 REPEAT_MILLISECONDS = 40
+ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -81,25 +101,28 @@ REHEARSAL = Sizes(
     capability=90,
     workers=1,
     most=2,
-    kernels=("forward", "decode"),
+    kernels=("forward", "one pass", "decode"),
 )
 
 Job = tuple[str, int, Blocks]  # kernel, width, block sizes
 
 
-def problems(sizes: Sizes, d: int, device: str) -> Callable[[int], Problem]:
-    """What makes the problem of so many queries, against `length` keys, on a device."""
+def problems(sizes: Sizes, d: int, device: str) -> Callable[..., Problem]:
+    """What makes the problem of so many queries, against `length` keys, on a device; the last eighth may be masked."""
     batch, heads = max(1, sizes.tokens // sizes.length), sizes.channels // d
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, device=device, dtype=sizes.dtype)
 
-    def problem(queries: int) -> Problem:
+    def problem(queries: int, *, is_masked: bool = False) -> Problem:
         q = normal(batch, queries, heads, 2, d).permute(0, 2, 3, 1, 4)
         k = normal(batch, sizes.length, heads, 2, d).permute(0, 2, 3, 1, 4)
         v = normal(batch, sizes.length, heads, 2 * d).transpose(1, 2)
         lam = torch.rand(batch, heads, queries, device=device)
-        return problem_of(Request(q, k, v, lam, None, True, d**-0.5, None, None), sizes.capability)
+        mask = None
+        if is_masked:
+            mask = (torch.arange(sizes.length, device=device) < sizes.length * 7 // 8).expand(batch, 1, 1, -1)
+        return problem_of(Request(q, k, v, lam, mask, True, d**-0.5, None, None), sizes.capability)
 
     return problem
 
@@ -115,15 +138,16 @@ def plans(sizes: Sizes, d: int, device: str, *, run: bool) -> dict[str, Callable
         plan_backward(out, sequence, None, saved)[0][0].run()
     programs = program_count(torch.device(device))
 
-    def backward(index: int) -> Callable[[], Launch]:
-        return lambda: plan_backward(out, sequence, None, saved)[0][index]
+    def backward(index: int, *, in_one_pass: bool = False) -> Callable[[], Launch]:
+        return lambda: plan_backward(out, sequence, None, saved, in_one_pass=in_one_pass)[0][index]
 
     launches = {
         "forward": lambda: plan_forward(sequence, None, save=False)[0][0],
         "save": lambda: plan_forward(sequence, None, save=True)[0][0],
         "keys": backward(1),
-        **({"values": backward(2)} if d > 64 else {}),
+        **({"values": backward(2)} if are_wide(d, 2 * d) else {}),
         "queries": backward(-1),
+        "one pass": backward(1, in_one_pass=True),
         "decode": lambda: plan_decode(token, None, programs)[0][-2],
         "chunk": lambda: plan_decode(chunk, None, programs)[0][-2],
     }
@@ -151,13 +175,17 @@ def compile_ahead(sizes: Sizes, job: Job) -> str | None:
     try:
         needed = kernel_resources.resources(launch, sizes.capability)
     except Exception as error:  # triton and ptxas each raise their own
-        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return _said(error)
     if needed.spilled:
         return f"it spills {needed.spilled} bytes"
     limit = kernel_resources.SHARED_MEMORY.get(sizes.capability)
     if limit is not None and needed.shared > limit:
         return f"it takes {needed.shared} bytes of shared memory, {limit} are there"
     return None
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 @contextmanager
@@ -171,15 +199,15 @@ def _without_interpreter() -> Iterator[None]:
             os.environ["TRITON_INTERPRET"] = value
 
 
-def milliseconds(launch: Launch, device: str) -> float:
-    """The median time of one launch."""
-    launch.run()
+def milliseconds(run: Callable[[], Any], device: str) -> float:
+    """The median time that it takes."""
+    run()
     if device == "cuda":
         import triton.testing
 
-        return float(triton.testing.do_bench(launch.run, warmup=5, rep=REPEAT_MILLISECONDS, return_mode="median"))
+        return float(triton.testing.do_bench(run, warmup=5, rep=REPEAT_MILLISECONDS, return_mode="median"))
     begin = time.perf_counter()
-    launch.run()
+    run()
     return 1e3 * (time.perf_counter() - begin)
 
 
@@ -191,10 +219,10 @@ def tune(
 ) -> None:
     """Time the candidates, check the fastest, and write them to `path`; `write` is told what is found on the way."""
     if sizes.capability is None:
-        major, minor = torch.cuda.get_device_capability()
-        sizes = Sizes(**{**vars(sizes), "capability": 10 * major + minor})
+        sizes = replace(sizes, capability=capability_of(torch.cuda.current_device()))
     rows: list[dict[str, Any]] = []
     found: dict[str, Any] = {"capability": sizes.capability, "rows": rows, "fastest": {}, "kept": False}
+    found["backwards"] = []
     launches = {d: plans(sizes, d, sizes.device, run=True) for d in sizes.widths}
     jobs: list[Job] = [
         (kernel, d, blocks)
@@ -217,12 +245,16 @@ def tune(
             ]
             if timed:
                 best = min(timed, key=lambda row: row["milliseconds"])
-                found["fastest"][measured_name(kernel, d > 64)] = best["blocks"]
+                found["fastest"][measured_name(kernel, are_wide(d, 2 * d))] = best["blocks"]
             write(found)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     found |= keep(sizes, path, found["fastest"])
     write(found)
+    for d, is_masked in itertools.product(sizes.widths, (False, True)):
+        if not has_time_for(functools.partial(compare, sizes, path, d, is_masked, found["backwards"])):
+            break
+        write(found)
 
 
 def _time_kernel(
@@ -237,9 +269,9 @@ def _time_kernel(
         reason, taken = compiled[kernel, d, blocks].result(), None
         if reason is None:
             try:
-                taken = milliseconds(with_blocks(plan, kernel, blocks), device)
+                taken = milliseconds(with_blocks(plan, kernel, blocks).run, device)
             except Exception as error:  # as compile_ahead
-                reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                reason = _said(error)
         rows.append({"kernel": kernel, "d": d, "blocks": list(blocks), "milliseconds": taken, "reason": reason})
         print(rows[-1], flush=True)
 
@@ -249,12 +281,8 @@ def keep(sizes: Sizes, path: Path, fastest: Mapping[str, list[Any]]) -> dict[str
     before = path.read_bytes() if path.is_file() else None
     known = {} if before is None else json.loads(before)
     write_json(path, {**known, str(sizes.capability): dict(fastest)}, indent=1)
-    with mock.patch.object(kernel_arguments, "MEASURED_BLOCKS", path):
-        kernel_arguments.measured_blocks.cache_clear()
-        try:
-            wrong = [reason for d in sizes.widths for reason in reasons(sizes, d)]
-        finally:
-            kernel_arguments.measured_blocks.cache_clear()
+    with _blocks_of(path):
+        wrong = [reason for d in sizes.widths for reason in reasons(sizes, d)]
     if not wrong:
         return {"kept": True, "file": path.name}
     path.unlink()
@@ -265,20 +293,86 @@ def keep(sizes: Sizes, path: Path, fastest: Mapping[str, list[Any]]) -> dict[str
 
 def reasons(sizes: Sizes, d: int) -> Iterator[str]:
     """What is wrong with the kernels' results at a width."""
-    device = torch.device(sizes.device)
     length = min(sizes.length, 1024)
-    capability = problem_of  # in a rehearsal the problem has no device to say its capability
-    if sizes.device == "cpu":
-        capability = functools.partial(problem_of, capability=sizes.capability)
-    for shape in (Shape(1, 4, d, length, length), Shape(1, 4, d, 1, length)):
-        drawn = draw(shape, device)
-        check = AnswerCheck(drawn)
-        for pass_ in (FORWARD, TRAINING) if shape.queries > 1 else (DECODE,):
-            row = BenchRow(candidate="triton", pass_=pass_, dtype=str(sizes.dtype), shape=vars(shape))
-            with mock.patch("diff_transformer.ops.triton.triton_backend.problem_of", capability):
-                row = check_candidate(candidates(device)["triton"], row, drawn.to(sizes.dtype), check, device)
-            if row.reason is not None:
-                yield f"{pass_}, {row.sizes}: {row.reason}, {row.error} times the allowed error"
+    with _backward(sizes, in_one_pass=False):
+        yield from _reasons(sizes, Shape(1, 4, d, length, length), (FORWARD, TRAINING))
+        yield from _reasons(sizes, Shape(1, 4, d, 1, length), (DECODE,))
+
+
+def _reasons(sizes: Sizes, shape: Shape, passes: tuple[str, ...]) -> Iterator[str]:
+    device = torch.device(sizes.device)
+    drawn = draw(shape, device)
+    check = AnswerCheck(drawn)
+    for pass_ in passes:
+        row = BenchRow(candidate="triton", pass_=pass_, dtype=str(sizes.dtype), shape=vars(shape))
+        row = check_candidate(candidates(device)["triton"], row, drawn.to(sizes.dtype), check, device)
+        if row.reason is not None:
+            yield f"{pass_}, {row.sizes}: {row.reason}, {row.error} times the allowed error"
+
+
+@contextmanager
+def _blocks_of(path: Path) -> Iterator[None]:
+    """The kernels take the block sizes of that file."""
+    with mock.patch.object(kernel_arguments, "MEASURED_BLOCKS", path):
+        kernel_arguments.measured_blocks.cache_clear()
+        try:
+            yield
+        finally:
+            kernel_arguments.measured_blocks.cache_clear()
+
+
+@contextmanager
+def _backward(sizes: Sizes, *, in_one_pass: bool) -> Iterator[None]:
+    """The operator takes that backward, whatever was measured before; in a rehearsal no device says its capability."""
+    on_device = functools.partial(problem_of, capability=sizes.capability)
+    with (
+        mock.patch.object(triton_backend, "takes_one_pass", return_value=in_one_pass),
+        mock.patch.object(triton_backend, "problem_of", on_device),
+    ):
+        yield
+
+
+def compare(sizes: Sizes, path: Path, d: int, is_masked: bool, rows: list[dict[str, Any]]) -> None:
+    """A row of both backwards; what is right goes into a file beside `path`, which has their block sizes."""
+    row: dict[str, Any] = {"heads": backward_name(are_wide(d, 2 * d), is_masked)}
+    row |= {"milliseconds": None, "share": None, "reason": None}
+    with _blocks_of(path):
+        try:
+            row["reason"] = reason_against_one_pass(sizes, d, is_masked)
+            row["milliseconds"] = times = backward_times(sizes, d, is_masked)
+            row["share"] = times[IN_ONE_PASS] / times[IN_LAUNCHES]
+        except Exception as error:  # as compile_ahead
+            row["reason"] = _said(error)
+    rows.append(row)
+    print(row, flush=True)
+    file = path.with_name(MEASURED_BACKWARD.name)
+    known = read_json(file) if file.is_file() else {}
+    right = {each["heads"]: each["milliseconds"] for each in rows if each["reason"] is None}
+    write_json(file, {**known, str(sizes.capability): right}, indent=1)
+
+
+def reason_against_one_pass(sizes: Sizes, d: int, is_masked: bool) -> str | None:
+    """What is wrong with output or gradients if dQ is added up in one pass, or None."""
+    mask, length = "boolean" if is_masked else "", min(sizes.length, 1024)
+    with _backward(sizes, in_one_pass=True):
+        if not is_masked and (wrong := list(_reasons(sizes, Shape(1, 4, d, length, length), (TRAINING,)))):
+            return wrong[0]
+        kernels = kernel_check.KernelClass(sizes.dtype, d, 2 * d, mask, kernel_check.TRAINING, in_one_pass=True)
+        return kernel_check.outcome(kernels, torch.device(sizes.device))
+
+
+def backward_times(sizes: Sizes, d: int, is_masked: bool) -> dict[str, float]:
+    """Milliseconds of both backwards on one request, zeroing and narrowing of dQ included: the least of some rounds."""
+    problem = problems(sizes, d, sizes.device)(sizes.length, is_masked=is_masked)
+    (forward,), out, saved = plan_forward(problem, None, save=True)
+    assert saved is not None
+    forward.run()
+    runs = {
+        name: functools.partial(triton_backend.run_backward, out, problem, None, saved, in_one_pass=name == IN_ONE_PASS)
+        for name in (IN_LAUNCHES, IN_ONE_PASS)
+    }
+    rounds = [{name: milliseconds(run, sizes.device) for name, run in runs.items()} for _ in range(ROUNDS)]
+    return {name: min(times[name] for times in rounds) for name in runs}
 
 
 def main() -> None:

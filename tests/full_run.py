@@ -1,6 +1,7 @@
 """Marks the values of a parametrised test that run in `make test-all` alone."""
 
-from collections.abc import Collection, Iterable
+import itertools
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -16,3 +17,13 @@ def short_run(values: Iterable[Any], keep: Collection[Any]) -> list[Any]:
     unknown = [value for value in keep if value not in values]
     assert not unknown, unknown
     return [value if value in keep else pytest.param(value, marks=pytest.mark.all) for value in values]
+
+
+def in_turn(names: Iterable[str], *ways: Sequence[Any]) -> list[Any]:
+    """Every name with every combination of ``ways``; in `make test` each with one of them, the next with the next."""
+    combinations = list(itertools.product(*ways))
+    return [
+        pytest.param(name, *way, marks=() if i % len(combinations) == number else pytest.mark.all)
+        for i, name in enumerate(names)
+        for number, way in enumerate(combinations)
+    ]

@@ -13,9 +13,12 @@ from torch import Tensor
 from diff_transformer import diff_attention
 from diff_transformer.ops import backends, kernel_check
 from diff_transformer.ops.attention_request import Norm, Request
+from diff_transformer.ops.device_findings import VERDICTS, findings_of
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.kernel_check import DECODING, FORWARD, ONE_QUERY, TRAINING, KernelClass, outcome
 from diff_transformer.ops.reference import reference_attention
+from diff_transformer.ops.triton import kernel_arguments
+from diff_transformer.ops.triton.kernel_arguments import IN_LAUNCHES, IN_ONE_PASS
 from faked_cuda import fake_device, forget, request_on_cuda
 
 CPU = torch.device("cpu")
@@ -192,6 +195,30 @@ def test_the_output_of_a_norm_does_not_hide_a_wrong_scale(monkeypatch: pytest.Mo
 def test_the_real_kernels_pass_in_the_interpreter(mask: str, in_groups: bool, pass_: str) -> None:
     pytest.importorskip("triton")
     assert outcome(KernelClass(torch.float16, 16, 32, mask, pass_, in_groups), CPU) is None
+
+
+def test_the_backward_in_one_pass_is_checked_by_itself(
+    checks: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is taken by a record and where bits may change, so the other may have been checked before."""
+    record = tmp_path / "measured_backward.json"
+    record.write_text(json.dumps({"90": {"narrow heads": {IN_ONE_PASS: 1.0, IN_LAUNCHES: 2.0}}}), encoding="utf-8")
+    monkeypatch.setattr(kernel_arguments, "MEASURED_BACKWARD", record)
+    kernel_arguments.measured_backwards.cache_clear()
+    training, masked = request_on_cuda(gradient=True), torch.ones(1, 1, 1, 40, dtype=torch.bool)
+    try:
+        torch.use_deterministic_algorithms(True)
+        assert kernel_check.kernels_are_right(training)
+        torch.use_deterministic_algorithms(False)
+        assert kernel_check.kernels_are_right(training)
+        assert kernel_check.kernels_are_right(request_on_cuda(gradient=True, attn_mask=masked))
+        assert kernel_check.kernels_are_right(request_on_cuda())
+    finally:
+        torch.use_deterministic_algorithms(False)
+        kernel_arguments.measured_backwards.cache_clear()
+    assert checks == [TRAINING, TRAINING, TRAINING, FORWARD]
+    in_one_pass = [name for name in findings_of(0).of(VERDICTS) if name.endswith("in one pass")]
+    assert in_one_pass == ["float16, d 16, dv 32, training, backward in one pass"]
 
 
 def test_a_full_device_says_nothing_of_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

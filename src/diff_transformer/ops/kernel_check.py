@@ -19,7 +19,14 @@ from diff_transformer.ops.attention_request import Norm, Request
 from diff_transformer.ops.device_findings import VERDICTS, Findings, findings_of
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.reference import reference_attention
-from diff_transformer.ops.triton.kernel_arguments import LONG_CACHE, MOST_DECODED, precision_of
+from diff_transformer.ops.triton.kernel_arguments import (
+    LONG_CACHE,
+    MOST_DECODED,
+    are_wide,
+    capability_of,
+    precision_of,
+    takes_one_pass,
+)
 from diff_transformer.ops.triton.triton_backend import triton_attention
 
 SWITCH = "DIFF_TRANSFORMER_TRITON"
@@ -52,6 +59,7 @@ class KernelClass(NamedTuple):
     mask: str  # "", "boolean" or "additive"
     pass_: str  # FORWARD, TRAINING, ONE_QUERY, or one of DECODING
     in_groups: bool = False  # several signal heads share a noise map
+    in_one_pass: bool = False  # the backward adds up dQ with atomics
 
     @property
     def name(self) -> str:
@@ -60,7 +68,8 @@ class KernelClass(NamedTuple):
         precision = " as tf32" if precision_of(self.dtype) == "tf32" else ""
         mask = f", {self.mask} mask" if self.mask else ""
         groups = ", in groups" if self.in_groups else ""
-        return f"{dtype}{precision}, d {self.d}, dv {self.dv}{mask}{groups}, {self.pass_}"
+        one_pass = ", backward in one pass" if self.in_one_pass else ""
+        return f"{dtype}{precision}, d {self.d}, dv {self.dv}{mask}{groups}, {self.pass_}{one_pass}"
 
 
 def kernels_are_right(request: Request) -> bool:
@@ -101,7 +110,10 @@ def _is_right(index: int | None, dtype: torch.dtype, d: int, dv: int, mask: str,
     if os.environ.get(SWITCH) == "0":
         return False
     index = torch.cuda.current_device() if index is None else index
-    found, kernels = findings_of(index), KernelClass(dtype, d, dv, mask, pass_, in_groups)
+    in_one_pass = pass_ == TRAINING and takes_one_pass(
+        capability_of(index), dtype, is_wide=are_wide(d, dv), has_mask=mask != "", in_groups=in_groups
+    )
+    found, kernels = findings_of(index), KernelClass(dtype, d, dv, mask, pass_, in_groups, in_one_pass)
     with _lock:
         verdict = found.of(VERDICTS).get(kernels.name)
         if verdict is None:

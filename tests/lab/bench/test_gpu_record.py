@@ -192,6 +192,65 @@ def test_the_kernels_take_measured_blocks(
         arguments.measured_blocks.cache_clear()
 
 
+@pytest.mark.parametrize("outcome", ["right", "wrong", "does not run"])
+def test_both_backwards_are_written_only_where_results_are_right(
+    programs: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    """And then the kernels take the faster one, on that device."""
+    pytest.importorskip("triton")
+    tune = programs("tune_kernels")
+    arguments, times = tune.kernel_arguments, {tune.IN_LAUNCHES: 2.0, tune.IN_ONE_PASS: 1.5}
+    before, path = {"80": {"wide heads": times}}, tmp_path / "measured_backward.json"
+    path.write_text(json.dumps(before), encoding="utf-8")
+
+    def reason(sizes: Any, d: int, is_masked: bool) -> str | None:
+        if is_masked and outcome == "does not run":
+            raise RuntimeError("out of resource\nmore lines")
+        return "its results are wrong" if is_masked and outcome == "wrong" else None
+
+    monkeypatch.setattr(tune, "reason_against_one_pass", reason)
+    monkeypatch.setattr(tune, "backward_times", lambda *_: times)
+    rows: list[dict[str, Any]] = []
+    for is_masked in (False, True):
+        tune.compare(tune.REHEARSAL, tmp_path / "measured_blocks.json", 16, is_masked, rows)
+    allowed = ["narrow heads", *(["narrow heads, masked"] if outcome == "right" else [])]
+    assert json.loads(path.read_text(encoding="utf-8")) == {**before, "90": dict.fromkeys(allowed, times)}
+    said = {"right": None, "wrong": "its results are wrong", "does not run": "RuntimeError: out of resource"}
+    assert [row["reason"] for row in rows] == [None, said[outcome]]
+    assert rows[0]["share"] == 0.75
+    monkeypatch.setattr(arguments, "MEASURED_BACKWARD", path)
+    arguments.measured_backwards.cache_clear()
+    try:
+        taken = [
+            arguments.takes_one_pass(90, tune.torch.bfloat16, is_wide=False, has_mask=has_mask, in_groups=False)
+            for has_mask in (False, True)
+        ]
+    finally:
+        arguments.measured_backwards.cache_clear()
+    assert taken == [True, outcome == "right"]
+
+
+def test_a_backward_that_is_wrong_in_one_pass_is_found(
+    programs: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the other backward is what a record so far says."""
+    pytest.importorskip("triton")
+    tune = programs("tune_kernels")
+    if not tune.triton_backend.interpreted():
+        pytest.skip("there is a GPU: the kernels do not run on the CPU")
+    monkeypatch.setattr(tune.kernel_check, "LENGTH", 40)
+    assert tune.reason_against_one_pass(tune.REHEARSAL, 16, False) is None
+    run = tune.triton_backend.run_backward
+
+    def wrong(*arguments: Any, in_one_pass: bool) -> Any:
+        grad_q, *others = run(*arguments, in_one_pass=in_one_pass)
+        return grad_q.neg() if in_one_pass else grad_q, *others
+
+    monkeypatch.setattr(tune.triton_backend, "run_backward", wrong)
+    assert "forward + backward" in tune.reason_against_one_pass(tune.REHEARSAL, 16, False)
+    assert "the gradient of q is wrong" in tune.reason_against_one_pass(tune.REHEARSAL, 16, True)
+
+
 def test_every_list_of_candidates_is_short_and_begins_as_it_should(programs: Callable[[str], Any]) -> None:
     pytest.importorskip("triton")
     tune = programs("tune_kernels")
@@ -213,5 +272,10 @@ def test_a_rehearsal_of_everything(tmp_path: Path) -> None:
     assert list(stages) == ["correctness", "tests", "tuning", "operator", "model"]
     assert stages["tests"]["found"]["outcomes"] == {"passed": 3}
     assert stages["tuning"]["found"]["kept"]
+    backwards = {row["heads"]: row for row in stages["tuning"]["found"]["backwards"]}
+    assert list(backwards) == ["narrow heads", "narrow heads, masked"]
+    assert {row["reason"] for row in backwards.values()} == {None}
+    written = json.loads((tmp_path / "measured_backward.json").read_text(encoding="utf-8"))
+    assert written == {"90": {name: row["milliseconds"] for name, row in backwards.items()}}
     assert (tmp_path / "operator-cpu.md").is_file()
     assert (tmp_path / "model-cpu.md").is_file()

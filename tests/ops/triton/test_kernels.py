@@ -8,7 +8,6 @@ import itertools
 import os
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,8 @@ from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.triton import triton_backend as triton_backend
 from diff_transformer.ops.visibility import segment_bounds_from
-from full_run import short_run
+from full_run import in_turn, short_run
+from kernel_launches import names, recorded_launches, set_blocks
 from triton_interpreter import overflow_checked
 
 triton = pytest.importorskip("triton")
@@ -73,26 +73,16 @@ LONG = {
 SMALL = {"16 × 16": Blocks(16, 16, 4, 1), "32 × 16": Blocks(32, 16, 4, 1), "16 × 32": Blocks(16, 32, 4, 1)}
 
 
+@pytest.fixture(autouse=True)
+def _separate_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward that no record has to recommend; test_one_pass_backward.py has the other."""
+    monkeypatch.setattr(triton_backend, "takes_one_pass", lambda *_, **__: False)
+
+
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[launch.Launch]:
     """Every launch of a kernel, in order."""
-    launches: list[launch.Launch] = []
-    run = launch.Launch.run
-
-    def recorded(self: launch.Launch) -> None:
-        launches.append(self)
-        run(self)
-
-    monkeypatch.setattr(launch.Launch, "run", recorded)
-    return launches
-
-
-def names(launches: list[launch.Launch]) -> list[str]:
-    return [each.kernel.fn.__name__ for each in launches]
-
-
-def set_blocks(monkeypatch: pytest.MonkeyPatch, blocks: Blocks) -> None:
-    monkeypatch.setattr("diff_transformer.ops.triton.kernel_arguments.Problem.blocks", lambda *_: blocks)
+    return recorded_launches(monkeypatch)
 
 
 def forward(problem: Problem, **more: Any) -> Tensor:
@@ -107,16 +97,6 @@ def check_output(out: Tensor, expected: Expected) -> None:
 
 
 # Many blocks.
-
-
-def in_turn(names: Iterable[str], *ways: Sequence[Any]) -> list[Any]:
-    """Every name with every combination of ``ways``; in `make test` each with one of them, the next with the next."""
-    combinations = list(itertools.product(*ways))
-    return [
-        pytest.param(name, *way, marks=() if i % len(combinations) == number else pytest.mark.all)
-        for i, name in enumerate(names)
-        for number, way in enumerate(combinations)
-    ]
 
 
 # Their kinds of blocks and of inputs are among those of the others. Without gradients, all run in `make test`.
