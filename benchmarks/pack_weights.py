@@ -54,6 +54,8 @@ from diff_transformer.variants import ATTENTION_TYPES
 
 LARGEST_TOTAL = 12_000_000  # bytes of all models together
 HELD_OUT_CHARACTERS = 50_000
+# Held-out novels whose authors died after 1955, so that their text is protected in Europe: it does not come along.
+PROTECTED = ("ENG19180_Lewis",)
 ROUNDING = 0.005  # nats a token by which storing may change the loss
 LICENSE = "mit"  # of the weights: the package's own
 _HEADING = "# How this model was trained, every setting spelled out; of files and folders the names alone.\n"
@@ -79,25 +81,27 @@ FAMILIES = {
         dtype=torch.bfloat16,
         tolerance=0.001,
         summary="{label} with {parameters:.2f}M parameters, trained on {trained_on} English novels",
-        use="To try the package without training anything: to write text, to look at attention maps and λ, to measure, "
-        "export and convert a model. Its siblings, whose names begin alike, have other kinds of attention.",
+        use="To try the package without training anything: to write text, to look at attention maps, to measure, "
+        "export and convert a model. Models whose names begin alike have other kinds of attention.",
         limits="A model of this size writes in the manner of its books, without sense. It knows no facts and repeats "
         "the views of the nineteenth century: nothing that it writes is to be relied on. It was trained once, with one "
-        "seed, so that being ahead of a sibling or behind it says nothing about the kinds of attention; "
+        "seed, so that being ahead of another or behind it says nothing about the kinds of attention; "
         "docs/experiments.md of the repository compares them over seeds.",
         data="{documents} English novels, 1840–1920, of the European Literary Text Collection (ELTeC, "
         "doi:10.5281/zenodo.3462536) as plain text, {held_out} of them held out",
-        data_license="the novels are in the public domain; the collection's markup, CC BY 4.0, is not part of the text",
+        data_license="the novels were published before 1931, so they are in the public domain in the United States; "
+        "where works are protected for seventy years after their author's death, a few of the latest still are, and no "
+        "passage of theirs comes with the model. The collection's markup, CC BY 4.0, is not part of the text",
     ),
     "needles": Family(
         kind="retrieval",
         dtype=torch.float32,
         tolerance=0.005,
         summary="{label} with {parameters:.2f}M parameters, trained to find needles among tokens of noise",
-        use="To look at how attention finds what it is asked for: attention maps of queries that are answered, λ, "
-        "accuracy by depth. Its siblings, whose names begin alike, have other kinds of attention.",
+        use="To look at how attention finds what it is asked for: attention maps of queries that are answered, "
+        "accuracy by depth. Models whose names begin alike have other kinds of attention.",
         limits="It knows the tokens of its task and no text, and contexts as long as those it was trained on. It was "
-        "trained once, with one seed, so that being ahead of a sibling or behind it says nothing about the kinds of "
+        "trained once, with one seed, so that being ahead of another or behind it says nothing about the kinds of "
         "attention; docs/experiments.md of the repository compares them over seeds.",
         data="sequences from a seeded generator: pairs of a key and a value hidden among tokens of noise, then queries",
         data_license="none is needed, as the sequences are random numbers",
@@ -234,7 +238,7 @@ def held_out_passages(documents: Sequence[Document]) -> list[dict[str, str]]:
     kept = {
         document.file.stem: document.file.read_bytes()[document.trained :].decode(errors="ignore")
         for document in documents
-        if document.trained < document.bytes
+        if document.trained < document.bytes and document.file.stem not in PROTECTED
     }
     return [{"source": name, "text": middle(text, HELD_OUT_CHARACTERS // len(kept))} for name, text in kept.items()]
 
@@ -303,6 +307,7 @@ def card_record(family: Family, recipe: Recipe, model: Any, documents: Sequence[
     parameters = list(model.parameters())
     count = sum(parameter.numel() for parameter in parameters)
     held_out = [document.file.stem for document in documents if document.trained < document.bytes]
+    shown = [name for name in held_out if name not in PROTECTED]
     counted = {
         "label": ATTENTION_TYPES[recipe.model.attention_type].label,
         "parameters": count / 1e6,
@@ -321,7 +326,7 @@ def card_record(family: Family, recipe: Recipe, model: Any, documents: Sequence[
         dtype=dtype_name(family.dtype),
         bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
         tolerance=family.tolerance,
-        held_out=f"from the middle of {', '.join(held_out)}" if held_out else None,
+        held_out=f"from the middle of {', '.join(shown)}" if shown else None,
         **of_run,
     )
 

@@ -143,7 +143,7 @@ def test_the_language_model_of_the_package_is_served_where_none_is_named(
     )
     result = run("serve", "--port", 0)
     assert (result.exit_code, names) == (0, ["novels-diff"]), result.stderr
-    assert "so novels-diff writes: a tiny model." in result.stderr
+    assert "so this is novels-diff: a tiny model." in result.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -170,6 +170,16 @@ def test_text_that_training_has_seen_is_not_what_is_measured_on(packer: Any, tmp
         assert re.fullmatch(r"Book \d+, paragraph \d+\.", paragraphs[-1])
 
 
+def test_no_passage_is_of_a_protected_novel(packer: Any, tmp_path: Path) -> None:
+    (name,) = packer.PROTECTED
+    documents = []
+    for stem in (name, "ENG18400_Trollope"):
+        file = tmp_path / f"{stem}.txt"
+        file.write_text("A paragraph.\n\n" * 100, encoding="utf-8")
+        documents.append(packer.Document(file, file.stat().st_size, 0))
+    assert [passage["source"] for passage in packer.held_out_passages(documents)] == ["ENG18400_Trollope"]
+
+
 def test_a_passage_is_from_the_middle(packer: Any) -> None:
     text = "\n\n".join(f"{number:03}" * 5 for number in range(100))
     passage = packer.middle(text, 100)
@@ -246,7 +256,7 @@ def test_generate_without_a_checkpoint_takes_the_model_of_the_package(run: Run, 
         result.stdout == run("generate", "novels-diff", "--prompt", "to be", "--max-new-tokens", 8, "--greedy").stdout
     )
     assert result.stderr == (
-        "No checkpoint is named, so novels-diff writes: DIFF with 0.01M parameters, trained on 1 English novels. It "
+        "No checkpoint is named, so this is novels-diff: DIFF with 0.01M parameters, trained on 1 English novels. It "
         f"comes with the package; {weights / 'novels-diff' / 'README.md'} says what it can do.\n"
     )
     listed = run("generate", "--list")

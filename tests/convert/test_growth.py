@@ -68,8 +68,8 @@ def test_bfloat16_stays_with_lambda_in_float32() -> None:
     ("kind", "signal_heads", "spread", "message"),
     [
         ("softmax", 3, 0.1, r"is 'diff' or 'diff_grouped', got 'softmax'\.$"),
-        ("diff_grouped", 4, 0.1, r"a multiple of the 3 that share a noise map in the model, got 4\.$"),
-        ("diff", 0, 0.1, r"a multiple of the 1 that share a noise map in the model, got 0\.$"),
+        ("diff_grouped", 4, 0.1, r"a positive multiple of the 3 that share a noise map in the model, got 4\.$"),
+        ("diff", 0, 0.1, r"a positive multiple of the 1 that share a noise map in the model, got 0\.$"),
         ("diff", 2, -0.1, r"spread must be 0 or more, got -0\.1\.$"),
     ],
 )

@@ -84,6 +84,12 @@ def test_sizes_that_do_not_fit(heads: int, kv_heads: int, noise: int, message: s
         DiffTransformerConfig(attention_type="diff_grouped", **sizes)
 
 
+@pytest.mark.parametrize("noise", [2.0, "2", True])
+def test_a_number_of_noise_heads_that_is_no_integer(noise: Any) -> None:
+    with pytest.raises(TypeError, match=f"^GroupedDiffAttention: num_noise_heads must be an int, got {noise!r}"):
+        GroupedDiffAttention(24, 8, 1, num_noise_heads=noise)
+
+
 def test_key_heads_unless_given() -> None:
     config = DiffTransformerConfig(
         hidden_size=40, num_attention_heads=10, num_noise_heads=2, attention_type="diff_grouped"

@@ -190,6 +190,7 @@ def test_an_unknown_route(sequential_url: str, method: str, path: str, status: i
     code, answer = answer_to(urllib.request.Request(sequential_url.removesuffix("/v1") + path, method=method))
     assert code == status
     assert f"{method} {path} is not served; there are GET /health, " in answer["error"]["message"]
+    assert "GET /v1/models/NAME, " in answer["error"]["message"]
 
 
 def test_an_unknown_model(sequential: openai.OpenAI) -> None:

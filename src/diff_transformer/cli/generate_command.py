@@ -109,7 +109,7 @@ def shipped_language_model() -> Path:
         )
     folder = shipped_models.pretrained(name)
     console.say(
-        f"No checkpoint is named, so {name} writes: {_summary(folder)}. It comes with the package; "
+        f"No checkpoint is named, so this is {name}: {_summary(folder)}. It comes with the package; "
         f"{Path(folder) / 'README.md'} says what it can do."
     )
     return Path(folder)

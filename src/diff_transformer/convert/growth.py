@@ -42,9 +42,10 @@ def grow_signal_heads(
     heads = described.heads(config)
     groups = config.num_attention_heads - heads
     ratio = heads // groups
-    if signal_heads < ratio or signal_heads % ratio:
+    if signal_heads < 1 or signal_heads % ratio:
         raise ValueError(
-            f"signal_heads must be a multiple of the {ratio} that share a noise map in the model, got {signal_heads}."
+            f"signal_heads must be a positive multiple of the {ratio} that share a noise map in the model, got "
+            f"{signal_heads}."
         )
     copies = signal_heads // ratio
     sizes = {"num_attention_heads": (signal_heads + 1) * groups, "num_noise_heads": groups}

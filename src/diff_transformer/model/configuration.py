@@ -156,7 +156,7 @@ class DiffTransformerConfig(PreTrainedConfig):
             a grouped one A − G.
         num_key_value_heads: the Transformer's key/value heads, for grouped queries; A unless given, with groups 2G.
         num_noise_heads: for "diff_grouped", which needs it, the number of groups G: A = (r + 1)·G query heads are r
-            signal heads and one noise head in each group.
+            signal heads and one noise head in each group. Other types leave it aside, so that one recipe serves both.
         head_dim: width d of a query or key; hidden_size / A unless given.
         token_lambda: for "diff_grouped", whether λ is a projection of the token with a sigmoid, one for each signal
             head, as "diff_v2" has it, and not one of the layer.

@@ -284,6 +284,8 @@ def check_heads(
 ) -> None:
     """Refuse sizes that do not fit each other, before any parameter is made; with ``noise_heads`` those of groups."""
     if noise_heads is not None:
+        if not isinstance(noise_heads, int) or isinstance(noise_heads, bool):
+            raise TypeError(f"{owner}: num_noise_heads must be an int, got {noise_heads!r}.")
         if noise_heads < 1 or heads < 2 * noise_heads or heads % noise_heads:
             raise ValueError(
                 f"{owner}: num_attention_heads must be (r + 1) · num_noise_heads, r signal heads and one noise head to "

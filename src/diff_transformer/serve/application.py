@@ -53,7 +53,7 @@ def make_application(served: ServedModel, api_key: str | None = None) -> Starlet
 
     async def unknown_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        known = ", ".join(f"{method} {path}" for path, (method, _) in handlers.items())
+        known = ", ".join(f"{method} {path}" for path, (method, _) in handlers.items()).replace("{name:path}", "NAME")
         sent = f"{request.method} {request.url.path}"
         return _error(error.status_code, f"{sent} is not served; there are {known}.")
 

@@ -126,7 +126,7 @@ def test_the_twins_own_card_names_itself() -> None:
 def test_one_variant_alone_is_compared_with_nothing() -> None:
     card = model_card(MODEL, RECIPE, [file(result("language/bits_per_byte", "diff", 2.5))])
     assert row(card, "measure") == ["measure", "DIFF (this model)"]
-    assert "Nothing was measured beside it." in card
+    assert "No other model was measured beside it." in card
 
 
 def test_what_diverged_is_shown_and_kept_from_the_hub() -> None:

@@ -81,7 +81,7 @@ def model_card(
         [f"{row.section}: {row.label}{levels.get(row.name, '')}", *row.texts(variants)]
         for row in rows_of(records, by_coordinates=False)
     ]
-    notes = [UNPAIRED if len(variants) > 1 else "Nothing was measured beside it.", *([LEVELS] if levels else [])]
+    notes = [UNPAIRED if len(variants) > 1 else "No other model was measured beside it.", *([LEVELS] if levels else [])]
     caption = " ".join([f"{NOTE}.", *notes])
     described = ATTENTION_TYPES.get(model.variant)
     return fill_markdown(
