@@ -203,12 +203,13 @@ def verdicts(experiment: str, name: str, variant: str, against: str = "softmax")
 def test_what_the_choice_rests_on_was_found() -> None:
     """The sentences of docs/concepts/which-one.md: if a result changes its verdict, they have to change."""
     whole = fill_readme.WHOLE
-    assert verdicts("v2", whole, "diff_v2") == verdicts("v2", whole, "diff_v2", "diff") == {"reproduced"}
+    assert verdicts("v2", whole, "diff_v2") == {"still learning"}
     assert verdicts("language", whole, "diff_v2") == {"reproduced"}
     assert verdicts("fig6", fill_readme.MANY_SHOT, "diff") == {"reproduced"}
-    assert verdicts("table6", whole, "diff") == {"contrary"}
+    assert verdicts("table6", whole, "diff") == {"still learning"}
     headlines = {results.name: row for results, row in fill_readme.headlines(fill_readme.measured_experiments())}
-    assert headlines["fig3"].verdict == headlines["fig4"].verdict == "contrary"
+    assert headlines["fig3"].verdict == "contrary"
+    assert (headlines["v2"].interval or (0.0, 0.0))[1] < 0 < (headlines["table6"].interval or (0.0, 0.0))[0]
     low, high = headlines["table2"].interval or (1.0, -1.0)
     assert low < 0 < high
 

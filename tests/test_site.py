@@ -109,7 +109,7 @@ def test_pages_fit_a_phone_and_show_their_equations(site: Path, pages: dict[Path
         shown = browser.new_page(viewport={"width": 390, "height": 844})
         shown.on("request", lambda request: asked.append(request.url))
         for file in pages:
-            shown.goto(file.as_uri())
+            shown.goto(file.as_uri(), timeout=120_000)
             name = file.relative_to(site).as_posix()
             assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{name} is wider than a phone"
             equations = shown.locator(".arithmatex")

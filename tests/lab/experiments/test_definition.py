@@ -44,8 +44,9 @@ def test_the_second_version_is_what_its_experiment_is_about() -> None:
     file = committed("v2")
     assert file.headline is not None
     (headline,) = [one for one in file.comparisons if file.headline.names(one)]
-    assert (headline.variant, headline.against, verdict_text(headline)) == ("diff_v2", "softmax", "open question: yes")
-    assert headline.difference == pytest.approx(-0.337, abs=5e-4)
+    text = "open question: still learning at 200 steps; DIFF V2 is ahead so far"
+    assert (headline.variant, headline.against, verdict_text(headline)) == ("diff_v2", "softmax", text)
+    assert headline.difference == pytest.approx(-0.0179, abs=5e-5)
 
 
 def test_longer_contexts_are_what_their_experiment_is_about() -> None:

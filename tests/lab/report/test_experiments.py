@@ -625,4 +625,4 @@ def test_a_sweep_that_ended_at_its_best_rate_is_said(
 def test_of_our_results_those_of_the_older_rule_say_so() -> None:
     files = sorted((Path(__file__).parents[3] / "results").glob("*/*.json"))
     said = {path.stem for path in files if variants_table(read_results(path).settings).caption.count("earlier rule")}
-    assert said == {"fig3", "table6", "v2"}
+    assert said == {"fig3"}
