@@ -90,10 +90,12 @@ class Size:
 
 def sizes() -> list[Size]:
     """Table 2's, and the language models of both sizes: the first variant of each."""
-    table_2, language = find_experiment("table2").presets["cpu"], find_experiment("language").presets["night"]
-    first = {variant.coordinates: variant for variant in reversed(language.variants)}
-    models = [Size(f"language, {variant.label}", language, variant) for variant in reversed(first.values())]
-    return [Size("table2", table_2, table_2.variants[0]), *models]
+    table_2, language = find_experiment("table2").presets["cpu"], find_experiment("language").presets
+    models = [(preset, preset.variants[0]) for preset in (language["evening"], language["night"])]
+    return [
+        Size("table2", table_2, table_2.variants[0]),
+        *(Size(f"language, {variant.label}", preset, variant) for preset, variant in models),
+    ]
 
 
 def measure(size: Size, rounds: int, seconds: float) -> list[Result]:

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 from diff_transformer.lab.experiments.experiment import (
-    ComparisonRule,
     Experiment,
     Variant,
     compared_by,
@@ -20,9 +19,10 @@ from diff_transformer.lab.experiments.language_experiments import (
     TRANSFORMER,
     language_preset,
     loss_and_repeats,
+    rules_of_repeats,
 )
 from diff_transformer.lab.experiments.language_over_training import training
-from diff_transformer.lab.measure.document_losses import AR_HIT, OTHER, WHOLE, Repeats
+from diff_transformer.lab.measure.document_losses import WHOLE, Repeats
 from diff_transformer.lab.record import Headline
 from diff_transformer.model import DiffTransformerConfig
 
@@ -97,13 +97,7 @@ GROUPED_HEADS = Experiment(
     },
     options=Repeats,
     measurements=loss_and_repeats,
-    compare=compared_by(
-        *(
-            ComparisonRule(name=name, variant=variant, against=against, exploratory=True)
-            for name in (WHOLE, AR_HIT, OTHER)
-            for variant, against in PAIRS
-        )
-    ),
+    compare=compared_by(*rules_of_repeats(PAIRS)),
     headline=lambda _: Headline(
         name=WHOLE,
         variant=GROUPED[4],

@@ -1,6 +1,6 @@
 """Defines the experiments on language loss: by position in long documents (Figure 4), and of DIFF's parts (Table 6)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +54,15 @@ def loss_and_repeats(preset: Preset) -> list[MeasurementRequest]:
     return [
         MeasurementRequest(name="standard", numbers=(LANGUAGE_LOSS,)),
         MeasurementRequest(name="repeats", options=preset.options),
+    ]
+
+
+def rules_of_repeats(pairs: Iterable[tuple[str, str]]) -> list[ComparisonRule]:
+    """Each pair (variant, against) in each of Table 6's columns, without a claim of the paper."""
+    return [
+        ComparisonRule(name=name, variant=variant, against=against, exploratory=True)
+        for name in REPEAT_COLUMNS
+        for variant, against in pairs
     ]
 
 

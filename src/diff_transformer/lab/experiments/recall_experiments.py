@@ -21,7 +21,7 @@ from diff_transformer.lab.experiments.experiment import (
 )
 from diff_transformer.lab.experiments.needle_experiments import NEEDLE_CPU
 from diff_transformer.lab.experiments.paper_preset import PaperPreset, Stage, evaluation
-from diff_transformer.lab.measure.document_losses import AR_HIT, OTHER, WHOLE, Repeats
+from diff_transformer.lab.measure.document_losses import WHOLE, Repeats
 from diff_transformer.lab.measure.measurement import MeasurementRequest
 from diff_transformer.lab.measure.retrieval import ACCURACY as ALL
 from diff_transformer.lab.measure.retrieval import FIRST_QUERY, LENGTH_ACCURACY
@@ -261,13 +261,7 @@ V2 = Experiment(
     },
     options=Repeats,
     measurements=language.loss_and_repeats,
-    compare=compared_by(
-        *(
-            ComparisonRule(name=name, variant=variant, against=against, exploratory=True)
-            for name in (WHOLE, AR_HIT, OTHER)
-            for variant, against in PAIRS
-        )
-    ),
+    compare=compared_by(*language.rules_of_repeats(PAIRS)),
     headline=lambda _: Headline(
         name=WHOLE, variant="diff_v2", claim="DIFF V2 has a lower loss on text than the Transformer"
     ),
