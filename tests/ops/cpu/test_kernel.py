@@ -353,6 +353,21 @@ def test_twice_the_same(name: str, threads: int) -> None:
         assert torch.equal(out, attend(problem))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", [Case(), Case(window=37), Case(ratio=3), Case(documents=(250, 1, 69))], ids=str)
+def test_gradients_of_keys_do_not_depend_on_the_threads(case: Case, dtype: torch.dtype) -> None:
+    """Eight threads begin with a key head each, and help each other in the end: blocks take turns at the sums."""
+    sizes = {"batch": 1, "heads": 8 * case.ratio, "key_heads": 8, "queries": 320, "keys": 320, "d": 20}
+    problem = build(replace(case, dtype=dtype, is_causal=True, **sizes))
+    with using_threads(1):
+        alone = solve(problem)
+    for threads in (2, 8, 8, 8, 8):
+        with using_threads(threads):
+            together = solve(problem)
+        for name, values in alone.items():
+            assert torch.equal(values, together[name]), name
+
+
 REQUESTS = random_cases(batch=2, key_heads=2, queries=140, keys=300, d=20, dv=70, window=150, dtypes=DTYPES)
 
 

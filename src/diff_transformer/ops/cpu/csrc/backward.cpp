@@ -2,8 +2,11 @@
 // until the sums over their rows are known; dV takes the difference of the maps, so that it too is one product. The
 // signal heads of a group come one after the other, and what they send to their noise map is added up before its own
 // products: −Σ λ dP takes the place of dP there.
+#include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,24 +20,157 @@ inline namespace CPU_CAPABILITY {
 
 namespace {
 
-// Gradients of one unit's keys and values, in strips of channels: [strip][S][kStrip].
-struct KeyGradients {
-  Buffer<float> keys, values;
-  int64_t key_size, value_size;
-
-  explicit KeyGradients(const Problem& p)
-      : keys(p.key_maps * divide_up(p.d, kStrip) * p.s * kStrip),
-        values(divide_up(p.dv, kStrip) * p.s * kStrip),
-        key_size(p.key_maps * divide_up(p.d, kStrip) * p.s * kStrip),
-        value_size(divide_up(p.dv, kStrip) * p.s * kStrip) {
-    std::fill_n(keys.get(), key_size, 0.0f);
-    std::fill_n(values.get(), value_size, 0.0f);
+// Gradients of a unit's keys and values, in strips of channels: [strip][S][kStrip]. A chunk of keys takes the unit's
+// blocks one after the other, always in the same order: so threads can share the sums, and these do not depend on who
+// was first. A block that waits for an earlier one waits for a thread that is at work, for blocks are begun in order.
+class KeyGradients {
+ public:
+  // `seen` are the chunks that the blocks visit, by their places in the order.
+  KeyGradients(const Problem& p, const std::vector<Range>& seen, int64_t chunk, const std::atomic<bool>& failed)
+      : p_(p),
+        seen_(seen),
+        chunk_(chunk),
+        failed_(failed),
+        sums_(size(p)),
+        turns_(divide_up(p.s, chunk)) {
+    for (int64_t at = 0; at < static_cast<int64_t>(turns_.size()); ++at) {
+      const int64_t turn = next_turn(0, at);
+      turns_[at] = turn;
+      if (turn == places()) clear(at);
+    }
   }
+
+  // Waits until all earlier blocks have added what they send to the chunk.
+  void enter(int64_t place, int64_t at) {
+    for (int64_t spins = 0; turns_[at].load(std::memory_order_acquire) != place; ++spins) {
+      if (failed_.load(std::memory_order_relaxed)) return;  // nobody reads the sums any more
+      if (spins > 100) std::this_thread::yield();
+    }
+    if (next_turn(0, at) == place) clear(at);
+  }
+
+  void leave(int64_t place, int64_t at) { turns_[at].store(next_turn(place + 1, at), std::memory_order_release); }
+
+  float* keys(int64_t map) const { return sums_.get() + map * divide_up(p_.d, kStrip) * p_.s * kStrip; }
+  float* values() const { return keys(p_.key_maps); }
+
+  static int64_t size(const Problem& p) { return strips(p) * p.s * kStrip; }
 
   void add(const KeyGradients& other) {
-    for (int64_t i = 0; i < key_size; ++i) keys.get()[i] += other.keys.get()[i];
-    for (int64_t i = 0; i < value_size; ++i) values.get()[i] += other.values.get()[i];
+    for (int64_t i = 0; i < size(p_); ++i) sums_.get()[i] += other.sums_.get()[i];
   }
+
+ private:
+  static int64_t strips(const Problem& p) { return p.key_maps * divide_up(p.d, kStrip) + divide_up(p.dv, kStrip); }
+  int64_t places() const { return static_cast<int64_t>(seen_.size()); }
+
+  // The first place from `place` on whose block visits the chunk; the number of places if there is none.
+  int64_t next_turn(int64_t place, int64_t at) const {
+    while (place < places() && (at < seen_[place].low || at >= seen_[place].high)) ++place;
+    return place;
+  }
+
+  void clear(int64_t at) {
+    const int64_t low = at * chunk_, high = std::min(low + chunk_, p_.s);
+    for (int64_t strip = 0; strip < strips(p_); ++strip)
+      std::fill_n(sums_.get() + (strip * p_.s + low) * kStrip, (high - low) * kStrip, 0.0f);
+  }
+
+  const Problem& p_;
+  const std::vector<Range>& seen_;
+  const int64_t chunk_;
+  const std::atomic<bool>& failed_;
+  Buffer<float> sums_;
+  std::vector<std::atomic<int64_t>> turns_;
+};
+
+// The blocks of a share of a unit, those with the most keys first, and the chunks that they visit.
+struct Order {
+  std::vector<int64_t> blocks;
+  std::vector<Range> seen;
+};
+
+// Hands out blocks: a thread stays with its share while that has blocks, then begins another one, and helps in the end
+// where most are left. There are so many sums at a time as there are threads or shares, whichever is less.
+class BlockQueue {
+ public:
+  struct Task {
+    int64_t share = -1, place = 0;
+    KeyGradients* gradients = nullptr;
+  };
+
+  BlockQueue(const Problem& p, const std::vector<Order>& orders, int64_t shares, int64_t chunk)
+      : p_(p), orders_(orders), chunk_(chunk), shares_(shares) {}
+
+  // The next task of who has done the last one; its share is −1 where nothing is left.
+  Task next(const Task& last) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    int64_t share = last.share;
+    if (share < 0 || left(share) == 0) {
+      if (share >= 0) --shares_[share].threads;
+      share = begun_ < static_cast<int64_t>(shares_.size()) ? begun_++ : longest();
+      if (share < 0) return {};
+      ++shares_[share].threads;
+    }
+    Share& chosen = shares_[share];
+    if (!chosen.gradients) chosen.gradients = std::make_unique<KeyGradients>(p_, order(share).seen, chunk_, failed_);
+    return {share, chosen.taken++, chosen.gradients.get()};
+  }
+
+  const Order& order(int64_t share) const { return orders_[share % orders_.size()]; }
+
+  // Whether that was the last block of its unit; `parts` are its shares.
+  bool finish(const Task& task) {
+    const int64_t parts = static_cast<int64_t>(orders_.size()), first = task.share / parts * parts;
+    const std::lock_guard<std::mutex> guard(mutex_);
+    ++shares_[task.share].finished;
+    for (int64_t share = first; share < first + parts; ++share)
+      if (shares_[share].finished < static_cast<int64_t>(order(share).blocks.size())) return false;
+    return true;
+  }
+
+  // The sums of all shares of a finished unit, always added in the same order.
+  std::unique_ptr<KeyGradients> sums(int64_t unit) {
+    const int64_t parts = static_cast<int64_t>(orders_.size());
+    std::unique_ptr<KeyGradients> all = std::move(shares_[unit * parts].gradients);
+    for (int64_t part = 1; part < parts; ++part) {
+      all->add(*shares_[unit * parts + part].gradients);
+      shares_[unit * parts + part].gradients.reset();
+    }
+    return all;
+  }
+
+  // Nobody shall wait for a thread that has thrown.
+  void fail() { failed_ = true; }
+
+ private:
+  struct Share {
+    int64_t taken = 0, finished = 0, threads = 0;
+    std::unique_ptr<KeyGradients> gradients;
+  };
+
+  int64_t left(int64_t share) const {
+    return static_cast<int64_t>(order(share).blocks.size()) - shares_[share].taken;
+  }
+
+  // The share with the most blocks left for each thread; −1 where there are none.
+  int64_t longest() const {
+    int64_t best = -1;
+    for (int64_t share = 0; share < static_cast<int64_t>(shares_.size()); ++share) {
+      if (left(share) == 0) continue;
+      if (best < 0 || left(share) * (shares_[best].threads + 1) > left(best) * (shares_[share].threads + 1))
+        best = share;
+    }
+    return best;
+  }
+
+  const Problem& p_;
+  const std::vector<Order>& orders_;
+  const int64_t chunk_;
+  std::vector<Share> shares_;
+  int64_t begun_ = 0;
+  std::mutex mutex_;
+  std::atomic<bool> failed_{false};
 };
 
 // Rows of `width` numbers as the right side of a product that sums over rows: [strip][rows / kDepth][kStrip].
@@ -62,10 +198,7 @@ struct Backward {
   const Heads<T> keys, values;
   const Transposed<Kind>& key_channels;
   const MapStorage storage;
-  const at::Tensor& grad_out;
-  const float* statistics;
-  T *grad_q, *grad_k, *grad_v;
-  float* grad_lam;
+  const Gradients& results;
 
   struct Scratch {
     Buffer<float> queries, query_rows, grad_lanes, grad_rows, mask, maps[2], grad_weights, noise_grads, sums, lanes;
@@ -95,7 +228,7 @@ struct Backward {
     pack_lanes<Kind>(rows, p.d, row, scratch.queries.get() + c * p.d * kStrip);
     pack_channels<Kind>(rows, p.d, row, scratch.query_rows.get() + c * divide_up(p.d, kStrip) * kStrip * kStrip);
     for (int r = 0; r < kStrip; ++r) {
-      const float* from = statistics + map_index(p, batch, rows, map, r, 2);
+      const float* from = results.statistics + map_index(p, batch, rows, map, r, 2);
       numbers.highest[c][r] = from[0];
       numbers.inverse[c][r] = from[p.n];
     }
@@ -103,11 +236,11 @@ struct Backward {
 
   void write_queries(int64_t batch, const Rows& rows, int c, int64_t map, const Scratch& scratch) const {
     unpack_lanes<Kind>(rows, p.d, scratch.sums.get() + c * p.d * kStrip,
-                       [&](int r) { return grad_q + map_index(p, batch, rows, map, r, 1) * p.d; });
+                       [&](int r) { return static_cast<T*>(results.q) + map_index(p, batch, rows, map, r, 1) * p.d; });
   }
 
   // Says whether the gradients of the block's queries are finite: what is not in those of the keys is not in these.
-  bool block(int64_t unit, int64_t index, Scratch& scratch, KeyGradients& gradients) const {
+  bool block(int64_t unit, int64_t index, Scratch& scratch, int64_t place, KeyGradients& gradients) const {
     const int64_t batch = unit / p.key_heads, key_head = unit % p.key_heads;
     const Rows rows = blocks.rows(key_head, index);
     RowNumbers numbers;
@@ -117,20 +250,20 @@ struct Backward {
     std::fill_n(noise_sums, p.d * kStrip, 0.0f);
     bool finite = true;
     for (int64_t signal = 0; signal < p.ratio; ++signal)
-      if (!signal_head(unit, batch, rows, signal, numbers, scratch, gradients)) finite = false;
+      if (!signal_head(unit, batch, rows, signal, numbers, scratch, place, gradients)) finite = false;
     write_queries(batch, rows, 1, p.ratio, scratch);
     return finite && are_finite(noise_sums, p.d * kStrip);
   }
 
   // The same for one signal head of each group. The last one finishes the noise map, whose sums go on in `scratch`.
   bool signal_head(int64_t unit, int64_t batch, const Rows& rows, int64_t signal, RowNumbers& numbers,
-                   Scratch& scratch, KeyGradients& gradients) const {
+                   Scratch& scratch, int64_t place, KeyGradients& gradients) const {
     const int vecs = rows.vecs;
     const bool is_first = signal == 0, is_last = signal == p.ratio - 1;
     const bool adds_up = p.ratio > 1 && storage.all;  // of maps that are not stored, each head does its own part
     auto grad_row = [&](int64_t r) {
-      return static_cast<const T*>(grad_out.data_ptr()) + batch * grad_out.stride(0) +
-             head_of(p, rows, signal, r) * grad_out.stride(1) + rows.query[r] * grad_out.stride(2);
+      return static_cast<const T*>(results.out) + batch * results.out_batch +
+             head_of(p, rows, signal, r) * results.out_head + rows.query[r] * results.out_row;
     };
     // A spare lane repeats the last query, so that its numbers are in range; without a gradient it adds nothing.
     pack_lanes<Kind>(rows, p.dv, grad_row, scratch.grad_lanes.get());
@@ -191,7 +324,12 @@ struct Backward {
     float* query_sums = scratch.sums.get();
     std::fill_n(query_sums, p.d * kStrip, 0.0f);
     for_each_chunk<Kind>(rows, [&](Range chunk, bool edge, int64_t number) {
-      if (scratch.skipped[number]) return;
+      const int64_t turn = chunk.low / Kind::kChunk;
+      if (scratch.skipped[number]) {
+        if (is_first) gradients.enter(place, turn);
+        if (is_last) gradients.leave(place, turn);
+        return;
+      }
       if (!storage.all) {
         alignas(64) float known[2][kStrip] = {};
         compute(chunk, edge, mask_tile(p, batch, rows, chunk, scratch.mask.get()), known);
@@ -210,7 +348,8 @@ struct Backward {
           const Vec part = lambda * load(grads + at);
           (is_first ? part : load(noise_grads + at) + part).store(noise_grads + at);
         }
-      add_to_keys(rows, chunk, edge, scratch.grad_rows.get(), p.dv, weights, gradients.values.get());
+      if (is_first) gradients.enter(place, turn);
+      add_to_keys(rows, chunk, edge, scratch.grad_rows.get(), p.dv, weights, gradients.values());
       for (int c = 0; c < (adds_up && !is_last ? 1 : 2); ++c) {
         const bool of_all = c == 1 && adds_up;
         const float* grads_of_map = of_all ? noise_grads : grads;
@@ -239,14 +378,15 @@ struct Backward {
           }
         }
         add_to_keys(rows, chunk, edge, scratch.query_rows.get() + c * query_strips * kStrip * kStrip, p.d, weights,
-                    gradients.keys.get() + (c % p.key_maps) * query_strips * p.s * kStrip);
+                    gradients.keys(c % p.key_maps));
+        if (is_last && c == 1) gradients.leave(place, turn);
         multiply_channels<Kind>(rows, chunk, edge, key_channels.from(unit, c, chunk.low), lanes, p.d,
                                 query_sums + c * p.d * kStrip);
       }
     });
     write_queries(batch, rows, 0, signal, scratch);
     for (int r = 0; r < rows.count; ++r)
-      grad_lam[(batch * p.heads + head_of(p, rows, signal, r)) * p.n + rows.query[r]] = -means[1][r];
+      results.lam[(batch * p.heads + head_of(p, rows, signal, r)) * p.n + rows.query[r]] = -means[1][r];
     return are_finite(query_sums, p.d * kStrip);
   }
 
@@ -267,9 +407,8 @@ struct Backward {
 
   void write_keys(int64_t unit, const KeyGradients& gradients) const {
     for (int64_t map = 0; map < p.key_maps; ++map)
-      write_strips(gradients.keys.get() + map * divide_up(p.d, kStrip) * p.s * kStrip, p.d,
-                   grad_k + (unit * p.key_maps + map) * p.s * p.d);
-    write_strips(gradients.values.get(), p.dv, grad_v + unit * p.s * p.dv);
+      write_strips(gradients.keys(map), p.d, static_cast<T*>(results.k) + (unit * p.key_maps + map) * p.s * p.d);
+    write_strips(gradients.values(), p.dv, static_cast<T*>(results.v) + unit * p.s * p.dv);
   }
 
   void write_strips(const float* sums, int64_t width, T* to) const {
@@ -283,36 +422,44 @@ struct Backward {
   }
 };
 
-// In how many parts to cut a unit's blocks, each with sums of its own: the fewest that keep the threads busy.
-int64_t parts_of_unit(const Problem& p, int64_t blocks, int64_t threads) {
-  const int64_t most = std::min(blocks, threads);
-  for (int64_t parts = 1; parts < most; ++parts) {
-    const int64_t tasks = p.units() * parts;
-    if (tasks * 10 >= divide_up(tasks, threads) * threads * 8) return parts;
+// All sums of a call together take at most so many bytes, unless those of one unit for each thread take more.
+constexpr int64_t kMostSums = int64_t{1} << 28;
+
+// In how many shares to cut a unit's blocks, each with sums of its own: the fewest that keep the threads busy. Where
+// their sums would take too much memory there are fewer, whose blocks take turns: the sums of a chunk then go from one
+// processor's cache to the next, and the signal heads of a group, which come one after the other, wait for each other.
+int64_t shares_of_unit(const Problem& p, int64_t blocks, int64_t threads) {
+  const int64_t bytes = std::max<int64_t>(KeyGradients::size(p), 1) * sizeof(float) * std::min(p.units(), threads);
+  const int64_t most = std::min({blocks, threads, kMostSums / bytes});
+  for (int64_t shares = 1; shares < most; ++shares) {
+    const int64_t tasks = p.units() * shares;
+    if (tasks * 10 >= divide_up(tasks, threads) * threads * 8) return shares;
   }
   return std::max<int64_t>(most, 1);
 }
 
-// Which part takes each block of a unit: the block with the most keys first, each goes to the part with the least work.
-std::vector<int64_t> parts_of_blocks(const Blocks& blocks, int64_t parts) {
-  std::vector<int64_t> part_of(blocks.count, 0);
-  if (parts == 1) return part_of;
+// Which share takes each block of a unit: the block with the most keys first, each goes to the share with the least work.
+std::vector<Order> orders_of_shares(const Blocks& blocks, int64_t shares, int64_t chunk) {
   std::vector<std::pair<int64_t, int64_t>> by_work;
-  for (int64_t block = 0; block < blocks.count; ++block)
-    by_work.emplace_back(-blocks.rows(0, block).by_any.size(), block);
-  std::sort(by_work.begin(), by_work.end());
-  std::vector<int64_t> work(parts, 0);
-  for (const auto& [less, block] : by_work) {
-    part_of[block] = std::min_element(work.begin(), work.end()) - work.begin();
-    work[part_of[block]] -= less;
+  std::vector<Range> seen(blocks.count);
+  for (int64_t block = 0; block < blocks.count; ++block) {
+    seen[block] = blocks.rows(0, block).by_any;
+    by_work.emplace_back(-seen[block].size(), block);
   }
-  return part_of;
+  std::sort(by_work.begin(), by_work.end());
+  std::vector<Order> orders(shares);
+  std::vector<int64_t> work(shares, 0);
+  for (const auto& [less, block] : by_work) {
+    const int64_t share = std::min_element(work.begin(), work.end()) - work.begin();
+    work[share] -= less;
+    orders[share].blocks.push_back(block);
+    orders[share].seen.push_back({seen[block].low / chunk, less < 0 ? divide_up(seen[block].high, chunk) : 0});
+  }
+  return orders;
 }
 
 template <class Kind>
-bool differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::Tensor& statistics,
-                        const at::Tensor& grad_q, const at::Tensor& grad_k, const at::Tensor& grad_v,
-                        const at::Tensor& grad_lam) {
+bool differentiate_kind(const Problem& p, const Gradients& results) {
   using T = typename Kind::Scalar;
   const int64_t threads = at::get_num_threads();
   const Transposed<Kind> key_channels(p, keys_of<T>(p));
@@ -323,36 +470,24 @@ bool differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::
                                 values_of<T>(p),
                                 key_channels,
                                 MapStorage(blocks, Kind::kChunk),
-                                grad_out,
-                                statistics.data_ptr<float>(),
-                                static_cast<T*>(grad_q.data_ptr()),
-                                static_cast<T*>(grad_k.data_ptr()),
-                                static_cast<T*>(grad_v.data_ptr()),
-                                grad_lam.data_ptr<float>()};
-  const int64_t count = backward.blocks.count, parts = parts_of_unit(p, count, threads);
-  const std::vector<int64_t> part_of = parts_of_blocks(backward.blocks, parts);
-  std::vector<std::vector<std::unique_ptr<KeyGradients>>> sums(p.units());
-  for (auto& of_unit : sums) of_unit.resize(parts);
-  std::vector<int64_t> finished(p.units(), 0);
-  std::mutex mutex;
+                                results};
+  const std::vector<Order> orders =
+      orders_of_shares(blocks, shares_of_unit(p, blocks.count, threads), Kind::kChunk);
+  const int64_t shares = static_cast<int64_t>(orders.size());
+  BlockQueue queue(p, orders, p.units() * shares, Kind::kChunk);
   std::atomic<bool> finite{true};
-  share_tasks(p.units() * parts, [&](const auto& next) {
-    const Products<Kind> products;
-    typename Backward<Kind>::Scratch scratch(p, backward.storage);
-    for (int64_t task = next(); task >= 0; task = next()) {
-      const int64_t unit = task / parts, part = task % parts;
-      auto gradients = std::make_unique<KeyGradients>(p);
-      for (int64_t i = 0; i < count; ++i)
-        if (part_of[i] == part && !backward.block(unit, i, scratch, *gradients)) finite = false;
-      {
-        const std::lock_guard<std::mutex> guard(mutex);
-        sums[unit][part] = std::move(gradients);
-        if (++finished[unit] < parts) continue;
+  in_threads(p.units() * blocks.count, [&] {
+    try {
+      const Products<Kind> products;
+      typename Backward<Kind>::Scratch scratch(p, backward.storage);
+      for (auto task = queue.next({}); task.share >= 0; task = queue.next(task)) {
+        const int64_t unit = task.share / shares, block = queue.order(task.share).blocks[task.place];
+        if (!backward.block(unit, block, scratch, task.place, *task.gradients)) finite = false;
+        if (queue.finish(task)) backward.write_keys(unit, *queue.sums(unit));
       }
-      // Whoever finishes a unit adds its parts up, always in the same order.
-      for (int64_t other = 1; other < parts; ++other) sums[unit][0]->add(*sums[unit][other]);
-      backward.write_keys(unit, *sums[unit][0]);
-      sums[unit].clear();
+    } catch (...) {
+      queue.fail();
+      throw;
     }
   });
   return finite;
@@ -360,17 +495,16 @@ bool differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::
 
 }  // namespace
 
-bool differentiate(const Problem& p, const at::Tensor& grad_out, const at::Tensor& statistics, const at::Tensor& grad_q,
-                   const at::Tensor& grad_k, const at::Tensor& grad_v, const at::Tensor& grad_lam) {
+bool differentiate(const Problem& p, const Gradients& results) {
 #ifdef DIFF_TRANSFORMER_BFLOAT16_TILES
-  if (grad_out.scalar_type() == at::kBFloat16 && BFloat16Tiles::are_supported())
-    return differentiate_kind<BFloat16Tiles>(p, grad_out, statistics, grad_q, grad_k, grad_v, grad_lam);
+  if (results.dtype == at::kBFloat16 && BFloat16Tiles::are_supported())
+    return differentiate_kind<BFloat16Tiles>(p, results);
 #endif
 #ifdef DIFF_TRANSFORMER_BFLOAT16_PAIRS
-  if (grad_out.scalar_type() == at::kBFloat16)
-    return differentiate_kind<BFloat16Pair>(p, grad_out, statistics, grad_q, grad_k, grad_v, grad_lam);
+  if (results.dtype == at::kBFloat16)
+    return differentiate_kind<BFloat16Pair>(p, results);
 #endif
-  return differentiate_kind<Float32>(p, grad_out, statistics, grad_q, grad_k, grad_v, grad_lam);
+  return differentiate_kind<Float32>(p, results);
 }
 
 }  // namespace CPU_CAPABILITY

@@ -299,7 +299,7 @@ struct Decode {
 };
 
 template <class T>
-bool decode_type(const Problem& p, const HeadwiseNorm& norm, const at::Tensor& out, const at::Tensor& statistics) {
+bool decode_type(const Problem& p, const HeadwiseNorm& norm, const Results& results) {
   const int64_t rows = p.groups_of_key_head() * p.n, threads = at::get_num_threads(), maps = rows * (p.ratio + 1);
   const int64_t wanted = p.units() < 2 * threads ? divide_up(2 * threads, p.units()) : 1;
   const int64_t split_size = divide_up(divide_up(p.s, std::min(wanted, divide_up(p.s, kLeastKeys))), kLanes) * kLanes;
@@ -313,8 +313,7 @@ bool decode_type(const Problem& p, const HeadwiseNorm& norm, const at::Tensor& o
   for (int64_t query = 0; query < p.n; ++query) widen(seen, seen_by(p, query));
   const Decode<T> decode{p, norm, keys_of<T>(p), values_of<T>(p), seen, rows, splits, split_size, depth, width, far,
                          spread, partials.get(), sums.get()};
-  T* results = static_cast<T*>(out.data_ptr());
-  float* saved = statistics.data_ptr<float>();
+  T* out = static_cast<T*>(results.out);
   std::atomic<bool> finite{true};
   if (splits == 1) {
     share_cached_tasks(tasks, [&](const auto& next) {
@@ -323,7 +322,7 @@ bool decode_type(const Problem& p, const HeadwiseNorm& norm, const at::Tensor& o
         decode.read_queries(unit, queries.get());
         decode.score(unit, 0, queries.get(), scores.get());
         if (!decode.add_values(unit, 0, scores.get())) finite = false;
-        decode.finish(unit, results, saved);
+        decode.finish(unit, out, results.statistics);
       }
     });
     return finite;
@@ -341,7 +340,7 @@ bool decode_type(const Problem& p, const HeadwiseNorm& norm, const at::Tensor& o
       if (!decode.add_values(task / splits, task % splits, scores.get() + task / splits * maps * spread))
         finite = false;
   });
-  for (int64_t unit = 0; unit < p.units(); ++unit) decode.finish(unit, results, saved);
+  for (int64_t unit = 0; unit < p.units(); ++unit) decode.finish(unit, out, results.statistics);
   return finite;
 }
 
@@ -352,11 +351,11 @@ bool has_few_queries(at::ScalarType source, int64_t rows, int64_t units) {
   return rows <= (pairs ? kFewOfPairs : kFewRows) || (rows <= kMostRows && units < at::get_num_threads());
 }
 
-bool decode(const Problem& p, const HeadwiseNorm& norm, const at::Tensor& out, const at::Tensor& statistics) {
-  switch (out.scalar_type()) {
-    case at::kBFloat16: return decode_type<c10::BFloat16>(p, norm, out, statistics);
-    case at::kHalf: return decode_type<c10::Half>(p, norm, out, statistics);
-    default: return decode_type<float>(p, norm, out, statistics);
+bool decode(const Problem& p, const HeadwiseNorm& norm, const Results& results) {
+  switch (results.dtype) {
+    case at::kBFloat16: return decode_type<c10::BFloat16>(p, norm, results);
+    case at::kHalf: return decode_type<c10::Half>(p, norm, results);
+    default: return decode_type<float>(p, norm, results);
   }
 }
 

@@ -217,7 +217,7 @@ struct Forward {
 };
 
 template <class Kind, class Source = typename Kind::Scalar>
-bool attend_kind(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
+bool attend_kind(const Problem& p, const Results& results) {
   using T = typename Kind::Scalar;
   const Blocks blocks(p, block_rows(p, at::get_num_threads()));
   std::optional<Transposed<Kind>> transposed;
@@ -229,8 +229,8 @@ bool attend_kind(const Problem& p, const at::Tensor& out, const at::Tensor& stat
                                       values_of<Source>(p),
                                       transposed,
                                       MapStorage(blocks, Kind::kChunk),
-                                      static_cast<T*>(out.data_ptr()),
-                                      statistics.data_ptr<float>()};
+                                      static_cast<T*>(results.out),
+                                      results.statistics};
   const int64_t count = forward.blocks.count;
   std::atomic<bool> finite{true};
   share_tasks(p.units() * count, [&](const auto& next) {
@@ -260,18 +260,18 @@ std::string bfloat16_products() {
   return multiplies_bfloat16() ? "AVX512-BF16" : "float32";
 }
 
-bool attend(const Problem& p, at::ScalarType source, const at::Tensor& out, const at::Tensor& statistics) {
+bool attend(const Problem& p, at::ScalarType source, const Results& results) {
 #ifdef DIFF_TRANSFORMER_BFLOAT16_TILES
-  if (out.scalar_type() == at::kBFloat16 && BFloat16Tiles::are_supported())
-    return attend_kind<BFloat16Tiles>(p, out, statistics);
+  if (results.dtype == at::kBFloat16 && BFloat16Tiles::are_supported())
+    return attend_kind<BFloat16Tiles>(p, results);
 #endif
 #ifdef DIFF_TRANSFORMER_BFLOAT16_PAIRS
-  if (out.scalar_type() == at::kBFloat16) return attend_kind<BFloat16Pair>(p, out, statistics);
+  if (results.dtype == at::kBFloat16) return attend_kind<BFloat16Pair>(p, results);
 #endif
   switch (source) {
-    case at::kBFloat16: return attend_kind<Float32, c10::BFloat16>(p, out, statistics);
-    case at::kHalf: return attend_kind<Float32, c10::Half>(p, out, statistics);
-    default: return attend_kind<Float32>(p, out, statistics);
+    case at::kBFloat16: return attend_kind<Float32, c10::BFloat16>(p, results);
+    case at::kHalf: return attend_kind<Float32, c10::Half>(p, results);
+    default: return attend_kind<Float32>(p, results);
   }
 }
 

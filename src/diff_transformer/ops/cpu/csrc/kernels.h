@@ -2,7 +2,7 @@
 // whether their results were finite: not, wherever a key or value that is not finite came in, be its weight 0.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <string>
 
@@ -11,9 +11,18 @@
 namespace diff_transformer {
 inline namespace CPU_CAPABILITY {
 
-// out (B, H, N, dv) and statistics (B, G, r + 1, 2, N): for each map the highest score, and one over the sum of the
-// exponentials below it (0 where a query sees nothing). Queries have the dtype of `out`, keys and values `source`.
-bool attend(const Problem& p, at::ScalarType source, const at::Tensor& out, const at::Tensor& statistics);
+// No tensors: their header takes as long to compile as a kernel.
+
+// out (B, H, N, dv), of the queries' dtype, and statistics (B, G, r + 1, 2, N): for each map the highest score, and one
+// over the sum of the exponentials below it (0 where a query sees nothing).
+struct Results {
+  at::ScalarType dtype;
+  void* out;
+  float* statistics;
+};
+
+// `source` is the dtype of keys and values.
+bool attend(const Problem& p, at::ScalarType source, const Results& results);
 
 // factor · RMSNorm(head) · weight over a head's dv channels; without weights there is no norm.
 struct HeadwiseNorm {
@@ -22,13 +31,22 @@ struct HeadwiseNorm {
 };
 
 // The same for few queries and many keys; reads any floating dtype as it is, and normalises the heads.
-bool decode(const Problem& p, const HeadwiseNorm& norm, const at::Tensor& out, const at::Tensor& statistics);
+bool decode(const Problem& p, const HeadwiseNorm& norm, const Results& results);
 // Of `source` keys and values: whether these rows of queries for each of so many key heads are few.
 bool has_few_queries(at::ScalarType source, int64_t rows_of_unit, int64_t units);
 
-// All contiguous, of the inputs' shapes and dtypes; grad_lam (B, H, N).
-bool differentiate(const Problem& p, const at::Tensor& grad_out, const at::Tensor& statistics, const at::Tensor& grad_q,
-                   const at::Tensor& grad_k, const at::Tensor& grad_v, const at::Tensor& grad_lam);
+// The output's gradient, in rows of dv, what `attend` has kept, and the gradients that are computed: contiguous, of the
+// inputs' shapes and dtype, that of λ (B, H, N).
+struct Gradients {
+  at::ScalarType dtype;
+  const void* out;
+  int64_t out_batch, out_head, out_row;
+  const float* statistics;
+  void *q, *k, *v;
+  float* lam;
+};
+
+bool differentiate(const Problem& p, const Gradients& gradients);
 
 // Whether instructions multiply bfloat16, and which: "AMX", "AVX512-BF16", or "float32" where there are none.
 bool multiplies_bfloat16();

@@ -9,6 +9,12 @@
 
 namespace diff_transformer {
 
+// Calls body() once in each of at most `tasks` threads.
+template <class Body>
+void in_threads(int64_t tasks, const Body& body) {
+  at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), tasks), 1, [&](int64_t, int64_t) { body(); });
+}
+
 // Calls body(next) once in each of at most `tasks` threads; next() gives a task, or −1 when none is left.
 template <class Body>
 void share_tasks(int64_t tasks, const Body& body) {
@@ -17,8 +23,7 @@ void share_tasks(int64_t tasks, const Body& body) {
     const int64_t task = taken.fetch_add(1, std::memory_order_relaxed);
     return task < tasks ? task : -1;
   };
-  const int64_t threads = std::min<int64_t>(at::get_num_threads(), tasks);
-  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) { body(next); });
+  in_threads(tasks, [&] { body(next); });
 }
 
 // The same, but each thread begins with a share of its own, the same in every call: a cache that is read once a token

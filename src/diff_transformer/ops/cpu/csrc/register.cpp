@@ -94,6 +94,10 @@ bool takes_few(const Tensor& q, const Tensor& k, bool differentiable) {
   return !differentiable && has_few_queries(k.scalar_type(), rows, k.size(0) * k.size(1));
 }
 
+Results results_of(const Tensor& out, const Tensor& statistics) {
+  return {out.scalar_type(), out.data_ptr(), statistics.data_ptr<float>()};
+}
+
 std::tuple<Tensor, Tensor> attend_to(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
                                      const std::optional<Tensor>& attn_mask, bool is_causal, double scale,
                                      std::optional<int64_t> window, const std::optional<Tensor>& segment_bounds,
@@ -108,7 +112,8 @@ std::tuple<Tensor, Tensor> attend_to(const Tensor& q, const Tensor& k, const Ten
   Tensor statistics = at::empty({p.batch, p.groups(), p.ratio + 1, 2, p.n}, lam.options());
   auto run = [&](const Problem& problem) {
     if (out.numel() == 0) return true;
-    return few ? decode(problem, norm, out, statistics) : attend(problem, inputs.k.scalar_type(), out, statistics);
+    const Results results = results_of(out, statistics);
+    return few ? decode(problem, norm, results) : attend(problem, inputs.k.scalar_type(), results);
   };
   if (!run(p) && hides_keys(p)) {
     const Finite finite(k, v);
@@ -226,7 +231,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, cons
   Tensor grad_v = at::empty(inputs.v.sizes(), inputs.q.options());
   Tensor grad_lam = at::empty(lam.sizes(), lam.options());
   auto run = [&](const Problem& problem, const Tensor& sums) {
-    return differentiate(problem, Inputs::multiplied(grad_out), sums, grad_q, grad_k, grad_v, grad_lam);
+    const Tensor dout = Inputs::multiplied(grad_out);
+    return differentiate(problem, {dout.scalar_type(), dout.data_ptr(), dout.stride(0), dout.stride(1), dout.stride(2),
+                                   sums.data_ptr<float>(), grad_q.data_ptr(), grad_k.data_ptr(), grad_v.data_ptr(),
+                                   grad_lam.data_ptr<float>()});
   };
   if (grad_q.numel() > 0 && !run(p, statistics) && hides_keys(p)) {
     const Finite finite(k, v);
@@ -236,7 +244,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, cons
       // The forward may have met an infinite key that left its output finite: its statistics would not fit.
       const Tensor sums = at::empty_like(statistics);
       const Tensor out = at::empty({p.batch, p.heads, p.n, p.dv}, inputs.q.options());
-      attend(problem, others.k.scalar_type(), out, sums);
+      attend(problem, others.k.scalar_type(), results_of(out, sums));
       run(problem, sums);
     }
   }
