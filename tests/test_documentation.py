@@ -208,8 +208,10 @@ def test_what_the_choice_rests_on_was_found() -> None:
     assert verdicts("fig6", fill_readme.MANY_SHOT, "diff") == {"reproduced"}
     assert verdicts("table6", whole, "diff") == {"still learning"}
     headlines = {results.name: row for results, row in fill_readme.headlines(fill_readme.measured_experiments())}
-    assert headlines["fig3"].verdict == "contrary"
-    assert (headlines["v2"].interval or (0.0, 0.0))[1] < 0 < (headlines["table6"].interval or (0.0, 0.0))[0]
+    assert headlines["fig3"].verdict == "still learning"
+    assert (headlines["v2"].interval or (0.0, 0.0))[1] < 0
+    for ahead in ("fig3", "table6"):
+        assert (headlines[ahead].interval or (0.0, 0.0))[0] > 0
     low, high = headlines["table2"].interval or (1.0, -1.0)
     assert low < 0 < high
 

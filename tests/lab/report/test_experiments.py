@@ -592,37 +592,3 @@ def test_heads_that_are_enough_or_not_known_need_no_words() -> None:
     assert few_heads(settings["variants"]) == ""
     assert column(variants_table(settings), "Heads × d") == ["–", "–"]
     assert variants_table(settings).caption == ""
-
-
-SWEPT = {"0.001": 4.0, "0.002": 3.5, "0.004": 3.0}
-
-
-@pytest.mark.parametrize(
-    ("tried", "learning_rate", "is_said"),
-    [
-        (SWEPT, 0.004, True),
-        ({"0.001": 0.9, "0.002": 0.5, "0.004": None}, 0.001, True),  # an accuracy
-        (SWEPT | {"0.004": 3.7}, 0.002, False),
-        (SWEPT | {"0.008": 2.9}, 0.008, False),  # the sweep went on as far as it may
-        (SWEPT | {"0.002": 3.0}, 0.002, False),
-        ({"0.001": 3.5, "0.002": 3.5, "0.004": 4.0}, 0.001, False),
-        ({"0.001": None, "0.002": None, "0.004": None}, 0.001, False),
-        ({"0.003": 3.0}, 0.003, False),
-        ({}, 0.003, False),
-    ],
-)
-def test_a_sweep_that_ended_at_its_best_rate_is_said(
-    tried: dict[str, float | None], learning_rate: float, is_said: bool
-) -> None:
-    settings = file([], [], "fig3").settings
-    settings["request"]["learning_rates"] = [0.001, 0.002, 0.004]
-    settings["variants"] = [settings["variants"][1] | {"tried": tried, "learning_rate": learning_rate}]
-    caption = variants_table(settings).caption
-    assert ("today's tries further rates" in caption) == is_said
-    assert caption.endswith(": Transformer.") == is_said
-
-
-def test_of_our_results_those_of_the_older_rule_say_so() -> None:
-    files = sorted((Path(__file__).parents[3] / "results").glob("*/*.json"))
-    said = {path.stem for path in files if variants_table(read_results(path).settings).caption.count("earlier rule")}
-    assert said == {"fig3"}

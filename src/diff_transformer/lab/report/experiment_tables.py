@@ -243,8 +243,7 @@ def variants_table(settings: Mapping[str, Any]) -> Table:
         "Validation at the rates tried": [_tried(variant["tried"]) for variant in trained],
         "Diverged seeds": [", ".join(map(str, variant["diverged"])) or "none" for variant in trained],
     }
-    ends = wording.sweep_ends(trained, settings["request"].get("learning_rates", ()))
-    return Table.of_columns(columns, caption=" ".join(filter(None, (wording.few_heads(trained), ends))))
+    return Table.of_columns(columns, caption=wording.few_heads(trained))
 
 
 def verdict_counts(comparisons: Sequence[Comparison]) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.learning import LAST_PART, MOST_ACCURACY, MOST_LOSS
 from diff_transformer.lab.record import Baseline, Comparison, Interval, Result, Verdict
-from diff_transformer.lab.results_files import number_of
 from diff_transformer.lab.statistics import verdict as verdict_of_interval
 from diff_transformer.variants import ATTENTION_TYPES
 
@@ -142,29 +141,6 @@ def few_heads(trained: Sequence[Mapping[str, Any]]) -> str:
     if len(set(by_size.values())) > 1:
         sentence += " Their number differs between the sizes, so its effect cannot be separated from that of the size."
     return sentence
-
-
-def sweep_ends(trained: Sequence[Mapping[str, Any]], requested: Sequence[float]) -> str:
-    """A sentence where the best of the requested learning rates was the smallest or the largest, and none beyond it was
-    tried, as in results from before sweeps went on; "" where there is none.
-    """
-    ended = [variant for variant in trained if _sweep_ended(variant, requested)]
-    if not ended:
-        return ""
-    return (
-        "Of these variants the best learning rate is the smallest or the largest of the sweep, which an earlier rule "
-        "accepted; today's tries further rates until the best lies inside, so they may do better than is shown here: "
-        f"{'; '.join(map(trained_label, ended))}."
-    )
-
-
-def _sweep_ended(variant: Mapping[str, Any], requested: Sequence[float]) -> bool:
-    tried = {float(rate): number_of(validation) for rate, validation in variant["tried"].items()}
-    best = variant["learning_rate"]
-    if not 1 < len(tried) <= len(requested) or best not in (min(tried), max(tried)):
-        return False
-    # Today's rule does not go on either from rates that diverged or are equally good.
-    return math.isfinite(tried[best]) and list(tried.values()).count(tried[best]) == 1
 
 
 def levels_text(baseline: Baseline) -> str:
