@@ -355,8 +355,10 @@ def test_twice_the_same(name: str, threads: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", [Case(), Case(window=37), Case(ratio=3), Case(documents=(250, 1, 69))], ids=str)
-def test_gradients_of_keys_do_not_depend_on_the_threads(case: Case, dtype: torch.dtype) -> None:
-    """Eight threads begin with a key head each, and help each other in the end: blocks take turns at the sums."""
+def test_gradients_of_keys_where_threads_help_each_other(case: Case, dtype: torch.dtype) -> None:
+    """Eight threads begin with a key head each, and in the end several work on one: its blocks take turns at the sums,
+    which are those of one thread.
+    """
     sizes = {"batch": 1, "heads": 8 * case.ratio, "key_heads": 8, "queries": 320, "keys": 320, "d": 20}
     problem = build(replace(case, dtype=dtype, is_causal=True, **sizes))
     with using_threads(1):
@@ -366,6 +368,20 @@ def test_gradients_of_keys_do_not_depend_on_the_threads(case: Case, dtype: torch
             together = solve(problem)
         for name, values in alone.items():
             assert torch.equal(values, together[name]), name
+
+
+@pytest.mark.parametrize("threads", [3, 8])
+@pytest.mark.parametrize(("queries", "keys"), [(300, 10), (640, 40), (300, 300)])
+def test_a_head_that_many_threads_share(queries: int, keys: int, threads: int) -> None:
+    """Its blocks are cut into shares with sums of their own, some of them of blocks that see no keys."""
+    case = Case(batch=1, heads=1, key_heads=1, queries=queries, keys=keys, is_causal=True)
+    problem, expected = prepared(case)
+    with using_threads(threads):
+        first = solve(problem)
+        expected.check(first)
+        for _ in range(5):
+            for name, again in solve(problem).items():
+                assert torch.equal(first[name], again), name
 
 
 REQUESTS = random_cases(batch=2, key_heads=2, queries=140, keys=300, d=20, dv=70, window=150, dtypes=DTYPES)

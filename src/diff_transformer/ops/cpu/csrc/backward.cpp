@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,36 +21,61 @@ inline namespace CPU_CAPABILITY {
 
 namespace {
 
-// Gradients of a unit's keys and values, in strips of channels: [strip][S][kStrip]. A chunk of keys takes the unit's
-// blocks one after the other, always in the same order: so threads can share the sums, and these do not depend on who
+// A share of a unit's blocks in the order in which they are begun, and the chunks of keys that each visits. Of each
+// chunk, the places of its first and its last visitor in that order; −1 where it has none.
+struct Order {
+  std::vector<int64_t> blocks;
+  std::vector<Range> seen;
+  std::vector<int64_t> first, last;
+
+  explicit Order(int64_t chunks) : first(chunks, -1), last(chunks, -1) {}
+
+  int64_t size() const { return static_cast<int64_t>(blocks.size()); }
+
+  void add(int64_t block, Range chunks) {
+    for (int64_t at = chunks.low; at < chunks.high; ++at) {
+      if (first[at] < 0) first[at] = size();
+      last[at] = size();
+    }
+    blocks.push_back(block);
+    seen.push_back(chunks);
+  }
+
+  // Who visits the chunk after that place; −1 if nobody does.
+  int64_t after(int64_t place, int64_t at) const {
+    if (place == last[at]) return -1;
+    do ++place;
+    while (at < seen[place].low || at >= seen[place].high);
+    return place;
+  }
+};
+
+// Gradients of a unit's keys and values, in strips of channels: [strip][S][kStrip]. A chunk of keys takes the blocks of
+// a share one after the other, always in the same order: so threads can share the sums, and these do not depend on who
 // was first. A block that waits for an earlier one waits for a thread that is at work, for blocks are begun in order.
 class KeyGradients {
  public:
-  // `seen` are the chunks that the blocks visit, by their places in the order.
-  KeyGradients(const Problem& p, const std::vector<Range>& seen, int64_t chunk, const std::atomic<bool>& failed)
-      : p_(p),
-        seen_(seen),
-        chunk_(chunk),
-        failed_(failed),
-        sums_(size(p)),
-        turns_(divide_up(p.s, chunk)) {
-    for (int64_t at = 0; at < static_cast<int64_t>(turns_.size()); ++at) {
-      const int64_t turn = next_turn(0, at);
-      turns_[at] = turn;
-      if (turn == places()) clear(at);
-    }
+  KeyGradients(const Problem& p, const Order& order, int64_t chunk, const std::atomic<bool>& failed)
+      : p_(p), order_(order), chunk_(chunk), failed_(failed), sums_(size(p)), turns_(order.first.size()) {
+    for (size_t at = 0; at < turns_.size(); ++at) turns_[at] = order.first[at];
   }
 
   // Waits until all earlier blocks have added what they send to the chunk.
   void enter(int64_t place, int64_t at) {
     for (int64_t spins = 0; turns_[at].load(std::memory_order_acquire) != place; ++spins) {
-      if (failed_.load(std::memory_order_relaxed)) return;  // nobody reads the sums any more
+      if (failed_.load(std::memory_order_relaxed)) return;  // the call raises an error, whatever the sums are
       if (spins > 100) std::this_thread::yield();
     }
-    if (next_turn(0, at) == place) clear(at);
+    if (order_.first[at] == place) clear(at);
   }
 
-  void leave(int64_t place, int64_t at) { turns_[at].store(next_turn(place + 1, at), std::memory_order_release); }
+  void leave(int64_t place, int64_t at) { turns_[at].store(order_.after(place, at), std::memory_order_release); }
+
+  // When all blocks are done.
+  void clear_unvisited() {
+    for (size_t at = 0; at < turns_.size(); ++at)
+      if (order_.first[at] < 0) clear(static_cast<int64_t>(at));
+  }
 
   float* keys(int64_t map) const { return sums_.get() + map * divide_up(p_.d, kStrip) * p_.s * kStrip; }
   float* values() const { return keys(p_.key_maps); }
@@ -62,13 +88,6 @@ class KeyGradients {
 
  private:
   static int64_t strips(const Problem& p) { return p.key_maps * divide_up(p.d, kStrip) + divide_up(p.dv, kStrip); }
-  int64_t places() const { return static_cast<int64_t>(seen_.size()); }
-
-  // The first place from `place` on whose block visits the chunk; the number of places if there is none.
-  int64_t next_turn(int64_t place, int64_t at) const {
-    while (place < places() && (at < seen_[place].low || at >= seen_[place].high)) ++place;
-    return place;
-  }
 
   void clear(int64_t at) {
     const int64_t low = at * chunk_, high = std::min(low + chunk_, p_.s);
@@ -77,21 +96,15 @@ class KeyGradients {
   }
 
   const Problem& p_;
-  const std::vector<Range>& seen_;
+  const Order& order_;
   const int64_t chunk_;
   const std::atomic<bool>& failed_;
   Buffer<float> sums_;
   std::vector<std::atomic<int64_t>> turns_;
 };
 
-// The blocks of a share of a unit, those with the most keys first, and the chunks that they visit.
-struct Order {
-  std::vector<int64_t> blocks;
-  std::vector<Range> seen;
-};
-
 // Hands out blocks: a thread stays with its share while that has blocks, then begins another one, and helps in the end
-// where most are left. There are so many sums at a time as there are threads or shares, whichever is less.
+// where most are left.
 class BlockQueue {
  public:
   struct Task {
@@ -99,12 +112,16 @@ class BlockQueue {
     KeyGradients* gradients = nullptr;
   };
 
-  BlockQueue(const Problem& p, const std::vector<Order>& orders, int64_t shares, int64_t chunk)
-      : p_(p), orders_(orders), chunk_(chunk), shares_(shares) {}
+  // Each unit has as many shares as there are orders.
+  BlockQueue(const Problem& p, const std::vector<Order>& orders, int64_t chunk)
+      : p_(p), orders_(orders), chunk_(chunk), shares_(p.units() * orders.size()) {}
+
+  const Order& order(int64_t share) const { return orders_[share % orders_.size()]; }
 
   // The next task of who has done the last one; its share is −1 where nothing is left.
   Task next(const Task& last) {
     const std::lock_guard<std::mutex> guard(mutex_);
+    if (failed_) return {};
     int64_t share = last.share;
     if (share < 0 || left(share) == 0) {
       if (share >= 0) --shares_[share].threads;
@@ -113,29 +130,29 @@ class BlockQueue {
       ++shares_[share].threads;
     }
     Share& chosen = shares_[share];
-    if (!chosen.gradients) chosen.gradients = std::make_unique<KeyGradients>(p_, order(share).seen, chunk_, failed_);
+    if (!chosen.gradients) chosen.gradients = std::make_unique<KeyGradients>(p_, order(share), chunk_, failed_);
     return {share, chosen.taken++, chosen.gradients.get()};
   }
 
-  const Order& order(int64_t share) const { return orders_[share % orders_.size()]; }
-
-  // Whether that was the last block of its unit; `parts` are its shares.
+  // Whether that was the last block of its unit.
   bool finish(const Task& task) {
-    const int64_t parts = static_cast<int64_t>(orders_.size()), first = task.share / parts * parts;
+    const int64_t shares = static_cast<int64_t>(orders_.size()), first = task.share / shares * shares;
     const std::lock_guard<std::mutex> guard(mutex_);
     ++shares_[task.share].finished;
-    for (int64_t share = first; share < first + parts; ++share)
-      if (shares_[share].finished < static_cast<int64_t>(order(share).blocks.size())) return false;
+    for (int64_t share = first; share < first + shares; ++share)
+      if (shares_[share].finished < order(share).size()) return false;
     return true;
   }
 
   // The sums of all shares of a finished unit, always added in the same order.
   std::unique_ptr<KeyGradients> sums(int64_t unit) {
-    const int64_t parts = static_cast<int64_t>(orders_.size());
-    std::unique_ptr<KeyGradients> all = std::move(shares_[unit * parts].gradients);
-    for (int64_t part = 1; part < parts; ++part) {
-      all->add(*shares_[unit * parts + part].gradients);
-      shares_[unit * parts + part].gradients.reset();
+    const int64_t shares = static_cast<int64_t>(orders_.size());
+    std::unique_ptr<KeyGradients> all;
+    for (int64_t share = unit * shares; share < (unit + 1) * shares; ++share) {
+      std::unique_ptr<KeyGradients> own = std::move(shares_[share].gradients);
+      own->clear_unvisited();
+      if (all) all->add(*own);
+      else all = std::move(own);
     }
     return all;
   }
@@ -149,9 +166,7 @@ class BlockQueue {
     std::unique_ptr<KeyGradients> gradients;
   };
 
-  int64_t left(int64_t share) const {
-    return static_cast<int64_t>(order(share).blocks.size()) - shares_[share].taken;
-  }
+  int64_t left(int64_t share) const { return order(share).size() - shares_[share].taken; }
 
   // The share with the most blocks left for each thread; −1 where there are none.
   int64_t longest() const {
@@ -439,21 +454,23 @@ int64_t shares_of_unit(const Problem& p, int64_t blocks, int64_t threads) {
 }
 
 // Which share takes each block of a unit: the block with the most keys first, each goes to the share with the least work.
+// None is empty: a block that sees no keys is work, too.
 std::vector<Order> orders_of_shares(const Blocks& blocks, int64_t shares, int64_t chunk) {
-  std::vector<std::pair<int64_t, int64_t>> by_work;
-  std::vector<Range> seen(blocks.count);
-  for (int64_t block = 0; block < blocks.count; ++block) {
-    seen[block] = blocks.rows(0, block).by_any;
-    by_work.emplace_back(-seen[block].size(), block);
-  }
-  std::sort(by_work.begin(), by_work.end());
-  std::vector<Order> orders(shares);
+  struct Visit {
+    Range keys;
+    int64_t block;
+  };
+  std::vector<Visit> visits;
+  for (int64_t block = 0; block < blocks.count; ++block) visits.push_back({blocks.rows(0, block).by_any, block});
+  // Those that see the same keys, in the heads of a group, next to each other.
+  auto key = [](const Visit& visit) { return std::make_tuple(-visit.keys.size(), visit.keys.low, visit.block); };
+  std::sort(visits.begin(), visits.end(), [&](const Visit& a, const Visit& b) { return key(a) < key(b); });
+  std::vector<Order> orders(shares, Order(divide_up(blocks.problem.s, chunk)));
   std::vector<int64_t> work(shares, 0);
-  for (const auto& [less, block] : by_work) {
+  for (const auto& [keys, block] : visits) {
     const int64_t share = std::min_element(work.begin(), work.end()) - work.begin();
-    work[share] -= less;
-    orders[share].blocks.push_back(block);
-    orders[share].seen.push_back({seen[block].low / chunk, less < 0 ? divide_up(seen[block].high, chunk) : 0});
+    work[share] += std::max<int64_t>(keys.size(), 1);
+    orders[share].add(block, keys.size() > 0 ? Range{keys.low / chunk, divide_up(keys.high, chunk)} : Range{0, 0});
   }
   return orders;
 }
@@ -474,7 +491,7 @@ bool differentiate_kind(const Problem& p, const Gradients& results) {
   const std::vector<Order> orders =
       orders_of_shares(blocks, shares_of_unit(p, blocks.count, threads), Kind::kChunk);
   const int64_t shares = static_cast<int64_t>(orders.size());
-  BlockQueue queue(p, orders, p.units() * shares, Kind::kChunk);
+  BlockQueue queue(p, orders, Kind::kChunk);
   std::atomic<bool> finite{true};
   in_threads(p.units() * blocks.count, [&] {
     try {
