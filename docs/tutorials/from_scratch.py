@@ -525,7 +525,7 @@ def measured(experiment: str, name: str, **where: object) -> Comparison:
 for part in "qkvo":
     ours = measured("appendix_g", f"gradient/{part}", step=0).ours
     print(f"gradient of W_{part.upper()} before training: {ours[0] / ours[1]:.2f} times the Transformer's")
-    assert 0.75 < ours[0] / ours[1] < 1.33
+    assert 1.2 < ours[0] / ours[1] < 2
 for experiment, name, where in (
     ("table5", "outliers/attention_logits", {"rank": 1}),
     ("table5", "outliers/hidden_states", {"rank": 1}),
@@ -537,8 +537,9 @@ for experiment, name, where in (
 assert measured("table5", "outliers/hidden_states", rank=1).verdict == "inconclusive"
 
 # %% [markdown]
-# The gradients are alike. Whether the largest activations are smaller, and whether few bits cost DIFF less, is open in
-# models as small as ours, where few bits cost the Transformer little, too.
+# The gradients are larger than the Transformer's, by less than a factor of two: of the same order. Whether the largest
+# activations are smaller, and whether few bits cost DIFF less, is open in models as small as ours, where few bits cost
+# the Transformer little, too.
 #
 # ## What we have found
 #

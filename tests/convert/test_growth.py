@@ -35,7 +35,10 @@ def test_it_computes_the_same(kind: str, signal_heads: int, spread: float, tmp_p
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     grown.save_pretrained(tmp_path)
     loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path).eval()
-    assert torch.equal(loaded(TOKENS).logits, grown(TOKENS).logits)
+    for name, weight in grown.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight), name
+    # Not to the bit: products may be rounded by where in memory their numbers begin.
+    check_rounding(loaded(TOKENS).logits, grown(TOKENS).logits)
 
 
 def test_a_power_of_two_copies_are_not_rounded() -> None:
