@@ -36,7 +36,7 @@ def costs(processors: Sequence[tuple[Document, Document]]) -> str:
             lines.append(f"| {label} | {length} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
     commits = ", ".join(dict.fromkeys(str(document["commit"])[:12] for pair in processors for document in pair))
     note = (
-        "Where a ratio is far below 1, torch's own attention is slower in bfloat16 than in float32. "
+        "In decoding on the EPYC, torch's own attention is slower in bfloat16 than in float32. "
         "One sequence; 16 heads of the Transformer of width 64 (operator), hidden size 512 and 8 layers (model). "
         f"`diff-transformer bench operator` and `bench model`, commits {commits}; all of them: "
         "[backends](docs/backends.md#what-was-measured), [cost](docs/concepts/cost.md#time-of-the-whole-model)."

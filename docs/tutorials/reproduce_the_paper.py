@@ -229,7 +229,8 @@ assert max(sizes) < 2e6
 #
 # - A verdict is an interval and a line of arithmetic; where two models are equal, it errs about once in twenty times.
 # - It is taken back where one of the two models has not begun to learn, and where one has not finished.
-# - At our sizes the many-shot claim holds, and the claims on the loss of text do not. Most others are open:
-#   inconclusive, or about models that were still learning when their time was up.
+# - At our sizes the many-shot claim holds, and the claim on the order of demonstrations does not. Most others, those on
+#   the loss of text among them, are open: inconclusive, or about models that were still learning when their time was
+#   up.
 # - All of this is about models a thousandth of the size of the paper's smallest, and less. It does not contradict the
 #   paper; it says what can be expected of small models, and which questions a small budget answers.
