@@ -6,6 +6,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from diff_transformer.lab.results_files import short_commit
+
 Document = Mapping[str, Any]
 # Of the operator's and the whole model's results: what a row says, and where it stands.
 OPERATOR_ROWS = (
@@ -34,7 +36,7 @@ def costs(processors: Sequence[tuple[Document, Document]]) -> str:
         for label, candidate, pass_, length in rows:
             ratios = [_ratio(pair[which], candidate, pass_, length, dtype) for pair in processors for dtype in DTYPES]
             lines.append(f"| {label} | {length} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
-    commits = ", ".join(dict.fromkeys(str(document["commit"])[:12] for pair in processors for document in pair))
+    commits = ", ".join(dict.fromkeys(short_commit(document["commit"]) for pair in processors for document in pair))
     note = (
         "In decoding on the EPYC, torch's own attention is slower in bfloat16 than in float32. "
         "One sequence; 16 heads of the Transformer of width 64 (operator), hidden size 512 and 8 layers (model). "

@@ -59,7 +59,7 @@ from diff_transformer.lab.report.wording import (
     verdict_text,
     verdict_words,
 )
-from diff_transformer.lab.results_files import read_record, read_results, write_text
+from diff_transformer.lab.results_files import read_record, read_results, short_commit, write_text
 from diff_transformer.lab.statistics import mean_interval
 from diff_transformer.shipped_models import CARD_RECORD, LANGUAGE_MODEL, pretrained, pretrained_names
 from diff_transformer.storage.files import files_in, read_json
@@ -154,7 +154,7 @@ def results_table(experiments: Sequence[ExperimentResults]) -> str:
             f"| {results.heading if several else results.title} | {pair} | {measure_label(row)} | {paper} | {here} |"
         )
     files = [results.file for results in experiments]
-    commits = ", ".join(dict.fromkeys(str(file.commit)[:12] for file in files))
+    commits = ", ".join(dict.fromkeys(short_commit(file.commit) for file in files))
     devices = ", ".join(dict.fromkeys(file.device for file in files))
     note = (
         f"One row per experiment, the comparison that its definition names. {LEVELS} {_moments(experiments)}{devices}, "
@@ -320,7 +320,7 @@ def gpu_record_table(record: dict[str, Any]) -> str:
         lines.append(f"| {name} | {stage['status']} | {stage['seconds']:.0f} | {_found(name, stage['found'] or {})} |")
     measured_on = (record["stages"].get("correctness", {}).get("found") or {}).get("environment", {})
     versions = ", ".join(f"{name} {version}" for name, version in measured_on.get("versions", {}).items())
-    device, commit = measured_on.get("device", "an unknown device"), str(measured_on.get("commit"))[:12]
+    device, commit = measured_on.get("device", "an unknown device"), short_commit(measured_on.get("commit"))
     stopped = f" Stopped: {record['stopped']}." if "stopped" in record else ""
     note = f"{device}, {versions}, commit {commit}, `python benchmarks/gpu_record.py`."
     return "\n".join(lines) + f"\n\n{note}{stopped}"

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 from diff_transformer import processors
 from fresh import run
@@ -114,17 +113,3 @@ assert grown <= 1, grown  # autograd's own thread
 def test_the_kernel_takes_no_more_threads_than_torch() -> None:
     finished = run(THREADS_OF_THE_KERNEL)
     assert finished.returncode == 0, finished.stderr
-
-
-@pytest.mark.parametrize("amx", [False, True])
-@pytest.mark.parametrize("avx512", [False, True])
-def test_bfloat16_is_multiplied_by_amx_or_avx512(monkeypatch: pytest.MonkeyPatch, amx: bool, avx512: bool) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx, raising=False)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512, raising=False)
-    assert processors.multiplies_bfloat16() == (amx or avx512)
-
-
-def test_a_torch_that_does_not_know_the_instructions_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported", raising=False)
-    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported", raising=False)
-    assert not processors.multiplies_bfloat16()

@@ -28,14 +28,6 @@ def limit_threads() -> None:
         os.environ.setdefault(THREADS, str(usable))
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether this processor has instructions for products of bfloat16 that torch knows: AMX, or AVX-512's."""
-    import torch
-
-    known = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    return any(getattr(torch.cpu, name, bool)() for name in known)
-
-
 def _allowed() -> int:
     """Processors that this process may run on: torch's own number of threads."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -5,7 +5,7 @@ import pytest
 
 from diff_transformer.lab import results_files
 from diff_transformer.lab.record import Result
-from diff_transformer.lab.results_files import capture_environment, capture_results, command_line
+from diff_transformer.lab.results_files import capture_environment, capture_results, command_line, short_commit
 
 
 def test_the_environment_says_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,6 +23,12 @@ def test_the_environment_says_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     captured = capture_results("title", {"steps": 1}, records, "cpu")
     assert captured.records == tuple(records)
     assert captured.command == "ops.py -v"
+
+
+def test_a_short_commit() -> None:
+    assert short_commit(None) == "unknown"
+    assert short_commit("0123456789abcdef") == "0123456789ab"
+    assert short_commit("0123456789abcdef-dirty") == "0123456789ab-dirty"
 
 
 def test_the_commit_is_this_projects_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,29 +163,6 @@ def test_the_padded_call_holds_no_scores() -> None:
     assert largest.numbers <= 2 * 2048 * 8
 
 
-def test_when_torch_multiplies_with_amx(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DNNL_MAX_CPU_ISA", raising=False)
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
-    assert sdpa.multiplies_with_amx()
-    for limit, allowed in (("AVX512_CORE_BF16", False), ("avx512_core_amx", True), ("DEFAULT", True)):
-        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-        assert sdpa.multiplies_with_amx() is allowed
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")  # ATEN_CPU_CAPABILITY=avx2
-        assert not sdpa.multiplies_with_amx()
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-        assert not sdpa.multiplies_with_amx()
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-        assert not sdpa.multiplies_with_amx()
-    monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported")  # another torch
-    assert not sdpa.multiplies_with_amx()
-
-
 # On CUDA: which of torch's kernels is asked for. There need not be such a device: torch's questions are answered here.
 
 Takes = dict[str, Any]

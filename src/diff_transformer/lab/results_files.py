@@ -128,6 +128,14 @@ def device_name(device: str | None = None) -> str:
     return f"{model}, {threads} thread{'s' if threads > 1 else ''}"
 
 
+def short_commit(commit: str | None) -> str:
+    """A commit as pages print it: twelve digits, and "-dirty" where files were changed since."""
+    if commit is None:
+        return "unknown"
+    digits, dirty, _ = commit.partition("-dirty")
+    return digits[:12] + dirty
+
+
 def _git_commit() -> str | None:
     """The commit of the checkout that this file belongs to, "-dirty" where it was changed since; None outside one."""
 

@@ -8,7 +8,6 @@
 import contextlib
 import functools
 import operator
-import os
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diff_transformer.ops.attention_request import Request
+from diff_transformer.ops.bfloat16_products import multiplies_with_amx
 
 # Older ones can be wrong for lengths that 128 does not divide; torch itself prefers cuDNN from here on.
 _TRUSTED_CUDNN = 91501
@@ -115,25 +115,6 @@ def _kernels(cudnn: bool) -> contextlib.AbstractContextManager[object]:
     # The others are for what cuDNN refuses after all, such as a single key.
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     return sdpa_kernel(order, set_priority=True)
-
-
-@torch.compiler.assume_constant_result
-def multiplies_with_amx() -> bool:
-    """Whether torch's attention multiplies bfloat16 with AMX in this process.
-
-    That takes AVX-512 as torch's own level, which ATEN_CPU_CAPABILITY lowers, and oneDNN, which can be switched off or
-    held to other instructions.
-    """
-    supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "ALL")).upper()
-    return bool(
-        supported is not None
-        and supported()
-        and torch.backends.cpu.get_cpu_capability() == "AVX512"
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
-        and (limit in ("ALL", "DEFAULT") or "AMX" in limit)
-    )
 
 
 def _fits_padded_q(q: Tensor, k: Tensor, v: Tensor) -> bool:

@@ -11,7 +11,7 @@ import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from diff_transformer.lab.bench.benchmark import BASELINE, RENAMED, WRONG, BenchRow, Threshold
-from diff_transformer.lab.results_files import write_json, write_text
+from diff_transformer.lab.results_files import short_commit, write_json, write_text
 from diff_transformer.storage.files import read_json
 
 Document = dict[str, Any]
@@ -186,7 +186,7 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters["number"] = _number
+_ENVIRONMENT.filters |= {"number": _number, "short_commit": short_commit}
 _ENVIRONMENT.globals |= {"baseline": BASELINE, "wrong": WRONG, "case_columns": _CASE_COLUMNS}
 _ENVIRONMENT.globals |= {"ratio_table": ratio_table, "grouped_table": grouped_table}
 _ENVIRONMENT.globals |= {"cases": _cases, "titles": _titles, "has_widths": _has_widths}

@@ -33,7 +33,13 @@ from diff_transformer.lab.experiments.variant_training import TrainedVariant, Tr
 from diff_transformer.lab.measure.measurement import EvalInput, TrainingRecord
 from diff_transformer.lab.measure.standard import LABEL_ACCURACY, VALIDATION_LOSS, curve_records
 from diff_transformer.lab.record import Better, Result, ResultsFile
-from diff_transformer.lab.results_files import capture_environment, capture_results, read_results, write_json
+from diff_transformer.lab.results_files import (
+    capture_environment,
+    capture_results,
+    read_results,
+    short_commit,
+    write_json,
+)
 from diff_transformer.lab.statistics import remark_on_seeds
 from diff_transformer.train import Data, Progress, Recipe, build_config, build_data, build_model
 from diff_transformer.train.training_progress import Silent
@@ -312,4 +318,4 @@ def _checkout(commit: str | None) -> str:
     """Which code ran."""
     if commit is None:
         return "outside a git checkout"
-    return f"at commit {commit[:12]}{'-dirty' if commit.endswith('-dirty') else ''}"
+    return f"at commit {short_commit(commit)}"

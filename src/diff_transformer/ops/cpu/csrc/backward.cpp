@@ -50,12 +50,13 @@ struct Order {
   }
 };
 
-// Gradients of a unit's keys and values, in strips of channels: [strip][S][kStrip]. A chunk of keys takes the blocks of
-// a share one after the other, always in the same order: so threads can share the sums, and these do not depend on who
-// was first. A block that waits for an earlier one waits for a thread that is at work, for blocks are begun in order.
-class KeyGradients {
+// The sums that become the gradients of a unit's keys and values, in strips of channels: [strip][S][kStrip]. A chunk of
+// keys takes the blocks of a share one after the other, always in the same order: so threads can share the sums, and
+// these do not depend on who was first. A block that waits for an earlier one waits for a thread that is at work, for
+// blocks are begun in order.
+class KeySums {
  public:
-  KeyGradients(const Problem& p, const Order& order, int64_t chunk, const std::atomic<bool>& failed)
+  KeySums(const Problem& p, const Order& order, int64_t chunk, const std::atomic<bool>& failed)
       : p_(p), order_(order), chunk_(chunk), failed_(failed), sums_(size(p)), turns_(order.first.size()) {
     for (size_t at = 0; at < turns_.size(); ++at) turns_[at] = order.first[at];
   }
@@ -82,7 +83,7 @@ class KeyGradients {
 
   static int64_t size(const Problem& p) { return strips(p) * p.s * kStrip; }
 
-  void add(const KeyGradients& other) {
+  void add(const KeySums& other) {
     for (int64_t i = 0; i < size(p_); ++i) sums_.get()[i] += other.sums_.get()[i];
   }
 
@@ -109,7 +110,7 @@ class BlockQueue {
  public:
   struct Task {
     int64_t share = -1, place = 0;
-    KeyGradients* gradients = nullptr;
+    KeySums* sums = nullptr;
   };
 
   // Each unit has as many shares as there are orders.
@@ -130,8 +131,8 @@ class BlockQueue {
       ++shares_[share].threads;
     }
     Share& chosen = shares_[share];
-    if (!chosen.gradients) chosen.gradients = std::make_unique<KeyGradients>(p_, order(share), chunk_, failed_);
-    return {share, chosen.taken++, chosen.gradients.get()};
+    if (!chosen.sums) chosen.sums = std::make_unique<KeySums>(p_, order(share), chunk_, failed_);
+    return {share, chosen.taken++, chosen.sums.get()};
   }
 
   // Whether that was the last block of its unit.
@@ -145,11 +146,11 @@ class BlockQueue {
   }
 
   // The sums of all shares of a finished unit, always added in the same order.
-  std::unique_ptr<KeyGradients> sums(int64_t unit) {
+  std::unique_ptr<KeySums> total(int64_t unit) {
     const int64_t shares = static_cast<int64_t>(orders_.size());
-    std::unique_ptr<KeyGradients> all;
+    std::unique_ptr<KeySums> all;
     for (int64_t share = unit * shares; share < (unit + 1) * shares; ++share) {
-      std::unique_ptr<KeyGradients> own = std::move(shares_[share].gradients);
+      std::unique_ptr<KeySums> own = std::move(shares_[share].sums);
       own->clear_unvisited();
       if (all) all->add(*own);
       else all = std::move(own);
@@ -163,7 +164,7 @@ class BlockQueue {
  private:
   struct Share {
     int64_t taken = 0, finished = 0, threads = 0;
-    std::unique_ptr<KeyGradients> gradients;
+    std::unique_ptr<KeySums> sums;
   };
 
   int64_t left(int64_t share) const { return order(share).size() - shares_[share].taken; }
@@ -213,7 +214,7 @@ struct Backward {
   const Heads<T> keys, values;
   const Transposed<Kind>& key_channels;
   const MapStorage storage;
-  const Gradients& results;
+  const Gradients& gradients;
 
   struct Scratch {
     Buffer<float> queries, query_rows, grad_lanes, grad_rows, mask, maps[2], grad_weights, noise_grads, sums, lanes;
@@ -243,19 +244,20 @@ struct Backward {
     pack_lanes<Kind>(rows, p.d, row, scratch.queries.get() + c * p.d * kStrip);
     pack_channels<Kind>(rows, p.d, row, scratch.query_rows.get() + c * divide_up(p.d, kStrip) * kStrip * kStrip);
     for (int r = 0; r < kStrip; ++r) {
-      const float* from = results.statistics + map_index(p, batch, rows, map, r, 2);
+      const float* from = gradients.statistics + map_index(p, batch, rows, map, r, 2);
       numbers.highest[c][r] = from[0];
       numbers.inverse[c][r] = from[p.n];
     }
   }
 
   void write_queries(int64_t batch, const Rows& rows, int c, int64_t map, const Scratch& scratch) const {
+    T* to = static_cast<T*>(gradients.q);
     unpack_lanes<Kind>(rows, p.d, scratch.sums.get() + c * p.d * kStrip,
-                       [&](int r) { return static_cast<T*>(results.q) + map_index(p, batch, rows, map, r, 1) * p.d; });
+                       [&](int r) { return to + map_index(p, batch, rows, map, r, 1) * p.d; });
   }
 
   // Says whether the gradients of the block's queries are finite: what is not in those of the keys is not in these.
-  bool block(int64_t unit, int64_t index, Scratch& scratch, int64_t place, KeyGradients& gradients) const {
+  bool block(int64_t unit, int64_t index, Scratch& scratch, int64_t place, KeySums& key_sums) const {
     const int64_t batch = unit / p.key_heads, key_head = unit % p.key_heads;
     const Rows rows = blocks.rows(key_head, index);
     RowNumbers numbers;
@@ -265,20 +267,20 @@ struct Backward {
     std::fill_n(noise_sums, p.d * kStrip, 0.0f);
     bool finite = true;
     for (int64_t signal = 0; signal < p.ratio; ++signal)
-      if (!signal_head(unit, batch, rows, signal, numbers, scratch, place, gradients)) finite = false;
+      if (!signal_head(unit, batch, rows, signal, numbers, scratch, place, key_sums)) finite = false;
     write_queries(batch, rows, 1, p.ratio, scratch);
     return finite && are_finite(noise_sums, p.d * kStrip);
   }
 
   // The same for one signal head of each group. The last one finishes the noise map, whose sums go on in `scratch`.
   bool signal_head(int64_t unit, int64_t batch, const Rows& rows, int64_t signal, RowNumbers& numbers,
-                   Scratch& scratch, int64_t place, KeyGradients& gradients) const {
+                   Scratch& scratch, int64_t place, KeySums& key_sums) const {
     const int vecs = rows.vecs;
     const bool is_first = signal == 0, is_last = signal == p.ratio - 1;
     const bool adds_up = p.ratio > 1 && storage.all;  // of maps that are not stored, each head does its own part
     auto grad_row = [&](int64_t r) {
-      return static_cast<const T*>(results.out) + batch * results.out_batch +
-             head_of(p, rows, signal, r) * results.out_head + rows.query[r] * results.out_row;
+      return static_cast<const T*>(gradients.out) + batch * gradients.out_batch +
+             head_of(p, rows, signal, r) * gradients.out_head + rows.query[r] * gradients.out_row;
     };
     // A spare lane repeats the last query, so that its numbers are in range; without a gradient it adds nothing.
     pack_lanes<Kind>(rows, p.dv, grad_row, scratch.grad_lanes.get());
@@ -341,8 +343,8 @@ struct Backward {
     for_each_chunk<Kind>(rows, [&](Range chunk, bool edge, int64_t number) {
       const int64_t turn = chunk.low / Kind::kChunk;
       if (scratch.skipped[number]) {
-        if (is_first) gradients.enter(place, turn);
-        if (is_last) gradients.leave(place, turn);
+        if (is_first) key_sums.enter(place, turn);
+        if (is_last) key_sums.leave(place, turn);
         return;
       }
       if (!storage.all) {
@@ -363,8 +365,8 @@ struct Backward {
           const Vec part = lambda * load(grads + at);
           (is_first ? part : load(noise_grads + at) + part).store(noise_grads + at);
         }
-      if (is_first) gradients.enter(place, turn);
-      add_to_keys(rows, chunk, edge, scratch.grad_rows.get(), p.dv, weights, gradients.values());
+      if (is_first) key_sums.enter(place, turn);
+      add_to_keys(rows, chunk, edge, scratch.grad_rows.get(), p.dv, weights, key_sums.values());
       for (int c = 0; c < (adds_up && !is_last ? 1 : 2); ++c) {
         const bool of_all = c == 1 && adds_up;
         const float* grads_of_map = of_all ? noise_grads : grads;
@@ -393,15 +395,15 @@ struct Backward {
           }
         }
         add_to_keys(rows, chunk, edge, scratch.query_rows.get() + c * query_strips * kStrip * kStrip, p.d, weights,
-                    gradients.keys(c % p.key_maps));
-        if (is_last && c == 1) gradients.leave(place, turn);
+                    key_sums.keys(c % p.key_maps));
+        if (is_last && c == 1) key_sums.leave(place, turn);
         multiply_channels<Kind>(rows, chunk, edge, key_channels.from(unit, c, chunk.low), lanes, p.d,
                                 query_sums + c * p.d * kStrip);
       }
     });
     write_queries(batch, rows, 0, signal, scratch);
     for (int r = 0; r < rows.count; ++r)
-      results.lam[(batch * p.heads + head_of(p, rows, signal, r)) * p.n + rows.query[r]] = -means[1][r];
+      gradients.lam[(batch * p.heads + head_of(p, rows, signal, r)) * p.n + rows.query[r]] = -means[1][r];
     return are_finite(query_sums, p.d * kStrip);
   }
 
@@ -420,10 +422,10 @@ struct Backward {
     });
   }
 
-  void write_keys(int64_t unit, const KeyGradients& gradients) const {
+  void write_keys(int64_t unit, const KeySums& key_sums) const {
     for (int64_t map = 0; map < p.key_maps; ++map)
-      write_strips(gradients.keys(map), p.d, static_cast<T*>(results.k) + (unit * p.key_maps + map) * p.s * p.d);
-    write_strips(gradients.values(), p.dv, static_cast<T*>(results.v) + unit * p.s * p.dv);
+      write_strips(key_sums.keys(map), p.d, static_cast<T*>(gradients.k) + (unit * p.key_maps + map) * p.s * p.d);
+    write_strips(key_sums.values(), p.dv, static_cast<T*>(gradients.v) + unit * p.s * p.dv);
   }
 
   void write_strips(const float* sums, int64_t width, T* to) const {
@@ -444,7 +446,7 @@ constexpr int64_t kMostSums = int64_t{1} << 28;
 // their sums would take too much memory there are fewer, whose blocks take turns: the sums of a chunk then go from one
 // processor's cache to the next, and the signal heads of a group, which come one after the other, wait for each other.
 int64_t shares_of_unit(const Problem& p, int64_t blocks, int64_t threads) {
-  const int64_t bytes = std::max<int64_t>(KeyGradients::size(p), 1) * sizeof(float) * std::min(p.units(), threads);
+  const int64_t bytes = std::max<int64_t>(KeySums::size(p), 1) * sizeof(float) * std::min(p.units(), threads);
   const int64_t most = std::min({blocks, threads, kMostSums / bytes});
   for (int64_t shares = 1; shares < most; ++shares) {
     const int64_t tasks = p.units() * shares;
@@ -476,7 +478,7 @@ std::vector<Order> orders_of_shares(const Blocks& blocks, int64_t shares, int64_
 }
 
 template <class Kind>
-bool differentiate_kind(const Problem& p, const Gradients& results) {
+bool differentiate_kind(const Problem& p, const Gradients& gradients) {
   using T = typename Kind::Scalar;
   const int64_t threads = at::get_num_threads();
   const Transposed<Kind> key_channels(p, keys_of<T>(p));
@@ -487,7 +489,7 @@ bool differentiate_kind(const Problem& p, const Gradients& results) {
                                 values_of<T>(p),
                                 key_channels,
                                 MapStorage(blocks, Kind::kChunk),
-                                results};
+                                gradients};
   const std::vector<Order> orders =
       orders_of_shares(blocks, shares_of_unit(p, blocks.count, threads), Kind::kChunk);
   const int64_t shares = static_cast<int64_t>(orders.size());
@@ -499,8 +501,8 @@ bool differentiate_kind(const Problem& p, const Gradients& results) {
       typename Backward<Kind>::Scratch scratch(p, backward.storage);
       for (auto task = queue.next({}); task.share >= 0; task = queue.next(task)) {
         const int64_t unit = task.share / shares, block = queue.order(task.share).blocks[task.place];
-        if (!backward.block(unit, block, scratch, task.place, *task.gradients)) finite = false;
-        if (queue.finish(task)) backward.write_keys(unit, *queue.sums(unit));
+        if (!backward.block(unit, block, scratch, task.place, *task.sums)) finite = false;
+        if (queue.finish(task)) backward.write_keys(unit, *queue.total(unit));
       }
     } catch (...) {
       queue.fail();
@@ -512,16 +514,16 @@ bool differentiate_kind(const Problem& p, const Gradients& results) {
 
 }  // namespace
 
-bool differentiate(const Problem& p, const Gradients& results) {
+bool differentiate(const Problem& p, const Gradients& gradients) {
 #ifdef DIFF_TRANSFORMER_BFLOAT16_TILES
-  if (results.dtype == at::kBFloat16 && BFloat16Tiles::are_supported())
-    return differentiate_kind<BFloat16Tiles>(p, results);
+  if (gradients.dtype == at::kBFloat16 && BFloat16Tiles::are_supported())
+    return differentiate_kind<BFloat16Tiles>(p, gradients);
 #endif
 #ifdef DIFF_TRANSFORMER_BFLOAT16_PAIRS
-  if (results.dtype == at::kBFloat16)
-    return differentiate_kind<BFloat16Pair>(p, results);
+  if (gradients.dtype == at::kBFloat16)
+    return differentiate_kind<BFloat16Pair>(p, gradients);
 #endif
-  return differentiate_kind<Float32>(p, results);
+  return differentiate_kind<Float32>(p, gradients);
 }
 
 }  // namespace CPU_CAPABILITY

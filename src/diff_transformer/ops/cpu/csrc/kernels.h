@@ -11,7 +11,7 @@
 namespace diff_transformer {
 inline namespace CPU_CAPABILITY {
 
-// No tensors: their header takes as long to compile as a kernel.
+// Pointers in place of tensors, whose header alone takes more than a second to compile.
 
 // out (B, H, N, dv), of the queries' dtype, and statistics (B, G, r + 1, 2, N): for each map the highest score, and one
 // over the sum of the exponentials below it (0 where a query sees nothing).
@@ -35,13 +35,14 @@ bool decode(const Problem& p, const HeadwiseNorm& norm, const Results& results);
 // Of `source` keys and values: whether these rows of queries for each of so many key heads are few.
 bool has_few_queries(at::ScalarType source, int64_t rows_of_unit, int64_t units);
 
-// The output's gradient, in rows of dv, what `attend` has kept, and the gradients that are computed: contiguous, of the
-// inputs' shapes and dtype, that of λ (B, H, N).
 struct Gradients {
+  // What is given: the dtype of inputs and gradients, the output's gradient in rows of dv with its strides, and what
+  // `attend` has kept.
   at::ScalarType dtype;
   const void* out;
   int64_t out_batch, out_head, out_row;
   const float* statistics;
+  // What is computed: contiguous, of the inputs' shapes; that of λ is (B, H, N).
   void *q, *k, *v;
   float* lam;
 };
