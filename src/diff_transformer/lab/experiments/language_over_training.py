@@ -87,7 +87,7 @@ _RATES = (5e-3, 1.25e-2, 3e-2)
 _FIRST_TOKENS = variants_of_size(*_SMALL, *training(500, 128, 16, 1024, evaluations=20))
 _SMALL_TRAINED = variants_of_size(*_SMALL, *training(5200, 128, 16, 1024))
 # Compiled, a layer of this width takes a tenth to a third less time. bfloat16 saves another third where the processor
-# multiplies it (AMD EPYC, one thread: .37 s a step in place of .61); elsewhere a step would take four times as long.
+# multiplies it (AMD EPYC, one thread: .40 s a step in place of .58); elsewhere a step would take seven times as long.
 _MEDIUM_SPEED = section("train", compile=True, precision="bf16" if multiplies_bfloat16() else "no")
 _MEDIUM_TRAINED = variants_of_size(*_MEDIUM, *training(10400, 256, 16, 2048), *_MEDIUM_SPEED)
 
