@@ -310,6 +310,36 @@ def test_bad_input(kind: str, shape: tuple[int, ...], build: Any) -> None:
         build(kind)(torch.zeros(shape, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("shape", [(4, 7), (3, 1, 7, 7), (1, 1, 2, 1, 7, 7)], ids=str)
+def test_a_mask_of_another_shape(kind: str, is_causal: bool, shape: tuple[int, ...], build: Any, inputs: Any) -> None:
+    message = r"attn_mask must broadcast to \(B, H, N, S\) = \(2, \d, 7, 7\), got \(" + ", ".join(map(str, shape))
+    with pytest.raises(ValueError, match=message):
+        build(kind)(inputs(), attn_mask=torch.ones(shape, dtype=torch.bool), is_causal=is_causal)
+
+
+def test_a_mask_of_integers(kind: str, build: Any, inputs: Any) -> None:
+    with pytest.raises(ValueError, match=r"attn_mask must be boolean .* or floating .*, got torch\.int64"):
+        build(kind)(inputs(), attn_mask=torch.ones(7, 7, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_mask_of_keys_alone(kind: str, is_causal: bool, build: Any, inputs: Any) -> None:
+    module, x, seen = build(kind), inputs(), torch.arange(7) < 5
+    full = seen.expand(2, 1, 7, 7)
+    assert torch.equal(*(module(x, attn_mask=mask, is_causal=is_causal) for mask in (seen, full)))
+
+
+@pytest.mark.parametrize("width", [3, 16])
+def test_positions_of_another_width(kind: str, width: int, build: Any, inputs: Any) -> None:
+    module, x = build(kind), inputs()
+    tables = torch.ones(7, width), torch.ones(7, width)
+    with pytest.raises(
+        ValueError, match=rf"cos and sin must be as wide .*, d = {module.head_dim}, got \(7, 1, {width}"
+    ):
+        module(x, tables)
+
+
 def test_help_has_every_argument_and_an_example_that_runs() -> None:
     """help(DiffAttention) is the place that the other layers' docstrings refer to."""
     text = inspect.getdoc(DiffAttention)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from diff_transformer.nn.layers import HeadwiseNorm, QueryKeyNorm, residual_projection
 from diff_transformer.ops import apply_rotary
+from diff_transformer.ops.operator import check_mask
 
 
 class KeyValueCache(Protocol):
@@ -227,7 +228,9 @@ class SoftmaxAttention(Attention):
     def attend(
         self, hidden_states: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        n, s = queries.shape[1], keys.shape[2]
+        batch, n, num_heads, _ = queries.shape
+        s = keys.shape[2]
+        mask = check_mask(mask, queries, (batch, num_heads, n, s))
         if is_causal and (n != s or mask is not None):
             # torch aligns its own causality to the start of the keys and takes no mask beside it.
             visible = torch.ones(n, s, dtype=torch.bool, device=keys.device).tril(s - n)
@@ -241,7 +244,7 @@ class SoftmaxAttention(Attention):
             dropout_p=self.dropped,
             is_causal=is_causal,
             scale=self.scaling,
-            enable_gqa=keys.shape[1] != queries.shape[2],
+            enable_gqa=keys.shape[1] != num_heads,
         )
         return self.transform_heads(heads.transpose(1, 2))
 

@@ -53,7 +53,15 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Returns:
         Like ``x``.
+
+    Raises:
+        ValueError: ``cos`` or ``sin`` of another width than d.
     """
+    if cos.shape[-1] != x.shape[-1] or sin.shape[-1] != x.shape[-1]:
+        raise ValueError(
+            f"cos and sin must be as wide as what they rotate, d = {x.shape[-1]}, got {tuple(cos.shape)} and "
+            f"{tuple(sin.shape)}."
+        )
     half = x.shape[-1] // 2
     turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
     return (x * cos + turned * sin).to(x.dtype)

@@ -97,7 +97,7 @@ def diff_attention(
     if attn_mask is not None and is_block_mask(attn_mask):
         _check_block_mask(attn_mask, q, k, is_causal or window is not None or cu_seqlens is not None)
     else:
-        attn_mask = _check_mask(attn_mask, q, k)
+        attn_mask = check_mask(attn_mask, q, (q.shape[0], _heads(q), q.shape[3], k.shape[3]))
     lambdas = _check_lambda(lam, q)
     segment_bounds = _check_cu_seqlens(cu_seqlens, q, k)
     _check_norm(norm_weight, norm_eps, norm_scale, v)
@@ -140,7 +140,7 @@ def diff_attention_maps(
     q, k = _autocast(_joined(q), k)
     _check_queries_and_keys(q, k)
     scale, window = _check_scale(scale, q), _check_window(window)
-    attn_mask = _check_mask(attn_mask, q, k)
+    attn_mask = check_mask(attn_mask, q, (q.shape[0], _heads(q), q.shape[3], k.shape[3]))
     lambdas = _check_lambda(lam, q)
     segment_bounds = _check_cu_seqlens(cu_seqlens, q, k)
     no_values = k[:, :, 0]  # the maps need none: keys stand in for them
@@ -270,14 +270,14 @@ def _check_window(window: int | None) -> int | None:
     return min(window, WIDEST_WINDOW)
 
 
-def _check_mask(attn_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
-    """The mask with all four axes, none of them expanded."""
+def check_mask(attn_mask: Any, like: Tensor, target: tuple[int, int, int, int]) -> Tensor | None:
+    """The mask with all four axes, none of them expanded; it must broadcast to the target (B, H, N, S)."""
     if attn_mask is None:
         return None
-    _check_tensor("attn_mask", attn_mask, q)
+    _check_tensor("attn_mask", attn_mask, like)
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         _refuse(f"attn_mask must be boolean (True = may attend) or floating (added), got {attn_mask.dtype}.")
-    _check_broadcast("attn_mask", attn_mask, "(B, H, N, S)", (q.shape[0], _heads(q), q.shape[3], k.shape[3]))
+    _check_broadcast("attn_mask", attn_mask, "(B, H, N, S)", target)
     return attn_mask[(None,) * (4 - attn_mask.dim())]
 
 
