@@ -211,7 +211,9 @@ def test_a_measurement_for_any_model_takes_one_that_is_not_ours(run: Run, tmp_pa
     (loss,) = [record for record in read_results(plain).records if record.name == "language/validation_loss"]
     assert (loss.variant, loss.value) == ("llama", pytest.approx(math.log(257), abs=0.2))
     fails(run("eval", llama, "--measure", "episodes"), "is not a model of this project")
-    fails(run("eval", llama, "--measure", "repeats"), "No recipe.yaml belongs to", "name a text with --text")
+    without_text = run("eval", llama, "--measure", "repeats")
+    fails(without_text, "No recipe.yaml belongs to", "name a text with --text")
+    assert "Loading" not in without_text.stderr
 
 
 def test_every_record_has_a_row(run: Run, retrieval_run: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from diff_transformer.data import Batches
     from diff_transformer.lab.measure.measurement import Measurement
     from diff_transformer.lab.record import Result, ResultsFile
+    from diff_transformer.train import Recipe
 
 
 def evaluate_tasks(
@@ -94,16 +95,18 @@ def evaluate_measures(
             f"{str(folder)!r} holds an encoder, which does not predict the next token: eval without --measure tells "
             "its accuracy and loss at hidden tokens."
         )
-    shown = shown_folder(folder)
+    shown, held_out = shown_folder(folder), folder / HELD_OUT
+    if takes_data and not text:
+        if held_out.is_file():
+            text = [held_out]
+            console.say(f"Measured on {HELD_OUT} in the model's folder, text that was kept from training.")
+        else:
+            recipe_of_data(folder)
     console.say(f"Loading {shown} …")
     model = load_model(folder, device, "AutoModelForMaskedLM" if is_encoder else "AutoModelForCausalLM")
     tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
     variant = getattr(model.config, "attention_type", model.config.model_type)
     context = getattr(model.config, "max_position_embeddings", None)
-    held_out = folder / HELD_OUT
-    if takes_data and not text and held_out.is_file():
-        text = [held_out]
-        console.say(f"Measured on {HELD_OUT} in the model's folder, text that was kept from training.")
     batches = batches_of(folder, text, context) if takes_data else None
     if batches is not None and not isinstance(batches, TextBatches | NeedleBatches):
         for name, measure in measures.items():
@@ -246,8 +249,8 @@ def batches_of(folder: Path, text: list[Path] | None, context: int | None) -> "B
     from diff_transformer.train import build_data
     from diff_transformer.train.data_kinds import MaskedTextData, TextData
 
-    recipe = find_recipe(folder)
     if text:
+        recipe = find_recipe(folder)
         tokenizer = load_tokenizer(folder)
         length = recipe.data.length if recipe else min(context or DEFAULT_LENGTH, DEFAULT_LENGTH)
         cache = prepare(TextFiles(text), tokenizer)
@@ -257,7 +260,16 @@ def batches_of(folder: Path, text: list[Path] | None, context: int | None) -> "B
         data = recipe.data if recipe else None
         fraction = data.mask_fraction if isinstance(data, MaskedTextData) else MaskedTextBatches.mask_fraction
         return MaskedTextBatches(batches, tokenizer, mask_fraction=fraction)
-    if recipe is None:
-        raise ValueError(f"No recipe.yaml belongs to {str(folder)!r} and tells its data; name a text with --text.")
+    recipe = recipe_of_data(folder)
     # A tokenizer that is trained again on text that has changed since would give the model other tokens.
     return build_data(recipe, load_tokenizer(folder) if isinstance(recipe.data, TextData) else None).batches
+
+
+def recipe_of_data(folder: Path) -> "Recipe":
+    """The recipe that tells what the model in the folder was trained on. Raises ValueError where there is none."""
+    from diff_transformer.cli.checkpoints import find_recipe
+
+    recipe = find_recipe(folder)
+    if recipe is None:
+        raise ValueError(f"No recipe.yaml belongs to {str(folder)!r} and tells its data; name a text with --text.")
+    return recipe
