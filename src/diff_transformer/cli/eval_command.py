@@ -96,17 +96,18 @@ def evaluate_measures(
             "its accuracy and loss at hidden tokens."
         )
     shown, held_out = shown_folder(folder), folder / HELD_OUT
-    if takes_data and not text:
-        if held_out.is_file():
-            text = [held_out]
-            console.say(f"Measured on {HELD_OUT} in the model's folder, text that was kept from training.")
-        else:
-            recipe_of_data(folder)
+    uses_held_out = takes_data and not text and held_out.is_file()
+    if uses_held_out:
+        text = [held_out]
+    elif takes_data and not text:
+        recipe_of_data(folder)
     console.say(f"Loading {shown} …")
     model = load_model(folder, device, "AutoModelForMaskedLM" if is_encoder else "AutoModelForCausalLM")
     tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
     variant = getattr(model.config, "attention_type", model.config.model_type)
     context = getattr(model.config, "max_position_embeddings", None)
+    if uses_held_out:
+        console.say(f"Measured on {HELD_OUT} in the model's folder, text that was kept from training.")
     batches = batches_of(folder, text, context) if takes_data else None
     if batches is not None and not isinstance(batches, TextBatches | NeedleBatches):
         for name, measure in measures.items():
