@@ -74,9 +74,12 @@ COMPILED_IN_FULL_RUN = (
     "one query, scale 0",
     "odd widths",
     "20 keys, negative scale",
+    "20 queries, cache layout",
     "bool (B, 1, 1, S), window",
     "bool (B, H, N, S)",
+    "bool (H, 1, S), expanded layout",
     "add -inf (N, S)",
+    "add -inf (B, 1, N, S), causal, window",
 )
 HALF = [
     ("causal", torch.bfloat16),

@@ -33,7 +33,7 @@ from small_experiment import SMALL, TINY, Heard
 # Those with many variants or long texts take long; the others have each measurement but those of needles in text, which
 # `test_in_context.py` has.
 LONG = {"fig3", "fig5", "table2", "table3", "table6", "table7", "table8", "recall", "language", "lr_sensitivity", "v2"}
-LONG |= {"length_generalisation"}
+LONG |= {"length_generalisation", "grouped"}
 NAMES = [pytest.param(name, marks=pytest.mark.all) if name in LONG else name for name in EXPERIMENTS]
 
 
