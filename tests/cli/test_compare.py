@@ -33,6 +33,27 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
+def test_options_of_what_is_measured(run: Run, recipe: Path, tmp_path: Path) -> None:
+    command = (
+        "compare",
+        recipe,
+        "train.steps=2",
+        "--seeds",
+        1,
+        "--learning-rates",
+        "2e-3",
+        "--output",
+        tmp_path / "out",
+    )
+    fails(run(*command, "--option", "sequence=3"), "sequence", "sequences")
+    assert not (tmp_path / "out").exists()
+    assert run(*command, "--option", "sequences=3").exit_code == 0
+    written = read_results(tmp_path / "out" / "recipe_mine.json")
+    assert written.settings["request"]["options"] == {"sequences": 3}
+    queries = {record.n for record in written.records if record.name == "retrieval/first_query_accuracy"}
+    assert queries == {3}
+
+
 def test_a_comparison_ends_with_its_table_and_a_report(
     run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diff_transformer.cli import console
-from diff_transformer.cli.console import RecipeName, RecipeSettings, TextPaths, Workers, optional, read_recipe
+from diff_transformer.cli.console import (
+    RecipeName,
+    RecipeSettings,
+    TextPaths,
+    Workers,
+    optional,
+    parse_options,
+    read_recipe,
+)
 from diff_transformer.cli.experiment_commands import show_results
 from diff_transformer.cli.terminal_progress import TrainingProgress, tokenising_progress
 
@@ -38,6 +46,14 @@ def compare(
             "--unmatched", help="Leave the sizes of variants alone, where the attention of one has more parameters."
         ),
     ] = False,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A setting of what is measured, such as sequences=500 (retrieval) or documents=100 (text); may be "
+            "repeated.",
+        ),
+    ] = None,
     output: Annotated[Path | None, optional("Folder of results, their report, and runs.", "runs/compare-NAME")] = None,
     workers: Workers = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the results that are there, and go on.")] = False,
@@ -64,7 +80,7 @@ def compare(
 
     resolved = _with_text(recipe, settings or [], text or [])
     names = [name.strip() for name in variants.split(",")]
-    rates = _rates(learning_rates)
+    rates, options = _rates(learning_rates), parse_options(option or [])
     experiment = compare_recipe(resolved, names, seeds=seeds, learning_rates=rates, unmatched=unmatched)
     folder = output or Path("runs") / experiment.name.replace("recipe_", "compare-", 1)
     path = results_path(folder, experiment.name)
@@ -72,7 +88,7 @@ def compare(
     messages = console.messages()
     with tokenising_progress(messages) as tell:
         data = build_data(resolved, tell=tell)
-    request = request_experiment(with_data(experiment, data), OWN)
+    request = request_experiment(with_data(experiment, data), OWN, options=options)
     check_results(path, request, resume=resume, overwrite=overwrite)
     if seeds == 1:
         messages.print("With one seed there are no intervals, and every answer is inconclusive.")

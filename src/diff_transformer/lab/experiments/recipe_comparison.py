@@ -259,14 +259,17 @@ def own_experiment(preset: Preset) -> Experiment:
         for name in compared
         for other in others
     ]
-    measurements = [MeasurementRequest(name="standard", options={} if by_document else preset.options)]
-    if by_document:
-        measurements.append(MeasurementRequest(name="repeats", options=preset.options))
+
+    def measurements(requested: Preset) -> list[MeasurementRequest]:
+        if by_document:
+            return [MeasurementRequest(name="standard"), MeasurementRequest(name="repeats", options=requested.options)]
+        return [MeasurementRequest(name="standard", options=requested.options)]
+
     return Experiment(
         name=comparison_name(recipe),
         shows=f"variants of the recipe {recipe.name}: {'; '.join(names)}",
         presets={OWN: preset},
-        measurements=lambda _: measurements,
+        measurements=measurements,
         compare=compared_by(*rules),
         options=Repeats if by_document else Standard if preset.options else Options,
         headline=lambda _: Headline(name=compared[0], variant=others[0], against=against),
