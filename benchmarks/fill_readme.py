@@ -93,17 +93,19 @@ class Shown:
     coordinates: Coordinates
     variant: str = "diff"
     preset: str = "cpu"
+    text: str = ""
 
     def find(self, by_name: "Experiments") -> Iterator[tuple[ExperimentResults, Comparison]]:
         """It, with its results, or nothing."""
-        results = by_name.get((self.experiment, self.preset))
+        results = by_name.get((self.experiment, self.preset, self.text))
         wanted = (self.name, self.variant, "softmax", self.coordinates)
         for row in results.file.comparisons if results is not None else ():
             if results is not None and (row.name, row.variant, row.against, row.coordinates) == wanted:
                 yield results, row
 
 
-Experiments = Mapping[tuple[str, str], ExperimentResults]
+# By name, preset and text.
+Experiments = Mapping[tuple[str, str, str], ExperimentResults]
 SHOWN_ACCURACIES = (
     Shown("2 needles, both asked for", "table2", NEEDLES, Coordinates(needles=2, queries=2)),
     Shown("6 needles, more than in training", "table2", NEEDLES, Coordinates(needles=6, queries=2)),
@@ -117,11 +119,13 @@ SHOWN_ACCURACIES = (
 )
 _SMALL = Coordinates(parameters=260000)
 SHOWN_LOSSES = (
-    Shown("1M tokens, first weights of one size", "language", WHOLE, Coordinates(_SMALL, part=LARGE_START)),
-    Shown("1M tokens, small first W_O and W_down", "language", WHOLE, _SMALL),
-    Shown("the same, DIFF V2", "language", WHOLE, _SMALL, "diff_v2"),
-    Shown("11M tokens, small first W_O and W_down", "language", WHOLE, _SMALL, preset="evening"),
-    Shown("the same, DIFF V2", "language", WHOLE, _SMALL, "diff_v2", preset="evening"),
+    Shown(
+        "1M tokens, first weights of one size", "language", WHOLE, Coordinates(_SMALL, part=LARGE_START), text="novels"
+    ),
+    Shown("1M tokens, small first W_O and W_down", "language", WHOLE, _SMALL, text="novels"),
+    Shown("the same, DIFF V2", "language", WHOLE, _SMALL, "diff_v2", text="novels"),
+    Shown("11M tokens, small first W_O and W_down", "language", WHOLE, _SMALL, preset="evening", text="novels"),
+    Shown("the same, DIFF V2", "language", WHOLE, _SMALL, "diff_v2", preset="evening", text="novels"),
 )
 
 
@@ -176,7 +180,7 @@ def _moments(experiments: Sequence[ExperimentResults]) -> str:
 
 def figure_panels(experiments: Sequence[ExperimentResults]) -> list[Panel]:
     """What is found in the end, how soon, and losses on text: few rows, on a scale for each; nothing not measured."""
-    by_name = {(results.name, results.preset): results for results in experiments}
+    by_name = {(results.name, results.preset, results.text): results for results in experiments}
     title = "Steps to find needles, divided by the Transformer's"
     found = [
         Panel("Accuracy after training", tuple(accuracy_rows(by_name)), limits=(0.0, 1.0)),
@@ -209,7 +213,7 @@ def accuracy_rows(by_name: Experiments) -> Iterator[PanelRow]:
 
 def speed_rows(by_name: Experiments) -> Iterator[PanelRow]:
     """How much sooner or later DIFF finds them than the Transformer, for each accuracy that is reported."""
-    results = by_name.get(("table2", "cpu"))
+    results = by_name.get(("table2", "cpu", ""))
     if results is None:
         return
     for first, second in compared_curves(results.file.records, results.file.comparisons):

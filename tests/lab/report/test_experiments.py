@@ -372,6 +372,23 @@ def test_two_presets_of_one_experiment_are_told_apart_in_their_figures(tmp_path:
     assert "[![Figure 3: a" in document(tmp_path)
 
 
+def test_results_on_different_texts_stand_beside_each_other(tmp_path: Path) -> None:
+    compared = [compare(records("a", OUTCOMES["inconclusive"]), "a", *PAIR)]
+    for number, text in enumerate(([], ["/data/novels"], ["/data/книги", "/data/play.txt"])):
+        request = {"experiment": "language", "preset": "cpu", "text": text}
+        write_json(tmp_path / f"{number}.json", file([], compared, "language", asked=request, variants=[]))
+    build_results_report([tmp_path])
+    titles = ("Language", "Language on novels", "Language on книги, play.txt")
+    anchors = ("language-cpu", "language-cpu-novels", "language-cpu-книги-play.txt")
+    for title, anchor in zip(titles, anchors, strict=True):
+        assert f'<a id="{anchor}">' in document(tmp_path)
+        assert f"[{title}](#{anchor})" in document(tmp_path)
+        assert (tmp_path / "figures" / f"{anchor}-differences.svg").is_file()
+    write_json(tmp_path / "3.json", file([], compared, "language", asked=request, variants=[]))
+    with pytest.raises(ValueError, match=r"'language' with the preset 'cpu' on книги, play.txt; give one of them"):
+        build_results_report([tmp_path])
+
+
 def test_why_a_difference_is_not_known_is_said(tmp_path: Path) -> None:
     row = compare(records("a", OUTCOMES["inconclusive"]), "a", *PAIR)
     nothing = {"difference": math.nan, "ours": (math.nan, 1.0), "interval": None, "seeds_needed": None}

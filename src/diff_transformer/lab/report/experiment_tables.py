@@ -22,7 +22,7 @@ _IN_PAPER = re.compile(rf"({'|'.join(_KINDS)})_?(\d+|[a-z])")
 
 @dataclass(frozen=True)
 class ExperimentResults:
-    """What an experiment found with one preset: everything that was measured, compared and noted."""
+    """What an experiment found with one preset and one text: everything that was measured, compared and noted."""
 
     name: str
     preset: str
@@ -31,15 +31,25 @@ class ExperimentResults:
     @property
     def anchor(self) -> str:
         """A name for links and files, the only one of a report."""
-        return slug(f"{self.name}-{self.preset}")
+        return slug(f"{self.name}-{self.preset}-{self.text}")
+
+    @property
+    def text(self) -> str:
+        """The files and folders of text that the user named in place of the standard library's source, if any."""
+        request = self.file.settings.get("request", {})
+        return ", ".join(Path(path).name for path in request.get("text") or ())
 
     @property
     def title(self) -> str:
-        """As the paper calls it: "Table 6"; where it has no such thing, the experiment's own name."""
+        """As the paper calls it: "Table 6"; where it has no such thing, the experiment's own name. With a text of the
+        user's: "Language on novels".
+        """
         if match := _IN_PAPER.fullmatch(self.name):
-            return f"{_KINDS[match[1]]} {match[2].upper()}"
-        first, *others = self.name.split("_")
-        return " ".join([first.upper() if len(first) <= 2 else first.capitalize(), *others])
+            title = f"{_KINDS[match[1]]} {match[2].upper()}"
+        else:
+            first, *others = self.name.split("_")
+            title = " ".join([first.upper() if len(first) <= 2 else first.capitalize(), *others])
+        return f"{title} on {self.text}" if self.text else title
 
     @property
     def is_own(self) -> bool:
@@ -70,8 +80,8 @@ class ExperimentResults:
 
 
 def slug(text: str) -> str:
-    """Lower-case letters, digits and hyphens."""
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
+    """Lower-case letters, of any alphabet, digits and hyphens."""
+    return re.sub(r"[^\w.]+|_+", "-", text.lower()).strip("-")
 
 
 def holds_experiments(path: Path) -> bool:
@@ -87,7 +97,8 @@ def read_experiments(
 
     `complete` adds to the results of one file what the definition of its experiment says of them, which files of
     earlier versions lack. By default only what the file says itself is used. Raises FileNotFoundError for a path that
-    does not exist, ValueError for one without results, a broken file, or two results of one experiment and preset.
+    does not exist, ValueError for one without results, a broken file, or two results of one experiment, preset and
+    text.
     """
     files: dict[Path, ResultsFile] = {}
     for path in paths:
@@ -100,16 +111,20 @@ def read_experiments(
                 "and `diff-transformer compare` leave"
             )
         files.update({file.resolve(): read_results(file) for file in inside})
-    read: dict[tuple[str, str], Path] = {}
+    read: dict[str, Path] = {}
+    all_results = []
     for path, file in files.items():
-        key = (file.settings["request"]["experiment"], file.settings["request"]["preset"])
-        if key in read:
+        request = file.settings["request"]
+        results = ExperimentResults(request["experiment"], request["preset"], complete(file))
+        other = read.setdefault(results.anchor, path)
+        if other != path:
+            on_text = f" on {results.text}" if results.text else ""
             raise ValueError(
-                f"{str(read[key])!r} and {str(path)!r} are both results of {key[0]!r} with the preset {key[1]!r}; "
-                "give one of them."
+                f"{str(other)!r} and {str(path)!r} are both results of {results.name!r} with the preset "
+                f"{results.preset!r}{on_text}; give one of them."
             )
-        read[key] = path
-    return sorted((ExperimentResults(*key, complete(files[path])) for key, path in read.items()), key=_order)
+        all_results.append(results)
+    return sorted(all_results, key=_order)
 
 
 def _experiment_files(path: Path) -> Iterator[Path]:
@@ -122,11 +137,11 @@ def _experiment_files(path: Path) -> Iterator[Path]:
             yield file
 
 
-def _order(results: ExperimentResults) -> tuple[int, int, str, str]:
+def _order(results: ExperimentResults) -> tuple[int, int, str, str, str]:
     """Tables, figures, appendices, and then what is beyond the paper; each by number."""
     match = _IN_PAPER.fullmatch(results.name)
     rank, number = (list(_KINDS).index(match[1]), match[2]) if match else (len(_KINDS), results.name)
-    return rank, int(number) if number.isdigit() else 0, number, results.preset
+    return rank, int(number) if number.isdigit() else 0, number, results.preset, results.text
 
 
 def count_verdicts(comparisons: Sequence[Comparison]) -> dict[bool, Counter[Verdict | None]]:
