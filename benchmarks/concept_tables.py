@@ -45,7 +45,7 @@ def decided(experiments: Sequence[ExperimentResults], report: str) -> str:
 
 
 def _link(finding: Finding, report: str) -> str:
-    return f"[{finding.results.title}]({report}#{finding.results.anchor})"
+    return f"[{finding.name}]({report}#{finding.results.anchor})"
 
 
 def _escaped(text: str) -> str:

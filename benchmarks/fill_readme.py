@@ -42,7 +42,7 @@ from diff_transformer.lab.measure.many_shot import ACCURACY as MANY_SHOT
 from diff_transformer.lab.measure.needles import ACCURACY as NEEDLES
 from diff_transformer.lab.measure.retrieval import LENGTH_ACCURACY
 from diff_transformer.lab.record import CardRecord, Comparison, Interval
-from diff_transformer.lab.report.experiment_tables import ExperimentResults, read_experiments
+from diff_transformer.lab.report.experiment_tables import ExperimentResults, called, read_experiments
 from diff_transformer.lab.report.figures import svg, svg_file
 from diff_transformer.lab.report.learning_tables import ratio_text
 from diff_transformer.lab.report.measured_tables import rows_of
@@ -153,16 +153,14 @@ def results_table(experiments: Sequence[ExperimentResults]) -> str:
         levels = "; ".join(level_cells(row)) if levels_of(row) else "–"
         here = f"{_pair(row.ours)} | {levels} | {format_difference(row)} | {verdict_text(row)}"
         pair = f"{variant_label(row.variant)} − {variant_label(row.against)}"
-        several = sum(other.name == results.name for other in experiments) > 1
-        lines.append(
-            f"| {results.heading if several else results.title} | {pair} | {measure_label(row)} | {paper} | {here} |"
-        )
+        lines.append(f"| {called(results, experiments)} | {pair} | {measure_label(row)} | {paper} | {here} |")
     files = [results.file for results in experiments]
     commits = ", ".join(dict.fromkeys(short_commit(file.commit) for file in files))
     devices = ", ".join(dict.fromkeys(file.device for file in files))
+    versions = ", ".join(dict.fromkeys(file.versions["torch"] for file in files))
     note = (
         f"One row per experiment, the comparison that its definition names. {LEVELS} {_moments(experiments)}{devices}, "
-        f"torch {files[0].versions['torch']}, commit {commits}, `diff-transformer reproduce all --output results/cpu`."
+        f"torch {versions}, commit {commits}, by `diff-transformer reproduce` with the commands that the report names."
     )
     return "\n".join(lines) + "\n\n" + note
 

@@ -141,6 +141,18 @@ def of_documents(differences: tuple[float, ...], spread: float) -> Comparison:
     return compare(records, "loss", "diff", "softmax")
 
 
+def test_too_few_documents_with_what_is_measured_decide_nothing() -> None:
+    records = []
+    for variant, shift in (("diff", -0.3), ("softmax", 0.0)):
+        for seed in range(3):
+            documents = tuple((2.0 * (3 + shift + 0.001 * seed), 2.0) if i < 3 else (0.0, 0.0) for i in range(60))
+            shared = {"name": "loss", "variant": variant, "seed": seed, "documents": documents}
+            records.append(Result(value=3 + shift + 0.001 * seed, better="lower", **shared))
+    row = compare(records, "loss", "diff", "softmax")
+    assert (row.difference, row.interval) == (pytest.approx(-0.3), None)
+    assert (row.verdict, row.documents_needed, row.seeds_needed) == ("inconclusive", True, None)
+
+
 def test_where_documents_leave_it_open_no_number_of_seeds_is_told() -> None:
     """Three seeds that agree, and documents that do not: more of the same seeds would not decide it."""
     agreed = of_documents((-0.030, -0.031, -0.032), spread=0.12)

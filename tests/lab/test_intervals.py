@@ -100,6 +100,16 @@ def test_long_documents_weigh_as_much_as_they_hold() -> None:
     assert 1.9 < low < high < 2.0
 
 
+@pytest.mark.parametrize(("with_counts", "is_known"), [(1, False), (4, False), (5, True), (60, True)])
+def test_a_bootstrap_of_documents_of_which_few_have_a_count(with_counts: int, is_known: bool) -> None:
+    """Of 60, a draw has none of four in 1.6 % of cases, and none of five in .5 %."""
+    documents = [(float(number), 2.0) if number < with_counts else (0.0, 0.0) for number in range(60)]
+    interval = bootstrap_interval(documents)
+    assert (interval is not None) is is_known
+    assert interval is None or interval[0] < interval[1] < math.inf
+    assert (bootstrap_interval(documents, documents) is not None) is is_known
+
+
 def test_a_bootstrap_refuses_what_it_cannot_draw_from() -> None:
     with pytest.raises(ValueError, match="two documents or more, the same for both variants, got 1"):
         bootstrap_interval([(1.0, 1.0)])

@@ -177,6 +177,16 @@ def test_the_ratio_for_the_loss_that_the_worse_one_ends_with() -> None:
     assert alike.ratio == 1.0
 
 
+def test_who_ends_with_the_loss_has_needed_all_of_its_training() -> None:
+    """Also where its loss was as low before, and rose again, as on text that is read many times."""
+    first, second = losses(2.9, 2.3, 2.2, 2.1), losses(3.0, 2.2, 2.35, 2.5)
+    for pair, value in (((first, second), (100 + 100 * 0.4 / 0.6) / 400), ((second, first), 400 / (100 + 40 / 0.6))):
+        found = steps_ratio(variant("diff", pair[0]), variant("softmax", pair[1]))
+        assert found is not None
+        assert found.level == 2.5
+        assert found.ratio == pytest.approx(value)
+
+
 def test_each_seed_has_the_loss_of_its_own_worse_run() -> None:
     better, worse = losses(4.0, 3.0, 2.0), losses(5.0, 4.0, 3.0)
     found = steps_ratio(variant("diff", better, worse), variant("softmax", worse, better))

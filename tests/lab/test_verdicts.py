@@ -182,6 +182,15 @@ def test_the_curves_are_those_of_the_comparisons_own_size() -> None:
         assert with_curves(ABOVE, AT_FLOOR, *curves, at=at).verdict == verdict
 
 
+def test_the_curves_of_another_kind_of_the_same_size_are_not_followed() -> None:
+    own = [curve(variant, LEVEL, parameters=1e6) for variant in ("diff", "softmax")]
+    others = [curve(variant, RISING, parameters=1e6, part="other") for variant in ("diff", "softmax")]
+    at = Coordinates(parameters=1_000_000)
+    assert with_curves(ABOVE, AT_FLOOR, *own, *others, at=at).verdict == "reproduced"
+    assert with_curves(ABOVE, AT_FLOOR, *others, at=at).verdict == "still learning"
+    assert with_curves(ABOVE, AT_FLOOR, *own, *others, at=Coordinates(at, part="other")).verdict == "still learning"
+
+
 def test_the_interval_allows_for_other_seeds_and_other_questions() -> None:
     values = (0.20, 0.21, 0.22)
     over_seeds, both = (lower_end(records(NAME, "diff", values, half)) for half in (None, 0.06))

@@ -184,21 +184,26 @@ class StepsRatio:
 def steps_ratio(first: VariantCurves, second: VariantCurves, level: float | None = None) -> StepsRatio | None:
     """The ratio of steps in which two variants reach a level: below 1 where the first one needs fewer.
 
-    Without a level it is, with each seed, the worse one of the two final values, which both reach: the ratio is then
-    the share of the second's training after which the first is as good as the second ends, or the inverse of the share
-    of the first's where the first ends worse. None where the two have no seed in common.
+    Without a level it is, with each seed, the worse one of the two final values. Who ends with it has needed all of its
+    training, also where it was as good before and got worse: the ratio is then the share of the second's training
+    after which the first is as good as the second ends, or the inverse of the share of the first's where the first
+    ends worse. None where the two have no seed in common.
     """
     shared = [seed for seed in first.by_seed if seed in second.by_seed]
     if not shared:
         return None
     pairs = [(first.by_seed[seed], second.by_seed[seed]) for seed in shared]
     levels, level_of = [math.nan if level is None else level] * len(pairs), None
+    worse: list[int | None] = [None] * len(pairs)
     if level is None:
         worse = [_side_of_worse(*pair) for pair in pairs]
         levels = [math.nan if side is None else pair[side].final for pair, side in zip(pairs, worse, strict=True)]
         sides = set(worse) - {None}
         level_of = (first.variant, second.variant)[sides.pop() or 0] if len(sides) == 1 else ""
-    steps = [[curve.steps_to(one) for curve in pair] for pair, one in zip(pairs, levels, strict=True)]
+    steps = [
+        [float(curve.steps[-1]) if number == side else curve.steps_to(one) for number, curve in enumerate(pair)]
+        for pair, one, side in zip(pairs, levels, worse, strict=True)
+    ]
     of_first, of_second = map(tuple, zip(*steps, strict=True))
     ratio, interval, bound = math.nan, None, None
     has_ended = all(math.isfinite(curve.final) for pair in pairs for curve in pair)

@@ -22,6 +22,8 @@ MOST_SEEDS = 10_000
 _POWER = 0.8
 # Resamples of documents, and how many are held in memory together.
 _RESAMPLES, _RESAMPLES_AT_A_TIME = 10_000, 500
+# The share of them that may hold no document with a count.
+_MOST_EMPTY = 0.01
 
 
 def proportion_interval(successes: int, n: int) -> Interval:
@@ -49,11 +51,12 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 
 def bootstrap_interval(
     documents: Sequence[tuple[float, float]], against: Sequence[tuple[float, float]] | None = None
-) -> Interval:
+) -> Interval | None:
     """The 95 % percentile interval of Σ sum / Σ count of documents, resampled with replacement from a fixed seed.
 
     Where `against` has the same documents measured otherwise, it is the interval of the difference of the two ratios,
-    with the same documents drawn for both.
+    with the same documents drawn for both. None where so few documents have a count that one draw in a hundred has none
+    of them.
     """
     import numpy as np
 
@@ -68,9 +71,13 @@ def bootstrap_interval(
     resampled = []
     for _ in range(_RESAMPLES // _RESAMPLES_AT_A_TIME):
         totals = random.multinomial(size, [1 / size] * size, size=_RESAMPLES_AT_A_TIME) @ columns
+        totals = totals[(totals[:, 1::2] > 0).all(axis=1)]
         ratios = totals[:, ::2] / totals[:, 1::2]
         resampled.append(ratios[:, 0] - (ratios[:, 1] if against is not None else 0.0))
-    low, high = np.quantile(np.concatenate(resampled), [0.025, 0.975])
+    known = np.concatenate(resampled)
+    if len(known) < _RESAMPLES * (1 - _MOST_EMPTY):
+        return None
+    low, high = np.quantile(known, [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -137,12 +144,15 @@ def compare(
     if all(record.documents for pair in pairs for record in pair):
         documents = [_over_seeds([pair[side] for pair in pairs]) for side in (0, 1)]
         drawn = bootstrap_interval(*documents)
-        other_documents = abs(drawn[0 if difference > 0 else 1] - difference)  # the half that may reach 0
-        if interval is None:
-            interval, method = drawn, DOCUMENTS
+        if drawn is None:
+            interval, method, other_documents = None, "", math.inf
         else:
-            low, high = (math.hypot(interval[end] - difference, drawn[end] - difference) for end in (0, 1))
-            interval, method = (difference - low, difference + high), BOTH
+            other_documents = abs(drawn[0 if difference > 0 else 1] - difference)  # the half that may reach 0
+            if interval is None:
+                interval, method = drawn, DOCUMENTS
+            else:
+                low, high = (math.hypot(interval[end] - difference, drawn[end] - difference) for end in (0, 1))
+                interval, method = (difference - low, difference + high), BOTH
     judged = None if better is None else verdict(interval, better, seeds=len(pairs))
     needed, too_few_documents = None, False
     if judged == "inconclusive" and better is not None:

@@ -68,20 +68,28 @@ def _with_levels(row: Comparison, baseline: Baseline | None, records: Sequence[R
 def _with_curves(row: Comparison, curves: Sequence[VariantCurves]) -> Comparison:
     """Says how long the variants were trained, and names those that had not levelled off.
 
-    Their curves are all those of the two, but for sizes or rates other than the comparison's own. A difference that is
-    not known, since a run diverged, is no moment of learning.
+    A difference that is not known, since a run diverged, is no moment of learning.
     """
-    followed = [
-        one
-        for one in curves
-        if one.variant in (row.variant, row.against)
-        and all(row.coordinates.get(name, value) == value for name, value in one.coordinates.items())
-    ]
+    followed = [one for variant in (row.variant, row.against) for one in _followed(variant, row, curves)]
     if not followed:
         return row
     still = [one.variant for one in followed if one.has_levelled_off is False and math.isfinite(row.difference)]
     names = tuple(variant for variant in (row.variant, row.against) if variant in still)
     return replace(row, steps=max(one.steps for one in followed), still_learning=names)
+
+
+def _followed(variant: str, row: Comparison, curves: Sequence[VariantCurves]) -> list[VariantCurves]:
+    """The curves of a variant that a comparison is about: those at its own coordinates, or, where the variant has none
+    there, as for what is fitted over sizes, all but those of other sizes or rates.
+    """
+    fitting = [
+        one
+        for one in curves
+        if one.variant == variant
+        and all(row.coordinates.get(name, value) == value for name, value in one.coordinates.items())
+    ]
+    own = [one for one in fitting if one.coordinates.keys() <= row.coordinates.keys()]
+    return own or fitting
 
 
 def lower_end(records: Sequence[Result]) -> float | None:

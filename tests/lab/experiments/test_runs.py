@@ -181,19 +181,25 @@ def test_results_of_older_code_that_knew_other_settings_are_not_lost(
         assert path.read_bytes() == written
 
 
-def test_an_interrupted_experiment_goes_on(done: tuple[Path, ResultsFile, Heard], tmp_path: Path) -> None:
+def test_an_interrupted_experiment_goes_on(
+    done: tuple[Path, ResultsFile, Heard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, uninterrupted, _ = done
+    capture, commit = runner.capture_environment, "a" * 40
+    monkeypatch.setattr(runner, "capture_environment", lambda device: replace(capture(device), commit=commit))
     with pytest.raises(TrainingInterrupted, match="--resume"):
         run_experiment(request_experiment(SMALL), tmp_path, progress=Stop(11))  # within the last run
     assert not (tmp_path / "recall.json").exists()
     halves = [folder for folder in (tmp_path / "runs").iterdir() if not (folder / "trained.json").exists()]
     assert len(halves) == 1
     assert list(halves[0].glob("run/checkpoints/step-*"))
-    heard = Heard()
+    heard, commit = Heard(), "b" * 40
     results = run_experiment(request_experiment(SMALL), tmp_path, resume=True, progress=heard)
     assert len(heard.runs) == 1
     assert heard.steps == [2], "the first step is not done again"
     assert results.comparisons == uninterrupted.comparisons
+    assert f"Begun at commit {'a' * 12}, finished at commit {'b' * 12}: 1 of the runs." in results.notes
+    assert not list(tmp_path.glob("runs/*/begun.json"))
 
 
 @pytest.mark.parametrize("commit", ["0123456789abcdef", "0123456789abcdef-dirty", None])

@@ -71,7 +71,7 @@ WON, LOST, OPEN = (0.2, 0.21, 0.19), (-0.2, -0.21, -0.19), (0.2, -0.21, 0.19)
         (
             found(WON, chance=0.6),
             "Not comparable",
-            f"{CLAIM}: 0.700 against 0.500 (the Transformer has not begun to learn at 300 steps).",
+            f"{CLAIM}: 0.700 against 0.500 (the Transformer is not shown to be above the floor at 300 steps).",
         ),
     ],
 )

@@ -139,18 +139,21 @@ LEVELS = Baseline(name="a", chance=0.0625, floor=0.53125, by_elimination=0.76562
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"at_floor": ("softmax",)}, "not comparable: the Transformer has not begun to learn at 1,000 steps"),
+        (
+            {"at_floor": ("softmax",)},
+            "not comparable: the Transformer is not shown to be above the floor at 1,000 steps",
+        ),
         (
             {"against": "softmax, half the heads", "at_elimination": ("softmax, half the heads",)},
-            "not comparable: the Transformer, half the heads has learned no more than elimination at 1,000 steps",
+            "not comparable: the Transformer, half the heads is not shown to be above elimination at 1,000 steps",
         ),
         (
             {"at_floor": ("diff", "softmax"), "exploratory": True},
-            "open question: not comparable: neither has begun to learn at 1,000 steps",
+            "open question: not comparable: neither is shown to be above the floor at 1,000 steps",
         ),
         (
             {"at_elimination": ("diff", "softmax")},
-            "not comparable: neither has learned more than elimination at 1,000 steps",
+            "not comparable: neither is shown to be above elimination at 1,000 steps",
         ),
     ],
 )

@@ -21,7 +21,7 @@ from diff_transformer.train.run_folder import CHECKPOINTS, METRICS, MODEL
 from diff_transformer.variants import ATTENTION_OPTIONS
 
 RUN = "run"
-TRAINED = "trained.json"
+BEGUN, TRAINED = "begun.json", "trained.json"
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,15 @@ class Stored:
     """A finished run.
 
     Its key is the hash of what made it, and names the folder that `folder`, the run's own, lies in. `diverged` says why
-    there is no model, if so; `commit` is of the code that trained it, None outside git; `seconds` of training.
+    there is no model, if so; `commit` is of the code that finished its training, and `begun_at` of the code that began
+    it, None outside git; `seconds` of training.
     """
 
     key: str
     folder: Path
     diverged: str | None
     commit: str | None
+    begun_at: str | None
     seconds: float
 
     @property
@@ -73,7 +75,9 @@ class Store:
         if not file.is_file():
             return None
         outcome = read_json(file)
-        return Stored(key, self._folder / key / RUN, outcome["diverged"], outcome["commit"], outcome["seconds"])
+        commit, diverged, seconds = (outcome[name] for name in ("commit", "diverged", "seconds"))
+        # Runs of earlier versions do not say who began them.
+        return Stored(key, self._folder / key / RUN, diverged, commit, outcome.get("begun_at", commit), seconds)
 
     def train(
         self,
@@ -95,13 +99,18 @@ class Store:
             with FileLock(folder.parent / ".lock", timeout=0):
                 if self.find(key) is None:
                     seconds, diverged = 0.0, None
+                    begun = folder.parent / BEGUN
+                    if not begun.is_file():
+                        write_json(begun, {"commit": commit})
                     settings: dict[str, Any] = {"data": data, "on_evaluate": on_evaluate, "progress": progress}
                     try:
                         seconds = train(recipe, folder, resume="auto", **settings).seconds
                     except DivergenceError as error:
                         diverged = str(error)
-                    outcome = {"commit": commit, "diverged": diverged, "seconds": seconds}
+                    outcome = {"commit": commit, "begun_at": read_json(begun)["commit"]}
+                    outcome |= {"diverged": diverged, "seconds": seconds}
                     write_json(folder.parent / TRAINED, {**vars(capture_environment()), **outcome})
+                    begun.unlink()
                     # They hold the optimizer's state, twice the size of the model, and nothing goes on from a finished
                     # run's.
                     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)

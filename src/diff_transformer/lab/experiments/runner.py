@@ -180,7 +180,9 @@ class ExperimentRunner:
         for variant, outcome in trained.items():
             for rate, value in outcome.tried.items():
                 if self.preset.tries_rates and math.isnan(value):
-                    self.notes.append(f"{variant.label} diverged at the learning rate {rate:g} with seed 0.")
+                    last = self.preset.sweep_seeds - 1
+                    seeds = f"one of the seeds 0 to {last}" if last else "seed 0"
+                    self.notes.append(f"{variant.label} diverged at the learning rate {rate:g} with {seeds}.")
             for remark in outcome.remarks:
                 remarks.setdefault(remark, []).append(variant.label)
             runs = [stages[-1][0] for stages in outcome.stages]
@@ -259,6 +261,9 @@ class ExperimentRunner:
         earlier = Counter(run.commit for run in runs if run.commit != self.commit)
         for commit, number in sorted(earlier.items(), key=str):
             self.notes.append(f"Trained by an earlier command, {_checkout(commit)}: {number} of the runs.")
+        resumed = Counter((run.begun_at, run.commit) for run in runs if run.begun_at != run.commit)
+        for (begun, finished), number in sorted(resumed.items(), key=str):
+            self.notes.append(f"Begun {_checkout(begun)}, finished {_checkout(finished)}: {number} of the runs.")
         return trained
 
     def _validation_of(self, recipe: Recipe) -> tuple[str, Better]:

@@ -201,11 +201,14 @@ def _by_tokens(records: Sequence[Result], size: Coordinates) -> list[Comparison]
     if reached is None:  # records that no runs of this size have left
         return []
     logs = [math.log(one / other) for one, other in zip(*reached.steps, strict=True)]
+    reason = ""
+    if reached.bound is not None or not math.isfinite(reached.ratio):
+        logs, reason = [math.nan] * len(logs), "the curves give no more than a bound"
     interval = mean_interval(logs)
     bounds = None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
     method = f"validation curves of {size.label}, Student's t over ln of the ratio, paired seeds"
     needed, paper = seeds_needed(logs), (PAPER_TOKENS, 1.0)
-    return [_share_comparison(TOKENS, fmean(logs), bounds, logs, needed, paper=paper, method=method)]
+    return [_share_comparison(TOKENS, fmean(logs), bounds, logs, needed, paper=paper, method=method, reason=reason)]
 
 
 def _share_comparison(

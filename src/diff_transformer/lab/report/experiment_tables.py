@@ -127,6 +127,11 @@ def read_experiments(
     return sorted(all_results, key=_order)
 
 
+def called(results: ExperimentResults, all_results: Sequence[ExperimentResults]) -> str:
+    """How a report calls one of its results: by the title, with the preset where others have the same title."""
+    return results.heading if sum(one.title == results.title for one in all_results) > 1 else results.title
+
+
 def _experiment_files(path: Path) -> Iterator[Path]:
     """The file, or the files in a folder, whose settings say which experiment was requested."""
     for file in [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("*/*.json")]):

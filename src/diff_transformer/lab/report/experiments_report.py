@@ -1,7 +1,6 @@
 """Writes the report of experiments: RESULTS.md with its figures beside it, and the same as one self-contained page."""
 
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,14 +42,13 @@ def build_results_report(
     if document != page:
         refuse_others(document, MARKDOWN_MARK)
     refuse_others(page, HTML_MARK)
-    often = Counter(results.name for results in all_results)
     overview = overview_figure(all_results)
     has_experiments = not all(results.is_own for results in all_results)
     sections: list[dict[str, Any]] = []
     for results in all_results:
-        called = results.heading if often[results.name] > 1 else results.title
-        wide, narrow = list(forest_figures(results, called)), list(line_figures(results, called))
-        learning = list(learning_figures(results, called))
+        name = experiment_tables.called(results, all_results)
+        wide, narrow = list(forest_figures(results, name)), list(line_figures(results, name))
+        learning = list(learning_figures(results, name))
         sections.append({"results": results, "wide": wide, "narrow": narrow, "learning": learning})
     values = {
         "title": "Results beside the paper's" if has_experiments else "Variants of a recipe side by side",

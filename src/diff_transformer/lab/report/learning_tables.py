@@ -108,9 +108,12 @@ def ratio_text(ratio: StepsRatio) -> str:
     if not math.isfinite(ratio.ratio):
         reached = [any(map(math.isfinite, steps)) for steps in ratio.steps]
         return wording.NOT_KNOWN if any(reached) else "neither"
-    value = wording.format_number(ratio.ratio, 2)
     if ratio.bound is not None:
-        return f"{'less' if ratio.bound == 'below' else 'more'} than {value}"
+        is_below = ratio.bound == "below"
+        outward = (math.ceil if is_below else math.floor)(round(ratio.ratio * 100, 6)) / 100
+        seeds = "" if len(ratio.steps[0]) < 2 else ", no interval"
+        return f"{'less' if is_below else 'more'} than {wording.format_number(outward, 2)}{seeds}"
+    value = wording.format_number(ratio.ratio, 2)
     if ratio.interval is None:
         return f"{value}, one seed"
     low, high = (wording.format_number(end, 2) for end in ratio.interval)

@@ -14,25 +14,26 @@ from diff_transformer.lab.learning import (
 )
 from diff_transformer.lab.record import Comparison, Verdict
 from diff_transformer.lab.report import wording
-from diff_transformer.lab.report.experiment_tables import ExperimentResults
+from diff_transformer.lab.report.experiment_tables import ExperimentResults, called
 from diff_transformer.lab.report.learning_tables import ratio_text
 
 # In the order of the report.
 _TITLES: dict[Verdict, str] = {
-    "reproduced": "Holds at this size",
+    "reproduced": "Holds at this size and length of training",
     "contrary": "Does not hold: the other variant is ahead",
     "inconclusive": "Open: the interval holds 0",
     "still learning": "Open: training ended while one of the two was still learning",
-    "not comparable": "Not comparable: one of the two has not begun to learn",
+    "not comparable": "Not comparable: one of the two is not shown to have begun to learn",
 }
 _SOONER = "How soon: the steps that one variant needs, divided by the other's"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence of the summary, and the experiment that it is about."""
+    """One sentence of the summary, and the experiment that it is about, as the report calls it."""
 
     results: ExperimentResults
+    name: str
     sentence: str
 
 
@@ -55,7 +56,11 @@ def summary(all_results: Sequence[ExperimentResults]) -> list[Findings]:
         Findings(
             title,
             verdict,
-            tuple(Finding(results, _sentence(results, row)) for results, row in rows if _is(row, verdict)),
+            tuple(
+                Finding(results, called(results, all_results), _sentence(results, row))
+                for results, row in rows
+                if _is(row, verdict)
+            ),
         )
         for verdict, title in _TITLES.items()
     ]
@@ -117,7 +122,7 @@ def _speeds(all_results: Sequence[ExperimentResults]) -> Iterator[Finding]:
             if ratio is None or not math.isfinite(ratio.ratio) or ratio.steps in seen:
                 continue
             seen.add(ratio.steps)
-            yield Finding(results, _speed(first, second, ratio))
+            yield Finding(results, called(results, all_results), _speed(first, second, ratio))
 
 
 def _speed(first: VariantCurves, second: VariantCurves, ratio: StepsRatio) -> str:

@@ -27,17 +27,19 @@ ANSWERS: dict[Verdict | None, str] = {
 LEVELS = (
     "Chance is the accuracy of guessing among all answers. The floor is the accuracy of knowing which answers occur in "
     "the context, and how often, but not which answer belongs to which question; elimination also leaves out the "
-    "answers already given. A variant has begun to learn the task when its whole 95 % interval lies above these "
-    "levels. When one of the two has not, they cannot be compared. For contexts longer than in training, the accuracy "
-    "at the shortest length decides this, and for attention and the order of demonstrations the accuracy in the same "
-    "task."
+    "answers already given. A variant is shown to have begun to learn the task when its whole 95 % interval lies above "
+    "these levels. Where that is not shown of one of the two, because it guesses or because its seeds differ too much, "
+    "they cannot be compared. For contexts longer than in training, the accuracy at the shortest length decides this, "
+    "and for attention and the order of demonstrations the accuracy in the same task."
 )
 STILL_LEARNING = (
     "A difference in an accuracy, in a loss, or in what follows from them waits until both variants have levelled off: "
     f"until neither improves, over the last {100 * LAST_PART:g} % of its training and on average over the seeds, by "
     f"more than {MOST_ACCURACY:g} of validation accuracy or {100 * MOST_LOSS:g} % of its validation loss. Before that "
-    "the verdict is still learning, with the variant that is ahead so far. Results without validation curves, or with "
-    "too few validations, do not tell; there the interval decides alone."
+    "the verdict is still learning, with the variant that is ahead so far. By then the learning rate has come down "
+    "close to 0, which flattens every curve, and the limit for a loss is larger than some differences: a longer "
+    "training goes further and may decide otherwise. Results without validation curves, or with too few validations, "
+    "do not tell; there the interval decides alone."
 )
 UNCORRECTED = (
     "No verdict is corrected for the number of comparisons: without any true difference, one comparison in twenty "
@@ -198,16 +200,16 @@ def so_far(row: Comparison) -> str:
 
 
 def not_begun(row: Comparison) -> str:
-    """Which of the two has not begun to learn; "" where both have, or that is not known."""
+    """Which of the two is not above the levels, as far as its seeds show; "" where both are, or that is not known."""
     if row.baseline is None or not (row.at_floor or row.at_elimination):
         return ""
     when = f"at {row.baseline.steps:,} steps"
     if len(row.at_floor) == 2:
-        return f"neither has begun to learn {when}"
+        return f"neither is shown to be above the floor {when}"
     if len(row.at_elimination) == 2:
-        return f"neither has learned more than elimination {when}"
-    parts = [f"{with_article(variant)} has not begun to learn" for variant in row.at_floor]
-    parts += [f"{with_article(variant)} has learned no more than elimination" for variant in row.at_elimination]
+        return f"neither is shown to be above elimination {when}"
+    parts = [f"{with_article(variant)} is not shown to be above the floor" for variant in row.at_floor]
+    parts += [f"{with_article(variant)} is not shown to be above elimination" for variant in row.at_elimination]
     return f"{' and '.join(parts)} {when}"
 
 
