@@ -202,7 +202,7 @@ def _by_tokens(records: Sequence[Result], size: Coordinates) -> list[Comparison]
         return []
     logs = [math.log(one / other) for one, other in zip(*reached.steps, strict=True)]
     reason = ""
-    if reached.bound is not None or not math.isfinite(reached.ratio):
+    if all(map(math.isfinite, logs)) and (reached.bound is not None or math.isnan(reached.ratio)):
         logs, reason = [math.nan] * len(logs), "the curves give no more than a bound"
     interval = mean_interval(logs)
     bounds = None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
