@@ -36,13 +36,13 @@ from diff_transformer.lab.bench.bench_pages import (
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.language_over_training import LARGE_START
 from diff_transformer.lab.experiments.request import as_defined
-from diff_transformer.lab.learning import compared_curves, curves_of, reported_accuracies, steps_ratio
+from diff_transformer.lab.learning import compared_curves, reported_accuracies, steps_ratio
 from diff_transformer.lab.measure.document_losses import WHOLE
 from diff_transformer.lab.measure.many_shot import ACCURACY as MANY_SHOT
 from diff_transformer.lab.measure.needles import ACCURACY as NEEDLES
 from diff_transformer.lab.measure.retrieval import LENGTH_ACCURACY
 from diff_transformer.lab.record import CardRecord, Comparison, Interval
-from diff_transformer.lab.report.experiment_tables import ExperimentResults, called, read_experiments
+from diff_transformer.lab.report.experiment_tables import ExperimentResults, name_in_report, read_experiments
 from diff_transformer.lab.report.figures import svg, svg_file
 from diff_transformer.lab.report.learning_tables import ratio_text
 from diff_transformer.lab.report.measured_tables import rows_of
@@ -153,27 +153,16 @@ def results_table(experiments: Sequence[ExperimentResults]) -> str:
         levels = "; ".join(level_cells(row)) if levels_of(row) else "–"
         here = f"{_pair(row.ours)} | {levels} | {format_difference(row)} | {verdict_text(row)}"
         pair = f"{variant_label(row.variant)} − {variant_label(row.against)}"
-        lines.append(f"| {called(results, experiments)} | {pair} | {measure_label(row)} | {paper} | {here} |")
+        lines.append(f"| {name_in_report(results, experiments)} | {pair} | {measure_label(row)} | {paper} | {here} |")
     files = [results.file for results in experiments]
     commits = ", ".join(dict.fromkeys(short_commit(file.commit) for file in files))
     devices = ", ".join(dict.fromkeys(file.device for file in files))
     versions = ", ".join(dict.fromkeys(file.versions["torch"] for file in files))
     note = (
-        f"One row per experiment, the comparison that its definition names. {LEVELS} {_moments(experiments)}{devices}, "
+        f"One row per experiment, the comparison that its definition names. {LEVELS} {devices}, "
         f"torch {versions}, commit {commits}, by `diff-transformer reproduce` with the commands that the report names."
     )
     return "\n".join(lines) + "\n\n" + note
-
-
-def _moments(experiments: Sequence[ExperimentResults]) -> str:
-    """A sentence on results of which no curve tells whether the variants had levelled off."""
-    names = [results.title for results in experiments if results.variants and not curves_of(results.file.records)]
-    if not names:
-        return ""
-    return (
-        "Without validation curves, and so about the moment at which a short training ended, are "
-        f"{', '.join(names[:-1])}{' and ' if len(names) > 1 else ''}{names[-1]}. "
-    )
 
 
 def figure_panels(experiments: Sequence[ExperimentResults]) -> list[Panel]:

@@ -126,9 +126,17 @@ def test_the_users_text_is_what_is_compared_on(run: Run, tmp_path: Path, monkeyp
     settings = ("--text", text, "--seeds", 1, "--learning-rates", "1e-3", "--output", tmp_path / "out")
     result = run("compare", recipe, *settings)
     assert result.exit_code == 0
-    request = read_results(tmp_path / "out" / "recipe_mine.json").settings["request"]
+    written = read_results(tmp_path / "out" / "recipe_mine.json")
+    request = written.settings["request"]
     assert request["recipe"]["data"]["paths"] == [str(text)]
     assert "repeats/loss" in result.stdout
+    fewer = run("compare", recipe, *settings, "--option", "documents=2", "--overwrite")
+    assert fewer.exit_code == 0, fewer.stderr
+    measured = read_results(tmp_path / "out" / "recipe_mine.json")
+    of_all, of_two = (next(one.n for one in file.records if one.name == "repeats/loss") for file in (written, measured))
+    assert of_all is not None
+    assert of_two is not None
+    assert 0 < of_two < of_all
     fails(run("compare", recipe, f"data.paths={text}", *settings), "'data.paths' is set twice")
     taken = run("compare", recipe, "data.dataset=novels", *settings)
     fails(taken, "--text does not go with the recipe 'mine', whose text is the data set novels; data.dataset=null")

@@ -100,7 +100,7 @@ def evaluate_measures(
     if uses_held_out:
         text = [held_out]
     elif takes_data and not text:
-        recipe_of_data(folder)
+        required_recipe(folder)
     console.say(f"Loading {shown} …")
     model = load_model(folder, device, "AutoModelForMaskedLM" if is_encoder else "AutoModelForCausalLM")
     tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
@@ -261,12 +261,12 @@ def batches_of(folder: Path, text: list[Path] | None, context: int | None) -> "B
         data = recipe.data if recipe else None
         fraction = data.mask_fraction if isinstance(data, MaskedTextData) else MaskedTextBatches.mask_fraction
         return MaskedTextBatches(batches, tokenizer, mask_fraction=fraction)
-    recipe = recipe_of_data(folder)
+    recipe = required_recipe(folder)
     # A tokenizer that is trained again on text that has changed since would give the model other tokens.
     return build_data(recipe, load_tokenizer(folder) if isinstance(recipe.data, TextData) else None).batches
 
 
-def recipe_of_data(folder: Path) -> "Recipe":
+def required_recipe(folder: Path) -> "Recipe":
     """The recipe that tells what the model in the folder was trained on. Raises ValueError where there is none."""
     from diff_transformer.cli.checkpoints import find_recipe
 

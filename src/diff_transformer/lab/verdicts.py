@@ -70,7 +70,7 @@ def _with_curves(row: Comparison, curves: Sequence[VariantCurves]) -> Comparison
 
     A difference that is not known, since a run diverged, is no moment of learning.
     """
-    followed = [one for variant in (row.variant, row.against) for one in _followed(variant, row, curves)]
+    followed = [one for variant in (row.variant, row.against) for one in _curves_of_comparison(variant, row, curves)]
     if not followed:
         return row
     still = [one.variant for one in followed if one.has_levelled_off is False and math.isfinite(row.difference)]
@@ -78,7 +78,7 @@ def _with_curves(row: Comparison, curves: Sequence[VariantCurves]) -> Comparison
     return replace(row, steps=max(one.steps for one in followed), still_learning=names)
 
 
-def _followed(variant: str, row: Comparison, curves: Sequence[VariantCurves]) -> list[VariantCurves]:
+def _curves_of_comparison(variant: str, row: Comparison, curves: Sequence[VariantCurves]) -> list[VariantCurves]:
     """The curves of a variant that a comparison is about: those at its own coordinates, or, where the variant has none
     there, as for what is fitted over sizes, all but those of other sizes or rates.
     """

@@ -291,6 +291,23 @@ def test_the_validation_curve_of_every_run_is_in_the_file(tmp_path: Path) -> Non
     assert "accuracy 0.5" not in text
 
 
+@pytest.mark.parametrize(("seeds", "told"), [(1, "seed 0"), (2, "one of the seeds 0 to 1")])
+def test_a_rate_that_diverged_is_told_with_the_seeds_that_tried_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: int, told: str
+) -> None:
+    train = run_store.train
+
+    def train_or_diverge(recipe: Any, *arguments: Any, **settings: Any) -> Any:
+        if recipe.train.learning_rate == 2e-3 and recipe.train.seed == seeds - 1:
+            raise DivergenceError("The loss is not finite at step 2.")
+        return train(recipe, *arguments, **settings)
+
+    monkeypatch.setattr(run_store, "train", train_or_diverge)
+    experiment = replace(SMALL, presets={"cpu": replace(TINY, seeds=seeds, sweep_seeds=2)})
+    results = run_experiment(request_experiment(experiment), tmp_path)
+    assert f"diff diverged at the learning rate 0.002 with {told}." in results.notes
+
+
 def test_a_diverged_run_is_told_and_leaves_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = run_store.train
 

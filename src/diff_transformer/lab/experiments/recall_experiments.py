@@ -46,7 +46,7 @@ RECALL = Experiment(
             sweep_seeds=NEEDLE_CPU.sweep_seeds,
             seeds=3,
             options={"sequences": 2048},
-            minutes=60,
+            minutes=120,
         ),
         # With Table 6's controls: half the heads of twice the width, headwise norm on and off.
         "gpu": Preset(

@@ -180,7 +180,7 @@ class ExperimentRunner:
         for variant, outcome in trained.items():
             for rate, value in outcome.tried.items():
                 if self.preset.tries_rates and math.isnan(value):
-                    last = self.preset.sweep_seeds - 1
+                    last = self.preset.trials_per_rate - 1
                     seeds = f"one of the seeds 0 to {last}" if last else "seed 0"
                     self.notes.append(f"{variant.label} diverged at the learning rate {rate:g} with {seeds}.")
             for remark in outcome.remarks:

@@ -127,8 +127,8 @@ def read_experiments(
     return sorted(all_results, key=_order)
 
 
-def called(results: ExperimentResults, all_results: Sequence[ExperimentResults]) -> str:
-    """How a report calls one of its results: by the title, with the preset where others have the same title."""
+def name_in_report(results: ExperimentResults, all_results: Sequence[ExperimentResults]) -> str:
+    """The title, with the preset where other results of the report have the same title."""
     return results.heading if sum(one.title == results.title for one in all_results) > 1 else results.title
 
 

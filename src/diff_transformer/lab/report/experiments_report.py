@@ -46,7 +46,7 @@ def build_results_report(
     has_experiments = not all(results.is_own for results in all_results)
     sections: list[dict[str, Any]] = []
     for results in all_results:
-        name = experiment_tables.called(results, all_results)
+        name = experiment_tables.name_in_report(results, all_results)
         wide, narrow = list(forest_figures(results, name)), list(line_figures(results, name))
         learning = list(learning_figures(results, name))
         sections.append({"results": results, "wide": wide, "narrow": narrow, "learning": learning})

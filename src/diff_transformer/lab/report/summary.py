@@ -14,7 +14,7 @@ from diff_transformer.lab.learning import (
 )
 from diff_transformer.lab.record import Comparison, Verdict
 from diff_transformer.lab.report import wording
-from diff_transformer.lab.report.experiment_tables import ExperimentResults, called
+from diff_transformer.lab.report.experiment_tables import ExperimentResults, name_in_report
 from diff_transformer.lab.report.learning_tables import ratio_text
 
 # In the order of the report.
@@ -30,7 +30,7 @@ _SOONER = "How soon: the steps that one variant needs, divided by the other's"
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence of the summary, and the experiment that it is about, as the report calls it."""
+    """One sentence of the summary, and the experiment that it is about, with its name in the report."""
 
     results: ExperimentResults
     name: str
@@ -57,7 +57,7 @@ def summary(all_results: Sequence[ExperimentResults]) -> list[Findings]:
             title,
             verdict,
             tuple(
-                Finding(results, called(results, all_results), _sentence(results, row))
+                Finding(results, name_in_report(results, all_results), _sentence(results, row))
                 for results, row in rows
                 if _is(row, verdict)
             ),
@@ -122,7 +122,7 @@ def _speeds(all_results: Sequence[ExperimentResults]) -> Iterator[Finding]:
             if ratio is None or not math.isfinite(ratio.ratio) or ratio.steps in seen:
                 continue
             seen.add(ratio.steps)
-            yield Finding(results, called(results, all_results), _speed(first, second, ratio))
+            yield Finding(results, name_in_report(results, all_results), _speed(first, second, ratio))
 
 
 def _speed(first: VariantCurves, second: VariantCurves, ratio: StepsRatio) -> str:
