@@ -223,9 +223,11 @@ def test_the_loss_holds_what_the_formula_says() -> None:
     hidden = torch.randn(1, 4000, SIZES["hidden_size"], requires_grad=True)
     labels = torch.zeros(1, 4000, dtype=torch.long)
     alive = Alive()
+    # They are there before, and views of them are made.
+    alive.known |= {given.untyped_storage()._cdata for given in (hidden, model.lm_head.weight)}
     with alive:
         chunked_cross_entropy(model.lm_head, hidden, labels, 3000).backward()
-    assert loss_bytes(model.config, 4000, False, on_cpu=True) == pytest.approx(alive.most, rel=0.05)
+    assert loss_bytes(model.config, 4000, False, on_cpu=True) == pytest.approx(alive.most, rel=0.02)
 
 
 def layout_of(**overrides: Any) -> StepLayout:

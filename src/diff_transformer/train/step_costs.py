@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
-from diff_transformer.model.chunked_loss import CORE_LOGITS, DEVICE_LOGITS
+from diff_transformer.model.chunked_loss import chunk_tokens
 from diff_transformer.train.distributed import Kind
 from diff_transformer.train.hardware import NODE
 from diff_transformer.train.recipe import TrainRecipe
@@ -319,7 +319,7 @@ def loss_bytes(config: DiffTransformerConfig, tokens: int, half: bool, on_cpu: b
     In its backward both gradients are scaled, which makes copies of them.
     """
     gradients = (tokens + config.vocab_size) * config.hidden_size * FLOAT
-    rows = min(tokens, max(1, (CORE_LOGITS if on_cpu else DEVICE_LOGITS) // config.vocab_size))
+    rows = min(tokens, chunk_tokens(config.vocab_size, on_cpu))
     chunk = rows * config.vocab_size * 2 * FLOAT  # the logits and their log-softmax
     if half:  # the chunk's logits or their gradient; the head's weight, and what a chunk adds to its gradient
         chunk += rows * config.vocab_size * 2 + 2 * config.vocab_size * config.hidden_size * 2
