@@ -28,6 +28,7 @@ from diff_transformer.nn import Attention
 from diff_transformer.ops import diff_attention, diff_attention_maps
 from diff_transformer.ops.backends import BACKENDS
 from diff_transformer.ops.flex import is_block_mask
+from diff_transformer.ops.narrow_heads import attends_to_narrow_heads, narrow_attention
 from diff_transformer.variants import ATTENTION_OPTIONS, ATTENTION_TYPES
 
 # "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
@@ -274,6 +275,8 @@ def operator_attention_forward(
         q, k = query.unflatten(1, (-1, module.ratio + 1)), module.split_keys(key)
         more: dict[str, Any] = {"dropout_p": dropout, "backend": backend, **module.norm_arguments()}
         out = diff_attention(q, k, value, lam, **settings, **more).transpose(1, 2)
+    elif backend == "auto" and attends_to_narrow_heads(query, attention_mask, dropout):
+        out = narrow_attention(query, key, value, **settings).transpose(1, 2)
     elif cu_seqlens is not None:
         out = attend_by_document(
             module, query, key, value, cu_seqlens, scaling, is_causal, window, max_length_q, dropout

@@ -5,7 +5,7 @@ halves anything.
 """
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from diff_transformer.nn.layers import HeadwiseNorm, QueryKeyNorm, residual_projection
 from diff_transformer.ops import apply_rotary
+from diff_transformer.ops.narrow_heads import attends_to_narrow_heads, narrow_attention
 from diff_transformer.ops.operator import check_mask
 
 
@@ -219,6 +220,8 @@ class Attention(nn.Module):
 class SoftmaxAttention(Attention):
     """Ordinary multi-head attention of the same sizes, through torch's ``scaled_dot_product_attention``.
 
+    On a CPU heads narrower than 16 go through the operator's kernel, which is faster there.
+
     The other arguments are those of :class:`DiffAttention`, without ``lambda_init``; A may be odd.
 
     Args:
@@ -231,6 +234,10 @@ class SoftmaxAttention(Attention):
         batch, n, num_heads, _ = queries.shape
         s = keys.shape[2]
         mask = check_mask(mask, queries, (batch, num_heads, n, s))
+        if attends_to_narrow_heads(queries.transpose(1, 2), mask, self.dropped):
+            settings: dict[str, Any] = {"attn_mask": mask, "is_causal": is_causal, "scale": self.scaling}
+            heads = narrow_attention(queries.transpose(1, 2), keys, values, **settings)
+            return self.transform_heads(heads.transpose(1, 2))
         if is_causal and (n != s or mask is not None):
             # torch aligns its own causality to the start of the keys and takes no mask beside it.
             visible = torch.ones(n, s, dtype=torch.bool, device=keys.device).tril(s - n)
