@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "suggestions": set(),
     "shipped_models": set(),
     "brief_threads": set(),
+    "freed_memory": set(),
     "processors": set(),  # the command line reads it before torch is imported
     "text_workers": set(),  # the processes that it starts must load nothing else
     "ops": {"storage"},
@@ -51,7 +52,7 @@ MAY_IMPORT = {
     "lab.experiments": {
         *("storage", *LIBRARY, "data", "train"),
         *("lab.coordinates", "lab.record", "lab.results_files", "lab.statistics", "lab.learning", "lab.verdicts"),
-        *("lab.measure", "lab.bench", "processors"),
+        *("lab.measure", "lab.bench", "freed_memory", "processors"),
     },
     # A report reads results files and nothing else: a figure can be drawn again without a model.
     "lab.report": {
@@ -69,6 +70,7 @@ MAY_IMPORT = {
     "cli": {
         "storage",
         "brief_threads",
+        "freed_memory",
         "processors",
         "shipped_models",
         *LIBRARY,

@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from diff_transformer.freed_memory import keep_freed_memory
 from diff_transformer.processors import usable_processors
 from diff_transformer.train import Progress, TrainingInterrupted
 from diff_transformer.train.process_errors import Interrupt
@@ -308,6 +309,7 @@ def _serve(connection: Connection, threads: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, _stop_at_once)
     torch.set_num_threads(threads)
+    keep_freed_memory()
     with suppress(EOFError, OSError, TrainingInterrupted):
         while True:
             try:
