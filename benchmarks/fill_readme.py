@@ -41,7 +41,7 @@ from diff_transformer.lab.measure.document_losses import WHOLE
 from diff_transformer.lab.measure.many_shot import ACCURACY as MANY_SHOT
 from diff_transformer.lab.measure.needles import ACCURACY as NEEDLES
 from diff_transformer.lab.measure.retrieval import LENGTH_ACCURACY
-from diff_transformer.lab.record import CardRecord, Comparison, Interval
+from diff_transformer.lab.record import CardRecord, Comparison, Interval, ResultsFile
 from diff_transformer.lab.report.experiment_tables import ExperimentResults, name_in_report, read_experiments
 from diff_transformer.lab.report.figures import svg, svg_file
 from diff_transformer.lab.report.learning_tables import ratio_text
@@ -71,6 +71,7 @@ RESULTS, FIGURE = ROOT / "results", ROOT / "docs" / "results.svg"
 OPERATOR, MODEL = HERE / "operator-cpu.json", HERE / "model-cpu.json"
 AMX_OPERATOR, AMX_MODEL = HERE / "amx" / OPERATOR.name, HERE / "amx" / MODEL.name
 CUDA_OPERATOR, CUDA_MODEL = HERE / "operator-cuda.json", HERE / "model-cuda.json"
+NARROW_HEADS = HERE / "narrow_heads.json"
 GPU_RECORD = HERE / "gpu-record.json"
 README, BACKENDS_PAGE = ROOT / "README.md", ROOT / "docs" / "backends.md"
 START_PAGE, COST_PAGE = ROOT / "docs" / "index.md", ROOT / "docs" / "concepts" / "cost.md"
@@ -254,7 +255,7 @@ def whole_model_table(document: dict[str, Any]) -> str:
 
 
 def backends_parts(operator: dict[str, Any], amx_operator: dict[str, Any]) -> dict[str, str]:
-    """What docs/backends.md shows of the operator's results on both processors."""
+    """What docs/backends.md shows of the operator's results on both processors, and of narrow heads."""
     return {
         f"{prefix}{name}": part
         for prefix, document in (("", operator), ("amx ", amx_operator))
@@ -264,7 +265,28 @@ def backends_parts(operator: dict[str, Any], amx_operator: dict[str, Any]) -> di
             "heads": page_part("one_head", document) or "Not measured.",
             "memory": page_part("memory", document) or "Not measured.",
         }.items()
-    } | {"amx grouped": grouped_table(amx_operator) or "Not measured."}
+    } | {
+        "amx grouped": grouped_table(amx_operator) or "Not measured.",
+        "narrow heads": narrow_table(read_results(NARROW_HEADS)),
+    }
+
+
+def narrow_table(results: ResultsFile) -> str:
+    """The kernel's time in that of torch's attention, by width and length."""
+    by_place: dict[tuple[str, Any], dict[str, float]] = {}
+    for record in results.records:
+        assert record.value is not None
+        by_place.setdefault((record.variant, record.coordinates["length"]), {})[record.name] = record.value
+    columns = list(dict.fromkeys(record.name for record in results.records))
+    lines = [f"| | length | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
+    for (width, length), values in sorted(by_place.items(), key=lambda item: int(item[0][0].split()[-1])):
+        lines.append(f"| {width} | {length} | {' | '.join(f'{values[name]:.2f}' for name in columns)} |")
+    settings, commit = results.settings, short_commit(results.commit or "")
+    note = (
+        f"Causal, {settings['heads']} heads, {settings['tokens']} tokens, median of {settings['rounds']} alternated rounds. "
+        f"{results.device}, torch {results.versions['torch']}, commit {commit}, `python benchmarks/{results.command}`."
+    )
+    return "\n".join(lines) + f"\n\n{note}"
 
 
 def pages_parts(

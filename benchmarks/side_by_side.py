@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from diff_transformer.freed_memory import keep_freed_memory
 from diff_transformer.lab.bench.timing import spread
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import Preset, Variant, find_experiment, section
@@ -137,6 +138,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "side_by_side.json")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
+    keep_freed_memory()  # as the workers do, and the commands that train
     if usable_processors() < 2:
         raise SystemExit("Two trainings side by side need two processor cores.")
     load = os.getloadavg()[0]
