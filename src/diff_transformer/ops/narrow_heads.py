@@ -9,8 +9,8 @@ from diff_transformer.ops.cpu.cpu_backend import available_to_auto
 from diff_transformer.ops.flex import is_block_mask
 from diff_transformer.ops.operator import diff_attention
 
-# Heads as wide as this, and wider ones, are left to torch. With narrower ones the fused kernel takes .4 to .9 of the
-# time of torch's attention in float32, forward and backward, although it computes the map twice.
+# Heads as wide as this, and wider ones, are left to torch. With narrower ones the fused kernel takes .3 to .8 of the
+# time of torch's attention, forward and backward, although it computes the map twice (benchmarks/narrow_heads.json).
 _WIDE = 16
 
 
