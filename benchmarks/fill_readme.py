@@ -283,7 +283,7 @@ def narrow_table(results: ResultsFile) -> str:
         lines.append(f"| {width} | {length} | {' | '.join(f'{values[name]:.2f}' for name in columns)} |")
     settings, commit = results.settings, short_commit(results.commit or "")
     note = (
-        f"Causal, {settings['heads']} heads, {settings['tokens']} tokens, median of {settings['rounds']} alternated rounds. "
+        f"Causal, {settings['heads']} heads, {settings['tokens']} tokens, median of {settings['rounds']} rounds. "
         f"{results.device}, torch {results.versions['torch']}, commit {commit}, `python benchmarks/{results.command}`."
     )
     return "\n".join(lines) + f"\n\n{note}"

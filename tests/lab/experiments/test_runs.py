@@ -1,6 +1,7 @@
 """An experiment end to end, at a size of seconds: trained alike, shared, resumed, compared, written down."""
 
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +27,8 @@ from diff_transformer.lab.learning import ACCURACY_CURVE, curves_of
 from diff_transformer.lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_transformer.lab.record import Result, ResultsFile
 from diff_transformer.lab.report.experiments_report import build_results_report
-from diff_transformer.lab.results_files import read_results, write_json
-from diff_transformer.storage.files import read_metrics
+from diff_transformer.lab.results_files import device_name, read_results, write_json
+from diff_transformer.storage.files import read_json, read_metrics
 from diff_transformer.train import DivergenceError, Progress, TrainingInterrupted, load_recipe
 from small_experiment import SIZES, SMALL, TINY, Heard, Stop, trainings
 
@@ -231,8 +232,25 @@ def test_what_known_code_measured_is_not_measured_again(
     (tmp_path / "recall.json").unlink()
     for path in tmp_path.rglob("measured/recall.json"):
         write_json(path, replace(read_results(path), device="another machine"))
-    assert run_experiment(request_experiment(experiment), tmp_path, resume=True).device == "another machine"
+    results = run_experiment(request_experiment(experiment), tmp_path, resume=True)
+    assert results.device == "another machine"
+    assert f"Trained on another device, {device_name()}: 4 of the runs." in results.notes
     assert len(counted) == 5
+
+
+def test_runs_that_another_machine_has_trained_are_told(done: tuple[Path, ResultsFile, Heard], tmp_path: Path) -> None:
+    folder, results, _ = done
+    assert not any("another device" in note for note in results.notes)
+    shutil.copytree(folder / "runs", tmp_path / "runs")
+    here = device_name().partition(", ")[0]
+    for variant, device in zip(
+        results.settings["variants"], ["An older processor, 4 threads", f"{here}, 7 threads"], strict=True
+    ):
+        file = tmp_path / "runs" / variant["runs"]["0"] / "trained.json"
+        write_json(file, {**read_json(file), "device": device})
+    notes = run_experiment(request_experiment(SMALL), tmp_path).notes
+    told = [note for note in notes if "another device" in note]
+    assert told == ["Trained on another device, An older processor, 4 threads: 1 of the runs."]
 
 
 def test_a_second_stage_begins_with_the_model_of_the_first(tmp_path: Path) -> None:

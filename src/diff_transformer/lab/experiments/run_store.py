@@ -30,7 +30,7 @@ class Stored:
 
     Its key is the hash of what made it, and names the folder that `folder`, the run's own, lies in. `diverged` says why
     there is no model, if so; `commit` is of the code that finished its training, and `begun_at` of the code that began
-    it, None outside git; `seconds` of training.
+    it, None outside git; `seconds` of training; `device` the name of the one that finished it.
     """
 
     key: str
@@ -39,6 +39,7 @@ class Stored:
     commit: str | None
     begun_at: str | None
     seconds: float
+    device: str
 
     @property
     def model_folder(self) -> Path:
@@ -75,9 +76,10 @@ class Store:
         if not file.is_file():
             return None
         outcome = read_json(file)
-        commit, diverged, seconds = (outcome[name] for name in ("commit", "diverged", "seconds"))
+        commit, diverged, seconds, device = (outcome[name] for name in ("commit", "diverged", "seconds", "device"))
         # Runs of earlier versions do not say who began them.
-        return Stored(key, self._folder / key / RUN, diverged, commit, outcome.get("begun_at", commit), seconds)
+        begun_at = outcome.get("begun_at", commit)
+        return Stored(key, self._folder / key / RUN, diverged, commit, begun_at, seconds, device)
 
     def train(
         self,

@@ -36,6 +36,7 @@ from diff_transformer.lab.record import Better, Result, ResultsFile
 from diff_transformer.lab.results_files import (
     capture_environment,
     capture_results,
+    device_name,
     read_results,
     short_commit,
     write_json,
@@ -157,6 +158,7 @@ class ExperimentRunner:
         self._workers, self._times_steps = workers, times_steps
         self._store = Store(folder / "runs")
         self._data: dict[str, Data] = {}
+        self._trained_on: Counter[str] = Counter()  # the names of devices, by run
 
     def train_and_measure(self) -> None:
         """Train every variant with every seed, after choosing its learning rate, and take the numbers of each."""
@@ -214,6 +216,10 @@ class ExperimentRunner:
                     self.notes.append(f"{variant.label} diverged with seed {seed}: {run.diverged}")
         for variant, seed in diverged:
             self.records += missing_records(variant, seed, measured)
+        own = _without_threads(self.device or device_name())
+        for device, number in sorted(self._trained_on.items()):
+            if _without_threads(device) != own:
+                self.notes.append(f"Trained on another device, {device}: {number} of the runs.")
 
     def _check_measurement(self) -> None:
         """What can be known to fail after hours of training fails before it."""
@@ -258,6 +264,7 @@ class ExperimentRunner:
         }
         settings: dict[str, Any] = {"build_data": self._build_data, "commit": self.commit}
         trained, runs = carry_out(plans, self._store, self.experiment, progress, **settings)
+        self._trained_on.update(run.device for run in runs)
         earlier = Counter(run.commit for run in runs if run.commit != self.commit)
         for commit, number in sorted(earlier.items(), key=str):
             self.notes.append(f"Trained by an earlier command, {_checkout(commit)}: {number} of the runs.")
@@ -317,6 +324,11 @@ class ExperimentRunner:
         self.device = results.device
         write_json(path, results)
         return records
+
+
+def _without_threads(device: str) -> str:
+    """A processor's name, or a GPU's, which has none."""
+    return device.partition(", ")[0]
 
 
 def _checkout(commit: str | None) -> str:
