@@ -9,7 +9,7 @@ from typing import Any
 from diff_transformer.lab.measure.document_losses import WHOLE
 from diff_transformer.lab.record import Comparison
 from diff_transformer.lab.report.experiment_tables import ExperimentResults
-from diff_transformer.lab.report.summary import Finding, certainty, summary
+from diff_transformer.lab.report.summary import Finding, Findings, certainty, summary
 from diff_transformer.lab.report.wording import format_difference, format_number, variant_label, verdict_text
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.variants import ATTENTION_TYPES, AttentionType
@@ -18,7 +18,6 @@ from diff_transformer.variants import ATTENTION_TYPES, AttentionType
 WIDTH, HEADS, HEAD_DIM, NOISE_HEADS = 1024, 16, 64, 4
 # The experiments whose losses of several variants stand beside each other.
 COMPARED = ("v2", "language")
-DECIDED = ("reproduced", "contrary")
 
 
 def findings(experiments: Sequence[ExperimentResults], report: str) -> str:
@@ -28,8 +27,8 @@ def findings(experiments: Sequence[ExperimentResults], report: str) -> str:
         experiments: all results.
         report: path of the report from the page.
     """
-    others = [part for part in summary(experiments) if part.verdict not in (*DECIDED, None)]
-    texts = [f"**{part.title}**: {', '.join(_link(one, report) for one in part.findings)}." for part in others]
+    others = [part for part in summary(experiments) if part.verdict is not None and not part.are_decided]
+    texts = [f"**{part.title}**: {_names(part, report)}." for part in others]
     return "\n\n".join([decided(experiments, report), *texts, certainty(experiments)])
 
 
@@ -39,9 +38,18 @@ def decided(experiments: Sequence[ExperimentResults], report: str) -> str:
         f"**{part.title}**\n\n"
         + "\n".join(f"- {_link(one, report)}: {_escaped(one.sentence)}" for one in part.findings)
         for part in summary(experiments)
-        if part.verdict in DECIDED
+        if part.are_decided
     ]
     return "\n\n".join(texts)
+
+
+def _names(part: Findings, report: str) -> str:
+    """Links, by who is ahead so far."""
+    groups = [
+        f"{f'{standing} in ' if standing else ''}{', '.join(_link(one, report) for one in found)}"
+        for standing, found in part.by_standing.items()
+    ]
+    return "; ".join(groups)
 
 
 def _link(finding: Finding, report: str) -> str:

@@ -141,3 +141,44 @@ def test_the_report_begins_with_the_findings(tmp_path: Path) -> None:
     assert text.index("## Overview") < text.index("## How to read the tables") < text.index("## Recall")
     html = page.read_text(encoding="utf-8")
     assert html.index("Does not hold") < html.index("Overview</h2>") < html.index("How to read the tables")
+
+
+LEARNS = {"diff": (0.1, 0.5, 0.9), "softmax": (0.1, 0.4, 0.8)}
+
+
+def test_the_opening_of_many_experiments_names_those_that_are_open_by_who_is_ahead(tmp_path: Path) -> None:
+    """Their sentences come after the overview; those of the decided ones, won or lost, stay."""
+    many = [
+        found(LOST, name="fig4"),
+        found(OPEN, name="fig5"),
+        found(WON, name="table2", curves=LEARNS),
+        found(LOST, name="table3", curves=LEARNS),
+        found(OPEN, name="table6", curves=LEARNS),
+    ]
+    for results in many:
+        write_json(tmp_path / f"{results.name}.json", results.file)
+    document, page = build_results_report([tmp_path], complete=lambda file: file)
+    text = document.read_text(encoding="utf-8")
+    opening, rest = text.split("## Overview")
+    assert f"- [Figure 4](#fig4-cpu): {CLAIM}: 0.300 against 0.500" in opening
+    assert "**Open: the interval holds 0**: [Figure 5](#fig5-cpu).\n" in opening
+    learning = (
+        "DIFF is ahead so far in [Table 2](#table2-cpu); the Transformer is ahead so far in [Table 3](#table3-cpu); "
+    )
+    learning += "no difference so far in [Table 6](#table6-cpu).\n"
+    assert f"still learning**: {learning}" in opening
+    assert opening.count(CLAIM) == 1
+    assert "How soon" not in opening
+    sentences = rest[rest.index("## In a sentence each") : rest.index("## How to read")]
+    assert sentences.count(CLAIM) == 4
+    assert "How soon" in sentences
+    html = page.read_text(encoding="utf-8")
+    assert html.index("is ahead so far in <a") < html.index("Overview") < html.index("In a sentence each")
+
+
+def test_a_report_of_few_experiments_says_all_at_once(tmp_path: Path) -> None:
+    write_json(tmp_path / "fig5.json", found(OPEN, name="fig5").file)
+    document, _ = build_results_report([tmp_path], complete=lambda file: file)
+    text = document.read_text(encoding="utf-8")
+    assert f"- [Figure 5](#fig5-cpu): {CLAIM}: " in text[: text.index("## Overview")]
+    assert "In a sentence each" not in text

@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,15 @@ _IN_PAPER = re.compile(rf"({'|'.join(_KINDS)})_?(\d+|[a-z])")
 
 @dataclass(frozen=True)
 class ExperimentResults:
-    """What an experiment found with one preset and one text: everything that was measured, compared and noted."""
+    """What an experiment found with one preset and one text: everything that was measured, compared and noted.
+
+    `says_standard` has the title say that the text is the standard library's, where the user named none.
+    """
 
     name: str
     preset: str
     file: ResultsFile
+    says_standard: bool = False
 
     @property
     def anchor(self) -> str:
@@ -49,7 +53,8 @@ class ExperimentResults:
         else:
             first, *others = self.name.split("_")
             title = " ".join([first.upper() if len(first) <= 2 else first.capitalize(), *others])
-        return f"{title} on {self.text}" if self.text else title
+        text = self.text or "the standard library" * self.says_standard
+        return f"{title} on {text}" if text else title
 
     @property
     def is_own(self) -> bool:
@@ -95,6 +100,7 @@ def read_experiments(
 ) -> list[ExperimentResults]:
     """The results in files, and in the folders that hold them directly or one level deeper.
 
+    Where results of an experiment are of several texts, their titles say which.
     `complete` adds to the results of one file what the definition of its experiment says of them, which files of
     earlier versions lack. By default only what the file says itself is used. Raises FileNotFoundError for a path that
     does not exist, ValueError for one without results, a broken file, or two results of one experiment, preset and
@@ -124,7 +130,9 @@ def read_experiments(
                 f"{results.preset!r}{on_text}; give one of them."
             )
         all_results.append(results)
-    return sorted(all_results, key=_order)
+    on_texts = {results.name for results in all_results if results.text}
+    told = [replace(results, says_standard=results.name in on_texts) for results in all_results]
+    return sorted(told, key=_order)
 
 
 def name_in_report(results: ExperimentResults, all_results: Sequence[ExperimentResults]) -> str:

@@ -18,6 +18,7 @@ from diff_transformer.lab.verdicts import judge
 
 FIGURES = "figures"
 DOCUMENT = "RESULTS.md"
+_FEW = 3  # experiments, each of which the opening of a report says a sentence of
 # Pixels: two figures stand side by side where a code host shows the document.
 _HALF_WIDTH = 410
 
@@ -54,6 +55,8 @@ def build_results_report(
         "title": "Results beside the paper's" if has_experiments else "Variants of a recipe side by side",
         "has_experiments": has_experiments,
         "findings": summary(all_results),
+        # The opening of a report of many experiments is half a page: what is decided, and the names of the rest.
+        "is_brief": len(all_results) > _FEW,
         "certainty": certainty(all_results),
         "wording": wording,
         "tables": experiment_tables,

@@ -30,11 +30,15 @@ _SOONER = "How soon: the steps that one variant needs, divided by the other's"
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence of the summary, and the experiment that it is about, with its name in the report."""
+    """One sentence of the summary, and the experiment that it is about, with its name in the report.
+
+    `standing` says who is ahead, where that is all that is known: "DIFF is ahead so far".
+    """
 
     results: ExperimentResults
     name: str
     sentence: str
+    standing: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,19 @@ class Findings:
     title: str
     verdict: Verdict | None
     findings: tuple[Finding, ...]
+
+    @property
+    def are_decided(self) -> bool:
+        """Whether the intervals say which variant is ahead, of variants that have learned."""
+        return self.verdict in ("reproduced", "contrary")
+
+    @property
+    def by_standing(self) -> dict[str, list[Finding]]:
+        """The findings by who is ahead; under "" where nobody is said to be."""
+        found: dict[str, list[Finding]] = {}
+        for finding in self.findings:
+            found.setdefault(finding.standing, []).append(finding)
+        return found
 
 
 def summary(all_results: Sequence[ExperimentResults]) -> list[Findings]:
@@ -57,9 +74,9 @@ def summary(all_results: Sequence[ExperimentResults]) -> list[Findings]:
             title,
             verdict,
             tuple(
-                Finding(results, name_in_report(results, all_results), _sentence(results, row))
+                _finding(results, row, all_results)
                 for results, row in rows
-                if _is(row, verdict)
+                if row is not None and row.verdict == verdict
             ),
         )
         for verdict, title in _TITLES.items()
@@ -84,13 +101,13 @@ def certainty(all_results: Sequence[ExperimentResults]) -> str:
     )
 
 
-def _is(row: Comparison | None, verdict: Verdict) -> bool:
-    return row is not None and row.verdict == verdict
+def _finding(results: ExperimentResults, row: Comparison, all_results: Sequence[ExperimentResults]) -> Finding:
+    standing = wording.so_far(row) if row.verdict == "still learning" else ""
+    return Finding(results, name_in_report(results, all_results), _sentence(results, row), standing)
 
 
-def _sentence(results: ExperimentResults, row: Comparison | None) -> str:
+def _sentence(results: ExperimentResults, row: Comparison) -> str:
     """The claim, the two values, their difference, and what limits the verdict."""
-    assert row is not None
     assert results.file.headline is not None
     claim = results.file.headline.claim or _claim(row)
     text = f"{claim}: {' against '.join(map(wording.format_number, row.ours))}{row.unit and f' {row.unit}'}"
