@@ -238,6 +238,37 @@ def test_what_known_code_measured_is_not_measured_again(
     assert len(counted) == 5
 
 
+def test_a_run_without_its_model_keeps_what_was_measured_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another commit measured; of a run that has its model the numbers are taken anew."""
+    counted: list[tuple[str, int]] = []
+    capture = runner.capture_environment
+
+    def at(commit: str) -> None:
+        monkeypatch.setattr(runner, "capture_environment", lambda device: replace(capture(device), commit=commit))
+
+    def measure(run: EvalInput) -> float:
+        counted.append((run.variant, run.seed))
+        return float(len(counted))
+
+    request = request_experiment(measuring(measure, replace(TINY, learning_rates=())))
+    at("a" * 40)
+    results = run_experiment(request, tmp_path)
+    assert len(counted) == 4
+    (tmp_path / "recall.json").unlink()
+    kept = tmp_path / "runs" / results.settings["variants"][0]["runs"]["1"]
+    shutil.rmtree(kept / "run" / "model")
+    at("b" * 40)
+    results = run_experiment(request, tmp_path, resume=True)
+    assert counted[4:] == [("diff", 0), ("softmax", 0), ("softmax", 1)]
+    assert [one.value for one in results.records if one.name == "x" and (one.variant, one.seed) == ("diff", 1)] == [3.0]
+    assert f"Measured by an earlier command, at commit {'a' * 12}: 1 of the runs." in results.notes
+
+    (tmp_path / "recall.json").unlink()
+    shutil.rmtree(kept / "measured")
+    with pytest.raises(FileNotFoundError, match=r"diff with seed 1 was trained, but its model .* trains it again"):
+        run_experiment(request, tmp_path, resume=True)
+
+
 def test_runs_that_another_machine_has_trained_are_told(done: tuple[Path, ResultsFile, Heard], tmp_path: Path) -> None:
     folder, results, _ = done
     assert not any("another device" in note for note in results.notes)

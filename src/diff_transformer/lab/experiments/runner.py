@@ -96,9 +96,10 @@ def run_experiment(
     trainings will take; otherwise their own first steps tell.
 
     `resume` keeps existing results, which must be of the same request, and measurements of runs that the same code has
-    made; `overwrite` replaces results that are there.
+    made, or any code of a run whose model is not there; `overwrite` replaces results that are there.
 
     Raises:
+        FileNotFoundError: a run was kept without its model and without what was measured of it.
         FileExistsError: there are results already, with neither `resume` nor `overwrite`; or with `resume`, and they
             are of another request.
         ValueError: the variants are not alike; `resume` and `overwrite` together; what a measurement's `check` says.
@@ -158,7 +159,9 @@ class ExperimentRunner:
         self._workers, self._times_steps = workers, times_steps
         self._store = Store(folder / "runs")
         self._data: dict[str, Data] = {}
-        self._trained_on: Counter[str] = Counter()  # the names of devices, by run
+        # By run: the names of devices; the commits of measurements that an earlier command has taken.
+        self._trained_on: Counter[str] = Counter()
+        self._measured_at: Counter[str | None] = Counter()
 
     def train_and_measure(self) -> None:
         """Train every variant with every seed, after choosing its learning rate, and take the numbers of each."""
@@ -216,6 +219,9 @@ class ExperimentRunner:
                     self.notes.append(f"{variant.label} diverged with seed {seed}: {run.diverged}")
         for variant, seed in diverged:
             self.records += missing_records(variant, seed, measured)
+        for commit, number in sorted(self._measured_at.items(), key=str):
+            if commit != self.commit:
+                self.notes.append(f"Measured by an earlier command, {_checkout(commit)}: {number} of the runs.")
         own = _without_threads(self.device or device_name())
         for device, number in sorted(self._trained_on.items()):
             if _without_threads(device) != own:
@@ -286,17 +292,31 @@ class ExperimentRunner:
         return curve_records(lines, variant=variant.name, seed=seed, coordinates=variant.coordinates)
 
     def _measure(self, variant: Variant, seed: int, run: Stored, recipe: Recipe) -> Sequence[Result]:
-        """The numbers of a run: taken, or read where an interrupted command has taken them with the same code."""
+        """The numbers of a run: taken, or read where an interrupted command has taken them with the same code.
+
+        Of a run that was kept without its model they are read, whichever code took them. Raises FileNotFoundError where
+        it has neither.
+        """
         options = json.dumps(dict(self.preset.options), sort_keys=True, default=str)
         settings = {"options": options, "commit": self.commit}
         path = run.measured / f"{self.experiment.name}.json"
-        # A checkout with changes, or no checkout at all, may hold any code.
-        is_known = self.commit is not None and not self.commit.endswith("-dirty")
-        if self.resume and is_known and path.is_file():
+        if self.resume and path.is_file():
             existing = read_results(path)
-            if existing.settings == settings:
+            commit = existing.settings["commit"]
+            # A checkout with changes, or no checkout at all, may hold any code.
+            is_known = commit is not None and not commit.endswith("-dirty")
+            # Of a run that was kept without its model these are the only numbers.
+            is_taken = (is_known and commit == self.commit) or not run.model_folder.is_dir()
+            if existing.settings["options"] == options and is_taken:
                 self.device = self.device or existing.device
+                self._measured_at[commit] += 1
                 return existing.records
+        if not run.model_folder.is_dir():
+            raise FileNotFoundError(
+                f"{variant.label} with seed {seed} was trained, but its model {str(run.model_folder)!r} is not there, "
+                f"nor what {self.experiment.name} with these options measured of it: without "
+                f"{str(run.folder.parent)!r} the command trains it again."
+            )
         model = run.load(recipe)
         self.progress.tell(f"{variant.label} · seed {seed}: measuring")
         data = self._build_data(recipe)
