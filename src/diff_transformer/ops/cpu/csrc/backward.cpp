@@ -189,19 +189,22 @@ class BlockQueue {
   std::atomic<bool> failed_{false};
 };
 
-// Rows of `width` numbers as the right side of a product that sums over rows: [strip][rows / kDepth][kStrip].
+// Rows of `width` numbers as the right side of a product that sums over rows: [strip][rows / kDepth][kStrip], up to the
+// last vector of channels that is used. Zeros stand for what it takes to fill that, and for the rows of spare lanes.
 template <class Kind, class Row>
 void pack_channels(const Rows& rows, int64_t width, const Row& row, float* to) {
   using T = typename Kind::Scalar;
-  const int64_t count = rows.vecs * kLanes;
-  T* all = reinterpret_cast<T*>(to);
   constexpr int depth = Kind::kDepth;
+  static const T zeros[kStrip] = {};
   for (int64_t strip = 0; strip * kStrip < width; ++strip) {
     const int64_t used = std::min<int64_t>(kStrip, width - strip * kStrip);
-    for (int64_t r = 0; r < count; ++r) {
-      T* out = all + ((strip * kStrip + r / depth * depth) * kStrip) + r % depth;
-      const T* x = r < rows.count ? row(r) + strip * kStrip : nullptr;
-      for (int64_t c = 0; c < kStrip; ++c) out[c * depth] = x && c < used ? x[c] : T(0.0f);
+    for (int64_t r = 0; r < rows.vecs * kLanes; r += depth) {
+      T* __restrict out = reinterpret_cast<T*>(to) + (strip * kStrip + r) * kStrip;
+      const T* x[depth];
+      for (int i = 0; i < depth; ++i) x[i] = r + i < rows.count ? row(r + i) + strip * kStrip : zeros;
+      for (int64_t c = 0; c < used; ++c)
+        for (int i = 0; i < depth; ++i) out[c * depth + i] = x[i][c];
+      std::fill(out + used * depth, out + round_up(used, kLanes) * depth, T(0.0f));
     }
   }
 }
