@@ -7,6 +7,7 @@
     diff-transformer bench model --output benchmarks --overwrite
     diff-transformer bench operator --output benchmarks/amx --overwrite    # on a processor with AMX
     diff-transformer bench model --output benchmarks/amx --overwrite
+    python benchmarks/narrow_heads.py
     python benchmarks/gpu_record.py    # on a machine with a GPU
     python benchmarks/fill_readme.py
 
@@ -283,7 +284,8 @@ def narrow_table(results: ResultsFile) -> str:
         lines.append(f"| {width} | {length} | {' | '.join(f'{values[name]:.2f}' for name in columns)} |")
     settings, commit = results.settings, short_commit(results.commit or "")
     note = (
-        f"Causal, {settings['heads']} heads, {settings['tokens']} tokens, median of {settings['rounds']} rounds. "
+        f"{settings['heads']} heads, {settings['tokens']} tokens, median of {settings['rounds']} rounds. Padded: "
+        "causal, with a boolean mask. "
         f"{results.device}, torch {results.versions['torch']}, commit {commit}, `python benchmarks/{results.command}`."
     )
     return "\n".join(lines) + f"\n\n{note}"

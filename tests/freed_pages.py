@@ -3,7 +3,7 @@
 import ctypes
 from typing import Any
 
-SIZE = 48 << 20  # above the 32 MiB up to which glibc would learn to keep it
+SIZE = 48 << 20  # above the 32 MiB up to which glibc would learn to keep it, and would be told to before 2.35
 
 
 def pages_of_use(_: Any = None) -> int:

@@ -22,7 +22,10 @@ from freed_pages import pages_of_use
 kept = keep_freed_memory() if sys.argv[1] == "keep" else None
 print(kept, pages_of_use())
 """
-needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+_LIBRARY, _VERSION = platform.libc_ver()
+needs_glibc = pytest.mark.skipif(
+    _LIBRARY != "glibc" or [int(part) for part in _VERSION.split(".")] < [2, 35], reason="needs glibc 2.35"
+)
 
 
 def pages_taken(what: str, **environment: str) -> tuple[str, int]:
@@ -65,7 +68,27 @@ def test_workers_that_train_keep_it(forked_workers: None) -> None:
         assert [pages < FEW for _, pages in workers.results()] == [True, True]
 
 
-@pytest.mark.parametrize(("command", "expected"), [("train", "kept\n"), ("serve", "")])
+@needs_glibc
+def test_an_older_glibc_is_told_what_it_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+
+    class Older:
+        @staticmethod
+        def mallopt(option: int, value: int) -> int:
+            told.append((option, value))
+            return int(option != -3 or value <= 32 << 20)
+
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: Older)
+    for name in ("GLIBC_TUNABLES", *(name for name in os.environ if name.startswith("MALLOC_"))):
+        monkeypatch.delenv(name, raising=False)
+    assert freed_memory.keep_freed_memory()
+    assert told == [(-3, 1 << 30), (-3, 32 << 20), (-1, (1 << 31) - 1)]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [*((name, "kept\n") for name in ("train", "demo", "reproduce", "compare")), ("serve", ""), ("generate", "")],
+)
 def test_commands_that_train_keep_it(command: str, expected: str) -> None:
     code = (
         "import sys, diff_transformer.cli as cli\n"
@@ -75,3 +98,14 @@ def test_commands_that_train_keep_it(command: str, expected: str) -> None:
     )
     result = fresh.run(code)
     assert (result.returncode, result.stdout) == (2, expected)
+
+
+def test_processes_of_a_launcher_keep_it() -> None:
+    code = (
+        "import runpy, sys, diff_transformer.freed_memory as module\n"
+        "sys.argv = ['-m', '--unknown']\n"
+        "module.keep_freed_memory = lambda: print('kept')\n"
+        "runpy.run_module('diff_transformer.train', run_name='__main__')"
+    )
+    result = fresh.run(code)
+    assert (result.returncode, result.stdout) == (2, "kept\n")

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from diff_transformer.data import byte_tokenizer
+from diff_transformer.ops.backends import explain
+from diff_transformer.ops.cpu.cpu_backend import is_faster
 from diff_transformer.train import build_data, load_recipe, shipped_recipes, train
 from diff_transformer.train import training_plan as module
 from diff_transformer.train.hardware import GPUS
@@ -130,14 +132,25 @@ def test_a_plan_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_backend_is_what_would_be_chosen() -> None:
     config = build_config(load_recipe("paper-3b"), 100)
     wide = build_config(load_recipe("small", ["model.head_dim=256"]), 100)
-    assert backend(config, GPUS["h200"], half=True, packed=True) == "triton"
-    assert backend(config, GPUS["mi300x"], half=True, packed=True) == "sdpa"
-    assert backend(wide, GPUS["h200"], half=True, packed=True) == "sdpa"
+    assert backend(config, GPUS["h200"], half=True, packed=True, length=4096) == "triton"
+    assert backend(config, GPUS["mi300x"], half=True, packed=True, length=4096) == "sdpa"
+    assert backend(wide, GPUS["h200"], half=True, packed=True, length=4096) == "sdpa"
     softmax = build_config(load_recipe("paper-3b", ["model.attention_type=softmax"]), 100)
-    assert backend(softmax, GPUS["h200"], half=True, packed=True) == "sdpa"
-    assert backend(softmax, GPUS["h200"], half=False, packed=True) == "document"
-    assert backend(softmax, None, half=True, packed=True) == "document"
-    assert backend(softmax, None, half=False, packed=False) == "sdpa"
+    assert backend(softmax, GPUS["h200"], half=True, packed=True, length=4096) == "sdpa"
+    assert backend(softmax, GPUS["h200"], half=False, packed=True, length=4096) == "document"
+    assert backend(softmax, None, half=True, packed=True, length=4096) == "document"
+    assert backend(softmax, None, half=False, packed=False, length=4096) == "sdpa"
+    kernel = "cpu" if explain("cpu")["cpu"] is None and is_faster() else "blockwise"
+    narrow = {"attention_type": "softmax", "head_dim": 8, "num_attention_heads": 8}
+    for more, length, expected in (
+        ({}, 64, "cpu"),
+        ({}, 63, "document"),
+        ({"head_dim": 10}, 64, "document"),
+        ({"attention_dropout": 0.1}, 64, "document"),
+    ):
+        settings = [f"model.{name}={value}" for name, value in {**narrow, **more}.items()]
+        chosen = backend(build_config(load_recipe("small", settings), 100), None, half=True, packed=True, length=length)
+        assert chosen == (expected if kernel == "cpu" else "document")
 
 
 def test_the_vocabulary_is_the_datas() -> None:

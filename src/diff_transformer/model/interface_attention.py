@@ -275,7 +275,7 @@ def operator_attention_forward(
         q, k = query.unflatten(1, (-1, module.ratio + 1)), module.split_keys(key)
         more: dict[str, Any] = {"dropout_p": dropout, "backend": backend, **module.norm_arguments()}
         out = diff_attention(q, k, value, lam, **settings, **more).transpose(1, 2)
-    elif backend == "auto" and attends_to_narrow_heads(query, attention_mask, dropout):
+    elif backend == "auto" and attends_to_narrow_heads(query, key, value, attention_mask, dropout):
         out = narrow_attention(query, key, value, **settings).transpose(1, 2)
     elif cu_seqlens is not None:
         out = attend_by_document(

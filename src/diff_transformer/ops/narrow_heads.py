@@ -1,33 +1,57 @@
-"""Computes ordinary attention of narrow heads, which torch's own attention is slow with on a CPU, by the operator."""
+"""Computes ordinary attention of narrow heads in training on a CPU, which torch's own attention is slow with.
+
+It is the operator's, with a λ of 0 and one map twice.
+"""
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from diff_transformer.ops.attention_request import reason_against_dtype
-from diff_transformer.ops.cpu.cpu_backend import available_to_auto
+from diff_transformer.ops.cpu.cpu_backend import is_faster, reason_against_cpu_kernel
 from diff_transformer.ops.flex import is_block_mask
 from diff_transformer.ops.operator import diff_attention
 
-# Heads as wide as this, and wider ones, are left to torch. With narrower ones the fused kernel takes .3 to .8 of the
-# time of torch's attention, forward and backward, although it computes the map twice (benchmarks/narrow_heads.json).
-_WIDE = 16
+# Up to this width, and from so many queries on, the fused kernel takes less time than torch's attention for forward and
+# backward together, although it computes the map twice (benchmarks/narrow_heads.json). With fewer queries, and without
+# a backward, torch is often the faster one.
+_WIDEST, _FEWEST = 8, 64
 
 
-def attends_to_narrow_heads(query: Tensor, attn_mask: Any, dropout_p: float) -> bool:
-    """Whether :func:`narrow_attention` is the faster way for these queries (B, heads, N, d). May compile the kernel."""
+def are_narrow(width: int, queries: int) -> bool:
+    """Whether the kernel, where it is there, is the faster way to train heads of this width."""
+    return width <= _WIDEST and queries >= _FEWEST
+
+
+def attends_to_narrow_heads(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any, dropout_p: float) -> bool:
+    """Whether :func:`narrow_attention` is to compute this. May compile the kernel.
+
+    The tensors are (B, heads, N, d). Not without a gradient, nor for what the kernel does not do, nor where a program
+    is exported, which would ask for this package's library.
+    """
     return (
         query.device.type == "cpu"
-        and query.shape[-1] < _WIDE
+        and reason_against_dtype(query.dtype) is None
+        and torch.is_grad_enabled()
+        and (query.requires_grad or key.requires_grad or value.requires_grad)
         and not dropout_p
         and not is_block_mask(attn_mask)
-        and reason_against_dtype(query.dtype) is None
-        and available_to_auto()
+        and not (isinstance(attn_mask, Tensor) and attn_mask.requires_grad)
+        and not torch._C._are_functorch_transforms_active()
+        and not torch.compiler.is_exporting()
+        and are_narrow(query.shape[-1], query.shape[2])
+        and _has_kernel()
     )
 
 
+@torch.compiler.assume_constant_result
+def _has_kernel() -> bool:
+    return is_faster() and reason_against_cpu_kernel() is None
+
+
 def narrow_attention(query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> Tensor:
-    """Ordinary attention as the difference of a map and 0 times the same map, which is exact.
+    """Ordinary attention as the difference of a map and 0 times the same map, which is exact for finite values.
 
     Queries (B, heads, N, d), keys and values (B, H_kv, S, d); ``settings`` are further arguments of
     :func:`diff_attention`, whose causality is aligned to the end of the keys. Returns (B, heads, N, d).

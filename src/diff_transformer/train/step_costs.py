@@ -253,9 +253,9 @@ def peak_memory(config: DiffTransformerConfig, sizes: ModelSizes, layout: StepLa
 def layer_bytes(config: DiffTransformerConfig, backend: str, half: bool, ranks: int = 1) -> float:
     """What autograd saves of a decoder layer for each token.
 
-    `backend` computes attention: "triton", "cpu", "blockwise" or "sdpa", and for the Transformer "sdpa" or "document",
-    which is that for one document after the other. The heads and the feed-forward network are divided among `ranks`
-    (tensor parallelism).
+    `backend` computes attention: "triton", "cpu", "blockwise" or "sdpa", and for the Transformer "cpu", "sdpa" or
+    "document", which is "sdpa" for one document after the other. The heads and the feed-forward network are divided
+    among `ranks` (tensor parallelism).
     """
     width, size = config.hidden_size, 2 if half else FLOAT
     # A norm saves what it reads, that divided by its size, and one over the size.
@@ -284,11 +284,13 @@ def _attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> 
     # The headwise norm where it is no part of a kernel, in float32.
     norm = 2 * width * FLOAT + heads * FLOAT if config.has_headwise_norm else 0
     if not described.differential:
-        # q, k, v, the output (which W_O reads), the rows' log-sums; where documents are put together, the output once
-        # more; where there is a norm, what it reads where that is not the output itself but a wider copy; and where
-        # heads are corrected, the corrected ones.
-        twice = backend == "document" or (norm > 0 and size < FLOAT) or described.corrects_heads
-        return (2 * width + 2 * keys + (width if twice else 0)) * size + heads * FLOAT + norm
+        # q, k, v, the output (which W_O reads), the rows' log-sums, or the kernel's two statistics of the map that it
+        # computes twice. The output once more where documents are put together; where there is a norm, which reads a
+        # wider copy of what torch's attention keeps and the kernel does not; and where heads are corrected.
+        is_copied = norm > 0 and size < FLOAT and backend != "cpu"
+        twice = backend == "document" or is_copied or described.corrects_heads
+        statistics = (4 if backend == "cpu" else 1) * heads * FLOAT
+        return (2 * width + 2 * keys + (width if twice else 0)) * size + statistics + norm
     # q, k, v; λ where it is one for each token.
     queries = described.query_heads(config)
     saved = (queries * head + 2 * keys) * size

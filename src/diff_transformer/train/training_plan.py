@@ -9,6 +9,8 @@ import torch
 from diff_transformer.data import token_dtype
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.ops.backends import explain
+from diff_transformer.ops.cpu.cpu_backend import is_faster
+from diff_transformer.ops.narrow_heads import are_narrow
 from diff_transformer.ops.triton.triton_backend import WIDEST_KEY
 from diff_transformer.train.data_kinds import TextData
 from diff_transformer.train.distributed import DistributedContext, Kind
@@ -112,7 +114,7 @@ class Plan:
             parts=settings.accumulation,
             half=half,
             checkpointing=settings.gradient_checkpointing,
-            backend=backend(config, device, half, packed=text is not None and text.isolate_documents),
+            backend=backend(config, device, half, packed=text is not None and text.isolate_documents, length=length),
             on_cpu=device is None,
         )
 
@@ -168,15 +170,19 @@ def vocabulary(recipe: Recipe) -> int:
     return recipe.model.vocab_size or recipe.data.vocabulary()
 
 
-def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: bool) -> str:
+def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: bool, length: int) -> str:
     """What computes attention on a device: see :func:`diff_transformer.ops.backends.choose` and, for the Transformer,
-    whose documents are packed, :func:`diff_transformer.model.packed_documents.attend_by_document`.
+    :mod:`diff_transformer.ops.narrow_heads` and, where its documents are packed,
+    :func:`diff_transformer.model.packed_documents.attend_by_document`.
     """
     is_cuda = gpu is not None and gpu.device_names.startswith("NVIDIA")  # not ROCm, which torch gives the same name
+    has_kernel = explain("cpu")["cpu"] is None and is_faster()
     if not config.described.differential:
+        if gpu is None and has_kernel and not config.attention_dropout and are_narrow(head_dim(config), length):
+            return "cpu"
         return "document" if packed and not (half and is_cuda) else "sdpa"
     if gpu is None:
-        return "cpu" if explain("cpu")["cpu"] is None else "blockwise"
+        return "cpu" if has_kernel else "blockwise"
     return "triton" if is_cuda and head_dim(config) <= WIDEST_KEY else "sdpa"
 
 
