@@ -54,6 +54,18 @@ def test_options_of_what_is_measured(run: Run, recipe: Path, tmp_path: Path) -> 
     assert queries == {3}
 
 
+def test_a_wrong_option_is_refused_before_any_text_is_read(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diff_transformer.train.build_data", lambda *_, **__: pytest.fail("the text is read"))
+    recipe = tmp_path / "of text.yaml"
+    recipe.write_text(OF_TEXT, encoding="utf-8")
+    result = run("compare", recipe, "--option", "document=3", "--output", tmp_path / "out")
+    fails(result, "'recipe_mine' has no option 'document'", "documents")
+    recipe.write_text(RECIPE.replace("retrieval, length: 32, num_pairs: 2", "arithmetic"), encoding="utf-8")
+    fails(run("compare", recipe, "--option", "documents=3", "--output", tmp_path / "out"), "it has none")
+
+
 def test_a_comparison_ends_with_its_table_and_a_report(
     run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

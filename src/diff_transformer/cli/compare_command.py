@@ -65,7 +65,7 @@ def compare(
     interrupted command goes on where it stopped; a run that is finished in the output folder is not trained again. The
     report is RESULTS.md with its figures, and RESULTS.html.
     """
-    from diff_transformer.lab.experiments.recipe_comparison import compare_recipe, with_data
+    from diff_transformer.lab.experiments.recipe_comparison import check_options, compare_recipe, with_data
     from diff_transformer.lab.experiments.request import (
         as_defined,
         check_results,
@@ -81,6 +81,7 @@ def compare(
     resolved = _with_text(recipe, settings or [], text or [])
     names = [name.strip() for name in variants.split(",")]
     rates, options = _rates(learning_rates), parse_options(option or [])
+    check_options(resolved, options)
     experiment = compare_recipe(resolved, names, seeds=seeds, learning_rates=rates, unmatched=unmatched)
     folder = output or Path("runs") / experiment.name.replace("recipe_", "compare-", 1)
     path = results_path(folder, experiment.name)

@@ -25,7 +25,7 @@ from diff_transformer.lab.experiments.experiment import (
 )
 from diff_transformer.lab.measure.arithmetic import EXACT_MATCH
 from diff_transformer.lab.measure.document_losses import REPEAT_COLUMNS, Repeats
-from diff_transformer.lab.measure.measurement import MeasurementRequest, Options
+from diff_transformer.lab.measure.measurement import MeasurementRequest, Options, refuse_unknown
 from diff_transformer.lab.measure.retrieval import ACCURACY, BY_DEPTH, FIRST_QUERY
 from diff_transformer.lab.measure.standard import LABEL_ACCURACY, LANGUAGE_LOSS, MASKED_LOSS, Standard
 from diff_transformer.lab.record import OWN, Headline
@@ -44,6 +44,8 @@ SEQUENCES = 2048
 # How often a bigram may stand in the text and be left in the hits of AR-hit: so often, or once in so many tokens.
 FREQUENT, TOKENS_OF_FREQUENT = 100, 20_000
 BITS_PER_BYTE = "language/bits_per_byte"
+# The options of what is measured, of retrieval and by document.
+_SEQUENCES, _OF_DOCUMENTS = "sequences", ("documents", "frequent", "longest")
 # Settings of a model that no variant may change: they are the type, the data's, or another model's.
 _FIXED = ("attention_type", "vocab_size", "max_position_embeddings", "init_from")
 _WORDS = {"lambda_init": "λ_init"}
@@ -144,6 +146,15 @@ def compare_recipe(
     return replace(experiment, notes=(*experiment.notes, *notes))
 
 
+def check_options(recipe: Recipe, options: Mapping[str, Any]) -> None:
+    """Raises ValueError for an option that no data of the recipe's kind take, before any are read."""
+    if isinstance(recipe.data, TextData) and recipe.data.kind == "text":
+        known = _OF_DOCUMENTS
+    else:
+        known = (_SEQUENCES,) if isinstance(recipe.data, RetrievalData) else ()
+    refuse_unknown(options, known, repr(comparison_name(recipe)))
+
+
 def with_data(experiment: Experiment, data: Data) -> Experiment:
     """The experiment of `compare_recipe` with what can be measured on the recipe's data, as `build_data` makes them.
 
@@ -234,7 +245,7 @@ def _matched(preset: Preset) -> tuple[Preset, list[str]]:
 def _measured(recipe: Recipe, data: Data) -> tuple[dict[str, Any], list[str]]:
     """The options of what is measured, and a sentence on what cannot be, by the data."""
     if isinstance(recipe.data, RetrievalData):
-        return {"sequences": SEQUENCES}, []
+        return {_SEQUENCES: SEQUENCES}, []
     if isinstance(recipe.data, TextData) and isinstance(data.batches, TextBatches):
         # A bigram is frequent from the same share of the text on, whatever its size.
         repeats = Repeats(frequent=max(FREQUENT, data.batches.train_tokens // TOKENS_OF_FREQUENT))
@@ -242,7 +253,7 @@ def _measured(recipe: Recipe, data: Data) -> tuple[dict[str, Any], list[str]]:
             repeats.check(data.batches, data.tokenizer)
         except ValueError as error:
             return {}, [f"Nothing is measured by document, so intervals are over seeds alone. {error}"]
-        return repeats.model_dump(mode="json", include={"documents", "frequent", "longest"}), []
+        return repeats.model_dump(mode="json", include=set(_OF_DOCUMENTS)), []
     return {}, []
 
 
