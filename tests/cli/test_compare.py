@@ -62,7 +62,7 @@ def test_a_wrong_option_is_refused_before_any_text_is_read(
     recipe.write_text(OF_TEXT, encoding="utf-8")
     result = run("compare", recipe, "--option", "document=3", "--output", tmp_path / "out")
     fails(result, "'recipe_mine' has no option 'document'", "documents")
-    recipe.write_text(RECIPE.replace("retrieval, length: 32, num_pairs: 2", "arithmetic"), encoding="utf-8")
+    recipe.write_text(re.sub("data: .*", "data: {kind: arithmetic, batch_size: 2}", RECIPE), encoding="utf-8")
     fails(run("compare", recipe, "--option", "documents=3", "--output", tmp_path / "out"), "it has none")
 
 
