@@ -148,10 +148,11 @@ def compare_recipe(
 
 def check_options(recipe: Recipe, options: Mapping[str, Any]) -> None:
     """Raises ValueError for an option that no data of the recipe's kind take, before any are read."""
-    if isinstance(recipe.data, TextData) and recipe.data.kind == "text":
+    known: tuple[str, ...] = ()
+    if isinstance(recipe.data, RetrievalData):
+        known = (_SEQUENCES,)
+    elif isinstance(recipe.data, TextData) and recipe.data.kind == "text":
         known = _OF_DOCUMENTS
-    else:
-        known = (_SEQUENCES,) if isinstance(recipe.data, RetrievalData) else ()
     refuse_unknown(options, known, repr(comparison_name(recipe)))
 
 
