@@ -378,7 +378,7 @@ def test_results_on_different_texts_stand_beside_each_other(tmp_path: Path) -> N
         request = {"experiment": "language", "preset": "cpu", "text": text}
         write_json(tmp_path / f"{number}.json", file([], compared, "language", asked=request, variants=[]))
     build_results_report([tmp_path])
-    titles = ("Language on the standard library", "Language on novels", "Language on книги, play.txt")
+    titles = ("Language on Python code", "Language on novels", "Language on книги, play.txt")
     anchors = ("language-cpu", "language-cpu-novels", "language-cpu-книги-play.txt")
     for title, anchor in zip(titles, anchors, strict=True):
         assert f'<a id="{anchor}">' in document(tmp_path)

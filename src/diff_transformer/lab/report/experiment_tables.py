@@ -24,7 +24,7 @@ _IN_PAPER = re.compile(rf"({'|'.join(_KINDS)})_?(\d+|[a-z])")
 class ExperimentResults:
     """What an experiment found with one preset and one text: everything that was measured, compared and noted.
 
-    `says_standard` has the title say that the text is the standard library's, where the user named none.
+    `says_standard` has the title say that the text is Python's standard library, where the user named none.
     """
 
     name: str
@@ -53,7 +53,7 @@ class ExperimentResults:
         else:
             first, *others = self.name.split("_")
             title = " ".join([first.upper() if len(first) <= 2 else first.capitalize(), *others])
-        text = self.text or "the standard library" * self.says_standard
+        text = self.text or "Python code" * self.says_standard
         return f"{title} on {text}" if text else title
 
     @property
