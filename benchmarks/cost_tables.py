@@ -38,8 +38,8 @@ def costs(processors: Sequence[tuple[Document, Document]]) -> str:
             lines.append(f"| {label} | {length} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
     commits = ", ".join(dict.fromkeys(short_commit(document["commit"]) for pair in processors for document in pair))
     note = (
-        "On the EPYC torch's own attention gains nothing from bfloat16 in the forward pass and little in the backward, "
-        "and is slower in decoding. "
+        "On the EPYC torch's own attention gains nothing from bfloat16 in the forward pass, at most a third in the "
+        "backward, and is slower in decoding. "
         "One sequence; 16 heads of the Transformer of width 64 (operator), hidden size 512 and 8 layers (model). "
         f"`diff-transformer bench operator` and `bench model`, commits {commits}; all of them: "
         "[backends](docs/backends.md#what-was-measured), [cost](docs/concepts/cost.md#time-of-the-whole-model)."

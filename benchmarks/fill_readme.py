@@ -60,7 +60,7 @@ from diff_transformer.lab.report.wording import (
     verdict_text,
     verdict_words,
 )
-from diff_transformer.lab.results_files import read_record, read_results, short_commit, write_text
+from diff_transformer.lab.results_files import number_of, read_record, read_results, short_commit, write_text
 from diff_transformer.lab.statistics import mean_interval
 from diff_transformer.shipped_models import CARD_RECORD, LANGUAGE_MODEL, pretrained, pretrained_names
 from diff_transformer.storage.files import files_in, read_json
@@ -274,14 +274,14 @@ def backends_parts(operator: dict[str, Any], amx_operator: dict[str, Any]) -> di
 
 def narrow_table(results: ResultsFile) -> str:
     """The kernel's time in that of torch's attention, by width and length."""
-    by_place: dict[tuple[str, Any], dict[str, float]] = {}
+    by_place: dict[Coordinates, dict[str, float]] = {}
     for record in results.records:
-        assert record.value is not None
-        by_place.setdefault((record.variant, record.coordinates["length"]), {})[record.name] = record.value
+        by_place.setdefault(record.coordinates, {})[record.name] = number_of(record.value)
     columns = list(dict.fromkeys(record.name for record in results.records))
-    lines = [f"| | length | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
-    for (width, length), values in sorted(by_place.items(), key=lambda item: int(item[0][0].split()[-1])):
-        lines.append(f"| {width} | {length} | {' | '.join(f'{values[name]:.2f}' for name in columns)} |")
+    lines = [f"| width | length | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
+    for place in sorted(by_place, key=lambda place: (place["width"], place["length"])):
+        ratios = " | ".join(f"{by_place[place][name]:.2f}" for name in columns)
+        lines.append(f"| {place['width']} | {place['length']} | {ratios} |")
     settings, commit = results.settings, short_commit(results.commit or "")
     note = (
         f"{settings['heads']} heads, {settings['tokens']} tokens, median of {settings['rounds']} rounds. Padded: "

@@ -98,8 +98,8 @@ def measure(length: int, width: int, dtype: torch.dtype, form: str, rounds: int)
     print(f"heads of {width:2}, length {length:4}, {name:18}: {ratio.median:.2f} of {milliseconds:.1f} ms", flush=True)
     return Result(
         name=name,
-        variant=f"heads of {width}",
-        coordinates=Coordinates(length=length),
+        variant="cpu",
+        coordinates=Coordinates(width=width, length=length),
         value=ratio.median,
         interval=ratio.quartiles,
         n=rounds,

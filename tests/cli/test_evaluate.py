@@ -266,7 +266,9 @@ def test_measures_of_other_data_say_so(run: Run, retrieval_run: Path, text_run: 
 @pytest.mark.parametrize("name", ["repeats", "positions", "harness"])
 def test_a_measure_of_text_says_that_the_run_has_none(run: Run, retrieval_run: Path, name: str) -> None:
     message = f"The measure {name} needs text, and the run was trained on none: name some by --text."
-    fails(run("eval", retrieval_run, "--measure", "standard", "--measure", name), message)
+    result = run("eval", retrieval_run, "--measure", "standard", "--measure", name)
+    fails(result, message)
+    assert "Loading" not in result.stderr
 
 
 def test_what_is_logged_in_training_is_measured_by_experiments(run: Run, retrieval_run: Path) -> None:

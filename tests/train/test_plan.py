@@ -132,24 +132,26 @@ def test_a_plan_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_backend_is_what_would_be_chosen() -> None:
     config = build_config(load_recipe("paper-3b"), 100)
     wide = build_config(load_recipe("small", ["model.head_dim=256"]), 100)
-    assert backend(config, GPUS["h200"], half=True, packed=True, length=4096) == "triton"
-    assert backend(config, GPUS["mi300x"], half=True, packed=True, length=4096) == "sdpa"
-    assert backend(wide, GPUS["h200"], half=True, packed=True, length=4096) == "sdpa"
+    assert backend(config, GPUS["h200"], half=True, packed=True, queries=4096) == "triton"
+    assert backend(config, GPUS["mi300x"], half=True, packed=True, queries=4096) == "sdpa"
+    assert backend(wide, GPUS["h200"], half=True, packed=True, queries=4096) == "sdpa"
     softmax = build_config(load_recipe("paper-3b", ["model.attention_type=softmax"]), 100)
-    assert backend(softmax, GPUS["h200"], half=True, packed=True, length=4096) == "sdpa"
-    assert backend(softmax, GPUS["h200"], half=False, packed=True, length=4096) == "document"
-    assert backend(softmax, None, half=True, packed=True, length=4096) == "document"
-    assert backend(softmax, None, half=False, packed=False, length=4096) == "sdpa"
+    assert backend(softmax, GPUS["h200"], half=True, packed=True, queries=4096) == "sdpa"
+    assert backend(softmax, GPUS["h200"], half=False, packed=True, queries=4096) == "document"
+    assert backend(softmax, None, half=True, packed=True, queries=4096) == "document"
+    assert backend(softmax, None, half=False, packed=False, queries=4096) == "sdpa"
     kernel = "cpu" if explain("cpu")["cpu"] is None and is_faster() else "blockwise"
     narrow = {"attention_type": "softmax", "head_dim": 8, "num_attention_heads": 8}
-    for more, length, expected in (
+    for more, queries, expected in (
         ({}, 64, "cpu"),
         ({}, 63, "document"),
         ({"head_dim": 10}, 64, "document"),
         ({"attention_dropout": 0.1}, 64, "document"),
     ):
         settings = [f"model.{name}={value}" for name, value in {**narrow, **more}.items()]
-        chosen = backend(build_config(load_recipe("small", settings), 100), None, half=True, packed=True, length=length)
+        chosen = backend(
+            build_config(load_recipe("small", settings), 100), None, half=True, packed=True, queries=queries
+        )
         assert chosen == (expected if kernel == "cpu" else "document")
 
 

@@ -7,9 +7,6 @@ from diff_transformer.cli.extras import missing_extra
 from diff_transformer.freed_memory import keep_freed_memory
 from diff_transformer.processors import limit_threads
 
-# The commands that train in this process, or may.
-_TRAINING = ("compare", "demo", "reproduce", "train")
-
 
 def main() -> None:
     """Run the command line. The exit code is 0, or 2 after an error (one line on stderr), or 130 after Ctrl-C."""
@@ -18,14 +15,14 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     limit_threads()
-    if sys.argv[1:2] and sys.argv[1] in _TRAINING:
-        keep_freed_memory()
     # transformers imports torchao wherever it is installed, and torchao would begin every command with its warnings.
     for library in ("torchao", "torch.utils._pytree"):
         logging.getLogger(library).setLevel(logging.ERROR)
     try:
-        from diff_transformer.cli.app import app
+        from diff_transformer.cli.app import TRAINING, app
 
+        if sys.argv[1:2] and sys.argv[1] in TRAINING:
+            keep_freed_memory()
         app()
     except ModuleNotFoundError as error:
         advice = missing_extra(error)

@@ -42,11 +42,10 @@ COMMANDS = {
 WITHOUT_EXTRA = ("build", "info")
 # Commands that have an extra of their own instead of [train].
 OWN_EXTRA = {"serve": "serve"}
+# Commands that train in their own process, or may.
+TRAINING = ("demo", "train", "reproduce", "compare")
 # Packages of the extra [train] that only these commands need.
-NEEDED_BY = {
-    "datasets": ("demo", "tokenizer", "prepare", "train", "reproduce", "compare"),
-    "tensorboard": ("demo", "train", "reproduce", "compare"),
-}
+NEEDED_BY = {"datasets": (*TRAINING, "tokenizer", "prepare"), "tensorboard": TRAINING}
 # The base of what typer raises for a wrong command line, which it has under no name of its own.
 CommandLineError: Any = typer.BadParameter.__mro__[2]
 

@@ -73,10 +73,10 @@ def evaluate_measures(
         load_tokenizer,
         shown_folder,
     )
-    from diff_transformer.data import NeedleBatches, TextBatches
     from diff_transformer.lab.measure.measurement import EvalInput
     from diff_transformer.lab.report.measured_tables import demo_table, measure_table
     from diff_transformer.lab.results_files import capture_results
+    from diff_transformer.train.data_kinds import TextData
 
     named = _are_measurements(names)
     if not named:
@@ -99,8 +99,12 @@ def evaluate_measures(
     uses_held_out = takes_data and not text and held_out.is_file()
     if uses_held_out:
         text = [held_out]
-    elif takes_data and not text:
-        required_recipe(folder)
+    elif takes_data and not text and not isinstance(required_recipe(folder).data, TextData):
+        for name, measure in measures.items():
+            if measure.needs == "text":
+                raise ValueError(
+                    f"The measure {name} needs text, and the run was trained on none: name some by --text."
+                )
     console.say(f"Loading {shown} …")
     model = load_model(folder, device, "AutoModelForMaskedLM" if is_encoder else "AutoModelForCausalLM")
     tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
@@ -109,12 +113,6 @@ def evaluate_measures(
     if uses_held_out:
         console.say(f"Measured on {HELD_OUT} in the model's folder, text that was kept from training.")
     batches = batches_of(folder, text, context) if takes_data else None
-    if batches is not None and not isinstance(batches, TextBatches | NeedleBatches):
-        for name, measure in measures.items():
-            if measure.needs == "text":
-                raise ValueError(
-                    f"The measure {name} needs text, and the run was trained on none: name some by --text."
-                )
     console.say(f"Taking the measurement {', '.join(measures)} …" if named else "Measuring …")
     records: list[Result] = []
     for measure in measures.values():

@@ -92,7 +92,7 @@ def _name_of(folder: Path) -> str:
 def _require_continuous_batching() -> None:
     try:
         from transformers.generation.continuous_batching.continuous_api import (  # is it as the server knows it?
-            BackgroundThreadStatus,  # noqa: F401
+            BackgroundThreadStatus,  # noqa: F401  # an import that fails is the answer
         )
     except ImportError:
         import transformers

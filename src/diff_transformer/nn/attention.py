@@ -220,8 +220,8 @@ class Attention(nn.Module):
 class SoftmaxAttention(Attention):
     """Ordinary multi-head attention of the same sizes, through torch's ``scaled_dot_product_attention``.
 
-    Training on a CPU, heads of width 8 or less go through the operator's kernel, which is faster there from 64 queries
-    on.
+    While it is trained on a CPU, heads of width 8 or less go through the operator's kernel, which is faster than
+    torch's attention for 64 queries or more.
 
     The other arguments are those of :class:`DiffAttention`, without ``lambda_init``; A may be odd.
 

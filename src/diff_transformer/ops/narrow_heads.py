@@ -1,6 +1,6 @@
-"""Computes ordinary attention of narrow heads in training on a CPU, which torch's own attention is slow with.
+"""Trains narrow heads of ordinary attention on a CPU by the operator's kernel, as torch's own attention is slow there.
 
-It is the operator's, with a λ of 0 and one map twice.
+Ordinary attention is the operator with a λ of 0 and one map twice.
 """
 
 from typing import Any
@@ -25,10 +25,10 @@ def are_narrow(width: int, queries: int) -> bool:
 
 
 def attends_to_narrow_heads(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any, dropout_p: float) -> bool:
-    """Whether :func:`narrow_attention` is to compute this. May compile the kernel.
+    """Whether :func:`narrow_attention` is to compute attention of these tensors (B, heads, N, d).
 
-    The tensors are (B, heads, N, d). Not without a gradient, nor for what the kernel does not do, nor where a program
-    is exported, which would ask for this package's library.
+    It is where a gradient is needed and the kernel can do all that is asked. While a program is exported it is not: the
+    program would need this package's library. May compile the kernel.
     """
     return (
         query.device.type == "cpu"
@@ -53,8 +53,13 @@ def _has_kernel() -> bool:
 def narrow_attention(query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> Tensor:
     """Ordinary attention as the difference of a map and 0 times the same map, which is exact for finite values.
 
-    Queries (B, heads, N, d), keys and values (B, H_kv, S, d); ``settings`` are further arguments of
-    :func:`diff_attention`, whose causality is aligned to the end of the keys. Returns (B, heads, N, d).
+    Args:
+        query: (B, heads, N, d), float32, bfloat16 or float16.
+        key, value: (B, H_kv, S, d), of which several query heads may share one.
+        settings: further arguments of :func:`diff_attention`, whose causality is aligned to the end of the keys.
+
+    Returns:
+        (B, heads, N, d). Raises as :func:`diff_attention`.
     """
     pairs = query.unsqueeze(2).expand(-1, -1, 2, -1, -1)
     return diff_attention(pairs, key.unsqueeze(2), value, 0.0, **settings)

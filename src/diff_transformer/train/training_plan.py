@@ -106,6 +106,7 @@ class Plan:
         rows = recipe.data.batch_size // context.dp_size
         self.micro_batch = rows // settings.accumulation  # sequences that a device takes at a time
         half, text = settings.precision != "no", recipe.data if isinstance(recipe.data, TextData) else None
+        packed = text is not None and text.isolate_documents  # all rows as one
         layout = StepLayout(
             kind=self.kind,
             devices=gpus,
@@ -114,7 +115,7 @@ class Plan:
             parts=settings.accumulation,
             half=half,
             checkpointing=settings.gradient_checkpointing,
-            backend=backend(config, device, half, packed=text is not None and text.isolate_documents, length=length),
+            backend=backend(config, device, half, packed, self.micro_batch * length if packed else length),
             on_cpu=device is None,
         )
 
@@ -170,7 +171,7 @@ def vocabulary(recipe: Recipe) -> int:
     return recipe.model.vocab_size or recipe.data.vocabulary()
 
 
-def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: bool, length: int) -> str:
+def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: bool, queries: int) -> str:
     """What computes attention on a device: see :func:`diff_transformer.ops.backends.choose` and, for the Transformer,
     :mod:`diff_transformer.ops.narrow_heads` and, where its documents are packed,
     :func:`diff_transformer.model.packed_documents.attend_by_document`.
@@ -178,7 +179,7 @@ def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: 
     is_cuda = gpu is not None and gpu.device_names.startswith("NVIDIA")  # not ROCm, which torch gives the same name
     has_kernel = explain("cpu")["cpu"] is None and is_faster()
     if not config.described.differential:
-        if gpu is None and has_kernel and not config.attention_dropout and are_narrow(head_dim(config), length):
+        if gpu is None and has_kernel and not config.attention_dropout and are_narrow(head_dim(config), queries):
             return "cpu"
         return "document" if packed and not (half and is_cuda) else "sdpa"
     if gpu is None:

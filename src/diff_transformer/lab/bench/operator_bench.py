@@ -266,7 +266,7 @@ def _measure_grouped(
         }
         timed = time_case(
             checked,
-            lambda name, problem=problem, pass_=pass_: timed_run(known[name], problem, pass_),  # type: ignore[misc]
+            lambda name, problem=problem, pass_=pass_: timed_run(known[name], problem, pass_),  # type: ignore[misc]  # defaults
             settings,
             kernel_clock(device),
             rates=lambda seconds: {},

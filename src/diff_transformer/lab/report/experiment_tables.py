@@ -46,7 +46,7 @@ class ExperimentResults:
     @property
     def title(self) -> str:
         """As the paper calls it: "Table 6"; where it has no such thing, the experiment's own name. With a text of the
-        user's: "Language on novels".
+        user's: "Language on novels"; beside such results, "Language on Python code".
         """
         if match := _IN_PAPER.fullmatch(self.name):
             title = f"{_KINDS[match[1]]} {match[2].upper()}"
