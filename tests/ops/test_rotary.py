@@ -33,6 +33,35 @@ def test_tables() -> None:
 def test_an_odd_width_is_refused() -> None:
     with pytest.raises(ValueError, match=r"head_dim must be even.*got 5"):
         rotary_tables(torch.arange(3), 5)
+    with pytest.raises(ValueError, match=r"even last axis, got \(3, 5\)"):
+        apply_rotary(torch.randn(3, 5), torch.ones(3, 5), torch.ones(3, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_gradient_turns_back(dtype: torch.dtype) -> None:
+    """A rotation is orthogonal: its gradient is the rotation by the angle's negative."""
+    cos, sin = rotary_tables(torch.arange(5), 8)
+    x = torch.randn(2, 3, 5, 8).to(dtype).requires_grad_()
+    gradient = torch.randn(2, 3, 5, 8).to(dtype)
+    apply_rotary(x, cos, sin).backward(gradient)
+    assert x.grad is not None
+    expected = apply_rotary(gradient.double(), cos.double(), -sin.double())
+    # The two products and their sum are rounded.
+    limit = 3 * torch.finfo(dtype).eps * gradient.abs().max().item()
+    assert (x.grad.double() - expected).abs().max() <= limit
+
+
+def test_gradient_is_one_concatenation() -> None:
+    """Gradients of slices would be padded with zeros and added, which torch.compile makes slow loops of."""
+    x = torch.randn(5, 8, requires_grad=True)
+    graph, names = [apply_rotary(x, *rotary_tables(torch.arange(5), 8)).grad_fn], set()
+    while graph:
+        node = graph.pop()
+        if node is not None:
+            names.add(node.name())
+            graph += [parent for parent, _ in node.next_functions]
+    assert "SplitBackward0" in names
+    assert "SliceBackward0" not in names
 
 
 def test_positions_of_each_sequence_and_both_maps() -> None:
