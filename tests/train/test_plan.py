@@ -1,6 +1,7 @@
 """Plans: what they say, and what they refuse; nothing is read."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,6 +154,21 @@ def test_the_backend_is_what_would_be_chosen() -> None:
             build_config(load_recipe("small", settings), 100), None, half=True, packed=True, queries=queries
         )
         assert chosen == (expected if kernel == "cpu" else "document")
+
+
+@pytest.mark.parametrize(("packed", "queries"), [("true", 2 * 32), ("false", 32)], ids=["packed", "rows"])
+def test_packed_rows_are_one_sequence(packed: str, queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What computes attention depends on how many queries meet the keys at a time."""
+    counted = []
+
+    def counting(*arguments: Any) -> str:
+        counted.append(arguments[-1])
+        return backend(*arguments)
+
+    monkeypatch.setattr(module, "backend", counting)
+    rows = ["data.length=32", "data.batch_size=4", "train.accumulation=2", f"data.isolate_documents={packed}"]
+    Plan(load_recipe("small", rows))
+    assert counted == [queries]
 
 
 def test_the_vocabulary_is_the_datas() -> None:
