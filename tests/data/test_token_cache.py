@@ -98,6 +98,10 @@ def test_a_cache_is_found_by_content_and_tokenizer(tmp_path: Path) -> None:
     assert counts == [(1, 10)]
     prepare(TextFiles([tmp_path / "copy.txt"]), TOKENIZER, tmp_path / "cache", tell)
     assert len(counts) == 1
+    used = byte_tokenizer()
+    used("a", truncation=True, max_length=3)  # which is not how a corpus is tokenised
+    prepare(TextFiles([tmp_path / "a.txt"]), used, tmp_path / "cache", tell)
+    assert len(counts) == 1
     prepare(TextFiles([tmp_path / "a.txt"]), train_bpe(["some text some text"], 260), tmp_path / "cache", tell)
     assert len(counts) == 2
     # Another vocabulary with the same end of text.

@@ -48,6 +48,15 @@ def test_the_end_of_text_written_out_in_a_document_is_not_one() -> None:
         assert tokenizer.encode("a<|endoftext|>b").count(tokenizer.eos_token_id) == 1  # and it was only looked up
 
 
+def test_documents_are_neither_cut_nor_padded_as_the_tokenizer_was_last_told(tmp_path: Path) -> None:
+    """A tokenizer keeps that, and saves it."""
+    used = byte_tokenizer()
+    used("a", truncation=True, padding="max_length", max_length=3)
+    used.save_pretrained(tmp_path)
+    for tokenizer in (used, AutoTokenizer.from_pretrained(tmp_path)):
+        assert encode_documents(tokenizer, ["abcd", "a"]) == [list(b"abcd"), list(b"a")]
+
+
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_saving_and_loading(kind: str, tmp_path: Path) -> None:
     TOKENIZERS[kind].save_pretrained(tmp_path)

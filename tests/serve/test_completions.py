@@ -77,6 +77,17 @@ def test_a_text_ends_before_a_stop_string(client: openai.OpenAI, alone: Callable
     assert (text, reason) == (expected, "stop")
 
 
+@pytest.mark.parametrize("logprobs", [None, 0])
+@pytest.mark.parametrize("batching", [False, True])
+def test_an_end_of_text_is_a_stop_even_as_the_last_token_allowed(batching: bool, logprobs: int | None) -> None:
+    served = new_served(continuous_batching=batching)
+    most_likely = int(expected_logprobs(PROMPT)[1][-1].argmax())
+    with running(served) as url, client_of(url) as client:
+        for ends, reason in (([256, most_likely], "stop"), ([256], "length")):
+            served.engine.model.generation_config.eos_token_id = ends
+            assert complete(client, max_tokens=1, logprobs=logprobs).choices[0].finish_reason == reason
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_prompt_comes_first_where_it_is_asked_for(
     client: openai.OpenAI, alone: Callable[..., str], stream: bool

@@ -1,8 +1,18 @@
 """Stop strings in texts that come in pieces."""
 
+import asyncio
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
+from diff_transformer import pretrained
+from diff_transformer.serve.api_requests import Sampling
+from diff_transformer.serve.continuation import Continuation
 from diff_transformer.serve.stop_texts import UntilStop
 
 LETTERS = st.text(alphabet="ab", max_size=12)
@@ -32,3 +42,35 @@ def test_a_stop_string_of_any_length() -> None:
     """Its beginnings are not all written out: of a million letters they would take half a terabyte."""
     until = UntilStop(("a" * 1_000_000,))
     assert (until.feed("ba"), until.rest()) == ("b", "a")
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize(("stop", "expected"), [("seQ", "the house"), ("e hoQ", "the house"), ("se", "the hou")])
+def test_the_last_token_is_shown_whole_unless_a_stop_string_is_complete(
+    stop: str, expected: str, in_parts: bool
+) -> None:
+    """Its end may be the beginning of one, of which no more comes."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(pretrained("novels-diff"))
+    ids = tokenizer.convert_tokens_to_ids(["the", "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}house"])
+    assert tokenizer.decode(ids) == "the house"
+
+    async def tokens() -> AsyncGenerator[int, None]:
+        for token in ids:
+            yield token
+
+    engine = SimpleNamespace(ends_text=lambda token: False)
+    served: Any = SimpleNamespace(
+        tokenizer=tokenizer,
+        engine=engine,
+        scorer=None,
+        generation=lambda *_: SimpleNamespace(tokens=tokens),
+    )
+    continuation = Continuation(served, [0], Sampling(max_tokens=2), stop=(stop,))
+
+    async def text() -> str:
+        if in_parts:
+            return "".join([part.text async for part in continuation.parts()])
+        return (await continuation.whole()).text
+
+    assert asyncio.run(text()) == expected
+    assert continuation.reason == ("stop" if expected == "the hou" else "length")

@@ -91,6 +91,15 @@ def test_a_run_that_goes_on_forgets_later_steps(tmp_path: Path) -> None:
     assert curves(tmp_path)["loss"] == [(1, 0.5), (2, 0.5), (3, 0.25)]
 
 
+def test_a_run_that_begins_anew_forgets_all_steps(tmp_path: Path) -> None:
+    """As one does that was killed before its first checkpoint."""
+    write(tmp_path, [{"step": step, "loss": 0.5} for step in (1, 2, 3)])
+    wait_for_another_second()
+    file = write(tmp_path, [{"step": step, "loss": 0.25} for step in (1, 2)])
+    assert [line["step"] for line in read_metrics(file)] == [1, 2]
+    assert curves(tmp_path)["loss"] == [(1, 0.25), (2, 0.25)]
+
+
 @pytest.mark.parametrize("torn", TORN)
 def test_a_run_that_goes_on_forgets_a_torn_line(tmp_path: Path, torn: str) -> None:
     """And what it writes stands on a line of its own."""

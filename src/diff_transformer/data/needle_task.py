@@ -102,8 +102,6 @@ class NeedleTask:
             )
         # A haystack that names a special token has its text.
         self._encoder = plain_text_tokenizer(self.tokenizer)
-        self._encoder.no_truncation()
-        self._encoder.no_padding()
         widest = max(CITIES, key=lambda city: len(self._encode(city).ids))
         line = len(self._encode(f"\n{needle(widest, '9' * self.digits)}\n").ids)
         question_tokens = len(self._encode(f"\n{question([widest] * self.queried)}\n{self.lead}").ids)

@@ -65,7 +65,8 @@ def prepare(
     """
     if tokenizer.eos_token_id is None:
         raise ValueError("The tokenizer has no end-of-text token (eos_token), which has to stand between documents.")
-    key = cache_key(_CACHE_VERSION, corpus.fingerprint(), tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token_id)
+    encoder = plain_text_tokenizer(tokenizer).to_str()
+    key = cache_key(_CACHE_VERSION, corpus.fingerprint(), encoder, tokenizer.eos_token_id)
     target = (folder or cache_folder()) / "tokens" / key
     made_once(target, lambda unfinished: _tokenise(corpus, tokenizer, unfinished, tell, workers))
     settings = json.loads((target / _SETTINGS).read_text(encoding="utf-8"))

@@ -88,9 +88,14 @@ def encode_documents(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str
 
 
 def plain_text_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """A copy of what encodes text in a tokenizer, for which special tokens in a text are plain text."""
+    """A copy of what encodes text in a tokenizer, for which special tokens in a text are plain text.
+
+    It neither cuts nor pads: a tokenizer keeps, and saves, how it was last told to do so.
+    """
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.encode_special_tokens = True
+    backend.no_truncation()
+    backend.no_padding()
     return backend
 
 

@@ -95,7 +95,7 @@ class Continuation:
     def _with_next_token(self, logprobs: int) -> Part:
         offsets = [*_numbers_and_offsets(self._echoed)[1], len(self._echo)]
         token, named = self._served.scorer.most_likely_next(self._tokens, offsets, logprobs)
-        self.new_tokens = 1
+        self._count(token)
         return Part(self._echo + TokenTexts(self._served.tokenizer).read(token).text, named)
 
     async def _generated(self) -> AsyncGenerator[tuple[str, list[NewToken]], None]:
@@ -112,7 +112,7 @@ class Continuation:
         waiting: list[NewToken] = []
         async with aclosing(generation.tokens()) as tokens:
             async for token in tokens:
-                self.new_tokens += 1
+                self._count(token)
                 waiting.append(texts.read(token))
                 if text := until.feed(waiting[-1].text):
                     shown += len(text)
@@ -122,9 +122,13 @@ class Continuation:
                 if until.stopped:
                     self.reason = "stop"
                     return
-        if waiting:
-            yield until.rest(), waiting
-        if self.new_tokens < (self._sampling.max_tokens or 0):
+        rest = until.rest()
+        if rest or waiting:
+            yield rest, waiting
+
+    def _count(self, token: int) -> None:
+        self.new_tokens += 1
+        if self._served.engine.ends_text(token):
             self.reason = "stop"
 
 

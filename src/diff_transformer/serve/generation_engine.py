@@ -80,6 +80,11 @@ class Engine(ABC):
         if self._stopping:
             raise ServerStoppingError
 
+    def ends_text(self, token: int) -> bool:
+        """Whether the model ends its text with this token."""
+        ends = self._end_of_text()
+        return token in ends if isinstance(ends, list) else token == ends
+
     def begin(self, tokens: list[int], sampling: Sampling) -> tuple[TokenQueue, Callable[[], None]]:
         """Begin to generate: the new tokens, and what gives the request up. Raises GenerationError."""
         self.require_running()
@@ -102,6 +107,10 @@ class Engine(ABC):
         self, tokens: list[int], config: GenerationConfig, sampling: Sampling, new: TokenQueue
     ) -> Callable[[], None]: ...
 
+    def _end_of_text(self) -> int | list[int] | None:
+        of_model: int | list[int] | None = self.model.generation_config.eos_token_id
+        return self.tokenizer.eos_token_id if of_model is None else of_model
+
     def _config(self, sampling: Sampling) -> GenerationConfig:
         """The model's own settings of generation, but for how tokens are chosen and how many."""
         config = copy.deepcopy(self.model.generation_config)
@@ -110,8 +119,7 @@ class Engine(ABC):
         config.do_sample = not sampling.greedy
         config.top_k = 0 if config.do_sample else None
         config.temperature, config.top_p = (sampling.temperature, sampling.top_p) if config.do_sample else (None, None)
-        if config.eos_token_id is None:
-            config.eos_token_id = self.tokenizer.eos_token_id
+        config.eos_token_id = self._end_of_text()
         if config.pad_token_id is None:
             config.pad_token_id = self.tokenizer.pad_token_id or 0
         return config

@@ -67,7 +67,7 @@ class Metrics:
             os.truncate(lines, _bytes_to_keep(lines, step))
         self._lines, self._tensorboard = lines, tensorboard
         self._file = lines.open("ab", buffering=0)  # a full disk would refuse what was buffered a second time
-        self._board = SummaryWriter(str(tensorboard), purge_step=step + 1 if step else None)
+        self._board = SummaryWriter(str(tensorboard), purge_step=step + 1)
         # An error of TensorBoard's thread is raised again by the next call that writes, so it need not be printed.
         self._thread_errors, threading.excepthook = threading.excepthook, self._print_thread_error
 
