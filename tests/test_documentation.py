@@ -81,13 +81,17 @@ def test_the_code_of_dex_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     transformers.LlamaForCausalLM(config).save_pretrained("llama")
     byte_tokenizer().save_pretrained("llama")
     convert_from("llama", Path("llama"), Path("llama-dex"), attention_type="dex")
-    (code,) = re.findall(r"^```python\n(.*?)^```", PAGES["docs/dex.md"], flags=re.DOTALL | re.MULTILINE)
+    code, freezing = re.findall(r"^```python\n(.*?)^```", PAGES["docs/dex.md"], flags=re.DOTALL | re.MULTILINE)
     shorter = code.replace("max_steps=100", "max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True")
     assert shorter != code
     tokens = torch.arange(8)
     dataset = [{"input_ids": tokens, "labels": tokens}] * 4
-    exec(compile(shorter, "docs/dex.md", "exec"), {"__name__": "page", "dataset": dataset})
+    namespace: dict[str, Any] = {"__name__": "page", "dataset": dataset}
+    exec(compile(shorter, "docs/dex.md", "exec"), namespace)
     assert (tmp_path / "trained" / "model.safetensors").is_file()
+    exec(compile(freezing, "docs/dex.md", "exec"), namespace)
+    trained = {name for name, parameter in namespace["model"].named_parameters() if parameter.requires_grad}
+    assert trained == {f"model.layers.0.self_attn.dex.{name}" for name in ("weight", "lam.learned")}
 
 
 def test_what_was_converted_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

@@ -84,7 +84,7 @@ print(f"{len(sizes)} files, {sum(sizes):,} bytes")
 # 8` at a width of 64 makes 8 heads of a Transformer, and the DIFF Transformer of the same recipe has 4 pairs of them.
 # The two have the same parameters, but for λ and the norms of the heads.
 #
-# `initializer_range` and `residual_initializer_range` are the first weights that suit so narrow a model; *First
+# `initializer_range` and `residual_initializer_range` are the initial weights that suit so narrow a model; *Initial
 # weights* in the guide to training says why.
 
 # %%
