@@ -91,6 +91,11 @@ def test_a_comparison_without_a_sentence_is_described() -> None:
     assert part.findings[0].sentence.startswith("DIFF has a higher x than the Transformer: 0.700")
 
 
+def test_a_claim_is_not_said_of_another_comparison() -> None:
+    part = summary([found(WON, headline=Headline(name="x", coordinates=Coordinates(needles=2), claim=CLAIM))])[0]
+    assert part.findings[0].sentence.startswith("DIFF has a higher x than the Transformer: 0.700")
+
+
 def test_what_no_comparison_stands_for_is_left_out() -> None:
     assert summary([found(WON, headline=None)]) == []
 
