@@ -96,10 +96,11 @@ def run_experiment(
     trainings will take; otherwise their own first steps tell.
 
     `resume` keeps existing results, which must be of the same request, and measurements of runs that the same code has
-    made, or any code of a run whose model is not there; `overwrite` replaces results that are there.
+    made; `overwrite` replaces results that are there. Of a run that was kept without its model the measurements are
+    kept in any case, whichever code made them.
 
     Raises:
-        FileNotFoundError: a run was kept without its model and without what was measured of it.
+        FileNotFoundError: a run was kept without its model, and these options were not measured of it.
         FileExistsError: there are results already, with neither `resume` nor `overwrite`; or with `resume`, and they
             are of another request.
         ValueError: the variants are not alike; `resume` and `overwrite` together; what a measurement's `check` says.
@@ -294,28 +295,34 @@ class ExperimentRunner:
     def _measure(self, variant: Variant, seed: int, run: Stored, recipe: Recipe) -> Sequence[Result]:
         """The numbers of a run: taken, or read where an interrupted command has taken them with the same code.
 
-        Of a run that was kept without its model they are read, whichever code took them. Raises FileNotFoundError where
-        it has neither.
+        Of a run that was kept without its model they are read in any case, whichever code took them: they are the only
+        ones. Raises FileNotFoundError where there are none, or of other options.
         """
         options = json.dumps(dict(self.preset.options), sort_keys=True, default=str)
         settings = {"options": options, "commit": self.commit}
         path = run.measured / f"{self.experiment.name}.json"
-        if self.resume and path.is_file():
-            existing = read_results(path)
+        is_kept = not run.model_folder.is_dir()
+        existing = read_results(path) if (self.resume or is_kept) and path.is_file() else None
+        if existing is not None:
             commit = existing.settings["commit"]
             # A checkout with changes, or no checkout at all, may hold any code.
             is_known = commit is not None and not commit.endswith("-dirty")
-            # Of a run that was kept without its model these are the only numbers.
-            is_taken = (is_known and commit == self.commit) or not run.model_folder.is_dir()
+            is_taken = (is_known and commit == self.commit) or is_kept
             if existing.settings["options"] == options and is_taken:
                 self.device = self.device or existing.device
                 self._measured_at[commit] += 1
                 return existing.records
-        if not run.model_folder.is_dir():
+        if is_kept:
+            name = self.experiment.name
+            lacks = f"nor what {name} measured of it, {str(path)!r}; without"
+            if existing is not None:
+                lacks = (
+                    f"and {str(path)!r} holds what {name} measured of it with the options "
+                    f"{existing.settings['options']}, not {options}; ask for those options, or without"
+                )
             raise FileNotFoundError(
                 f"{variant.label} with seed {seed} was trained, but its model {str(run.model_folder)!r} is not there, "
-                f"nor what {self.experiment.name} with these options measured of it: without "
-                f"{str(run.folder.parent)!r} the command trains it again."
+                f"{lacks} {str(run.folder.parent)!r} the command trains it again."
             )
         model = run.load(recipe)
         self.progress.tell(f"{variant.label} · seed {seed}: measuring")
