@@ -21,7 +21,7 @@ from diff_transformer.lab.report.learning_tables import ratio_text
 _TITLES: dict[Verdict, str] = {
     "reproduced": "Holds at this size and length of training",
     "contrary": "Does not hold: the other variant is ahead",
-    "inconclusive": "Open: the interval holds 0",
+    "inconclusive": "Open: the interval holds 0, or is not known",
     "still learning": "Open: training ended while one of the two was still learning",
     "not comparable": "Not comparable: one of the two is not shown to have begun to learn",
 }
