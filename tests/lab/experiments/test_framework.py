@@ -68,6 +68,9 @@ def test_the_choice_of_a_learning_rate(
         ({1e-3: 3.0, 3e-3: math.nan}, "lower", 3.3e-4),
         ({1e-3: math.nan, 3e-3: math.nan}, "lower", None),
         ({1e-3: 3.0}, "lower", None),
+        ({1e-3: 2.0, 1.02e-3: 1.0}, "lower", None),  # 0.00104 is 0.001 in two digits
+        ({1e-3: 0.4, 1.003e-3: 0.3}, "higher", None),
+        ({1.004e-3: 2.0, 1.02e-3: 1.0}, "lower", None),
     ],
 )
 def test_the_rate_that_is_tried_next(tried: dict[float, float], better: Better, further: float | None) -> None:
