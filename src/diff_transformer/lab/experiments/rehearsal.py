@@ -61,7 +61,7 @@ ENOUGH = {
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal came to: the results of the small experiment, and seconds by phase.
+    """What a rehearsal came to: the results of the small experiment, and the seconds of the checks and of itself.
 
     `minutes` is what all trainings of the preset would take here at their own size, one after the other; None where
     nothing is trained, or the preset is for a GPU and there is none.
@@ -84,9 +84,8 @@ def rehearse(request: ExperimentRequest, folder: Path, progress: Progress | None
     minutes = minutes_of_training(request)
     checked = time.monotonic()
     results = run_experiment(rehearsed(request), folder, progress=progress, resume=True)
-    trained = sum(record.value for record in results.records if record.name == "training/seconds")
-    rest = time.monotonic() - checked - trained
-    return Rehearsal(results, {"checks": checked - began, "training": trained, "measuring": rest}, minutes)
+    seconds = {"checks": checked - began, "small experiment": time.monotonic() - checked}
+    return Rehearsal(results, seconds, minutes)
 
 
 class _DataOnce:
