@@ -53,7 +53,7 @@ class TrainingOfVariant:
         remarks: list[str] = []
         rate = next(iter(tried), self.recipe.train.learning_rate)
         if self._preset.tries_rates:
-            yield from self._try_rates(tried, validation, better)
+            yield from self._try_rates(tried, validation, better, progress)
             rate, remarks = choose_rate(tried, better)
         first = [self._training(rate, seed) for seed in range(self._preset.seeds)]
         stages = [[(run, one.recipe)] for run, one in zip((yield first), first, strict=True)]
@@ -69,7 +69,9 @@ class TrainingOfVariant:
                 stages[seed].append((run, training.recipe))
         return TrainedVariant(rate, tried, remarks, stages)
 
-    def _try_rates(self, tried: dict[float, float], validation: str, better: Better) -> Plan[None]:
+    def _try_rates(
+        self, tried: dict[float, float], validation: str, better: Better, progress: ManyTrainings
+    ) -> Plan[None]:
         """Fill in the validation at each rate, and at more rates while the best is the smallest or the largest."""
         untried = list(tried)
         most = len(tried) + self._preset.more_rates
@@ -84,6 +86,8 @@ class TrainingOfVariant:
                 )
             further = next_rate(tried, better)
             untried = [further] if further is not None and len(tried) < most else []
+            if untried:
+                progress.expect(self._cost(*self._preset.sweep), len(seeds))
 
     def _trial(self, rate: float, seed: int) -> Training:
         sweep = self._preset.sweep
