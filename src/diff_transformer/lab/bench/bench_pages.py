@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from diff_transformer.lab.bench.benchmark import BASELINE, RENAMED, WRONG, BenchRow, Threshold
+from diff_transformer.lab.bench.benchmark import BASELINE, WRONG, BenchRow, Threshold
 from diff_transformer.lab.results_files import short_commit, write_json, write_text
 from diff_transformer.storage.files import read_json
 
@@ -53,19 +53,7 @@ def write_document(path: Path, document: Document) -> tuple[Path, Path]:
 
 def write_page(path: Path) -> Path:
     """Write the page of a document beside it."""
-    return write_text(path.with_suffix(".md"), page(read_document(path)))
-
-
-def read_document(path: Path) -> Document:
-    """A document with the names of this version, whichever version wrote it."""
-    document = read_json(path)
-    if "bars" in document:
-        document["thresholds"] = document.pop("bars")
-    for row in (*document["rows"], *document.get("one_head", ()), *document.get("memory", ())):
-        row |= {name: RENAMED.get(row[name], row[name]) for name in ("candidate", "against") if name in row}
-    for name in ("candidates", "parameters"):
-        document[name] = {RENAMED.get(key, key): value for key, value in document.get(name, {}).items()}
-    return document
+    return write_text(path.with_suffix(".md"), page(read_json(path)))
 
 
 def page(document: Document) -> str:

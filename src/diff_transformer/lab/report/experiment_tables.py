@@ -11,7 +11,7 @@ from typing import Any
 from diff_transformer.lab.record import OWN, Comparison, ResultsFile, Verdict
 from diff_transformer.lab.report import wording
 from diff_transformer.lab.report.documents import Cell, Table
-from diff_transformer.lab.results_files import number_of, read_results, translated
+from diff_transformer.lab.results_files import number_of, read_results
 from diff_transformer.lab.verdicts import judge
 from diff_transformer.storage.files import read_json
 
@@ -143,7 +143,7 @@ def name_in_report(results: ExperimentResults, all_results: Sequence[ExperimentR
 def _experiment_files(path: Path) -> Iterator[Path]:
     """The file, or the files in a folder, whose settings say which experiment was requested."""
     for file in [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("*/*.json")]):
-        content = translated(read_json(file))
+        content = read_json(file)
         for key in ("settings", "request"):
             content = content.get(key) if isinstance(content, dict) else None
         if isinstance(content, dict) and all(isinstance(content.get(key), str) for key in ("experiment", "preset")):
