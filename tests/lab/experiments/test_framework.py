@@ -192,6 +192,15 @@ def test_lambdas_and_norms_of_every_kind_are_left_out_of_the_count() -> None:
     assert shared() == shared("model.attention_type=softmax") == shared("model.headwise_norm=false")
 
 
+def test_a_model_is_loaded_where_it_would_be_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: gpu)
+    here, on_cpu = (TINY.variant_recipe(DIFF_AND_SOFTMAX[0], *more) for more in ((), ("train.device=cpu",)))
+    for is_available, devices in ((True, [gpu, cpu]), (False, [cpu, cpu])):
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda found=is_available: found)
+        assert list(map(run_store.training_device, (here, on_cpu))) == devices
+
+
 def test_two_commands_do_not_train_one_run_at_a_time(tmp_path: Path) -> None:
     from filelock import FileLock
 
