@@ -7,9 +7,10 @@ import pytest
 
 from diff_transformer.lab.experiments.experiment import EXPERIMENTS, find_experiment
 from diff_transformer.lab.experiments.request import as_defined
+from diff_transformer.lab.experiments.scaling_experiment import TOKENS
 from diff_transformer.lab.learning import CURVES
 from diff_transformer.lab.record import Comparison, ResultsFile
-from diff_transformer.lab.report.wording import verdict_text
+from diff_transformer.lab.report.wording import STILL_LEARNING, verdict_text
 from diff_transformer.lab.results_files import read_results, write_json
 from diff_transformer.lab.verdicts import judge
 
@@ -63,6 +64,14 @@ def test_a_comparison_in_the_headlines_place_goes_without_its_claim() -> None:
     assert "6 bits" in file.headline.claim
     assert (other.headline.name, other.headline.claim) == (file.headline.name, "")
     assert any(map(other.headline.names, fewer))
+
+
+def test_what_is_asked_of_a_fixed_budget_does_not_wait_and_says_so() -> None:
+    (waits,) = {one.quality for one in committed("fig3").comparisons if one.name == TOKENS}
+    assert not waits
+    (note,) = [note for note in find_experiment("fig3").notes if note.startswith(f"{TOKENS} compares")]
+    assert "its verdict does not wait" in note
+    assert "unless it is asked of a fixed budget" in STILL_LEARNING
 
 
 def test_the_second_version_is_what_its_experiment_is_about() -> None:

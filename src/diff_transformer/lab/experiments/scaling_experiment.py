@@ -296,7 +296,7 @@ FIG_3 = Experiment(
         f"{PARAMETERS} and {TOKENS} are of {LANGUAGE_LOSS}. {language.FIXED_TEXT} The losses by size ({WHOLE}) are of "
         "whole documents, each in contexts of its own, and their intervals allow for other documents.",
         f"{TOKENS} compares two runs of one schedule: before its end a run has a higher learning rate than one that "
-        "ends there would have.",
+        "ends there would have. It is of a fixed budget, so its verdict does not wait until both have levelled off.",
         "The paper's gaps by size, read off Figure 3a: "
         + ", ".join(f"{first - second:+.3f} at {size.label}" for size, (first, second) in PAPER_LOSSES.items())
         + "; by tokens of training, read off Figure 3b: "
