@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from diff_transformer.lab.experiments.experiment import DIFF_AND_SOFTMAX, Counts, Preset
+from diff_transformer.lab.experiments.experiment import DIFF_AND_SOFTMAX, ParameterCounts, Preset
 from diff_transformer.lab.experiments.learning_rates import next_rate
 from diff_transformer.lab.experiments.request import request_experiment
 from diff_transformer.lab.experiments.runner import run_experiment
@@ -120,7 +120,7 @@ def outcome_of(
 ) -> tuple[TrainedVariant, list[list[str]]]:
     """What comes of a variant whose runs validate so, by rate or (rate, seed), and what it asked for at a time."""
     training, trainings = (
-        TrainingOfVariant(preset, DIFF_AND_SOFTMAX[0], Counts(1, 1)),
+        TrainingOfVariant(preset, DIFF_AND_SOFTMAX[0], ParameterCounts(1, 1)),
         ManyTrainings(progress or Silent(), 1),
     )
     for cost in training.costs():
@@ -204,7 +204,7 @@ def test_the_trainings_of_a_rate_that_is_added_are_counted_as_more(sweep: tuple[
 @pytest.mark.parametrize(("sweep", "trainings"), [((), 7), (("train.steps=1",), 9)])
 def test_trials_of_full_length_are_runs_of_the_first_seeds(sweep: tuple[str, ...], trainings: int) -> None:
     preset = replace(TINY, learning_rates=(1e-3, 3e-3, 1e-2), sweep_seeds=2, seeds=3, sweep=sweep)
-    assert len(TrainingOfVariant(preset, DIFF_AND_SOFTMAX[0], Counts(1, 1)).costs()) == trainings
+    assert len(TrainingOfVariant(preset, DIFF_AND_SOFTMAX[0], ParameterCounts(1, 1)).costs()) == trainings
 
 
 def test_one_rate_is_not_swept_and_a_diverged_run_has_no_second_stage() -> None:

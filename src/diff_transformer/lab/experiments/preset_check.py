@@ -4,7 +4,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from diff_transformer.lab.experiments.experiment import Counts, Variant, check_counts, check_recipes, count, text_notes
+from diff_transformer.lab.experiments.experiment import (
+    ParameterCounts,
+    Variant,
+    check_counts,
+    check_recipes,
+    count,
+    text_notes,
+)
 from diff_transformer.lab.experiments.request import ExperimentRequest
 from diff_transformer.train import Data, Recipe, build_config, build_data
 
@@ -29,7 +36,7 @@ class CheckedPreset:
     """
 
     recipes: Mapping[Variant, Recipe]
-    counts: Mapping[Variant, Counts]
+    counts: Mapping[Variant, ParameterCounts]
     notes: tuple[str, ...]
 
 

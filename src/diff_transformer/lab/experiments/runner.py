@@ -13,7 +13,7 @@ import torch
 
 from diff_transformer.data import MaskedTextBatches, TextBatches
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.experiment import Counts, Variant, heads_of
+from diff_transformer.lab.experiments.experiment import ParameterCounts, Variant, heads_of
 from diff_transformer.lab.experiments.learning_rates import sweep_notes
 from diff_transformer.lab.experiments.preset_check import DataOnce, check_preset
 from diff_transformer.lab.experiments.request import ExperimentRequest, as_defined, check_results, results_path
@@ -39,7 +39,7 @@ from diff_transformer.train import Progress, Recipe, build_model
 from diff_transformer.train.training_progress import Silent
 
 
-def size_records(variant: Variant, sizes: Counts) -> list[Result]:
+def size_records(variant: Variant, sizes: ParameterCounts) -> list[Result]:
     """How many parameters a variant has, with and without λ and norms."""
     names = {"training/parameters": sizes.total, "training/parameters_without_lambda_and_norms": sizes.shared}
     return [
@@ -214,7 +214,7 @@ class ExperimentRunner:
             if _without_threads(device) != own:
                 self.notes.append(f"Trained on another device, {device}: {number} of the runs.")
 
-    def _train(self, counts: Mapping[Variant, Counts]) -> dict[Variant, TrainedVariant]:
+    def _train(self, counts: Mapping[Variant, ParameterCounts]) -> dict[Variant, TrainedVariant]:
         """Train all that is in no store yet."""
         preset = self.preset
         trainings = {variant: TrainingOfVariant(preset, variant, counts[variant]) for variant in preset.variants}

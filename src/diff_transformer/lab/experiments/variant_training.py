@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from diff_transformer.lab.experiments.experiment import Counts, Preset, Variant, section
+from diff_transformer.lab.experiments.experiment import ParameterCounts, Preset, Variant, section
 from diff_transformer.lab.experiments.learning_rates import choose_rate, next_rate
 from diff_transformer.lab.experiments.run_store import Stored
 from diff_transformer.lab.experiments.time_left import Cost, ManyTrainings
@@ -34,7 +34,7 @@ class TrainedVariant:
 class TrainingOfVariant:
     """A variant of a preset, whose parameters have been counted."""
 
-    def __init__(self, preset: Preset, variant: Variant, sizes: Counts) -> None:
+    def __init__(self, preset: Preset, variant: Variant, sizes: ParameterCounts) -> None:
         self._preset, self._variant, self._sizes = preset, variant, sizes
         self.recipe = preset.variant_recipe(variant)
 

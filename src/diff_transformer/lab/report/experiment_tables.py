@@ -256,7 +256,7 @@ def verdict_table(results: ResultsFile) -> Table:
 
 def variants_table(settings: Mapping[str, Any]) -> Table:
     """The trained variants that the settings of a results file describe: their sizes, their learning rates, and the
-    validation losses of the rates tried.
+    validation, a loss or an accuracy, of the rates tried.
     """
     trained = settings["variants"]
     columns = {
@@ -307,8 +307,8 @@ def reasons_unknown(comparisons: Sequence[Comparison]) -> str:
 
 
 def _tried(rates: Mapping[str, float | None]) -> str:
-    losses = {rate: wording.format_number(number_of(loss), missing=wording.DIVERGED) for rate, loss in rates.items()}
-    return "; ".join(f"{rate}: {loss}" for rate, loss in losses.items()) or "–"
+    values = {rate: wording.format_number(number_of(value), missing=wording.DIVERGED) for rate, value in rates.items()}
+    return "; ".join(f"{rate}: {value}" for rate, value in values.items()) or "–"
 
 
 def _pair(values: tuple[float, float], missing: str) -> str:
