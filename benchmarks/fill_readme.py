@@ -30,7 +30,6 @@ from diff_transformer.lab.bench.bench_pages import (
     grouped_table,
     page_part,
     ratio_table,
-    read_document,
     replace_sections,
     write_page,
 )
@@ -324,7 +323,7 @@ def cuda_parts(operator: dict[str, Any] | None, model: dict[str, Any] | None) ->
 
 def measured_on_cuda() -> dict[Path, dict[str, str]]:
     """The same of the files that are there."""
-    found = (read_document(path) if path.is_file() else None for path in (CUDA_OPERATOR, CUDA_MODEL))
+    found = (read_json(path) if path.is_file() else None for path in (CUDA_OPERATOR, CUDA_MODEL))
     return cuda_parts(*found)
 
 
@@ -402,7 +401,7 @@ def _megabytes(folders: Iterable[Path]) -> str:
 
 
 def main() -> None:
-    operator, model, amx_operator, amx_model = map(read_document, (OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL))
+    operator, model, amx_operator, amx_model = map(read_json, (OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL))
     experiments = measured_experiments()
     draw(experiments)
     readme = {

@@ -17,10 +17,10 @@ import fill_readme
 from diff_transformer.cli import app
 from diff_transformer.convert import convert_from
 from diff_transformer.data import byte_tokenizer
-from diff_transformer.lab.bench.bench_pages import read_document
 from diff_transformer.lab.experiments.experiment import EXPERIMENTS, PAPER, find_experiment
 from diff_transformer.lab.results_files import read_results
 from diff_transformer.ops import lambda_init_schedule
+from diff_transformer.storage.files import read_json
 from diff_transformer.train import load_recipe, shipped_recipes
 from diff_transformer.variants import ATTENTION_TYPES
 
@@ -191,7 +191,7 @@ def test_the_api_has_every_public_name() -> None:
 
 
 def test_filled_in_numbers_are_those_that_were_measured() -> None:
-    documents = map(read_document, (fill_readme.MODEL, fill_readme.AMX_MODEL))
+    documents = map(read_json, (fill_readme.MODEL, fill_readme.AMX_MODEL))
     for path, parts in fill_readme.pages_parts(fill_readme.measured_experiments(), *documents).items():
         text = path.read_text(encoding="utf-8")
         for name, part in parts.items():

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from diff_transformer.lab.bench.bench_pages import page, read_document, replace_sections
+from diff_transformer.lab.bench.bench_pages import page, replace_sections
+from diff_transformer.storage.files import read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -47,8 +48,8 @@ def filler() -> Any:
 
 
 def test_numbers_are_those_that_were_measured(filler: Any) -> None:
-    operator, model = read_document(filler.OPERATOR), read_document(filler.MODEL)
-    amx_operator, amx_model = read_document(filler.AMX_OPERATOR), read_document(filler.AMX_MODEL)
+    operator, model = read_json(filler.OPERATOR), read_json(filler.MODEL)
+    amx_operator, amx_model = read_json(filler.AMX_OPERATOR), read_json(filler.AMX_MODEL)
     experiments = filler.measured_experiments()
     parts = {"decided": filler.decided(experiments, "results/RESULTS.md")}
     parts |= {"costs": filler.costs([(operator, model), (amx_operator, amx_model)])}
@@ -80,7 +81,7 @@ def test_numbers_of_a_gpu_are_those_that_were_measured(filler: Any) -> None:
             assert f"<!-- {name} -->\n{part}\n<!-- /{name} -->" in text
     for path in (filler.CUDA_OPERATOR, filler.CUDA_MODEL):
         if path.is_file():
-            assert path.with_suffix(".md").read_text(encoding="utf-8") == page(read_document(path))
+            assert path.with_suffix(".md").read_text(encoding="utf-8") == page(read_json(path))
 
 
 def test_without_a_gpu_nothing_is_said_of_one(filler: Any) -> None:
@@ -96,8 +97,8 @@ def test_numbers_of_a_gpu_are_filled_in(filler: Any, tmp_path: Path) -> None:
         notes = [f"noted of the {document['title']}"]
         return {**document, "rows": rows, "notes": notes, "device": "a GPU"}
 
-    operator = device(read_document(filler.OPERATOR), "softmax flash")
-    parts = filler.cuda_parts(operator, device(read_document(filler.MODEL), "softmax"))
+    operator = device(read_json(filler.OPERATOR), "softmax flash")
+    parts = filler.cuda_parts(operator, device(read_json(filler.MODEL), "softmax"))
     shown, explained = parts[filler.COST_PAGE], parts[filler.BACKENDS_PAGE]
     assert set(shown) == {"cuda model"}
     assert {"cuda speed", "cuda throughput", "cuda decode", "cuda memory", "cuda thresholds"} == set(explained)

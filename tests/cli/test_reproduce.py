@@ -180,7 +180,8 @@ def test_a_rehearsal_tells_what_it_took_and_leaves_nothing(
     alone = run("reproduce", "recall", "--rehearse")
     assert alone.exit_code == 0
     (row,) = [line for line in alone.stdout.splitlines() if "recall" in line]
-    assert re.search(r"recall +│ +[\d.]+ │ +[\d.]+ │ +[\d.]+ │ +\d+ │ +[\d.]+ min │", row)
+    assert re.search(r"recall +│ +[\d.]+ │ +[\d.]+ │ +\d+ │ +[\d.]+ min │", row)
+    assert re.search(r"┃ checks, s ┃ small experiment, s ┃ comparisons ┃", alone.stdout)
     result = run("reproduce", "all", "--preset", "gpu", "--rehearse")
     assert result.exit_code == 2
     (row,) = [line for line in result.stdout.splitlines() if "recall" in line]

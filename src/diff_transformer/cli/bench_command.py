@@ -81,7 +81,7 @@ def bench(
     import torch
 
     from diff_transformer.lab.bench.bench_pages import results_path, threshold_line, write_document
-    from diff_transformer.lab.bench.benchmark import RENAMED, refuse_wrong
+    from diff_transformer.lab.bench.benchmark import refuse_wrong
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -92,7 +92,7 @@ def bench(
         "heads": heads,
         "head_dims": tuple(head_dim or ()),
         "passes": tuple(pass_ or ()),
-        "candidates": tuple(RENAMED.get(name, name) for name in candidate or ()),
+        "candidates": tuple(candidate or ()),
         "rounds": rounds,
         "memory_length": memory_length,
         "compile": compile_ or None,

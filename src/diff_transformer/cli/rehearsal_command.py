@@ -24,6 +24,7 @@ def rehearse_all(requests: "Sequence[ExperimentRequest]") -> None:
     from diff_transformer.lab.report.experiments_report import DOCUMENT, build_results_report
 
     messages = console.messages()
+    phases = ("checks", "small experiment")
     rows: list[tuple[str, ...]] = []
     failed: list[str] = []
     with TemporaryDirectory() as temporary:
@@ -37,14 +38,14 @@ def rehearse_all(requests: "Sequence[ExperimentRequest]") -> None:
                 messages.print(f"error: {name}: {message_among(error, len(requests))}", markup=False, soft_wrap=True)
                 failed.append(name)
                 continue
-            seconds = (f"{rehearsal.seconds[phase]:.1f}" for phase in ("checks", "training", "measuring"))
+            seconds = (f"{rehearsal.seconds[phase]:.1f}" for phase in phases)
             minutes = "–" if rehearsal.minutes is None else f"{rehearsal.minutes:.1f} min"
             rows.append((name, *seconds, str(len(rehearsal.results.comparisons)), minutes))
         if rows:
             build_results_report([folder], folder / DOCUMENT, as_defined)
-    head = ("experiment", "checks, s", "training, s", "the rest, s", "comparisons", "training at full size")
+    head = ("experiment", *(f"{phase}, s" for phase in phases), "comparisons", "training at full size")
     caption = (
-        "All files were written, the report too. Checks are of the preset itself, the next columns of the small "
+        "All files were written, the report too. Checks are of the preset itself, comparisons of the small "
         "experiment. At full size: all trainings of the preset on this machine one after the other, by a few steps of "
         "each, without measurements; – where there are none, or no GPU for them."
     )

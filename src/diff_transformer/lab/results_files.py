@@ -1,14 +1,12 @@
 """Reads and writes the files of results, and captures the environment that they were measured in.
 
 Files are JSON without NaN: a number that is not finite is written as null and read back as NaN. Every file is written
-under a temporary name and then renamed, so that a reader never sees half of one. Files of earlier versions are
-translated into the words of this one before they are read.
+under a temporary name and then renamed, so that a reader never sees half of one.
 """
 
 import json
 import math
 import platform
-import re
 import shlex
 import subprocess
 import sys
@@ -27,39 +25,6 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 T = TypeVar("T")
-
-# Names of earlier versions → those of now.
-_RENAMED = {"arm": "variant", "arms": "variants", "asked": "request", "start_from": "init_from"}
-_GROUPS = {"group": "coordinates", "accuracy_group": "accuracy_coordinates"}
-
-# What a part of a group's name was → the names of its numbers and words, by the pattern's own groups.
-_PARTS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"N(?P<needles>\d+) R(?P<queries>\d+)",
-        r"depth (?P<depth>\d+ %)",
-        r"(?P<depth>\d+–\d+ %)",
-        r"(?P<position>\d+–\d+)",
-        r"first (?P<first_tokens>\d+)",
-        r"(?P<tokens>\d+(?:,\d{3})*) tokens",
-        r"(?P<length>all lengths)",
-        r"noise (?P<noise>[\d.]+)",
-        r"(?P<shots>\d+) shots",
-        r"(?P<orders>random|alternating) orders",
-        r"(?P<examples>\d+)-shot",
-        r"operations (?P<operations>\d+)",
-        r"step (?P<step>\d+)",
-        r"(?P<phase>before training|in training)",
-        r"(?P<bits>\d+) bits per (?P<granularity>tensor|row)",
-        r"(?P<bits>whole)",
-        r"top-(?P<rank>\d+)",
-        r"(?P<rank>median)",
-        r"context × (?P<context_factor>\d+)",
-        r"(?P<parameters>\d+(?:\.\d+)?[MB])",
-        r"(?P<learning_rate>\d+(?:\.\d+)?(?:e[+-]?\d+)?)",
-    )
-)
-_TIMES = {"M": 1e6, "B": 1e9}
 
 
 def capture_environment(device: str | None = None) -> Environment:
@@ -196,7 +161,7 @@ def read_record(path: str | Path, kind: type[T]) -> T:
 
     try:
         # Of JSON pydantic takes a list for a tuple without taking a text for a number.
-        return TypeAdapter(kind).validate_json(json.dumps(translated(read_json(path))))
+        return TypeAdapter(kind).validate_json(json.dumps(read_json(path)))
     except ValidationError as error:
         raise ValueError(f"{path}: {_sentence(error)}") from None
 
@@ -218,48 +183,3 @@ def _sentence(error: "ValidationError") -> str:
 
 def _item(keys: Sequence[int | str]) -> str:
     return "the file" + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
-
-
-def translated(content: Any) -> Any:
-    """The JSON content of a results file in the words of this version; what is of this version stays as it is."""
-    if isinstance(content, list):
-        return [translated(part) for part in content]
-    if not isinstance(content, dict):
-        return content
-    words: dict[str, Any] = {}
-    for name, value in content.items():
-        if name in _GROUPS:
-            words[_GROUPS[name]] = coordinates_of(value) if value is None or isinstance(value, str) else value
-        elif name == "claimed_by":
-            words["exploratory"] = value == "us"
-        else:
-            words[str(_RENAMED.get(name, name))] = translated(value)
-    return words
-
-
-def coordinates_of(group: str | None) -> dict[str, Any]:
-    """The coordinates that an earlier version wrote as one text: "noise 0.1, 8 shots"; {"part": …} where it is none."""
-    coordinates: dict[str, Any] = {}
-    for part in [] if group is None else group.split(", "):
-        match = next((match for pattern in _PARTS if (match := pattern.fullmatch(part))), None)
-        if match is None:
-            return {"part": group}
-        for name, text in match.groupdict().items():
-            # A training's tokens stood behind its model's size; alone they were the length of a context.
-            is_length = name == "tokens" and "parameters" not in coordinates
-            coordinates["length" if is_length else name] = _value(text)
-    return coordinates
-
-
-def _value(text: str) -> Any:
-    if "–" in text:
-        low, high = text.removesuffix(" %").split("–")
-        return [int(low) / 100, int(high) / 100] if text.endswith("%") else [int(low), int(high)]
-    if text.endswith("%"):
-        return int(text.removesuffix(" %")) / 100
-    if text[-1] in _TIMES:
-        return round(float(text[:-1]) * _TIMES[text[-1]])
-    number = text.replace(",", "")
-    if number.isdigit():
-        return int(number)
-    return float(number) if number[0].isdigit() else text

@@ -36,16 +36,13 @@ def _judged(
     row = _with_levels(row, baseline, records)
     row = _with_curves(row, curves)
     is_low = bool(row.at_floor or row.at_elimination)
-    # Results of earlier versions claim nothing at all where a variant guesses, and so have no direction.
-    without_direction = is_low and row.better is None and baseline is not None and not baseline.is_accuracy
-    better = next(record.better for record in records if record.name == row.name) if without_direction else row.better
-    if better is None:
+    if row.better is None:
         return row
     if is_low:
-        return replace(row, verdict="not comparable", better=better, seeds_needed=None, documents_needed=False)
+        return replace(row, verdict="not comparable", seeds_needed=None, documents_needed=False)
     if row.quality and row.still_learning:
         return replace(row, verdict="still learning", seeds_needed=None, documents_needed=False)
-    return replace(row, verdict=verdict(row.interval, better, seeds=len(row.differences)))
+    return replace(row, verdict=verdict(row.interval, row.better, seeds=len(row.differences)))
 
 
 def _with_levels(row: Comparison, baseline: Baseline | None, records: Sequence[Result]) -> Comparison:

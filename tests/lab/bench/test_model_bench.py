@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from diff_transformer.lab.bench import model_bench
-from diff_transformer.lab.bench.bench_pages import page, read_document
+from diff_transformer.lab.bench.bench_pages import page
 from diff_transformer.lab.bench.benchmark import DECODE, FORWARD, STEP, BenchRow, refuse_wrong
 from diff_transformer.lab.bench.model_bench import MODELS, ModelSettings, build, measure_model
 from diff_transformer.lab.results_files import write_json
 from diff_transformer.model import interface_attention
+from diff_transformer.storage.files import read_json
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_a_run_has_every_model_in_every_pass(small: ModelSettings, notes: Any, t
     assert sizes["diff"] - sizes["softmax"] == 2 * (4 * 8 + 2 * 8)
     assert sizes["softmax"] == sizes["Llama"]
     assert [one.text for one in document["thresholds"]] == ["training step, float32", "training step, bfloat16"]
-    text = page(read_document(write_json(tmp_path / "model.json", document)))
+    text = page(read_json(write_json(tmp_path / "model.json", document)))
     assert f"{sizes['diff']:,} parameters" in text
     assert "DiffLlama / Llama" in text
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diff_transformer.lab.bench import benchmark, model_bench
-from diff_transformer.lab.bench.bench_pages import page, page_part, read_document, row_line
+from diff_transformer.lab.bench.bench_pages import page, page_part, row_line
 from diff_transformer.lab.bench.benchmark import DECODE, FORWARD, STEP, BenchRow
 from diff_transformer.lab.bench.model_bench import (
     MODELS,
@@ -19,6 +19,7 @@ from diff_transformer.lab.bench.model_bench import (
 )
 from diff_transformer.lab.bench.timing import NO_MEMORY
 from diff_transformer.lab.results_files import write_json
+from diff_transformer.storage.files import read_json
 
 GIB = 1 << 30
 
@@ -136,7 +137,7 @@ def test_results_are_checked_on_fewer_layers(
         tokens = row.shape["batch"] * (1 if row.pass_ == DECODE else row.shape["length"])
         assert row.tokens_per_second == pytest.approx(tokens / row.milliseconds * 1e3)
     assert " tokens/s" in row_line(rows[0])
-    written = read_document(write_json(tmp_path / "model.json", document))
+    written = read_json(write_json(tmp_path / "model.json", document))
     assert page_part("tokens", written).splitlines()[0] == "| pass | dtype | length | softmax | diff |"
     assert document["notes"][0] in page(written)
 

@@ -12,7 +12,6 @@ from diff_transformer.lab.bench.bench_pages import (
     page,
     page_part,
     ratio_table,
-    read_document,
     row_line,
 )
 from diff_transformer.lab.bench.benchmark import BACKWARD, DECODE, FORWARD, TRAINING, BenchRow
@@ -30,6 +29,7 @@ from diff_transformer.lab.bench.operator_problem import Shape, arrange, draw, fl
 from diff_transformer.lab.bench.timing import BURST, CYCLES, NO_MEMORY, EventClock, try_run, wall_clock
 from diff_transformer.lab.results_files import write_json
 from diff_transformer.ops.backends import BACKENDS
+from diff_transformer.storage.files import read_json
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PEAK = 800.0
@@ -168,7 +168,7 @@ def test_a_run(believed: None, notes: Any, tmp_path: Any) -> None:
     assert [row.ratio for row in rows if row.candidate == BASELINE_FLASH] == [1.0] * 4
     refused = [row.reason for row in rows if row.candidate == BASELINE_CUDNN]
     assert all(str(reason).startswith("RuntimeError: ") for reason in refused)
-    written = read_document(write_json(tmp_path / "operator-cuda.json", document))
+    written = read_json(write_json(tmp_path / "operator-cuda.json", document))
     assert written["peak_teraflops_per_second"] == {"bfloat16": PEAK}
     text = page(written)
     assert "relative to `softmax flash`" in text

@@ -7,9 +7,10 @@ import pytest
 
 from diff_transformer.lab.experiments.experiment import EXPERIMENTS, find_experiment
 from diff_transformer.lab.experiments.request import as_defined
+from diff_transformer.lab.experiments.scaling_experiment import TOKENS
 from diff_transformer.lab.learning import CURVES
 from diff_transformer.lab.record import Comparison, ResultsFile
-from diff_transformer.lab.report.wording import verdict_text
+from diff_transformer.lab.report.wording import STILL_LEARNING, verdict_text
 from diff_transformer.lab.results_files import read_results, write_json
 from diff_transformer.lab.verdicts import judge
 
@@ -38,6 +39,39 @@ def test_a_headline_is_one_of_the_comparisons_that_are_judged(name: str) -> None
         assert ("diff", "softmax") not in pairs
     else:
         assert [one.verdict is not None for one in file.comparisons if file.headline.names(one)] == [True]
+
+
+def test_a_headline_of_table_2_is_a_cell_that_is_measured() -> None:
+    headline = find_experiment("table2").headline
+    assert headline is not None
+    found = {
+        str(cells): (headline({"cells": cells}).coordinates.label, headline({"cells": cells}).claim)
+        for cells in ([[1, 1], [4, 2], [2, 2]], [[1, 1], [4, 2], [6, 2]], [[1, 1]])
+    }
+    assert list(found.values()) == [
+        ("2 needles, 2 queried", "DIFF finds more of 2 needles that are both asked for than the Transformer"),
+        ("4 needles, 2 queried", "DIFF finds more of the needles asked for, 2 of 4, than the Transformer"),
+        ("1 needle, 1 queried", "DIFF finds more of the needles asked for, 1 of 1, than the Transformer"),
+    ]
+
+
+def test_a_comparison_in_the_headlines_place_goes_without_its_claim() -> None:
+    file = committed("fig8")
+    fewer = tuple(one for one in file.comparisons if one.coordinates.get("bits") != 6)
+    other = as_defined(replace(file, comparisons=fewer))
+    assert file.headline is not None
+    assert other.headline is not None
+    assert "6 bits" in file.headline.claim
+    assert (other.headline.name, other.headline.claim) == (file.headline.name, "")
+    assert any(map(other.headline.names, fewer))
+
+
+def test_what_is_asked_of_a_fixed_budget_does_not_wait_and_says_so() -> None:
+    (waits,) = {one.quality for one in committed("fig3").comparisons if one.name == TOKENS}
+    assert not waits
+    (note,) = [note for note in find_experiment("fig3").notes if note.startswith(f"{TOKENS} compares")]
+    assert "its verdict does not wait" in note
+    assert "unless it is asked of a fixed budget" in STILL_LEARNING
 
 
 def test_the_second_version_is_what_its_experiment_is_about() -> None:

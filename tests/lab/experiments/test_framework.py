@@ -68,6 +68,9 @@ def test_the_choice_of_a_learning_rate(
         ({1e-3: 3.0, 3e-3: math.nan}, "lower", 3.3e-4),
         ({1e-3: math.nan, 3e-3: math.nan}, "lower", None),
         ({1e-3: 3.0}, "lower", None),
+        ({1e-3: 2.0, 1.02e-3: 1.0}, "lower", None),  # 0.00104 is 0.001 in two digits
+        ({1e-3: 0.4, 1.003e-3: 0.3}, "higher", None),
+        ({1.004e-3: 2.0, 1.02e-3: 1.0}, "lower", None),
     ],
 )
 def test_the_rate_that_is_tried_next(tried: dict[float, float], better: Better, further: float | None) -> None:
@@ -187,6 +190,15 @@ def test_lambdas_and_norms_of_every_kind_are_left_out_of_the_count() -> None:
         return count(build_config(load_recipe("retrieval", [*SIZES, *overrides]), 64)).shared
 
     assert shared() == shared("model.attention_type=softmax") == shared("model.headwise_norm=false")
+
+
+def test_a_model_is_loaded_where_it_would_be_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: gpu)
+    here, on_cpu = (TINY.variant_recipe(DIFF_AND_SOFTMAX[0], *more) for more in ((), ("train.device=cpu",)))
+    for is_available, devices in ((True, [gpu, cpu]), (False, [cpu, cpu])):
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda found=is_available: found)
+        assert list(map(run_store.training_device, (here, on_cpu))) == devices
 
 
 def test_two_commands_do_not_train_one_run_at_a_time(tmp_path: Path) -> None:

@@ -261,12 +261,28 @@ def test_a_run_without_its_model_keeps_what_was_measured_of_it(tmp_path: Path, m
     results = run_experiment(request, tmp_path, resume=True)
     assert counted[4:] == [("diff", 0), ("softmax", 0), ("softmax", 1)]
     assert [one.value for one in results.records if one.name == "x" and (one.variant, one.seed) == ("diff", 1)] == [3.0]
-    assert f"Measured by an earlier command, at commit {'a' * 12}: 1 of the runs." in results.notes
-
+    note = f"Measured by an earlier command, at commit {'a' * 12}: 1 of the runs."
+    assert note in results.notes
+    # Its numbers are the only ones, also for a command that keeps nothing else.
+    results = run_experiment(request, tmp_path, overwrite=True)
+    assert len(counted) == 10
+    assert note in results.notes
     (tmp_path / "recall.json").unlink()
+    assert note in run_experiment(request, tmp_path).notes
+
+    path = kept / "measured" / "recall.json"
+    measured = read_results(path)
+    write_json(path, replace(measured, settings={**measured.settings, "options": '{"sequences": 9}'}))
+    differs = r"its model .* is not there, and .*recall\.json. holds what recall measured of it with the options "
+    differs += r'\{"sequences": 9\}, not \{"sequences": 8\}; ask for those options, or without .* trains it again'
+    with pytest.raises(FileNotFoundError, match=differs):
+        run_experiment(request, tmp_path, overwrite=True)
     shutil.rmtree(kept / "measured")
-    with pytest.raises(FileNotFoundError, match=r"diff with seed 1 was trained, but its model .* trains it again"):
-        run_experiment(request, tmp_path, resume=True)
+    lacks = r"diff with seed 1 was trained, but its model .* nor what recall measured of it, .* trains it again"
+    for settings in ({"resume": True}, {"overwrite": True}):
+        (tmp_path / "recall.json").unlink(missing_ok=True)
+        with pytest.raises(FileNotFoundError, match=lacks):
+            run_experiment(request, tmp_path, **settings)
 
 
 def test_runs_that_another_machine_has_trained_are_told(done: tuple[Path, ResultsFile, Heard], tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from diff_transformer.lab.experiments.experiment import DIFF_AND_SOFTMAX, Counts, Preset
+from diff_transformer.lab.experiments.experiment import DIFF_AND_SOFTMAX, ParameterCounts, Preset
 from diff_transformer.lab.experiments.learning_rates import next_rate
 from diff_transformer.lab.experiments.request import request_experiment
 from diff_transformer.lab.experiments.runner import run_experiment
 from diff_transformer.lab.experiments.time_left import ManyTrainings
 from diff_transformer.lab.experiments.variant_training import TrainedVariant, TrainingOfVariant
 from diff_transformer.lab.record import Result, ResultsFile
-from diff_transformer.train import TrainingInterrupted
+from diff_transformer.train import Progress, TrainingInterrupted
 from diff_transformer.train.training_progress import Silent
 from small_experiment import SMALL, TINY, Heard, trainings
 
@@ -115,12 +115,18 @@ class Run:
         return [{"validation/accuracy": self.accuracy}]
 
 
-def outcome_of(preset: Preset, accuracy_at: Mapping[Any, float]) -> tuple[TrainedVariant, list[list[str]]]:
+def outcome_of(
+    preset: Preset, accuracy_at: Mapping[Any, float], progress: Progress | None = None
+) -> tuple[TrainedVariant, list[list[str]]]:
     """What comes of a variant whose runs validate so, by rate or (rate, seed), and what it asked for at a time."""
-    plan = TrainingOfVariant(preset, DIFF_AND_SOFTMAX[0], Counts(1, 1)).plan(
-        "validation/accuracy", "higher", ManyTrainings(Silent(), 1)
+    training, trainings = (
+        TrainingOfVariant(preset, DIFF_AND_SOFTMAX[0], ParameterCounts(1, 1)),
+        ManyTrainings(progress or Silent(), 1),
     )
-    asked, runs = [], None
+    for cost in training.costs():
+        trainings.expect(cost)
+    plan = training.plan("validation/accuracy", "higher", trainings)
+    asked, runs, done = [], None, set()
     while True:
         try:
             wanted = next(plan) if runs is None else plan.send(runs)
@@ -129,6 +135,11 @@ def outcome_of(preset: Preset, accuracy_at: Mapping[Any, float]) -> tuple[Traine
         asked.append([training.name for training in wanted])
         settings = [training.recipe.train for training in wanted]
         keys: list[Any] = [((one.learning_rate, one.seed), one.learning_rate) for one in settings]
+        for one, (key, _) in zip(wanted, keys, strict=True):
+            if (key, one.cost) not in done:
+                trainings.plan(one.name, one.cost)
+            done.add((key, one.cost))
+        trainings.announce()
         runs: Any = [Run(accuracy_at.get(both, accuracy_at.get(rate, 0.0))) for both, rate in keys]
 
 
@@ -175,10 +186,25 @@ def test_the_mean_over_several_seeds_decides_where_rates_are_tried_with_them() -
     assert outcome_of(one, accuracies)[0].learning_rate == 1e-3, "no more seeds than are compared"
 
 
+@pytest.mark.parametrize(("sweep", "total"), [((), 9), (("train.steps=1",), 11)])
+def test_the_trainings_of_a_rate_that_is_added_are_counted_as_more(sweep: tuple[str, ...], total: int) -> None:
+    """They are none of those that were expected, which are still to come."""
+
+    totals = []
+
+    class Counted(Silent):
+        def update_all(self, done: int, total: int, time_left: str) -> None:
+            totals.append(total)
+
+    preset = replace(TINY, learning_rates=(1e-3, 3e-3, 1e-2), sweep_seeds=2, seeds=3, sweep=sweep, more_rates=4)
+    outcome_of(preset, {3e-3: 0.3, 1e-2: 0.4, 3.3e-2: 0.3}, Counted())
+    assert totals == [total - 2, total, total]
+
+
 @pytest.mark.parametrize(("sweep", "trainings"), [((), 7), (("train.steps=1",), 9)])
 def test_trials_of_full_length_are_runs_of_the_first_seeds(sweep: tuple[str, ...], trainings: int) -> None:
     preset = replace(TINY, learning_rates=(1e-3, 3e-3, 1e-2), sweep_seeds=2, seeds=3, sweep=sweep)
-    assert len(TrainingOfVariant(preset, DIFF_AND_SOFTMAX[0], Counts(1, 1)).costs()) == trainings
+    assert len(TrainingOfVariant(preset, DIFF_AND_SOFTMAX[0], ParameterCounts(1, 1)).costs()) == trainings
 
 
 def test_one_rate_is_not_swept_and_a_diverged_run_has_no_second_stage() -> None:

@@ -90,8 +90,8 @@ def test_records_of_problems_that_are_held_out(kind: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(arithmetic, "solve", know)
     batches = ArithmeticBatches(3)
-    measured = EvalInput(model=make(kind), variant=kind, tokenizer=byte_tokenizer())
-    records = Arithmetic(problems=12, examples=2).records(measured, batches, seed=4)
+    measured = EvalInput(model=make(kind), variant=kind, tokenizer=byte_tokenizer(), batches=batches)
+    records = Arithmetic(problems=12, examples=2).run(measured)
     assert len({problem.question for problem in problems_solved}) == 36
     assert all(is_held_out(problem.question) for problem in problems_solved)
     by_name = {(record.name, record.coordinates.label): record for record in records}
@@ -122,6 +122,17 @@ def test_the_measure_runs_on_any_checkpoint(kind: str) -> None:
         arithmetic.run(EvalInput(model=make(kind), variant=kind))
 
 
-def test_what_a_run_was_trained_on_is_measured_by_default() -> None:
-    measured = EvalInput(model=make("diff"), variant="diff", batches=ArithmeticBatches(1))
-    assert {record.name for record in Standard().run(measured)} == {EXACT_MATCH, ANSWER_LENGTH}
+def test_what_a_run_was_trained_on_is_measured_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the same problems for the models of all seeds, whose answers are compared document by document."""
+    asked: list[list[str]] = []
+    solve_them = arithmetic.solve
+
+    def remember(model: Any, tokenizer: Any, problems: Any, **settings: Any) -> list[Solved]:
+        asked.append([problem.question for problem in problems])
+        return solve_them(model, tokenizer, problems, **settings)
+
+    monkeypatch.setattr(arithmetic, "solve", remember)
+    for seed in (0, 1):
+        measured = EvalInput(model=make("diff"), variant="diff", batches=ArithmeticBatches(1), seed=seed)
+        assert {record.name for record in Standard().run(measured)} == {EXACT_MATCH, ANSWER_LENGTH}
+    assert asked[0] == asked[1]

@@ -14,7 +14,6 @@ from diff_transformer.lab.measure.measurement import EvalInput, MeasurementReque
 from diff_transformer.lab.measure.needles import (
     DEPTHS,
     Needles,
-    NeedleTokens,
     attention_records,
     document_attention,
     haystack,
@@ -166,9 +165,8 @@ def test_token_needles() -> None:
     task = RetrievalBatches(4, 60, num_queries=4, num_keys=8, num_values=8).asking(3, 2)
     assert (task.num_pairs, task.num_queries, task.context_length) == (3, 2, 48)
     measured = EvalInput(model=Knows(task.vocab_size, 48), variant="it", batches=task, seed=2)
-    records = NeedleTokens(needles=3, queried=2, sequences=50).run(measured)
-    # The same by the name that text has, ten sequences for each of five depths.
-    assert Needles(needles=3, queried=2, samples=10).run(measured) == records
+    # Ten sequences for each of five depths.
+    records = Needles(needles=3, queried=2, samples=10).run(measured)
     values = {(record.name, record.coordinates.label): record.value for record in records}
     assert values["needles/accuracy", "3 needles, 2 queried"] == 0.5
     assert values["needles/joint_accuracy", "3 needles, 2 queried"] == 0.0
@@ -180,8 +178,6 @@ def test_token_needles() -> None:
 def test_text_and_tokens_are_told_apart() -> None:
     with pytest.raises(ValueError, match="in text or among the tokens of the retrieval task"):
         Needles().run(EvalInput(model=None, variant="it", batches=ManyShotBatches()))
-    with pytest.raises(ValueError, match="on the retrieval task alone"):
-        NeedleTokens().run(EvalInput(model=None, variant="it"))
 
 
 def test_the_measures_run_on_the_data_of_a_run() -> None:

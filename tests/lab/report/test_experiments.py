@@ -331,7 +331,7 @@ def test_where_the_report_goes(tmp_path: Path) -> None:
     for preset in ("cpu", "gpu"):
         (tmp_path / "all" / preset).mkdir(parents=True)
         request = {"experiment": "table6", "preset": preset}
-        write_json(tmp_path / "all" / preset / "table6.json", file([], [], "table6", asked=request, variants=[]))
+        write_json(tmp_path / "all" / preset / "table6.json", file([], [], "table6", request=request, variants=[]))
     assert build_results_report([tmp_path / "all"])[0] == tmp_path / "all" / "RESULTS.md"
     assert re.findall("^## (.*)", document(tmp_path / "all"), re.MULTILINE) == [
         "Overview",
@@ -357,7 +357,7 @@ def test_two_presets_of_one_experiment_are_told_apart_in_their_figures(tmp_path:
     for name, presets in (("table6", ("cpu", "gpu")), ("fig3", ("cpu",))):
         for preset in presets:
             request = {"experiment": name, "preset": preset}
-            write_json(tmp_path / f"{name}-{preset}.json", file(measured, compared, name, asked=request, variants=[]))
+            write_json(tmp_path / f"{name}-{preset}.json", file(measured, compared, name, request=request, variants=[]))
     build_results_report([tmp_path])
     page = (tmp_path / "RESULTS.html").read_text(encoding="utf-8")
     for kind in ("differences", "a"):
@@ -376,7 +376,7 @@ def test_results_on_different_texts_stand_beside_each_other(tmp_path: Path) -> N
     compared = [compare(records("a", OUTCOMES["inconclusive"]), "a", *PAIR)]
     for number, text in enumerate(([], ["/data/novels"], ["/data/книги", "/data/play.txt"])):
         request = {"experiment": "language", "preset": "cpu", "text": text}
-        write_json(tmp_path / f"{number}.json", file([], compared, "language", asked=request, variants=[]))
+        write_json(tmp_path / f"{number}.json", file([], compared, "language", request=request, variants=[]))
     build_results_report([tmp_path])
     titles = ("Language on Python code", "Language on novels", "Language on книги, play.txt")
     anchors = ("language-cpu", "language-cpu-novels", "language-cpu-книги-play.txt")
@@ -384,7 +384,7 @@ def test_results_on_different_texts_stand_beside_each_other(tmp_path: Path) -> N
         assert f'<a id="{anchor}">' in document(tmp_path)
         assert f"[{title}](#{anchor})" in document(tmp_path)
         assert (tmp_path / "figures" / f"{anchor}-differences.svg").is_file()
-    write_json(tmp_path / "3.json", file([], compared, "language", asked=request, variants=[]))
+    write_json(tmp_path / "3.json", file([], compared, "language", request=request, variants=[]))
     with pytest.raises(ValueError, match=r"'language' with the preset 'cpu' on книги, play.txt; give one of them"):
         build_results_report([tmp_path])
 

@@ -202,6 +202,34 @@ def test_runs_that_diverged_and_single_validations_leave_no_curve() -> None:
     assert "DIFF goes from 4.500 to" in curves.alt
 
 
+@pytest.mark.parametrize(
+    ("diverged", "low", "high"),
+    [((5.0, *[NAN] * 19), 4.94, 5.06), ((5.0, 4.0, *[NAN] * 18), 3.94, 4.06), ([NAN] * 20, 0, 1)],
+)
+def test_losses_that_all_diverged_in_the_beginning_are_drawn(
+    tmp_path: Path, diverged: Sequence[float], low: float, high: float
+) -> None:
+    """As with `compare --learning-rates 1`: no mean is left after the first tenth of training, and no level."""
+    file = results({"diff": [diverged], "softmax": [diverged]}, name=LOSS_CURVE)
+    assert drawings(file)[0].figure.axes[0].get_ylim() == pytest.approx((low, high))
+    write_json(tmp_path / "recall.json", file)
+    document, _ = build_results_report([tmp_path])
+    assert "recall-cpu-learning.svg" in document.read_text(encoding="utf-8")
+
+
+def test_an_accuracy_and_a_loss_have_a_figure_each(tmp_path: Path) -> None:
+    """A run on masked text logs both."""
+    accuracies = results({"diff": [FAST], "softmax": [SLOW]})
+    losses = results({"diff": [LOW], "softmax": [HIGH]}, name=LOSS_CURVE)
+    curves = tuple(record for record in losses.records if record.name == LOSS_CURVE)
+    both = replace(accuracies, records=(*accuracies.records, *curves))
+    names = ["recall-cpu-learning-accuracy", "recall-cpu-learning-loss", "recall-cpu-learning-difference"]
+    assert [drawing.name for drawing in drawings(both)] == names
+    write_json(tmp_path / "recall.json", both)
+    build_results_report([tmp_path])
+    assert {f"{name}.svg" for name in names} <= {path.name for path in (tmp_path / "figures").iterdir()}
+
+
 def test_the_report_has_figures_and_tables_of_learning(tmp_path: Path) -> None:
     write_json(tmp_path / "recall.json", results({"diff": [FAST, FAST], "softmax": [SLOW, SLOW]}))
     document, page = build_results_report([tmp_path])

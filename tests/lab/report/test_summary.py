@@ -62,7 +62,7 @@ WON, LOST, OPEN = (0.2, 0.21, 0.19), (-0.2, -0.21, -0.19), (0.2, -0.21, 0.19)
         (found(WON), "Holds", f"{CLAIM}: 0.700 against 0.500, +0.200 [+0.175, +0.225]."),
         (found(LOST), "Does not hold", f"{CLAIM}: 0.300 against 0.500, −0.200 [−0.225, −0.175]."),
         (found(OPEN), "Open: the interval holds 0", " seeds would find such a difference in 80 % of repetitions"),
-        (found(WON[:1]), "Open: the interval holds 0", "+0.200, no interval (one seed)."),
+        (found(WON[:1]), "Open: the interval holds 0, or is not known", "+0.200, no interval (one seed)."),
         (
             found(WON, curves={"diff": (0.1, 0.5, 0.9), "softmax": FLAT}),
             "Open: training ended",
@@ -88,6 +88,11 @@ def test_all_experiments_are_in_it_in_their_order() -> None:
 
 def test_a_comparison_without_a_sentence_is_described() -> None:
     part = summary([found(WON, headline=Headline(name="x"))])[0]
+    assert part.findings[0].sentence.startswith("DIFF has a higher x than the Transformer: 0.700")
+
+
+def test_a_claim_is_not_said_of_another_comparison() -> None:
+    part = summary([found(WON, headline=Headline(name="x", coordinates=Coordinates(needles=2), claim=CLAIM))])[0]
     assert part.findings[0].sentence.startswith("DIFF has a higher x than the Transformer: 0.700")
 
 
@@ -161,7 +166,7 @@ def test_the_opening_of_many_experiments_names_those_that_are_open_by_who_is_ahe
     text = document.read_text(encoding="utf-8")
     opening, rest = text.split("## Overview")
     assert f"- [Figure 4](#fig4-cpu): {CLAIM}: 0.300 against 0.500" in opening
-    assert "**Open: the interval holds 0**: [Figure 5](#fig5-cpu).\n" in opening
+    assert "**Open: the interval holds 0, or is not known**: [Figure 5](#fig5-cpu).\n" in opening
     learning = (
         "DIFF is ahead so far in [Table 2](#table2-cpu); the Transformer is ahead so far in [Table 3](#table3-cpu); "
     )

@@ -3,14 +3,14 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from diff_transformer.lab.bench.benchmark import BASELINE, RENAMED, WRONG, BenchRow, Threshold
+from diff_transformer.lab.bench.benchmark import BASELINE, WRONG, BenchRow, Threshold
 from diff_transformer.lab.results_files import short_commit, write_json, write_text
 from diff_transformer.storage.files import read_json
 
@@ -53,19 +53,7 @@ def write_document(path: Path, document: Document) -> tuple[Path, Path]:
 
 def write_page(path: Path) -> Path:
     """Write the page of a document beside it."""
-    return write_text(path.with_suffix(".md"), page(read_document(path)))
-
-
-def read_document(path: Path) -> Document:
-    """A document with the names of this version, whichever version wrote it."""
-    document = read_json(path)
-    if "bars" in document:
-        document["thresholds"] = document.pop("bars")
-    for row in (*document["rows"], *document.get("one_head", ()), *document.get("memory", ())):
-        row |= {name: RENAMED.get(row[name], row[name]) for name in ("candidate", "against") if name in row}
-    for name in ("candidates", "parameters"):
-        document[name] = {RENAMED.get(key, key): value for key, value in document.get(name, {}).items()}
-    return document
+    return write_text(path.with_suffix(".md"), page(read_json(path)))
 
 
 def page(document: Document) -> str:
@@ -88,14 +76,7 @@ def base_of(document: Document) -> str:
     return max(names, key=names.__getitem__, default=BASELINE)
 
 
-def ratio_table(
-    document: Document,
-    *,
-    lengths: Collection[int] | None = None,
-    batches: Collection[int] | None = None,
-    candidates: Collection[str] | None = None,
-    quartiles: bool = False,
-) -> str:
+def ratio_table(document: Document, *, quartiles: bool = False) -> str:
     """Times: a line for each case, a column for each candidate, "a / b" where it is not relative to the base."""
     base, digits = base_of(document), 3 if document["settings"]["device"].startswith("cuda") else 1
     last = f"{base}, ms"
@@ -105,12 +86,10 @@ def ratio_table(
             return last
         return row["candidate"] if row["against"] == base else f"{row['candidate']} / {row['against']}"
 
-    rows = [row for row in document["rows"] if lengths is None or row["shape"]["keys"] in lengths]
-    rows = [row for row in rows if batches is None or row["shape"]["batch"] in batches]
-    rows = [{**row, "candidate": column(row)} for row in rows]
+    rows = [{**row, "candidate": column(row)} for row in document["rows"]]
     # A backend that no case here can run has no column; its reason is on the page.
     shown = dict.fromkeys(row["candidate"] for row in rows if row["ratio"] is not None or row["reason"] == WRONG)
-    names = [name for name in shown if name != last and (candidates is None or name in candidates)]
+    names = [name for name in shown if name != last]
     return page_part("times", rows, _CASE_COLUMNS[document["title"]], [*names, last], digits, quartiles)
 
 

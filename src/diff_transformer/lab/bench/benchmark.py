@@ -17,19 +17,6 @@ STEP = "training step"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # The Transformer with the same parameters, whose time the ratios are to.
 BASELINE = "softmax"
-# Names of candidates in results and commands of earlier versions → their names now.
-RENAMED = {
-    "twin": BASELINE,
-    "twin flash": "softmax flash",
-    "twin cuDNN": "softmax cuDNN",
-    "wide": "sdpa_full_v",
-    "wide efficient": "sdpa_full_v efficient",
-    "wide cuDNN": "sdpa_full_v cuDNN",
-    "pieces": "sdpa_split_v",
-    "pieces flash": "sdpa_split_v flash",
-    "pieces cuDNN": "sdpa_split_v cuDNN",
-    "one call": "sdpa_padded_q",
-}
 WRONG = "its results are wrong"
 
 Settings = TypeVar("Settings", bound="BenchSettings")

@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from diff_transformer.data import RetrievalBatches, RetrievalSample, TextBatches
 from diff_transformer.lab.experiments.experiment import section
-from diff_transformer.lab.experiments.side_by_side import Job, SideBySide, default_workers
+from diff_transformer.lab.experiments.run_store import load_trained
+from diff_transformer.lab.experiments.side_by_side import Job, SideBySide, default_workers, worker_threads
 from diff_transformer.lab.experiments.step_timing import seconds_of_step
 from diff_transformer.lab.measure.measurement import EvalInput
 from diff_transformer.lab.measure.retrieval import retrieval_answers, retrieval_baselines
@@ -25,10 +26,8 @@ from diff_transformer.lab.measure.standard import Standard, curve_baselines, cur
 from diff_transformer.lab.record import Baseline, Result
 from diff_transformer.lab.results_files import capture_results, write_json
 from diff_transformer.model import DiffTransformerForCausalLM, attention_maps
-from diff_transformer.processors import usable_processors
 from diff_transformer.storage.files import read_metrics
 from diff_transformer.train import Data, Progress, Recipe, build_data, load_recipe, train
-from diff_transformer.train.checkpoint import without_progress_bars
 from diff_transformer.train.run_folder import METRICS, MODEL, begin_run_folder, check_run_folder, is_run_folder
 from diff_transformer.variants import ATTENTION_TYPES
 
@@ -172,7 +171,9 @@ def run_demo(
                 work = partial(_train, recipes[task][variant], part.runs[variant], existing)
                 trainings.add(Job(name, work))
             trained = {job.name: result for job, result in trainings.results()}
-            models = {variant: _load(recipes[task][variant], part.runs[variant]) for variant in VARIANTS}
+            models: dict[str, Any] = {
+                variant: load_trained(recipes[task][variant], part.runs[variant] / MODEL) for variant in VARIANTS
+            }
             measured = []
             for variant, model in models.items():
                 lines = read_metrics(part.runs[variant] / METRICS)
@@ -208,7 +209,7 @@ _WITHOUT_EXTRAS = section("train", inspect_every=None, max_loss_rise=None)
 
 def _part(task: str, recipes: Mapping[str, Recipe], runs: Mapping[str, Path], data: Data, workers: int) -> DemoPart:
     """The part of a task, whose trainings that have not ended are timed."""
-    threads = max(1, usable_processors() // workers) if workers > 1 else None
+    threads = worker_threads(workers) if workers > 1 else None
     unfinished = [recipes[variant] for variant in VARIANTS if not (runs[variant] / MODEL).is_dir()]
     left = [recipe.train.steps * seconds_of_step(recipe, data, threads) for recipe in unfinished]
     recipe = recipes["diff"]
@@ -221,14 +222,6 @@ def _train(recipe: Recipe, folder: Path, existing: Mapping[str, Any], progress: 
     data = build_data(recipe)
     run = train(recipe, folder, progress=progress, on_evaluate=validation_callback(data.batches), data=data, **existing)
     return run.parameters, run.seconds
-
-
-def _load(recipe: Recipe, folder: Path) -> DiffTransformerForCausalLM:
-    """The trained model of a run in evaluation mode, where the recipe trains it."""
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    with without_progress_bars():
-        model = DiffTransformerForCausalLM.from_pretrained(folder / MODEL).eval()
-    return model if device is None or recipe.train.device == "cpu" else model.to(device)
 
 
 def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:

@@ -130,20 +130,20 @@ _FREE = ("model.", "train.learning_rate ")
 
 
 @dataclass(frozen=True)
-class Counts:
+class ParameterCounts:
     """Parameters of a variant: all of them, and those without λ and norms. Tied ones count once."""
 
     total: int
     shared: int
 
 
-def count(config: DiffTransformerConfig) -> Counts:
+def count(config: DiffTransformerConfig) -> ParameterCounts:
     """The parameters of a model that is not built."""
     named = list(meta_model(config).named_parameters())
     # What the attention types do not share: norms, and λ's vectors or projection.
     unshared = ("norm", *(f".{module}." for module in ATTENTION_TYPES[config.attention_type].lambda_modules))
     shared = sum(weight.numel() for name, weight in named if not any(part in name for part in unshared))
-    return Counts(sum(weight.numel() for _, weight in named), shared)
+    return ParameterCounts(sum(weight.numel() for _, weight in named), shared)
 
 
 def equal_feed_forward(config: DiffTransformerConfig, like: DiffTransformerConfig) -> int:
@@ -171,7 +171,7 @@ def check_recipes(recipes: Mapping[Variant, Recipe]) -> None:
             )
 
 
-def check_counts(counts: Mapping[Variant, Counts], preset: Preset) -> None:
+def check_counts(counts: Mapping[Variant, ParameterCounts], preset: Preset) -> None:
     """Raises ValueError for variants that are compared and not of equal size but for λ and norms, within the
     preset's tolerance."""
     tolerance = preset.parameter_tolerance

@@ -116,8 +116,8 @@ FIG_8 = Experiment(
         claim="DIFF loses less accuracy than the Transformer with attention logits of 6 bits",
     ),
     notes=(
-        "Rounded to 2^b − 1 equal steps up to the largest in size: of each row (a query in a head and map), or of each "
-        "tensor (all logits of a layer for one sequence). The paper does not say which.",
+        "Rounded to 2^b − 1 values, in equal steps from minus the largest size to the largest: of each row (a query in "
+        "a head and map), or of each tensor (all logits of a layer for one sequence). The paper does not say which.",
         "Accuracy is the share of tokens of held-out text that the model holds most likely; the paper's is on "
         f"HellaSwag, and its drop is against 16 bits. {language.FIXED_TEXT}",
     ),

@@ -124,14 +124,17 @@ FIG_4 = Experiment(
     ),
 )
 
-# About how long that stage takes alone: on two processor cores, and on one H200 (which nobody has timed yet).
+# About how long the first stage of training takes for Figure 4's models: on two processor cores, and on one H200 (which
+# nobody has timed yet).
 CPU_MINUTES, GPU_MINUTES = 6.5, 15
 
 
 def language_presets(
     *, cpu: Mapping[str, Any], gpu: Mapping[str, Any], paper: PaperPreset, cpu_minutes: float, gpu_minutes: float
 ) -> dict[str, Preset]:
-    """The presets of an experiment that measures them: its options, and how long measuring all models takes."""
+    """The presets of an experiment that measures Figure 4's models after their first stage of training: its options,
+    and how long measuring all models takes.
+    """
     presets: dict[str, Preset] = {"paper": paper}
     for name, options, minutes in (("cpu", cpu, CPU_MINUTES + cpu_minutes), ("gpu", gpu, GPU_MINUTES + gpu_minutes)):
         presets[name] = replace(FIG_4.presets[name], extension=(), options=options, minutes=minutes)

@@ -30,7 +30,8 @@ def choose_rate(tried: Mapping[float, float], better: Better) -> tuple[float, li
 def next_rate(tried: Mapping[float, float], better: Better) -> float | None:
     """The rate to try next where the best of two or more is the smallest or the largest and no other is as good.
 
-    Its ratio to the best is that of the best to its neighbour, rounded to two digits. None where the best lies inside.
+    Its ratio to the best is that of the best to its neighbour, rounded to two digits. None where the best lies inside,
+    and where rates are so close that rounding leaves none beyond it.
     """
     sign = 1 if better == "higher" else -1
     ranked = sorted(tried, key=lambda rate: sign * tried[rate] if math.isfinite(tried[rate]) else -math.inf)
@@ -39,7 +40,8 @@ def next_rate(tried: Mapping[float, float], better: Better) -> float | None:
         return None
     for edge, neighbour in ((rates[0], rates[1]), (rates[-1], rates[-2])):
         if ranked[-1] == edge:
-            return float(f"{edge * edge / neighbour:.1e}")
+            further = float(f"{edge * edge / neighbour:.1e}")
+            return further if further < edge < neighbour or neighbour < edge < further else None
     return None
 
 

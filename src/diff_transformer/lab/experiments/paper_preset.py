@@ -11,9 +11,9 @@ from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import (
     EXPERIMENTS,
     PAPER,
-    Counts,
     Experiment,
     Heads,
+    ParameterCounts,
     Preset,
     Variant,
     check_counts,
@@ -131,7 +131,7 @@ MEETING_POINT = "HOST:29500"
 
 
 @dataclass(frozen=True)
-class Training:
+class PaperTraining:
     """One stage of a variant: its folder and recipe, its plan on the fewest machines of 8 GPUs that hold it, and the
     command for each of these.
     """
@@ -147,9 +147,9 @@ class PaperVariant:
     """A variant at the paper's size: what its model has, the stages of its training, and commands that measure it."""
 
     variant: Variant
-    counts: Counts
+    counts: ParameterCounts
     heads: Heads
-    trainings: tuple[Training, ...]
+    trainings: tuple[PaperTraining, ...]
     evaluations: tuple[str, ...]
 
 
@@ -194,13 +194,13 @@ def experiments_by_run() -> Mapping[str, list[str]]:
     return needed
 
 
-def _training(run: StageRun, recipe: Recipe) -> Training:
+def _training(run: StageRun, recipe: Recipe) -> PaperTraining:
     planned = _plan(recipe)
     nodes = planned.devices // NODE
     several = ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", MEETING_POINT] if nodes > 1 else []
     launcher = ["torchrun", *several, "--nproc-per-node", str(NODE), "-m", "diff_transformer.train"]
     command = [*launcher, run.recipe, *run.settings, "--output", run.folder]
-    return Training(run.folder, recipe, planned, shlex.join(command))
+    return PaperTraining(run.folder, recipe, planned, shlex.join(command))
 
 
 def _plan(recipe: Recipe) -> Plan:

@@ -13,8 +13,8 @@ from diff_transformer.data import TextBatches
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.experiments.experiment import (
     ComparisonRule,
-    Counts,
     Experiment,
+    ParameterCounts,
     Preset,
     Variant,
     check_counts,
@@ -188,7 +188,7 @@ def _rounded(rate: float) -> float:
     return float(f"{rate:.2g}")
 
 
-def _sizes(recipe: Recipe, data: Data) -> Counts:
+def _sizes(recipe: Recipe, data: Data) -> ParameterCounts:
     return count(build_config(recipe, data.batches.vocab_size, data.tokenizer))
 
 

@@ -5,7 +5,6 @@ preset itself is checked, as it would be before its first training.
 """
 
 import itertools
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,18 +16,15 @@ import torch
 from diff_transformer.lab.experiments.experiment import (
     Preset,
     Variant,
-    check_counts,
-    check_recipes,
-    count,
     heads_of,
     section,
-    text_notes,
 )
+from diff_transformer.lab.experiments.preset_check import DataOnce, check_measurements, check_preset
 from diff_transformer.lab.experiments.request import ExperimentRequest
 from diff_transformer.lab.experiments.runner import run_experiment
 from diff_transformer.lab.experiments.step_timing import seconds_of_step
 from diff_transformer.lab.record import ResultsFile
-from diff_transformer.train import Data, Progress, Recipe, build_config, build_data
+from diff_transformer.train import Progress, Recipe
 
 # Of the models: the width of the narrowest variant's heads, to which all widths are in proportion, and the layers.
 HEAD_DIM, LAYERS = 4, 2
@@ -61,7 +57,7 @@ ENOUGH = {
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal came to: the results of the small experiment, and seconds by phase.
+    """What a rehearsal came to: the results of the small experiment, and the seconds of the checks and of itself.
 
     `minutes` is what all trainings of the preset would take here at their own size, one after the other; None where
     nothing is trained, or the preset is for a GPU and there is none.
@@ -78,57 +74,18 @@ def rehearse(request: ExperimentRequest, folder: Path, progress: Progress | None
     Raises whatever the experiment itself would raise.
     """
     began = time.monotonic()
-    for note in check_preset(request):
+    data = DataOnce()
+    for note in check_preset(request, data).notes:
         if progress is not None:
             progress.tell(f"At full size: {note}")
-    minutes = minutes_of_training(request)
+    minutes = minutes_of_training(request, data)
     checked = time.monotonic()
     results = run_experiment(rehearsed(request), folder, progress=progress, resume=True)
-    trained = sum(record.value for record in results.records if record.name == "training/seconds")
-    rest = time.monotonic() - checked - trained
-    return Rehearsal(results, {"checks": checked - began, "training": trained, "measuring": rest}, minutes)
+    seconds = {"checks": checked - began, "small experiment": time.monotonic() - checked}
+    return Rehearsal(results, seconds, minutes)
 
 
-class _DataOnce:
-    """The data of recipes, built once for all that have the same."""
-
-    def __init__(self) -> None:
-        self._built: dict[str, Data] = {}
-
-    def of(self, recipe: Recipe) -> Data:
-        key = json.dumps([recipe.data.model_dump(mode="json"), recipe.train.seed])
-        if key not in self._built:
-            self._built[key] = build_data(recipe)
-        return self._built[key]
-
-
-def check_preset(request: ExperimentRequest) -> list[str]:
-    """All that an experiment checks before its first training: variants that are alike, data that is there, and
-    measurements that the data can serve. Raises ValueError or OSError where one of these fails. Returns what is to be
-    known of the text.
-    """
-    preset, data = request.preset, _DataOnce()
-    recipes = {variant: preset.variant_recipe(variant) for variant in preset.variants}
-    check_recipes(recipes)
-    counts = {}
-    for variant, recipe in recipes.items():
-        built = data.of(recipe)
-        counts[variant] = count(build_config(recipe, built.batches.vocab_size, built.tokenizer))
-    check_counts(counts, preset)
-    _check_measurements(request, data)
-    return list(dict.fromkeys(note for one in recipes.values() for note in text_notes(one, data.of(one).batches)))
-
-
-def _check_measurements(request: ExperimentRequest, data: _DataOnce) -> None:
-    """Raises ValueError where the data of the last stage is none, or cannot serve the measurements."""
-    last = [request.preset.variant_recipe(variant, *request.preset.extension) for variant in request.preset.variants]
-    for built in {id(built): built for built in map(data.of, last)}.values():
-        built.batches.train_batch(1)
-        for requested in request.experiment.requests(request.preset):
-            requested.check(built.batches, built.tokenizer)
-
-
-def minutes_of_training(request: ExperimentRequest) -> float | None:
+def minutes_of_training(request: ExperimentRequest, data: DataOnce) -> float | None:
     """What all trainings of a preset take on this machine one after the other, by a few steps of each variant and stage
     at full size; rates that a sweep adds come on top.
 
@@ -145,7 +102,7 @@ def minutes_of_training(request: ExperimentRequest) -> float | None:
         runs[preset.sweep] = trials
     if preset.extension:
         runs[preset.extension] = preset.seeds
-    data, seconds = _DataOnce(), 0.0
+    seconds = 0.0
     for variant, (stage, number) in itertools.product(preset.variants, runs.items()):
         recipe = preset.variant_recipe(variant, *stage)
         seconds += number * recipe.train.steps * seconds_of_step(recipe, data.of(recipe))
@@ -161,11 +118,11 @@ def rehearsed(request: ExperimentRequest) -> ExperimentRequest:
     """
     if not request.preset.variants:
         return replace(request, preset=_small_benchmark(request))
-    data = _DataOnce()
+    data = DataOnce()
     for part in PARTS:
         small = replace(request, preset=_small(request.preset, part))
         try:
-            _check_measurements(small, data)
+            check_measurements(small, data)
         except ValueError:
             if part == PARTS[-1]:
                 raise

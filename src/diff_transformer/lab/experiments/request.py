@@ -45,12 +45,15 @@ def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> Resul
 
 
 def _present(headline: Headline, file: ResultsFile) -> Headline:
-    """The headline, or the first comparison of the same two in the same number where this preset has none there."""
+    """The headline, or the first comparison of the same two in the same number where this preset has none there.
+
+    The headline's claim is of its own coordinates, so another comparison goes without it.
+    """
     if any(headline.names(row) for row in file.comparisons):
         return headline
     alike = (row for row in file.comparisons if replace(headline, coordinates=row.coordinates).names(row))
     first = next(alike, None)
-    return headline if first is None else replace(headline, coordinates=first.coordinates)
+    return headline if first is None else replace(headline, coordinates=first.coordinates, claim="")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,22 @@ RUN = "run"
 BEGUN, TRAINED = "begun.json", "trained.json"
 
 
+def training_device(recipe: Recipe) -> torch.device:
+    """Where a single process trains by a recipe on this machine."""
+    if recipe.train.device == "cpu" or not torch.accelerator.is_available():
+        return torch.device("cpu")
+    device = torch.accelerator.current_accelerator()
+    assert device is not None  # one is available
+    return device
+
+
+def load_trained(recipe: Recipe, model_folder: Path) -> LanguageModel:
+    """The model in a folder in evaluation mode, where the recipe would train it."""
+    with without_progress_bars():
+        model_class = language_model_class(DiffTransformerConfig.from_pretrained(model_folder))
+        return model_class.from_pretrained(model_folder).eval().to(training_device(recipe))
+
+
 @dataclass(frozen=True)
 class Stored:
     """A finished run.
@@ -57,11 +73,7 @@ class Stored:
 
     def load(self, recipe: Recipe) -> LanguageModel:
         """The model in evaluation mode, where the recipe would train it."""
-        on_cpu = recipe.train.device == "cpu" or not torch.accelerator.is_available()
-        device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
-        with without_progress_bars():
-            model_class = language_model_class(DiffTransformerConfig.from_pretrained(self.model_folder))
-            return model_class.from_pretrained(self.model_folder).eval().to(device)
+        return load_trained(recipe, self.model_folder)
 
 
 class Store:

@@ -13,16 +13,9 @@ import torch
 
 from diff_transformer.data import MaskedTextBatches, TextBatches
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.experiment import (
-    Counts,
-    Variant,
-    check_counts,
-    check_recipes,
-    count,
-    heads_of,
-    text_notes,
-)
+from diff_transformer.lab.experiments.experiment import ParameterCounts, Variant, heads_of
 from diff_transformer.lab.experiments.learning_rates import sweep_notes
+from diff_transformer.lab.experiments.preset_check import DataOnce, check_preset
 from diff_transformer.lab.experiments.request import ExperimentRequest, as_defined, check_results, results_path
 from diff_transformer.lab.experiments.run_store import Store, Stored
 from diff_transformer.lab.experiments.side_by_side import default_workers, worker_threads
@@ -42,11 +35,11 @@ from diff_transformer.lab.results_files import (
     write_json,
 )
 from diff_transformer.lab.statistics import remark_on_seeds
-from diff_transformer.train import Data, Progress, Recipe, build_config, build_data, build_model
+from diff_transformer.train import Progress, Recipe, build_model
 from diff_transformer.train.training_progress import Silent
 
 
-def size_records(variant: Variant, sizes: Counts) -> list[Result]:
+def size_records(variant: Variant, sizes: ParameterCounts) -> list[Result]:
     """How many parameters a variant has, with and without λ and norms."""
     names = {"training/parameters": sizes.total, "training/parameters_without_lambda_and_norms": sizes.shared}
     return [
@@ -96,10 +89,11 @@ def run_experiment(
     trainings will take; otherwise their own first steps tell.
 
     `resume` keeps existing results, which must be of the same request, and measurements of runs that the same code has
-    made, or any code of a run whose model is not there; `overwrite` replaces results that are there.
+    made; `overwrite` replaces results that are there. Of a run that was kept without its model the measurements are
+    kept in any case, whichever code made them.
 
     Raises:
-        FileNotFoundError: a run was kept without its model and without what was measured of it.
+        FileNotFoundError: a run was kept without its model, and these options were not measured of it.
         FileExistsError: there are results already, with neither `resume` nor `overwrite`; or with `resume`, and they
             are of another request.
         ValueError: the variants are not alike; `resume` and `overwrite` together; what a measurement's `check` says.
@@ -158,29 +152,21 @@ class ExperimentRunner:
         self.device: str | None = None  # the name of the one where something was measured
         self._workers, self._times_steps = workers, times_steps
         self._store = Store(folder / "runs")
-        self._data: dict[str, Data] = {}
+        self._request, self._data = request, DataOnce()
         # By run: the names of devices; the commits of measurements that an earlier command has taken.
         self._trained_on: Counter[str] = Counter()
         self._measured_at: Counter[str | None] = Counter()
 
     def train_and_measure(self) -> None:
         """Train every variant with every seed, after choosing its learning rate, and take the numbers of each."""
-        recipes = {variant: self.preset.variant_recipe(variant) for variant in self.preset.variants}
-        check_recipes(recipes)
-        counts = {}
-        for variant, recipe in recipes.items():
-            data = self._build_data(recipe)
-            counts[variant] = count(build_config(recipe, data.batches.vocab_size, data.tokenizer))
-        check_counts(counts, self.preset)
-        self._check_measurement()
-        read = (text_notes(recipe, self._build_data(recipe).batches) for recipe in recipes.values())
-        for note in dict.fromkeys(note for notes in read for note in notes):
+        checked = check_preset(self._request, self._data)
+        for note in checked.notes:
             self.progress.tell(note)
             self.notes.append(note)
-        for variant, sizes in counts.items():
+        for variant, sizes in checked.counts.items():
             self.progress.tell(f"{variant.label}: {sizes.total:,} parameters, {sizes.shared:,} without λ and norms")
             self.records += size_records(variant, sizes)
-        trained = self._train(counts)
+        trained = self._train(checked.counts)
         remarks: dict[str, list[str]] = {}
         for variant, outcome in trained.items():
             for rate, value in outcome.tried.items():
@@ -191,14 +177,15 @@ class ExperimentRunner:
             for remark in outcome.remarks:
                 remarks.setdefault(remark, []).append(variant.label)
             runs = [stages[-1][0] for stages in outcome.stages]
+            data = checked.recipes[variant].data
             self.variants.append(
                 {
                     **vars(variant),
-                    "parameters": counts[variant].total,
-                    "shared_parameters": counts[variant].shared,
-                    **heads_of(recipes[variant])._asdict(),
+                    "parameters": checked.counts[variant].total,
+                    "shared_parameters": checked.counts[variant].shared,
+                    **heads_of(checked.recipes[variant])._asdict(),
                     "learning_rate": outcome.learning_rate,
-                    "tokens_per_step": recipes[variant].data.batch_size * recipes[variant].data.length,
+                    "tokens_per_step": data.batch_size * data.length,
                     "tried": {f"{rate:g}": outcome.tried[rate] for rate in sorted(outcome.tried)},
                     "runs": {str(seed): run.key for seed, run in enumerate(runs)},
                     "diverged": [seed for seed, run in enumerate(runs) if run.diverged is not None],
@@ -227,22 +214,7 @@ class ExperimentRunner:
             if _without_threads(device) != own:
                 self.notes.append(f"Trained on another device, {device}: {number} of the runs.")
 
-    def _check_measurement(self) -> None:
-        """What can be known to fail after hours of training fails before it."""
-        last = ("train.seed=0", *self.preset.extension)
-        recipes = [self.preset.variant_recipe(variant, *last) for variant in self.preset.variants]
-        for data in {id(data): data for data in map(self._build_data, recipes)}.values():
-            for requested in self.experiment.requests(self.preset):
-                requested.check(data.batches, data.tokenizer)
-
-    def _build_data(self, recipe: Recipe) -> Data:
-        """The data of a recipe: one object for all recipes with the same data and seed."""
-        name = json.dumps([recipe.data.model_dump(mode="json"), recipe.train.seed])
-        if name not in self._data:
-            self._data[name] = build_data(recipe)
-        return self._data[name]
-
-    def _train(self, counts: Mapping[Variant, Counts]) -> dict[Variant, TrainedVariant]:
+    def _train(self, counts: Mapping[Variant, ParameterCounts]) -> dict[Variant, TrainedVariant]:
         """Train all that is in no store yet."""
         preset = self.preset
         trainings = {variant: TrainingOfVariant(preset, variant, counts[variant]) for variant in preset.variants}
@@ -258,7 +230,7 @@ class ExperimentRunner:
 
         def step_seconds(cost: Cost) -> float | None:
             recipe = by_kind.get(cost.kind) if self._times_steps else None
-            return None if recipe is None else seconds_of_step(recipe, self._build_data(recipe), threads)
+            return None if recipe is None else seconds_of_step(recipe, self._data.of(recipe), threads)
 
         may_grow = preset.tries_rates and preset.more_rates > 0
         progress = ManyTrainings(self.progress, workers, step_seconds=step_seconds, may_grow=may_grow)
@@ -268,7 +240,7 @@ class ExperimentRunner:
             variant: training.plan(*self._validation_of(training.recipe), progress)
             for variant, training in trainings.items()
         }
-        settings: dict[str, Any] = {"build_data": self._build_data, "commit": self.commit}
+        settings: dict[str, Any] = {"build_data": self._data.of, "commit": self.commit}
         trained, runs = carry_out(plans, self._store, self.experiment, progress, **settings)
         self._trained_on.update(run.device for run in runs)
         earlier = Counter(run.commit for run in runs if run.commit != self.commit)
@@ -281,7 +253,7 @@ class ExperimentRunner:
 
     def _validation_of(self, recipe: Recipe) -> tuple[str, Better]:
         """What a run logs that its learning rate is chosen by, and which is the better one."""
-        is_text = isinstance(self._build_data(recipe).batches, TextBatches | MaskedTextBatches)
+        is_text = isinstance(self._data.of(recipe).batches, TextBatches | MaskedTextBatches)
         return (VALIDATION_LOSS, "lower") if is_text else (LABEL_ACCURACY, "higher")
 
     def _curve(self, variant: Variant, seed: int, run: Stored, recipe: Recipe) -> list[Result]:
@@ -294,32 +266,38 @@ class ExperimentRunner:
     def _measure(self, variant: Variant, seed: int, run: Stored, recipe: Recipe) -> Sequence[Result]:
         """The numbers of a run: taken, or read where an interrupted command has taken them with the same code.
 
-        Of a run that was kept without its model they are read, whichever code took them. Raises FileNotFoundError where
-        it has neither.
+        Of a run that was kept without its model they are read in any case, whichever code took them: they are the only
+        ones. Raises FileNotFoundError where there are none, or of other options.
         """
         options = json.dumps(dict(self.preset.options), sort_keys=True, default=str)
         settings = {"options": options, "commit": self.commit}
         path = run.measured / f"{self.experiment.name}.json"
-        if self.resume and path.is_file():
-            existing = read_results(path)
+        is_kept = not run.model_folder.is_dir()
+        existing = read_results(path) if (self.resume or is_kept) and path.is_file() else None
+        if existing is not None:
             commit = existing.settings["commit"]
             # A checkout with changes, or no checkout at all, may hold any code.
             is_known = commit is not None and not commit.endswith("-dirty")
-            # Of a run that was kept without its model these are the only numbers.
-            is_taken = (is_known and commit == self.commit) or not run.model_folder.is_dir()
+            is_taken = (is_known and commit == self.commit) or is_kept
             if existing.settings["options"] == options and is_taken:
                 self.device = self.device or existing.device
                 self._measured_at[commit] += 1
                 return existing.records
-        if not run.model_folder.is_dir():
+        if is_kept:
+            name = self.experiment.name
+            lacks = f"nor what {name} measured of it, {str(path)!r}; without"
+            if existing is not None:
+                lacks = (
+                    f"and {str(path)!r} holds what {name} measured of it with the options "
+                    f"{existing.settings['options']}, not {options}; ask for those options, or without"
+                )
             raise FileNotFoundError(
                 f"{variant.label} with seed {seed} was trained, but its model {str(run.model_folder)!r} is not there, "
-                f"nor what {self.experiment.name} with these options measured of it: without "
-                f"{str(run.folder.parent)!r} the command trains it again."
+                f"{lacks} {str(run.folder.parent)!r} the command trains it again."
             )
         model = run.load(recipe)
         self.progress.tell(f"{variant.label} · seed {seed}: measuring")
-        data = self._build_data(recipe)
+        data = self._data.of(recipe)
         measured = EvalInput(
             model=model,
             variant=variant.name,

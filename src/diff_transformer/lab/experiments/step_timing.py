@@ -7,6 +7,7 @@ from statistics import median
 
 import torch
 
+from diff_transformer.lab.experiments.run_store import training_device
 from diff_transformer.lab.measure.standard import validation_callback
 from diff_transformer.train import Data, Recipe, build_model
 from diff_transformer.train.distributed import DistributedContext
@@ -21,9 +22,7 @@ def seconds_of_step(recipe: Recipe, data: Data, threads: int | None = None) -> f
     are timed, and one validation. A training has so many threads, by default all that torch uses.
     """
     settings = recipe.train
-    on_cpu = settings.device == "cpu" or not torch.accelerator.is_available()
-    device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
-    assert device is not None  # one is available
+    device = training_device(recipe)
     context = DistributedContext("single", device, 0, 1, settings.precision)
     with _threads(threads):
         model = build_model(recipe, data).to(device).train()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from diff_transformer.lab.experiments.experiment import Counts, Preset, Variant, section
+from diff_transformer.lab.experiments.experiment import ParameterCounts, Preset, Variant, section
 from diff_transformer.lab.experiments.learning_rates import choose_rate, next_rate
 from diff_transformer.lab.experiments.run_store import Stored
 from diff_transformer.lab.experiments.time_left import Cost, ManyTrainings
@@ -34,7 +34,7 @@ class TrainedVariant:
 class TrainingOfVariant:
     """A variant of a preset, whose parameters have been counted."""
 
-    def __init__(self, preset: Preset, variant: Variant, sizes: Counts) -> None:
+    def __init__(self, preset: Preset, variant: Variant, sizes: ParameterCounts) -> None:
         self._preset, self._variant, self._sizes = preset, variant, sizes
         self.recipe = preset.variant_recipe(variant)
 
@@ -53,7 +53,7 @@ class TrainingOfVariant:
         remarks: list[str] = []
         rate = next(iter(tried), self.recipe.train.learning_rate)
         if self._preset.tries_rates:
-            yield from self._try_rates(tried, validation, better)
+            yield from self._try_rates(tried, validation, better, progress)
             rate, remarks = choose_rate(tried, better)
         first = [self._training(rate, seed) for seed in range(self._preset.seeds)]
         stages = [[(run, one.recipe)] for run, one in zip((yield first), first, strict=True)]
@@ -69,7 +69,9 @@ class TrainingOfVariant:
                 stages[seed].append((run, training.recipe))
         return TrainedVariant(rate, tried, remarks, stages)
 
-    def _try_rates(self, tried: dict[float, float], validation: str, better: Better) -> Plan[None]:
+    def _try_rates(
+        self, tried: dict[float, float], validation: str, better: Better, progress: ManyTrainings
+    ) -> Plan[None]:
         """Fill in the validation at each rate, and at more rates while the best is the smallest or the largest."""
         untried = list(tried)
         most = len(tried) + self._preset.more_rates
@@ -84,6 +86,8 @@ class TrainingOfVariant:
                 )
             further = next_rate(tried, better)
             untried = [further] if further is not None and len(tried) < most else []
+            if untried:
+                progress.expect(self._cost(*self._preset.sweep), len(seeds))
 
     def _trial(self, rate: float, seed: int) -> Training:
         sweep = self._preset.sweep

@@ -72,19 +72,15 @@ class Arithmetic(Measurement):
     new_tokens: Count | None = Field(default=None, description="tokens of an answer; a solution's unless given")
 
     def run(self, measured: EvalInput) -> list[Result]:
+        """Of problems that are held out from what the model was trained on, or could have been: in all, and by the
+        number of operations.
+        """
         if measured.tokenizer is None:
             raise ValueError("Arithmetic is asked in text, and this model has no tokenizer.")
         batches = measured.batches
         if not isinstance(batches, ArithmeticBatches):
             batches = ArithmeticBatches(self.operations, 1 << 20, largest=self.largest)
-        # The same problems for all seeds, which the documents of the records need.
-        return self.records(measured, batches, seed=0)
-
-    def records(self, measured: EvalInput, batches: ArithmeticBatches, seed: int) -> list[Result]:
-        """Of problems that are held out, in all and by the number of operations.
-
-        The problems are drawn with the seed from what the model was trained on, or could have been: `batches`.
-        """
+        seed = 0  # the same problems for the models of all seeds, which the documents of the records need
         numbers = range(1, batches.operations + 1)
         solved = solve(
             measured.model,

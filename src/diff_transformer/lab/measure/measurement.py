@@ -169,7 +169,7 @@ class MeasurementRequest:
 _MODULES = {
     "standard": ("standard", "loss_of_a_guess"),
     "harness": ("harness",),
-    "needles": ("needles", "needle_lengths", "needle_attention", "needle_tokens"),
+    "needles": ("needles", "needle_lengths", "needle_attention"),
     "many_shot": ("many_shot", "many_shot_orders", "episodes", "episode_orders"),
     "retrieval": ("retrieval_lengths",),
     "document_losses": ("positions", "repeats"),

@@ -15,7 +15,7 @@ from diff_transformer.data.batches import padded
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.measure.accuracy import joint_levels, share_record, text_levels, token_levels
 from diff_transformer.lab.measure.decoding import greedy_answers
-from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Text, data_of
+from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Text
 from diff_transformer.lab.measure.retrieval import (
     ATTENTION,
     DEFINITIONS,
@@ -291,21 +291,3 @@ class NeedleLengths(Measurement):
     def baselines(self, recipe: Any) -> list[Baseline]:
         lengths = [ALL_LENGTHS, *(Coordinates(length=length) for length in self.lengths)]
         return [baseline for length in lengths for baseline in baselines_at(self.needles, 1, recipe, length)]
-
-
-class NeedleTokens(Measurement):
-    """Needles found among noise tokens, as many and as many asked for as the options say."""
-
-    any_model = False
-
-    needles: Count = Field(default=4, description="pairs of tokens in a sequence")
-    queried: Count = Field(default=2, description="pairs that are asked for")
-    sequences: Count = Field(default=512, description="sequences")
-
-    def run(self, measured: EvalInput) -> list[Result]:
-        task = data_of(measured.batches, RetrievalBatches, "the retrieval task", "needle_tokens", "needles")
-        answers = token_answers(measured, task.asking(self.needles, self.queried), self.sequences)
-        return answer_records(measured, answers, Coordinates(needles=self.needles, queries=self.queried))
-
-    def baselines(self, recipe: Any) -> list[Baseline]:
-        return baselines_at(self.needles, self.queried, recipe)

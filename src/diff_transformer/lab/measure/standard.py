@@ -243,7 +243,7 @@ class Standard(Measurement):
             case RetrievalBatches():
                 return retrieval_records(measured, batches, self.sequences)
             case ArithmeticBatches():
-                return Arithmetic().records(replace(measured, tokenizer=batches.tokenizer), batches, measured.seed)
+                return Arithmetic().run(replace(measured, tokenizer=batches.tokenizer))
         right, labels = label_answers(model, batches)
         return [measured.record(LABEL_ACCURACY, right / labels, seed=None, n=labels, better="higher")]
 

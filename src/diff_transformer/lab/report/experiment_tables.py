@@ -11,7 +11,7 @@ from typing import Any
 from diff_transformer.lab.record import OWN, Comparison, ResultsFile, Verdict
 from diff_transformer.lab.report import wording
 from diff_transformer.lab.report.documents import Cell, Table
-from diff_transformer.lab.results_files import number_of, read_results, translated
+from diff_transformer.lab.results_files import number_of, read_results
 from diff_transformer.lab.verdicts import judge
 from diff_transformer.storage.files import read_json
 
@@ -143,7 +143,7 @@ def name_in_report(results: ExperimentResults, all_results: Sequence[ExperimentR
 def _experiment_files(path: Path) -> Iterator[Path]:
     """The file, or the files in a folder, whose settings say which experiment was requested."""
     for file in [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("*/*.json")]):
-        content = translated(read_json(file))
+        content = read_json(file)
         for key in ("settings", "request"):
             content = content.get(key) if isinstance(content, dict) else None
         if isinstance(content, dict) and all(isinstance(content.get(key), str) for key in ("experiment", "preset")):
@@ -256,7 +256,7 @@ def verdict_table(results: ResultsFile) -> Table:
 
 def variants_table(settings: Mapping[str, Any]) -> Table:
     """The trained variants that the settings of a results file describe: their sizes, their learning rates, and the
-    validation losses of the rates tried.
+    validation, a loss or an accuracy, of the rates tried.
     """
     trained = settings["variants"]
     columns = {
@@ -307,8 +307,8 @@ def reasons_unknown(comparisons: Sequence[Comparison]) -> str:
 
 
 def _tried(rates: Mapping[str, float | None]) -> str:
-    losses = {rate: wording.format_number(number_of(loss), missing=wording.DIVERGED) for rate, loss in rates.items()}
-    return "; ".join(f"{rate}: {loss}" for rate, loss in losses.items()) or "–"
+    values = {rate: wording.format_number(number_of(value), missing=wording.DIVERGED) for rate, value in rates.items()}
+    return "; ".join(f"{rate}: {value}" for rate, value in values.items()) or "–"
 
 
 def _pair(values: tuple[float, float], missing: str) -> str:

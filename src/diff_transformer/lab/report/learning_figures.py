@@ -48,10 +48,13 @@ class Level:
 def learning_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]:
     """The curves of each size that was trained, and of losses the differences; their titles begin with `called`."""
     curves = [one for one in curves_of(results.file.records) if _is_curve(one)]
+    # The file of a figure says which validation it shows where an experiment has two, as encoders have.
+    has_both = len({one.name for one in curves}) > 1
     for name, at in dict.fromkeys((one.name, one.coordinates) for one in curves):
         here = [one for one in curves if (one.name, one.coordinates) == (name, at)]
         levels = list(_levels(results, name, here))
-        yield _curves_drawing(results, called, here, levels)
+        kind = ("-accuracy" if name == ACCURACY_CURVE else "-loss") if has_both else ""
+        yield _curves_drawing(results, called, here, levels, f"{results.anchor}-learning{kind}")
         if name == LOSS_CURVE:
             pairs = compared_curves(results.file.records, results.file.comparisons)
             differences = [pair for pair in pairs if pair[0].coordinates == at and all(map(_is_curve, pair))]
@@ -89,8 +92,9 @@ def _known_levels(baselines: Sequence[Baseline]) -> Iterator[Level]:
 
 
 def _curves_drawing(
-    results: ExperimentResults, called: str, curves: Sequence[VariantCurves], levels: Sequence[Level]
+    results: ExperimentResults, called: str, curves: Sequence[VariantCurves], levels: Sequence[Level], name: str
 ) -> Drawing:
+    """The curves of one size; `name` begins that of the figure's file."""
     first = curves[0]
     what = "validation accuracy" if first.name == ACCURACY_CURVE else "validation loss"
     part = f", {first.coordinates.label}" if first.coordinates else ""
@@ -114,7 +118,7 @@ def _curves_drawing(
         f"{called}, {what}{part} over {first.steps:,} steps of training: {'; '.join(ends)}.",
         _caption(curves),
         title=f"{called}: {what}{part} over training",
-        name=slug(f"{results.anchor}-learning{part}"),
+        name=slug(f"{name}{part}"),
     )
 
 
@@ -232,10 +236,16 @@ def draw_curves(
 
 
 def _limits(lines: Sequence[Series], levels: Sequence[Level]) -> tuple[float, float]:
-    """The ends of an axis for losses: all means but those of the beginning, and all levels."""
+    """The ends of an axis for losses: all means but those of the beginning, and all levels.
+
+    Where every run diverged in the beginning, its means are all there is; 0 and 1 where there is nothing at all.
+    """
     begin = _BEGINNING * max(x for line in lines for x in line.x)
-    values = [y for line in lines for x, y in zip(line.x, line.y, strict=True) if x >= begin and math.isfinite(y)]
+    means = [(x, y) for line in lines for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
+    values = [y for x, y in means if x >= begin] or [y for _, y in means]
     values += [level.height for level in levels]
+    if not values:
+        return 0.0, 1.0
     margin = 0.06 * (max(values) - min(values) or 1.0)
     return min(values) - margin, max(values) + margin
 

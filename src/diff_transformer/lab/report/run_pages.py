@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 TASKS = ("retrieval", "language")
 # Key in metrics.jsonl → (title, label of the axis).
-CURVES = {
+LOGGED_CURVES = {
     "loss": ("Training loss", "loss (nats per predicted token)"),
     "learning_rate": ("Learning rate", "learning rate"),
     "grad_norm": ("Gradient norm", "norm before clipping"),
@@ -177,7 +177,7 @@ def _summary(runs: Sequence[LoggedRun]) -> Table:
 
 
 def _run_curves(runs: Sequence[LoggedRun]) -> Iterator[Drawing]:
-    for key, (title, label) in CURVES.items():
+    for key, (title, label) in LOGGED_CURVES.items():
         if lines := _series(runs, key):
             figure = figures.curves(lines, title=title, ylabel=label, noisy=key != "learning_rate")
             yield Drawing(figure, f"{title}: {_ends_in_words(lines)}.")
@@ -302,7 +302,7 @@ def _task_curves(task: str, demo_runs: Sequence[LoggedRun], baselines: Sequence[
     if loss or checks:
         faint = any(len(line.x) > figures.MANY for line in loss)
         yield Drawing(
-            figures.curves(loss, checks=checks, title="Loss", ylabel=CURVES["loss"][1]),
+            figures.curves(loss, checks=checks, title="Loss", ylabel=LOGGED_CURVES["loss"][1]),
             f"Loss of the {task} task over training: {_ends_in_words([*loss, *checks])}.",
             "Training loss: faint as logged, bold its running mean." if faint else "Training loss as logged.",
         )

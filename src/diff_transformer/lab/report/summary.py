@@ -21,7 +21,7 @@ from diff_transformer.lab.report.learning_tables import ratio_text
 _TITLES: dict[Verdict, str] = {
     "reproduced": "Holds at this size and length of training",
     "contrary": "Does not hold: the other variant is ahead",
-    "inconclusive": "Open: the interval holds 0",
+    "inconclusive": "Open: the interval holds 0, or is not known",
     "still learning": "Open: training ended while one of the two was still learning",
     "not comparable": "Not comparable: one of the two is not shown to have begun to learn",
 }
@@ -108,8 +108,10 @@ def _finding(results: ExperimentResults, row: Comparison, all_results: Sequence[
 
 def _sentence(results: ExperimentResults, row: Comparison) -> str:
     """The claim, the two values, their difference, and what limits the verdict."""
-    assert results.file.headline is not None
-    claim = results.file.headline.claim or _claim(row)
+    headline = results.file.headline
+    assert headline is not None
+    # Where the named comparison has no verdict, another one stands for the experiment.
+    claim = (headline.claim if headline.names(row) else "") or _claim(row)
     text = f"{claim}: {' against '.join(map(wording.format_number, row.ours))}{row.unit and f' {row.unit}'}"
     if row.verdict != "not comparable":
         text += f", {wording.format_difference(row, results.variants)}"
