@@ -14,7 +14,7 @@ def as_our_model(model: Any) -> DiffTransformerForCausalLM:
     λ is in float32 at least. The weights are copied.
 
     Raises:
-        ValueError: the model is no DiffLlama, or has settings that ours cannot have, such as biases.
+        ValueError: the model is no DiffLlama, or has settings that are not covered, such as biases.
     """
     if model.config.model_type != "diffllama":
         raise ValueError(f"Only a DiffLlama is converted without a folder, got {type(model).__name__}.")
