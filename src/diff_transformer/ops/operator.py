@@ -271,13 +271,20 @@ def _check_window(window: int | None) -> int | None:
 
 
 def check_mask(attn_mask: Any, like: Tensor, target: tuple[int, int, int, int]) -> Tensor | None:
-    """The mask with all four axes, none of them expanded; it must broadcast to the target (B, H, N, S)."""
+    """The mask with all four axes, none of them expanded; it must broadcast to the target (B, H, N, S).
+
+    A float64 mask of narrower queries becomes float32, in which backends add it.
+    """
     if attn_mask is None:
         return None
     _check_tensor("attn_mask", attn_mask, like)
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         _refuse(f"attn_mask must be boolean (True = may attend) or floating (added), got {attn_mask.dtype}.")
     _check_broadcast("attn_mask", attn_mask, "(B, H, N, S)", target)
+    if attn_mask.dtype == torch.float64 and like.dtype != torch.float64:
+        info = torch.finfo(torch.float32)  # whose lowest number a finite addend becomes, and not −∞
+        narrow = torch.where(attn_mask.isinf(), attn_mask, attn_mask.clamp(info.min, info.max))
+        attn_mask = narrow.to(torch.float32)
     return attn_mask[(None,) * (4 - attn_mask.dim())]
 
 
