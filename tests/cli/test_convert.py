@@ -16,6 +16,7 @@ from diff_transformer.cli.convert_command import LAYOUT
 from diff_transformer.cli.terminal_progress import conversion_progress
 from diff_transformer.convert import LAYOUTS
 from diff_transformer.storage import files as storage_files
+from diff_transformer.storage.resumable_directory import ResumableDirectory
 
 Run = Callable[..., Any]
 SIZES: dict[str, Any] = {
@@ -136,7 +137,7 @@ def test_an_interruption_says_how_to_go_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage_files.ResumableDirectory, "finish", stop)
+        patch.setattr(ResumableDirectory, "finish", stop)
         result = run("convert", llama, tmp_path / "new", "--from", "llama")
     assert result.exit_code == 130
     assert "Interrupted; the same command goes on where it was." in result.stderr

@@ -20,7 +20,8 @@ from diff_transformer.convert.phi4flash_attention import PHI4FLASH, WHAT_IS_COVE
 from diff_transformer.convert.weight_files import CONFIG, INDEX, Weights, read_source_config
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.storage.files import ResumableDirectory, free_bytes, refuse_existing
+from diff_transformer.storage.files import free_bytes, refuse_existing
+from diff_transformer.storage.resumable_directory import ResumableDirectory
 
 MAX_SHARD_SIZE = "5GB"
 # Files that go along unchanged.
