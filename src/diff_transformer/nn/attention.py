@@ -38,10 +38,11 @@ class Attention(nn.Module):
         headwise_norm: True adds RMSNorm over each head's own d channels before the output projection. Without a λ_init
             (nothing is subtracted, or there is none to a layer) its factor 1 − λ_init is 1.
         num_noise_heads: G, into how many groups the A query heads fall, each of which has one noise map; only where a
-            subclass has groups.
+            subclass has groups (``has_groups``).
     """
 
     pairs_kv_heads = False  # whether two key/value heads of the Transformer make one differential head
+    has_groups = False  # whether the query heads fall into groups that share a noise map each
     queries_per_head = 1  # heads of W_Q to a head of the Transformer
     # r, how many signal heads share the map that is subtracted from theirs. Where something is subtracted, W_Q's heads
     # come in stripes of r + 1: the queries of r signal heads, and behind them that of their noise map.
@@ -65,6 +66,11 @@ class Attention(nn.Module):
         context_size: int | None = None,
     ) -> None:
         super().__init__()
+        if num_noise_heads is not None and not self.has_groups:
+            raise ValueError(
+                f"{type(self).__name__}: num_noise_heads is for attention with groups (GroupedDiffAttention) and must "
+                f"be left out here, got {num_noise_heads!r}."
+            )
         kv_heads = default_key_heads(num_attention_heads, num_key_value_heads, num_noise_heads)
         sizes = hidden_size, num_attention_heads, kv_heads, head_dim
         check_heads(type(self).__name__, *sizes, self.pairs_kv_heads, num_noise_heads)
