@@ -109,7 +109,7 @@ def test_a_terminal_gets_a_bar() -> None:
         (("--to", "diffllama"), "is not a model of this project: its model_type is 'llama'."),
         (
             ("--from", "llama", "--max-shard-size", "x"),
-            "A shard's size must be a number of bytes or like '5GB', got 'x'.",
+            "A shard's size must be a number of bytes, 1 or more, or like '5GB', got 'x'.",
         ),
     ],
 )

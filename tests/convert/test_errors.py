@@ -244,7 +244,10 @@ def test_options(theirs: Folder, tmp_path: Path, refuses: Callable[..., None]) -
     for convert in (convert_from, convert_to):
         refuses("must be one of 'microsoft', .*'llama', .*, got 'gpt2'", convert, "gpt2", source)
     refuses("can become 'softmax' or 'diff_v2'.*, not 'diff'", convert_from, "llama", source, attention_type="diff")
-    refuses("must be a number of bytes or like '5GB', got 'big'", convert_from, "llama", source, max_shard_size="big")
+    for size in ("big", 0, -1, "0KB", "0"):
+        message = f"must be a number of bytes, 1 or more, or like '5GB', got {size!r}"
+        for convert in (convert_from, convert_to):
+            refuses(message, convert, "llama", source, max_shard_size=size)
     with pytest.raises(FileExistsError, match="theirs' exists already; name a folder that does not"):
         convert_from("llama", source, source)
     with pytest.raises(FileExistsError, match="exists already"):
