@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from diff_transformer.nn.layers import HeadwiseNorm, QueryKeyNorm, residual_projection
 from diff_transformer.ops import apply_rotary
 from diff_transformer.ops.narrow_heads import attends_to_narrow_heads, narrow_attention
-from diff_transformer.ops.operator import check_mask
+from diff_transformer.ops.operator import check_broadcast, check_mask
 
 
 class KeyValueCache(Protocol):
@@ -172,8 +172,9 @@ class Attention(nn.Module):
             (B, N, D), in the dtype of the weights.
 
         Raises:
-            ValueError: hidden states or a context of another width; a mask that does not broadcast; a context together
-                with positions, causality or a cache, or no context where ``context_size`` is another width than D.
+            ValueError: hidden states or a context of another width; a mask, cosines or sines that do not broadcast; a
+                context together with positions, causality or a cache, or no context where ``context_size`` is another
+                width than D.
         """
         if hidden_states.dim() != 3 or hidden_states.shape[-1] != self.q_proj.in_features:
             raise ValueError(
@@ -185,8 +186,13 @@ class Attention(nn.Module):
             keys, values = self.project_context(context) if isinstance(context, Tensor) else context
             self._check_context(hidden_states, keys, values)
         elif self.k_proj.in_features != self.q_proj.in_features:
-            raise ValueError(f"context must be given where its width is another one ({self.k_proj.in_features}).")
+            raise ValueError(
+                f"this layer attends to another sequence, of width {self.k_proj.in_features} where hidden_size is "
+                f"{self.q_proj.in_features}: context must be given, got None."
+            )
         else:
+            for name, table in zip(("cos", "sin"), position_embeddings or (), strict=False):
+                check_broadcast(name, table, "(B, N, d)", (*hidden_states.shape[:2], self.head_dim))
             queries, keys, values = self.project(hidden_states, position_embeddings)
         if cache is not None:
             keys, values = cache.update(keys, values, self.layer_idx)

@@ -215,7 +215,8 @@ def _check_tensor(name: str, value: object, q: Tensor) -> None:
         _refuse(f"{name} must be on the device of q, {q.device}, got {value.device}.")
 
 
-def _check_broadcast(name: str, tensor: Tensor, axes: str, target: tuple[int, ...]) -> None:
+def check_broadcast(name: str, tensor: Tensor, axes: str, target: tuple[int, ...]) -> None:
+    """Refuse a tensor that does not broadcast to the target, whose axes a message names so."""
     sizes = zip(reversed(tensor.shape), reversed(target), strict=False)
     if tensor.dim() > len(target) or not all(size == 1 or size == full for size, full in sizes):
         _refuse(f"{name} must broadcast to {axes} = {target}, got {_shape(tensor)}.")
@@ -280,7 +281,7 @@ def check_mask(attn_mask: Any, like: Tensor, target: tuple[int, int, int, int]) 
     _check_tensor("attn_mask", attn_mask, like)
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         _refuse(f"attn_mask must be boolean (True = may attend) or floating (added), got {attn_mask.dtype}.")
-    _check_broadcast("attn_mask", attn_mask, "(B, H, N, S)", target)
+    check_broadcast("attn_mask", attn_mask, "(B, H, N, S)", target)
     if attn_mask.dtype == torch.float64 and like.dtype != torch.float64:
         info = torch.finfo(torch.float32)  # whose lowest number a finite addend becomes, and not −∞
         narrow = torch.where(attn_mask.isinf(), attn_mask, attn_mask.clamp(info.min, info.max))
@@ -351,7 +352,7 @@ def _check_lambda(lam: Tensor | float, q: Tensor) -> Tensor:
             _refuse(f"lam must be floating, got {lam.dtype}.")
         if lam.dim() > 0:
             _check_tensor("lam", lam, q)
-            _check_broadcast("lam", lam, "(B, H, N)", target)
+            check_broadcast("lam", lam, "(B, H, N)", target)
         return lam.to(device=q.device, dtype=dtype).expand(target)
     if isinstance(lam, bool) or not isinstance(lam, int | float):
         raise TypeError(f"lam must be a number or a tensor, got {type(lam).__name__}.")
