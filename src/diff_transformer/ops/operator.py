@@ -305,21 +305,33 @@ def _check_cu_seqlens(cu_seqlens: Tensor | None, q: Tensor, k: Tensor) -> Tensor
         return None
     _check_tensor("cu_seqlens", cu_seqlens, q)
     n, s = q.shape[3], k.shape[3]
-    if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
-        _refuse(f"cu_seqlens must be (documents + 1,) int32 or int64, got {_shape(cu_seqlens)} {cu_seqlens.dtype}.")
     if q.shape[0] != 1 or n != s:
         _refuse(
             f"cu_seqlens takes documents packed into one sequence, B = 1 and N = S, got B {q.shape[0]}, N {n}, S {s}."
         )
-    values_are_hidden = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(cu_seqlens)
-    if cu_seqlens.device.type == "cpu" and not values_are_hidden:
-        ends = cu_seqlens.tolist()
-        if ends[0] != 0 or ends[-1] != n or any(a > b for a, b in itertools.pairwise(ends)):
-            _refuse(f"cu_seqlens must go from 0 to N = {n} without decreasing, got {_abridged(ends)}.")
+    check_document_ends("cu_seqlens", cu_seqlens, n)
     return segment_bounds_from(cu_seqlens, n)
 
 
-def _abridged(numbers: list[int]) -> str:
+def check_document_ends(name: str, ends: Tensor, n: int) -> list[int] | None:
+    """Refuse what does not cut N tokens into documents: (documents + 1,) int32 or int64, 0, …, N, not decreasing.
+
+    Returns:
+        The numbers; None where nobody looks at them: away from the CPU, and while they are traced or transformed.
+    """
+    if ends.dtype not in (torch.int32, torch.int64) or ends.dim() != 1 or ends.shape[0] < 2:
+        _refuse(f"{name} must be (documents + 1,) int32 or int64, got {_shape(ends)} {ends.dtype}.")
+    values_are_hidden = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(ends)
+    if ends.device.type != "cpu" or values_are_hidden:
+        return None
+    numbers: list[int] = ends.tolist()
+    if numbers[0] != 0 or numbers[-1] != n or any(a > b for a, b in itertools.pairwise(numbers)):
+        _refuse(f"{name} must go from 0 to N = {n} without decreasing, got {abridged(numbers)}.")
+    return numbers
+
+
+def abridged(numbers: list[int]) -> str:
+    """Numbers for a message: the first ones and the last, where there are many."""
     return str(numbers) if len(numbers) <= 8 else f"[{', '.join(map(str, numbers[:4]))}, …, {numbers[-1]}]"
 
 
