@@ -16,6 +16,7 @@ from diff_transformer.cli.convert_command import LAYOUT
 from diff_transformer.cli.terminal_progress import conversion_progress
 from diff_transformer.convert import LAYOUTS
 from diff_transformer.storage import files as storage_files
+from diff_transformer.storage.resumable_directory import ResumableDirectory
 
 Run = Callable[..., Any]
 SIZES: dict[str, Any] = {
@@ -108,7 +109,7 @@ def test_a_terminal_gets_a_bar() -> None:
         (("--to", "diffllama"), "is not a model of this project: its model_type is 'llama'."),
         (
             ("--from", "llama", "--max-shard-size", "x"),
-            "A shard's size must be a number of bytes or like '5GB', got 'x'.",
+            "A shard's size must be a number of bytes, 1 or more, or like '5GB', got 'x'.",
         ),
     ],
 )
@@ -136,7 +137,7 @@ def test_an_interruption_says_how_to_go_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage_files.ResumableDirectory, "finish", stop)
+        patch.setattr(ResumableDirectory, "finish", stop)
         result = run("convert", llama, tmp_path / "new", "--from", "llama")
     assert result.exit_code == 130
     assert "Interrupted; the same command goes on where it was." in result.stderr

@@ -166,7 +166,7 @@ def test_bad_input_is_said_before_anything_is_done(
     fails(run("export", text_run, text_run), "exists already; name a folder that does not")
     fails(run("export", tmp_path / "nowhere", new), "does not exist")
     fails(run("export", text_run, new, "--dtype", "int8"), "--dtype", "'float32', 'bfloat16'")
-    fails(run("export", text_run, new, "--max-shard-size", "large"), "must be like '500MB' or '5GB', got 'large'")
+    fails(run("export", text_run, new, "--max-shard-size", "large"), "1 or more, or like '5GB', got 'large'")
     fails(run("export", text_run, new, "--onnx", "--dtype", "float16"), "--onnx writes float32")
     fails(run("export", text_run, new, "--onnx", "--max-shard-size", "5GB"), "--max-shard-size is for folders of saf")
     fails(run("export", text_run, new, "--results", tmp_path / "none.json"), "none.json does not exist")

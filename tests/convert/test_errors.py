@@ -97,17 +97,16 @@ def test_an_output_head_is_missed_unless_it_is_tied(theirs: Folder, refuses: Cal
 @pytest.mark.parametrize(
     ("layout", "model", "changes", "pattern"),
     [
-        ("llama", LlamaForCausalLM, {"attention_bias": True}, "attention_bias must be False, because .* no biases"),
         ("llama", LlamaForCausalLM, {"mlp_bias": True}, "mlp_bias must be False"),
         ("llama", LlamaForCausalLM, {"hidden_act": "gelu"}, "hidden_act must be 'silu', because .*; got 'gelu'"),
-        ("llama", LlamaForCausalLM, {"attention_dropout": 0.1}, "attention_dropout must be 0"),
         ("llama", LlamaForCausalLM, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config must be"),
         ("llama", LlamaForCausalLM, {"model_type": "qwen2"}, "model_type must be 'llama', got 'qwen2'"),
         ("llama", LlamaForCausalLM, {"num_key_value_heads": 1}, "must be even .*8 and 1"),
         ("llama", LlamaForCausalLM, {"num_attention_heads": 0}, "such as num_attention_heads, is 0"),
         ("llama", LlamaForCausalLM, {"rms_norm_eps": "small"}, r"config\.json' cannot be converted: .*rms_norm_eps"),
         ("llama", LlamaForCausalLM, {"vocab_size": 7}, r"embed_tokens\.weight is \(29, 32\), not \(7, 32\)"),
-        ("diffllama", DiffLlamaForCausalLM, {"attention_bias": True}, "attention_bias must be False"),
+        ("diffllama", DiffLlamaForCausalLM, {"attention_bias": True}, "attention_bias must be False, .* not covered"),
+        ("diffllama", DiffLlamaForCausalLM, {"attention_dropout": 0.1}, "attention_dropout must be 0, .* not covered"),
         ("diffllama", DiffLlamaForCausalLM, {"model_type": "llama"}, "model_type must be 'diffllama', got 'llama'"),
     ],
 )
@@ -122,6 +121,15 @@ def test_settings_that_ours_cannot_have(
     source = theirs(model)
     edit_settings(source, **changes)
     refuses(pattern, convert_from, layout, source)
+
+
+@pytest.mark.parametrize("attention_type", ["diff_v2", "dex"])
+@pytest.mark.parametrize(("name", "value"), [("attention_bias", True), ("attention_dropout", 0.1)])
+def test_options_that_only_softmax_takes_from_a_llama(
+    name: str, value: float, attention_type: str, theirs: Folder, refuses: Callable[..., None]
+) -> None:
+    source = theirs(LlamaForCausalLM, **{name: value})
+    refuses(f"{name} must be .* not covered; got {value}", convert_from, "llama", source, attention_type=attention_type)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +176,8 @@ def test_settings_that_the_authors_layout_needs(authors: Folder, refuses: Callab
         ("diff", "microsoft", {"head_dim": 8}, "cannot hold head_dim 8 .*would become 4"),
         ("softmax", "llama", {"hidden_size": 20}, "hidden size .*20.* not a multiple"),
         ("diff", "diffllama", {"sliding_window": 5}, "'diffllama' cannot hold sliding_window 5"),
+        ("diff", "diffllama", {"attention_bias": True}, "'diffllama' cannot hold attention_bias True"),
+        ("diff", "microsoft", {"attention_dropout": 0.1}, "cannot hold attention_dropout 0.1 .*would become 0.0"),
         ("softmax", "llama", {"sliding_window": 5}, "'llama' cannot hold sliding_window 5"),
         ("softmax", "llama", {"headwise_norm": True}, "'llama' cannot hold headwise_norm True"),
         ("diff", "microsoft", {"headwise_norm": False}, "'microsoft' cannot hold headwise_norm False"),
@@ -234,7 +244,10 @@ def test_options(theirs: Folder, tmp_path: Path, refuses: Callable[..., None]) -
     for convert in (convert_from, convert_to):
         refuses("must be one of 'microsoft', .*'llama', .*, got 'gpt2'", convert, "gpt2", source)
     refuses("can become 'softmax' or 'diff_v2'.*, not 'diff'", convert_from, "llama", source, attention_type="diff")
-    refuses("must be a number of bytes or like '5GB', got 'big'", convert_from, "llama", source, max_shard_size="big")
+    for size in ("big", 0, -1, "0KB", "0"):
+        message = f"must be a number of bytes, 1 or more, or like '5GB', got {size!r}"
+        for convert in (convert_from, convert_to):
+            refuses(message, convert, "llama", source, max_shard_size=size)
     with pytest.raises(FileExistsError, match="theirs' exists already; name a folder that does not"):
         convert_from("llama", source, source)
     with pytest.raises(FileExistsError, match="exists already"):

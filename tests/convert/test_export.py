@@ -69,9 +69,17 @@ def test_shards(model: Any, tmp_path: Path) -> None:
     assert torch.equal(again(ids).logits, model.eval()(ids).logits)
 
 
-@pytest.mark.parametrize("size", ["big", "5", "-1GB", "0GB", "5 GB", ""])
-def test_what_is_no_size_is_refused_before_anything_is_written(size: str, model: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"must be like '500MB' or '5GB', got {size!r}")):
+def test_a_folder_named_by_text_and_a_size_in_bytes(model: Any, tmp_path: Path) -> None:
+    files = export_folder(model, None, str(tmp_path / "out"), card="", max_shard_size=10_000)
+    assert {file.name for file in files} == names(tmp_path / "out")
+    assert len([file for file in files if file.suffix == ".safetensors"]) > 2
+
+
+@pytest.mark.parametrize("size", ["big", "-1GB", "0GB", "0.0001KB", "5 GB", "", "9" * 5000, 0, -1, 5.0, True, None])
+def test_what_is_no_size_is_refused_before_anything_is_written(size: Any, model: Any, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=re.escape(f"must be a number of bytes, 1 or more, or like '5GB', got {size!r}")
+    ):
         export_folder(model, None, tmp_path / "out", card="", max_shard_size=size)
     assert names(tmp_path) == {"ours"}
 

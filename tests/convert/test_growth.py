@@ -41,6 +41,26 @@ def test_it_computes_the_same(kind: str, signal_heads: int, spread: float, tmp_p
     check_rounding(loaded(TOKENS).logits, grown(TOKENS).logits)
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("diff", {"attention_bias": True}),
+        ("diff", {"output_gate": True}),
+        ("diff", {"qk_norm": True}),
+        ("diff_grouped", {"token_lambda": True}),
+        ("diff_grouped", {"attention_bias": True, "output_gate": True, "qk_norm": True, "token_lambda": True}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " and ".join(value),
+)
+def test_options_grow_with_the_heads(kind: str, options: dict[str, bool]) -> None:
+    model = make(kind, **options)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith((".bias", "_norm.weight")):  # which begin all alike
+                parameter.copy_(torch.rand_like(parameter) + 0.5)
+    check_rounding(grow_signal_heads(model, 6)(TOKENS).logits, model(TOKENS).logits)
+
+
 def test_a_power_of_two_copies_are_not_rounded() -> None:
     model = make()
     grown = grow_signal_heads(model, 4, spread=0.0)

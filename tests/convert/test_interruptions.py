@@ -18,7 +18,7 @@ from transformers import DiffLlamaForCausalLM
 from diff_transformer.convert import conversion, convert_from
 from diff_transformer.convert.weight_files import Weights
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.storage import files as storage_files
+from diff_transformer.storage.resumable_directory import ResumableDirectory
 
 Folder = Callable[..., Path]
 SIZE = 15000  # of a shard
@@ -83,7 +83,7 @@ def test_files_of_the_new_folder(source: Path, tmp_path: Path) -> None:
 
 def interrupted_writes(at: int, when: str) -> Callable[..., None]:
     """ResumableDirectory.write that stops before, within or after file number `at`."""
-    write, numbers = storage_files.ResumableDirectory.write, itertools.count()
+    write, numbers = ResumableDirectory.write, itertools.count()
 
     def writing(self: Any, name: str, fill: Callable[[Path], object]) -> None:
         def half(part: Path) -> None:
@@ -109,7 +109,7 @@ def test_interrupted_at_every_file(
     expected, shards = contents(tmp_path / "whole"), len(saved)
     for at in range(len(expected)):
         with monkeypatch.context() as patch:
-            patch.setattr(storage_files.ResumableDirectory, "write", interrupted_writes(at, when))
+            patch.setattr(ResumableDirectory, "write", interrupted_writes(at, when))
             with pytest.raises(KeyboardInterrupt):
                 convert(source, tmp_path / "new")
         assert {file.name for file in tmp_path.iterdir()} == {"theirs", "whole", ".unfinished-new"}
@@ -131,7 +131,7 @@ def interrupt(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> No
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage_files.ResumableDirectory, "finish", stop)
+        patch.setattr(ResumableDirectory, "finish", stop)
         with pytest.raises(KeyboardInterrupt):
             convert(source, target)
 
@@ -223,14 +223,14 @@ def test_one_conversion_to_a_folder_at_a_time(source: Path, tmp_path: Path) -> N
 def test_interrupted_when_the_folder_has_its_name(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = storage_files.ResumableDirectory.finish
+    finish = ResumableDirectory.finish
 
     def finishing(self: Any) -> None:
         finish(self)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage_files.ResumableDirectory, "finish", finishing)
+        patch.setattr(ResumableDirectory, "finish", finishing)
         with pytest.raises(KeyboardInterrupt):
             convert(source, tmp_path / "new")
     expected = contents(tmp_path / "new")

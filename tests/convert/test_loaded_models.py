@@ -24,6 +24,12 @@ def test_it_computes_the_same_in_the_same_dtype(tied: bool, dtype: torch.dtype) 
     assert torch.equal(theirs(tokens).logits.double(), expected), "the weights are copied"
 
 
+def test_it_leaves_the_random_state_alone() -> None:
+    theirs, before = DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES, attention_dropout=0.0)), torch.get_rng_state()
+    as_our_model(theirs)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_what_it_refuses() -> None:
     with pytest.raises(ValueError, match="Only a DiffLlama is converted without a folder, got LlamaForCausalLM"):
         as_our_model(LlamaForCausalLM(LlamaConfig(**SIZES)))

@@ -74,6 +74,25 @@ def test_llama_and_back(
     assert json.loads((tmp_path / "back/config.json").read_text()) == json.loads((source / "config.json").read_text())
 
 
+def test_options_of_a_llama_and_back(theirs: Folder, logits: Logits, check: Check, tmp_path: Path) -> None:
+    source = theirs(LlamaForCausalLM, attention_bias=True, attention_dropout=0.1)
+    convert_from("llama", source, tmp_path / "new")
+    settings = json.loads((tmp_path / "new/config.json").read_text())
+    assert (settings["attention_bias"], settings["attention_dropout"]) == (True, 0.1)
+    check(logits(tmp_path / "new"), logits(source, LlamaForCausalLM))
+    convert_to("llama", tmp_path / "new", tmp_path / "back")
+    assert torch.equal(logits(tmp_path / "back", LlamaForCausalLM), logits(source, LlamaForCausalLM))
+    assert json.loads((tmp_path / "back/config.json").read_text()) == json.loads((source / "config.json").read_text())
+
+
+def test_folders_named_by_text(theirs: Folder, logits: Logits, tmp_path: Path) -> None:
+    source = theirs(LlamaForCausalLM)
+    new = convert_from("llama", str(source), str(tmp_path / "new"))
+    back = convert_to("llama", str(new.folder), str(tmp_path / "back"))
+    assert (new.folder, back.folder) == (tmp_path / "new", tmp_path / "back")
+    assert torch.equal(logits(back.folder, LlamaForCausalLM), logits(source, LlamaForCausalLM))
+
+
 def test_settings_of_old_llama_checkpoints(theirs: Folder, logits: Logits, check: Check, tmp_path: Path) -> None:
     """Rotary settings beside each other, no head_dim, and a buffer that is no parameter."""
     source = theirs(LlamaForCausalLM)

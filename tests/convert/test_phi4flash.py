@@ -122,7 +122,7 @@ def test_a_layer_that_shares_keys(phi: Path, check: Any) -> None:
 def test_dtypes_and_gradients(phi: Path) -> None:
     weights = {key: x.bfloat16() for key, x in load_file(phi / "model.safetensors").items()}
     save_file(weights, phi / "model.safetensors")
-    module = phi4flash_attention(phi, 3).module
+    module = phi4flash_attention(str(phi), 3).module
     dtypes = {name: parameter.dtype for name, parameter in module.named_parameters()}
     assert {dtype for name, dtype in dtypes.items() if name.startswith("lam.")} == {torch.float32}
     assert {dtype for name, dtype in dtypes.items() if not name.startswith("lam.")} == {torch.bfloat16}

@@ -49,6 +49,8 @@ def configs(draw: st.DrawFn, layout: Layout) -> DiffTransformerConfig:
     if layout.name.startswith("motif"):
         ropes = [{"rope_type": "default", "rope_theta": 7.0}, None]
         more = {"hidden_act": "poly_norm", "lambda_init_offset": -1, "attention_norm_eps": draw(EPS)}
+    if kind == "softmax":
+        more = {"attention_bias": draw(st.booleans()), "attention_dropout": draw(st.sampled_from([0.0, 0.25]))}
     if kind == "diff_grouped":
         more["num_noise_heads"] = kv_heads // 2 * draw(st.integers(1, 2))
         heads = more["num_noise_heads"] * draw(st.integers(2, 4))

@@ -16,11 +16,19 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 import fresh
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
 from diff_transformer.model.remote_code import code_files
+from diff_transformer.train.run_setup import draw_weights
 from full_run import short_run
 from tiny_model import PAIRED, has_lambda_vectors
 
 # Memory that was never written is NaN here, so a parameter that loading forgot shows.
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+OPTIONS: dict[str, Any] = {"attention_bias": True, "qk_norm": True, "output_gate": True}
+# The parameters that they add to a layer's attention.
+OF_OPTIONS = (
+    *("q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias"),
+    *("q_norm.weight", "k_norm.weight", "gate_proj.weight"),
+)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -112,7 +120,7 @@ def test_a_model_made_in_a_dtype(kind: str, dtype: torch.dtype, make: Any, token
 
 
 def expect_fresh(model: DiffTransformerForCausalLM, names: set[str]) -> None:
-    """The named parameters are as at the start: matrices N(0, 0.02²), norms 1, λ vectors N(0, 0.1²)."""
+    """The named parameters are as at the start: matrices N(0, 0.02²), biases 0, norms 1, λ vectors N(0, 0.1²)."""
     lam = []
     for name, parameter in model.named_parameters():
         assert parameter.isfinite().all(), name
@@ -123,6 +131,8 @@ def expect_fresh(model: DiffTransformerForCausalLM, names: set[str]) -> None:
             assert abs(parameter.std().item() - 0.02) < 5 * 0.02 / math.sqrt(2 * n), name
         elif ".lam." in name:
             lam.append(parameter.detach())
+        elif name.endswith(".bias"):
+            assert not parameter.any(), name
         else:
             assert torch.equal(parameter, torch.ones_like(parameter)), name
     if lam:
@@ -131,13 +141,14 @@ def expect_fresh(model: DiffTransformerForCausalLM, names: set[str]) -> None:
         assert abs(draws.mean().item()) < 5 * 0.1 / math.sqrt(len(draws))
 
 
-def test_what_a_checkpoint_lacks_is_initialised(kind: str, make: Any, tmp_path: Path) -> None:
-    model = make(kind, torch.float32, head_dim=32)
+@pytest.mark.parametrize("options", [{}, OPTIONS], ids=["no options", "options"])
+def test_what_a_checkpoint_lacks_is_initialised(options: dict[str, bool], kind: str, make: Any, tmp_path: Path) -> None:
+    model = make(kind, torch.float32, head_dim=32, **options)
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     missing = {name for name in saved if ".layers.1." in name or name in ("model.norm.weight", "lm_head.weight")}
     of_lambda = 4 if has_lambda_vectors(kind) else model.config.has_token_lambda
-    assert len(missing) == 9 + 2 + of_lambda + (kind in PAIRED)
+    assert len(missing) == 9 + 2 + of_lambda + (kind in PAIRED) + (len(OF_OPTIONS) if options else 0)
     remaining = {name: value for name, value in saved.items() if name not in missing}
     save_file(remaining, tmp_path / "model.safetensors", metadata={"format": "pt"})
     loaded, info = DiffTransformerForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
@@ -145,6 +156,26 @@ def test_what_a_checkpoint_lacks_is_initialised(kind: str, make: Any, tmp_path: 
     expect_fresh(loaded, missing)
     for name, value in remaining.items():
         assert torch.equal(loaded.get_parameter(name), value), name
+
+
+def test_what_an_option_adds_to_a_checkpoint_is_initialised(kind: str, make: Any, tmp_path: Path) -> None:
+    make(kind, torch.float32, head_dim=32).save_pretrained(tmp_path)
+    loaded, info = DiffTransformerForCausalLM.from_pretrained(tmp_path, **OPTIONS, output_loading_info=True)
+    added = {f"model.layers.{layer}.self_attn.{name}" for layer in range(2) for name in OF_OPTIONS}
+    assert set(info["missing_keys"]) == added
+    expect_fresh(loaded, added)
+
+
+@pytest.mark.parametrize("options", [{}, OPTIONS], ids=["no options", "options"])
+def test_drawn_weights_leave_nothing_uninitialised(options: dict[str, bool], kind: str, make: Any) -> None:
+    """The way of training for a sharded model: no weights at first, then memory, then each module's own draw."""
+    config = make(kind, head_dim=32, hidden_act="poly_norm", **options).config
+    with torch.device("meta"):
+        model = DiffTransformerForCausalLM(config)
+    model.to_empty(device="cpu")
+    draw_weights(model, seed=3)
+    in_activation = {name for name, _ in model.named_parameters() if ".act_fn." in name}
+    expect_fresh(model, {name for name, _ in model.named_parameters()} - in_activation)
 
 
 def test_from_the_meta_device(kind: str, make: Any, tokens: Any, check: Any) -> None:

@@ -334,9 +334,8 @@ def test_a_mask_of_keys_alone(kind: str, is_causal: bool, build: Any, inputs: An
 def test_positions_of_another_width(kind: str, width: int, build: Any, inputs: Any) -> None:
     module, x = build(kind), inputs()
     tables = torch.ones(7, width), torch.ones(7, width)
-    with pytest.raises(
-        ValueError, match=rf"cos and sin must be as wide .*, d = {module.head_dim}, got \(7, 1, {width}"
-    ):
+    message = rf"^cos must broadcast to \(B, N, d\) = \(2, 7, {module.head_dim}\), got \(7, {width}\)\.$"
+    with pytest.raises(ValueError, match=message):
         module(x, tables)
 
 

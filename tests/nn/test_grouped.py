@@ -11,6 +11,7 @@ from diff_transformer import (
     DiffTransformerConfig,
     DiffTransformerForCausalLM,
     GroupedDiffAttention,
+    SoftmaxAttention,
     diff_attention,
 )
 from diff_transformer.ops import blockwise
@@ -82,6 +83,12 @@ def test_sizes_that_do_not_fit(heads: int, kv_heads: int, noise: int, message: s
     sizes = {**SIZES, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "num_noise_heads": noise}
     with pytest.raises(Exception, match=message):
         DiffTransformerConfig(attention_type="diff_grouped", **sizes)
+
+
+def test_attention_without_groups_takes_no_number_of_them() -> None:
+    message = r"^SoftmaxAttention: num_noise_heads is for attention with groups \(GroupedDiffAttention\) .*, got 2\.$"
+    with pytest.raises(ValueError, match=message):
+        SoftmaxAttention(24, 8, 1, num_noise_heads=2)
 
 
 @pytest.mark.parametrize("noise", [2.0, "2", True])

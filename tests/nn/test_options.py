@@ -155,7 +155,8 @@ def test_what_does_not_go_with_another_sequence(kind: str, build: Any, inputs: A
             module(x, context=x, **more)
     with pytest.raises(ValueError, match=r"context must be \(B, S, 24\), got \(2, 7, 10\)"):
         module(x, context=x[..., :10])
-    with pytest.raises(ValueError, match=r"context must be given where its width is another one \(10\)"):
+    message = r"of width 10 where hidden_size is 24: context must be given, got None\.$"
+    with pytest.raises(ValueError, match=message):
         build(kind, context_size=10)(x)
     keys, values = module.project_context(x)
     for wrong in ((x, x), x[:1], (keys[:1], values[:1]), (keys, values[..., :1])):
@@ -163,6 +164,16 @@ def test_what_does_not_go_with_another_sequence(kind: str, build: Any, inputs: A
             module(x, context=wrong)
     with pytest.raises(ValueError, match="context_size must be 1 or more, got 0"):
         build(kind, context_size=0)
+
+
+def test_tables_of_another_length(kind: str, build: Any, inputs: Any, tables: Any) -> None:
+    module, x = build(kind), inputs()
+    for length in (6, 8):
+        with pytest.raises(ValueError, match=rf"^cos must broadcast to \(B, N, d\) = .*, got \({length}, "):
+            module(x, position_embeddings=tables(range(length)))
+    with pytest.raises(ValueError, match=r"^cos must broadcast to .*, got \(7, "):
+        module(x[:, :1], position_embeddings=tables(range(7)))
+    assert torch.equal(module(x, tables([3])), module(x, tables([3] * 7)))  # one position for all tokens
 
 
 def test_gradcheck_of_all_options(kind: str, build: Any) -> None:

@@ -206,15 +206,16 @@ def test_queries_that_see_nothing_and_keys_that_nobody_sees(backend: str, name: 
         assert not x.any(), name
 
 
-@pytest.mark.parametrize("mask_dtype", ["the inputs'", "float32"])
+@pytest.mark.parametrize("mask_dtype", ["the inputs'", "float32", "float64"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_whole_row_of_the_smallest_number_is_a_mean(backend: str, dtype: torch.dtype, mask_dtype: str) -> None:
     """transformers' eager masks hide with finfo.min, and a padding row is full of it; under autocast, of float32's.
 
+    A mask that somebody makes of numpy's numbers is float64, whose smallest number float32 does not have.
     Such a number is finite: by Equation 1 the logits vanish beside it, and the query attends to all alike.
     """
     problem = build(case("causal", dtype))
-    mask = torch.zeros(2, 1, 9, 9, dtype=torch.float32 if mask_dtype == "float32" else dtype)
+    mask = torch.zeros(2, 1, 9, 9, dtype=dtype if mask_dtype == "the inputs'" else getattr(torch, mask_dtype))
     mask[1, :, :, :4] = torch.finfo(mask.dtype).min
     mask[1, :, 2, :] = torch.finfo(mask.dtype).min
     answer = replace(problem, options={"attn_mask": mask, "is_causal": True}).solve(diff_attention, backend=backend)
@@ -225,6 +226,17 @@ def test_a_whole_row_of_the_smallest_number_is_a_mean(backend: str, dtype: torch
         mean = (1 - float(problem.lam)) * values.mean(1)
         limit = 4 * torch.finfo(dtype).eps * (1 + float(problem.lam)) * values.abs().amax()
         assert (answer["out"][1, :, 2].double() - mean).abs().max() <= limit
+
+
+def test_few_queries_take_the_smallest_number_of_float64_for_a_finite_one(backend: str) -> None:
+    """Decoding has a path of its own, without gradients."""
+    problem = build(case("causal"))
+    mask = torch.full((1, 1, 1, problem.k.shape[3]), torch.finfo(torch.float64).min, dtype=torch.float64)
+    mask[..., 0] = -math.inf
+    with torch.no_grad():
+        out = diff_attention(problem.q[:, :, :, -1:], problem.k, problem.v, 0.5, attn_mask=mask, backend=backend)
+    mean = 0.5 * problem.v[:, :, 1:].mean(2, keepdim=True)
+    torch.testing.assert_close(out, mean.repeat_interleave(out.shape[1] // mean.shape[1], dim=1))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -209,10 +209,11 @@ def test_what_fits_is_not_refused() -> None:
     assert diff_attention(**fitting(), norm_weight=zeros(DV), norm_eps=0, norm_scale=-1).shape == (B, H, N, DV)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "auto"])
-def test_a_learned_mask_gets_its_gradient_where_it_is_accepted(backend: str) -> None:
+def test_a_learned_mask_gets_its_gradient_where_it_is_accepted(backend: str, dtype: torch.dtype) -> None:
     inputs = fitting()
-    mask = torch.randn(1, H, N, S, requires_grad=True)
+    mask = torch.randn(1, H, N, S, dtype=dtype, requires_grad=True)
     out = diff_attention(**inputs, attn_mask=mask, backend=backend)
     (gradient,) = torch.autograd.grad(out.square().sum(), [mask])
     first, second, _ = diff_attention_maps(inputs["q"], inputs["k"], 0.5, attn_mask=mask)

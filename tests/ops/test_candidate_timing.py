@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from diff_transformer.ops import candidate_timing, device_findings
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.reference import reference_attention
+from diff_transformer.ops.sdpa import sdpa_attention
 from faked_cuda import fake_device, forget
 
 
@@ -96,6 +98,26 @@ def test_gradients_are_timed_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert ask(monkeypatch, Clock(triton=2.0, sdpa=1.0), request) == "sdpa"
     assert request.q.grad is None
     assert "training, float32, d 8, dv 16" in candidate_timing.status(0)
+
+
+def test_a_checkpointed_layer_counts_its_own_tensors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pass times, and the one that is computed again does not: both must save the same tensors."""
+    monkeypatch.setattr(candidate_timing, "ROUNDS", 1)
+    candidates = {"reference": reference_attention, "sdpa": sdpa_attention}
+    request = a_request(gradient=True)
+    names: list[str] = []
+
+    def layer(q: Tensor) -> Tensor:
+        again = request._replace(q=q)
+        names.append(candidate_timing.fastest(again, candidates))
+        return candidates[names[0]](again)
+
+    checkpoint(layer, request.q, use_reentrant=False).sum().backward()
+    assert len(names) == 2
+    assert "reference " in candidate_timing.status(0)
+    expected = request.q.detach().requires_grad_()
+    reference_attention(request._replace(q=expected)).sum().backward()
+    torch.testing.assert_close(request.q.grad, expected.grad)
 
 
 def test_a_candidate_that_fails_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,12 @@ def test_an_odd_width_is_refused() -> None:
         apply_rotary(torch.randn(3, 5), torch.ones(3, 5), torch.ones(3, 5))
 
 
+@pytest.mark.parametrize("width", [1, 16])
+def test_tables_of_another_width_are_refused(width: int) -> None:
+    with pytest.raises(ValueError, match=rf"cos and sin must be as wide .*, d = 4, got \(3, 4\) and \(3, {width}\)"):
+        apply_rotary(torch.randn(3, 4), torch.ones(3, 4), torch.ones(3, width))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_gradient_turns_back(dtype: torch.dtype) -> None:
     """A rotation is orthogonal: its gradient is the rotation by the angle's negative."""

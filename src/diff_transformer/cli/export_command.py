@@ -54,14 +54,13 @@ def export(
         require_extra("onnx")
     from diff_transformer.cli.checkpoints import auto_class_of, find_checkpoint, find_recipe, load_model, load_tokenizer
     from diff_transformer.convert import MAX_SHARD_SIZE, export_folder, export_onnx
-    from diff_transformer.convert.shared_folder import check_shard_size
+    from diff_transformer.convert.conversion import shard_bytes
     from diff_transformer.lab.record import CardRecord
     from diff_transformer.lab.report.model_card import model_card
     from diff_transformer.lab.results_files import read_record
     from diff_transformer.storage.files import refuse_existing
 
-    shard_size = max_shard_size or MAX_SHARD_SIZE
-    check_shard_size(shard_size)
+    shard_size = shard_bytes(max_shard_size or MAX_SHARD_SIZE)
     refuse_existing(target)
     folder = find_checkpoint(checkpoint)
     recipe = find_recipe(folder)

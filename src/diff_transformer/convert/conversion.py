@@ -1,10 +1,12 @@
 """Converts the folder of a model from or to the layout of another project."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,12 @@ from diff_transformer.convert.phi4flash_attention import PHI4FLASH, WHAT_IS_COVE
 from diff_transformer.convert.weight_files import CONFIG, INDEX, Weights, read_source_config
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.storage.files import ResumableDirectory, free_bytes, refuse_existing
+from diff_transformer.storage.files import free_bytes, refuse_existing
+from diff_transformer.storage.resumable_directory import ResumableDirectory
 
 MAX_SHARD_SIZE = "5GB"
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)(|KB|MB|GB|TB)")
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 # Files that go along unchanged.
 CARRIED = (
     "tokenizer*",
@@ -54,8 +59,8 @@ class Converted:
 
 def convert_from(
     layout: str,
-    source: Path,
-    target: Path,
+    source: str | Path,
+    target: str | Path,
     *,
     attention_type: str | None = None,
     dex_heads: Sequence[Sequence[int]] | None = None,
@@ -85,6 +90,7 @@ def convert_from(
         FileExistsError: ``target`` exists.
         OSError: the disk is full.
     """
+    source, target, largest = Path(source), Path(target), shard_bytes(max_shard_size)
     choices = _layouts(layout)
     chosen = choices.get(attention_type or next(iter(choices)))
     if chosen is None:
@@ -103,13 +109,13 @@ def convert_from(
             config = DiffTransformerConfig.from_dict(config.to_dict() | dex)
     config.architectures = ["DiffTransformerForCausalLM"]
     settings = json.loads(config.to_json_string())
-    return _Job(chosen, source, target, config, settings, max_shard_size, backwards=False).run(progress)
+    return _Job(chosen, source, target, config, settings, largest, backwards=False).run(progress)
 
 
 def convert_to(
     layout: str,
-    source: Path,
-    target: Path,
+    source: str | Path,
+    target: str | Path,
     *,
     max_shard_size: int | str = MAX_SHARD_SIZE,
     progress: Progress | None = None,
@@ -118,6 +124,7 @@ def convert_to(
 
     Args and errors: as :func:`convert_from`; a ValueError also says why that layout cannot hold the model.
     """
+    source, target, largest = Path(source), Path(target), shard_bytes(max_shard_size)
     choices = _layouts(layout)
     raw = read_source_config(source)
     with _single_line_errors(f"{str(source / CONFIG)!r} cannot be converted: "):
@@ -131,7 +138,7 @@ def convert_to(
         )
     with _single_line_errors(f"{str(source / CONFIG)!r} cannot be converted: "):
         settings = write_settings(chosen, config)
-    return _Job(chosen, source, target, config, settings, max_shard_size, backwards=True).run(progress)
+    return _Job(chosen, source, target, config, settings, largest, backwards=True).run(progress)
 
 
 class _Job:
@@ -144,7 +151,7 @@ class _Job:
         target: Path,
         config: DiffTransformerConfig,
         settings: dict[str, Any],
-        max_shard_size: int | str,
+        max_shard_size: int,
         backwards: bool,
     ) -> None:
         refuse_existing(target)
@@ -234,16 +241,27 @@ def _single_line_errors(prefix: str = "") -> Iterator[None]:
         raise ValueError(f"{prefix}a size that others are divided by, such as num_attention_heads, is 0.") from None
 
 
-def _split(outputs: dict[str, Output], max_shard_size: int | str) -> StateDictSplit:
+def shard_bytes(size: object) -> int:
+    """The most bytes of weights in a file, of what a caller gives: a whole number, or text like "5GB" or "1.5GB".
+
+    Raises:
+        ValueError: it is neither, or less than a byte.
+    """
+    count = 0
+    if isinstance(size, int) and not isinstance(size, bool):
+        count = size
+    elif isinstance(size, str) and (parts := _SIZE.fullmatch(size)):
+        count = int(Decimal(parts[1]) * _UNITS[parts[2]])
+    if count < 1:
+        raise ValueError(f"A shard's size must be a number of bytes, 1 or more, or like '5GB', got {size!r}.")
+    return count
+
+
+def _split(outputs: dict[str, Output], max_shard_size: int) -> StateDictSplit:
     """The keys in each file."""
-    if isinstance(max_shard_size, str) and max_shard_size.isdecimal():
-        max_shard_size = int(max_shard_size)
-    try:
-        return split_state_dict_into_shards_factory(
-            outputs,
-            get_storage_size=lambda output: output.bytes,
-            filename_pattern="model{suffix}.safetensors",
-            max_shard_size=max_shard_size,
-        )
-    except ValueError:
-        raise ValueError(f"A shard's size must be a number of bytes or like '5GB', got {max_shard_size!r}.") from None
+    return split_state_dict_into_shards_factory(
+        outputs,
+        get_storage_size=lambda output: output.bytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_size,
+    )

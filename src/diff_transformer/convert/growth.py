@@ -18,8 +18,8 @@ def grow_signal_heads(
     """A model of attention type "diff_grouped" with more signal heads to each noise map, which computes the same.
 
     Keys, values, λ, norms and all that is outside of attention are those of ``model``, which is left alone; W_Q and W_O
-    grow. Logits are the same but for rounding: for a power of 2 copies, W_O is divided without any where ``spread`` is
-    0.
+    grow, and so do the bias of W_Q, the output gate and the projection of a λ of each token, where there are such.
+    Logits are the same but for rounding: for a power of 2 copies, W_O is divided without any where ``spread`` is 0.
 
     Args:
         model: of type "diff", whose heads have a noise map each, or "diff_grouped".
@@ -55,8 +55,10 @@ def grow_signal_heads(
     generator = torch.Generator().manual_seed(seed)
     weights = model.state_dict()
     for key, weight in weights.items():
-        if key.endswith(".self_attn.q_proj.weight"):
+        if key.endswith((".self_attn.q_proj.weight", ".self_attn.q_proj.bias")):
             weights[key] = _copied_queries(weight, ratio, copies, head_dim(config))
+        elif key.endswith((".self_attn.gate_proj.weight", ".self_attn.lambda_proj.weight")):  # of each signal head
+            weights[key] = weight.unflatten(0, (heads, -1)).repeat_interleave(copies, dim=0).flatten(0, 1)
         elif key.endswith(".self_attn.o_proj.weight"):
             weights[key] = _divided_output(weight, heads, copies, spread, generator)
     grown.to(device=model.device, dtype=model.dtype).load_state_dict(weights)
@@ -64,7 +66,7 @@ def grow_signal_heads(
 
 
 def _copied_queries(weight: Tensor, ratio: int, copies: int, width: int) -> Tensor:
-    """W_Q (A·d, D), in stripes of r signal heads and a noise head, with so many copies of each signal head."""
+    """W_Q (A·d, D) or its bias, in stripes of r signal heads and a noise head, with so many copies of a signal head."""
     stripes = weight.unflatten(0, (-1, ratio + 1, width))
     signal, noise = stripes.split((ratio, 1), dim=1)
     return torch.cat((signal.repeat_interleave(copies, dim=1), noise), dim=1).flatten(0, 2)

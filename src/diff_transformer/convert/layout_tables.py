@@ -50,12 +50,14 @@ SHARED = (
 )
 HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim")
 
-# A setting of a Llama that ours can only have one way, and why.
+# Options of attention that mean the same in a Llama and in our "softmax".
+OPTIONS = ("attention_bias", "attention_dropout")
+# A setting of a Llama or DiffLlama that can only be one way where it is not carried over, and why.
 FIXED: dict[str, tuple[Any, str]] = {
     "hidden_act": ("silu", "its feed-forward network becomes SwiGLU"),
-    "attention_bias": (False, "the projections here have no biases"),
+    "attention_bias": (False, "biases of this attention are not covered"),
     "mlp_bias": (False, "the feed-forward network here has no biases"),
-    "attention_dropout": (0, "attention here has no dropout"),
+    "attention_dropout": (0, "the dropout of this attention is not covered"),
     "quantization_config": (None, "only weights in floating point are converted"),
 }
 
@@ -95,7 +97,7 @@ def read_config(raw: Mapping[str, Any], config_class: type[Config]) -> Config:
 
 
 def read_transformers(
-    raw: Mapping[str, Any], config_class: type[PreTrainedConfig], attention_type: str
+    raw: Mapping[str, Any], config_class: type[PreTrainedConfig], attention_type: str, options: tuple[str, ...]
 ) -> DiffTransformerConfig:
     """Settings of transformers' Llama or DiffLlama as ours, of an attention type that its weights can become.
 
@@ -103,15 +105,17 @@ def read_transformers(
     """
     config = read_config(raw, config_class)
     for name, (value, reason) in FIXED.items():
-        if (setting := getattr(config, name, value)) not in (value, None):
+        if name not in options and (setting := getattr(config, name, value)) not in (value, None):
             raise ValueError(f"{name} must be {value!r}, because {reason}; got {setting!r}.")
-    settings = {name: getattr(config, name) for name in (*SHARED, *HEADS)}
+    settings = {name: getattr(config, name) for name in (*SHARED, *HEADS, *options)}
     return DiffTransformerConfig(attention_type=attention_type, **settings)
 
 
-def write_transformers(config: DiffTransformerConfig, config_class: type[PreTrainedConfig]) -> dict[str, Any]:
+def write_transformers(
+    config: DiffTransformerConfig, config_class: type[PreTrainedConfig], options: tuple[str, ...]
+) -> dict[str, Any]:
     """Our settings as those of transformers' Llama or DiffLlama."""
-    settings = {name: getattr(config, name) for name in (*SHARED, *HEADS)}
+    settings = {name: getattr(config, name) for name in (*SHARED, *HEADS, *options)}
     model = config_class.__name__.replace("Config", "ForCausalLM")
     return json.loads(config_class(architectures=[model], **settings).to_json_string())
 
@@ -217,7 +221,7 @@ def write_settings(layout: Layout, config: DiffTransformerConfig) -> dict[str, A
     settings = layout.write(config)
     read_again = layout.read(settings)
     names = [*SHARED, *HEADS, "sliding_window", "has_headwise_norm"]
-    names += ["is_causal", "attention_bias", "qk_norm", "output_gate", "hidden_act", "has_token_lambda"]
+    names += [*OPTIONS, "is_causal", "qk_norm", "output_gate", "hidden_act", "has_token_lambda"]
     if config.has_headwise_norm:
         names.append("norm_eps_in_attention")
     if config.described.differential and "lambda_init" in config.described.settings:
@@ -275,14 +279,15 @@ def transformers_layout(
     *rows: Row,
     fold: Callable[..., Tensor] | None = None,
     writable: bool = True,
+    options: tuple[str, ...] = (),
 ) -> Layout:
-    """The layout of a model of transformers' own as one of our attention types."""
+    """The layout of a model of transformers' own as one of our attention types; ``options`` are carried over."""
     return Layout(
         name=config_class.model_type,
         attention_type=attention_type,
         rows=rows,
-        read=partial(read_transformers, config_class=config_class, attention_type=attention_type),
-        write=partial(write_transformers, config_class=config_class) if writable else None,
+        read=partial(read_transformers, config_class=config_class, attention_type=attention_type, options=options),
+        write=partial(write_transformers, config_class=config_class, options=options) if writable else None,
         fold=fold,
         # A buffer that old versions of transformers saved; it follows from the settings.
         ignored=("rotary_emb.inv_freq",),
@@ -340,7 +345,7 @@ MOTIF, MOTIF_2 = (
     for name, attention_type in (("motif", "diff"), ("motif-2", "diff_grouped"))
 )
 
-LLAMA = transformers_layout(LlamaConfig, "softmax")
+LLAMA = transformers_layout(LlamaConfig, "softmax", options=OPTIONS)
 
 # DIFF V2 that computes what the Llama did: with both maps equal and λ = sigmoid(0) = ½, half of the attention's output
 # is left, and 2·W_O restores it. Doubling is exact. The gradients of the two queries are 1 : −½, and that of W_λ is

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from diff_transformer.convert.layout import Header, plan
 from diff_transformer.convert.layout_tables import LAYOUTS
 from diff_transformer.model import DiffTransformerForCausalLM
@@ -14,7 +16,7 @@ def as_our_model(model: Any) -> DiffTransformerForCausalLM:
     λ is in float32 at least. The weights are copied.
 
     Raises:
-        ValueError: the model is no DiffLlama, or has settings that ours cannot have, such as biases.
+        ValueError: the model is no DiffLlama, or has settings that are not covered, such as biases.
     """
     if model.config.model_type != "diffllama":
         raise ValueError(f"Only a DiffLlama is converted without a folder, got {type(model).__name__}.")
@@ -26,6 +28,7 @@ def as_our_model(model: Any) -> DiffTransformerForCausalLM:
         output.key: output.make(*(weights[key].cpu() for key in output.inputs))
         for output in plan(layout, config, headers, backwards=False)
     }
-    ours = DiffTransformerForCausalLM(config)
+    with torch.random.fork_rng(devices=[]):  # the weights that are drawn here are replaced
+        ours = DiffTransformerForCausalLM(config)
     ours.to(model.dtype).load_state_dict(converted)
     return ours.to(model.device).eval()

@@ -44,7 +44,7 @@ class Phi4FlashAttention:
     context_layer: int | None
 
 
-def phi4flash_attention(source: Path, layer: int) -> Phi4FlashAttention:
+def phi4flash_attention(source: str | Path, layer: int) -> Phi4FlashAttention:
     """An attention layer of a folder in the layout of microsoft/Phi-4-mini-flash-reasoning.
 
     Args:
@@ -59,6 +59,7 @@ def phi4flash_attention(source: Path, layer: int) -> Phi4FlashAttention:
         ValueError: a state-space layer, no such layer, or settings or weights of another kind.
         FileNotFoundError: there is no such folder, or no weights in it.
     """
+    source = Path(source)
     raw = read_source_config(source)
     width, heads, kv_heads, layers = _sizes(raw, source)
     _check_layer(layer, layers, source)

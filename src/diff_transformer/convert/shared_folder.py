@@ -7,7 +7,6 @@ reference is exported: it is Equation 1 itself, which subtracts the maps before 
 
 import json
 import logging
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from diff_transformer.convert.conversion import MAX_SHARD_SIZE
+from diff_transformer.convert.conversion import MAX_SHARD_SIZE, shard_bytes
 from diff_transformer.convert.genai_settings import GENAI_CONFIG, genai_config
 from diff_transformer.model.interface_attention import OPERATOR_IMPLEMENTATION, attention_implementation
 from diff_transformer.storage.files import atomic_directory
@@ -35,19 +34,13 @@ CLOSED_ROPE_TYPES = {"dynamic", "longrope"}
 Inputs = tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]  # tokens, mask and positions; keys and values by layer
 
 
-def check_shard_size(size: str) -> None:
-    """Raise ValueError if this is not a size as transformers reads it."""
-    if not re.fullmatch(r"[1-9]\d*(KB|MB|GB|TB)", size):
-        raise ValueError(f"The size of a shard must be like '500MB' or '5GB', got {size!r}.")
-
-
 def export_folder(
     model: Any,
     tokenizer: Any | None,
-    target: Path,
+    target: str | Path,
     *,
     card: str,
-    max_shard_size: str = MAX_SHARD_SIZE,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
 ) -> list[Path]:
     """Write a model, in its dtype, as a folder that ``from_pretrained`` loads.
 
@@ -56,7 +49,7 @@ def export_folder(
         tokenizer: saved beside it, if there is one.
         target: the folder to make; it appears when all of it is there.
         card: the text of README.md.
-        max_shard_size: most bytes of weights in a file, like "5GB".
+        max_shard_size: most bytes of weights in a file, as a number or like "5GB".
 
     Returns:
         The files.
@@ -66,16 +59,16 @@ def export_folder(
         ValueError: ``max_shard_size`` is not a size.
         OSError: the folder cannot be written, e.g. because the disk is full.
     """
-    check_shard_size(max_shard_size)
+    target, largest = Path(target), shard_bytes(max_shard_size)
     with _folder_with(tokenizer, card, target) as folder:
         try:
-            model.save_pretrained(folder, max_shard_size=max_shard_size)
+            model.save_pretrained(folder, max_shard_size=largest)
         except SafetensorError as error:  # what safetensors makes of a full disk
             raise OSError(f"The weights cannot be written: {error}") from error
     return sorted(target.iterdir())
 
 
-def export_onnx(model: Any, tokenizer: Any | None, target: Path, *, card: str) -> list[Path]:
+def export_onnx(model: Any, tokenizer: Any | None, target: str | Path, *, card: str) -> list[Path]:
     """Write a language model as a folder with an ONNX graph and all that is needed to run it, by onnxruntime or by
     ONNX Runtime GenAI.
 
@@ -88,6 +81,7 @@ def export_onnx(model: Any, tokenizer: Any | None, target: Path, *, card: str) -
         FileExistsError, OSError: as :func:`export_folder`.
         ModuleNotFoundError, ValueError: as ``export_graph``.
     """
+    target = Path(target)
     with _folder_with(tokenizer, card, target) as folder:
         export_graph(model, folder / GRAPH)
         model.config.save_pretrained(folder)

@@ -37,7 +37,6 @@ from diff_transformer.nn import (
     AnnealedLambda,
     DecoderLayer,
     DexCorrection,
-    HeadwiseNorm,
     KeepsFloat32,
     Lambda,
     PolyNorm,
@@ -113,7 +112,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
                     draw_normal(parameter, std)
                     if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                         init.zeros_(parameter[module.padding_idx])
-        elif isinstance(module, HeadwiseNorm | AnnealedLambda | DexCorrection | PolyNorm):
+        elif isinstance(module, RMSNorm | AnnealedLambda | DexCorrection | PolyNorm):
             module.reset_parameters()  # with the functions of torch.nn.init, which transformers keeps from loaded ones
         else:
             super()._init_weights(module)

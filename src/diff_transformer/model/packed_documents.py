@@ -9,7 +9,6 @@ every model of transformers.
 
 import functools
 import inspect
-import itertools
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from diff_transformer.ops.operator import abridged, check_document_ends
 from diff_transformer.ops.visibility import position_mask, segment_bounds_from
 
 _WIDEST_FLASH_HEAD = 256
@@ -41,6 +41,8 @@ def check_cu_seqlens(
     batch, n = inputs_embeds.shape[:2]
     if not isinstance(cu_seq_lens_q, Tensor):
         raise TypeError(f"cu_seq_lens_q must be a tensor, got {type(cu_seq_lens_q).__name__}.")
+    if not isinstance(cu_seq_lens_k, Tensor | None):
+        raise TypeError(f"cu_seq_lens_k must be a tensor or None, got {type(cu_seq_lens_k).__name__}.")
     if batch != 1:
         raise ValueError(f"cu_seq_lens_q says where documents of one row begin, (1, N), got a batch of ({batch}, {n}).")
     for name, argument in (("past_key_values", past_key_values), ("attention_mask", attention_mask)):
@@ -48,17 +50,11 @@ def check_cu_seqlens(
             raise ValueError(
                 f"documents packed into one row (cu_seq_lens_q) go without {name}, got a {type(argument).__name__}."
             )
-    if cu_seq_lens_q.dtype not in (torch.int32, torch.int64) or cu_seq_lens_q.dim() != 1 or len(cu_seq_lens_q) < 2:
-        raise ValueError(
-            f"cu_seq_lens_q must be (documents + 1,) int32 or int64, got {tuple(cu_seq_lens_q.shape)} "
-            f"{cu_seq_lens_q.dtype}."
-        )
-    if cu_seq_lens_q.device.type == "cpu" and not torch.compiler.is_compiling():
-        ends = cu_seq_lens_q.tolist()
-        if ends[0] != 0 or ends[-1] != n or any(a > b for a, b in itertools.pairwise(ends)):
-            raise ValueError(f"cu_seq_lens_q must go from 0 to N = {n} without decreasing, got {cu_seq_lens_q}.")
-        if cu_seq_lens_k is not None and cu_seq_lens_k.tolist() != ends:
-            raise ValueError(f"cu_seq_lens_k must be cu_seq_lens_q, {cu_seq_lens_q}, got {cu_seq_lens_k}.")
+    ends = check_document_ends("cu_seq_lens_q", cu_seq_lens_q, n)
+    if cu_seq_lens_k is not None:
+        of_keys = check_document_ends("cu_seq_lens_k", cu_seq_lens_k, n)
+        if ends is not None and of_keys is not None and of_keys != ends:
+            raise ValueError(f"cu_seq_lens_k must be cu_seq_lens_q, {abridged(ends)}, got {abridged(of_keys)}.")
     return cu_seq_lens_q
 
 

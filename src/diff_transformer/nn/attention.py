@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from diff_transformer.nn.layers import HeadwiseNorm, QueryKeyNorm, residual_projection
 from diff_transformer.ops import apply_rotary
 from diff_transformer.ops.narrow_heads import attends_to_narrow_heads, narrow_attention
-from diff_transformer.ops.operator import check_mask
+from diff_transformer.ops.operator import check_broadcast, check_mask
 
 
 class KeyValueCache(Protocol):
@@ -38,10 +38,11 @@ class Attention(nn.Module):
         headwise_norm: True adds RMSNorm over each head's own d channels before the output projection. Without a λ_init
             (nothing is subtracted, or there is none to a layer) its factor 1 − λ_init is 1.
         num_noise_heads: G, into how many groups the A query heads fall, each of which has one noise map; only where a
-            subclass has groups.
+            subclass has groups (``has_groups``).
     """
 
     pairs_kv_heads = False  # whether two key/value heads of the Transformer make one differential head
+    has_groups = False  # whether the query heads fall into groups that share a noise map each
     queries_per_head = 1  # heads of W_Q to a head of the Transformer
     # r, how many signal heads share the map that is subtracted from theirs. Where something is subtracted, W_Q's heads
     # come in stripes of r + 1: the queries of r signal heads, and behind them that of their noise map.
@@ -65,6 +66,11 @@ class Attention(nn.Module):
         context_size: int | None = None,
     ) -> None:
         super().__init__()
+        if num_noise_heads is not None and not self.has_groups:
+            raise ValueError(
+                f"{type(self).__name__}: num_noise_heads is for attention with groups (GroupedDiffAttention) and must "
+                f"be left out here, got {num_noise_heads!r}."
+            )
         kv_heads = default_key_heads(num_attention_heads, num_key_value_heads, num_noise_heads)
         sizes = hidden_size, num_attention_heads, kv_heads, head_dim
         check_heads(type(self).__name__, *sizes, self.pairs_kv_heads, num_noise_heads)
@@ -166,8 +172,9 @@ class Attention(nn.Module):
             (B, N, D), in the dtype of the weights.
 
         Raises:
-            ValueError: hidden states or a context of another width; a mask that does not broadcast; a context together
-                with positions, causality or a cache, or no context where ``context_size`` is another width than D.
+            ValueError: hidden states or a context of another width; a mask, cosines or sines that do not broadcast; a
+                context together with positions, causality or a cache, or no context where ``context_size`` is another
+                width than D.
         """
         if hidden_states.dim() != 3 or hidden_states.shape[-1] != self.q_proj.in_features:
             raise ValueError(
@@ -179,8 +186,13 @@ class Attention(nn.Module):
             keys, values = self.project_context(context) if isinstance(context, Tensor) else context
             self._check_context(hidden_states, keys, values)
         elif self.k_proj.in_features != self.q_proj.in_features:
-            raise ValueError(f"context must be given where its width is another one ({self.k_proj.in_features}).")
+            raise ValueError(
+                f"this layer attends to another sequence, of width {self.k_proj.in_features} where hidden_size is "
+                f"{self.q_proj.in_features}: context must be given, got None."
+            )
         else:
+            for name, table in zip(("cos", "sin"), position_embeddings or (), strict=False):
+                check_broadcast(name, table, "(B, N, d)", (*hidden_states.shape[:2], self.head_dim))
             queries, keys, values = self.project(hidden_states, position_embeddings)
         if cache is not None:
             keys, values = cache.update(keys, values, self.layer_idx)

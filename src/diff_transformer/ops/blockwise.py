@@ -62,12 +62,12 @@ class _Part:
     """
 
     slices: tuple[slice, slice]  # of the sequences, and of the key heads
-    shape: tuple[int, ...]  # (sequences, heads)
+    shape: tuple[int, ...]  # (sequences, key heads)
     queries: list[Tensor]  # of each map, (C, M, N, d) and (C, M / r, N, d), scaled
     keys: list[Tensor]  # of each map, or one for both: (C, S, d)
     values: Tensor  # (C, S, dv)
     lam: Tensor  # (C, M, N, 1)
-    mask: Tensor | None  # (sequences, heads, M, N, S), any of these or 1
+    mask: Tensor | None  # (sequences, key heads, M, N, S), any of these or 1
 
 
 def _take(x: Tensor, slices: tuple[slice, slice]) -> Tensor:

@@ -8,6 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -73,14 +74,25 @@ def shape_class(request: Request) -> str:
 
 
 def measure(request: Request, candidates: Mapping[str, Attend]) -> dict[str, Any] | None:
-    """Milliseconds of one run by name, or why one has none; None where the device is full, which says nothing."""
+    """Milliseconds of one run by name, or why one has none; None where the device is full, which says nothing.
+
+    Runs in a thread of its own, which knows nothing of what follows the caller's tensors: a checkpointed layer would
+    count those that are saved here among its own.
+    """
     trains = request.needs_gradient
+    wait(request.q.device)  # the thread has another stream, and may not read what the caller's has yet to write
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_measure, request, candidates, trains).result()
+
+
+def _measure(request: Request, candidates: Mapping[str, Attend], trains: bool) -> dict[str, Any] | None:
     leaves = [x.detach().requires_grad_(trains) for x in request[:4]]
     q, k, v, lam = leaves
     detached = request._replace(q=q, k=k, v=v, lam=lam)
 
     def run(attend: Attend) -> None:
-        out = attend(detached)
+        with torch.set_grad_enabled(trains):
+            out = attend(detached)
         if trains:
             torch.autograd.grad(out, leaves, torch.ones_like(out))
 

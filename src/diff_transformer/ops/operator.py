@@ -215,7 +215,8 @@ def _check_tensor(name: str, value: object, q: Tensor) -> None:
         _refuse(f"{name} must be on the device of q, {q.device}, got {value.device}.")
 
 
-def _check_broadcast(name: str, tensor: Tensor, axes: str, target: tuple[int, ...]) -> None:
+def check_broadcast(name: str, tensor: Tensor, axes: str, target: tuple[int, ...]) -> None:
+    """Refuse a tensor that does not broadcast to the target, whose axes a message names so."""
     sizes = zip(reversed(tensor.shape), reversed(target), strict=False)
     if tensor.dim() > len(target) or not all(size == 1 or size == full for size, full in sizes):
         _refuse(f"{name} must broadcast to {axes} = {target}, got {_shape(tensor)}.")
@@ -271,13 +272,20 @@ def _check_window(window: int | None) -> int | None:
 
 
 def check_mask(attn_mask: Any, like: Tensor, target: tuple[int, int, int, int]) -> Tensor | None:
-    """The mask with all four axes, none of them expanded; it must broadcast to the target (B, H, N, S)."""
+    """The mask with all four axes, none of them expanded; it must broadcast to the target (B, H, N, S).
+
+    A float64 mask of narrower queries becomes float32, in which backends add it.
+    """
     if attn_mask is None:
         return None
     _check_tensor("attn_mask", attn_mask, like)
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         _refuse(f"attn_mask must be boolean (True = may attend) or floating (added), got {attn_mask.dtype}.")
-    _check_broadcast("attn_mask", attn_mask, "(B, H, N, S)", target)
+    check_broadcast("attn_mask", attn_mask, "(B, H, N, S)", target)
+    if attn_mask.dtype == torch.float64 and like.dtype != torch.float64:
+        info = torch.finfo(torch.float32)  # whose lowest number a finite addend becomes, and not −∞
+        narrow = torch.where(attn_mask.isinf(), attn_mask, attn_mask.clamp(info.min, info.max))
+        attn_mask = narrow.to(torch.float32)
     return attn_mask[(None,) * (4 - attn_mask.dim())]
 
 
@@ -297,21 +305,33 @@ def _check_cu_seqlens(cu_seqlens: Tensor | None, q: Tensor, k: Tensor) -> Tensor
         return None
     _check_tensor("cu_seqlens", cu_seqlens, q)
     n, s = q.shape[3], k.shape[3]
-    if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
-        _refuse(f"cu_seqlens must be (documents + 1,) int32 or int64, got {_shape(cu_seqlens)} {cu_seqlens.dtype}.")
     if q.shape[0] != 1 or n != s:
         _refuse(
             f"cu_seqlens takes documents packed into one sequence, B = 1 and N = S, got B {q.shape[0]}, N {n}, S {s}."
         )
-    values_are_hidden = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(cu_seqlens)
-    if cu_seqlens.device.type == "cpu" and not values_are_hidden:
-        ends = cu_seqlens.tolist()
-        if ends[0] != 0 or ends[-1] != n or any(a > b for a, b in itertools.pairwise(ends)):
-            _refuse(f"cu_seqlens must go from 0 to N = {n} without decreasing, got {_abridged(ends)}.")
+    check_document_ends("cu_seqlens", cu_seqlens, n)
     return segment_bounds_from(cu_seqlens, n)
 
 
-def _abridged(numbers: list[int]) -> str:
+def check_document_ends(name: str, ends: Tensor, n: int) -> list[int] | None:
+    """Refuse what does not cut N tokens into documents: (documents + 1,) int32 or int64, 0, …, N, not decreasing.
+
+    Returns:
+        The numbers; None where nobody looks at them: away from the CPU, and while they are traced or transformed.
+    """
+    if ends.dtype not in (torch.int32, torch.int64) or ends.dim() != 1 or ends.shape[0] < 2:
+        _refuse(f"{name} must be (documents + 1,) int32 or int64, got {_shape(ends)} {ends.dtype}.")
+    values_are_hidden = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(ends)
+    if ends.device.type != "cpu" or values_are_hidden:
+        return None
+    numbers: list[int] = ends.tolist()
+    if numbers[0] != 0 or numbers[-1] != n or any(a > b for a, b in itertools.pairwise(numbers)):
+        _refuse(f"{name} must go from 0 to N = {n} without decreasing, got {abridged(numbers)}.")
+    return numbers
+
+
+def abridged(numbers: list[int]) -> str:
+    """Numbers for a message: the first ones and the last, where there are many."""
     return str(numbers) if len(numbers) <= 8 else f"[{', '.join(map(str, numbers[:4]))}, …, {numbers[-1]}]"
 
 
@@ -344,7 +364,7 @@ def _check_lambda(lam: Tensor | float, q: Tensor) -> Tensor:
             _refuse(f"lam must be floating, got {lam.dtype}.")
         if lam.dim() > 0:
             _check_tensor("lam", lam, q)
-            _check_broadcast("lam", lam, "(B, H, N)", target)
+            check_broadcast("lam", lam, "(B, H, N)", target)
         return lam.to(device=q.device, dtype=dtype).expand(target)
     if isinstance(lam, bool) or not isinstance(lam, int | float):
         raise TypeError(f"lam must be a number or a tensor, got {type(lam).__name__}.")

@@ -131,7 +131,7 @@ def attend_few(
         return None
     if norm_eps < 0.0 or (window is not None and (type(window) is not int or window < 1)):
         return None
-    if type(is_causal) is not bool:
+    if type(is_causal) is not bool or (attn_mask is not None and attn_mask.dtype == torch.float64):
         return None
     if window is not None:
         window = min(window, WIDEST_WINDOW)

@@ -190,10 +190,6 @@ def problem_of(request: Request, capability: int | None = None) -> Problem:
         window = None  # it hides nothing: no query looks back further than the first key
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = attn_mask.view(torch.uint8)
-    elif attn_mask is not None and attn_mask.dtype == torch.float64:
-        info = torch.finfo(torch.float32)  # whose lowest number a finite addend becomes, and not −∞
-        finite = attn_mask.clamp(info.min, info.max)
-        attn_mask = torch.where(attn_mask == float("-inf"), attn_mask, finite).to(torch.float32)
     lam = lam if lam.stride(-1) < _FARTHEST_ROW else lam.contiguous()
     readable = Request(
         with_rows(q), with_rows(k), with_rows(v), lam, attn_mask, is_causal, scale, window, segment_bounds
