@@ -100,6 +100,27 @@ def test_needles_that_the_model_finds_come_first(retrieval_run: Path, monkeypatc
     assert build_explorer(retrieval_run, None, None, "cpu").describe()["examples"][0] == third
 
 
+def test_needles_among_more_tokens_than_the_explorer_takes(
+    retrieval_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sequence of the task is longer than the page can show: its beginning is shown, and none is drawn."""
+    monkeypatch.setattr("diff_transformer.explorer.explored_model.MOST_TOKENS", 16)
+    described = build_explorer(retrieval_run, None, None, "cpu").describe()
+    assert not described["draws_examples"]
+    (example,) = described["examples"]
+    assert (example["title"], len(example["text"].split())) == ("From the task of the training", 12)
+    described = build_explorer(retrieval_run, None, "n0 n1 n2", "cpu").describe()
+    assert [example["title"] for example in described["examples"]] == ["Your text", "From the task of the training"]
+
+
+def test_a_text_of_the_users_is_checked_before_needles_are_looked_for(
+    retrieval_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diff_transformer.cli.explored_checkpoints._needles", None)  # would be called, and fail
+    with pytest.raises(ValueError, match="nonsense"):
+        build_explorer(retrieval_run, None, "nonsense", "cpu")
+
+
 def test_a_model_that_learned_needles_in_text(run: Callable[..., Any], tmp_path: Path, text_file: Path) -> None:
     """It opens with a document of its own data, up to the number that is asked for; without the data with any text."""
     folder = tmp_path / "run"

@@ -81,11 +81,12 @@ def build_explorer(checkpoint: Path, compare: Path | None, text: str | None, dev
             f"{str(checkpoint)!r} has ordinary attention, which subtracts nothing; name a differential model as "
             "CHECKPOINT, and this one as --compare."
         )
-    draw = _needles(folders[0], left)
-    examples = [_first_needles(left, draw)] if draw else [_first_text(folders[0], left)]
+    examples = []
     if text is not None:
         left.model.check_tokens(left.vocabulary.encode(text))
-        examples.insert(0, Example("Your text", text))
+        examples.append(Example("Your text", text))
+    draw = _needles(folders[0], left)
+    examples.append(_first_needles(left, draw) if draw else _first_text(folders[0], left))
     return Explorer(left, sides[1] if len(sides) > 1 else None, examples, draw)
 
 
@@ -108,9 +109,14 @@ def _vocabulary(folder: Path, size: int) -> Vocabulary:
 
 
 def _needles(folder: Path, side: Side) -> Callable[[int], Example] | None:
-    """What draws needles by a seed, where the model was trained to find them and the data are where they were."""
+    """What draws needles by a seed, where the model was trained to find them and the data are where they were.
+
+    None, too, where they lie among more tokens than the explorer takes.
+    """
     recipe = find_recipe(folder)
     if recipe is None or recipe.data.kind not in ("retrieval", "needles"):
+        return None
+    if recipe.data.length > side.model.most_tokens:
         return None
     try:
         batches: Any = batches_of(folder, None, None)
