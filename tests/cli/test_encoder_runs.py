@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from commands import fails
@@ -89,6 +90,7 @@ def test_plan_and_export(run: Run, trained: Path, tmp_path: Path) -> None:
     assert run("export", trained, tmp_path / "shared").exit_code == 0
     card = (tmp_path / "shared" / "README.md").read_text(encoding="utf-8")
     assert "AutoModelForMaskedLM" in card
+    assert ModelCard(card).data.pipeline_tag == "fill-mask"
     config = json.loads((tmp_path / "shared" / "config.json").read_text(encoding="utf-8"))
     assert "AutoModelForMaskedLM" in config["auto_map"]
 

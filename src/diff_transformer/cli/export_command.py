@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Auto class → the name of its task on the Hub. The base model has no task.
 TASKS = {
     "AutoModelForCausalLM": "text-generation",
+    "AutoModelForMaskedLM": "fill-mask",
     "AutoModelForSequenceClassification": "text-classification",
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
