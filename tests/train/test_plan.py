@@ -212,3 +212,12 @@ def test_a_folder_without_a_readable_tokenizer(tmp_path: Path, recipe: str, cont
 def test_what_makes_no_sense_is_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Plan(load_recipe("small"), **arguments)  # type: ignore[arg-type]  # the wrong ones are meant
+
+
+def test_what_training_refuses_is_not_planned() -> None:
+    recipe = load_recipe("small", ["train.precision=fp16"])
+    with pytest.raises(ValueError, match="'fp16' needs a GPU"):
+        Plan(recipe)
+    assert Plan(recipe, "h200", 2).precision == "fp16"
+    with pytest.raises(ValueError, match="'fp16' runs in one process or with .* 'ddp', not with 'fsdp'"):
+        Plan(recipe, "h200", 2, parallel="fsdp")

@@ -62,8 +62,8 @@ class Plan:
         network: bytes/s of the network between machines for each GPU; that of the vendor's own machine unless given.
 
     Raises:
-        ValueError: an unknown GPU; numbers that make no sense; a batch that cannot be divided among them; or a
-            vocabulary that only the data would tell.
+        ValueError: an unknown GPU; numbers that make no sense; what training refuses: a batch that cannot be divided
+            among them, or a precision in which they cannot train; or a vocabulary that only the data would tell.
     """
 
     def __init__(
@@ -91,7 +91,8 @@ class Plan:
         config = build_config(recipe, vocabulary(recipe))
         several: Any = parallel or settings.parallel
         self.kind: Kind = "single" if gpus == 1 else "ddp" if several == "auto" else several  # what they do together
-        context = DistributedContext(self.kind, torch.device("cpu"), 0, gpus, settings.precision)
+        planned_on = torch.device(CPU if device is None else "cuda")
+        context = DistributedContext(self.kind, planned_on, 0, gpus, settings.precision)
         context.check(recipe)
 
         self.name, self.attention_type = recipe.name, recipe.model.attention_type
