@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -181,6 +182,14 @@ def test_what_it_refuses(run: Callable[..., Any], text_run: Path, arguments: lis
     folder = text_run / "model"
     result = run("explore", *(argument.format(run=folder) for argument in arguments), "--device", "cpu")
     fails(result, message)
+
+
+def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(run: Callable[..., Any], text_run: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        result = run("explore", text_run, "--port", port, "--no-browser", "--device", "cpu")
+    fails(result, f"Cannot listen on 127.0.0.1, port {port}: Address already in use.")
+    assert "Loading" not in result.stderr
 
 
 def test_ordinary_attention_stands_on_the_right_alone(run: Callable[..., Any], text_run: Path, tmp_path: Path) -> None:

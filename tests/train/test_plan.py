@@ -219,5 +219,5 @@ def test_what_training_refuses_is_not_planned() -> None:
     with pytest.raises(ValueError, match="'fp16' needs a GPU"):
         Plan(recipe)
     assert Plan(recipe, "h200", 2).precision == "fp16"
-    with pytest.raises(ValueError, match="'fp16' runs in one process or with .* 'ddp', not with 'fsdp'"):
+    with pytest.raises(ValueError, match=r"'fp16' runs in one process or with .* 'ddp', not with 'fsdp'"):
         Plan(recipe, "h200", 2, parallel="fsdp")
