@@ -50,7 +50,7 @@ def test_training_and_numbers(run: Run, trained: Path, text: Path, tmp_path: Pat
     assert len(last["logit_max"]) == len(last["norm_input_rms"]) == 2
     # The numbers of training, of `eval`, and those taken by hand agree.
     model = AutoModelForMaskedLM.from_pretrained(trained / "model").eval()
-    batches = batches_of(trained / "model", None, 64)
+    batches = batches_of(trained / "model")
     assert isinstance(batches, MaskedTextBatches)
     nats = right = targets = 0
     for batch in batches.validation_batches():

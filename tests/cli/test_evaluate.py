@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from commands import fails
-from diff_transformer.cli.checkpoints import find_recipe
+from diff_transformer.cli.checkpoints import find_recipe, load_tokenizer
 from diff_transformer.cli.eval_command import batches_of
 from diff_transformer.data import byte_tokenizer
 from diff_transformer.lab.record import Result
@@ -40,7 +40,7 @@ def test_a_run_is_measured_with_its_own_tokenizer(run: Callable[..., Any], tmp_p
     assert run("train", "tiny", *settings, "--output", folder).exit_code == 0
     trained = AutoTokenizer.from_pretrained(folder / "model")
     text.write_text("QUITE ANOTHER TEXT, IN WHICH OTHER PAIRS OF LETTERS ARE FREQUENT. " * 200, encoding="utf-8")
-    batch = next(iter(batches_of(folder / "model", None, 16).validation_batches()))
+    batch = next(iter(batches_of(folder / "model").validation_batches()))
     read = trained.decode(batch["input_ids"][0])
     assert read in text.read_text(encoding="utf-8")
 
@@ -235,6 +235,37 @@ def test_a_recipe_of_another_program_is_none_of_ours(run: Run, text_run: Path, t
     fails(run("eval", model, "--text", text_file), "unknown key 'train.warmup_step'; did you mean")
     recipe.write_text("{", encoding="utf-8")
     fails(run("eval", model, "--text", text_file), "recipe.yaml is not valid YAML")
+
+
+def test_a_text_that_cannot_be_read_is_said_before_a_model_is_loaded(
+    run: Run, text_run: Path, retrieval_run: Path, text_file: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(text_run / "model", tmp_path / "run" / "model")
+    shutil.copy(text_run / "recipe.yaml", tmp_path / "run")
+    (model / "tokenizer.json").unlink()
+    for arguments, message in (
+        ((text_run, "--text", tmp_path / "missing.txt"), "There is no text file or folder"),
+        ((retrieval_run, "--text", text_file), "has no tokenizer (tokenizer.json)"),
+        ((model,), "has no tokenizer (tokenizer.json)"),
+    ):
+        result = run("eval", *arguments)
+        fails(result, message)
+        assert "Loading" not in result.stderr
+
+
+def test_a_tokenizer_is_loaded_once(
+    run: Run, text_run: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Path] = []
+
+    def load(folder: Path) -> Any:
+        loaded.append(folder)
+        return load_tokenizer(folder)
+
+    monkeypatch.setattr("diff_transformer.cli.checkpoints.load_tokenizer", load)
+    for number, text in enumerate(([], ["--text", text_file])):
+        assert run("eval", text_run, *text, "--output", tmp_path / f"{number}.json").exit_code == 0
+    assert loaded == 2 * [text_run / "model"]
 
 
 def test_every_record_has_a_row(run: Run, retrieval_run: Path, tmp_path: Path) -> None:

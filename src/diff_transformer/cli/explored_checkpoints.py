@@ -102,7 +102,7 @@ def _vocabulary(folder: Path, size: int) -> Vocabulary:
         return TokenizerVocabulary(load_tokenizer(folder))
     recipe = find_recipe(folder)
     if recipe is not None and recipe.data.kind == "retrieval":
-        batches = batches_of(folder, None, None)
+        batches = batches_of(folder)
         assert isinstance(batches, RetrievalBatches)
         return WordVocabulary(batches.words(), _RETRIEVAL_NOTE)
     return WordVocabulary([str(token) for token in range(size)], _NUMBERS_NOTE)
@@ -119,7 +119,7 @@ def _needles(folder: Path, side: Side) -> Callable[[int], Example] | None:
     if recipe.data.length > side.model.most_tokens:
         return None
     try:
-        batches: Any = batches_of(folder, None, None)
+        batches: Any = batches_of(folder)
     except (OSError, ValueError):
         return None
     if isinstance(batches, RetrievalBatches):
@@ -164,7 +164,7 @@ def _first_text(folder: Path, side: Side) -> Example:
     recipe, vocabulary = find_recipe(folder), side.vocabulary
     most = max(1, 3 * side.model.most_tokens // 4)
     if recipe is not None and isinstance(recipe.data, GeneratedData):
-        first = next(batches_of(folder, None, None).validation_batches())["input_ids"][0]
+        first = next(batches_of(folder).validation_batches())["input_ids"][0]
         return Example("From the task of the training", vocabulary.decode(first[:most].tolist()))
     if isinstance(vocabulary, WordVocabulary):
         return Example("The first tokens", " ".join(vocabulary.words[: min(16, most)]))
