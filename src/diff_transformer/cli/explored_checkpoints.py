@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig
+
 from diff_transformer import shipped_models
 from diff_transformer.cli import console
 from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer, shown_folder
@@ -20,6 +22,7 @@ from diff_transformer.explorer import (
     Vocabulary,
     WordVocabulary,
 )
+from diff_transformer.explorer.explored_model import subtracts
 from diff_transformer.explorer.recorded_page import recorded_page
 from diff_transformer.storage.files import write_atomically
 from diff_transformer.train.data_kinds import GeneratedData
@@ -74,13 +77,13 @@ def build_explorer(checkpoint: Path, compare: Path | None, text: str | None, dev
         ValueError: the checkpoint is not differential, or a text that it cannot read.
     """
     folders = [find_checkpoint(path, ours=False) for path in (checkpoint, compare) if path is not None]
-    sides = [_load_side(folder, device) for folder in folders]
-    left = sides[0]
-    if not left.model.subtracts:
+    if not subtracts(AutoConfig.from_pretrained(folders[0], local_files_only=True)):
         raise ValueError(
             f"{str(checkpoint)!r} has ordinary attention, which subtracts nothing; name a differential model as "
             "CHECKPOINT, and this one as --compare."
         )
+    sides = [_load_side(folder, device) for folder in folders]
+    left = sides[0]
     examples = []
     if text is not None:
         left.model.check_tokens(left.vocabulary.encode(text))
