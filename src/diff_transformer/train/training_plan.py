@@ -52,8 +52,9 @@ class Plan:
     """What a recipe would take on one or more GPUs of :data:`diff_transformer.train.hardware.GPUS`, or on this "cpu".
 
     Memory is that of training steps of layers that are not compiled (compiled ones keep less), by the formulas of
-    :mod:`diff_transformer.train.step_costs`; validation, which takes a whole batch at a time without gradients, and
-    saving are not in it. A number that is not known is None.
+    :mod:`diff_transformer.train.step_costs`. Validation is not in it, which keeps nothing for gradients and takes
+    16,384 tokens of text or one sequence at a time, of a generated task a whole batch; nor is saving. A number that is
+    not known is None.
 
     Args:
         gpu, gpus: the name, and how many.
