@@ -286,8 +286,3 @@ class DistributedContext:
             how = "DDP"
         processes = f"{self.count} processes ({dist.get_backend()}, {device})"
         return f"{processes}: {how}, {math.ceil(100 * share)} % of the parameters on each, {precision}"
-
-
-def is_first_process() -> bool:
-    """Whether this process is the first of those that a launcher started, which alone prints anything."""
-    return os.environ.get("RANK", "0") == "0"

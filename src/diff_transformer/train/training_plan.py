@@ -25,7 +25,7 @@ from diff_transformer.train.step_costs import (
     communication,
     flops_per_token,
     meta_model,
-    peak_memory,
+    planned_memory,
 )
 from diff_transformer.variants import head_dim
 
@@ -156,11 +156,11 @@ class Plan:
 
         def way(checkpointing: bool) -> Way:
             here = replace(layout, checkpointing=checkpointing)
-            memory = peak_memory(config, sizes, here)
+            memory = planned_memory(config, sizes, here)
             if self.device_memory is None:
                 return Way(checkpointing, memory, None, None, None)
             for parts in (parts for parts in range(1, rows + 1) if rows % parts == 0):
-                smaller = peak_memory(config, sizes, replace(here, sequences=rows // parts, parts=parts))
+                smaller = planned_memory(config, sizes, replace(here, sequences=rows // parts, parts=parts))
                 if smaller.total <= self.device_memory:
                     return Way(checkpointing, memory, memory.total <= self.device_memory, parts, rows // parts)
             return Way(checkpointing, memory, False, None, None)
