@@ -32,6 +32,7 @@ from diff_transformer.cli.explored_checkpoints import build_explorer, shipped_pa
 from diff_transformer.explorer import Example, ExploredModel, Explorer, Side, WordVocabulary
 from diff_transformer.explorer.server import ExplorerServer
 from diff_transformer.lab.results_files import command_line, device_name
+from diff_transformer.listening import bound_socket
 from diff_transformer.storage.files import write_atomically
 
 VOCABULARY = 257  # of the models with random weights: the multiply-adds of a large one have no part in the limits
@@ -130,7 +131,7 @@ def page_of(explorer: Explorer) -> Iterator[Any]:
     if program is None:
         yield None
         return
-    server = ExplorerServer({"": explorer})
+    server = ExplorerServer({"": explorer}, bound_socket("127.0.0.1", 0))
     thread = threading.Thread(target=server.serve)
     thread.start()
     try:

@@ -67,8 +67,9 @@ def new_served(*, chat: bool = False, attention_type: str = "diff", **settings: 
 @contextmanager
 def running(served: Any, api_key: str | None = None) -> Iterator[str]:
     """The address of a server of a `ServedModel`, which answers until the block ends."""
+    from diff_transformer.listening import bound_socket
     from diff_transformer.serve.application import make_application
-    from diff_transformer.serve.http_server import ModelServer, bound_socket, url_of
+    from diff_transformer.serve.http_server import ModelServer, url_of
 
     bound = bound_socket("127.0.0.1", 0)
     url = url_of("127.0.0.1", bound)

@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "suggestions": set(),
     "shipped_models": set(),
     "brief_threads": set(),
+    "listening": set(),
     "freed_memory": set(),
     "processors": set(),  # the command line reads it before torch is imported
     "text_workers": set(),  # the processes that it starts must load nothing else
@@ -29,7 +30,7 @@ MAY_IMPORT = {
     "nn": {"ops"},
     "model": {"ops", "nn"},
     "convert": {"storage", "nn", "model"},
-    "explorer": {*LIBRARY, "convert"},
+    "explorer": {*LIBRARY, "convert", "listening"},
     "data": {"storage", "text_workers"},
     "train": {"storage", *LIBRARY, "data"},
     "lab.coordinates": set(),
@@ -66,11 +67,12 @@ MAY_IMPORT = {
     },
     "vllm_plugin": {"model"},
     "vllm_model": set(),  # vLLM imports it by its name
-    "serve": {"storage", "brief_threads"},  # what it is given is a model of transformers
+    "serve": {"storage", "brief_threads", "listening"},  # what it is given is a model of transformers
     "cli": {
         "storage",
         "brief_threads",
         "freed_memory",
+        "listening",
         "processors",
         "shipped_models",
         *LIBRARY,

@@ -24,6 +24,14 @@ def write(folder: Path, **contents: str) -> None:
         (folder / name.replace("__", ".")).write_text(text + "\n", encoding="utf-8")
 
 
+def test_the_first_of_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert processors.is_first_process()
+    for rank, is_first in (("0", True), ("1", False), ("10", False)):
+        monkeypatch.setenv("RANK", rank)
+        assert processors.is_first_process() == is_first
+
+
 def test_where_there_are_no_groups_all_processors_are_used(groups: Path) -> None:
     assert processors.usable_processors() == 16
 

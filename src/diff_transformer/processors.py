@@ -2,6 +2,7 @@
 
 torch takes a thread for each processor that it may run on. In a container with the time of two out of sixty-four, sixty
 of those threads wait while the others hold what they need, so the command line asks for fewer.
+Of several processes that a launcher started it tells the first.
 """
 
 import math
@@ -26,6 +27,11 @@ def limit_threads() -> None:
     usable = usable_processors()
     if usable < _allowed():
         os.environ.setdefault(THREADS, str(usable))
+
+
+def is_first_process() -> bool:
+    """Whether this process is the first of those that a launcher started, which alone prints anything."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _allowed() -> int:

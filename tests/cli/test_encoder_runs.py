@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from commands import fails
@@ -49,7 +50,7 @@ def test_training_and_numbers(run: Run, trained: Path, text: Path, tmp_path: Pat
     assert len(last["logit_max"]) == len(last["norm_input_rms"]) == 2
     # The numbers of training, of `eval`, and those taken by hand agree.
     model = AutoModelForMaskedLM.from_pretrained(trained / "model").eval()
-    batches = batches_of(trained / "model", None, 64)
+    batches = batches_of(trained / "model")
     assert isinstance(batches, MaskedTextBatches)
     nats = right = targets = 0
     for batch in batches.validation_batches():
@@ -89,6 +90,7 @@ def test_plan_and_export(run: Run, trained: Path, tmp_path: Path) -> None:
     assert run("export", trained, tmp_path / "shared").exit_code == 0
     card = (tmp_path / "shared" / "README.md").read_text(encoding="utf-8")
     assert "AutoModelForMaskedLM" in card
+    assert ModelCard(card).data.pipeline_tag == "fill-mask"
     config = json.loads((tmp_path / "shared" / "config.json").read_text(encoding="utf-8"))
     assert "AutoModelForMaskedLM" in config["auto_map"]
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,14 @@ import pytest
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from commands import fails
+from diff_transformer.cli.checkpoints import find_recipe, load_tokenizer
 from diff_transformer.cli.eval_command import batches_of
 from diff_transformer.data import byte_tokenizer
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.report.measured_tables import harness_table
 from diff_transformer.lab.results_files import capture_results, read_results
 from diff_transformer.storage.files import read_metrics
+from diff_transformer.train import load_recipe
 from harness_tasks import write_lines, write_task
 from table_cells import column
 
@@ -37,7 +40,7 @@ def test_a_run_is_measured_with_its_own_tokenizer(run: Callable[..., Any], tmp_p
     assert run("train", "tiny", *settings, "--output", folder).exit_code == 0
     trained = AutoTokenizer.from_pretrained(folder / "model")
     text.write_text("QUITE ANOTHER TEXT, IN WHICH OTHER PAIRS OF LETTERS ARE FREQUENT. " * 200, encoding="utf-8")
-    batch = next(iter(batches_of(folder / "model", None, 16).validation_batches()))
+    batch = next(iter(batches_of(folder / "model").validation_batches()))
     read = trained.decode(batch["input_ids"][0])
     assert read in text.read_text(encoding="utf-8")
 
@@ -214,6 +217,55 @@ def test_a_measurement_for_any_model_takes_one_that_is_not_ours(run: Run, tmp_pa
     without_text = run("eval", llama, "--measure", "repeats")
     fails(without_text, "No recipe.yaml belongs to", "name a text with --text")
     assert "Loading" not in without_text.stderr
+
+
+def test_a_recipe_of_another_program_is_none_of_ours(run: Run, text_run: Path, text_file: Path, tmp_path: Path) -> None:
+    """llm-compressor writes a recipe.yaml beside the weights; one of ours that is broken is still an error."""
+    model = shutil.copytree(text_run / "model", tmp_path / "model")
+    recipe = model / "recipe.yaml"
+    recipe.write_text("test_stage:\n  modifiers:\n    QuantizationModifier: {targets: [Linear]}\n", encoding="utf-8")
+    assert find_recipe(model) is None
+    assert run("eval", model, "--text", text_file, "--output", tmp_path / "results.json").exit_code == 0
+    fails(run("eval", model), "No recipe.yaml belongs to", "name a text with --text")
+    in_run = shutil.copytree(text_run, tmp_path / "run")
+    shutil.copy(recipe, in_run / "model")
+    assert find_recipe(in_run / "model") == load_recipe(text_run / "recipe.yaml")
+    shutil.copy(text_run / "recipe.yaml", recipe)
+    recipe.write_text(recipe.read_text().replace("warmup_steps", "warmup_step"), encoding="utf-8")
+    fails(run("eval", model, "--text", text_file), "unknown key 'train.warmup_step'; did you mean")
+    recipe.write_text("{", encoding="utf-8")
+    fails(run("eval", model, "--text", text_file), "recipe.yaml is not valid YAML")
+
+
+def test_a_text_that_cannot_be_read_is_said_before_a_model_is_loaded(
+    run: Run, text_run: Path, retrieval_run: Path, text_file: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(text_run / "model", tmp_path / "run" / "model")
+    shutil.copy(text_run / "recipe.yaml", tmp_path / "run")
+    (model / "tokenizer.json").unlink()
+    for arguments, message in (
+        ((text_run, "--text", tmp_path / "missing.txt"), "There is no text file or folder"),
+        ((retrieval_run, "--text", text_file), "has no tokenizer (tokenizer.json)"),
+        ((model,), "has no tokenizer (tokenizer.json)"),
+    ):
+        result = run("eval", *arguments)
+        fails(result, message)
+        assert "Loading" not in result.stderr
+
+
+def test_a_tokenizer_is_loaded_once(
+    run: Run, text_run: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Path] = []
+
+    def load(folder: Path) -> Any:
+        loaded.append(folder)
+        return load_tokenizer(folder)
+
+    monkeypatch.setattr("diff_transformer.cli.checkpoints.load_tokenizer", load)
+    for number, text in enumerate(([], ["--text", text_file])):
+        assert run("eval", text_run, *text, "--output", tmp_path / f"{number}.json").exit_code == 0
+    assert loaded == 2 * [text_run / "model"]
 
 
 def test_every_record_has_a_row(run: Run, retrieval_run: Path, tmp_path: Path) -> None:

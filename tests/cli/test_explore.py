@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -100,6 +101,27 @@ def test_needles_that_the_model_finds_come_first(retrieval_run: Path, monkeypatc
     assert build_explorer(retrieval_run, None, None, "cpu").describe()["examples"][0] == third
 
 
+def test_needles_among_more_tokens_than_the_explorer_takes(
+    retrieval_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sequence of the task is longer than the page can show: its beginning is shown, and none is drawn."""
+    monkeypatch.setattr("diff_transformer.explorer.explored_model.MOST_TOKENS", 16)
+    described = build_explorer(retrieval_run, None, None, "cpu").describe()
+    assert not described["draws_examples"]
+    (example,) = described["examples"]
+    assert (example["title"], len(example["text"].split())) == ("From the task of the training", 12)
+    described = build_explorer(retrieval_run, None, "n0 n1 n2", "cpu").describe()
+    assert [example["title"] for example in described["examples"]] == ["Your text", "From the task of the training"]
+
+
+def test_a_text_of_the_users_is_checked_before_needles_are_looked_for(
+    retrieval_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diff_transformer.cli.explored_checkpoints._needles", None)  # would be called, and fail
+    with pytest.raises(ValueError, match="nonsense"):
+        build_explorer(retrieval_run, None, "nonsense", "cpu")
+
+
 def test_a_model_that_learned_needles_in_text(run: Callable[..., Any], tmp_path: Path, text_file: Path) -> None:
     """It opens with a document of its own data, up to the number that is asked for; without the data with any text."""
     folder = tmp_path / "run"
@@ -162,6 +184,14 @@ def test_what_it_refuses(run: Callable[..., Any], text_run: Path, arguments: lis
     fails(result, message)
 
 
+def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(run: Callable[..., Any], text_run: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        result = run("explore", text_run, "--port", port, "--no-browser", "--device", "cpu")
+    fails(result, f"Cannot listen on 127.0.0.1, port {port}: Address already in use.")
+    assert "Loading" not in result.stderr
+
+
 def test_ordinary_attention_stands_on_the_right_alone(run: Callable[..., Any], text_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "softmax"
     settings = json.loads((text_run / "model" / "config.json").read_text())
@@ -169,9 +199,9 @@ def test_ordinary_attention_stands_on_the_right_alone(run: Callable[..., Any], t
 
     config = DiffTransformerConfig.from_dict({**settings, "attention_type": "softmax"})
     DiffTransformerForCausalLM(config).save_pretrained(folder)
-    result = run("explore", folder, "--no-browser")
-    assert result.exit_code == 2
-    assert "subtracts nothing" in result.stderr
+    result = run("explore", folder, "--compare", text_run, "--no-browser")
+    fails(result, "subtracts nothing; name a differential model as CHECKPOINT, and this one as --compare.")
+    assert "Loading" not in result.stderr
     right = build_explorer(text_run, folder, None, "cpu").describe()["models"]["right"]
     assert (right["name"], right["label"]) == ("softmax", "Transformer")
 

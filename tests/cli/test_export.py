@@ -100,6 +100,17 @@ def test_results_of_others_are_not_taken(run: Run, demo: Path, tmp_path: Path) -
         assert card_of(tmp_path / name).data.eval_results is None
 
 
+def test_a_file_of_another_program_above_the_run_is_passed_over(run: Run, text_run: Path, tmp_path: Path) -> None:
+    """The model's own folder is for the model's own results: there it is an error."""
+    copy = shutil.copytree(text_run, tmp_path / "run")
+    for number, content in enumerate(('{"accuracy": 0.5}', "{", "[]")):
+        (tmp_path / "results.json").write_text(content, encoding="utf-8")
+        assert run("export", copy, tmp_path / str(number)).exit_code == 0
+        assert "There are no results for this checkpoint" in card_of(tmp_path / str(number)).text
+    shutil.move(tmp_path / "results.json", copy / "model")
+    fails(run("export", copy, tmp_path / "own"), "results.json: ")
+
+
 def test_what_eval_wrote_beside_the_model_is_taken(run: Run, text_run: Path, text_file: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(text_run, tmp_path / "run")
     output = copy / "results.json"

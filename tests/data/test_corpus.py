@@ -187,6 +187,19 @@ class TestDataset:
         assert len(prints) == 4
         assert HubDataset(folder).fingerprint() == HubDataset(folder).fingerprint()
 
+    def test_what_datasets_cannot_load_is_told_by_the_settings(self, folder: str) -> None:
+        settings = (
+            rf"^data.dataset='{folder}', data.dataset_config=None and data.dataset_split='foo' name no text that "
+        )
+        with pytest.raises(ValueError, match=rf"{settings}can be loaded: Bad split: foo\. Available splits: "):
+            documents(HubDataset(folder, split="foo"))
+        settings = (
+            r"data.dataset_config='other' and data.dataset_split='train' name no text that can be loaded: Builder"
+        )
+        for read in (HubDataset(folder, "other").fingerprint, HubDataset(folder, "other").pieces().__next__):
+            with pytest.raises(ValueError, match=settings):
+                read()
+
     def test_a_column_that_is_not_there_is_named(self, folder: str) -> None:
         with pytest.raises(ValueError, match=r"has no column 'body', only text\."):
             documents(HubDataset(folder, field="body"))

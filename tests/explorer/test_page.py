@@ -33,6 +33,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium")]
 
 from diff_transformer.explorer.server import ExplorerServer  # noqa: E402  # after the checks of what it needs
+from diff_transformer.listening import bound_socket  # noqa: E402
 
 TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
 TOKENS = [int(word[1:]) for word in TEXT.split()]
@@ -86,7 +87,7 @@ def served() -> Iterator[Callable[[Explorer], str]]:
     running = []
 
     def serve(explorer: Explorer) -> str:
-        server = ExplorerServer({"": explorer})
+        server = ExplorerServer({"": explorer}, bound_socket("127.0.0.1", 0))
         thread = threading.Thread(target=server.serve)
         thread.start()
         running.append((server, thread))
@@ -537,7 +538,7 @@ def test_one_page_leads_to_every_pair_of_models(
         None,
         [Example("other", "w1 w2")],
     )
-    server = ExplorerServer({"first": explorer, "second": other})
+    server = ExplorerServer({"first": explorer, "second": other}, bound_socket("127.0.0.1", 0))
     thread = threading.Thread(target=server.serve)
     thread.start()
     try:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -18,13 +19,17 @@ from decoded_maps import decode_maps
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.explorer import ExploredModel, Explorer, Side
 from diff_transformer.explorer.server import LARGEST_QUESTION, ExplorerServer
+from diff_transformer.listening import bound_socket
 
 TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
 
 
 @contextmanager
-def serving(explorer: Explorer, others: dict[str, Explorer] | None = None, **where: Any) -> Iterator[ExplorerServer]:
-    server = ExplorerServer({"first": explorer, **others} if others else {"": explorer}, **where)
+def serving(
+    explorer: Explorer, others: dict[str, Explorer] | None = None, host: str = "127.0.0.1"
+) -> Iterator[ExplorerServer]:
+    explorers = {"first": explorer, **others} if others else {"": explorer}
+    server = ExplorerServer(explorers, bound_socket(host, 0), host)
     thread = threading.Thread(target=server.serve)
     thread.start()
     try:
@@ -185,15 +190,12 @@ def test_a_bug_is_told_without_its_details(explorer: Explorer, monkeypatch: pyte
     assert "KeyError: 'secret'" in capfd.readouterr().err
 
 
-def test_it_listens_on_this_machine_alone(explorer: Explorer) -> None:
-    server = ExplorerServer({"": explorer})
-    try:
-        assert server._socket.getsockname()[0] == "127.0.0.1"
-        assert server.address.startswith("http://127.0.0.1:")
-        with pytest.raises(OSError, match=f"Cannot listen on 127.0.0.1, port {server.port}: Address already in use"):
-            ExplorerServer({"": explorer}, port=server.port)
-    finally:
-        server._socket.close()
+def test_it_listens_from_the_moment_it_is_made(explorer: Explorer) -> None:
+    with bound_socket("127.0.0.1", 0) as bound:
+        server = ExplorerServer({"": explorer}, bound)
+        assert server.address.startswith(f"http://127.0.0.1:{bound.getsockname()[1]}/")
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10):
+            pass
 
 
 def test_other_machines_reach_it_by_any_name_where_that_is_asked_for(explorer: Explorer) -> None:
@@ -204,7 +206,8 @@ def test_other_machines_reach_it_by_any_name_where_that_is_asked_for(explorer: E
 
 
 def test_every_server_has_its_own_token(explorer: Explorer) -> None:
-    servers = [ExplorerServer({"": explorer}) for _ in range(2)]
-    for server in servers:
-        server._socket.close()
+    servers = []
+    for _ in range(2):
+        with bound_socket("127.0.0.1", 0) as bound:
+            servers.append(ExplorerServer({"": explorer}, bound))
     assert len({server.address.rstrip("/").rpartition("/")[2] for server in servers}) == 2

@@ -24,7 +24,7 @@ from diff_transformer.train.step_costs import (
     layer_bytes,
     loss_bytes,
     meta_model,
-    peak_memory,
+    planned_memory,
 )
 
 SIZES: dict[str, Any] = {
@@ -218,7 +218,7 @@ def test_the_peak_of_a_step(attention_type: str, about: str, overrides: dict[str
         backend=CPU,
         on_cpu=True,
     )
-    planned = peak_memory(model.config, ModelSizes(model, recipe), layout)
+    planned = planned_memory(model.config, ModelSizes(model, recipe), layout)
     assert (planned.activations > planned.weights) == (about == "activations" and not recipe.gradient_checkpointing)
     assert planned.total == pytest.approx(most_alive(model, recipe, sequences, length), rel=0.04)
 
@@ -247,7 +247,7 @@ def test_what_each_of_several_devices_holds() -> None:
     sizes = ModelSizes(meta_model(config), settings())
 
     def memory(**overrides: Any) -> Memory:
-        return peak_memory(config, sizes, layout_of(**overrides))
+        return planned_memory(config, sizes, layout_of(**overrides))
 
     alone, ddp = memory(), memory(kind="ddp", devices=4)
     fsdp, tensor = memory(kind="fsdp", devices=4), memory(kind="tensor", devices=4)

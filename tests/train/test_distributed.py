@@ -283,7 +283,6 @@ def settings(**values: Any) -> TrainRecipe:
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}, r"configured for DeepSpeed, which training does not use"),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {}, r"asks for mixed precision 'bf16' and the recipe .* 'no'"),
         ({"ACCELERATE_USE_FSDP": "true"}, {"parallel": "ddp"}, r"asks for FSDP and the recipe .* 'ddp'"),
-        ({}, {"precision": "fp16", "device": "cpu"}, r"'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'\."),
     ],
 )
 def test_what_cannot_be(
@@ -319,8 +318,8 @@ def test_what_accelerate_launch_asks_for(
     assert DistributedContext.from_env(settings(parallel=parallel)).kind == "single"
 
 
-def processes(kind: Any, count: int = 2) -> DistributedContext:
-    return DistributedContext(kind, torch.device("cpu"), 0, count, "no")
+def processes(kind: Any, count: int = 2, device: str = "cpu", precision: Any = "no") -> DistributedContext:
+    return DistributedContext(kind, torch.device(device), 0, count, precision)
 
 
 def test_a_signal_to_one_process_stops_all(spread: Path) -> None:
@@ -348,6 +347,15 @@ def test_a_batch_that_cannot_be_divided() -> None:
         processes("ddp").check(batches_of(6))
     processes("ddp").check(batches_of(8))
     processes("single", 1).check(batches_of(6))
+
+
+def test_float16_needs_a_gpu_and_whole_weights() -> None:
+    with pytest.raises(ValueError, match=r"'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'\."):
+        processes("single", 1, precision="fp16").check(batches_of(8))
+    for kind in ("fsdp", "tensor"):
+        with pytest.raises(ValueError, match=f"'fp16' runs in one process or with .* 'ddp', not with '{kind}'"):
+            processes(kind, device="cuda", precision="fp16").check(batches_of(8))
+    processes("ddp", device="cuda", precision="fp16").check(batches_of(8))
 
 
 @pytest.mark.parametrize("max_norm", [None, 1e9, 0.1])

@@ -185,6 +185,16 @@ def test_the_vocabulary_of_a_tokenizer(tmp_path: Path) -> None:
         vocabulary(load_recipe("tiny", ["data.tokenizer=gpt2"]))
 
 
+@pytest.mark.parametrize("content", [None, "{", "{}"], ids=["absent", "no JSON", "empty"])
+@pytest.mark.parametrize("recipe", ["tiny", "masked"])
+def test_a_folder_without_a_readable_tokenizer(tmp_path: Path, recipe: str, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
+    settings = [f"data.tokenizer={tmp_path}", "data.vocab_size=null"]
+    with pytest.raises(ValueError, match=rf'^data\.tokenizer is "bytes", .* and {str(tmp_path)!r} cannot be loaded: '):
+        vocabulary(load_recipe(recipe, settings))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -202,3 +212,12 @@ def test_the_vocabulary_of_a_tokenizer(tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Plan(load_recipe("small"), **arguments)  # type: ignore[arg-type]  # the wrong ones are meant
+
+
+def test_what_training_refuses_is_not_planned() -> None:
+    recipe = load_recipe("small", ["train.precision=fp16"])
+    with pytest.raises(ValueError, match="'fp16' needs a GPU"):
+        Plan(recipe)
+    assert Plan(recipe, "h200", 2).precision == "fp16"
+    with pytest.raises(ValueError, match=r"'fp16' runs in one process or with .* 'ddp', not with 'fsdp'"):
+        Plan(recipe, "h200", 2, parallel="fsdp")

@@ -11,7 +11,7 @@ from diff_transformer.ops.backends import explain
 from diff_transformer.train.distributed import shard
 from diff_transformer.train.recipe import TrainRecipe
 from diff_transformer.train.step import build_optimizers
-from diff_transformer.train.step_costs import ModelSizes, StepLayout, meta_model, peak_memory
+from diff_transformer.train.step_costs import ModelSizes, StepLayout, meta_model, planned_memory
 
 # Neither is promised by torch to stay.
 fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
@@ -48,7 +48,7 @@ def test_a_rank_holds_what_the_plan_says(length: int, parts: int, precision: str
         backend="cpu" if explain("cpu")["cpu"] is None else "blockwise",
         on_cpu=True,
     )
-    planned = peak_memory(config, ModelSizes(meta_model(config), recipe), layout).total
+    planned = planned_memory(config, ModelSizes(meta_model(config), recipe), layout).total
 
     model = DiffTransformerForCausalLM(config).train()
     if checkpointing:

@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import os
 import signal
 import sys
 import traceback
@@ -16,6 +15,7 @@ from diff_transformer._version import __version__
 from diff_transformer.cli.console import quiet_libraries
 from diff_transformer.cli.extras import missing_extra, require_extra
 from diff_transformer.cli.start_page import start_page
+from diff_transformer.processors import is_first_process
 
 # Command → "module:function".
 COMMANDS = {
@@ -112,7 +112,7 @@ def with_plain_errors(command: Callable[..., None], name: str) -> Callable[..., 
             quiet_libraries()
             command(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
-            if os.environ.get("RANK", "0") == "0":  # only the first of several processes prints
+            if is_first_process():
                 typer.echo(str(interrupt) or "Interrupted.", err=True)
             # Shells use 128 plus the number of the signal.
             raise typer.Exit(128 + (getattr(interrupt, "signal", None) or signal.SIGINT)) from None

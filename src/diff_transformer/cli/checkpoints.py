@@ -121,16 +121,19 @@ def load_tokenizer(folder: Path) -> Any:
 def find_recipe(folder: Path) -> "Recipe | None":
     """The recipe beside a model, or of the run whose `model/` or checkpoint the folder is; None where there is none.
 
-    A run's recipe did not make other models in its folder, such as one that was converted from its own.
+    A run's recipe did not make other models in its folder, such as one that was converted from its own. A file of the
+    same name that another program wrote, as llm-compressor does, is passed over. Raises ValueError where the recipe is
+    not valid.
     """
-    from diff_transformer.train import load_recipe
+    from diff_transformer.train.recipe import is_recipe, load_recipe
 
     path = folder.resolve()
     run = [path.parent] if path.name == "model" else []
     run += [path.parents[1]] if path.parent.name == "checkpoints" else []
     for candidate in (folder, *run):
-        if (candidate / "recipe.yaml").is_file():
-            return load_recipe(candidate / "recipe.yaml")
+        file = candidate / "recipe.yaml"
+        if file.is_file() and is_recipe(file):
+            return load_recipe(file)
     return None
 
 

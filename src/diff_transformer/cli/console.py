@@ -103,7 +103,7 @@ def _refuse_repeated(settings: Iterable[str]) -> None:
 
 
 def refuse(subject: str, options: Mapping[str, object]) -> None:
-    """Raise ValueError for an option that was given, since none of these goes with `what`."""
+    """Raise ValueError for an option that was given, since none of these goes with the `subject`."""
     for option, value in options.items():
         if value not in (None, []) and value is not False:
             raise ValueError(f"{option} does not go with {subject}.")

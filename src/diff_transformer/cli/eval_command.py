@@ -15,7 +15,7 @@ from diff_transformer.lab.report.documents import Table
 from diff_transformer.shipped_models import HELD_OUT
 
 if TYPE_CHECKING:
-    from diff_transformer.data import Batches
+    from diff_transformer.data import Batches, Corpus
     from diff_transformer.lab.measure.measurement import Measurement
     from diff_transformer.lab.record import Result, ResultsFile
     from diff_transformer.train import Recipe
@@ -73,6 +73,7 @@ def evaluate_measures(
         load_tokenizer,
         shown_folder,
     )
+    from diff_transformer.data import TextFiles
     from diff_transformer.lab.measure.measurement import EvalInput
     from diff_transformer.lab.report.measured_tables import demo_table, measure_table
     from diff_transformer.lab.results_files import capture_results
@@ -99,20 +100,24 @@ def evaluate_measures(
     uses_held_out = takes_data and not text and held_out.is_file()
     if uses_held_out:
         text = [held_out]
-    elif takes_data and not text and not isinstance(required_recipe(folder).data, TextData):
+    reads_text = bool(text) or (takes_data and isinstance(required_recipe(folder).data, TextData))
+    if takes_data and not reads_text:
         for name, measure in measures.items():
             if measure.needs == "text":
                 raise ValueError(
                     f"The measure {name} needs text, and the run was trained on none: name some by --text."
                 )
+    corpus = TextFiles(text) if text else None
+    tokenizer = load_tokenizer(folder) if reads_text or (folder / "tokenizer.json").is_file() else None
     console.say(f"Loading {shown} …")
     model = load_model(folder, device, "AutoModelForMaskedLM" if is_encoder else "AutoModelForCausalLM")
-    tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
     variant = getattr(model.config, "attention_type", model.config.model_type)
     context = getattr(model.config, "max_position_embeddings", None)
     if uses_held_out:
         console.say(f"Measured on {HELD_OUT} in the model's folder, text that was kept from training.")
-    batches = batches_of(folder, text, context) if takes_data else None
+    batches = None
+    if takes_data:
+        batches = batches_of(folder, tokenizer) if corpus is None else text_batches(folder, corpus, tokenizer, context)
     console.say(f"Taking the measurement {', '.join(measures)} …" if named else "Measuring …")
     records: list[Result] = []
     for measure in measures.values():
@@ -241,27 +246,33 @@ def evaluate(
             console.output().print(table)
 
 
-def batches_of(folder: Path, text: list[Path] | None, context: int | None) -> "Batches":
-    """The data to measure on: the given text, read with the model's own tokenizer, or what the run was trained on."""
-    from diff_transformer.cli.checkpoints import auto_class_of, find_recipe, load_tokenizer
-    from diff_transformer.data import MaskedTextBatches, TextBatches, TextFiles, prepare
+def batches_of(folder: Path, tokenizer: Any = None) -> "Batches":
+    """What the run was trained on: text is read with the model's own tokenizer, which is loaded unless it is given."""
+    from diff_transformer.cli.checkpoints import load_tokenizer
     from diff_transformer.train import build_data
-    from diff_transformer.train.data_kinds import MaskedTextData, TextData
+    from diff_transformer.train.data_kinds import TextData
 
-    if text:
-        recipe = find_recipe(folder)
-        tokenizer = load_tokenizer(folder)
-        length = recipe.data.length if recipe else min(context or DEFAULT_LENGTH, DEFAULT_LENGTH)
-        cache = prepare(TextFiles(text), tokenizer)
-        batches = TextBatches(cache, tokenizer, length=length, batch_size=BATCH_SIZE, validation_fraction=1)
-        if auto_class_of(folder) != "AutoModelForMaskedLM":
-            return batches
-        data = recipe.data if recipe else None
-        fraction = data.mask_fraction if isinstance(data, MaskedTextData) else MaskedTextBatches.mask_fraction
-        return MaskedTextBatches(batches, tokenizer, mask_fraction=fraction)
     recipe = required_recipe(folder)
     # A tokenizer that is trained again on text that has changed since would give the model other tokens.
-    return build_data(recipe, load_tokenizer(folder) if isinstance(recipe.data, TextData) else None).batches
+    own = (tokenizer or load_tokenizer(folder)) if isinstance(recipe.data, TextData) else None
+    return build_data(recipe, own).batches
+
+
+def text_batches(folder: Path, corpus: "Corpus", tokenizer: Any, context: int | None) -> "Batches":
+    """All of a text to measure the model in a folder on, which reads `context` tokens at most, if that is known."""
+    from diff_transformer.cli.checkpoints import auto_class_of, find_recipe
+    from diff_transformer.data import MaskedTextBatches, TextBatches, prepare
+    from diff_transformer.train.data_kinds import MaskedTextData
+
+    recipe = find_recipe(folder)
+    length = recipe.data.length if recipe else min(context or DEFAULT_LENGTH, DEFAULT_LENGTH)
+    cache = prepare(corpus, tokenizer)
+    batches = TextBatches(cache, tokenizer, length=length, batch_size=BATCH_SIZE, validation_fraction=1)
+    if auto_class_of(folder) != "AutoModelForMaskedLM":
+        return batches
+    data = recipe.data if recipe else None
+    fraction = data.mask_fraction if isinstance(data, MaskedTextData) else MaskedTextBatches.mask_fraction
+    return MaskedTextBatches(batches, tokenizer, mask_fraction=fraction)
 
 
 def required_recipe(folder: Path) -> "Recipe":

@@ -62,11 +62,14 @@ def explore(
 
     from diff_transformer.brief_threads import in_brief_thread
     from diff_transformer.explorer.server import ExplorerServer
+    from diff_transformer.listening import bound_socket
 
-    explorers = in_brief_thread(lambda: {name: build_explorer(*pair, text, device) for name, pair in pairs.items()})
-    server = ExplorerServer(explorers, host or LOOPBACK, port or 0)
-    console.print_line(server.address)
-    console.say("Ctrl-C ends it.")
-    if not no_browser:
-        webbrowser.open(server.address)
-    server.serve()
+    host = host or LOOPBACK
+    with bound_socket(host, port or 0) as bound:
+        explorers = in_brief_thread(lambda: {name: build_explorer(*pair, text, device) for name, pair in pairs.items()})
+        server = ExplorerServer(explorers, bound, host)
+        console.print_line(server.address)
+        console.say("Ctrl-C ends it.")
+        if not no_browser:
+            webbrowser.open(server.address)
+        server.serve()

@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig
+
 from diff_transformer import shipped_models
 from diff_transformer.cli import console
 from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer, shown_folder
@@ -20,6 +22,7 @@ from diff_transformer.explorer import (
     Vocabulary,
     WordVocabulary,
 )
+from diff_transformer.explorer.explored_model import subtracts
 from diff_transformer.explorer.recorded_page import recorded_page
 from diff_transformer.storage.files import write_atomically
 from diff_transformer.train.data_kinds import GeneratedData
@@ -74,18 +77,19 @@ def build_explorer(checkpoint: Path, compare: Path | None, text: str | None, dev
         ValueError: the checkpoint is not differential, or a text that it cannot read.
     """
     folders = [find_checkpoint(path, ours=False) for path in (checkpoint, compare) if path is not None]
-    sides = [_load_side(folder, device) for folder in folders]
-    left = sides[0]
-    if not left.model.subtracts:
+    if not subtracts(AutoConfig.from_pretrained(folders[0], local_files_only=True)):
         raise ValueError(
             f"{str(checkpoint)!r} has ordinary attention, which subtracts nothing; name a differential model as "
             "CHECKPOINT, and this one as --compare."
         )
-    draw = _needles(folders[0], left)
-    examples = [_first_needles(left, draw)] if draw else [_first_text(folders[0], left)]
+    sides = [_load_side(folder, device) for folder in folders]
+    left = sides[0]
+    examples = []
     if text is not None:
         left.model.check_tokens(left.vocabulary.encode(text))
-        examples.insert(0, Example("Your text", text))
+        examples.append(Example("Your text", text))
+    draw = _needles(folders[0], left)
+    examples.append(_first_needles(left, draw) if draw else _first_text(folders[0], left))
     return Explorer(left, sides[1] if len(sides) > 1 else None, examples, draw)
 
 
@@ -101,19 +105,24 @@ def _vocabulary(folder: Path, size: int) -> Vocabulary:
         return TokenizerVocabulary(load_tokenizer(folder))
     recipe = find_recipe(folder)
     if recipe is not None and recipe.data.kind == "retrieval":
-        batches = batches_of(folder, None, None)
+        batches = batches_of(folder)
         assert isinstance(batches, RetrievalBatches)
         return WordVocabulary(batches.words(), _RETRIEVAL_NOTE)
     return WordVocabulary([str(token) for token in range(size)], _NUMBERS_NOTE)
 
 
 def _needles(folder: Path, side: Side) -> Callable[[int], Example] | None:
-    """What draws needles by a seed, where the model was trained to find them and the data are where they were."""
+    """What draws needles by a seed, where the model was trained to find them and the data are where they were.
+
+    None, too, where they lie among more tokens than the explorer takes.
+    """
     recipe = find_recipe(folder)
     if recipe is None or recipe.data.kind not in ("retrieval", "needles"):
         return None
+    if recipe.data.length > side.model.most_tokens:
+        return None
     try:
-        batches: Any = batches_of(folder, None, None)
+        batches: Any = batches_of(folder)
     except (OSError, ValueError):
         return None
     if isinstance(batches, RetrievalBatches):
@@ -158,7 +167,7 @@ def _first_text(folder: Path, side: Side) -> Example:
     recipe, vocabulary = find_recipe(folder), side.vocabulary
     most = max(1, 3 * side.model.most_tokens // 4)
     if recipe is not None and isinstance(recipe.data, GeneratedData):
-        first = next(batches_of(folder, None, None).validation_batches())["input_ids"][0]
+        first = next(batches_of(folder).validation_batches())["input_ids"][0]
         return Example("From the task of the training", vocabulary.decode(first[:most].tolist()))
     if isinstance(vocabulary, WordVocabulary):
         return Example("The first tokens", " ".join(vocabulary.words[: min(16, most)]))

@@ -1,5 +1,6 @@
 """The command `export` writes a model as a folder to share, or as an ONNX graph."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 # Auto class → the name of its task on the Hub. The base model has no task.
 TASKS = {
     "AutoModelForCausalLM": "text-generation",
+    "AutoModelForMaskedLM": "fill-mask",
     "AutoModelForSequenceClassification": "text-classification",
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
@@ -109,14 +111,22 @@ def described(
 
 
 def _results(folder: Path, recipe: "Recipe | None", named: list[Path]) -> "list[ResultsFile]":
-    """The results files that the user names, or those about this model beside it, in its run or in its demo."""
+    """The results files that the user names, or those about this model beside it, in its run or in its demo.
+
+    What is named results.json in a folder above the model's may be anybody's: it is passed over where it is no results
+    file.
+    """
     from diff_transformer.lab.results_files import read_results
 
     if named:
         return [read_results(file) for file in named]
     # The results of a run are about its final model, not about a checkpoint from the middle.
-    parents = [folder, *(list(folder.resolve().parents)[:2] if folder.name == "model" else [])]
-    candidates = [read_results(path / "results.json") for path in parents if (path / "results.json").is_file()]
+    beside = folder / "results.json"
+    candidates = [read_results(beside)] if beside.is_file() else []
+    for parent in list(folder.resolve().parents)[:2] if folder.name == "model" else []:
+        if (parent / "results.json").is_file():
+            with suppress(OSError, ValueError):
+                candidates.append(read_results(parent / "results.json"))
     return [about for results in candidates if (about := _results_about(results, folder, recipe)) is not None]
 
 

@@ -157,8 +157,8 @@ def train(
 ) -> None:
     """Train the model of a recipe. Follow the run with `diff-transformer watch` or TensorBoard."""
     from diff_transformer.lab.measure.standard import validation_callback
+    from diff_transformer.processors import is_first_process
     from diff_transformer.train import build_data, open_run
-    from diff_transformer.train.distributed import is_first_process
 
     resolved = read_recipe(recipe, settings)
     folder = output or Path("runs") / resolved.name

@@ -141,7 +141,10 @@ class Fingerprinted:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """The rows of a data set of the `datasets` library, a document a row, read as they come."""
+    """The rows of a data set of the `datasets` library, a document a row, read as they come.
+
+    Reading and the fingerprint raise ValueError where it cannot be loaded, and OSError where it is not found.
+    """
 
     dataset: str  # its name on the Hub, or a folder that `datasets` can load
     config: str | None = None  # which of its configurations; None where it has one
@@ -155,7 +158,7 @@ class HubDataset:
     def pieces(self, skip: int = 0) -> Iterator[Piece]:
         from datasets import load_dataset  # takes a second to import, and only this reader needs it
 
-        rows: Any = load_dataset(self.dataset, self.config, split=self.split, streaming=True)
+        rows = self._loaded(partial(load_dataset, split=self.split, streaming=True))
         if rows.column_names is not None and self.field not in rows.column_names:
             raise ValueError(f"The {self.name} has no column {self.field!r}, only {', '.join(rows.column_names)}.")
         for number, row in enumerate(rows.skip(skip), start=skip + 1):
@@ -164,10 +167,20 @@ class HubDataset:
     def fingerprint(self) -> str:
         from datasets import load_dataset_builder
 
-        builder: Any = load_dataset_builder(self.dataset, self.config)
+        builder = self._loaded(load_dataset_builder)
         # The hash is of the data files' versions on the Hub, or of their names and times in a folder.
         parts = (self.dataset, builder.config_id, str(builder.hash), self.split, self.field)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def _loaded(self, load: Callable[..., Any]) -> Any:
+        """What a function of `datasets` loads, whose own sentences do not say which settings of a recipe are wrong."""
+        try:
+            return load(self.dataset, self.config)
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"data.dataset={self.dataset!r}, data.dataset_config={self.config!r} and "
+                f"data.dataset_split={self.split!r} name no text that can be loaded: {' '.join(str(error).split())}"
+            ) from None
 
 
 def _standard_library() -> list[Path]:

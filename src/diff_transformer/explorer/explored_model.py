@@ -13,12 +13,19 @@ from torch import Tensor
 from diff_transformer.convert import as_our_model
 from diff_transformer.explorer.lambda_settings import LEARNED, LambdaSettings, replaced_lambdas
 from diff_transformer.explorer.trace import RecomputedMaps, ReturnedMaps, Trace
-from diff_transformer.model import DiffTransformerForCausalLM
+from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import attention_implementation
 
 MOST_TOKENS = 2048
 _LOGITS_AT_ONCE = 256  # positions; the logits of all would be many times as large as all else
 _LARGEST_RETURNED = 4 << 30  # bytes of maps that a model of transformers may return at once
+
+
+def subtracts(config: Any) -> bool:
+    """Whether each head of a model with this configuration has two maps, one of which is taken from the other."""
+    if isinstance(config, DiffTransformerConfig):
+        return config.described.differential
+    return config.model_type == "diffllama"
 
 
 class ExploredModel:
@@ -48,7 +55,7 @@ class ExploredModel:
         described = model.config.described if self.is_ours else None
         self.label = described.label if described else type(model).__name__.removesuffix("ForCausalLM")
         self.layers = config.num_hidden_layers
-        self.subtracts = described is not None and described.differential
+        self.subtracts = subtracts(config)
         self.lambda_per_token = described is not None and model.config.has_token_lambda
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
         self.noise_heads = described.noise_heads(model.config) if described else None

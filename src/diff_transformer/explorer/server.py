@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from diff_transformer.explorer.explorer import Explorer
 from diff_transformer.explorer.page import page_html
+from diff_transformer.listening import root_url
 
 LARGEST_QUESTION = 2_000_000  # bytes
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -143,30 +144,19 @@ class ExplorerServer:
 
     Args:
         explorers: what answers, by the name in the address of its page, which may be empty. The first is opened.
-        host: the address to listen on; "127.0.0.1" is reachable from this machine alone.
-        port: 0 for a free one.
+        bound: where to listen: what `listening.bound_socket` has bound to `host`. :meth:`serve` closes it.
+        host: with any but "127.0.0.1" and other names of this machine alone, others may ask.
 
     Attributes:
         address: of the page, with the token.
-
-    Raises:
-        OSError: the port is taken, or the host is none of this machine's.
     """
 
-    def __init__(self, explorers: Mapping[str, Explorer], host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, explorers: Mapping[str, Explorer], bound: socket.socket, host: str = "127.0.0.1") -> None:
         token = secrets.token_urlsafe(16)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.socket(family)
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind((host, port))
-        except OSError as error:
-            self._socket.close()
-            raise OSError(f"Cannot listen on {host}, port {port}: {error.strerror or error}.") from None
+        self._socket = bound
         self._socket.listen()
-        self.port: int = self._socket.getsockname()[1]
-        shown = f"[{host}]" if ":" in host else host
-        self.address = f"http://{shown}:{self.port}{_path(token, next(iter(explorers)))}"
+        self.port: int = bound.getsockname()[1]
+        self.address = f"{root_url(host, bound)}{_path(token, next(iter(explorers)))}"
         # Whoever listens to others has told them a name or an address of this machine that is not known here.
         self._thread = ThreadPoolExecutor(1, "explorer")
         app = make_app(explorers, token, self._thread, _LOOPBACK if host in _LOOPBACK else None)

@@ -10,6 +10,7 @@ from typing import Any
 
 import uvicorn
 
+from diff_transformer.listening import root_url
 from diff_transformer.serve.served_model import ServedModel
 
 # So long a signal waits for answers; texts that are being generated end at once.
@@ -32,26 +33,9 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket that has its address already and listens when the server starts. Raises OSError with a sentence."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        bound = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(address)
-        except OSError:
-            bound.close()
-            raise
-    except OSError as error:
-        raise OSError(f"Cannot listen on {host}, port {port}: {error.strerror or error}.") from None
-    return bound
-
-
 def url_of(host: str, bound: socket.socket) -> str:
     """The URL that clients of OpenAI's API are given for a server that listens on `host`."""
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{bound.getsockname()[1]}/v1"
+    return f"{root_url(host, bound)}/v1"
 
 
 class ModelServer(uvicorn.Server):

@@ -135,7 +135,7 @@ class TextData(DataSection):
                 f"a plan downloads nothing, and data.tokenizer {self.tokenizer!r} is no folder: give its number of "
                 "tokens as model.vocab_size."
             )
-        return len(AutoTokenizer.from_pretrained(self.tokenizer))
+        return len(self._loaded_tokenizer())
 
     def build(self, request: DataRequest) -> Data:
         corpus = self._corpus(request)
@@ -161,9 +161,13 @@ class TextData(DataSection):
             return byte_tokenizer()
         if self.vocab_size is not None:
             return trained_bpe(corpus, self.validation_fraction, self.vocab_size, self._folder)
+        return self._loaded_tokenizer()
+
+    def _loaded_tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer in a folder or on the Hub."""
         try:
             return AutoTokenizer.from_pretrained(self.tokenizer)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # of a damaged file: tokenizers raises nothing more specific
             raise ValueError(
                 f'data.tokenizer is "bytes", "bpe", or the folder or name of a tokenizer, and {self.tokenizer!r} '
                 f"cannot be loaded: {' '.join(str(error).split())}"
@@ -246,7 +250,7 @@ class MaskedTextData(TextData):
         made_here = self.tokenizer == "bytes" or self.vocab_size is not None
         if made_here or not Path(self.tokenizer).is_dir():  # where it raises
             return super().vocabulary() + 1
-        return len(with_mask_token(AutoTokenizer.from_pretrained(self.tokenizer)))
+        return len(with_mask_token(self._loaded_tokenizer()))
 
     def _tokenizer(self, corpus: Corpus) -> PreTrainedTokenizerFast:
         return with_mask_token(super()._tokenizer(corpus))

@@ -105,8 +105,8 @@ class DistributedContext:
     def from_env(cls, settings: TrainRecipe) -> "DistributedContext":
         """Join the processes that a launcher started; without one the process trains alone.
 
-        Raises ValueError where the launcher, the recipe and the device do not go together, and ConnectionError where
-        the others do not join within the recipe's `timeout_minutes`.
+        Raises ValueError where the launcher and the recipe do not go together, and ConnectionError where the others do
+        not join within the recipe's `timeout_minutes`. :meth:`check` looks at the rest of the recipe.
         """
         for name in ("DeepSpeed", "Megatron-LM"):
             if parse_flag_from_env(f"ACCELERATE_USE_{name.upper().replace('-', '_')}"):
@@ -141,13 +141,6 @@ class DistributedContext:
             kind = settings.parallel
         if count == 1:
             kind = "single"
-        if settings.precision == "fp16" and state.device.type == "cpu":
-            raise ValueError("train.precision 'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'.")
-        if settings.precision == "fp16" and kind in ("fsdp", "tensor"):
-            raise ValueError(
-                f"train.precision 'fp16' runs in one process or with train.parallel 'ddp', not with {kind!r}: "
-                "take 'bf16'."
-            )
         return cls(kind, state.device, state.process_index, count, settings.precision)
 
     @property
@@ -156,7 +149,16 @@ class DistributedContext:
         return self.count if self.kind in ("ddp", "fsdp") else 1
 
     def check(self, recipe: Recipe) -> None:
-        """Raises ValueError where a recipe's model or batch cannot be divided among the processes."""
+        """Raises ValueError where the processes cannot train in this precision, or cannot share a recipe's model or
+        batch.
+        """
+        if self.precision == "fp16" and self.device.type == "cpu":
+            raise ValueError("train.precision 'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'.")
+        if self.precision == "fp16" and self.kind in ("fsdp", "tensor"):
+            raise ValueError(
+                f"train.precision 'fp16' runs in one process or with train.parallel 'ddp', not with {self.kind!r}: "
+                "take 'bf16'."
+            )
         batch_size, accumulation = recipe.data.batch_size, recipe.train.accumulation
         if self.kind == "tensor":
             check_ranks(self.count, build_config(recipe, vocab_size=1))
@@ -284,8 +286,3 @@ class DistributedContext:
             how = "DDP"
         processes = f"{self.count} processes ({dist.get_backend()}, {device})"
         return f"{processes}: {how}, {math.ceil(100 * share)} % of the parameters on each, {precision}"
-
-
-def is_first_process() -> bool:
-    """Whether this process is the first of those that a launcher started, which alone prints anything."""
-    return os.environ.get("RANK", "0") == "0"

@@ -36,10 +36,12 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
     Returns:
         A list of one number for each layer, by name:
             "norm_input_rms": root mean square of the heads that enter the headwise norm, (A1 − λA2) V; it grows before
-                training of the first version becomes unstable. Only for `attention_type` "diff"; also without the norm.
+                training of the first version becomes unstable. Only of differential attention whose λ is that of all
+                tokens ("diff", and "diff_grouped" without `token_lambda`); also without the norm.
             "logit_max": the largest q·k/√d that any token sees, of both maps.
             "hidden_rms": root mean square of the residual stream after the layer.
-            "lambda_mean": the mean λ of tokens and heads. Only where each has its own ("diff_v2").
+            "lambda_mean": the mean λ of tokens and heads. Only where each token has its own ("diff_v2", and
+                "diff_grouped" with `token_lambda`).
     """
     attentions = [module for module in model.modules() if isinstance(module, InterfaceAttention)]
     layers = [module for module in model.modules() if isinstance(module, DecoderLayer)]

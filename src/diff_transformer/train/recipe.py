@@ -219,15 +219,28 @@ def load_recipe(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str]
         raise FileNotFoundError(
             f"There is no recipe {str(recipe)!r}; shipped ones are {', '.join(map(repr, sorted(shipped)))}."
         )
-    try:
-        settings = read_yaml(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    settings = _read_file(path)
     if not isinstance(settings, dict):
         raise ValueError(f"{path} is not a recipe: it holds {_quoted(settings)}, not sections of settings.")
     if isinstance(model := settings.get("model"), dict) and "init_from" not in model and "start_from" in model:
         model["init_from"] = model.pop("start_from")  # the key of older recipes
     return _with_overrides(settings, overrides, str(path))
+
+
+def is_recipe(path: Path) -> bool:
+    """Whether a YAML file has a recipe's sections, which other programs' files of the same name have not.
+
+    Raises ValueError where the file is not YAML.
+    """
+    settings = _read_file(path)
+    return isinstance(settings, dict) and {"model", "data", "train"} <= settings.keys()
+
+
+def _read_file(path: Path) -> Any:
+    try:
+        return read_yaml(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def _with_overrides(settings: dict[str, Any], overrides: Sequence[str], source: str) -> Recipe:

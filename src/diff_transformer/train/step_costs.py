@@ -199,7 +199,7 @@ class Memory:
         self.total = float(sum(vars(self).values()))
 
 
-def peak_memory(config: DiffTransformerConfig, sizes: ModelSizes, layout: StepLayout) -> Memory:
+def planned_memory(config: DiffTransformerConfig, sizes: ModelSizes, layout: StepLayout) -> Memory:
     """The moment of a training step in which a device holds most."""
     tokens, is_fsdp = layout.sequences * layout.length, layout.kind == "fsdp"
     share = 1 / layout.devices if is_fsdp else 1.0  # of all parameters

@@ -25,7 +25,7 @@ from diff_transformer.train.step_costs import (
     communication,
     flops_per_token,
     meta_model,
-    peak_memory,
+    planned_memory,
 )
 from diff_transformer.variants import head_dim
 
@@ -52,8 +52,9 @@ class Plan:
     """What a recipe would take on one or more GPUs of :data:`diff_transformer.train.hardware.GPUS`, or on this "cpu".
 
     Memory is that of training steps of layers that are not compiled (compiled ones keep less), by the formulas of
-    :mod:`diff_transformer.train.step_costs`; validation, which takes a whole batch at a time without gradients, and
-    saving are not in it. A number that is not known is None.
+    :mod:`diff_transformer.train.step_costs`. Validation is not in it, which keeps nothing for gradients and takes
+    16,384 tokens of text or one sequence at a time, of a generated task a whole batch; nor is saving. A number that is
+    not known is None.
 
     Args:
         gpu, gpus: the name, and how many.
@@ -62,8 +63,8 @@ class Plan:
         network: bytes/s of the network between machines for each GPU; that of the vendor's own machine unless given.
 
     Raises:
-        ValueError: an unknown GPU; numbers that make no sense; a batch that cannot be divided among them; or a
-            vocabulary that only the data would tell.
+        ValueError: an unknown GPU; numbers that make no sense; what training refuses: a batch that cannot be divided
+            among them, or a precision in which they cannot train; or a vocabulary that only the data would tell.
     """
 
     def __init__(
@@ -91,7 +92,8 @@ class Plan:
         config = build_config(recipe, vocabulary(recipe))
         several: Any = parallel or settings.parallel
         self.kind: Kind = "single" if gpus == 1 else "ddp" if several == "auto" else several  # what they do together
-        context = DistributedContext(self.kind, torch.device("cpu"), 0, gpus, settings.precision)
+        planned_on = torch.device(CPU if device is None else "cuda")
+        context = DistributedContext(self.kind, planned_on, 0, gpus, settings.precision)
         context.check(recipe)
 
         self.name, self.attention_type = recipe.name, recipe.model.attention_type
@@ -154,11 +156,11 @@ class Plan:
 
         def way(checkpointing: bool) -> Way:
             here = replace(layout, checkpointing=checkpointing)
-            memory = peak_memory(config, sizes, here)
+            memory = planned_memory(config, sizes, here)
             if self.device_memory is None:
                 return Way(checkpointing, memory, None, None, None)
             for parts in (parts for parts in range(1, rows + 1) if rows % parts == 0):
-                smaller = peak_memory(config, sizes, replace(here, sequences=rows // parts, parts=parts))
+                smaller = planned_memory(config, sizes, replace(here, sequences=rows // parts, parts=parts))
                 if smaller.total <= self.device_memory:
                     return Way(checkpointing, memory, memory.total <= self.device_memory, parts, rows // parts)
             return Way(checkpointing, memory, False, None, None)

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,13 @@ def steps_for_ever(progress: Progress) -> None:
     for step in range(1 << 30):
         progress.update(step, 1.0, 1.0)
         time.sleep(0.01)
+
+
+def steps_until_a_tidy_end(mark: Path, progress: Progress) -> None:
+    """The end of the process takes a while, and leaves a mark."""
+    Finalize(None, time.sleep, args=(0.3,), exitpriority=1)
+    Finalize(None, mark.touch, exitpriority=0)
+    steps_for_ever(progress)
 
 
 def is_killed(progress: Progress) -> None:
@@ -190,6 +198,26 @@ def test_ctrl_c_stops_every_training_with_a_checkpoint_and_they_go_on(tmp_path: 
         stopped.append(int(checkpoint.name.removeprefix("step-")))
         assert not (tmp_path / "stopped" / str(variant) / ".lock").exists()
     assert max(stopped) < 20_000
+
+
+def test_workers_that_were_stopped_end_by_themselves(tmp_path: Path) -> None:
+    """Killed ones would leave the semaphores that they have made, of which multiprocessing warns."""
+    marks = [tmp_path / "0", tmp_path / "1"]
+    running: set[str] = set()
+
+    class Stops(Shown):
+        def run(self, name: str) -> Shown:
+            def at_step() -> None:
+                if name not in running:
+                    running.add(name)
+                    if len(running) == 2:
+                        signal.raise_signal(signal.SIGTERM)
+
+            return Shown(at_step, name)
+
+    with pytest.raises(TrainingInterrupted):
+        results_of(*(partial(steps_until_a_tidy_end, mark) for mark in marks), shown=Stops())
+    assert all(mark.exists() for mark in marks)
 
 
 @pytest.mark.parametrize(

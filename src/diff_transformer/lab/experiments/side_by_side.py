@@ -111,7 +111,9 @@ class SideBySide(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if isinstance(error, KeyboardInterrupt):  # a second one: the first has been obeyed
+            # A second Ctrl-C; the first has been obeyed. A killed worker leaves what it made, such as tqdm's semaphore,
+            # of which multiprocessing warns at the end.
+            if isinstance(error, KeyboardInterrupt) and not isinstance(error, TrainingInterrupted):
                 for worker in self._workers:
                     worker.process.kill()
             else:
