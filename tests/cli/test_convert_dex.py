@@ -97,7 +97,7 @@ def test_the_page_s_commands_and_code(source: Path, tmp_path: Path, run: Any, mo
     """docs/dex.md from a Llama to a Llama, in fewer steps: what was trained is what the folded Llama computes."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "dex.md").read_text(encoding="utf-8")
     commands = re.findall(r"^    diff-transformer (.*?)  +#", page, flags=re.MULTILINE)
-    (code,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    code, _ = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
     assert len(commands) == 2
     monkeypatch.chdir(tmp_path)
     assert run(*commands[0].split()).exit_code == 0
