@@ -46,7 +46,6 @@ from diff_transformer.lab.report.experiment_tables import ExperimentResults, nam
 from diff_transformer.lab.report.figures import svg, svg_file
 from diff_transformer.lab.report.learning_tables import ratio_text
 from diff_transformer.lab.report.measured_tables import rows_of
-from diff_transformer.lab.report.panel_figure import Dot, Panel, PanelRow, panels
 from diff_transformer.lab.report.wording import (
     LEVELS,
     format_difference,
@@ -64,6 +63,7 @@ from diff_transformer.lab.statistics import mean_interval
 from diff_transformer.shipped_models import CARD_RECORD, LANGUAGE_MODEL, pretrained, pretrained_names
 from diff_transformer.storage.files import files_in, read_json
 from diff_transformer.variants import ATTENTION_TYPES
+from panel_figure import Dot, Panel, PanelRow, panels
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent

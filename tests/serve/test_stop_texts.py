@@ -44,12 +44,13 @@ def test_a_stop_string_of_any_length() -> None:
     assert (until.feed("ba"), until.rest()) == ("b", "a")
 
 
+@pytest.mark.parametrize("max_tokens", [2, 3])
 @pytest.mark.parametrize("in_parts", [False, True])
 @pytest.mark.parametrize(("stop", "expected"), [("seQ", "the house"), ("e hoQ", "the house"), ("se", "the hou")])
 def test_the_last_token_is_shown_whole_unless_a_stop_string_is_complete(
-    stop: str, expected: str, in_parts: bool
+    stop: str, expected: str, in_parts: bool, max_tokens: int
 ) -> None:
-    """Its end may be the beginning of one, of which no more comes."""
+    """Its end may be the beginning of one, of which no more comes. Fewer tokens than may come are a "stop", too."""
     tokenizer: Any = AutoTokenizer.from_pretrained(pretrained("novels-diff"))
     ids = tokenizer.convert_tokens_to_ids(["the", "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}house"])
     assert tokenizer.decode(ids) == "the house"
@@ -65,7 +66,7 @@ def test_the_last_token_is_shown_whole_unless_a_stop_string_is_complete(
         scorer=None,
         generation=lambda *_: SimpleNamespace(tokens=tokens),
     )
-    continuation = Continuation(served, [0], Sampling(max_tokens=2), stop=(stop,))
+    continuation = Continuation(served, [0], Sampling(max_tokens=max_tokens), stop=(stop,))
 
     async def text() -> str:
         if in_parts:
@@ -73,4 +74,4 @@ def test_the_last_token_is_shown_whole_unless_a_stop_string_is_complete(
         return (await continuation.whole()).text
 
     assert asyncio.run(text()) == expected
-    assert continuation.reason == ("stop" if expected == "the hou" else "length")
+    assert continuation.reason == ("stop" if expected == "the hou" or max_tokens == 3 else "length")

@@ -76,8 +76,8 @@ def shape_class(request: Request) -> str:
 def measure(request: Request, candidates: Mapping[str, Attend]) -> dict[str, Any] | None:
     """Milliseconds of one run by name, or why one has none; None where the device is full, which says nothing.
 
-    Runs in a thread of its own, which knows nothing of what follows the caller's tensors: a checkpointed layer would
-    count those that are saved here among its own.
+    Runs in a thread of its own, where nothing that watches the caller's tensors sees them: a checkpointed layer would
+    count the tensors that are saved here as its own.
     """
     trains = request.needs_gradient
     wait(request.q.device)  # the thread has another stream, and may not read what the caller's has yet to write

@@ -27,8 +27,8 @@ def are_narrow(width: int, queries: int) -> bool:
 def attends_to_narrow_heads(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any, dropout_p: float) -> bool:
     """Whether :func:`narrow_attention` is to compute attention of these tensors (B, heads, N, d).
 
-    It is where a gradient is needed and the kernel can do all that is asked. While a program is exported it is not: the
-    program would need this package's library. May compile the kernel.
+    It does where a gradient is needed and the kernel can do all that is asked, but not in an exported program, which
+    would need this package's library. May compile the kernel.
     """
     return (
         query.device.type == "cpu"

@@ -125,6 +125,8 @@ class Continuation:
         rest = until.rest()
         if rest or waiting:
             yield rest, waiting
+        if self.new_tokens < (self._sampling.max_tokens or 0):
+            self.reason = "stop"
 
     def _count(self, token: int) -> None:
         self.new_tokens += 1

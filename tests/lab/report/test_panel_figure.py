@@ -5,7 +5,7 @@ import math
 from matplotlib.colors import to_hex
 
 from diff_transformer.lab.report.figures import PAGE, THEME, svg
-from diff_transformer.lab.report.panel_figure import Dot, Panel, PanelRow, panels
+from panel_figure import Dot, Panel, PanelRow, panels
 
 NAMES = {"diff": "DIFF", "softmax": "Transformer"}
 BOTH = (Dot("diff", 0.9, (0.88, 0.92)), Dot("softmax", 0.8, None, is_open=True))

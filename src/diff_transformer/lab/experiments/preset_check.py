@@ -1,4 +1,4 @@
-"""Checks all of an experiment's preset that can be known to fail after hours of training, before its first one."""
+"""Checks a preset of an experiment before its first training, so that nothing known beforehand fails hours later."""
 
 import json
 from collections.abc import Mapping
@@ -41,9 +41,9 @@ class CheckedPreset:
 
 
 def check_preset(request: ExperimentRequest, data: DataOnce) -> CheckedPreset:
-    """Check that variants are alike, data are there, and measurements can be taken of these.
+    """Check that the variants are alike, that their data are there, and that these serve the measurements.
 
-    Raises ValueError or OSError where one of these fails.
+    Raises ValueError or OSError for what is not so.
     """
     preset = request.preset
     recipes = {variant: preset.variant_recipe(variant) for variant in preset.variants}
@@ -59,7 +59,7 @@ def check_preset(request: ExperimentRequest, data: DataOnce) -> CheckedPreset:
 
 
 def check_measurements(request: ExperimentRequest, data: DataOnce) -> None:
-    """Raises ValueError where the data of the last stage are none, or cannot serve the measurements."""
+    """Raises ValueError where the data of the last stage hold no batch, or cannot serve the measurements."""
     preset = request.preset
     last = [preset.variant_recipe(variant, "train.seed=0", *preset.extension) for variant in preset.variants]
     for built in {id(built): built for built in map(data.of, last)}.values():

@@ -57,7 +57,7 @@ ENOUGH = {
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal came to: the results of the small experiment, and the seconds of the checks and of itself.
+    """What a rehearsal came to: the results of the small experiment, and how many seconds the checks and that one took.
 
     `minutes` is what all trainings of the preset would take here at their own size, one after the other; None where
     nothing is trained, or the preset is for a GPU and there is none.
