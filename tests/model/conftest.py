@@ -131,7 +131,7 @@ def lambda_terms(monkeypatch: pytest.MonkeyPatch) -> Callable[[DiffTransformerFo
 
         def add(grad_out: Tensor) -> None:
             _, a2 = softmax_maps(request._replace(q=request.q.detach(), k=request.k.detach()))
-            values = request.v.detach().abs().repeat_interleave(request.groups, dim=1)
+            values = request.v.detach().abs().repeat_interleave(request.heads_per_key, dim=1)
             sums[layer] += (a2 * (grad_out.abs() @ values.mT)).sum().item()
 
         if out.requires_grad:

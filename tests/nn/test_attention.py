@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -171,6 +172,25 @@ def test_through_a_cache(
     width, heads = (8, kv_heads // 2) if first.pairs_kv_heads else (4, kv_heads)
     for layer in cache.layers:
         assert layer.keys.shape == layer.values.shape == (2, heads, 7, width)
+
+
+@pytest.mark.parametrize(("length", "masks"), [(1, [None]), (2, [(2, 7)])], ids=["one token", "two tokens"])
+def test_one_token_behind_a_cache_needs_no_mask(
+    length: int, masks: list[Any], build: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sees all keys, and torch's attention is faster without a mask."""
+    attention, x, cache, seen = build("softmax"), inputs(), DynamicCache(), []
+    attention(x[:, :-length], is_causal=True, cache=cache)
+    attend = F.scaled_dot_product_attention
+
+    def spy(*tensors: Tensor, **options: Any) -> Tensor:
+        mask = options["attn_mask"]
+        seen.append(None if mask is None else tuple(mask.shape))
+        return attend(*tensors, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    attention(x[:, -length:], is_causal=True, cache=cache)
+    assert seen == masks
 
 
 def test_cached_keys_are_the_two_maps_side_by_side(build: Any, inputs: Any) -> None:
@@ -356,3 +376,21 @@ def test_the_cache_is_as_help_says() -> None:
     cache, tokens = DynamicCache(), torch.randn(2, 10, 24)
     DiffAttention(hidden_size=24, num_attention_heads=8, layer=2, num_key_value_heads=4)(tokens, cache=cache)
     assert cache.layers[1].keys.shape == cache.layers[1].values.shape == (2, 4 // 2, 10, 2 * 3)
+
+
+def test_a_batch_of_nothing(kind: str, build: Any, inputs: Any) -> None:
+    nothing = inputs()[:0]
+    assert build(kind)(nothing, is_causal=True).shape == nothing.shape
+
+
+def test_one_graph_serves_every_length(kind: str, build: Any, inputs: Any) -> None:
+    attention, x = build(kind).eval(), inputs()
+    torch.compiler.reset()
+    compiled = torch.compile(attention, backend="eager", fullgraph=True, dynamic=True)
+    open_length = {"hidden_states": {1: torch.export.Dim.AUTO}, "is_causal": None}
+    with torch.no_grad():
+        exported = torch.export.export(attention, (x,), {"is_causal": True}, dynamic_shapes=open_length).module()
+        for length in (x.shape[1], 5, 3):
+            expected = attention(x[:, :length], is_causal=True)
+            for program in (compiled, exported):
+                torch.testing.assert_close(program(x[:, :length], is_causal=True), expected, rtol=1e-9, atol=1e-9)

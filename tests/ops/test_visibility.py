@@ -39,6 +39,7 @@ def test_against_the_definition(n: int, s: int, is_causal: bool, window: int | N
     sees = torch.tensor([[oracle.position_sees(i, j, n, s, is_causal, window) for j in range(s)] for i in range(n)])
     mask = position_mask(n, s, is_causal, window, None, torch.device("cpu"))
     assert torch.equal(torch.ones(n, s, dtype=torch.bool) if mask is None else mask, sees)
+    assert (mask is None) == (window is None and (not is_causal or n == 1))  # the last query alone sees every key
 
     ranges = key_ranges(n, s, is_causal, window, None, torch.device("cpu"))
     for start, stop in itertools.combinations(range(n + 1), 2):

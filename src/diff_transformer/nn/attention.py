@@ -131,17 +131,16 @@ class Attention(nn.Module):
         return self._cached(context, None)
 
     def _queries(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
-        queries = self.q_proj(hidden_states).view(*hidden_states.shape[:-1], -1, self.head_dim)
+        queries = self.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
         return _normed_and_turned(queries, self.q_norm, position_embeddings)
 
     def _cached(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        shape = hidden_states.shape[:-1]
-        keys = self.k_proj(hidden_states).view(*shape, -1, self.head_dim)
-        keys = _normed_and_turned(keys, self.k_norm, position_embeddings)
-        keys = keys.reshape(*shape, -1, self.cache_width).transpose(1, 2)
-        values = self.v_proj(hidden_states).view(*shape, -1, self.cache_width).transpose(1, 2)
+        keys = self.k_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
+        keys = _normed_and_turned(keys, self.k_norm, position_embeddings).flatten(-2)
+        values = self.v_proj(hidden_states)
+        keys, values = (x.unflatten(-1, (-1, self.cache_width)).transpose(1, 2) for x in (keys, values))
         return keys, values
 
     def forward(
@@ -251,6 +250,8 @@ class SoftmaxAttention(Attention):
             settings: dict[str, Any] = {"attn_mask": mask, "is_causal": is_causal, "scale": self.scaling}
             heads = narrow_attention(queries.transpose(1, 2), keys, values, **settings)
             return self.transform_heads(heads.transpose(1, 2))
+        if n == 1:  # it is the last, and sees all keys
+            is_causal = False
         if is_causal and (n != s or mask is not None):
             # torch aligns its own causality to the start of the keys and takes no mask beside it.
             visible = torch.ones(n, s, dtype=torch.bool, device=keys.device).tril(s - n)

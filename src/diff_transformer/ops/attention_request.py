@@ -70,7 +70,7 @@ class Request(NamedTuple):
         return self.q.shape[1] * self.ratio
 
     @property
-    def groups(self) -> int:
+    def heads_per_key(self) -> int:
         """H / H_kv, how many heads share a key head."""
         return self.heads // self.k.shape[1]
 
@@ -170,7 +170,8 @@ def refuse_second_order(backend: str, backward: Any) -> None:
 
     def refuse(ctx: Any, *gradients: Tensor) -> None:
         raise RuntimeError(
-            f"backend {backend!r} cannot be differentiated twice; use backend='reference' for second-order gradients."
+            f"backend {backend!r} cannot be differentiated twice. For second-order gradients diff_attention takes "
+            "backend='reference', and a model attn_implementation='diff_attention_reference'."
         )
 
     torch.library.register_autograd(backward, refuse)

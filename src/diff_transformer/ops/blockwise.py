@@ -94,12 +94,12 @@ class _Problem:
     def __init__(self, buffers: int, request: Request) -> None:
         self.request = request
         q, n, s, self.ratio = request.q, request.n, request.s, request.ratio
-        groups = request.groups
+        heads_per_key = request.heads_per_key
         is_causal, window = request.is_causal, request.window
         self.dtype = torch.promote_types(q.dtype, torch.float32)
         self.may_be_fully_masked = request.attn_mask is not None or (is_causal and n > s)
         scores = CORE_SCORES * torch.get_num_threads() if q.device.type == "cpu" else DEVICE_SCORES
-        rows = rows_per_block(groups, n, s, scores)
+        rows = rows_per_block(heads_per_key, n, s, scores)
         self.ranges, bounds = request.key_ranges(), request.segment_bounds
         # Away from the CPU, looking at the documents would wait for all the work before.
         looks_at_documents = q.device.type == "cpu" or bounds is None
@@ -114,7 +114,7 @@ class _Problem:
             inner = (max(begins[start:stop]), min(ends[start:stop])) if looks_at_documents else (high, high)
             if low < high:
                 self.blocks.append(_Block(start, stop, low, high, inner))
-        largest = groups * rows * max((block.high - block.low for block in self.blocks), default=1)
+        largest = heads_per_key * rows * max((block.high - block.low for block in self.blocks), default=1)
         self.size = max(1, min(request.k.shape[0] * request.k.shape[1], scores // largest))
         self.buffers = q.new_empty((buffers, self.size * largest), dtype=self.dtype).unbind()
         # What documents hide may be as wide as the keys, so it is found when it is applied.

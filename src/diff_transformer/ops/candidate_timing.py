@@ -62,7 +62,7 @@ def shape_class(request: Request) -> str:
     parts = [
         "training" if r.needs_gradient else "forward",
         str(r.q.dtype).removeprefix("torch."),
-        f"d {d}, dv {r.v.shape[-1]}, {r.groups} to a key head, {r.k.shape[2]} maps of keys",
+        f"d {d}, dv {r.v.shape[-1]}, {r.heads_per_key} to a key head, {r.k.shape[2]} maps of keys",
         *(f"{name} {1 << (size - 1).bit_length()}" for name, size in sizes.items()),
         mask,
         "causal" if r.is_causal else "not causal",

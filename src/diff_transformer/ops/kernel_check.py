@@ -97,7 +97,7 @@ def _passes(request: Request) -> list[str]:
     chunks = [name for name in DECODING if request.q.dtype.itemsize == 2 or DECODING[name] == MOST_DECODED]
     if torch.compiler.is_compiling():
         return [FORWARD, ONE_QUERY, *chunks]
-    rows = request.groups * request.n
+    rows = request.heads_per_key * request.n
     if request.segment_bounds is None:
         for name in chunks:
             if rows <= DECODING[name] and (DECODING[name] == MOST_DECODED or request.s >= LONG_CACHE):

@@ -74,7 +74,7 @@ def zero_nonfinite_rows(k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], Te
 
 def see_any(keys: Tensor, request: Request) -> Tensor:
     """Which queries see one of the marked ``keys`` (B, H_kv, S): (B, H, N), boolean."""
-    groups, dtype, attn_mask = request.groups, request.q.dtype, request.attn_mask
+    heads_per_key, dtype, attn_mask = request.heads_per_key, request.q.dtype, request.attn_mask
     visible = attn_mask
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         visible = attn_mask != -math.inf
@@ -83,11 +83,11 @@ def see_any(keys: Tensor, request: Request) -> Tensor:
         visible = visible if allowed is None else visible & allowed
         visible, marks = visible.expand(-1, -1, -1, request.s).to(dtype), keys.to(dtype)
         if visible.shape[1] == 1:  # all heads at once: (B, N, S) · (B, S, H_kv), and nothing that is larger
-            counts = (visible[:, 0] @ marks.mT).mT.repeat_interleave(groups, dim=1)
+            counts = (visible[:, 0] @ marks.mT).mT.repeat_interleave(heads_per_key, dim=1)
         else:
-            counts = (visible @ marks.repeat_interleave(groups, dim=1).unsqueeze(-1)).squeeze(-1)
+            counts = (visible @ marks.repeat_interleave(heads_per_key, dim=1).unsqueeze(-1)).squeeze(-1)
         return counts > 0
-    keys = keys.repeat_interleave(groups, dim=1)
+    keys = keys.repeat_interleave(heads_per_key, dim=1)
     if visible is not None:
         keys = keys & visible[:, :, 0]
     # What position leaves to a query is a range of keys, in which the marks are counted.

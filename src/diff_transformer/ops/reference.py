@@ -44,7 +44,7 @@ def reference_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
     a1, a2 = softmax_maps(request)
     if dropout_p:
         a1, a2 = F.dropout(a1, dropout_p), F.dropout(a2, dropout_p)
-    v = request.v.to(a1.dtype).repeat_interleave(request.groups, dim=1)
+    v = request.v.to(a1.dtype).repeat_interleave(request.heads_per_key, dim=1)
     with torch.autocast(v.device.type, enabled=False):
         out = (a1 - request.lam.unsqueeze(-1).to(a1.dtype) * a2) @ v
     return out.to(request.q.dtype)

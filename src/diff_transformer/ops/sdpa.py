@@ -195,7 +195,7 @@ def sdpa_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
         if q.device.type == "cpu":  # elsewhere the calls stay in float16, and their gradients alone are added up wider
             q = q.float()
             request = request._replace(q=q)
-    n, d, dv, groups, scale = request.n, q.shape[-1], v.shape[-1], request.groups, request.scale
+    n, d, dv, heads_per_key, scale = request.n, q.shape[-1], v.shape[-1], request.heads_per_key, request.scale
     plain_causal = request.is_causal and _hides_by_causality_alone(request)
     mask, fully_masked = (None, None) if plain_causal else _combined_mask(request, q.dtype)
     # Torch's attention takes no symbols here, and torch.compile makes them of comparisons but not of branches.
@@ -204,12 +204,12 @@ def sdpa_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
         a1_v, a2_v = sdpa_padded_q(q, k, v, causal, scale)
         return (a1_v - lam.unsqueeze(-1) * a2_v).to(dtype)
     # index() fixes a size that torch.compile would leave open, and so does a condition.
-    widths, counts = (operator.index(d), operator.index(dv)), (2 if groups > 1 else 1, 2 if n > 1 else 1)
+    widths, counts = (operator.index(d), operator.index(dv)), (2 if heads_per_key > 1 else 1, 2 if n > 1 else 1)
     plan = sdpa_plan(q.device.type, q.dtype, *widths, mask is not None, gradient, *counts)
     if dropout_p:  # calls for parts of V would drop other weights each
         plan = SdpaPlan(full_v=True, repeat_keys=True)
-    repeats = True if plan.repeat_keys and groups > 1 else False  # noqa: SIM210
-    grouped = True if groups > 1 and not repeats else False  # noqa: SIM210
+    repeats = True if plan.repeat_keys and heads_per_key > 1 else False  # noqa: SIM210
+    grouped = True if heads_per_key > 1 and not repeats else False  # noqa: SIM210
 
     # Padding the last part of V to the width d gives it the kernel of the others.
     v_parts = (v,) if plan.full_v else tuple(F.pad(part, (0, d - part.shape[-1])) for part in v.split(d, dim=-1))

@@ -44,7 +44,8 @@ def position_mask(
     n: int, s: int, is_causal: bool, window: int | None, segment_bounds: Tensor | None, device: torch.device
 ) -> Tensor | None:
     """(N, S) boolean, True where position alone allows attention, or None where it hides nothing."""
-    if not is_causal and window is None and segment_bounds is None:
+    causality_hides = is_causal and n > 1  # a single query is the last, and sees all keys
+    if not causality_hides and window is None and segment_bounds is None:
         return None
     begin, end = key_ranges(n, s, is_causal, window, segment_bounds, device)
     keys = torch.arange(s, device=device)

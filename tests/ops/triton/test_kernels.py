@@ -180,7 +180,7 @@ def test_a_noise_map_is_computed_once_for_its_group(launched: list[launch.Launch
         ("queries_kernel", 2),
         ("queries_kernel", 6),
     ]
-    assert [each.arguments["groups"] for each in launched[3:5]] == [1, 3]  # heads to a key head
+    assert [each.arguments["heads_per_key"] for each in launched[3:5]] == [1, 3]  # heads to a key head
     assert {each.arguments["MAPS"] for each in (*launched[:2], *launched[3:])} == {1}
     launched.clear()
     problem, expected = prepared(replace(BASE, heads=6, ratio=3, queries=2))

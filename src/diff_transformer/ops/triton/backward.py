@@ -94,7 +94,7 @@ def rows_kernel(
 @triton.jit
 def keys_kernel(
     grad_out, q, k, v, lam, mask, segment_bounds, log_sums, row_sums, grad_q, grad_k, grad_v,
-    heads, groups, n, s, scale, window,
+    heads, heads_per_key, n, s, scale, window,
     grad_batch, grad_head, grad_row, grad_q_batch, grad_q_head, grad_q_map, grad_q_row,
     grad_k_batch, grad_k_head, grad_k_map, grad_k_row, grad_v_batch, grad_v_head, grad_v_row,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
@@ -135,7 +135,7 @@ def keys_kernel(
     factor = scale * LOG2_E
     residues = log_sums + tl.num_programs(2).to(tl.int64) * heads * MAPS * n  # of additive masks
     count = tl.maximum(end - begin + (QUERIES - 1), 0) // QUERIES
-    head = key_head * groups
+    head = key_head * heads_per_key
     if MASK != 0:
         mask += batch * mask_batch + head * mask_head
     q += batch * q_batch + head // RATIO * q_head  # a key head's heads are whole groups
@@ -145,7 +145,7 @@ def keys_kernel(
     first_row = (batch * heads + head) * MAPS * n
     lam += batch * lam_batch + head * lam_head
     # One loop over heads and blocks, which compares positions everywhere: the sums leave no registers for a second one.
-    for i in range(groups * count):
+    for i in range(heads_per_key * count):
         group = i // count
         start = begin + (i - group * count) * QUERIES
         group64 = tl.cast(group, tl.int64)
@@ -243,7 +243,7 @@ def _over_keys(
 @triton.jit
 def queries_kernel(
     grad_out, q, k, v, lam, mask, segment_bounds, log_sums, row_sums, grad_q,
-    heads, groups, n, s, scale, window,
+    heads, heads_per_key, n, s, scale, window,
     grad_batch, grad_head, grad_row, grad_q_batch, grad_q_head, grad_q_map, grad_q_row,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
     lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key,
@@ -258,7 +258,7 @@ def queries_kernel(
     if IS_CAUSAL:  # the longest rows first
         block = tl.num_programs(0) - 1 - block
     first = block * QUERIES
-    key_head = head // groups
+    key_head = head // heads_per_key
     queries = first + tl.arange(0, QUERIES)
     low, high = keys_seen(
         tl.minimum(queries, n - 1), segment_bounds, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_SEGMENTS

@@ -126,7 +126,7 @@ def normalised(rows, weight, eps, factor, DV: tl.constexpr, BLOCK_DV: tl.constex
 def forward_kernel(
     q, k, v, lam, mask, segment_bounds, norm_weight,
     out, plain, a2_v, log_sums, inverse_norms,
-    heads, groups, n, s, scale, window, norm_eps, norm_factor,
+    heads, heads_per_key, n, s, scale, window, norm_eps, norm_factor,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
     lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key,
     out_batch, out_head, out_row,
@@ -150,7 +150,7 @@ def forward_kernel(
         block = tl.num_programs(0) - 1 - block
     first = block * QUERIES
     batch, head = tl.cast(batch, tl.int64), tl.cast(head, tl.int64)
-    key_head = head // groups
+    key_head = head // heads_per_key
 
     queries = first + tl.arange(0, QUERIES)
     low, high = keys_seen(
@@ -294,7 +294,7 @@ def _load_queries(q, offsets, exists, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["s", "start", "keys_a_part", "mask_batch", "mask_head", "mask_query"])
 def parts_kernel(
     q, k, v, mask, lengths, tops, totals, sums,
-    key_heads, groups, n, s, rows, start, keys_a_part, scale, window,
+    key_heads, heads_per_key, n, s, rows, start, keys_a_part, scale, window,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -313,8 +313,8 @@ def parts_kernel(
     part = tl.program_id(0)
     row1, row2 = tl.arange(0, ROWS), tl.arange(0, NOISE_ROWS)
     noise_rows = rows // RATIO
-    member1 = key_head * groups + tl.minimum(row1, rows - 1) // n
-    member2 = key_head * (groups // RATIO) + tl.minimum(row2, noise_rows - 1) // n
+    member1 = key_head * heads_per_key + tl.minimum(row1, rows - 1) // n
+    member2 = key_head * (heads_per_key // RATIO) + tl.minimum(row2, noise_rows - 1) // n
     number1, number2 = row1 % n, row2 % n
     low1, high1 = keys_seen(number1, None, n, s, window, IS_CAUSAL, HAS_WINDOW, False)
     low2, high2 = keys_seen(number2, None, n, s, window, IS_CAUSAL, HAS_WINDOW, False)
@@ -327,11 +327,11 @@ def parts_kernel(
     keys2 = keys1 + k_map
     values = v + batch * v_batch + key_head * v_head
     if MASK != 0:
-        mask += batch * mask_batch + key_head * groups * mask_head
+        mask += batch * mask_batch + key_head * heads_per_key * mask_head
     mask1, mask2 = mask, mask
     if MASK != 0 and not ALIKE:  # with RATIO above 1 a mask has no axis of heads, and mask_head is 0
-        mask1 += (member1 - key_head * groups)[:, None] * mask_head
-        mask2 += (member2 - key_head * (groups // RATIO))[:, None] * mask_head
+        mask1 += (member1 - key_head * heads_per_key)[:, None] * mask_head
+        mask2 += (member2 - key_head * (heads_per_key // RATIO))[:, None] * mask_head
     factor = scale * LOG2_E
 
     top1 = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -394,7 +394,7 @@ def _all_parts(tops, totals, parts, stride, PARTS: tl.constexpr):
 @triton.jit(do_not_specialize=["parts"])
 def combine_kernel(
     tops, totals, sums, lam, norm_weight, out,
-    key_heads, groups, n, rows, parts, norm_eps, norm_factor,
+    key_heads, heads_per_key, n, rows, parts, norm_eps, norm_factor,
     lam_batch, lam_head, lam_row, out_batch, out_head, out_row,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
     HAS_NORM: tl.constexpr, RATIO: tl.constexpr,
@@ -402,7 +402,7 @@ def combine_kernel(
     """Row ``program_id(0)`` of one key head: the parts' sums into one output."""
     batch, key_head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
     row = tl.program_id(0)
-    head, query = key_head * groups + row // n, row % n
+    head, query = key_head * heads_per_key + row // n, row % n
     all_rows = rows + rows // RATIO  # of a part: the signal heads' and behind them the noise maps'
     offset1 = (batch * key_heads + key_head) * parts * all_rows + row
     offset2 = offset1 - row + rows + row // n // RATIO * n + query

@@ -208,7 +208,7 @@ def capability_of(device: torch.device | int) -> int:
 def has_few_queries(p: Problem) -> bool:
     """Whether decoding's kernel takes the request: all queries of a key head in one tile, against many keys."""
     r = p.original
-    rows = r.groups * r.n
+    rows = r.heads_per_key * r.n
     if r.segment_bounds is not None or rows <= MOST_DECODED:
         return r.segment_bounds is None
     return r.q.dtype.itemsize == 2 and r.s >= LONG_CACHE and rows <= p.blocks("chunk").rows
@@ -219,9 +219,9 @@ def sees_alike(request: Request) -> bool:
 
     Then it reads no values of keys that they do not see.
     """
-    mask, groups = request.attn_mask, request.groups
-    same_mask = mask is None or groups == 1 or mask.shape[1] == 1
-    return request.n == 1 and groups <= MOST_DECODED and request.segment_bounds is None and same_mask
+    mask, heads_per_key = request.attn_mask, request.heads_per_key
+    same_mask = mask is None or heads_per_key == 1 or mask.shape[1] == 1
+    return request.n == 1 and heads_per_key <= MOST_DECODED and request.segment_bounds is None and same_mask
 
 
 def padded(width: int) -> int:
@@ -253,7 +253,7 @@ def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
     d, dv, mask = r.q.shape[-1], r.v.shape[-1], r.attn_mask
     weight, eps, factor = (None, 0.0, 1.0) if norm is None else (norm.weight.contiguous(), norm.eps, norm.factor)
     tensors = {"q": r.q, "k": r.k, "v": r.v, "lam": r.lam, "mask": mask, "segment_bounds": r.segment_bounds}
-    counts = {"heads": r.heads, "key_heads": r.k.shape[1], "groups": r.groups, "n": r.n, "s": r.s}
+    counts = {"heads": r.heads, "key_heads": r.k.shape[1], "heads_per_key": r.heads_per_key, "n": r.n, "s": r.s}
     of_mask = dict.fromkeys(("mask_batch", "mask_head", "mask_query", "mask_key"), 0)
     if mask is not None:
         sizes = zip(of_mask, mask.shape, mask.stride(), strict=True)
@@ -288,8 +288,8 @@ def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
 def of_noise_maps(r: Request) -> dict[str, Any]:
     """The arguments that differ where a group's noise map is a head of one map, like each of its signal heads."""
     noise_maps = r.q.shape[1]
-    groups = noise_maps // r.k.shape[1]
-    return {"q": r.q[:, :, -1:], "k": r.k[:, :, -1:], "heads": noise_maps, "groups": groups, "RATIO": 1}
+    heads_per_key = noise_maps // r.k.shape[1]
+    return {"q": r.q[:, :, -1:], "k": r.k[:, :, -1:], "heads": noise_maps, "heads_per_key": heads_per_key, "RATIO": 1}
 
 
 def empty_output(q: Tensor, v: Tensor) -> Tensor:

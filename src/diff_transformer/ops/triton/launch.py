@@ -106,7 +106,7 @@ def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Laun
     Under a mask that all heads share, a launch before the others finds which keys each sequence has in use.
     """
     r, mask = p.readable, p.readable.attn_mask
-    batch, n, s, key_heads, rows = r.q.shape[0], r.n, r.s, r.k.shape[1], r.groups * r.n
+    batch, n, s, key_heads, rows = r.q.shape[0], r.n, r.s, r.k.shape[1], r.heads_per_key * r.n
     all_rows = rows + rows // r.ratio  # the noise maps' come after the signal heads'
     out = empty_output(r.q, r.v)
     blocks = p.blocks("decode" if rows <= MOST_DECODED else "chunk")
