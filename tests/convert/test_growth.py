@@ -99,3 +99,14 @@ def test_bfloat16_stays_with_lambda_in_float32() -> None:
 def test_what_is_refused(kind: str, signal_heads: int, spread: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         grow_signal_heads(make(kind), signal_heads, spread=spread)
+
+
+def test_it_keeps_the_settings_of_generation_and_what_is_frozen() -> None:
+    model = make()
+    model.generation_config.update(eos_token_id=7, do_sample=True, temperature=0.5)
+    model.model.embed_tokens.requires_grad_(False)
+    model.model.layers[0].self_attn.q_proj.requires_grad_(False)
+    grown = grow_signal_heads(model, 3)
+    assert grown.generation_config.to_dict() == model.generation_config.to_dict()
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    assert {name: parameter.requires_grad for name, parameter in grown.named_parameters()} == trained

@@ -36,3 +36,9 @@ def test_what_it_refuses() -> None:
     biased = DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES, attention_dropout=0.0, attention_bias=True))
     with pytest.raises(ValueError, match="attention_bias must be False"):
         as_our_model(biased)
+
+
+def test_it_keeps_the_settings_of_generation() -> None:
+    theirs = DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES, attention_dropout=0.0))
+    theirs.generation_config.update(eos_token_id=[2, 5], do_sample=True)
+    assert as_our_model(theirs).generation_config.to_dict() == theirs.generation_config.to_dict()

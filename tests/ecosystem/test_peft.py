@@ -38,6 +38,7 @@ from transformers import DynamicCache
 
 import fresh
 from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.model import text_embeddings
 from diff_transformer.variants import ATTENTION_TYPES
 from tiny_model import DIFFERENTIAL, PAIRED
 
@@ -306,3 +307,27 @@ def test_prefix_tuning(
     written = loaded.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), **arguments)
     for length in range(inputs.shape[1], written.shape[1]):
         assert torch.equal(loaded(written[:, :length]).logits[:, -1].argmax(-1), written[:, length])
+
+
+def test_a_corrected_head_and_its_lambda_can_be_trained_beside_the_adapters(make: Any) -> None:
+    """The wrapper holds the original and a copy, and λ is that of the copy."""
+    model = get_peft_model(make("dex"), lora(modules_to_save=["dex"]))
+    before = make("dex").lambdas()
+    assert model.lambdas() == before
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".modules_to_save." in name and name.endswith("learned"):
+                parameter.add_(1.0)
+    model.set_dex_progress(1.0)
+    lambdas = model.lambdas()
+    assert lambdas is not None
+    assert len(lambdas) == len(before)
+    assert all(now != was for now, was in zip(lambdas, before, strict=True))
+
+
+def test_embeddings_of_an_adapted_model(kind: str, make: Any, tokens: Any, check: Any) -> None:
+    model, inputs = get_peft_model(make(kind), lora()), tokens()
+    vectors = text_embeddings(model, inputs)
+    check(vectors, text_embeddings(make(kind), inputs))
+    vectors.sum().backward()
+    assert any(parameter.grad is not None for _, parameter in model.named_parameters())

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from diff_transformer import DiffTransformerConfig
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.model import DiffTransformerForMaskedLM
+from tiny_model import SIZES
 
 
 def test_defaults() -> None:
@@ -133,3 +135,30 @@ def test_bad_sizes(case: str) -> None:
 
 def test_odd_heads_are_fine_for_the_second_version() -> None:
     assert DiffTransformerConfig(attention_type="diff_v2", num_attention_heads=3, hidden_size=24).head_dim == 8
+
+
+@pytest.mark.parametrize(
+    ("set_afterwards", "message"),
+    [
+        ({"sliding_window": 1}, "sliding_window must be 2 or more"),
+        ({"attention_type": "softmx"}, "attention_type must be one of .*, got 'softmx'"),
+        ({"layer_types": ["full_attention"]}, "layer_types must name .* for each of 2 layers"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "need a sliding_window, got None"),
+        ({"lambda_init": "schedul"}, "lambda_init must be"),
+        ({"attention_dropout": 1.0}, "attention_dropout must be"),
+    ],
+    ids=str,
+)
+def test_what_loading_sets_is_checked(set_afterwards: dict[str, Any], message: str, tmp_path: Path) -> None:
+    DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        DiffTransformerForCausalLM.from_pretrained(tmp_path, **set_afterwards)
+
+
+def test_types_of_layers_can_be_set_by_loading(tmp_path: Path) -> None:
+    DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES)).save_pretrained(tmp_path)
+    types = ["full_attention", "sliding_attention"]
+    windowed = DiffTransformerForCausalLM.from_pretrained(tmp_path, layer_types=types, sliding_window=3)
+    assert windowed.config.layer_types == types
+    with pytest.raises(ValueError, match=r"sliding_window must be None, and layer_types None, got \['full_attention'"):
+        DiffTransformerForMaskedLM(DiffTransformerConfig(**SIZES, layer_types=types, sliding_window=3, is_causal=False))

@@ -176,7 +176,9 @@ def test_what_an_encoder_has_not_is_refused(encoder: Any, tokens: Any) -> None:
     mixed = ["full_attention", "sliding_attention"]
     config = DiffTransformerConfig(**SIZES, sliding_window=3, layer_types=mixed)
     config.is_causal = False  # as from_pretrained(…, is_causal=False) does
-    with pytest.raises(ValueError, match=window):
+    with pytest.raises(
+        ValueError, match=r"sliding_window must be None, and layer_types None, got \['full_attention', "
+    ):
         DiffTransformerForMaskedLM(config)
 
 

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from accelerate.state import AcceleratorState
 from torch import Tensor
-from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
+from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments, default_data_collator
+from transformers.trainer_pt_utils import LabelSmoother
 
-from diff_transformer import DiffTransformerForCausalLM
+import diff_transformer.model
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from loss_weighting import Document, GradientRecorder, check_step, check_weights, exact_step
-from tiny_model import LAST_FORMS
+from tiny_model import LAST_FORMS, SIZES
 
 # How many tokens each document has, and how many at its end are targets: one document has none at all.
 LENGTHS, TARGETS = (10, 3, 7, 10, 2, 10, 5, 9), (9, 1, 2, 0, 1, 4, 4, 8)
@@ -176,3 +179,39 @@ def test_trainer_saves_what_loads(make: Any, tokens: Any, check: Any, tmp_path: 
     inputs = tokens()
     check(loaded(inputs).logits, model.eval()(inputs).logits)
     assert loaded.lambdas() == model.lambdas()
+
+
+def test_smoothed_labels_are_of_the_next_token(make: Any, tmp_path: Path) -> None:
+    """The Trainer computes this loss itself, and shifts the labels of classes that it knows to be causal."""
+    model = make("diff", torch.float32)
+    trainer = trainer_of(model, tmp_path, 8)
+    trainer.label_smoother = LabelSmoother(epsilon=0.1)
+    batch = COLLATORS["padded"](trainer.train_dataset)
+    loss = trainer.compute_loss(model, dict(batch))
+    logits = model(**batch).logits[:, :-1].flatten(0, 1)
+    expected = F.cross_entropy(logits, batch["labels"][:, 1:].flatten(), label_smoothing=0.1)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification"])
+def test_the_parts_of_a_batch_of_classes_are_a_mean(head: str, is_causal: bool, tmp_path: Path) -> None:
+    """Of equal parts, so that it is the gradient of the whole batch."""
+    torch.manual_seed(0)
+    config = DiffTransformerConfig(**SIZES, is_causal=is_causal, num_labels=3, pad_token_id=0)
+    start = getattr(diff_transformer.model, f"DiffTransformerFor{head}")(config)
+    tokens = torch.randint(1, SIZES["vocab_size"], (8, 6), generator=torch.Generator().manual_seed(1))
+    rows = tokens.tolist()
+    labels = [row[0] % 3 if head == "SequenceClassification" else [token % 3 for token in row] for row in rows]
+    data = [{"input_ids": row, "labels": label} for row, label in zip(rows, labels, strict=True)]
+    found = []
+    for batch, accumulation in ((8, 1), (2, 4)):
+        model = copy.deepcopy(start)
+        arguments = trainer_of(model, tmp_path / str(batch), batch, accumulation).args
+        trainer = Trainer(model=model, args=arguments, train_dataset=data, data_collator=default_data_collator)
+        losses, recorder = train(trainer)
+        found.append((losses[0], recorder.steps[0]))
+    (whole, gradient), (of_parts, of_mean) = found
+    assert of_parts == pytest.approx(whole, abs=1e-4)
+    for name, value in gradient.items():
+        torch.testing.assert_close(of_mean[name], value, rtol=1e-3, atol=1e-6)

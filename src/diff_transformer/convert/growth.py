@@ -5,6 +5,8 @@ outputs add up to the same. Copies with equal weights would have equal gradients
 them gets of W_O differs by numbers that add up to 0 over the copies.
 """
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -62,6 +64,10 @@ def grow_signal_heads(
         elif key.endswith(".self_attn.o_proj.weight"):
             weights[key] = _divided_output(weight, heads, copies, spread, generator)
     grown.to(device=model.device, dtype=model.dtype).load_state_dict(weights)
+    is_trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    for name, parameter in grown.named_parameters():
+        parameter.requires_grad_(is_trained[name])
+    grown.generation_config = copy.deepcopy(model.generation_config)
     return grown.train(model.training)
 
 

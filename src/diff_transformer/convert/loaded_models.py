@@ -1,5 +1,6 @@
 """Converts a model that is loaded already, without writing a folder."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -31,4 +32,5 @@ def as_our_model(model: Any) -> DiffTransformerForCausalLM:
     with torch.random.fork_rng(devices=[]):  # the weights that are drawn here are replaced
         ours = DiffTransformerForCausalLM(config)
     ours.to(model.dtype).load_state_dict(converted)
+    ours.generation_config = copy.deepcopy(model.generation_config)
     return ours.to(model.device).eval()

@@ -118,20 +118,6 @@ def pair_cached_heads(cache: "Cache | None", config: "DiffTransformerConfig") ->
                 setattr(layer, name, heads.transpose(2, 3).flatten(3))
 
 
-def check_encoder(config: "DiffTransformerConfig") -> None:
-    """Refuse settings that only a causal model has; ``from_pretrained(…, is_causal=False)`` may leave them behind.
-
-    Raises:
-        ValueError: a sliding window.
-    """
-    windowed = [layer for layer in range(config.num_hidden_layers) if config.layer_type(layer) == "sliding_attention"]
-    if not config.is_causal and windowed:
-        raise ValueError(
-            f"an encoder (is_causal False) has no sliding window, since a window looks back only: sliding_window must "
-            f"be None, got {config.sliding_window}."
-        )
-
-
 # Far above any model there is. Beyond, building the model would not end, or its sizes would overflow.
 LARGEST = {
     "vocab_size": 1 << 27,
@@ -237,11 +223,19 @@ class DiffTransformerConfig(PreTrainedConfig):
         if self.model_type == DiffTransformerConfig.model_type:
             kwargs["auto_map"] = auto_map(self.is_causal)
         super().__post_init__(**kwargs)
-        check_encoder(self)
+        self._check_encoder()
 
     @property
     def described(self) -> AttentionType:
-        """The description of the attention type."""
+        """The description of the attention type.
+
+        Raises:
+            ValueError: it is unknown, as `from_pretrained(…, attention_type=…)` may set it.
+        """
+        if self.attention_type not in ATTENTION_TYPES:
+            raise ValueError(
+                f"attention_type must be one of {', '.join(map(repr, ATTENTION_TYPES))}, got {self.attention_type!r}."
+            )
         return ATTENTION_TYPES[self.attention_type]
 
     @property
@@ -298,6 +292,26 @@ class DiffTransformerConfig(PreTrainedConfig):
         configuration with a copy of this file, which is not the file that ``auto_map`` names.
         """
 
+    def check(self) -> None:
+        """Check all that the constructor has checked: `from_pretrained(…, name=value)` sets a value afterwards.
+
+        Raises:
+            ValueError: see the class.
+        """
+        self._check()
+        self._check_window(getattr(self, "layer_types", None))
+        self._check_encoder()
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As transformers', which takes ``kwargs`` for attributes that are there: ``layer_types`` often is not."""
+        if "layer_types" not in kwargs:
+            return super().from_dict(config_dict, **kwargs)
+        types = kwargs.pop("layer_types")
+        found = super().from_dict(config_dict, **kwargs)
+        (found[0] if isinstance(found, tuple) else found).layer_types = types
+        return found
+
     def _check_window(self, types: Any) -> None:
         if self.sliding_window is not None and self.sliding_window < 2:  # transformers' caches keep window − 1 tokens
             raise ValueError(f"sliding_window must be 2 or more, or None for no window, got {self.sliding_window}.")
@@ -311,6 +325,17 @@ class DiffTransformerConfig(PreTrainedConfig):
         if "sliding_attention" in types and self.sliding_window is None:
             raise ValueError("layer_types with 'sliding_attention' need a sliding_window, got None.")
 
+    def _check_encoder(self) -> None:
+        layers = range(self.num_hidden_layers)
+        if self.is_causal or not any(self.layer_type(layer) == "sliding_attention" for layer in layers):
+            return
+        types = getattr(self, "layer_types", None)
+        window = f"got {self.sliding_window}" if types is None else f"and layer_types None, got {types!r}"
+        raise ValueError(
+            "an encoder (is_causal False) has no sliding window, since a window looks back only: sliding_window must "
+            f"be None, {window}."
+        )
+
     def _check(self) -> None:
         for name, largest in LARGEST.items():
             size = getattr(self, name)
@@ -323,10 +348,6 @@ class DiffTransformerConfig(PreTrainedConfig):
             if eps is not None and not 0 <= eps < math.inf:
                 raise ValueError(f"{name} must be a finite number, 0 or more, got {eps}.")
         feed_forward_class(self.hidden_act)
-        if self.attention_type not in ATTENTION_TYPES:
-            raise ValueError(
-                f"attention_type must be one of {', '.join(map(repr, ATTENTION_TYPES))}, got {self.attention_type!r}."
-            )
         constant_lambda(1, self.lambda_init)
         if self.headwise_norm and "headwise_norm" not in self.described.settings:
             raise ValueError(

@@ -22,7 +22,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from diff_transformer.model.bidirectional_mask import encoder_mask
 from diff_transformer.model.chunked_loss import chunked_cross_entropy
-from diff_transformer.model.configuration import DiffTransformerConfig, check_encoder, pair_cached_heads, viewed_config
+from diff_transformer.model.configuration import DiffTransformerConfig, pair_cached_heads, viewed_config
 from diff_transformer.model.interface_attention import (
     OPERATOR_IMPLEMENTATION,
     OPERATOR_IMPLEMENTATIONS,
@@ -80,7 +80,9 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: DiffTransformerConfig, *args: Any, **kwargs: Any) -> None:
         # A model is built from the configuration itself, also where it gets the view that get_text_config() returns.
-        super().__init__(viewed_config(config), *args, **kwargs)
+        config = viewed_config(config)
+        config.check()
+        super().__init__(config, *args, **kwargs)
         # transformers takes every name for one that the model has, so it depends on the attention type.
         self._keep_in_fp32_modules_strict = self.config.described.float32_of(self.config)
 
@@ -132,8 +134,11 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
 
         For "dex" layers without a corrected head are left out.
         """
-        # By name: PEFT's modules_to_save puts a wrapper in the place of one, with the original and its copy inside.
-        values = [module().item() for name, module in self.named_modules() if name.rpartition(".")[2] == "lam"]
+        # From the top: PEFT's modules_to_save puts a wrapper in the place of a module, which gives that of its copies
+        # that is in use.
+        layers = [layer.self_attn for layer in self.base_model.layers if hasattr(layer, "self_attn")]
+        owners = [getattr(layer, "dex", layer) for layer in layers]
+        values = [owner.lam().item() for owner in owners if getattr(owner, "lam", None) is not None]
         return values or None
 
     def set_dex_progress(self, fraction: float) -> None:
@@ -157,7 +162,6 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
     """Embedding, decoder layers and final norm."""
 
     def __init__(self, config: DiffTransformerConfig) -> None:
-        check_encoder(config)
         super().__init__(config)
         config = self.config
         self.padding_idx = config.pad_token_id

@@ -59,7 +59,7 @@ def text_embeddings(
     Differentiable where gradients are on, so that a contrastive loss can train them.
 
     Args:
-        model: one of ours, with a head or without, in training mode or not.
+        model: one of ours, with a head or without, in training mode or not, or PEFT's wrapper of one.
         input_ids: (B, N) tokens.
         attention_mask: (B, N), 0 at padding, or None.
         pooling: "mean", "first" or "last"; unless given, "mean" for encoders and "last" for causal models, whose last
@@ -72,7 +72,7 @@ def text_embeddings(
     Raises:
         ValueError: as :func:`pooled`.
     """
-    base = model.base_model
+    base = getattr(model, "get_base_model", lambda: model)().base_model  # of PEFT's wrapper, whose own is another
     outputs = base(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
     vectors = pooled(
         outputs.last_hidden_state, attention_mask, pooling or ("last" if model.config.is_causal else "mean")

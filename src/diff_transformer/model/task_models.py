@@ -105,6 +105,8 @@ class DiffTransformerForSequenceClassification(GenericForSequenceClassification,
     seen all from everywhere, of the mean of the tokens that ``attention_mask`` shows.
     """
 
+    accepts_loss_kwargs = False  # its loss is a mean, which the Trainer has to divide by the parts of a batch
+
     @can_return_tuple
     def forward(
         self,
@@ -140,9 +142,13 @@ class DiffTransformerForSequenceClassification(GenericForSequenceClassification,
 class DiffTransformerForTokenClassification(GenericForTokenClassification, DiffTransformerPreTrainedModel):
     """One label a token: a linear map of every token, (B, N, num_labels)."""
 
+    accepts_loss_kwargs = False
+
 
 class DiffTransformerForQuestionAnswering(GenericForQuestionAnswering, DiffTransformerPreTrainedModel):
     """Where the answer begins and ends in the text: two logits a token, each (B, N)."""
+
+    accepts_loss_kwargs = False
 
 
 LanguageModel = DiffTransformerForCausalLM | DiffTransformerForMaskedLM
