@@ -65,3 +65,15 @@ def test_no_number_draws_a_token_that_cannot_be(number: int) -> None:
     scores[0, [17, 30_000]] = torch.tensor([0.0, 5.0])
     left = Draw()(scores, torch.tensor([number], dtype=torch.int32))
     assert int(left.argmax()) == (30_000 if number > 1 else 17)
+
+
+def test_a_temperature_of_almost_0_takes_the_most_likely_token() -> None:
+    scores = torch.tensor([[0.0, 3.0, -40.0, 2.9]]).expand(4, 4)
+    temperatures = [0.0, 1e-6, 1e-38, 1e-45]
+    assert chosen(scores, [request(temperature=temperature) for temperature in temperatures]).tolist() == [1] * 4
+
+
+def test_a_row_without_numbers_ends_no_other() -> None:
+    scores = torch.tensor([[torch.nan] * 4, [0.0, 9.0, 0.0, 0.0]])
+    left = Draw()(scores, torch.tensor([5, 2**30], dtype=torch.int32))
+    assert int(left[1].argmax()) == 1

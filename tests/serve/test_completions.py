@@ -12,6 +12,7 @@ import torch
 
 from diff_transformer.data import byte_tokenizer
 from diff_transformer.serve.scored_tokens import Scorer
+from diff_transformer.serve.served_model import ServedModel
 from running_server import client_of, new_model, new_served, running
 
 PROMPT = "to be, or not"
@@ -338,3 +339,15 @@ def test_each_token_says_where_its_text_begins(client: openai.OpenAI) -> None:
     """In characters: λ has two tokens."""
     given = complete(client, "aλb", max_tokens=0, echo=True, logprobs=0).choices[0].logprobs
     assert given.text_offset == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("batching", [False, True])
+def test_the_settings_of_a_checkpoint_choose_no_tokens(batching: bool, alone: Callable[..., str]) -> None:
+    """Penalties, beams and suppressed tokens of a generation_config.json; one engine would obey, the other not."""
+    model = new_model()
+    settings = {"repetition_penalty": 5.0, "num_beams": 2, "suppress_tokens": [101, 32], "stop_strings": ["e"]}
+    model.generation_config.update(**settings)
+    served = ServedModel(model, byte_tokenizer(), "tiny", continuous_batching=batching)
+    with running(served) as url, client_of(url) as client:
+        assert complete(client, max_tokens=12).choices[0].text == alone(PROMPT, 12)
+        assert complete(client, max_tokens=12, temperature=1e-38).choices[0].text == alone(PROMPT, 12)

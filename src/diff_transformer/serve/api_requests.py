@@ -40,9 +40,13 @@ class RequestError(ValueError):
         self.status, self.field = status, field
 
 
+# Below it the most likely token is taken: logits divided by less may be infinite.
+LOWEST_TEMPERATURE = 1e-5
+
+
 @dataclass(frozen=True)
 class Sampling:
-    """How new tokens are chosen: the most likely ones where `temperature` is 0, else at random."""
+    """How new tokens are chosen: the most likely ones where `temperature` is 0, or as good as 0, else at random."""
 
     max_tokens: int | None = None
     """The largest number of new tokens; None for as many as the context has space for."""
@@ -52,7 +56,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        return self.temperature < LOWEST_TEMPERATURE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,7 +123,8 @@ class _Routes:
         asked = chat_request(await _read_json(request))
         self.served.require_name(asked.model)
         tokens = await asyncio.to_thread(self.served.tokens_of_messages, asked.messages)
-        continuation = Continuation(self.served, tokens, self.served.fitted(tokens, asked.sampling), stop=asked.stop)
+        sampling = self.served.fitted(tokens, asked.sampling)
+        continuation = Continuation(self.served, tokens, sampling, stop=asked.stop, goes_on=False)
         answer = _Answer("chat.completion", f"chatcmpl-{uuid4().hex}", self.served.name)
         if asked.stream:
             return _EventStream(self._stream(answer, asked, continuation, len(tokens)))

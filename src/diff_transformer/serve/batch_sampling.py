@@ -18,6 +18,8 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingTopPLogitsWarper,
 )
 
+from diff_transformer.serve.api_requests import LOWEST_TEMPERATURE
+
 DRAWN_BITS = 31  # of a random number, which travels in the int32 that transformers has for each request and step
 
 
@@ -34,11 +36,12 @@ def sampling_steps() -> Any:
 
 
 class _Temperature(ContinuousBatchingTemperatureLogitsWarper):
-    """Divides logits by each request's temperature; temperature 0 leaves the first of the most likely tokens alone."""
+    """Divides logits by each request's temperature; below the lowest, the first of the most likely tokens is left."""
 
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
         temperatures = tensor_arg[: len(scores)].view(torch.float32).unsqueeze(-1)
-        return torch.where(temperatures == 0, _alone(scores, scores.argmax(-1, keepdim=True)), scores / temperatures)
+        most_likely = _alone(scores, scores.argmax(-1, keepdim=True))
+        return torch.where(temperatures < LOWEST_TEMPERATURE, most_likely, scores / temperatures)
 
 
 class _TopP(ContinuousBatchingTopPLogitsWarper):
@@ -76,7 +79,8 @@ class Draw(ContinuousBatchingLogitsProcessor):
         """Scores (rows, vocabulary) to such of which one in each row is finite."""
         cumulative = scores.softmax(-1, dtype=torch.float64).cumsum(-1)
         drawn = tensor_arg[: len(scores), None].to(torch.float64) * 2.0**-DRAWN_BITS * cumulative[:, -1:]
-        return _alone(scores, torch.searchsorted(cumulative, drawn, right=True))
+        # A row of NaN has no such token, and must not end the batch of all others.
+        return _alone(scores, torch.searchsorted(cumulative, drawn, right=True).clamp(max=scores.shape[-1] - 1))
 
 
 def _number(seed: int | None, place: int) -> int:

@@ -33,6 +33,7 @@ class Continuation:
         stop: the text ends before the first of these.
         echo: the prompt's text, where the answer begins with it.
         logprobs: how many of the most likely tokens are named at each place; None for no log-probabilities.
+        goes_on: whether the text goes on from the prompt's, perhaps with a space. An answer in a chat begins anew.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class Continuation:
         stop: tuple[str, ...] = (),
         echo: str | None = None,
         logprobs: int | None = None,
+        goes_on: bool = True,
     ) -> None:
         self._served, self._tokens, self._sampling, self._stop = served, tokens, sampling, stop
         self._echo, self._logprobs = echo or "", logprobs
         texts = TokenTexts(served.tokenizer)
         self._echoed = [] if echo is None else [texts.read(token) for token in tokens]
         self._not_shown = tokens if echo is None else []
+        self._before = tokens if goes_on else []
         self.new_tokens = 0
         """How many tokens were generated, those of a stop string too, once the text has ended."""
         self.reason = "length"
@@ -96,7 +99,8 @@ class Continuation:
         offsets = [*_numbers_and_offsets(self._echoed)[1], len(self._echo)]
         token, named = self._served.scorer.most_likely_next(self._tokens, offsets, logprobs)
         self._count(token)
-        return Part(self._echo + TokenTexts(self._served.tokenizer).read(token).text, named)
+        text = TokenTexts(self._served.tokenizer, before=self._before).read(token).text
+        return Part(self._echo + text, named)
 
     async def _generated(self) -> AsyncGenerator[tuple[str, list[NewToken]], None]:
         """The new text in pieces, each with the tokens that begin in it; afterwards it is known why the text ends.
@@ -106,7 +110,7 @@ class Continuation:
         if self._sampling.max_tokens == 0:
             return
         generation = self._served.generation(self._tokens, self._sampling)
-        texts = TokenTexts(self._served.tokenizer, offset=len(self._echo))
+        texts = TokenTexts(self._served.tokenizer, offset=len(self._echo), before=self._before)
         until = UntilStop(self._stop)
         shown = len(self._echo)
         waiting: list[NewToken] = []

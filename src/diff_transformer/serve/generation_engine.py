@@ -67,6 +67,11 @@ class Engine(ABC):
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
+        # How tokens are chosen is said by the requests. What else a checkpoint's generation_config.json may hold,
+        # penalties, beams or suppressed tokens, one way of generating would obey and another one not.
+        of_checkpoint = model.generation_config
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        model.generation_config = GenerationConfig(**{name: getattr(of_checkpoint, name) for name in names})
         self._queues: WeakSet[TokenQueue] = WeakSet()
         self._stopping = False
 
@@ -112,7 +117,6 @@ class Engine(ABC):
         return self.tokenizer.eos_token_id if of_model is None else of_model
 
     def _config(self, sampling: Sampling) -> GenerationConfig:
-        """The model's own settings of generation, but for how tokens are chosen and how many."""
         config = copy.deepcopy(self.model.generation_config)
         config.max_length = None
         config.max_new_tokens = sampling.max_tokens

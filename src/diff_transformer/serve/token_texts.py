@@ -1,9 +1,12 @@
 """Tokens turned into text one after another."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
+
+_READ_BEFORE = 16  # tokens, more than what decides about a first space
 
 
 @dataclass(frozen=True)
@@ -23,11 +26,16 @@ class TokenTexts:
     Args:
         tokenizer: a fast tokenizer of transformers.
         offset: how many characters stand before the first token.
+        before: the tokens that the text goes on from. Some tokenizers (Llama 2's) leave out the space before the first
+            word of a text, which the first word after others keeps.
     """
 
-    def __init__(self, tokenizer: Any, offset: int = 0) -> None:
+    def __init__(self, tokenizer: Any, offset: int = 0, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer._tokenizer
-        self._stream = DecodeStream([], skip_special_tokens=True)
+        known = list(before[-_READ_BEFORE:])
+        if self._tokenizer.decode(known, skip_special_tokens=True).endswith("\ufffd"):
+            known = []  # a character has only begun there, and would come again when it is whole
+        self._stream = DecodeStream(known, skip_special_tokens=True)
         self._offset = offset
 
     def read(self, token: int) -> NewToken:
