@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from corpora import written
 from diff_transformer.data import TextBatches, TextFiles, byte_tokenizer, prepare, token_cache, train_bpe, training_text
 from diff_transformer.data.corpus import Piece
-from diff_transformer.data.split import DOCUMENT, split, with_digests
+from diff_transformer.data.split import DOCUMENT, split, validation_text, with_digests
 
 DOCUMENTS = [f"document {number}: " + "".join(random.Random(number).choices("abcdé ", k=60)) for number in range(40)]
 
@@ -152,11 +152,36 @@ class TestSplit:
         batches = text_batches(files, length=2, validation_fraction=0.1, isolated=False)
         held_out = [batch["input_ids"] for batch in batches.validation_batches()]
         tokens = [*torch.cat(held_out)[:, 0].tolist(), int(held_out[-1][-1, -1])]
-        size = len("".join(document.strip() for document in others).encode()) + 200
-        held_out_size = round(0.1 * 200)
-        assert bytes(tokens[:-1]).decode() == text[-held_out_size:]
-        assert tokens[-1] == 256
-        assert batches.train_tokens == size - held_out_size + sum(bool(document.strip()) for document in others)
+        short = [document.strip().encode() for document in others if document.strip()]  # fits, and is not enough
+        held_out_size = round(0.1 * (len(b"".join(short)) + 200)) - len(b"".join(short))
+        parts = [*short, text[-held_out_size:].encode()]
+        assert tokens == list(itertools.chain.from_iterable([*part, 256] for part in parts))
+        assert batches.train_tokens == 200 - held_out_size
+
+    def test_about_the_fraction_is_held_out_whatever_the_sizes(self) -> None:
+        """Of a few books, a readme and their copies too, and of the latter all alike."""
+        random_numbers = np.random.default_rng(0)
+        for _ in range(300):
+            count = int(random_numbers.integers(1, 30))
+            sizes = (10 ** random_numbers.uniform(3, 6, count)).astype(int)
+            documents = np.array([(size, number) for number, size in enumerate(sizes)], dtype=DOCUMENT)
+            documents["digest"] = random_numbers.integers(0, 2**63, count)
+            documents = documents[random_numbers.integers(0, count, 2 * count)]
+            fraction = float(random_numbers.choice([0.05, 0.2, 0.5]))
+            training, total = split(documents, fraction), int(documents["bytes"].sum())
+            assert 0.49 * fraction * total < total - training.sum() < fraction * total + len(documents)
+            assert (training <= documents["bytes"]).all()
+            order = random_numbers.permutation(len(documents))
+            assert (split(documents[order], fraction) == training[order]).all()
+            for digest in documents["digest"]:
+                assert len(set(training[documents["digest"] == digest])) == 1
+
+    def test_the_end_of_the_longest_document_is_held_out_of_its_copies(self, tmp_path: Path) -> None:
+        text = "".join(random.Random(0).choices("abcdefgh", k=2000))
+        files = written([text, "another one, short", text], tmp_path)
+        held_out = "".join(validation_text(files, 0.1))
+        assert text[-100:] in held_out
+        assert text[-50:] not in "".join(training_text(files, 0.1))
 
     @pytest.mark.parametrize("fraction", [0, 1.1, -0.1, float("nan")])
     def test_bad_fraction(self, files: TextFiles, fraction: float) -> None:

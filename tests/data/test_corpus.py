@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from pathlib import Path
 
 import pyarrow
@@ -59,6 +60,21 @@ def test_a_folder_is_searched_in_order_and_other_files_are_left_alone(tmp_path: 
     (tmp_path / "sub" / "c.TXT").write_text("c")
     (tmp_path / "notes.md").write_text("not this")
     assert documents(TextFiles([tmp_path])) == ["a", "b", "c"]
+
+
+def test_linked_folders_are_searched_once(tmp_path: Path) -> None:
+    text, elsewhere = tmp_path / "text", tmp_path / "elsewhere"
+    for folder in (text / "plain", elsewhere / "inner"):
+        folder.mkdir(parents=True)
+        (folder / "a.txt").write_text(folder.name)
+    (text / "linked").symlink_to(elsewhere)
+    (text / "again").symlink_to(elsewhere / "inner")
+    (text / "another name").symlink_to(text / "plain")
+    (elsewhere / "back").symlink_to(text)
+    (text / "itself").symlink_to(text / "itself")
+    (text / "gone").symlink_to(tmp_path / "nowhere")
+    found = [os.path.relpath(file, text) for file in TextFiles([text]).files()]
+    assert found == ["again/a.txt", "plain/a.txt"]
 
 
 def test_bad_input_is_one_clear_sentence(tmp_path: Path) -> None:

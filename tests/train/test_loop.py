@@ -27,6 +27,7 @@ from diff_transformer.train import (
     build_data,
     build_model,
     divergence,
+    load_recipe,
     parse_recipe,
     read_metrics,
     train,
@@ -534,14 +535,36 @@ def test_auto_begins_and_goes_on(tmp_path: Path) -> None:
     assert watcher.steps == []
 
 
-def test_a_run_goes_on_with_another_time_limit(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_settings_that_change_no_earlier_step(tmp_path: Path) -> None:
     with pytest.raises(TrainingInterrupted):
         train(recipe(), tmp_path / "run", progress=Watcher(interrupt_after=3))
-    again = recipe()
-    again = again.model_copy(update={"train": again.train.model_copy(update={"timeout_minutes": 60.0})})
+    changed = {"timeout_minutes": 60.0, "on_divergence": "skip", "max_loss_rise": 9.0, "keep_checkpoints": 3}
+    again = recipe(**changed, checkpoint_every=1)
     watcher = Watcher()
     train(again, tmp_path / "run", resume=True, progress=watcher)
     assert watcher.steps == [4, 5, 6]
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 3
+    assert load_recipe(tmp_path / "run" / "recipe.yaml") == again
+
+
+def test_a_finished_run_without_checkpoints_is_left_alone(tmp_path: Path) -> None:
+    run = train(recipe(steps=2), tmp_path / "run")
+    shutil.rmtree(run.folder / "checkpoints")
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    for resume in (True, "auto"):
+        with pytest.raises(FileExistsError, match=r"is finished and has no checkpoints .*model.*--overwrite"):
+            train(recipe(steps=2), run.folder, resume=resume)  # type: ignore[arg-type]
+    assert before == {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_does_not_overwrite_the_model_that_it_starts_from(tmp_path: Path) -> None:
+    run = train(recipe(steps=2), tmp_path / "run")
+    further = recipe(steps=2)
+    start = {"init_from": str(run.folder / "checkpoints" / ".." / "model")}
+    further = further.model_copy(update={"model": further.model.model_copy(update=start)})
+    with pytest.raises(ValueError, match=r"lies in the run that --overwrite .* would replace"):
+        train(further, run.folder, overwrite=True)
+    assert train(further, tmp_path / "further").model_folder.is_dir()
 
 
 def test_auto_refuses_what_resuming_and_beginning_refuse(tmp_path: Path) -> None:

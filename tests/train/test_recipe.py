@@ -9,7 +9,7 @@ from diff_transformer.data import byte_tokenizer
 from diff_transformer.model import DiffTransformerForCausalLM, language_model_class
 from diff_transformer.train import build_config, load_recipe, parse_recipe, shipped_recipes
 from diff_transformer.train.data_kinds import RetrievalData, TextData
-from diff_transformer.train.recipe import differences, dump_recipe, read_yaml
+from diff_transformer.train.recipe import differences, dump_recipe, override_of, read_yaml
 from diff_transformer.variants import ATTENTION_TYPES
 from tiny_model import KINDS
 
@@ -112,6 +112,14 @@ def test_a_dumped_recipe_is_read_back_as_it_was(path: Path, tmp_path: Path) -> N
     for recipe in (load_recipe(path), load_recipe("small"), load_recipe("language")):
         (tmp_path / "dumped.yaml").write_text(dump_recipe(recipe))
         assert load_recipe(tmp_path / "dumped.yaml") == recipe
+
+
+@pytest.mark.parametrize("name", ["1e-3", "123e456", ".5", "no", "true", "null", "012", "1:30", "📚 a: b", "<<"])
+def test_a_name_that_looks_like_something_else_is_read_back_as_text(name: str, path: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(path, [override_of("name", name), override_of("model.init_from", f"{name}/model")])
+    (tmp_path / "dumped.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
+    assert load_recipe(tmp_path / "dumped.yaml") == recipe
+    assert (recipe.name, recipe.model.init_from) == (name, f"{name}/model")
 
 
 def test_differences_are_named(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Reads documents a piece at a time: from files, Python's standard library, or a data set of the `datasets` library."""
 
 import hashlib
+import heapq
 import os
 import re
 import sysconfig
@@ -59,10 +60,10 @@ class TextFiles:
     """Documents in files.
 
     Args:
-        paths: files, or folders that are searched with everything below them: `.txt` (a document a file), `.jsonl`
-            (a document a line) and `.parquet` (a document a row). Other files inside a folder are left alone; the
-            files of a folder are sorted by name. None means the source files of Python's standard library, a document
-            a file.
+        paths: files, or folders that are searched with everything below them, linked folders included: `.txt` (a
+            document a file), `.jsonl` (a document a line) and `.parquet` (a document a row). Other files inside a
+            folder are left alone; the files of a folder are sorted by name. None means the source files of Python's
+            standard library, a document a file.
         field: the key of a `.jsonl` line and the column of a `.parquet` file that hold the text.
         cache: the folder of all caches, where the files' hashes are remembered; `cache_folder()` unless given.
 
@@ -200,11 +201,19 @@ def _text_files(path: Path) -> Iterator[str]:
         yield str(path)
         return
     has_text, folders = False, [str(path)]
-    while folders:
-        with os.scandir(folders.pop()) as entries:
+    links: list[str] = []  # to folders; after all others, in order: which name a folder is found by is always the same
+    seen = set()
+    while folders or links:
+        folder = folders.pop() if folders else heapq.heappop(links)
+        if (place := os.path.realpath(folder)) in seen:  # linked from two places, or from inside itself
+            continue
+        seen.add(place)
+        with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
+                elif entry.is_symlink() and os.path.isdir(entry.path):
+                    heapq.heappush(links, entry.path)
                 elif os.path.splitext(entry.name)[1].lower() in ENDINGS and entry.is_file():
                     has_text = True
                     yield entry.path

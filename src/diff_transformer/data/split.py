@@ -8,6 +8,8 @@ import numpy as np
 
 from diff_transformer.data.corpus import Corpus, Piece
 
+SPLIT_VERSION = 2  # of the rule below, in the names of what is made by it
+
 # What is known of each document: bytes of UTF-8, and the first 64 bits of the SHA-256 of its text.
 DOCUMENT = np.dtype([("bytes", "<i8"), ("digest", "<u8")])
 
@@ -33,10 +35,10 @@ def split(documents: np.ndarray, validation_fraction: float) -> np.ndarray:
     """How many bytes of each document, from its beginning, are for training: (documents,) int64.
 
     It depends on the documents' content alone: there is no seed, and the order does not matter. Documents are ranked by
-    their digest; the first ones are for validation as long as they fit into `validation_fraction` of all bytes. Copies
-    of a document stay on one side. If not even the first fits (few documents, or one), validation is the end of the
-    longest document, the first of them. Raises ValueError where there is no text, or the fraction is not above 0 and at
-    most 1.
+    their digest; the first ones are for validation as long as they fit into `validation_fraction` of all bytes. Where
+    that is less than half of the fraction (few documents, or long ones), others follow that still fit, and where it
+    still is less than half, the end of the longest document for training. Copies of a document are treated alike.
+    Raises ValueError where there is no text, or the fraction is not above 0 and at most 1.
     """
     if not 0 < validation_fraction <= 1:
         raise ValueError(f"validation_fraction must be above 0 and at most 1, got {validation_fraction}.")
@@ -45,19 +47,24 @@ def split(documents: np.ndarray, validation_fraction: float) -> np.ndarray:
         raise ValueError("There is no text to divide into training and validation.")
     if validation_fraction == 1:
         return np.zeros_like(sizes)
-    order = np.argsort(documents["digest"], kind="stable")
-    filled = np.cumsum(sizes[order])
-    ranked = documents["digest"][order]
-    last_copy = np.append(ranked[1:] != ranked[:-1], True)
-    fits = last_copy & (filled <= validation_fraction * filled[-1])
-    # Empty documents come along with whatever stands before them; alone they are no validation.
-    count = int(np.flatnonzero(fits)[-1]) + 1 if fits.any() else 0
-    training = sizes.copy()
-    training[order[:count]] = 0
-    if np.array_equal(training, sizes):
-        longest = int(np.argmax(sizes))
-        training[longest] -= max(1, round(validation_fraction * int(sizes[longest])))
-    return training
+    # Ranked, with all copies of a document as one.
+    _, first, number, copies = np.unique(
+        documents["digest"], return_index=True, return_inverse=True, return_counts=True
+    )
+    together = sizes[first] * copies
+    wanted = validation_fraction * int(sizes.sum())
+    held_out = np.cumsum(together) <= wanted
+    held = int(together[held_out].sum())
+    if held < wanted / 2:
+        for later in np.flatnonzero(~held_out):
+            if held + together[later] <= wanted:
+                held_out[later] = True
+                held += int(together[later])
+    training = np.where(held_out, 0, sizes[first])
+    if held < wanted / 2:
+        longest = np.argmax(training)
+        training[longest] -= max(1, round((wanted - held) / int(copies[longest])))
+    return training[number]
 
 
 def _part(corpus: Corpus, validation_fraction: float, *, validation: bool) -> Iterator[str]:

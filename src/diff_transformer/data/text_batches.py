@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diff_transformer.data.batches import IGNORED
 from diff_transformer.data.prepared_cache import cache_key, made_once
-from diff_transformer.data.split import split
+from diff_transformer.data.split import SPLIT_VERSION, split
 from diff_transformer.data.token_cache import TokenCache
 from diff_transformer.data.tokenizers import bytes_of_tokens
 
@@ -176,7 +176,7 @@ def divided(cache: TokenCache, validation_fraction: float, sizes: np.ndarray) ->
     bytes of text each token stands for.
     """
     vocabulary = hashlib.sha256(sizes.tobytes()).hexdigest()
-    key = cache_key(_TABLES_VERSION, cache.folder.name, validation_fraction, vocabulary)
+    key = cache_key(_TABLES_VERSION, SPLIT_VERSION, cache.folder.name, validation_fraction, vocabulary)
     names, tables = ("training", "validation"), Packed._fields[1:]
 
     def make(unfinished: Path) -> None:
@@ -205,7 +205,8 @@ def _parts(
     lengths = ends - begins
     training = split(documents, validation_fraction)
     train_lengths = np.where(training > 0, lengths, 0)
-    for shared in np.flatnonzero((training > 0) & (training < documents["bytes"])):  # the longest document, or none
+    # The longest document and its copies, or none.
+    for shared in np.flatnonzero((training > 0) & (training < documents["bytes"])):
         # Its validation part begins with the first token that begins at the cut or after it.
         held_out_bytes = int(documents["bytes"][shared] - training[shared])
         train_lengths[shared] = _tokens_before_end(tokens[begins[shared] : ends[shared]], held_out_bytes, sizes)

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diff_transformer.data.corpus import Corpus, check_characters
 from diff_transformer.data.prepared_cache import cache_key, made_once
-from diff_transformer.data.split import training_text
+from diff_transformer.data.split import SPLIT_VERSION, training_text
 from diff_transformer.storage.cache_folder import cache_folder
 from diff_transformer.text_workers import encode
 
@@ -73,7 +73,7 @@ def trained_bpe(
 
     Caches are in `folder`; in `cache_folder()` unless given.
     """
-    key = cache_key(corpus.fingerprint(), validation_fraction, vocab_size)
+    key = cache_key(SPLIT_VERSION, corpus.fingerprint(), validation_fraction, vocab_size)
 
     def make(unfinished: Path) -> None:
         train_bpe(training_text(corpus, validation_fraction), vocab_size).save_pretrained(unfinished)

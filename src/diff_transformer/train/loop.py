@@ -167,8 +167,9 @@ class TrainingRun:
         model = build_model(
             self.recipe, data, init_from=self.resumed_from is None, without_weights=context.kind == "fsdp"
         )
-        if not self.resumes and is_first():
-            run_folder.begin_run_folder(self.folder, self.recipe)
+        if is_first():
+            prepare = run_folder.continue_run_folder if self.resumes else run_folder.begin_run_folder
+            prepare(self.folder, self.recipe)
         context.wait()
         if settings.gradient_checkpointing:
             # transformers renamed it within version 5; the old name warns where the new one exists.
@@ -241,8 +242,9 @@ class TrainingRun:
             resumable = f"the newest checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
             raise DivergenceError(
                 f"{divergence} All of it is in {report}; {resumable}. A lower train.learning_rate (now "
-                f"{settings.learning_rate}) or a longer warm-up usually helps; train.on_divergence=skip skips such "
-                "steps."
+                f"{settings.learning_rate}) or a longer warm-up usually helps, in a run of its own, which may start "
+                "from a checkpoint (model.init_from). This run goes on with --resume and train.on_divergence=skip, "
+                "which skips such steps, or with another train.max_loss_rise."
             )
         if is_first():
             self.warn(f"The step is skipped. {divergence}")

@@ -1,5 +1,6 @@
 """Reads recipes, strict YAML files that say what is trained, on what, and how."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -33,19 +34,24 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes what :class:`_Loader` would read as something else than text."""
+
+
 _FLOAT = "tag:yaml.org,2002:float"
 _BOOL = "tag:yaml.org,2002:bool"
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_FLOAT, _BOOL)]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
-_Loader.add_implicit_resolver(
-    _FLOAT,
-    re.compile(r"^(?:[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
-               r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
-    list("-+0123456789."),
-)  # fmt: skip
+for _side in (_Loader, _Dumper):
+    _side.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_FLOAT, _BOOL)]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    _side.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+    _side.add_implicit_resolver(
+        _FLOAT,
+        re.compile(r"^(?:[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+                   r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
+        list("-+0123456789."),
+    )  # fmt: skip
 
 
 def read_yaml(text: str) -> Any:
@@ -264,7 +270,12 @@ def parse_recipe(settings: dict[str, Any], *, source: str = "the recipe") -> Rec
 
 def dump_recipe(recipe: Recipe) -> str:
     """A recipe as YAML with every default spelled out; `load_recipe` reads it back as it was."""
-    return yaml.safe_dump(recipe.model_dump(), sort_keys=False, allow_unicode=True)
+    return yaml.dump(recipe.model_dump(), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def override_of(key: str, value: Any) -> str:
+    """The override that gives a setting this value, of any kind that YAML and JSON share, in any characters."""
+    return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
 def differences(first: Recipe, second: Recipe) -> list[str]:

@@ -25,7 +25,17 @@ _UNFINISHED = (UNFINISHED_START, f".unfinished-{MODEL}", f".replaced-{MODEL}")
 _OURS = (*_UNFINISHED, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, DIVERGENCE, RECIPE)
 _BEGUN = {unfinished_path(Path(RECIPE)).name, LOCK}  # all that a run leaves that was killed when it began
 _NAMED = 4  # how many differing settings a message names
-_CHANGEABLE = ("train.timeout_minutes ",)  # settings that a resumed run may change: no number depends on them
+# Settings that a resumed run may change: no number of the steps before depends on them. Text that lies elsewhere now is
+# known again by what it says.
+_CHANGEABLE = (
+    "data.cache ",
+    "data.paths ",
+    "train.checkpoint_every ",
+    "train.keep_checkpoints ",
+    "train.max_loss_rise ",
+    "train.on_divergence ",
+    "train.timeout_minutes ",
+)
 _HEADING = "# A training run of diff-transformer, every setting spelled out.\n"
 
 # "auto": where there is a run.
@@ -55,6 +65,11 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
                 f"{', '.join(changed[:_NAMED])}{more}; choose another --output (in Python output_dir) or replace it "
                 "with --overwrite (overwrite=True)."
             )
+        if (folder / MODEL).is_dir() and not (folder / CHECKPOINTS).is_dir():
+            raise FileExistsError(
+                f"The run in {str(folder)!r} is finished and has no checkpoints any more, so there is nothing to go on "
+                f"from: its model is in {str(folder / MODEL)!r}, and --overwrite (overwrite=True) trains it anew."
+            )
         return True
     if is_run and not overwrite:
         raise FileExistsError(
@@ -64,7 +79,12 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
         )
     if not is_run and folder.exists() and not (folder.is_dir() and {p.name for p in folder.iterdir()} <= _BEGUN):
         raise FileExistsError(f"{str(folder)!r} exists and is not a run of ours, so nothing is written there.")
-    check_init_from(recipe)
+    start = check_init_from(recipe)
+    if is_run and start is not None and start.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"model.init_from {str(start)!r} lies in the run that --overwrite (overwrite=True) would replace, and "
+            "would be deleted with it; choose another --output (in Python output_dir)."
+        )
     return False
 
 
@@ -81,6 +101,12 @@ def begin_run_folder(folder: Path, recipe: Recipe) -> None:
                 path.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / RECIPE, _HEADING + dump_recipe(recipe))  # half a recipe would mark no folder as ours
+
+
+def continue_run_folder(folder: Path, recipe: Recipe) -> None:
+    """Prepare the folder of a run for being resumed: its recipe has the settings that the rest is trained with."""
+    if differences(load_recipe(folder / RECIPE), recipe):
+        write_atomically(folder / RECIPE, _HEADING + dump_recipe(recipe))
 
 
 def require_run_folder(folder: Path) -> None:
