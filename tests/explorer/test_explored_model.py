@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
 from diff_transformer.explorer import ExploredModel, LambdaSettings
@@ -188,3 +189,13 @@ def test_what_does_not_fit_is_refused(make: Make, tokens: list[int], settings: d
 def test_ordinary_attention_has_no_lambda_to_set(make: Make) -> None:
     with pytest.raises(ValueError, match="tiny subtracts nothing"):
         ExploredModel(make("softmax"), "tiny").trace(TOKENS, LambdaSettings(every=0.0))
+
+
+def test_a_model_without_key_heads_of_its_own_setting() -> None:
+    """GPT-2's configuration has none, nor those of OPT, BLOOM and GPT-NeoX."""
+    torch.manual_seed(0)
+    config = GPT2Config(n_embd=16, n_layer=2, n_head=4, vocab_size=29, n_positions=64, attn_implementation="eager")
+    model = GPT2LMHeadModel(config).double().eval()
+    explored = ExploredModel(model, "gpt2")
+    assert (explored.heads, explored.kv_heads) == (4, 4)
+    check_predictions(explored.trace(TOKENS), model)

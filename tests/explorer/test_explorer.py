@@ -213,3 +213,12 @@ def test_vocabularies() -> None:
     assert bytes_.decode(bytes_.encode("é ☃")) == "é ☃"
     with pytest.raises(ValueError, match="no token 'key'"):
         WordVocabulary(["?", "k1"]).encode("key")
+
+
+def test_a_model_that_gives_nan_is_refused_with_a_sentence(make: Callable[..., DiffTransformerForCausalLM]) -> None:
+    model = make("diff")
+    with torch.no_grad():
+        model.lm_head.weight[3, 2] = torch.nan
+    explorer = Explorer(Side(ExploredModel(model, "broken"), WordVocabulary([f"w{number}" for number in range(29)])))
+    with pytest.raises(ValueError, match="broken gives NaN for this text"):
+        explorer.run({"text": "w1 w2"})

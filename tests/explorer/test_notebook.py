@@ -55,6 +55,24 @@ def test_it_refuses_with_a_sentence(asked: Any) -> None:
     assert asked("open", {})[0]["error"] == "There is no question 'open'."
 
 
+@pytest.mark.parametrize("error", [MemoryError("no space"), KeyboardInterrupt()])
+def test_it_answers_whatever_goes_wrong(
+    make: Callable[..., DiffTransformerForCausalLM], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """The page waits for an answer to each question, and asks no other before."""
+    widget = diff_transformer.explore(make("diff"), WORDS, TEXT)
+    sent: list[Any] = []
+    monkeypatch.setattr(widget, "send", lambda content, buffers=None: sent.append(content))
+
+    def fail(question: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(widget.explorer, "run", fail)
+    with pytest.raises(type(error)):
+        widget._answer(widget, {"id": "3", "name": "run", "question": {}}, [])
+    assert sent == [{"id": "3", "error": f"The explorer failed at this: {type(error).__name__} {error}".rstrip()}]
+
+
 def test_it_says_what_is_not_installed(
     make: Callable[..., DiffTransformerForCausalLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -571,9 +571,103 @@ async function begin(esm, css, described) {
     },
   };
   window.clean = widget.render({ model, el: document.getElementById("cell") });
+  window.again = () => {
+    const el = document.body.appendChild(document.createElement("div"));
+    const clean = widget.render({ model, el });
+    window.cleanAgain = () => {
+      clean();
+      el.remove();
+    };
+  };
 }
 </script>
 """
+
+
+IS_IN_SIGHT = """() => {
+  const [list, token] = [".flow", ".flow .on"].map((name) => document.querySelector(name).getBoundingClientRect());
+  return token.top >= list.top - 1 && token.bottom <= list.bottom + 1;
+}"""
+
+
+def test_a_token_of_a_text_that_is_gone_is_not_added(watch: Watch, address: str) -> None:
+    page, held = watch.open(address), list[Any]()
+    page.route("**/api/next", lambda route: held.append(route))
+    page.get_by_role("button", name="Step").click()
+    settled(page, lambda: len(held) == 2)
+    page.fill("textarea", "w1 w2")
+    settled(page, lambda: page.locator(".flow .token").count() == 2)
+    with page.expect_response("**/api/next"):
+        for route in held:
+            route.continue_()
+    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(400)  # until the address is written
+    assert page.locator(".flow .token").count() == 2
+    assert "added" not in page.url
+
+
+def test_a_link_without_a_token_pins_none(watch: Watch, address: str) -> None:
+    page = watch.open(f"{address}#text=w1+w2+w3+w4&row=1")
+    assert page.locator(".token.pinned").count() == 1
+    page.goto(f"{address}#text=w1+w2+w3")
+    settled(page, lambda: page.locator(".flow .token").count() == 3)
+    assert page.locator(".token.pinned").count() == 0
+
+
+def test_no_numbers_of_another_text_stay_beside_a_new_one(
+    watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
+) -> None:
+    """Where the model on the right refuses what the one on the left takes; and where nothing is written."""
+    words = WordVocabulary([f"w{number}" for number in range(29)])
+    sides = [
+        Side(ExploredModel(make(kind, max_position_embeddings=most).float(), kind), words)
+        for kind, most in (("diff", 64), ("softmax", 12))
+    ]
+    page = watch.open(served(Explorer(*sides, [Example("short", TEXT)])))
+    assert page.locator(".flow .token").count() == 11
+    before = page.locator(".panels canvas[data-map]").count()
+    page.fill("textarea", " ".join(["w1", "w2"] * 7))
+    page.wait_for_selector(".refusal")
+    settled(page, lambda: page.locator(".flow .token").count() == 14)
+    settled(page, lambda: page.locator(".panels canvas[data-map]").count() == before - 1, "the other text's map stays")
+    assert "the context of softmax holds 12" in page.locator(".refusal").inner_text()
+    assert watch.wrong.pop().startswith("Failed to load resource")  # the refusals
+    watch.wrong.clear()
+    page.fill("textarea", TEXT)
+    settled(page, lambda: page.locator(".panels canvas[data-map]").count() == before)
+    settled(page, lambda: page.locator(".refusal").count() == 0)
+    page.fill("textarea", " ")
+    settled(page, lambda: "The text is empty" in page.locator(".refusal").inner_text())
+
+
+def test_the_token_that_the_keys_have_reached_is_in_sight(
+    watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
+) -> None:
+    words = WordVocabulary([f"w{number}" for number in range(29)])
+    side = Side(ExploredModel(make("diff", max_position_embeddings=512).float(), "diff"), words)
+    page = watch.open(served(Explorer(side, None, [Example("long", " ".join(["w1", "w2", "w3", "w4"] * 60))])))
+    tokens = page.locator(".flow")
+    tokens.focus()
+    for key in ("Home", "End", "ArrowUp", "ArrowUp"):
+        tokens.press(key)
+        settled(page, lambda: page.evaluate(IS_IN_SIGHT), f"the token is out of sight after {key}")
+
+
+def test_letters_that_are_typed_while_the_page_answers_stay(watch: Watch, address: str) -> None:
+    page = watch.open(address)
+    page.evaluate(
+        """() => {
+            const area = document.querySelector("textarea");
+            const type = (text) => {
+                area.value = text;
+                area.dispatchEvent(new Event("input", { bubbles: true }));
+            };
+            type("w1 w2");
+            setTimeout(() => type("w1 w2 w3"), 350); // right after the text was taken
+        }"""
+    )
+    settled(page, lambda: page.locator(".flow .token").count() == 3)
+    assert page.locator("textarea").input_value() == "w1 w2 w3"
 
 
 def test_the_widget_of_a_notebook(
@@ -596,13 +690,20 @@ def test_the_widget_of_a_notebook(
     page.expose_function("kernel", kernel)
     page.evaluate("([esm, css, described]) => begin(esm, css, described)", [widget._esm, widget._css, widget.described])
     page.wait_for_selector(READY)
-    page.fill("#lambda-all", "0.3")
+    page.fill("[id$=lambda-all]", "0.3")
     expected = explorer.run({"text": TEXT, "lambdas": {"all": 0.3}})
     settled(page, lambda: measure(page, "Loss on the text")[0] == f"{expected['loss']:.3f}")
     page.get_by_role("button", name="Step").click()
     settled(page, lambda: page.locator(".flow .token").count() == 12)
     assert page.url == file.as_uri()  # the address is the notebook's
     assert page.locator("#cell").get_attribute("data-theme") == "dark"
+    page.evaluate("() => window.again()")  # another view of it
+    page.wait_for_function("document.querySelectorAll('.explorer[data-ready=true]').length === 2")
+    ids = page.evaluate("() => [...document.querySelectorAll('.explorer [id]')].map(({ id }) => id)")
+    assert len(set(ids)) == len(ids)
+    labelled = "area => area.labels[0].closest('.explorer').contains(area)"
+    assert [area.evaluate(labelled) for area in page.locator("textarea").all()] == [True, True]
+    page.evaluate("() => window.cleanAgain()")
     page.fill("textarea", "nothing")
     page.wait_for_selector(".refusal")
     page.evaluate("clean()")

@@ -76,7 +76,10 @@ export function App({ data, source, root }) {
     const asked = question(side);
     const run = { ...asked, ...answered(side) };
     useEffect(() => {
-      if (!view.text.trim()) return;
+      if (!view.text.trim()) {
+        if (side === "left") setRefusal({ side, message: "The text is empty: what is shown belongs to the one before." });
+        return;
+      }
       const size = models[side].layers * models[side].heads > 64 ? PICTURE.many : PICTURE.few;
       const wait = (waitsForHeads) => setRuns((now) => ({ ...now, [side]: now[side] && { ...now[side], waitsForHeads } }));
       wait(true);
@@ -102,6 +105,12 @@ export function App({ data, source, root }) {
           }
         } catch (error) {
           wait(false);
+          // Beside a new text on the left, nothing of the one before.
+          if (side === "right") {
+            setRuns(({ right: _, ...others }) => others);
+            setMaps(({ right: _, ...others }) => others);
+            shownMaps.current.right = undefined;
+          }
           setRefusal({ side, message: error.message });
         }
       });
@@ -122,8 +131,10 @@ export function App({ data, source, root }) {
           const decoded = await source.map(firstRow ? { ...place, first_row: firstRow } : place, before?.maps);
           shownMaps.current[side] = { key, append: append ?? [], maps: decoded };
           setMaps((now) => ({ ...now, [side]: { ...decoded, head } }));
+          setRefusal((now) => (now?.side === side && now.ofMap ? null : now));
         } catch (error) {
-          setRefusal({ side, message: error.message });
+          // The run of the same text says why, where it is refused, too.
+          setRefusal((now) => now ?? { side, message: error.message, ofMap: true });
         }
       });
     }, [JSON.stringify([asked, head])]);
@@ -157,14 +168,15 @@ export function App({ data, source, root }) {
   const grids = sides.map((side) => {
     const { heads, waitsForHeads } = runs[side] ?? {};
     const { layer, head } = view[side];
+    const isBusy = refusal?.side !== side && (!heads || Boolean(waitsForHeads));
     return useMemo(() => {
       const choose = (place) => {
         isChosen.current[side] = true;
         change({ [side]: place });
       };
-      return html`<${HeadGrid} key=${side} side=${side} model=${models[side]} heads=${heads} isBusy=${!heads || Boolean(waitsForHeads)} chosen=${{ layer, head }}
+      return html`<${HeadGrid} key=${side} side=${side} model=${models[side]} heads=${heads} isBusy=${isBusy} chosen=${{ layer, head }}
         theme=${theme} onChoose=${choose} />`;
-    }, [heads, waitsForHeads, layer, head, theme]);
+    }, [heads, isBusy, layer, head, theme]);
   });
   const setLambdas = (lambdas) => change({ lambdas });
 
@@ -190,7 +202,7 @@ export function App({ data, source, root }) {
         <${LambdaPanel} model=${models.left} run=${left} place=${view.left} lambdas=${view.lambdas} onChange=${setLambdas} />
         <${Predictions} run=${left} right=${runs.right} models=${models} theme=${theme} />
         <${TextPanel} data=${data} source=${source} view=${view} onChange=${change} onRefusal=${setRefusal} />
-        <${Generation} models=${models} runs=${runs} view=${view} source=${source} question=${question}
+        <${Generation} models=${models} runs=${runs} view=${view} wanted=${wanted} source=${source} question=${question}
           onChange=${change} onRefusal=${setRefusal} />
       </div>
       <div class="pictures">

@@ -1,12 +1,14 @@
 // The models write on, a token at a time and in step.
 import { html } from "htm/preact";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { useIds } from "./ids.js";
 import { NOTHING_ADDED, changed } from "./view_state.js";
 import { visible } from "./words.js";
 
 const PAUSE = 450; // milliseconds between tokens while it plays
 
-export function Generation({ models, runs, view, source, question, onChange, onRefusal }) {
+export function Generation({ models, runs, view, wanted, source, question, onChange, onRefusal }) {
+  const id = useIds();
   const [isPlaying, setPlaying] = useState(false);
   const [temperature, setTemperature] = useState(0);
   const isBusy = useRef(false);
@@ -18,11 +20,13 @@ export function Generation({ models, runs, view, source, question, onChange, onR
   const step = async () => {
     if (isBusy.current) return;
     isBusy.current = true;
+    const { text, added: before } = wanted;
     try {
       const written = await Promise.all(
         sides.map((side) => source.next({ ...question(side), temperature, seed: 0 })),
       );
       onChange((now) => {
+        if (now.text !== text || now.added !== before) return {}; // the tokens are of a text that is gone
         const added = { ...now.added };
         sides.forEach((side, i) => (added[side] = [...added[side], written[i].token]));
         return { added, row: null };
@@ -52,8 +56,8 @@ export function Generation({ models, runs, view, source, question, onChange, onR
   const written = (side) => runs[side]?.pieces.slice(runs[side].pieces.length - view.added[side].length) ?? [];
 
   return html`
-    <section class="card generation" aria-labelledby="generation-title">
-      <h2 id="generation-title">Token by token</h2>
+    <section class="card generation" aria-labelledby=${id("generation-title")}>
+      <h2 id=${id("generation-title")}>Token by token</h2>
       <div class="buttons">
         <button type="button" disabled=${!isReady} onClick=${step}>Step</button>
         <button type="button" disabled=${!isReady && !isPlaying} aria-pressed=${isPlaying}

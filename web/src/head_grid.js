@@ -3,6 +3,7 @@ import { html } from "htm/preact";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { fromBase64 } from "./decode.js";
 import { paintPictures } from "./draw.js";
+import { useIds } from "./ids.js";
 import { saveGrid } from "./save.js";
 import { SaveButtons } from "./save_buttons.js";
 import { useWidth } from "./use_width.js";
@@ -11,6 +12,7 @@ import { nameInGroup, percent, place } from "./words.js";
 const KEYS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
 export function HeadGrid({ side, model, heads, isBusy, chosen, theme, onChoose }) {
+  const id = useIds();
   const grid = useRef(null);
   const canvas = useRef(null);
   const [frame, width] = useWidth();
@@ -51,9 +53,9 @@ export function HeadGrid({ side, model, heads, isBusy, chosen, theme, onChoose }
   const dense = model.heads > 8;
 
   return html`
-    <section class=${`card grid-card ${dense ? "dense" : ""}`} aria-labelledby=${`grid-${side}`}>
+    <section class=${`card grid-card ${dense ? "dense" : ""}`} aria-labelledby=${id(`grid-${side}`)}>
       <div class="card-head">
-        <h2 id=${`grid-${side}`}>${model.label}, all heads</h2>
+        <h2 id=${id(`grid-${side}`)}>${model.label}, all heads</h2>
         <span class="buttons">
           <${SaveButtons} disabled=${!heads} onSave=${(kind) => saveGrid(model, heads, pictures, theme, kind)} />
         </span>

@@ -2,6 +2,7 @@
 import { html } from "htm/preact";
 import { useMemo } from "preact/hooks";
 import { difference, rowOf, scaleOf } from "./decode.js";
+import { useIds } from "./ids.js";
 import { MapPanel } from "./map_panel.js";
 import { RowCurve } from "./row_curve.js";
 import { saveHead } from "./save.js";
@@ -24,6 +25,7 @@ function group({ heads, kv_heads: kvHeads }, { head }) {
 }
 
 export function HeadView({ models, runs, maps, view, theme, row, hovered, shared, onHover, onChange, live, hasAddress }) {
+  const id = useIds();
   const [container, width] = useWidth();
   const [left, right] = [maps.left, maps.right];
   const isOfHead = left && left.head.layer === view.left.layer && left.head.head === view.left.head;
@@ -61,9 +63,9 @@ export function HeadView({ models, runs, maps, view, theme, row, hovered, shared
   const details = { models, view, panels, pieces, row, scale, lam: shown, theme, left, net, right };
 
   return html`
-    <section class="card head-view" aria-labelledby="head-title">
+    <section class="card head-view" aria-labelledby=${id("head-title")}>
       <div class="card-head">
-        <h2 id="head-title">
+        <h2 id=${id("head-title")}>
           Layer ${view.left.layer}, head ${view.left.head}
           ${shown !== null && shown !== undefined && html` <span class="quiet">λ = ${number(shown, 2)}</span>`}
           ${notes.filter(Boolean).map((note) => html` <span class="quiet note">${note}</span>`)}

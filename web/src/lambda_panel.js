@@ -1,5 +1,6 @@
 // Sliders for the λ of all layers, of one layer and of one head.
 import { html } from "htm/preact";
+import { useIds } from "./ids.js";
 import { changed, lambdaOf } from "./view_state.js";
 import { number } from "./words.js";
 
@@ -42,6 +43,7 @@ function Slider({ id, name, note, value, learned, isSet, inherited, main, onInpu
 const without = (object, key) => Object.fromEntries(Object.entries(object).filter(([name]) => name !== String(key)));
 
 export function LambdaPanel({ model, run, place, lambdas, onChange }) {
+  const id = useIds();
   if (!run?.learned_lambdas) return html`<section class="card lambda" aria-busy="true"><h2>λ</h2></section>`;
   const learned = run.learned_lambdas;
   const { layer, head } = place;
@@ -50,13 +52,13 @@ export function LambdaPanel({ model, run, place, lambdas, onChange }) {
   const learnedOfLayer = mean(learned[layer - 1]);
   const note = all === null ? "on average" : "";
   return html`
-    <section class="card lambda" aria-labelledby="lambda-title">
+    <section class="card lambda" aria-labelledby=${id("lambda-title")}>
       <div class="card-head">
-        <h2 id="lambda-title">Move λ</h2>
+        <h2 id=${id("lambda-title")}>Move λ</h2>
         <button type="button" class="link" disabled=${!changed(lambdas)}
           onClick=${() => onChange({ all: null, layers: {}, heads: {} })}>All as learned</button>
       </div>
-      <${Slider} id="lambda-all" main name="All layers" note=${note} value=${all ?? mean(learned.flat())}
+      <${Slider} id=${id("lambda-all")} main name="All layers" note=${note} value=${all ?? mean(learned.flat())}
         learned=${mean(learned.flat())} isSet=${all !== null}
         onInput=${(value) => onChange({ all: value, layers: {}, heads: {} })}
         onLearned=${() => onChange({ ...lambdas, all: null })} />
@@ -64,11 +66,11 @@ export function LambdaPanel({ model, run, place, lambdas, onChange }) {
     <div class="finer">
       <details open=${Object.keys(layers).length + Object.keys(heads).length > 0 || undefined}>
         <summary>One layer, one head</summary>
-        <${Slider} id="lambda-layer" name=${`Layer ${layer}`} value=${layers[layer] ?? all ?? learnedOfLayer}
+        <${Slider} id=${id("lambda-layer")} name=${`Layer ${layer}`} value=${layers[layer] ?? all ?? learnedOfLayer}
           learned=${learnedOfLayer} isSet=${layer in layers} inherited=${all !== null}
           onInput=${(value) => onChange({ ...lambdas, layers: { ...layers, [layer]: value } })}
           onLearned=${() => onChange({ ...lambdas, layers: without(layers, layer) })} />
-        <${Slider} id="lambda-head" name=${`Head ${headName}`} value=${lambdaOf(lambdas, place) ?? learned[layer - 1][head - 1]}
+        <${Slider} id=${id("lambda-head")} name=${`Head ${headName}`} value=${lambdaOf(lambdas, place) ?? learned[layer - 1][head - 1]}
           learned=${learned[layer - 1][head - 1]} isSet=${headName in heads} inherited=${all !== null || layer in layers}
           onInput=${(value) => onChange({ ...lambdas, heads: { ...heads, [headName]: value } })}
           onLearned=${() => onChange({ ...lambdas, heads: without(heads, headName) })} />

@@ -1,5 +1,6 @@
 // What the model would write next, before and after λ was moved, and what that does to the loss.
 import { html } from "htm/preact";
+import { useIds } from "./ids.js";
 import { saveNext } from "./save.js";
 import { SaveButtons } from "./save_buttons.js";
 import { label, number, percent } from "./words.js";
@@ -14,6 +15,7 @@ function Measure({ name, value, before, title }) {
 }
 
 export function Predictions({ run, right, models, theme }) {
+  const id = useIds();
   if (!run) return html`<section class="card predictions" aria-busy="true"><h2>Next token</h2></section>`;
   if (run.is_recorded === false) {
     return html`<section class="card predictions">
@@ -26,9 +28,9 @@ export function Predictions({ run, right, models, theme }) {
   const width = (share) => ({ width: `${(100 * share) / most}%` });
   const isMoved = run.divergence > 0;
   return html`
-    <section class="card predictions" aria-labelledby="next-title">
+    <section class="card predictions" aria-labelledby=${id("next-title")}>
       <div class="card-head">
-        <h2 id="next-title">Next token</h2>
+        <h2 id=${id("next-title")}>Next token</h2>
         <span class="buttons"><${SaveButtons} onSave=${(kind) => saveNext(models.left, run, theme, kind)} /></span>
       </div>
       <table class="bars">

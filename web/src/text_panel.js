@@ -1,13 +1,20 @@
 // The text to look at, and examples.
 import { html } from "htm/preact";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { useIds } from "./ids.js";
 import { NOTHING_ADDED } from "./view_state.js";
 
 export function TextPanel({ data, source, view, onChange, onRefusal }) {
+  const id = useIds();
   const [draft, setDraft] = useState(view.text);
   const seed = useRef(0);
   const waiting = useRef(null);
-  useEffect(() => setDraft(view.text), [view.text]);
+  const sent = useRef(view.text);
+  // Not what was typed here, as more may have been typed since.
+  useEffect(() => {
+    if (view.text !== sent.current) setDraft(view.text);
+    sent.current = view.text;
+  }, [view.text]);
 
   const show = (text, answer = null) => {
     clearTimeout(waiting.current);
@@ -16,7 +23,10 @@ export function TextPanel({ data, source, view, onChange, onRefusal }) {
   const type = (text) => {
     setDraft(text);
     clearTimeout(waiting.current);
-    waiting.current = setTimeout(() => show(text), 350);
+    waiting.current = setTimeout(() => {
+      sent.current = text;
+      show(text);
+    }, 350);
   };
   const draw = async () => {
     try {
@@ -29,12 +39,12 @@ export function TextPanel({ data, source, view, onChange, onRefusal }) {
   };
 
   return html`
-    <section class="card text" aria-labelledby="text-title">
+    <section class="card text" aria-labelledby=${id("text-title")}>
       <div class="card-head">
-        <h2 id="text-title"><label for="text">Text</label></h2>
+        <h2 id=${id("text-title")}><label for=${id("text")}>Text</label></h2>
         ${source.live && data.draws_examples && html`<button type="button" class="link" onClick=${draw}>New needles</button>`}
       </div>
-      <textarea id="text" rows="4" spellcheck="false" readonly=${!source.live} value=${draft}
+      <textarea id=${id("text")} rows="4" spellcheck="false" readonly=${!source.live} value=${draft}
         onInput=${(event) => type(event.target.value)}></textarea>
       ${source.live && data.examples.length > 0 && html`<p class="examples">
         ${data.examples.map((example) => html`<button type="button" class="chip" key=${example.title}

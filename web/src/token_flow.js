@@ -1,11 +1,20 @@
 // The text as tokens, each coloured by how much the chosen token attends to it.
 import { html } from "htm/preact";
-import { useRef } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 import { cssColour, inkOn } from "./colour.js";
+import { useIds } from "./ids.js";
 import { number, visible } from "./words.js";
 
 export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, added, between, onHover, onPin, onAnswer }) {
+  const id = useIds();
   const list = useRef(null);
+  const byKey = useRef(false);
+  // The list scrolls, and takes the keys that would scroll it.
+  const show = () => list.current.querySelector(".on")?.scrollIntoView({ block: "nearest" });
+  useEffect(() => {
+    if (byKey.current) show();
+    byKey.current = false;
+  }, [row]);
   const isAnswer = answer !== null && pinned >= answer.begin && pinned < answer.end;
   const move = (event) => {
     const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10, Home: -pieces.length, End: pieces.length };
@@ -15,6 +24,7 @@ export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, a
     } else if (step !== undefined) {
       event.preventDefault();
       const token = Math.max(0, Math.min(pieces.length - 1, row + step));
+      byKey.current = true;
       onHover(null);
       if (token !== pinned) onPin(token);
     }
@@ -40,15 +50,15 @@ export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, a
           onClick=${() => onAnswer(isAnswer ? null : { query: pieces.length - 1, begin: pinned, end: pinned + 1 })}>${
           isAnswer ? "No longer the answer" : "Mark as the answer"}</button>`}
     </div>
-    <div class=${`flow ${between ? "spaced" : ""}`} role="listbox" tabindex="0" aria-label="Tokens of the text" ref=${list}
-      aria-activedescendant=${`token-${row}`} onKeyDown=${move} onPointerOver=${(event) => onHover(tokenOf(event))}
+    <div class=${`flow ${between ? "spaced" : ""}`} role="listbox" tabindex="0" onFocus=${show} aria-label="Tokens of the text" ref=${list}
+      aria-activedescendant=${id(`token-${row}`)} onKeyDown=${move} onPointerOver=${(event) => onHover(tokenOf(event))}
       onPointerLeave=${() => onHover(null)} onClick=${(event) => tokenOf(event) !== null && onPin(tokenOf(event))}>
       ${pieces.map((piece, token) => {
         const weight = token < values.length ? values[token] : 0;
         const style = token < values.length
           ? { background: cssColour(weight, scale, theme), color: inkOn(weight, scale, theme) }
           : {};
-        return html`<span key=${token} id=${`token-${token}`} class=${classes(token)} style=${style} role="option"
+        return html`<span key=${token} id=${id(`token-${token}`)} class=${classes(token)} style=${style} role="option"
           data-token=${token} aria-selected=${token === row} title=${`token ${token + 1}: ${number(weight)}`}>${visible(piece)}</span>${
           piece.includes("\n") ? html`<br />` : ""}`;
       })}

@@ -38,7 +38,7 @@ export function toHash(view) {
 export function fromHash(hash, first, models) {
   const parameters = new URLSearchParams(hash.slice(1));
   if (!parameters.has("text")) return first;
-  const view = { ...first, text: parameters.get("text"), answer: null, added: { ...NOTHING_ADDED } };
+  const view = { ...first, text: parameters.get("text"), answer: null, row: null, added: { ...NOTHING_ADDED } };
   for (const side of ["left", "right"]) {
     const [layer, head] = (parameters.get(side) ?? "").split(".").map(Number);
     const sizes = models[side];

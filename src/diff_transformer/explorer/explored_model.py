@@ -57,7 +57,8 @@ class ExploredModel:
         self.layers = config.num_hidden_layers
         self.subtracts = subtracts(config)
         self.lambda_per_token = described is not None and model.config.has_token_lambda
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
+        self.heads = config.num_attention_heads
+        self.kv_heads = getattr(config, "num_key_value_heads", None) or self.heads  # GPT-2's has no such setting
         self.noise_heads = described.noise_heads(model.config) if described else None
         if described:
             if self.noise_heads is not None:

@@ -212,7 +212,12 @@ class Explorer:
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        trace = self.sides[name].model.trace(tokens, settings)
+        model = self.sides[name].model
+        trace = model.trace(tokens, settings)
+        if trace.next_log_probabilities.isnan().any():
+            raise ValueError(
+                f"{model.name} gives NaN for this text, so there is nothing to show; are its weights whole?"
+            )
         self._kept[key] = trace
         while len(self._kept) > 2 and (
             len(self._kept) > _KEPT_TRACES or sum(kept.bytes for kept in self._kept.values()) > _KEPT_BYTES

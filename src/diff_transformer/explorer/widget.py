@@ -31,6 +31,9 @@ class ExplorerWidget(anywidget.AnyWidget):
         except ValueError as error:
             self.send({**reply, "error": str(error)})
             return
+        except BaseException as error:  # an interruption, too: the page waits for an answer to each of its questions
+            self.send({**reply, "error": f"The explorer failed at this: {type(error).__name__} {error}".rstrip()})
+            raise
         if isinstance(answer, bytes):
             self.send(reply, buffers=[answer])
         else:
