@@ -1,6 +1,5 @@
 """The command `compare` trains variants of a user's recipe and compares them as experiments do."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -110,6 +109,7 @@ def compare(
 def _with_text(name: str, settings: list[str], text: list[Path]) -> "Recipe":
     """The recipe, which the text is put into if there is any. Raises ValueError where it is trained on none."""
     from diff_transformer.train.data_kinds import TextData
+    from diff_transformer.train.recipe import override_of
 
     if not text:
         return read_recipe(name, settings)
@@ -126,7 +126,7 @@ def _with_text(name: str, settings: list[str], text: list[Path]) -> "Recipe":
             f"--text does not go with the recipe {resolved.name!r}, whose text is {resolved.data.describe()}; "
             "data.dataset=null takes it out."
         )
-    return read_recipe(name, [*settings, f"data.paths={json.dumps([str(path.resolve()) for path in text])}"])
+    return read_recipe(name, [*settings, override_of("data.paths", [str(path.resolve()) for path in text])])
 
 
 def _rates(text: str | None) -> list[float]:

@@ -22,6 +22,7 @@ MOST_SEEDS = 10_000
 _POWER = 0.8
 # Resamples of documents, and how many are held in memory together.
 _RESAMPLES, _RESAMPLES_AT_A_TIME = 10_000, 500
+_NORMAL_QUANTILE = 1.959963984540054  # 0.975
 # The share of them that may hold no document with a count.
 _MOST_EMPTY = 0.01
 
@@ -52,11 +53,13 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 def bootstrap_interval(
     documents: Sequence[tuple[float, float]], against: Sequence[tuple[float, float]] | None = None
 ) -> Interval | None:
-    """The 95 % percentile interval of Σ sum / Σ count of documents, resampled with replacement from a fixed seed.
+    """The 95 % interval of Σ sum / Σ count of documents, resampled with replacement from a fixed seed.
 
-    Where `against` has the same documents measured otherwise, it is the interval of the difference of the two ratios,
-    with the same documents drawn for both. None where so few documents have a count that one draw in a hundred has none
-    of them.
+    It is the percentile interval, whose halves are then widened as Student's t is wider than the normal distribution,
+    and by √(n / (n − 1)): resamples vary less than documents do. Without that, of two documents it would hold the truth
+    in half of the cases, of ten in 91 %. Where `against` has the same documents measured otherwise, it is the interval
+    of the difference of the two ratios, with the same documents drawn for both. None where so few documents have a
+    count that one draw in a hundred has none of them.
     """
     import numpy as np
 
@@ -68,16 +71,21 @@ def bootstrap_interval(
     )
     random = np.random.default_rng(0)
     size = len(documents)
+
+    def difference(totals: np.ndarray) -> np.ndarray:
+        ratios = totals[:, ::2] / totals[:, 1::2]
+        return ratios[:, 0] - (ratios[:, 1] if against is not None else 0.0)
+
     resampled = []
     for _ in range(_RESAMPLES // _RESAMPLES_AT_A_TIME):
         totals = random.multinomial(size, [1 / size] * size, size=_RESAMPLES_AT_A_TIME) @ columns
-        totals = totals[(totals[:, 1::2] > 0).all(axis=1)]
-        ratios = totals[:, ::2] / totals[:, 1::2]
-        resampled.append(ratios[:, 0] - (ratios[:, 1] if against is not None else 0.0))
+        resampled.append(difference(totals[(totals[:, 1::2] > 0).all(axis=1)]))
     known = np.concatenate(resampled)
     if len(known) < _RESAMPLES * (1 - _MOST_EMPTY):
         return None
-    low, high = np.quantile(known, [0.025, 0.975])
+    (found,) = difference(columns.sum(axis=0, keepdims=True))
+    wider = t_quantile(size - 1) / _NORMAL_QUANTILE * math.sqrt(size / (size - 1))
+    low, high = found + wider * (np.quantile(known, [0.025, 0.975]) - found)
     return float(low), float(high)
 
 

@@ -220,7 +220,7 @@ def test_a_run_is_known_by_all_that_made_it() -> None:
     assert key == run_store.run_key(TINY.variant_recipe(DIFF_AND_SOFTMAX[0]), batches)
     others = [
         TINY.variant_recipe(DIFF_AND_SOFTMAX[0], change)
-        for change in ("train.steps=3", "model.rope_theta=9.0", "train.eps=1e-9")
+        for change in ("train.steps=3", "model.rope_theta=9.0", "train.eps=1e-9", "model.headwise_norm=false")
     ]
     keys = {
         key,
@@ -230,15 +230,29 @@ def test_a_run_is_known_by_all_that_made_it() -> None:
     reseeded = TINY.variant_recipe(DIFF_AND_SOFTMAX[0], "train.seed=1")
     keys.add(run_store.run_key(recipe, build_data(reseeded).batches))
     keys.add(run_store.run_key(recipe, batches, logs="other"))
-    assert len(keys) == 7
+    assert len(keys) == 8
     assert SMALL.logs == ""
-    # Runs of earlier versions are found by it: this was a run's key before recipes had residual_initializer_range.
+    # So runs are found again by later versions. Whoever changes it renames the folders of results/night/runs.
     arithmetic = load_recipe("arithmetic")
     sums = build_data(arithmetic).batches
-    assert run_store.run_key(arithmetic, sums) == "671fd0a088da30c0"
-    small_start = load_recipe("arithmetic", ["model.residual_initializer_range=0.01"])
-    assert run_store.run_key(small_start, sums) != "671fd0a088da30c0"
-    assert find_experiment("appendix_g").logs == "diff_transformer.experiments.appendix_g._on_evaluate"
+    assert run_store.run_key(arithmetic, sums) == "4ba3064b7c6bd5bb"
+    assert find_experiment("appendix_g").logs == "gradients"
+
+
+def test_a_run_is_known_wherever_its_text_lies_and_however_it_is_kept(tmp_path: Path) -> None:
+    keys = set()
+    for name, more in (("here", ()), ("there", ("train.keep_checkpoints=5", "train.timeout_minutes=9"))):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            (tmp_path / name / f"{number}.txt").write_text(f"document {number} " * 400)
+        recipe = load_recipe(
+            "tiny", [f"data.paths={tmp_path / name}", f"data.cache={tmp_path / name / 'cache'}", *more]
+        )
+        keys.add(run_store.run_key(recipe, build_data(recipe).batches))
+    assert len(keys) == 1
+    (tmp_path / "there" / "0.txt").write_text("another document " * 400)
+    keys.add(run_store.run_key(recipe, build_data(recipe).batches))
+    assert len(keys) == 2
 
 
 def test_how_long_it_is_thought_to_take_is_no_part_of_what_is_asked() -> None:

@@ -32,7 +32,7 @@ def answered(pairs: int, queries: int, values: int, *, repeats: bool, eliminate:
 
 @pytest.mark.parametrize(
     ("pairs", "queries", "values", "repeats"),
-    [(2, 2, 16, False), (4, 2, 16, False), (8, 8, 64, False), (3, 6, 4, True)],
+    [(2, 2, 16, False), (4, 2, 16, False), (8, 8, 64, False), (3, 6, 4, True), (64, 3, 8, False)],
 )
 def test_levels_of_tokens(pairs: int, queries: int, values: int, repeats: bool) -> None:
     levels = token_levels(pairs, queries, values, repeats=repeats)
@@ -42,7 +42,7 @@ def test_levels_of_tokens(pairs: int, queries: int, values: int, repeats: bool) 
         assert levels[name] == pytest.approx(fmean(right for row in rows for right in row), abs=0.01)  # type: ignore[literal-required]
 
 
-@pytest.mark.parametrize(("pairs", "queries", "values"), [(2, 2, 16), (4, 2, 16), (4, 3, 2)])
+@pytest.mark.parametrize(("pairs", "queries", "values"), [(2, 2, 16), (4, 2, 16), (4, 3, 2), (64, 3, 2)])
 def test_levels_of_all_answers_of_a_sequence(pairs: int, queries: int, values: int) -> None:
     rows = answered(pairs, queries, values, repeats=False, eliminate=True)
     assert joint_levels(pairs, queries, values)["floor"] == pytest.approx(fmean(all(row) for row in rows), abs=0.01)

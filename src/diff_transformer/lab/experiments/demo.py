@@ -4,7 +4,6 @@ Same configuration but `attention_type`, same data in the same order, same numbe
 files; a page and a table are made from these alone.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +27,7 @@ from diff_transformer.lab.results_files import capture_results, write_json
 from diff_transformer.model import DiffTransformerForCausalLM, attention_maps
 from diff_transformer.storage.files import read_metrics
 from diff_transformer.train import Data, Progress, Recipe, build_data, load_recipe, train
+from diff_transformer.train.recipe import override_of
 from diff_transformer.train.run_folder import METRICS, MODEL, begin_run_folder, check_run_folder, is_run_folder
 from diff_transformer.variants import ATTENTION_TYPES
 
@@ -137,7 +137,7 @@ def run_demo(
     for task in TASKS if fast else ():
         overrides[task] += FAST[task]
     if text:
-        overrides["language"].append(f"data.paths={json.dumps([str(path) for path in text])}")
+        overrides["language"].append(override_of("data.paths", [str(path) for path in text]))
     recipes = {
         task: {
             variant: load_recipe(task, [*overrides[task], f"model.attention_type={variant}"]) for variant in VARIANTS

@@ -222,8 +222,7 @@ APPENDIX_G = Experiment(
         MeasurementRequest(name="closed_forms"),
     ],
     on_evaluate=_on_evaluate,
-    # Where the function once stood; runs that were trained then are found by it.
-    logs="diff_transformer.experiments.appendix_g._on_evaluate",
+    logs="gradients",
     notes=(
         "Both variants have the same learning rate: that this needs no change is what the appendix is about.",
         "A size is the root mean square over the entries of the loss' gradient, on the same held-out sequences; a "

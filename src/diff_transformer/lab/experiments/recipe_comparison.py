@@ -126,7 +126,8 @@ def compare_recipe(
         settings["train"]["evaluate_every"] = every
     if len(variants) < 2:
         raise ValueError(f"A comparison needs two variants or more, got {', '.join(variants) or 'none'}.")
-    rates = sorted(learning_rates or {_rounded(recipe.train.learning_rate * factor) for factor in (1 / 3, 1, 3)})
+    own = recipe.train.learning_rate
+    rates = sorted(learning_rates or {own, _rounded(own / 3), _rounded(own * 3)})
     for rate in rates:
         if not 0 < rate < float("inf") or rates.count(rate) > 1:
             given = ", ".join(f"{one:g}" for one in rates)

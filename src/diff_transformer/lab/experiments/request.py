@@ -17,6 +17,7 @@ from diff_transformer.lab.record import OWN, Headline, ResultsFile
 from diff_transformer.lab.results_files import read_results
 from diff_transformer.lab.verdicts import judge
 from diff_transformer.train import load_recipe
+from diff_transformer.train.recipe import override_of
 
 
 def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> ResultsFile:
@@ -118,7 +119,7 @@ def request_experiment(
     paths = tuple(str(Path(path).resolve()) for path in text)
     resolved = replace(
         chosen,
-        overrides=(*chosen.overrides, f"data.paths={json.dumps(paths)}") if paths else chosen.overrides,
+        overrides=(*chosen.overrides, override_of("data.paths", paths)) if paths else chosen.overrides,
         seeds=chosen.seeds if seeds is None else seeds,
         options=all_options.model_dump(mode="json", include=set(chosen.options)),
     )

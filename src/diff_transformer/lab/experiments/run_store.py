@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from diff_transformer.data import Batches, RetrievalBatches
+from diff_transformer.data import Batches
 from diff_transformer.lab.results_files import capture_environment, write_json
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
 from diff_transformer.storage.files import read_json, read_metrics
 from diff_transformer.train import Data, DivergenceError, Progress, Recipe, build_data, train
 from diff_transformer.train.checkpoint import without_progress_bars
 from diff_transformer.train.run_folder import CHECKPOINTS, METRICS, MODEL
-from diff_transformer.variants import ATTENTION_OPTIONS
 
 RUN = "run"
 BEGUN, TRAINED = "begun.json", "trained.json"
@@ -123,7 +122,8 @@ class Store:
                         diverged = str(error)
                     outcome = {"commit": commit, "begun_at": read_json(begun)["commit"]}
                     outcome |= {"diverged": diverged, "seconds": seconds}
-                    write_json(folder.parent / TRAINED, {**vars(capture_environment()), **outcome})
+                    environment = capture_environment(str(training_device(recipe)))
+                    write_json(folder.parent / TRAINED, {**vars(environment), **outcome})
                     begun.unlink()
                     # They hold the optimizer's state, twice the size of the model, and nothing goes on from a finished
                     # run's.
@@ -152,25 +152,30 @@ def train_in_store(
     return store.train(key, recipe, data, on_evaluate(data.batches), progress, commit)
 
 
+# Settings that no number of a run depends on, and where its text lies: the text itself is in the key.
+_NOT_IN_KEYS = {
+    "data": {"paths": True, "cache": True},
+    "train": {"checkpoint_every": True, "keep_checkpoints": True, "timeout_minutes": True},
+}
+
+
 def run_key(recipe: Recipe, batches: Batches, before: str | None = None, logs: str = "") -> str:
-    """16 hexadecimal digits for what makes a run: every setting of its recipe, its data, the run it starts from, and
+    """16 hexadecimal digits for what makes a run: the settings of its recipe, its data, the run it starts from, and
     what it logs of its validation, where that is not the usual.
 
-    Data are known by what they are made of and by the first batch of training and of validation. Where a recipe starts
-    from another run's model, that run's key, `before`, stands for the folder.
+    Data are known by what they are made of and by the first batch of training and of validation: the same text gives
+    the same key wherever it lies. Where a recipe starts from another run's model, that run's key, `before`, stands for
+    the folder.
     """
-    settings = recipe.model_dump(mode="json")
-    # The key's former name stays in the digest, so that runs of earlier versions are found.
-    init_from = settings["model"].pop("init_from")
-    settings["model"]["start_from"] = init_from if before is None else before
-    # Keys that earlier versions had not are left out where they say nothing.
-    if settings["model"]["residual_initializer_range"] is None:
-        del settings["model"]["residual_initializer_range"]
-    for name in (*ATTENTION_OPTIONS, "num_noise_heads", "token_lambda"):
-        if not settings["model"][name]:
-            del settings["model"][name]
-    # Earlier versions logged the accuracy of all queries, which is not to be mixed with that of the first.
-    logs = logs or ("first queries" if isinstance(batches, RetrievalBatches) else "")
+    settings = recipe.model_dump(mode="json", exclude=_NOT_IN_KEYS)
+    # What is off unless asked for is left out where nobody has asked: so a setting that is new changes no key.
+    for section in ("model", "data", "train"):
+        part = getattr(recipe, section)
+        for name, field in type(part).model_fields.items():
+            if field.default in (None, False) and getattr(part, name) is field.default:
+                settings[section].pop(name, None)
+    if before is not None:
+        settings["model"]["init_from"] = before
     digest = hashlib.sha256(json.dumps([settings, logs, batches.source], sort_keys=True).encode())
     for batch in (batches.train_batch(1), next(iter(batches.validation_batches()))):
         for name, tensor in sorted(batch.items()):

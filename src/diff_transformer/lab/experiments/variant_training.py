@@ -1,6 +1,5 @@
 """Says what is trained of a variant: trials of learning rates, then every seed at the best, in one stage or two."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from diff_transformer.lab.experiments.training_queue import Plan, Training
 from diff_transformer.lab.record import Better
 from diff_transformer.lab.results_files import number_of
 from diff_transformer.train import Recipe
+from diff_transformer.train.recipe import override_of
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class TrainingOfVariant:
 
     def _second_training(self, rate: float, seed: int, first: Stored) -> Training:
         extension = self._preset.extension
-        start = f"model.init_from={json.dumps(str(first.model_folder.resolve()))}"
+        start = override_of("model.init_from", str(first.model_folder.resolve()))
         recipe = self._recipe(*section("train", learning_rate=rate, seed=seed), *extension, start)
         name = f"{self._training(rate, seed).name} · extension"
         return Training(name, recipe, self._cost(*extension), before=first.key)
