@@ -329,5 +329,8 @@ def test_embeddings_of_an_adapted_model(kind: str, make: Any, tokens: Any, check
     model, inputs = get_peft_model(make(kind), lora()), tokens()
     vectors = text_embeddings(model, inputs)
     check(vectors, text_embeddings(make(kind), inputs))
+    prompted = get_peft_model(make(kind), PromptTuningConfig(task_type=TaskType.CAUSAL_LM, num_virtual_tokens=3))
+    with pytest.raises(ValueError, match="knows no learned prompts, got a model with PEFT's PROMPT_TUNING"):
+        text_embeddings(prompted, inputs)
     vectors.sum().backward()
     assert any(parameter.grad is not None for _, parameter in model.named_parameters())

@@ -82,14 +82,15 @@ def test_a_bootstrap_of_many_documents_is_the_normal_interval() -> None:
     assert bootstrap_interval([(float(value) * 7, 7.0) for value in values]) == (low, high), "the draws are seeded"
 
 
-@pytest.mark.parametrize("count", [2, 3, 5, 20])
-def test_an_interval_of_few_documents_holds_the_truth(count: int) -> None:
+@pytest.mark.parametrize(("count", "others"), [(2, 0), (3, 0), (5, 0), (20, 0), (5, 55)])
+def test_an_interval_of_few_documents_holds_the_truth(count: int, others: int) -> None:
+    """Also among others without a count."""
     random = np.random.default_rng(3)
     held, draws = 0, 100
     for _ in range(draws):
         hard, shift = random.normal(0.0, 5.0, size=count), random.normal(1.0, 0.5, size=count)
         first, second = ([(float(one), 1.0) for one in side] for side in (hard + shift, hard))
-        low, high = bootstrap_interval(first, second)
+        low, high = bootstrap_interval(*(side + [(0.0, 0.0)] * others for side in (first, second)))
         held += low <= 1.0 <= high
     assert held >= 0.88 * draws  # 95 of them, ± 2 standard errors, and a bootstrap is no t-test
 

@@ -294,8 +294,10 @@ def test_resuming_with_another_recipe_names_what_differs(tmp_path: Path) -> None
 
 def test_resuming_on_other_data_is_refused(tmp_path: Path) -> None:
     train(recipe(steps=1), tmp_path / "run", data=Data(Fixed(unequal)))
+    other = Data(Fixed(lambda step: unequal(step + 1)))
     with pytest.raises(ValueError, match="The data is not what the run"):
-        train(recipe(steps=1), tmp_path / "run", resume=True, data=Data(Fixed(lambda step: unequal(step + 1))))
+        train(recipe(steps=1, keep_checkpoints=9), tmp_path / "run", resume=True, data=other)
+    assert load_recipe(tmp_path / "run" / "recipe.yaml") == recipe(steps=1)
 
 
 def test_a_run_is_never_overwritten_unasked(tmp_path: Path) -> None:
@@ -547,9 +549,12 @@ def test_a_run_goes_on_with_settings_that_change_no_earlier_step(tmp_path: Path)
     assert load_recipe(tmp_path / "run" / "recipe.yaml") == again
 
 
-def test_a_finished_run_without_checkpoints_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_finished_run_without_checkpoints_is_left_alone(tmp_path: Path, emptied: bool) -> None:
     run = train(recipe(steps=2), tmp_path / "run")
     shutil.rmtree(run.folder / "checkpoints")
+    if emptied:
+        (run.folder / "checkpoints").mkdir()
     before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
     for resume in (True, "auto"):
         with pytest.raises(FileExistsError, match=r"is finished and has no checkpoints .*model.*--overwrite"):

@@ -60,6 +60,9 @@ export function App({ data, source, root }) {
     [],
   );
   const shownMaps = useRef({});
+  const isRefused = useRef(false); // the text, by the model on the left
+  const isEmpty = useRef(false);
+  isEmpty.current = !view.text.trim();
   const isChosen = useRef(hash.length > 1 ? { left: true, right: true } : {});
 
   const change = useCallback((part) => setView((now) => ({ ...now, ...(part instanceof Function ? part(now) : part) })), []);
@@ -77,7 +80,7 @@ export function App({ data, source, root }) {
     const run = { ...asked, ...answered(side) };
     useEffect(() => {
       if (!view.text.trim()) {
-        if (side === "left") setRefusal({ side, message: "The text is empty: what is shown belongs to the one before." });
+        if (side === "left") setRefusal({ side, message: "The text is empty; write something." });
         return;
       }
       const size = models[side].layers * models[side].heads > 64 ? PICTURE.many : PICTURE.few;
@@ -87,8 +90,14 @@ export function App({ data, source, root }) {
         try {
           // The models run one at a time: the differential one's heads come first.
           if (side === "right") await latest.left.run.answered;
+          // Nor does the right show a text that the left refuses.
+          if (side === "right" && isRefused.current) {
+            wait(false);
+            return;
+          }
           const quick = await source.run(run);
-          setRefusal((now) => (now?.side === side ? null : now));
+          if (side === "left") isRefused.current = false;
+          setRefusal((now) => (now?.side === side && !isEmpty.current ? null : now));
           // The pictures of the heads before stay until there are new ones.
           setRuns((now) => ({ ...now, [side]: { heads: now[side]?.heads, ...quick, waitsForHeads: !quick.heads } }));
           if (latest[side].run.waits || quick.heads) return;
@@ -105,6 +114,7 @@ export function App({ data, source, root }) {
           }
         } catch (error) {
           wait(false);
+          if (side === "left") isRefused.current = true;
           // Beside a new text on the left, nothing of the one before.
           if (side === "right") {
             setRuns(({ right: _, ...others }) => others);
@@ -122,6 +132,7 @@ export function App({ data, source, root }) {
       latest[side].map.ask(async () => {
         try {
           if (side === "right") await latest.left.run.answered;
+          if (side === "right" && isRefused.current) return;
           const { append, ...base } = asked;
           const key = JSON.stringify([base, head]);
           const before = shownMaps.current[side];

@@ -56,10 +56,10 @@ def bootstrap_interval(
     """The 95 % interval of Σ sum / Σ count of documents, resampled with replacement from a fixed seed.
 
     It is the percentile interval, whose halves are then widened as Student's t is wider than the normal distribution,
-    and by √(n / (n − 1)): resamples vary less than documents do. Without that, of two documents it would hold the truth
-    in half of the cases, of ten in 91 %. Where `against` has the same documents measured otherwise, it is the interval
-    of the difference of the two ratios, with the same documents drawn for both. None where so few documents have a
-    count that one draw in a hundred has none of them.
+    and by √(n / (n − 1)) for n documents with a count: resamples vary less than documents do. Without that, of two
+    documents it would hold the truth in half of the cases, of ten in 91 %. Where `against` has the same documents
+    measured otherwise, it is the interval of the difference of the two ratios, with the same documents drawn for both.
+    None where so few documents have a count that one draw in a hundred has none of them.
     """
     import numpy as np
 
@@ -84,7 +84,8 @@ def bootstrap_interval(
     if len(known) < _RESAMPLES * (1 - _MOST_EMPTY):
         return None
     (found,) = difference(columns.sum(axis=0, keepdims=True))
-    wider = t_quantile(size - 1) / _NORMAL_QUANTILE * math.sqrt(size / (size - 1))
+    counted = max(2, int((columns[:, 1::2] > 0).sum(axis=0).min()))  # documents without a count tell nothing
+    wider = t_quantile(counted - 1) / _NORMAL_QUANTILE * math.sqrt(counted / (counted - 1))
     low, high = found + wider * (np.quantile(known, [0.025, 0.975]) - found)
     return float(low), float(high)
 

@@ -59,7 +59,7 @@ def text_embeddings(
     Differentiable where gradients are on, so that a contrastive loss can train them.
 
     Args:
-        model: one of ours, with a head or without, in training mode or not, or PEFT's wrapper of one.
+        model: one of ours, with a head or without, in training mode or not, or one with adapters of PEFT's.
         input_ids: (B, N) tokens.
         attention_mask: (B, N), 0 at padding, or None.
         pooling: "mean", "first" or "last"; unless given, "mean" for encoders and "last" for causal models, whose last
@@ -70,8 +70,13 @@ def text_embeddings(
         (B, D).
 
     Raises:
-        ValueError: as :func:`pooled`.
+        ValueError: as :func:`pooled`; or the model has learned prompts of PEFT's, which come before the tokens.
     """
+    adapter = getattr(model, "active_peft_config", None)
+    if adapter is not None and adapter.is_prompt_learning:
+        raise ValueError(
+            f"text_embeddings knows no learned prompts, got a model with PEFT's {adapter.peft_type.value}."
+        )
     base = getattr(model, "get_base_model", lambda: model)().base_model  # of PEFT's wrapper, whose own is another
     outputs = base(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
     vectors = pooled(

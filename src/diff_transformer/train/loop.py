@@ -167,9 +167,8 @@ class TrainingRun:
         model = build_model(
             self.recipe, data, init_from=self.resumed_from is None, without_weights=context.kind == "fsdp"
         )
-        if is_first():
-            prepare = run_folder.continue_run_folder if self.resumes else run_folder.begin_run_folder
-            prepare(self.folder, self.recipe)
+        if not self.resumes and is_first():
+            run_folder.begin_run_folder(self.folder, self.recipe)
         context.wait()
         if settings.gradient_checkpointing:
             # transformers renamed it within version 5; the old name warns where the new one exists.
@@ -200,6 +199,8 @@ class TrainingRun:
             if state.spike_detector is not None:
                 self.detector.load_state_dict(state.spike_detector)
             self.state = state
+        if self.resumes and is_first():  # nothing is refused from here on
+            run_folder.continue_run_folder(self.folder, self.recipe)
         self.limit = TimeLimit(settings.timeout_minutes, self._standstill)
         self.tokens, self.seconds_logged = 0, self.state.seconds  # since the last logged step, and until it
         self.layers: dict[str, list[float]] = {}  # the statistics that were logged last

@@ -1,7 +1,7 @@
 """Reads recipes, strict YAML files that say what is trained, on what, and how."""
 
-import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -273,9 +273,10 @@ def dump_recipe(recipe: Recipe) -> str:
     return yaml.dump(recipe.model_dump(), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def override_of(key: str, value: Any) -> str:
-    """The override that gives a setting this value, of any kind that YAML and JSON share, in any characters."""
-    return f"{key}={json.dumps(value, ensure_ascii=False)}"
+def override_of(key: str, value: str | list[str]) -> str:
+    """The override that gives a setting this value: text, or a list of texts, in any characters."""
+    text = yaml.safe_dump(value, default_style='"', default_flow_style=True, width=sys.maxsize)
+    return f"{key}={text.strip()}"
 
 
 def differences(first: Recipe, second: Recipe) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from diff_transformer.storage.files import unfinished_path, write_atomically
+from diff_transformer.storage.files import present_folders, unfinished_path, write_atomically
 from diff_transformer.train.distributed import UNFINISHED_START
 from diff_transformer.train.recipe import Recipe, differences, dump_recipe, load_recipe
 from diff_transformer.train.run_setup import check_init_from
@@ -25,8 +25,8 @@ _UNFINISHED = (UNFINISHED_START, f".unfinished-{MODEL}", f".replaced-{MODEL}")
 _OURS = (*_UNFINISHED, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, DIVERGENCE, RECIPE)
 _BEGUN = {unfinished_path(Path(RECIPE)).name, LOCK}  # all that a run leaves that was killed when it began
 _NAMED = 4  # how many differing settings a message names
-# Settings that a resumed run may change: no number of the steps before depends on them. Text that lies elsewhere now is
-# known again by what it says.
+# Settings that a resumed run may change: the steps before went as they would have gone with the new ones, or had failed
+# or skipped a step with the old ones. Text that lies elsewhere now is known again by what it says.
 _CHANGEABLE = (
     "data.cache ",
     "data.paths ",
@@ -65,7 +65,7 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
                 f"{', '.join(changed[:_NAMED])}{more}; choose another --output (in Python output_dir) or replace it "
                 "with --overwrite (overwrite=True)."
             )
-        if (folder / MODEL).is_dir() and not (folder / CHECKPOINTS).is_dir():
+        if (folder / MODEL).is_dir() and not present_folders(folder / CHECKPOINTS, "*"):
             raise FileExistsError(
                 f"The run in {str(folder)!r} is finished and has no checkpoints any more, so there is nothing to go on "
                 f"from: its model is in {str(folder / MODEL)!r}, and --overwrite (overwrite=True) trains it anew."

@@ -25,6 +25,7 @@ from diff_transformer.lab.experiments.runner import run_experiment
 from diff_transformer.lab.measure.standard import validation_callback
 from diff_transformer.lab.record import Better
 from diff_transformer.train import build_config, build_data, load_recipe
+from diff_transformer.train.recipe import dump_recipe
 from diff_transformer.train.training_plan import vocabulary
 from small_experiment import SIZES, SMALL, TINY
 
@@ -213,7 +214,7 @@ def test_two_commands_do_not_train_one_run_at_a_time(tmp_path: Path) -> None:
         run_store.Store(tmp_path / "runs").train(key, recipe, data, SMALL.on_evaluate(data.batches))
 
 
-def test_a_run_is_known_by_all_that_made_it() -> None:
+def test_a_run_is_known_by_all_that_made_it(tmp_path: Path) -> None:
     recipe = TINY.variant_recipe(DIFF_AND_SOFTMAX[0])
     batches = build_data(recipe).batches
     key = run_store.run_key(recipe, batches)
@@ -235,7 +236,9 @@ def test_a_run_is_known_by_all_that_made_it() -> None:
     # So runs are found again by later versions. Whoever changes it renames the folders of results/night/runs.
     arithmetic = load_recipe("arithmetic")
     sums = build_data(arithmetic).batches
-    assert run_store.run_key(arithmetic, sums) == "4ba3064b7c6bd5bb"
+    assert run_store.run_key(arithmetic, sums) == "33381255668c9a70"
+    (tmp_path / "dumped.yaml").write_text(dump_recipe(arithmetic))
+    assert run_store.run_key(load_recipe(tmp_path / "dumped.yaml"), sums) == run_store.run_key(arithmetic, sums)
     assert find_experiment("appendix_g").logs == "gradients"
 
 

@@ -119,7 +119,7 @@ def request_experiment(
     paths = tuple(str(Path(path).resolve()) for path in text)
     resolved = replace(
         chosen,
-        overrides=(*chosen.overrides, override_of("data.paths", paths)) if paths else chosen.overrides,
+        overrides=(*chosen.overrides, override_of("data.paths", list(paths))) if paths else chosen.overrides,
         seeds=chosen.seeds if seeds is None else seeds,
         options=all_options.model_dump(mode="json", include=set(chosen.options)),
     )

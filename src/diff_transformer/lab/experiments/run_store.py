@@ -172,7 +172,7 @@ def run_key(recipe: Recipe, batches: Batches, before: str | None = None, logs: s
     for section in ("model", "data", "train"):
         part = getattr(recipe, section)
         for name, field in type(part).model_fields.items():
-            if field.default in (None, False) and getattr(part, name) is field.default:
+            if (field.default is None or field.default is False) and getattr(part, name) is field.default:
                 settings[section].pop(name, None)
     if before is not None:
         settings["model"]["init_from"] = before
