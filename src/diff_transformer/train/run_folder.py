@@ -25,17 +25,16 @@ _UNFINISHED = (UNFINISHED_START, f".unfinished-{MODEL}", f".replaced-{MODEL}")
 _OURS = (*_UNFINISHED, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, DIVERGENCE, RECIPE)
 _BEGUN = {unfinished_path(Path(RECIPE)).name, LOCK}  # all that a run leaves that was killed when it began
 _NAMED = 4  # how many differing settings a message names
-# Settings that a resumed run may change: the steps before went as they would have gone with the new ones, or had failed
-# or skipped a step with the old ones. Text that lies elsewhere now is known again by what it says.
-_CHANGEABLE = (
-    "data.cache ",
-    "data.paths ",
-    "train.checkpoint_every ",
-    "train.keep_checkpoints ",
-    "train.max_loss_rise ",
-    "train.on_divergence ",
-    "train.timeout_minutes ",
+# Settings that no number of a run depends on, and where its text lies: the text itself is known by what it says.
+WITHOUT_EFFECT = (
+    "data.cache",
+    "data.paths",
+    "train.checkpoint_every",
+    "train.keep_checkpoints",
+    "train.timeout_minutes",
 )
+# Settings that a resumed run may change: also what is done about bad steps, from here on.
+_CHANGEABLE = (*WITHOUT_EFFECT, "train.max_loss_rise", "train.on_divergence")
 _HEADING = "# A training run of diff-transformer, every setting spelled out.\n"
 
 # "auto": where there is a run.
@@ -57,7 +56,7 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
         raise FileNotFoundError(f"There is no run to resume in {str(folder)!r}.")
     if resume and is_run:
         changed = differences(load_recipe(folder / RECIPE), recipe)
-        changed = [text for text in changed if not text.startswith(_CHANGEABLE)]
+        changed = [text for text in changed if text.partition(" ")[0] not in _CHANGEABLE]
         if changed:
             more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
             raise ValueError(

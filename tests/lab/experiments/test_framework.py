@@ -24,6 +24,7 @@ from diff_transformer.lab.experiments.request import ExperimentRequest, request_
 from diff_transformer.lab.experiments.runner import run_experiment
 from diff_transformer.lab.measure.standard import validation_callback
 from diff_transformer.lab.record import Better
+from diff_transformer.lab.results_files import capture_environment
 from diff_transformer.train import build_config, build_data, load_recipe
 from diff_transformer.train.recipe import dump_recipe
 from diff_transformer.train.training_plan import vocabulary
@@ -200,6 +201,18 @@ def test_a_model_is_loaded_where_it_would_be_trained(monkeypatch: pytest.MonkeyP
     for is_available, devices in ((True, [gpu, cpu]), (False, [cpu, cpu])):
         monkeypatch.setattr(torch.accelerator, "is_available", lambda found=is_available: found)
         assert list(map(run_store.training_device, (here, on_cpu))) == devices
+
+
+def test_a_run_says_on_which_device_it_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own, also where the machine has another one."""
+    monkeypatch.setattr(
+        run_store, "capture_environment", lambda device: replace(capture_environment("cpu"), device=device)
+    )
+    monkeypatch.setattr(run_store, "training_device", lambda recipe: torch.device("mps"))
+    recipe = TINY.variant_recipe(DIFF_AND_SOFTMAX[0])
+    data = build_data(recipe)
+    run = run_store.Store(tmp_path).train("key", recipe, data, SMALL.on_evaluate(data.batches))
+    assert run.device == "mps"
 
 
 def test_two_commands_do_not_train_one_run_at_a_time(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from diff_transformer.model import DiffTransformerConfig, LanguageModel, languag
 from diff_transformer.storage.files import read_json, read_metrics
 from diff_transformer.train import Data, DivergenceError, Progress, Recipe, build_data, train
 from diff_transformer.train.checkpoint import without_progress_bars
-from diff_transformer.train.run_folder import CHECKPOINTS, METRICS, MODEL
+from diff_transformer.train.run_folder import CHECKPOINTS, METRICS, MODEL, WITHOUT_EFFECT
 
 RUN = "run"
 BEGUN, TRAINED = "begun.json", "trained.json"
@@ -152,13 +152,6 @@ def train_in_store(
     return store.train(key, recipe, data, on_evaluate(data.batches), progress, commit)
 
 
-# Settings that no number of a run depends on, and where its text lies: the text itself is in the key.
-_NOT_IN_KEYS = {
-    "data": {"paths": True, "cache": True},
-    "train": {"checkpoint_every": True, "keep_checkpoints": True, "timeout_minutes": True},
-}
-
-
 def run_key(recipe: Recipe, batches: Batches, before: str | None = None, logs: str = "") -> str:
     """16 hexadecimal digits for what makes a run: the settings of its recipe, its data, the run it starts from, and
     what it logs of its validation, where that is not the usual.
@@ -167,7 +160,10 @@ def run_key(recipe: Recipe, batches: Batches, before: str | None = None, logs: s
     the same key wherever it lies. Where a recipe starts from another run's model, that run's key, `before`, stands for
     the folder.
     """
-    settings = recipe.model_dump(mode="json", exclude=_NOT_IN_KEYS)
+    settings = recipe.model_dump(mode="json")
+    for name in WITHOUT_EFFECT:
+        section, _, key = name.partition(".")
+        settings[section].pop(key, None)  # not every kind of data has each
     # What is off unless asked for is left out where nobody has asked: so a setting that is new changes no key.
     for section in ("model", "data", "train"):
         part = getattr(recipe, section)
