@@ -584,6 +584,40 @@ async function begin(esm, css, described) {
 """
 
 
+def test_the_right_shows_no_text_that_the_left_refuses(
+    watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
+) -> None:
+    words = WordVocabulary([f"w{number}" for number in range(29)])
+    sides = [
+        Side(ExploredModel(make(kind, max_position_embeddings=most).float(), kind), words)
+        for kind, most in (("diff", 12), ("softmax", 64))
+    ]
+    page, asked = watch.open(served(Explorer(*sides, [Example("short", TEXT)]))), list[str]()
+    page.on("request", lambda request: asked.append(request.post_data or ""))
+    page.fill("textarea", " ".join(["w1", "w2"] * 7))
+    page.wait_for_selector(".refusal")
+    page.wait_for_load_state("networkidle")
+    assert "the context of diff holds 12" in page.locator(".refusal").inner_text()
+    assert [question for question in asked if '"right"' in question] == []
+    watch.wrong.clear()
+    page.fill("textarea", "w1 w2 w3")
+    settled(page, lambda: any('"right"' in question for question in asked))
+    settled(page, lambda: page.locator(".refusal").count() == 0)
+
+
+def test_an_answer_that_comes_late_does_not_hide_that_the_text_is_empty(watch: Watch, address: str) -> None:
+    page, held = watch.open(address), list[Any]()
+    page.route("**/api/run", lambda route: held.append(route))
+    page.fill("textarea", "w1 w2")
+    settled(page, lambda: len(held) > 0)
+    page.fill("textarea", " ")
+    page.wait_for_selector(".refusal")
+    with page.expect_response("**/api/run"):
+        held[0].continue_()
+    settled(page, lambda: page.locator(".flow .token").count() == 2)
+    assert "The text is empty" in page.locator(".refusal").inner_text()
+
+
 IS_IN_SIGHT = """() => {
   const [list, token] = [".flow", ".flow .on"].map((name) => document.querySelector(name).getBoundingClientRect());
   return token.top >= list.top - 1 && token.bottom <= list.bottom + 1;
@@ -663,11 +697,14 @@ def test_letters_that_are_typed_while_the_page_answers_stay(watch: Watch, addres
                 area.dispatchEvent(new Event("input", { bubbles: true }));
             };
             type("w1 w2");
-            setTimeout(() => type("w1 w2 w3"), 350); // right after the text was taken
+            setTimeout(() => {
+                type("w1 w2 w3"); // right after the text was taken
+                setTimeout(() => (window.seen = area.value), 150); // before this is taken, too
+            }, 350);
         }"""
     )
     settled(page, lambda: page.locator(".flow .token").count() == 3)
-    assert page.locator("textarea").input_value() == "w1 w2 w3"
+    assert page.locator("textarea").input_value() == page.evaluate("window.seen") == "w1 w2 w3"
 
 
 def test_the_widget_of_a_notebook(

@@ -123,6 +123,12 @@ def test_a_bootstrap_of_documents_of_which_few_have_a_count(with_counts: int, is
     assert (bootstrap_interval(documents, documents) is not None) is is_known
 
 
+def test_documents_without_a_count_make_no_interval_narrower() -> None:
+    five = [(float(number), 2.0) for number in range(5)]
+    (low, high), (low_among, high_among) = map(bootstrap_interval, (five, [*five, *([(0.0, 0.0)] * 55)]))
+    assert high_among - low_among >= high - low
+
+
 def test_a_bootstrap_refuses_what_it_cannot_draw_from() -> None:
     with pytest.raises(ValueError, match="two documents or more, the same for both variants, got 1"):
         bootstrap_interval([(1.0, 1.0)])

@@ -53,3 +53,13 @@ def test_a_server_writes_the_space(batching: bool, settings: dict[str, Any]) -> 
             texts.append("".join(part.choices[0].text for part in parts))
     assert texts[0].startswith(" w")
     assert texts[1] == "w5 w6" + texts[0]
+
+
+def test_an_answer_in_a_chat_begins_anew() -> None:
+    tokenizer = spaced_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    with running(ServedModel(new_model(), tokenizer, "tiny")) as url, client_of(url) as client:
+        asked: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 3}
+        text = client.completions.create(prompt="w5 w6", **asked).choices[0].text
+        answer = client.chat.completions.create(messages=[{"role": "user", "content": "w5 w6"}], **asked)
+    assert answer.choices[0].message.content == text.removeprefix(" ") != text

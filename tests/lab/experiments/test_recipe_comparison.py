@@ -139,6 +139,8 @@ def test_rates_and_evaluations_that_the_recipe_leaves_open() -> None:
         return comparison(overrides=overrides, **more).presets[OWN]
 
     assert preset().learning_rates == (0.00067, 0.002, 0.006)
+    exact = preset("train.learning_rate=1.25e-3").learning_rates
+    assert exact == (0.00042, 0.00125, 0.0037)  # the recipe's own is not rounded
     assert preset(learning_rates=(1e-2, 1e-3)).learning_rates == (1e-3, 1e-2)
     one = preset(learning_rates=(1e-2,))
     assert one.learning_rates == ()
