@@ -57,6 +57,18 @@ def test_gradient_turns_back(dtype: torch.dtype) -> None:
     assert (x.grad.double() - expected).abs().max() <= limit
 
 
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_compiled(differentiable: bool) -> None:
+    """The same tables, and gradients of positions where they are asked for."""
+    positions = torch.tensor([0.0, 1.5, 63.0], requires_grad=differentiable)
+    compiled = torch.compile(rotary_tables, fullgraph=True, backend="aot_eager")
+    for table, expected in zip(compiled(positions, 8), rotary_tables(positions, 8), strict=True):
+        assert torch.equal(table, expected)
+        if differentiable:
+            (gradient,) = torch.autograd.grad(table.sum(), positions, retain_graph=True)
+            assert torch.equal(gradient, torch.autograd.grad(expected.sum(), positions, retain_graph=True)[0])
+
+
 def test_gradient_is_one_concatenation() -> None:
     """Gradients of slices would be padded with zeros and added, which torch.compile makes slow loops of."""
     x = torch.randn(5, 8, requires_grad=True)

@@ -44,6 +44,7 @@ from diff_transformer.nn import (
     set_dex_progress,
 )
 from diff_transformer.nn.layers import draw_normal
+from diff_transformer.ops.functional import computed_once
 
 
 class DiffTransformerDecoderLayer(GradientCheckpointingLayer, DecoderLayer):
@@ -156,6 +157,11 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
 
 class DiffTransformerRotaryEmbedding(KeepsFloat32, LlamaRotaryEmbedding):
     """Llama's, with frequencies that survive a cast of the model: bfloat16 angles are far off at long distance."""
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """position_ids (B, N) → cos and sin, each (B, N, d), in the dtype of `x`."""
+        cos, sin = super().forward(x, position_ids=position_ids)
+        return computed_once(cos), computed_once(sin)
 
 
 class DiffTransformerModel(DiffTransformerPreTrainedModel):
