@@ -41,6 +41,19 @@ def test_a_headline_is_one_of_the_comparisons_that_are_judged(name: str) -> None
         assert [one.verdict is not None for one in file.comparisons if file.headline.names(one)] == [True]
 
 
+def test_a_claim_of_any_size_is_made_of_the_size_that_was_trained() -> None:
+    """One without coordinates; one that names a cell is not made of another cell."""
+    language = committed("language")
+    assert language.headline is not None
+    assert language.headline.coordinates.label == "0.26M"
+    assert language.headline.claim == "DIFF has a lower loss on text than the Transformer"
+    table2 = committed("table2")
+    kept = tuple(one for one in table2.comparisons if one.coordinates.label != "2 needles, 2 queried")
+    headline = as_defined(replace(table2, comparisons=kept)).headline
+    assert headline is not None
+    assert (headline.coordinates.label, headline.claim) == ("1 needle, 1 queried", "")
+
+
 def test_a_headline_of_table_2_is_a_cell_that_is_measured() -> None:
     headline = find_experiment("table2").headline
     assert headline is not None

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from diff_transformer.lab.coordinates import NOWHERE
 from diff_transformer.lab.experiments.experiment import EXPERIMENTS, PAPER, Experiment, Preset, find_experiment
 from diff_transformer.lab.experiments.recipe_comparison import recorded_experiment
 from diff_transformer.lab.learning import curves_of
@@ -48,13 +49,16 @@ def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> Resul
 def _present(headline: Headline, file: ResultsFile) -> Headline:
     """The headline, or the first comparison of the same two in the same number where this preset has none there.
 
-    The headline's claim is of its own coordinates, so another comparison goes without it.
+    A claim is of the headline's own coordinates, so another comparison goes without it, unless the headline has none.
     """
     if any(headline.names(row) for row in file.comparisons):
         return headline
     alike = (row for row in file.comparisons if replace(headline, coordinates=row.coordinates).names(row))
     first = next(alike, None)
-    return headline if first is None else replace(headline, coordinates=first.coordinates, claim="")
+    if first is None:
+        return headline
+    claim = headline.claim if headline.coordinates == NOWHERE else ""
+    return replace(headline, coordinates=first.coordinates, claim=claim)
 
 
 @dataclass(frozen=True)
