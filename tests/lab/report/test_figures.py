@@ -117,6 +117,14 @@ def test_a_map_blanks_what_is_hidden_and_centres_its_colours_on_zero() -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["▸ k0?", "k2?"]
 
 
+def test_a_long_title_is_wrapped_and_lies_within_the_figure() -> None:
+    title = "Language on Python code, preset evening: difference in validation loss, 0.26M over training"
+    figure = figures.curves([Series("DIFF", [1, 2], [-0.02, 3.0])], title=title, ylabel="first − second (nats/token)")
+    assert figure.axes[0].get_title(loc="left").replace("\n", " ") == title
+    figure.draw_without_rendering()
+    assert figure.get_tightbbox().x1 <= figure.get_figwidth()
+
+
 def test_lambdas_label_their_layers_without_covering_each_other() -> None:
     layers = [[0.5, 0.5 + 0.001 * layer] for layer in range(4)]
     figure = figures.lambdas([1, 100], layers, [0.4] * 4, title="λ")

@@ -4,6 +4,7 @@ import io
 import itertools
 import math
 import re
+import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -260,10 +261,10 @@ def svg(figure: Figure) -> str:
 
 
 def axes_of(title: str, xlabel: str, ylabel: str = "", height: float = 3.1) -> tuple[Figure, Axes]:
-    """A figure of the width that all have, whole on a phone with legible text, and its axes."""
+    """A figure of the width that all have, whole on a phone with legible text, and its axes. Long titles wrap."""
     figure = Figure(figsize=(4.8, height), layout="constrained")
     axes = figure.add_subplot()
-    axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    axes.set(title=textwrap.fill(title, 48, break_long_words=False), xlabel=xlabel, ylabel=ylabel)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     return figure, axes
 
