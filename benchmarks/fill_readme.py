@@ -2,6 +2,7 @@
 
     diff-transformer reproduce all --output results/cpu --resume
     diff-transformer reproduce language --preset evening --text novels --output results/evening --resume
+    diff-transformer reproduce language --preset night --text novels --output results/night --resume
     diff-transformer report results --output results/RESULTS.md --overwrite
     diff-transformer bench operator --output benchmarks --overwrite
     diff-transformer bench model --output benchmarks --overwrite
@@ -118,7 +119,7 @@ SHOWN_ACCURACIES = (
     ),
     Shown("classes learned from 24 examples in view", "fig6", MANY_SHOT, Coordinates(noise=0.0, shots=24)),
 )
-_SMALL = Coordinates(parameters=260000)
+_SMALL, _MEDIUM = Coordinates(parameters=260000), Coordinates(parameters=1050000)
 SHOWN_LOSSES = (
     Shown(
         "1M tokens, first weights of one size", "language", WHOLE, Coordinates(_SMALL, part=LARGE_START), text="novels"
@@ -127,6 +128,8 @@ SHOWN_LOSSES = (
     Shown("the same, DIFF V2", "language", WHOLE, _SMALL, "diff_v2", text="novels"),
     Shown("11M tokens, small first W_O and W_down", "language", WHOLE, _SMALL, preset="evening", text="novels"),
     Shown("the same, DIFF V2", "language", WHOLE, _SMALL, "diff_v2", preset="evening", text="novels"),
+    Shown("43M tokens, 1.05M parameters", "language", WHOLE, _MEDIUM, preset="night", text="novels"),
+    Shown("the same, DIFF V2", "language", WHOLE, _MEDIUM, "diff_v2", preset="night", text="novels"),
 )
 
 
