@@ -246,7 +246,7 @@ def test_a_run_is_known_by_all_that_made_it(tmp_path: Path) -> None:
     keys.add(run_store.run_key(recipe, batches, logs="other"))
     assert len(keys) == 8
     assert SMALL.logs == ""
-    # So runs are found again by later versions. Whoever changes it renames the folders of results/night/runs.
+    # So runs are found again by later versions.
     arithmetic = load_recipe("arithmetic")
     sums = build_data(arithmetic).batches
     assert run_store.run_key(arithmetic, sums) == "33381255668c9a70"

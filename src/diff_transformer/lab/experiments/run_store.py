@@ -87,10 +87,8 @@ class Store:
         if not file.is_file():
             return None
         outcome = read_json(file)
-        commit, diverged, seconds, device = (outcome[name] for name in ("commit", "diverged", "seconds", "device"))
-        # Runs of earlier versions do not say who began them.
-        begun_at = outcome.get("begun_at", commit)
-        return Stored(key, self._folder / key / RUN, diverged, commit, begun_at, seconds, device)
+        names = ("diverged", "commit", "begun_at", "seconds", "device")
+        return Stored(key, self._folder / key / RUN, *(outcome[name] for name in names))
 
     def train(
         self,
