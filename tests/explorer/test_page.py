@@ -584,15 +584,21 @@ async function begin(esm, css, described) {
 """
 
 
-def test_the_right_shows_no_text_that_the_left_refuses(
-    watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
-) -> None:
+def explorer_of_contexts(make: Callable[..., DiffTransformerForCausalLM], left: int, right: int) -> Explorer:
+    """DIFF on the left and the Transformer on the right, with contexts of so many tokens."""
     words = WordVocabulary([f"w{number}" for number in range(29)])
     sides = [
         Side(ExploredModel(make(kind, max_position_embeddings=most).float(), kind), words)
-        for kind, most in (("diff", 12), ("softmax", 64))
+        for kind, most in (("diff", left), ("softmax", right))
     ]
-    page, asked = watch.open(served(Explorer(*sides, [Example("short", TEXT)]))), list[str]()
+    return Explorer(*sides, [Example("short", TEXT)])
+
+
+def test_the_right_shows_no_text_that_the_left_refuses(
+    watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
+) -> None:
+    explorer = explorer_of_contexts(make, 12, 64)
+    page, asked = watch.open(served(explorer)), list[str]()
     page.on("request", lambda request: asked.append(request.post_data or ""))
     page.fill("textarea", " ".join(["w1", "w2"] * 7))
     page.wait_for_selector(".refusal")
@@ -652,12 +658,8 @@ def test_no_numbers_of_another_text_stay_beside_a_new_one(
     watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
 ) -> None:
     """Where the model on the right refuses what the one on the left takes; and where nothing is written."""
-    words = WordVocabulary([f"w{number}" for number in range(29)])
-    sides = [
-        Side(ExploredModel(make(kind, max_position_embeddings=most).float(), kind), words)
-        for kind, most in (("diff", 64), ("softmax", 12))
-    ]
-    page = watch.open(served(Explorer(*sides, [Example("short", TEXT)])))
+    explorer = explorer_of_contexts(make, 64, 12)
+    page = watch.open(served(explorer))
     assert page.locator(".flow .token").count() == 11
     before = page.locator(".panels canvas[data-map]").count()
     page.fill("textarea", " ".join(["w1", "w2"] * 7))

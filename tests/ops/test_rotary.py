@@ -1,5 +1,8 @@
 """Rotary embedding in the half-split layout."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -57,16 +60,46 @@ def test_gradient_turns_back(dtype: torch.dtype) -> None:
     assert (x.grad.double() - expected).abs().max() <= limit
 
 
-@pytest.mark.parametrize("differentiable", [False, True])
-def test_compiled(differentiable: bool) -> None:
-    """The same tables, and gradients of positions where they are asked for."""
-    positions = torch.tensor([0.0, 1.5, 63.0], requires_grad=differentiable)
-    compiled = torch.compile(rotary_tables, fullgraph=True, backend="aot_eager")
-    for table, expected in zip(compiled(positions, 8), rotary_tables(positions, 8), strict=True):
+def compiled_and_eager(function: Callable[..., Any], *tensors: torch.Tensor) -> list[Any]:
+    torch._dynamo.reset()
+    return [torch.compile(function, fullgraph=True, backend="aot_eager")(*tensors), function(*tensors)]
+
+
+def test_compiled_tables_of_integer_positions() -> None:
+    positions = torch.tensor([[0, 1, 63], [5, 6, 7]])
+    for table, expected in zip(*compiled_and_eager(lambda p: rotary_tables(p, 8), positions), strict=True):
         assert torch.equal(table, expected)
-        if differentiable:
-            (gradient,) = torch.autograd.grad(table.sum(), positions, retain_graph=True)
-            assert torch.equal(gradient, torch.autograd.grad(expected.sum(), positions, retain_graph=True)[0])
+    for table, expected in zip(*compiled_and_eager(torch.vmap(lambda p: rotary_tables(p, 8)), positions), strict=True):
+        assert torch.equal(table, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opcheck_of_the_operator_that_keeps_tables(dtype: torch.dtype) -> None:
+    table = rotary_tables(torch.arange(5), 8)[0].to(dtype)
+    for given in (table, table.expand(3, 5, 8)):
+        torch.library.opcheck(torch.ops.diff_transformer.stored_table, (given,))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_tables_need_no_operator_of_ours(strict: bool) -> None:
+    class Tables(torch.nn.Module):
+        def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return rotary_tables(positions, 8)
+
+    exported = torch.export.export(Tables(), (torch.arange(5),), strict=strict)
+    assert not any("diff_transformer" in str(node.target) for node in exported.graph.nodes)
+
+
+# torch itself calls it where forward mode is compiled.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_compiled_derivatives_by_positions() -> None:
+    positions = torch.tensor([0.0, 1.5, 63.0])
+
+    def cosines(p: torch.Tensor) -> torch.Tensor:
+        return rotary_tables(p, 8)[0].sum()
+
+    assert torch.equal(*compiled_and_eager(torch.func.grad(cosines), positions))
+    assert torch.equal(*compiled_and_eager(lambda p: torch.func.jvp(cosines, (p,), (p,))[1], positions))
 
 
 def test_gradient_is_one_concatenation() -> None:

@@ -161,7 +161,7 @@ class DiffTransformerRotaryEmbedding(KeepsFloat32, LlamaRotaryEmbedding):
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """position_ids (B, N) → cos and sin, each (B, N, d), in the dtype of `x`."""
         cos, sin = super().forward(x, position_ids=position_ids)
-        return computed_once(cos), computed_once(sin)
+        return computed_once(cos, position_ids), computed_once(sin, position_ids)
 
 
 class DiffTransformerModel(DiffTransformerPreTrainedModel):

@@ -41,17 +41,18 @@ def rotary_tables(positions: Tensor, head_dim: int, theta: float = 10000.0) -> t
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
     angles = positions.float().unsqueeze(-1) * theta**-exponents
     angles = torch.cat((angles, angles), dim=-1)
-    return computed_once(angles.cos()), computed_once(angles.sin())
+    return computed_once(angles.cos(), positions), computed_once(angles.sin(), positions)
 
 
-def computed_once(table: Tensor) -> Tensor:
-    """The cosines or sines `table`, kept from being computed anew for every head of every layer by torch.compile.
+def computed_once(table: Tensor, positions: Tensor) -> Tensor:
+    """The cosines or sines `table` of `positions`, which torch.compile shall not compute anew for every head.
 
     On a CPU, torch.compile merges them into the loops that read them, since it takes a cosine for as cheap as an
-    addition: a ninth of V2's training step with heads of 8 (docs/log.md). It does not look into an operator.
+    addition: a ninth of V2's training step with heads of 8 (docs/log.md). It does not look into an operator. The
+    operator has no derivatives, and integer positions need none; tables of others are left to torch.compile.
     """
     compiles = torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
-    return _stored(table) if compiles and table.device.type == "cpu" and not table.requires_grad else table
+    return _stored(table) if compiles and table.device.type == "cpu" and not positions.is_floating_point() else table
 
 
 @torch.library.custom_op("diff_transformer::stored_table", mutates_args=())
