@@ -8,9 +8,9 @@ from typing import Any
 
 from diff_transformer.lab.measure.document_losses import WHOLE
 from diff_transformer.lab.record import Comparison
-from diff_transformer.lab.report.experiment_tables import ExperimentResults
-from diff_transformer.lab.report.summary import Finding, Findings, certainty, summary
+from diff_transformer.lab.report.experiment_tables import ExperimentResults, name_in_report
 from diff_transformer.lab.report.wording import format_difference, format_number, variant_label, verdict_text
+from diff_transformer.lab.statistics import holm, p_value
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.variants import ATTENTION_TYPES, AttentionType
 
@@ -18,47 +18,44 @@ from diff_transformer.variants import ATTENTION_TYPES, AttentionType
 WIDTH, HEADS, HEAD_DIM, NOISE_HEADS = 1024, 16, 64, 4
 # The experiments whose losses of several variants stand beside each other.
 COMPARED = ("v2", "language")
+# Of a test, after the correction.
+LEVEL = 0.05
 
 
-def findings(experiments: Sequence[ExperimentResults], report: str) -> str:
-    """What holds and what does not, a sentence each, and the names of what is open, with links into the report.
+def known(experiments: Sequence[ExperimentResults], report: str) -> str:
+    """Say which comparisons are decided after a correction for their number, with links into the report.
 
     Args:
         experiments: all results.
         report: path of the report from the page.
     """
-    others = [part for part in summary(experiments) if part.verdict is not None and not part.are_decided]
-    texts = [f"**{part.title}**: {_names(part, report)}." for part in others]
-    return "\n\n".join([decided(experiments, report), *texts, certainty(experiments)])
+    rows = [(one, one.headline) for one in experiments if one.file.headline is not None]
+    tested = [(one, row, p) for one, row in rows if row is not None and (p := p_value(row)) is not None]
+    corrected = holm([p for _, _, p in tested])
+    decided = sorted(
+        (p, _decided(one, row, p, name_in_report(one, experiments), report))
+        for (one, row, _), p in zip(tested, corrected, strict=True)
+        if p < LEVEL
+    )
+    sizes = [variant["parameters"] for one in experiments for variant in one.variants]
+    return (
+        f"At {min(sizes) / 1e6:.2f}M to {max(sizes) / 1e6:.2f}M parameters nothing is decided either way, but\n\n"
+        + "\n".join(sentence for _, sentence in decided)
+        + f"\n\nover paired seeds, with Holm's correction for {len(tested)} comparisons. [All comparisons]({report}), "
+        "curves and commands."
+    )
 
 
-def decided(experiments: Sequence[ExperimentResults], report: str) -> str:
-    """What holds and what does not, a sentence each, with links into the report. Arguments: as of :func:`findings`."""
-    texts = [
-        f"**{part.title}**\n\n"
-        + "\n".join(f"- {_link(one, report)}: {_escaped(one.sentence)}" for one in part.findings)
-        for part in summary(experiments)
-        if part.are_decided
-    ]
-    return "\n\n".join(texts)
-
-
-def _names(part: Findings, report: str) -> str:
-    """Links, by who is ahead so far."""
-    groups = [
-        f"{f'{standing} in ' if standing else ''}{', '.join(_link(one, report) for one in found)}"
-        for standing, found in part.by_standing.items()
-    ]
-    return "; ".join(groups)
-
-
-def _link(finding: Finding, report: str) -> str:
-    return f"[{finding.name}]({report}#{finding.results.anchor})"
-
-
-def _escaped(text: str) -> str:
-    """With intervals that Markdown does not take for links."""
-    return text.replace("[", r"\[").replace("]", r"\]")
+def _decided(results: ExperimentResults, row: Comparison, p: float, name: str, report: str) -> str:
+    """The claim of an experiment, whether it holds, and Holm's p."""
+    assert results.file.headline is not None  # the caller's own condition
+    holds = (row.difference > 0) == (row.better == "higher")
+    tokens = max(one["tokens_per_step"] for one in results.variants) * (row.steps or 0) / 1e6
+    values = " against ".join(map(format_number, row.ours))
+    return (
+        f"- [{name}]({report}#{results.anchor}), {tokens:.1f}M tokens: {results.file.headline.claim}: "
+        f"**{'yes' if holds else 'no'}**, {values}{row.unit and f' {row.unit}'} (p = {p:.3f}),"
+    )
 
 
 def attention_types() -> str:

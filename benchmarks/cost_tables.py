@@ -9,42 +9,54 @@ from typing import Any
 from diff_transformer.lab.results_files import short_commit
 
 Document = Mapping[str, Any]
-# Of the operator's and the whole model's results: what a row says, and where it stands.
+# Of the operator's and the whole model's results: the label of a row, and which ratios it holds.
 OPERATOR_ROWS = (
-    ("the operator, forward", "auto", "forward", 2048),
-    ("the operator, forward and backward", "auto", "forward + backward", 2048),
-    ("the operator, decoding", "auto", "decode", 512),
-    ("the operator, decoding", "auto", "decode", 2048),
+    ("attention, forward, {} tokens", "auto", "forward", 2048),
+    ("attention, forward and backward, {} tokens", "auto", "forward + backward", 2048),
 )
 MODEL_ROWS = (
-    ("the whole model, a training step", "diff", "training step", 1024),
-    ("the whole model, decoding", "diff", "decode", 2048),
+    ("34M parameters, training step, {} tokens", "diff", "training step", 1024),
+    ("34M parameters, decoding one token, {} keys", "diff", "decode", 2048),
 )
 DTYPES = ("float32", "bfloat16")
+OTHER = "DiffLlama"
 
 
 def costs(processors: Sequence[tuple[Document, Document]]) -> str:
-    """Times relative to the Transformer's.
+    """Format the times relative to the Transformer's, and those of transformers' DiffLlama beside them.
+
+    Results of a checkout with changes are left out: nobody could repeat them.
 
     Args:
         processors: the results of `bench operator` and `bench model` on each processor.
     """
     devices = [_device(operator) for operator, _ in processors]
-    header = [f"{device}, {dtype}" for device in devices for dtype in DTYPES]
-    lines = [f"| | length | {' | '.join(header)} |", "|---|---|" + "---|" * len(header)]
+    lines = [f"| | {' | '.join(devices)} | transformers' {OTHER} |", "|---|" + "---|" * (len(devices) + 1)]
+    clean = [[document for document in pair if is_clean(document)] for pair in processors]
     for which, rows in enumerate((OPERATOR_ROWS, MODEL_ROWS)):
+        documents = [pair[which] if pair[which] in kept else None for pair, kept in zip(processors, clean, strict=True)]
         for label, candidate, pass_, length in rows:
-            ratios = [_ratio(pair[which], candidate, pass_, length, dtype) for pair in processors for dtype in DTYPES]
-            lines.append(f"| {label} | {length} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
-    commits = ", ".join(dict.fromkeys(short_commit(document["commit"]) for pair in processors for document in pair))
+            ours = [_cell(document, candidate, pass_, length) for document in documents]
+            others = [
+                _ratio(document, OTHER, pass_, length, dtype)
+                for document in documents
+                if document is not None
+                for dtype in DTYPES
+            ]
+            span = f"{min(others):.2f}–{max(others):.2f}"
+            lines.append(f"| {label.format(f'{length:,}')} | {' | '.join(ours)} | {span} |")
+    commits = ", ".join(dict.fromkeys(short_commit(document["commit"]) for kept in clean for document in kept))
     note = (
-        "On the EPYC torch's own attention gains nothing from bfloat16 in the forward pass, at most a third in the "
-        "backward, and is slower in decoding. "
-        "One sequence; 16 heads of the Transformer of width 64 (operator), hidden size 512 and 8 layers (model). "
-        f"`diff-transformer bench operator` and `bench model`, commits {commits}; all of them: "
-        "[backends](docs/backends.md#what-was-measured), [cost](docs/concepts/cost.md#time-of-the-whole-model)."
+        f"{' / '.join(DTYPES)}, lower is better. Two threads, batch 1, heads of 64; on the EPYC torch's attention "
+        f"gains little from bfloat16. `diff-transformer bench operator` and `bench model`, commits {commits}; "
+        "[all sizes](docs/backends.md#what-was-measured)."
     )
     return "\n".join(lines) + "\n\n" + note
+
+
+def is_clean(document: Document) -> bool:
+    """Tell whether a commit holds the code that measured."""
+    return document["commit"] is not None and not document["commit"].endswith("-dirty")
 
 
 def _device(document: Document) -> str:
@@ -52,11 +64,17 @@ def _device(document: Document) -> str:
     return str(document["device"]).partition(",")[0].replace("(R)", "").removesuffix(" Processor")
 
 
+def _cell(document: Document | None, candidate: str, pass_: str, length: int) -> str:
+    if document is None:
+        return "not measured"
+    return " / ".join(f"{_ratio(document, candidate, pass_, length, dtype):.2f}" for dtype in DTYPES)
+
+
 def _ratio(document: Document, candidate: str, pass_: str, length: int, dtype: str) -> float:
     found = [
         row["ratio"]
         for row in document["rows"]
-        if (row["candidate"], row["pass"], row["dtype"]) == (candidate, pass_, dtype)
+        if (row["candidate"], row["pass"], row["dtype"], row["against"]) == (candidate, pass_, dtype, "softmax")
         and (row["shape"]["keys"] if "keys" in row["shape"] else row["shape"]["length"]) == length
         and row["shape"]["batch"] == 1
     ]

@@ -20,11 +20,10 @@ of the trained models that come with the package (benchmarks/pack_weights.py). W
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concept_tables import attention_types, decided, findings, measured_variants
+from concept_tables import attention_types, known, measured_variants
 from cost_tables import costs
 from diff_transformer.lab.bench.bench_pages import (
     base_of,
@@ -35,17 +34,9 @@ from diff_transformer.lab.bench.bench_pages import (
     write_page,
 )
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.language_over_training import LARGE_START
 from diff_transformer.lab.experiments.request import as_defined
-from diff_transformer.lab.learning import compared_curves, reported_accuracies, steps_ratio
-from diff_transformer.lab.measure.document_losses import WHOLE
-from diff_transformer.lab.measure.many_shot import ACCURACY as MANY_SHOT
-from diff_transformer.lab.measure.needles import ACCURACY as NEEDLES
-from diff_transformer.lab.measure.retrieval import LENGTH_ACCURACY
-from diff_transformer.lab.record import CardRecord, Comparison, Interval, ResultsFile
+from diff_transformer.lab.record import CardRecord, Comparison, ResultsFile
 from diff_transformer.lab.report.experiment_tables import ExperimentResults, name_in_report, read_experiments
-from diff_transformer.lab.report.figures import svg, svg_file
-from diff_transformer.lab.report.learning_tables import ratio_text
 from diff_transformer.lab.report.measured_tables import rows_of
 from diff_transformer.lab.report.wording import (
     LEVELS,
@@ -57,18 +48,14 @@ from diff_transformer.lab.report.wording import (
     variant_label,
     variants_of,
     verdict_text,
-    verdict_words,
 )
-from diff_transformer.lab.results_files import number_of, read_record, read_results, short_commit, write_text
-from diff_transformer.lab.statistics import mean_interval
+from diff_transformer.lab.results_files import number_of, read_record, read_results, short_commit
 from diff_transformer.shipped_models import CARD_RECORD, LANGUAGE_MODEL, pretrained, pretrained_names
 from diff_transformer.storage.files import files_in, read_json
-from diff_transformer.variants import ATTENTION_TYPES
-from panel_figure import Dot, Panel, PanelRow, panels
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-RESULTS, FIGURE = ROOT / "results", ROOT / "docs" / "results.svg"
+RESULTS = ROOT / "results"
 OPERATOR, MODEL = HERE / "operator-cpu.json", HERE / "model-cpu.json"
 AMX_OPERATOR, AMX_MODEL = HERE / "amx" / OPERATOR.name, HERE / "amx" / MODEL.name
 CUDA_OPERATOR, CUDA_MODEL = HERE / "operator-cuda.json", HERE / "model-cuda.json"
@@ -79,58 +66,6 @@ START_PAGE, COST_PAGE = ROOT / "docs" / "index.md", ROOT / "docs" / "concepts" /
 CHOICE_PAGE = ROOT / "docs" / "concepts" / "which-one.md"
 KERNELS_PAGE, PAPER_PAGE = ROOT / "docs" / "kernels.md", ROOT / "docs" / "concepts" / "paper.md"
 MODELS_PAGE = ROOT / "docs" / "trained-models.md"
-ALT = (
-    "DIFF, DIFF V2 and the Transformer: needles found and classes learned after training, with chance and floor, steps "
-    "of training that finding needles takes, and losses on text, with 95 % intervals"
-)
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A comparison with the Transformer that the figure shows where it was measured."""
-
-    label: str
-    experiment: str
-    name: str
-    coordinates: Coordinates
-    variant: str = "diff"
-    preset: str = "cpu"
-    text: str = ""
-
-    def find(self, by_name: "Experiments") -> Iterator[tuple[ExperimentResults, Comparison]]:
-        """It, with its results, or nothing."""
-        results = by_name.get((self.experiment, self.preset, self.text))
-        wanted = (self.name, self.variant, "softmax", self.coordinates)
-        for row in results.file.comparisons if results is not None else ():
-            if results is not None and (row.name, row.variant, row.against, row.coordinates) == wanted:
-                yield results, row
-
-
-# By name, preset and text.
-Experiments = Mapping[tuple[str, str, str], ExperimentResults]
-SHOWN_ACCURACIES = (
-    Shown("2 needles, both asked for", "table2", NEEDLES, Coordinates(needles=2, queries=2)),
-    Shown("6 needles, more than in training", "table2", NEEDLES, Coordinates(needles=6, queries=2)),
-    Shown(
-        "contexts 4 times as long as in training",
-        "length_generalisation",
-        LENGTH_ACCURACY,
-        Coordinates(context_factor=4),
-    ),
-    Shown("classes learned from 24 examples in view", "fig6", MANY_SHOT, Coordinates(noise=0.0, shots=24)),
-)
-_SMALL, _MEDIUM = Coordinates(parameters=260000), Coordinates(parameters=1050000)
-SHOWN_LOSSES = (
-    Shown(
-        "1M tokens, first weights of one size", "language", WHOLE, Coordinates(_SMALL, part=LARGE_START), text="novels"
-    ),
-    Shown("1M tokens, small first W_O and W_down", "language", WHOLE, _SMALL, text="novels"),
-    Shown("the same, DIFF V2", "language", WHOLE, _SMALL, "diff_v2", text="novels"),
-    Shown("11M tokens, small first W_O and W_down", "language", WHOLE, _SMALL, preset="evening", text="novels"),
-    Shown("the same, DIFF V2", "language", WHOLE, _SMALL, "diff_v2", preset="evening", text="novels"),
-    Shown("43M tokens, 1.05M parameters", "language", WHOLE, _MEDIUM, preset="night", text="novels"),
-    Shown("the same, DIFF V2", "language", WHOLE, _MEDIUM, "diff_v2", preset="night", text="novels"),
-)
 
 
 def measured_experiments() -> list[ExperimentResults]:
@@ -167,68 +102,6 @@ def results_table(experiments: Sequence[ExperimentResults]) -> str:
         f"torch {versions}, commit {commits}, by `diff-transformer reproduce` with the commands that the report names."
     )
     return "\n".join(lines) + "\n\n" + note
-
-
-def figure_panels(experiments: Sequence[ExperimentResults]) -> list[Panel]:
-    """What is found in the end, how soon, and losses on text: few rows, on a scale for each; nothing not measured."""
-    by_name = {(results.name, results.preset, results.text): results for results in experiments}
-    title = "Steps to find needles, divided by the Transformer's"
-    found = [
-        Panel("Accuracy after training", tuple(accuracy_rows(by_name)), limits=(0.0, 1.0)),
-        Panel(title, tuple(speed_rows(by_name)), is_ratio=True, neutral=1.0, better="left"),
-        Panel(
-            "Loss on text less the Transformer's, nats a token", tuple(loss_rows(by_name)), neutral=0.0, better="left"
-        ),
-    ]
-    return [panel for panel in found if panel.rows]
-
-
-def draw(experiments: Sequence[ExperimentResults]) -> None:
-    """Write the figure."""
-    shown = figure_panels(experiments)
-    drawn = {dot.variant for panel in shown for row in panel.rows for dot in row.dots}
-    labels = {variant: variant_label(variant) for variant in map(str, ATTENTION_TYPES) if variant in drawn}
-    write_text(FIGURE, svg_file(svg(panels(shown, labels)), ALT))
-
-
-def accuracy_rows(by_name: Experiments) -> Iterator[PanelRow]:
-    """Both variants of a comparison of accuracies, with chance, floor and elimination."""
-    for shown in SHOWN_ACCURACIES:
-        for results, row in shown.find(by_name):
-            dots = [
-                Dot(variant, value, _interval(results, row, variant))
-                for variant, value in zip((row.variant, row.against), row.ours, strict=True)
-            ]
-            yield PanelRow(shown.label, tuple(dots), levels_of(row), verdict_words(row.verdict, [row.exploratory]))
-
-
-def speed_rows(by_name: Experiments) -> Iterator[PanelRow]:
-    """How much sooner or later DIFF finds them than the Transformer, for each accuracy that is reported."""
-    results = by_name.get(("table2", "cpu", ""))
-    if results is None:
-        return
-    for first, second in compared_curves(results.file.records, results.file.comparisons):
-        for level in reported_accuracies(results.file.baselines):
-            ratio = steps_ratio(first, second, level)
-            if ratio is not None:
-                dot = Dot(first.variant, ratio.ratio, ratio.interval, ratio.bound)
-                dots = (dot,) if math.isfinite(ratio.ratio) else ()
-                yield PanelRow(f"to an accuracy of {level:g}", dots, remark=ratio_text(ratio))
-
-
-def loss_rows(by_name: Experiments) -> Iterator[PanelRow]:
-    """Differences to the Transformer's loss."""
-    for shown in SHOWN_LOSSES:
-        for _, row in shown.find(by_name):
-            is_open = row.verdict in ("inconclusive", "still learning")
-            dot = Dot(row.variant.partition(",")[0], row.difference, row.interval, is_open=is_open)
-            yield PanelRow(shown.label, (dot,), remark=verdict_words(row.verdict, [row.exploratory]))
-
-
-def _interval(results: ExperimentResults, row: Comparison, variant: str) -> Interval | None:
-    """Of a variant's mean over seeds."""
-    at = (row.name, variant, row.coordinates)
-    return mean_interval([one.value for one in results.file.records if (one.name, one.variant, one.coordinates) == at])
 
 
 def _pair(values: tuple[float, float]) -> str:
@@ -300,7 +173,7 @@ def pages_parts(
     return {
         PAPER_PAGE: {"results": results_table(experiments)},
         MODELS_PAGE: {"shipped models": shipped_models(MODELS_PAGE.parent)},
-        START_PAGE: {"findings": findings(experiments, "../results/RESULTS.md")},
+        START_PAGE: {"known": known(experiments, "../results/RESULTS.md")},
         CHOICE_PAGE: {"attention types": attention_types(), "measured variants": measured_variants(experiments)},
         COST_PAGE: {"model": whole_model_table(model), "amx model": whole_model_table(amx_model)},
     }
@@ -406,10 +279,8 @@ def _megabytes(folders: Iterable[Path]) -> str:
 def main() -> None:
     operator, model, amx_operator, amx_model = map(read_json, (OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL))
     experiments = measured_experiments()
-    draw(experiments)
     readme = {
-        "figure": f"![{ALT}]({FIGURE.relative_to(ROOT)})",
-        "decided": decided(experiments, "results/RESULTS.md"),
+        "known": known(experiments, "results/RESULTS.md"),
         "costs": costs([(operator, model), (amx_operator, amx_model)]),
     }
     replace_sections(README, readme)

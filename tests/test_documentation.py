@@ -18,6 +18,8 @@ from diff_transformer.cli import app
 from diff_transformer.convert import convert_from
 from diff_transformer.data import byte_tokenizer
 from diff_transformer.lab.experiments.experiment import EXPERIMENTS, PAPER, find_experiment
+from diff_transformer.lab.measure.document_losses import WHOLE
+from diff_transformer.lab.measure.many_shot import ACCURACY as MANY_SHOT
 from diff_transformer.lab.results_files import read_results
 from diff_transformer.ops import lambda_init_schedule
 from diff_transformer.storage.files import read_json
@@ -44,7 +46,7 @@ FENCES = [
 BLOCKS = [
     (page, code) for page, language, code in FENCES if language == "python" and page not in WITH_TESTS_OF_THEIR_OWN
 ]
-# Lines of indented code, which are commands; a backslash continues one.
+# Lines of indented code and of blocks, which are commands; a backslash continues an indented one.
 SHELL = [
     (page, line)
     for page, text in PAGES.items()
@@ -54,6 +56,8 @@ SHELL = [
         flags=re.MULTILINE,
     )
 ]
+README_BLOCKS = [code for page, language, code in FENCES if (page, language) == ("README.md", "bash")]
+SHELL += [("README.md", line) for code in README_BLOCKS for line in code.splitlines()]
 
 
 @pytest.mark.parametrize(("page", "code"), BLOCKS, ids=[page for page, _ in BLOCKS])
@@ -206,11 +210,10 @@ def verdicts(experiment: str, name: str, variant: str, against: str = "softmax")
 
 def test_what_the_choice_rests_on_was_found() -> None:
     """The sentences of docs/concepts/which-one.md: if a result changes its verdict, they have to change."""
-    whole = fill_readme.WHOLE
-    assert verdicts("v2", whole, "diff_v2") == {"still learning"}
-    assert verdicts("language", whole, "diff_v2") == {"reproduced"}
-    assert verdicts("fig6", fill_readme.MANY_SHOT, "diff") == {"reproduced"}
-    assert verdicts("table6", whole, "diff") == {"still learning"}
+    assert verdicts("v2", WHOLE, "diff_v2") == {"still learning"}
+    assert verdicts("language", WHOLE, "diff_v2") == {"reproduced"}
+    assert verdicts("fig6", MANY_SHOT, "diff") == {"reproduced"}
+    assert verdicts("table6", WHOLE, "diff") == {"still learning"}
     headlines = {results.name: row for results, row in fill_readme.headlines(fill_readme.measured_experiments())}
     assert headlines["fig3"].verdict == "still learning"
     assert (headlines["v2"].interval or (0.0, 0.0))[1] < 0

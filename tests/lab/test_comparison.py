@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_rel
 
 from diff_transformer.lab import statistics
 from diff_transformer.lab.record import Comparison, Result
@@ -13,7 +14,9 @@ from diff_transformer.lab.statistics import (
     DOCUMENTS,
     SEEDS,
     compare,
+    holm,
     mean_interval,
+    p_value,
     remark_on_seeds,
     seeds_needed,
     t_quantile,
@@ -250,3 +253,23 @@ def test_what_cannot_be_compared_is_named() -> None:
         compare(undirected, "loss", "diff", "softmax")
     with pytest.raises(ValueError, match="a verdict on x goes with a direction"):
         Comparison(name="x", variant="a", against="b", ours=(1.0, 2.0), difference=-1.0, verdict="contrary")
+
+
+def test_p_is_students_over_paired_seeds() -> None:
+    values = [2.9, 3.02, 2.8, 2.94]
+    row = compare([*losses("diff", values), *SOFTMAX], "loss", "diff", "softmax")
+    against = [one.value for one in SOFTMAX]
+    assert p_value(row) == pytest.approx(ttest_rel(values, against).pvalue, rel=1e-9)
+
+
+def test_p_is_below_5_percent_where_the_interval_has_no_0() -> None:
+    row = compare([*losses("diff", [2.9, 3.01, 2.8, 2.94]), *SOFTMAX], "loss", "diff", "softmax")
+    edge = replace(row, interval=(row.difference * 2, 0.0))
+    assert p_value(edge) == pytest.approx(0.05)
+    assert p_value(replace(row, interval=None)) is None
+
+
+def test_holm_is_as_by_hand() -> None:
+    assert holm([0.04, 0.01, 0.03, 0.005]) == pytest.approx([0.06, 0.03, 0.06, 0.02])
+    assert holm([0.9, 0.6]) == [1.0, 1.0]
+    assert holm([]) == []

@@ -192,6 +192,31 @@ def compare(
     )
 
 
+def p_value(row: Comparison) -> float | None:
+    """Return the two-sided p of no difference, by the Student's t that has the comparison's interval.
+
+    None where nothing is known of the spread.
+    """
+    from scipy.stats import t
+
+    seeds = len(row.differences)
+    if row.interval is None or seeds < 2 or not all(map(math.isfinite, row.interval)):
+        return None
+    low, high = row.interval
+    half = (high - low) / 2
+    statistic = abs(row.difference) / half * t_quantile(seeds - 1) if half > 0 else math.inf
+    return float(2 * t.sf(statistic, seeds - 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the p of each test after Holm's correction for their number (Scand. J. Statist. 6, 65, 1979)."""
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, p_values[index] * (len(p_values) - rank)))
+        corrected[index] = largest
+    return corrected
+
+
 def remark_on_seeds(comparisons: Sequence[Comparison]) -> str | None:
     """What a reader must know of verdicts over one or two seeds; None where every verdict is over more."""
     fewest = min((len(row.differences) for row in comparisons if row.verdict is not None), default=MOST_SEEDS)
