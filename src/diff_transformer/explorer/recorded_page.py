@@ -42,12 +42,8 @@ def recorded_page(explorer: Explorer) -> str:
         recorded[side] = _recorded(explorer, model, question)
         model["most_tokens"] = len(recorded[side]["tokens"])
     strip = described["strip"]
-    strip["measured"] = {
-        str(factor): _shortened(
-            explorer.strip({"text": example["text"], "answer": example["answer"], "factor": factor})
-        )
-        for factor in strip["factors"]
-    }
+    asked = {"text": example["text"], "answer": example["answer"]}
+    strip["points"] = [_shortened(explorer.strip({**asked, "factor": factor})) for factor in strip["factors"]]
     data = {"mode": "recorded", **described, "examples": [example], "draws_examples": False, "recorded": recorded}
     return page_html(data, title=f"Attention of {described['models']['left']['name']}", may_ask=False)
 
