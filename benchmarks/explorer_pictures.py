@@ -1,6 +1,6 @@
 """Takes the pictures of the explorer in docs, in chromium where playwright and chromium are installed.
 
-    python benchmarks/explorer_pictures.py         # writes docs/explorer.png and docs/explorer-phone.png
+python benchmarks/explorer_pictures.py         # writes docs/explorer.png and docs/explorer-phone.png
 """
 
 import argparse

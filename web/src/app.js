@@ -163,12 +163,14 @@ export function App({ data, source, root }) {
   const stripped = { text: view.text, ...answered("left") };
   useEffect(() => {
     let isOver = false;
-    setPoints({});
     (async () => {
       for (const factor of task || view.text.trim() ? factors : []) {
         await latest.left.run.answered;
         const point = isOver ? null : await source.strip({ ...stripped, factor });
-        if (isOver || point.value === null) return;
+        if (isOver) return;
+        // Those of the text before stay until there are new ones.
+        setPoints((now) => (factor === factors[0] ? {} : now));
+        if (point.value === null) return;
         setPoints((now) => ({ ...now, [factor]: point }));
       }
     })().catch(() => {}); // the run of the same text says why
@@ -183,7 +185,8 @@ export function App({ data, source, root }) {
 
   useEffect(() => {
     root.dataset.theme = theme;
-    root.dataset.ready = String(Boolean(left?.heads && maps.left));
+    const isBeside = !models.right || maps.right || refusal?.side === "right";
+    root.dataset.ready = String(Boolean(left?.heads && maps.left && isBeside));
   });
   // Not at every step of a slider: browsers refuse more than some hundred changes of the address in half a minute.
   useEffect(() => {

@@ -56,7 +56,7 @@ export function HeadView({ models, runs, maps, view, theme, row, hovered, shared
     panels.push({ key: "right", name, side: "right", maps: right, weights: right.first });
   }
 
-  const columns = width >= (panels.length === 3 ? 540 : 860) ? panels.length : Math.min(2, panels.length);
+  const columns = width >= (panels.length === 3 ? 540 : 700) ? panels.length : Math.min(2, panels.length);
   const gap = width >= 860 ? 20 : 12;
   const side = Math.max(0, Math.floor((width - gap * (columns - 1)) / Math.max(1, columns)));
   const pin = (token) => onChange((now) => ({ row: now.row === token ? null : token }));

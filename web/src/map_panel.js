@@ -14,7 +14,7 @@ export function MapPanel({ panel, pieces, size, scale, theme, row, answer, added
     paintMap(canvas.current, weights, maps.length, scale, theme);
   }, [weights, maps.length, scale, theme]);
 
-  const strip = size >= 200 ? STRIP : 0;
+  const strip = size >= 170 ? STRIP : 0;
   const side = size - strip;
   const cell = side / maps.length;
   const every = Math.max(1, Math.ceil(LINE / cell));
