@@ -79,7 +79,7 @@ export function HeadView({ models, runs, maps, view, theme, row, hovered, shared
       </div>
       <div ref=${container} class="panels" style=${{ gridTemplateColumns: `repeat(${columns || 1}, 1fr)`, gap: `${gap}px` }}>
         ${side > 0 && panels.map((panel) => html`
-          <${MapPanel} key=${panel.key} panel=${panel} pieces=${pieces[panel.side]} size=${side} scale=${scale} theme=${theme}
+          <${MapPanel} key=${panel.key} panel=${panel} pieces=${pieces[panel.side]} size=${side} hasStrip=${side >= 200 || columns > 2} scale=${scale} theme=${theme}
             row=${Math.min(row, panel.maps.length - 1)} answer=${panel.side === "left" || shared ? view.answer : null}
             added=${view.added[panel.side].length} head=${panel.side === "left" ? headName : null}
             onHover=${onHover} onPin=${pin} />`)}
