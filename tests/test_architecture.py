@@ -51,7 +51,7 @@ MAY_IMPORT = {
     },
     "lab.bench": {"storage", *LIBRARY, "lab.record", "lab.results_files", "lab.statistics"},
     "lab.experiments": {
-        *("storage", *LIBRARY, "data", "train"),
+        *("storage", *LIBRARY, "explorer", "data", "train"),
         *("lab.coordinates", "lab.record", "lab.results_files", "lab.statistics", "lab.learning", "lab.verdicts"),
         *("lab.measure", "lab.bench", "freed_memory", "processors"),
     },

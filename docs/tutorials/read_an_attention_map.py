@@ -111,15 +111,15 @@ print(f"\nthe head that looks most at answers: head {HEAD + 1} of layer {LAYER}"
 # %% [markdown]
 # ## One head in full
 #
-# Rows are the tokens that look, columns those that are looked at. Red is positive, blue negative, and the colour goes
-# by the square root of the weight, as most weights are small. The arrow is the answer, and the last row is the
+# Rows are the tokens that look, columns those that are looked at. Blue is positive, orange negative, and the colour
+# goes by the square root of the weight, as most weights are small. The arrow is the answer, and the last row is the
 # question.
 
 # %%
 a1, a2, difference = (maps[0, HEAD] for maps in attention_maps(model, tokens)[LAYER - 1])
 lam = model.model.layers[LAYER - 1].self_attn.lam().item()
 root = (lambda x: np.sign(x) * np.abs(x) ** 0.5, lambda x: np.sign(x) * x**2)
-ends = [(0, BLUE), (0.5, f"{BLUE}00"), (0.5, f"{ORANGE}00"), (1, ORANGE)]
+ends = [(0, ORANGE), (0.5, f"{ORANGE}00"), (0.5, f"{BLUE}00"), (1, BLUE)]
 colours = LinearSegmentedColormap.from_list("signed", ends)  # nothing is drawn where a weight is 0
 figure, axes = plt.subplots(1, 3, figsize=(9, 3.2), layout="constrained", sharey=True)
 for ax, weights, title in zip(axes, (a1, lam * a2, difference), ("A1", f"λA2, λ = {lam:.2f}", "A1 − λA2"), strict=True):

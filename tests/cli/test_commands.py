@@ -380,10 +380,16 @@ def test_demo_ends_with_a_table_a_page_and_models(
     assert [command.split()[0] for command in commands] == ["explore", "generate", "compare", "reproduce"]
     explore, generate, compare, reproduce = map(shlex.split, commands)
     assert run(*explore, "--output", tmp_path / "page.html").exit_code == 0
-    assert '<iframe src="explorer.html"' in page
+    assert '<iframe srcdoc="' in page
     embedded = re.findall(r'id="explorer-data">(.*?)</script>', (folder / "explorer.html").read_text(encoding="utf-8"))
-    labels = [model["label"] for model in json.loads(embedded[0])["models"].values()]
-    assert labels == ["DIFF", "Transformer"]
+    explorer = json.loads(embedded[0])
+    assert [model["label"] for model in explorer["models"].values()] == ["DIFF", "Transformer"]
+    # One query throughout, and one head.
+    asked = json.loads((folder / "attention.json").read_text(encoding="utf-8"))
+    (example,) = explorer["examples"]
+    assert example["text"].split() == asked["tokens"][: asked["query_position"] + 1]
+    assert [example["answer"]["begin"]] == asked["answer_positions"]
+    assert explorer["opening"] == {"layer": asked["layers"]["diff"], "head": asked["heads"]["diff"]}
     assert run(*generate, "--max-new-tokens", 2).exit_code == 0
     assert str(text_file) in compare
     assert reproduce[1] in EXPERIMENTS

@@ -9,6 +9,7 @@ import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, Lla
 from commands import fails
 from diff_transformer import shipped_models
 from diff_transformer.cli.explored_checkpoints import build_explorer, shipped_pairs
-from diff_transformer.explorer import ExploredModel
+from diff_transformer.explorer import ExploredModel, LambdaSettings
+from diff_transformer.explorer.lambda_settings import LEARNED
 from tiny_model import SIZES
 
 pytest.importorskip("uvicorn")
@@ -85,20 +87,44 @@ def test_a_model_of_the_retrieval_task(retrieval_run: Path) -> None:
         assert 0 <= explorer.run({"text": example["text"], "answer": answer})["answer_probability"] <= 1
 
 
-def test_needles_that_the_model_finds_come_first(retrieval_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("found_without", "first"), [((), 2), ((2,), 3), ((2, 3), 2)])
+def test_needles_that_the_model_finds_by_the_subtraction_come_first(
+    retrieval_run: Path, monkeypatch: pytest.MonkeyPatch, found_without: tuple[int, ...], first: int
+) -> None:
+    """It finds those of seeds 2 and 3, and with λ = 0 none, one or both of them."""
     explorer = build_explorer(retrieval_run, None, None, "cpu")
     assert explorer.describe()["examples"][0] == explorer.example({"seed": 0})  # it finds none
-    third = explorer.example({"seed": 2})
     vocabulary = explorer.sides["left"].vocabulary
-    value = vocabulary.encode(third["text"])[third["answer"]["begin"]]
+    examples = [explorer.example({"seed": seed}) for seed in range(4)]
+    texts = [example["text"] for example in examples]
 
-    class Found:
-        """What every run predicts: the value that the third sample asks for."""
+    def trace(model: ExploredModel, tokens: list[int], settings: LambdaSettings = LEARNED) -> Any:
+        text = vocabulary.decode(tokens)
+        seed = texts.index(text) if text in texts else None
+        is_found = seed in (found_without if settings else (2, 3))
+        token = tokens[examples[seed]["answer"]["begin"]] if is_found else 0
+        logits = torch.eye(model.vocab_size)[token]
+        return SimpleNamespace(next_log_probabilities=logits, divergence=lambda other: 0.0)
 
-        next_log_probabilities = torch.eye(len(vocabulary.words))[value]  # type: ignore[attr-defined]
+    monkeypatch.setattr(ExploredModel, "trace", trace)
+    assert build_explorer(retrieval_run, None, None, "cpu").describe()["examples"][0] == examples[first]
 
-    monkeypatch.setattr(ExploredModel, "trace", lambda *_: Found)
-    assert build_explorer(retrieval_run, None, None, "cpu").describe()["examples"][0] == third
+
+@pytest.mark.skipif("needles" not in "".join(shipped_models.pretrained_names()), reason="built without its models")
+def test_the_shipped_needles_guess_without_the_second_map() -> None:
+    """The page opens where λ matters, and its strip says how much; what it says is what a reader can count himself."""
+    explorer = build_explorer(Path("needles-diff"), None, None, "cpu")
+    described = explorer.describe()
+    assert described["opening"]["layer"] == 1
+    assert described["strip"]["task"] == {"sequences": 512, "floor": pytest.approx(0.337, abs=5e-4)}
+    accuracy = {factor: explorer.strip({"factor": factor})["value"] for factor in (0.0, 0.5, 1.0, 2.0)}
+    assert accuracy == {0.0: 185 / 512, 0.5: 329 / 512, 1.0: 508 / 512, 2.0: 156 / 512}
+    answered = []
+    for seed in range(20):
+        example = explorer.example({"seed": seed})
+        run = explorer.run({"text": example["text"], "lambdas": {"factor": 0}})
+        answered.append(run["next"][0]["piece"] == example["text"].split()[example["answer"]["begin"]])
+    assert 0 < sum(answered) < 15
 
 
 def test_needles_among_more_tokens_than_the_explorer_takes(

@@ -78,7 +78,7 @@ def test_signal_heads_share_the_map_of_their_noise_head(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [LambdaSettings(every=0.3), LambdaSettings(layers={2: -0.5})], ids=["all", "layer"]
+    "settings", [LambdaSettings(factor=0.3), LambdaSettings(layers={2: -0.5})], ids=["factor", "layer"]
 )
 def test_another_lambda_of_layers_is_what_the_parameters_would_give(make: Make, settings: LambdaSettings) -> None:
     """λ = exp(0) − exp(0) + λ_init with vectors of zeros, whatever the factor of the norm was made with."""
@@ -86,7 +86,9 @@ def test_another_lambda_of_layers_is_what_the_parameters_would_give(make: Make, 
     model = make("diff")
     for number, layer in enumerate(model.model.layers, start=1):
         value = settings.of_layer(number, 1)[0]
-        if value is not None:
+        if value is None:
+            value = settings.factor * layer.self_attn.lam().item()
+        if value != layer.self_attn.lam().item():
             for vector in layer.self_attn.lam.parameters():
                 torch.nn.init.zeros_(vector)
             layer.self_attn.lam.lambda_init = value
@@ -102,20 +104,23 @@ def test_another_lambda_of_one_head(
     """Whatever attention implementation the model is set to."""
     model = make(kind)
     model.set_attn_implementation(implementation)
-    settings = LambdaSettings(every=0.9, layers={1: 0.2}, heads={(2, 3): 0.0})
+    settings = LambdaSettings(factor=0.5, layers={1: 0.2}, heads={(2, 3): 0.0})
     trace = ExploredModel(model, kind).trace(TOKENS, settings)
     heads = model.config.described.heads(model.config)
     assert trace.lambdas is not None
     assert trace.lambdas[0].tolist() == pytest.approx([0.2] * heads)
-    assert trace.lambdas[1].tolist() == pytest.approx([0.9, 0.9, 0.0] + [0.9] * (heads - 3))
+    assert trace.lambdas[1, 2] == 0
+    attention = ATTENTION_TYPES[kind].layer_class()
+    learned = attention.lambdas
 
     def lambdas(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-        value = hidden_states.new_full((1, heads, hidden_states.shape[1]), 0.2 if self.layer_idx == 0 else 0.9)
+        value = hidden_states.new_full((1, heads, hidden_states.shape[1]), 0.2)
         if self.layer_idx == 1:
+            value = 0.5 * learned(self, hidden_states) * torch.ones_like(value)
             value[:, 2] = 0.0
         return value
 
-    monkeypatch.setattr(ATTENTION_TYPES[kind].layer_class(), "lambdas", lambdas)
+    monkeypatch.setattr(attention, "lambdas", lambdas)
     check_maps(trace, model)
     # transformers' eager attention rounds its weights to float32.
     check_predictions(trace, make(kind), atol=1e-4 if implementation == "eager" else 1e-9)
@@ -126,19 +131,31 @@ def test_the_learned_lambda_is_back_afterwards(make: Make) -> None:
     model = make("diff")
     explored = ExploredModel(model, "diff")
     before = explored.trace(TOKENS)
-    explored.trace(TOKENS, LambdaSettings(every=0.1))
+    explored.trace(TOKENS, LambdaSettings(factor=0.1))
     model.model.norm.forward = lambda x: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        explored.trace(TOKENS, LambdaSettings(every=0.1))
+        explored.trace(TOKENS, LambdaSettings(factor=0.1))
     del model.model.norm.forward
     assert all("lambdas" not in vars(layer.self_attn) for layer in model.model.layers)
     assert torch.equal(before.token_losses, explored.trace(TOKENS).token_losses)
 
 
 def test_lambda_zero_is_attention_with_the_first_map(make: Make) -> None:
-    trace = ExploredModel(make("diff"), "diff").trace(TOKENS, LambdaSettings(every=0.0))
+    trace = ExploredModel(make("diff"), "diff").trace(TOKENS, LambdaSettings(factor=0.0))
     maps = trace.maps.of(1, EVERYTHING, EVERYTHING)
     assert torch.equal(maps.difference, maps.first)
+
+
+def test_the_head_whose_lambda_matters_most_is_known(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model that subtracts in one head alone, head 3 of layer 2."""
+
+    def lambdas(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        value = hidden_states.new_zeros(1, 4, hidden_states.shape[1])
+        value[:, 2] = float(self.layer_idx == 1)
+        return value
+
+    monkeypatch.setattr(ATTENTION_TYPES["diff"].layer_class(), "lambdas", lambdas)
+    assert ExploredModel(make("diff"), "diff").most_changed_head(TOKENS) == (2, 3)
 
 
 def test_diffllama_stands_on_the_left(diffllama: Any) -> None:
@@ -154,7 +171,7 @@ def test_diffllama_stands_on_the_left(diffllama: Any) -> None:
         torch.testing.assert_close(shown.first, first, rtol=0, atol=1e-5)
         assert shown.second is not None
         torch.testing.assert_close(shown.second, second, rtol=0, atol=1e-5)
-    assert explored.trace(TOKENS, LambdaSettings(every=0.0)).loss != pytest.approx(trace.loss)
+    assert explored.trace(TOKENS, LambdaSettings(factor=0.0)).loss != pytest.approx(trace.loss)
 
 
 def test_any_model_of_transformers_stands_on_the_right(llama: Any) -> None:
@@ -188,7 +205,7 @@ def test_what_does_not_fit_is_refused(make: Make, tokens: list[int], settings: d
 
 def test_ordinary_attention_has_no_lambda_to_set(make: Make) -> None:
     with pytest.raises(ValueError, match="tiny subtracts nothing"):
-        ExploredModel(make("softmax"), "tiny").trace(TOKENS, LambdaSettings(every=0.0))
+        ExploredModel(make("softmax"), "tiny").trace(TOKENS, LambdaSettings(factor=0.0))
 
 
 def test_a_model_without_key_heads_of_its_own_setting() -> None:

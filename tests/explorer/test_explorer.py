@@ -12,7 +12,7 @@ import torch
 from decoded_maps import decode_maps
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
 from diff_transformer.data import byte_tokenizer
-from diff_transformer.explorer import ExploredModel, Explorer, Side, TokenizerVocabulary, WordVocabulary
+from diff_transformer.explorer import ExploredModel, Explorer, Side, Task, TokenizerVocabulary, WordVocabulary
 
 TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
 TOKENS = [int(word[1:]) for word in TEXT.split()]
@@ -124,12 +124,12 @@ def test_generation(explorer: Explorer, make: Callable[..., DiffTransformerForCa
         ({"text": TEXT, "side": ["left"]}, "side must be"),
         ({"text": TEXT, "lambdas": {"heads": {"2": 0}}}, "named by its layer and its number"),
         ({"text": TEXT, "lambdas": {"layers": {"x": 0}}}, "named by its number"),
-        ({"text": TEXT, "lambdas": {"all": "0"}}, "λ of all layers must be a number"),
-        ({"text": TEXT, "lambdas": {"all": float("nan")}}, "λ of all layers must be a number"),
-        ({"text": TEXT, "lambdas": {"all": 11}}, "at most 10 in size, got 11"),
+        ({"text": TEXT, "lambdas": {"factor": "0"}}, "The factor of λ must be a number"),
+        ({"text": TEXT, "lambdas": {"factor": float("nan")}}, "The factor of λ must be a number"),
+        ({"text": TEXT, "lambdas": {"factor": 11}}, "at most 10 in size, got 11"),
         ({"text": TEXT, "lambdas": {"every": 1}}, "lambdas must be an object"),
         ({"text": TEXT, "lambdas": {"layers": {"3": 1}}}, "the model has layers 1 … 2"),
-        ({"text": TEXT, "side": "right", "lambdas": {"all": 1}}, "tiny-softmax subtracts nothing"),
+        ({"text": TEXT, "side": "right", "lambdas": {"factor": 0.5}}, "tiny-softmax subtracts nothing"),
         ({"text": TEXT, "picture": 1000}, "picture must be a whole number in 1 … 128"),
         ({"text": TEXT, "answer": {"query": 99, "begin": 0, "end": 1}}, "a text of 11"),
     ],
@@ -163,7 +163,7 @@ def test_what_generation_refuses(explorer: Explorer, question: dict[str, Any], m
 
 
 def test_readers_at_once_do_not_disturb_each_other(explorer: Explorer) -> None:
-    settings = [None, {"all": 0.0}, {"layers": {"2": 0.7}}, {"heads": {"1.1": -0.3}}]
+    settings = [None, {"factor": 0.0}, {"layers": {"2": 0.7}}, {"heads": {"1.1": -0.3}}]
     expected = [explorer.run({"text": TEXT, "lambdas": each})["loss"] for each in settings]
     assert len(set(expected)) == len(expected)
     explorer._kept.clear()
@@ -222,3 +222,46 @@ def test_a_model_that_gives_nan_is_refused_with_a_sentence(make: Callable[..., D
     explorer = Explorer(Side(ExploredModel(model, "broken"), WordVocabulary([f"w{number}" for number in range(29)])))
     with pytest.raises(ValueError, match="broken gives NaN for this text"):
         explorer.run({"text": "w1 w2"})
+
+
+def test_the_strip_of_a_text_is_the_probability_of_its_answer(explorer: Explorer) -> None:
+    """Of what is likeliest as learned, where no answer is marked."""
+    for factor in explorer.describe()["strip"]["factors"]:
+        run = explorer.run({"text": TEXT, "answer": ANSWER, "lambdas": {"factor": factor}})
+        point = explorer.strip({"text": TEXT, "answer": ANSWER, "factor": factor})
+        assert point == {"value": run["answer_probability"], "piece": "w7"}
+        likeliest = max(run["next"], key=lambda entry: entry["learned_probability"])
+        assert explorer.strip({"text": TEXT, "factor": factor}) == {
+            "value": likeliest["probability"],
+            "piece": likeliest["piece"],
+        }
+    with pytest.raises(ValueError, match="The factor of λ must be a number"):
+        explorer.strip({"text": TEXT, "factor": "2"})
+
+
+def test_the_strip_of_a_task_is_the_models_accuracy(explorer: Explorer) -> None:
+    """Measured once for each factor, while the model has it; no text is asked for."""
+    left = explorer.sides["left"]
+    measured = []
+
+    def accuracy() -> float:
+        measured.append(
+            [layer.self_attn.lambdas(torch.zeros(1, 1, 24)).mean().item() for layer in left.model.model.model.layers]
+        )
+        return len(measured) / 10
+
+    task = Explorer(left, task=Task(accuracy, sequences=7, floor=0.25))
+    assert task.describe()["strip"]["task"] == {"sequences": 7, "floor": 0.25}
+    assert task.strip({"factor": 0.5}) == {"value": 0.1}
+    assert task.strip({"factor": 1}) == {"value": 0.2}
+    assert task.strip({"factor": 0.5}) == {"value": 0.1}
+    assert measured[0] == [pytest.approx(value / 2) for value in measured[1]]
+
+
+def test_what_would_take_long_is_not_measured(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("explorer", "explored_model"):
+        monkeypatch.setattr(f"diff_transformer.explorer.{module}.LONG_WORK", 1000)
+    assert explorer.describe()["opening"] is not None
+    large = Explorer(explorer.sides["left"], examples=explorer.examples)
+    assert large.describe()["opening"] is None
+    assert large.strip({"text": TEXT, "factor": 0.5}) == {"value": None}

@@ -20,6 +20,7 @@ from diff_transformer.explorer import (
     ExploredModel,
     Explorer,
     Side,
+    Task,
     TokenizerVocabulary,
     WordVocabulary,
     explore,
@@ -158,9 +159,12 @@ def test_it_opens_with_the_first_example_and_its_numbers(
     assert page.locator(".bars th[scope=row]").all_inner_texts() == [e["piece"] for e in expected["next"][:10]]
     assert float(measure(page, "Loss on the text")[0]) == pytest.approx(expected["loss"], abs=6e-4)
 
-    # The head that is opened is the one of which most lies on the answer, and its row is the question's.
-    shares = torch.tensor(expected["heads"]["on_answer"])
-    layer, head = divmod(int(shares.argmax()), 4)
+    # The head that is opened is the one where λ = 0 changes most, and its row is the question's.
+    def change(lambdas: dict[str, Any]) -> float:
+        return float(explorer.run({"text": TEXT, "lambdas": lambdas})["divergence"])
+
+    layer = max((0, 1), key=lambda layer: change({"layers": {str(layer + 1): 0}}))
+    head = max(range(4), key=lambda head: change({"heads": {f"{layer + 1}.{head + 1}": 0}}))
     settled(page, lambda: page.locator("h2#head-title").inner_text().startswith(f"Layer {layer + 1}, head {head + 1}"))
     maps = attention_maps(make("diff"), torch.tensor([TOKENS]))[layer].difference[0, head]
     settled(page, lambda: weights(page) == [pytest.approx(weight, abs=1.1e-3) for weight in maps[10].tolist()])
@@ -173,14 +177,14 @@ def test_it_opens_with_the_first_example_and_its_numbers(
 
 @pytest.mark.parametrize(
     ("slider", "settings"),
-    [("all", {"all": 0.3}), ("layer", {"layers": {"2": 0.3}}), ("head", {"heads": {"2.3": 0.3}})],
+    [("factor", {"factor": 0.3}), ("layer", {"layers": {"2": 0.3}}), ("head", {"heads": {"2.3": 0.3}})],
 )
 def test_lambda_moves_everything(
     watch: Watch, address: str, explorer: Explorer, slider: str, settings: dict[str, Any]
 ) -> None:
     page = watch.open(address)
     page.locator('[data-head="2.3"]').first.click()
-    if slider != "all":
+    if slider != "factor":
         page.locator("summary").click()
     page.fill(f"#lambda-{slider}", "0.3")
     expected = explorer.run({"text": TEXT, "lambdas": settings, "answer": ANSWER, "picture": 16})
@@ -201,7 +205,8 @@ def test_lambda_moves_everything(
     settled(page, lambda: weights(page) == [pytest.approx(weight, abs=1.1e-3) for weight in maps.tolist()])
 
     page.locator(f".slider:has(#lambda-{slider})").get_by_role("button", name="set λ to 0").click()
-    settled(page, lambda: page.locator(f".slider:has(#lambda-{slider}) output").inner_text() == "λ = 0.00")
+    off = "λ × 0.00" if slider == "factor" else "λ = 0.00"
+    settled(page, lambda: page.locator(f".slider:has(#lambda-{slider}) output").inner_text() == off)
     page.locator(f".slider:has(#lambda-{slider})").get_by_role("button", name="back to").click()
     settled(page, lambda: measure(page, "KL to")[0] == "0.000 nats")
     settled(page, lambda: "lambda" not in page.url)
@@ -222,6 +227,66 @@ DRAWN = """(grid, side) => {
     });
   });
 }"""
+
+
+STRIP = ".strip circle:not(.now)"
+
+
+def test_the_strip_follows_the_slider(watch: Watch, address: str, explorer: Explorer) -> None:
+    """Of a text without a task it is the probability of the answer; each factor's point is a run's with that factor."""
+    page = watch.open(address)
+    settled(page, lambda: page.locator(STRIP).count() == 8)
+    asked = {"text": TEXT, "answer": ANSWER}
+    values = [
+        100 * explorer.run({**asked, "lambdas": {"factor": factor}})["answer_probability"]
+        for factor in (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2)
+    ]
+    title = page.locator(".strip svg").get_attribute("aria-label")
+    assert [float(x) for x in re.findall(r": ([\d.]+) %", title)] == [pytest.approx(x, abs=0.051) for x in values]
+    assert page.locator(".strip h2").inner_text() == "Probability of w7 by λ, in %"
+    sentence = page.locator(".strip p").first.inner_text().replace("\u00a0", " ")
+    assert sentence.endswith(f"the probability of “w7” goes from {values[4]:.1f} % to {values[0]:.1f} %.")
+
+    for number, factor in enumerate((0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2)):
+        page.fill("#lambda-factor", str(factor))
+        point = page.locator(STRIP).nth(number).get_attribute("cx")
+        settled(page, lambda point=point: page.locator(".strip circle.now").get_attribute("cx") == point)
+        thumb = page.locator("#lambda-factor").bounding_box()
+        at = thumb["x"] + 10 + (thumb["width"] - 20) * (factor + 0.5) / 2.5
+        assert page.locator(STRIP).nth(number).bounding_box()["x"] == pytest.approx(at - 2.5, abs=1)
+    page.fill("#lambda-factor", "-0.3")
+    settled(page, lambda: page.locator(".strip circle.now").count() == 0)
+    assert page.locator(".strip line.now").count() == 1
+    assert "below 0 adds the second map" in page.locator(".finer").inner_text()
+    page.locator("summary").click()
+    page.fill("#lambda-head", "0.5")
+    settled(page, lambda: page.locator(".strip line.now").count() == 0)
+    page.fill("textarea", "w1 w2 w3")
+    settled(page, lambda: page.locator(".strip h2").inner_text() != "Probability of w7 by λ, in %")
+    settled(page, lambda: page.locator(STRIP).count() == 8)
+
+
+def test_a_model_of_a_task_guesses_without_the_second_map(
+    watch: Watch, served: Callable[[Explorer], str], explorer: Explorer, tmp_path: Path
+) -> None:
+    """In the page of a server and in one that is saved; the numbers are the task's, whatever the text is."""
+    left = explorer.sides["left"]
+    learned = left.model.model.model.layers[0].self_attn.lam().item()
+
+    def accuracy() -> float:
+        lam = left.model.model.model.layers[0].self_attn.lambdas(torch.zeros(1, 1, 24)).mean().item()
+        return 0.25 + 0.5 * abs(lam / learned)
+
+    task = Explorer(left, None, explorer.examples, task=Task(accuracy, sequences=40, floor=0.25))
+    saved = tmp_path / "page.html"
+    saved.write_text(recorded_page(task), encoding="utf-8")
+    for address in (served(task), saved.as_uri()):
+        page = watch.open(address)
+        settled(page, lambda page=page: page.locator(STRIP).count() == 8)
+        words = page.locator(".strip").inner_text().replace("\u00a0", " ")
+        assert "Right answers by λ" in words
+        assert "the model guesses: 25 % of its answers are right, 75 % with the learned λ (40 questions)." in words
+        assert "A guess among the values in the text gives 25 %." in words
 
 
 def test_each_head_of_the_grid_has_its_picture(watch: Watch, address: str, explorer: Explorer) -> None:
@@ -344,11 +409,11 @@ def test_a_link_gives_the_same_view_again(watch: Watch, address: str) -> None:
     again.get_by_role("button", name="Copy link").click()
     assert again.evaluate_handle("navigator.clipboard.readText()").json_value() == page.url
     assert again.locator("textarea").input_value() == "w5 w6 w5 w6 w8 w5"
-    again.goto(f"{address}#text=w1+w2+w3&left=2.2&lambda=all:0.25&row=1")  # in the page that is open
+    again.goto(f"{address}#text=w1+w2+w3&left=2.2&lambda=factor:0.25&row=1")  # in the page that is open
     settled(again, lambda: again.locator(".flow .token").count() == 3 and chosen_row(again) == 1)
-    settled(again, lambda: again.locator(".slider.main output").inner_text() == "λ = 0.25")
+    settled(again, lambda: again.locator(".slider.main output").inner_text() == "λ × 0.25")
     # A link that makes no sense opens the page all the same.
-    watch.open(f"{address}#text=w1+w2&left=99.x&lambda=all:x,7&row=-3&answer=1&left-added=x")
+    watch.open(f"{address}#text=w1+w2&left=99.x&lambda=factor:x,all:0.5,7&row=-3&answer=1&left-added=x")
 
 
 @pytest.mark.parametrize("part", ["head-view", "grid-card", "predictions"])
@@ -409,9 +474,9 @@ def test_two_readers_do_not_disturb_each_other(watch: Watch, address: str, explo
     pages = [watch.open(address), watch.open(address)]
     for round_ in range(3):
         for page, value in zip(pages, (0.1 + round_ / 10, 0.9), strict=True):
-            page.fill("#lambda-all", f"{value:.1f}")
+            page.fill("#lambda-factor", f"{value:.1f}")
     for page, value in zip(pages, (0.3, 0.9), strict=True):
-        loss = explorer.run({"text": TEXT, "lambdas": {"all": value}})["loss"]
+        loss = explorer.run({"text": TEXT, "lambdas": {"factor": value}})["loss"]
         settled(page, lambda page=page, loss=loss: measure(page, "Loss on the text")[0] == f"{loss:.3f}")
 
 
@@ -461,15 +526,16 @@ def test_the_saved_page_works_without_a_server(
 ) -> None:
     page = watch.open(saved.as_uri())
     page.locator('[data-head="2.3"]').first.click()
-    page.fill("#lambda-all", "0.35")
-    expected = explorer.run({"text": TEXT, "lambdas": {"all": 0.35}, "answer": ANSWER})
+    page.fill("#lambda-factor", "0.35")
+    expected = explorer.run({"text": TEXT, "lambdas": {"factor": 0.35}, "answer": ANSWER})
     settled(page, lambda: measure(page, "Loss on the text")[0] == f"{expected['loss']:.3f}")
     maps = attention_maps(make("diff"), torch.tensor([TOKENS]))[1]
     assert maps.first is not None
     assert maps.second is not None
-    row = maps.first[0, 2, 10] - 0.35 * maps.second[0, 2, 10]
+    lam = 0.35 * make("diff").model.layers[1].self_attn.lam().item()
+    row = maps.first[0, 2, 10] - lam * maps.second[0, 2, 10]
     settled(page, lambda: weights(page) == [pytest.approx(weight, abs=1.1e-3) for weight in row.tolist()])
-    overlap = torch.minimum(maps.first[0], 0.35 * maps.second[0]).sum(-1).mean(-1)
+    overlap = torch.minimum(maps.first[0], lam * maps.second[0]).sum(-1).clamp(min=0).mean(-1)
     cells = ".grid-card:first-child .grid-row:nth-child(2) .numbers span:first-child"
     settled(page, lambda: [abs(x) for x in percents(page, cells)] == [round(100 * x) for x in overlap.tolist()])
     assert watch.asked == {saved.as_uri()}
@@ -516,7 +582,7 @@ def test_both_models_write_on_in_a_saved_page(
     settled(page, lambda: "left-added=" in page.url)
     again = watch.open(page.url)
     settled(again, lambda: again.locator(".flow .token").count() == 13)
-    again.fill("#lambda-all", "0.1")  # what was written belongs to the learned λ
+    again.fill("#lambda-factor", "0.1")  # what was written belongs to the learned λ
     settled(again, lambda: again.locator(".flow .token").count() == 11)
     assert again.get_by_role("button", name="Step").is_disabled()
     # A link cannot put another text beside the recorded maps, nor other tokens.
@@ -548,6 +614,7 @@ def test_one_page_leads_to_every_pair_of_models(
         page.wait_for_selector(READY)
         assert "tiny-v2" in page.locator("footer").inner_text()
         assert page.locator(".pairs [aria-current=page]").inner_text() == "second"
+        settled(page, lambda: page.locator(STRIP).count() == 8)  # it asks nothing any more
     finally:
         server.stop()
         thread.join(10)
@@ -729,8 +796,8 @@ def test_the_widget_of_a_notebook(
     page.expose_function("kernel", kernel)
     page.evaluate("([esm, css, described]) => begin(esm, css, described)", [widget._esm, widget._css, widget.described])
     page.wait_for_selector(READY)
-    page.fill("[id$=lambda-all]", "0.3")
-    expected = explorer.run({"text": TEXT, "lambdas": {"all": 0.3}})
+    page.fill("[id$=lambda-factor]", "0.3")
+    expected = explorer.run({"text": TEXT, "lambdas": {"factor": 0.3}})
     settled(page, lambda: measure(page, "Loss on the text")[0] == f"{expected['loss']:.3f}")
     page.get_by_role("button", name="Step").click()
     settled(page, lambda: page.locator(".flow .token").count() == 12)
@@ -778,23 +845,29 @@ def test_2048_tokens_stay_usable(
     row = sides[0].model.trace(tokens).maps.of(1, slice(2, 3), slice(2000, 2001)).difference[0, 0]
     expected = pytest.approx(row[:2001].tolist(), abs=1.1e-3)
     settled(page, lambda: weights(page)[:2001] == expected, "the row is not that of the second head")
-    page.fill("#lambda-all", "0")
+    page.fill("#lambda-factor", "0")
     settled(page, lambda: measure(page, "KL to")[0] != "0.000 nats")
 
 
-def test_the_demos_report_shows_the_saved_page_in_a_frame(watch: Watch, saved: Path, tmp_path: Path) -> None:
-    """From disk; the report itself can run nothing, and its frame cannot reach it."""
+def test_the_demos_report_holds_the_saved_page(watch: Watch, saved: Path, tmp_path: Path) -> None:
+    """Also where it is sent alone; the report itself can run nothing, and its frame cannot reach it."""
     run = tmp_path / "retrieval-diff"
     run.mkdir()
+    (tmp_path / "sent").mkdir()
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 0.9}\n', encoding="utf-8")
     shutil.copy(saved, tmp_path / "explorer.html")
-    page = watch.open(build_run_report([tmp_path]).as_uri(), wait=False)
+    sent = build_run_report([tmp_path]).rename(tmp_path / "sent" / "report.html")
+    page = watch.open(sent.as_uri(), wait=False)
     frame = page.frame_locator("iframe")
     page.locator("iframe").scroll_into_view_if_needed()
     frame.locator(READY).wait_for()
     before = frame.locator(".measures").inner_text()
     frame.locator("input[type=range]").first.fill("0")
     settled(page, lambda: frame.locator(".measures").inner_text() != before)
+    assert frame.get_by_role("button", name="Copy link").count() == 0, "the address is the report's"
+    with page.expect_download() as download:
+        frame.get_by_role("button", name="PNG").first.click()
+    assert Path(download.value.path()).stat().st_size > 1000
     (inner,) = [each for each in page.frames if each != page.main_frame]
     assert inner.evaluate("() => { try { return parent.document.title } catch (error) { return error.name } }") == (
         "SecurityError"

@@ -26,8 +26,14 @@ def test_it_holds_a_run_for_each_step_of_lambda_and_for_each_token(explorer: Exp
         for count in range(recorded_page.WRITTEN + 1)
     ]
     assert decode_maps(base64.b64decode(left["maps"]["2.4"]))[0].first.shape == (1, 27, 27)
-    assert sorted(left["moved"]) == sorted(["all", "1", "2", *(f"{layer}.{head}" for layer in "12" for head in "1234")])
-    for place, lambdas in (("all", {"all": 0.5}), ("2", {"layers": {"2": 0.5}}), ("2.3", {"heads": {"2.3": 0.5}})):
+    assert sorted(left["moved"]) == sorted(
+        ["factor", "1", "2", *(f"{layer}.{head}" for layer in "12" for head in "1234")]
+    )
+    for place, lambdas in (
+        ("factor", {"factor": 0.5}),
+        ("2", {"layers": {"2": 0.5}}),
+        ("2.3", {"heads": {"2.3": 0.5}}),
+    ):
         (step,) = [step for step in left["moved"][place] if step["value"] == 0.5]
         expected = explorer.run({"text": TEXT, "lambdas": lambdas, "answer": ANSWER})
         for name in ("loss", "divergence", "answer_share", "answer_probability"):
@@ -39,7 +45,7 @@ def test_heads_of_a_model_with_many_are_not_moved_one_by_one(
 ) -> None:
     monkeypatch.setattr(recorded_page, "MOST_HEADS", 7)
     recorded = data_of(recorded_page.recorded_page(explorer))["recorded"]
-    assert sorted(recorded["left"]["moved"]) == ["1", "2", "all"]
+    assert sorted(recorded["left"]["moved"]) == ["1", "2", "factor"]
     assert recorded["right"]["moved"] == {}
 
 

@@ -8,6 +8,7 @@ import { HeadView } from "./head_view.js";
 import { LambdaPanel } from "./lambda_panel.js";
 import { Predictions } from "./predictions.js";
 import { Latest } from "./sources.js";
+import { Strip } from "./strip.js";
 import { TextPanel } from "./text_panel.js";
 import { FIRST_VIEW, changed, fromHash, toHash } from "./view_state.js";
 
@@ -28,10 +29,17 @@ function useTheme() {
 function firstView(data, hash) {
   const example = data.examples[0];
   const view = { ...FIRST_VIEW, text: example?.text ?? "", answer: example?.answer ?? null };
+  if (data.opening) {
+    view.left = data.opening;
+    if (data.models.right && !view.answer) view.right = besides(data.opening, data.models.right);
+  }
   return fromHash(hash, view, data.models);
 }
 
-// The head that is worth a first look: of which most lies on the answer, or from which most is removed.
+// A Transformer without an answer to look at has no head that is worth a first look: the one in the same place.
+const besides = ({ layer, head }, { layers, heads }) => ({ layer: Math.min(layer, layers), head: Math.min(head, heads) });
+
+// The head that is worth a first look where it is not known where λ matters most: of which most lies on the answer, or from which most is removed.
 function striking({ on_answer: onAnswer, removed }) {
   const numbers = onAnswer ?? removed;
   if (!numbers) return null;
@@ -53,6 +61,7 @@ export function App({ data, source, root }) {
   const view = source.shown?.(wanted) ?? wanted;
   const [runs, setRuns] = useState({});
   const [maps, setMaps] = useState({});
+  const [points, setPoints] = useState({}); // of the strip, by the factor of λ
   const [refusal, setRefusal] = useState(null);
   const [hovered, setHovered] = useState(null);
   const latest = useMemo(
@@ -63,7 +72,7 @@ export function App({ data, source, root }) {
   const isRefused = useRef(false); // the text, by the model on the left
   const isEmpty = useRef(false);
   isEmpty.current = !view.text.trim();
-  const isChosen = useRef(hash.length > 1 ? { left: true, right: true } : {});
+  const isChosen = useRef(hash.length > 1 ? { left: true, right: true } : { left: Boolean(data.opening) });
 
   const change = useCallback((part) => setView((now) => ({ ...now, ...(part instanceof Function ? part(now) : part) })), []);
 
@@ -107,10 +116,8 @@ export function App({ data, source, root }) {
           if (first) isChosen.current[side] = true;
           if (!first) return;
           change({ [side]: first });
-          // A Transformer without an answer to look at has no such head: the one in the same place stands beside.
           if (side === "left" && models.right && !view.answer && !isChosen.current.right) {
-            const { layers, heads } = models.right;
-            change({ right: { layer: Math.min(first.layer, layers), head: Math.min(first.head, heads) } });
+            change({ right: besides(first, models.right) });
           }
         } catch (error) {
           wait(false);
@@ -151,6 +158,25 @@ export function App({ data, source, root }) {
     }, [JSON.stringify([asked, head])]);
   }
 
+  // A point after the other, so that an answer that the reader waits for waits for one of them at most.
+  const { factors, task } = data.strip;
+  const stripped = { text: view.text, ...answered("left") };
+  useEffect(() => {
+    let isOver = false;
+    (async () => {
+      for (const factor of task || view.text.trim() ? factors : []) {
+        await latest.left.run.answered;
+        const point = isOver ? null : await source.strip({ ...stripped, factor });
+        if (isOver) return;
+        // Those of the text before stay until there are new ones.
+        setPoints((now) => (factor === factors[0] ? {} : now));
+        if (point.value === null) return;
+        setPoints((now) => ({ ...now, [factor]: point }));
+      }
+    })().catch(() => {}); // the run of the same text says why
+    return () => (isOver = true);
+  }, [task ? null : JSON.stringify(stripped)]);
+
   const left = runs.left;
   const length = left?.tokens.length ?? 0;
   // Without a pinned token the row that was generated last is shown, or that of the question.
@@ -159,7 +185,8 @@ export function App({ data, source, root }) {
 
   useEffect(() => {
     root.dataset.theme = theme;
-    root.dataset.ready = String(Boolean(left?.heads && maps.left));
+    const isBeside = !models.right || maps.right || refusal?.side === "right";
+    root.dataset.ready = String(Boolean(left?.heads && maps.left && isBeside));
   });
   // Not at every step of a slider: browsers refuse more than some hundred changes of the address in half a minute.
   useEffect(() => {
@@ -198,12 +225,11 @@ export function App({ data, source, root }) {
         ${data.pairs.map(({ name, address }) => html`<a key=${name} href=${address}
             aria-current=${location.pathname === address ? "page" : null}>${name}</a>`)}
       </nav>`}
-      <h1>See the noise cancel</h1>
+      <h1>What the second map does</h1>
       <p class="lead">
         Each head of a Differential Transformer looks at the text twice, and takes the second look, times${" "}
         <i>λ</i>, away from the first: <span class="formula">A<sub>1</sub> − λA<sub>2</sub></span>.${" "}
-        What both looks share is noise, and it cancels; what only the first one sees is left.${" "}
-        <strong>Move λ</strong> and watch what the model attends to and what it would write next.
+        <strong>Move λ</strong> and watch what the model attends to, what it would write next, and how well it does.
       </p>
       ${models.left.note && html`<p class="note">${models.left.note}</p>`}
     </header>
@@ -211,6 +237,7 @@ export function App({ data, source, root }) {
     <main class="layout">
       <div class="controls">
         <${LambdaPanel} model=${models.left} run=${left} place=${view.left} lambdas=${view.lambdas} onChange=${setLambdas} />
+        <${Strip} factors=${factors} task=${task} points=${points} lambdas=${view.lambdas} />
         <${Predictions} run=${left} right=${runs.right} models=${models} theme=${theme} />
         <${TextPanel} data=${data} source=${source} view=${view} onChange=${change} onRefusal=${setRefusal} />
         <${Generation} models=${models} runs=${runs} view=${view} wanted=${wanted} source=${source} question=${question}

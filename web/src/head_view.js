@@ -10,7 +10,7 @@ import { SaveButtons } from "./save_buttons.js";
 import { Scale } from "./scale.js";
 import { TokenFlow } from "./token_flow.js";
 import { useWidth } from "./use_width.js";
-import { lambdaOf, toHash } from "./view_state.js";
+import { changed, ownLambda, toHash } from "./view_state.js";
 import { nameInGroup, noiseHeadOf, number, place } from "./words.js";
 
 // GQA: which heads use the same keys and values.
@@ -29,9 +29,11 @@ export function HeadView({ models, runs, maps, view, theme, row, hovered, shared
   const [container, width] = useWidth();
   const [left, right] = [maps.left, maps.right];
   const isOfHead = left && left.head.layer === view.left.layer && left.head.head === view.left.head;
-  const set = models.left.subtracts ? lambdaOf(view.lambdas, view.left) : null;
-  // While the server computes, the difference follows the slider with the maps that are there.
-  const lam = isOfHead ? set : null;
+  const own = models.left.subtracts ? ownLambda(view.lambdas, view.left) : null;
+  // While the server computes, the difference follows the slider with the maps that are there. A λ for every token is
+  // known from the server alone.
+  const learned = models.left.lambda_per_token ? undefined : runs.left?.learned_lambdas?.[view.left.layer - 1][view.left.head - 1];
+  const lam = isOfHead ? own ?? (learned === undefined ? null : view.lambdas.factor * learned) : null;
   const net = useMemo(() => (left ? difference(left, lam) : null), [left, lam]);
   const scale = useMemo(
     () => (left ? Math.max(scaleOf(left.length, left.first, left.second ?? [], net), right ? scaleOf(right.length, right.first) : 0) : 1),
@@ -54,7 +56,7 @@ export function HeadView({ models, runs, maps, view, theme, row, hovered, shared
     panels.push({ key: "right", name, side: "right", maps: right, weights: right.first });
   }
 
-  const columns = width >= (panels.length === 3 ? 540 : 860) ? panels.length : Math.min(2, panels.length);
+  const columns = width >= (panels.length === 3 ? 540 : 700) ? panels.length : Math.min(2, panels.length);
   const gap = width >= 860 ? 20 : 12;
   const side = Math.max(0, Math.floor((width - gap * (columns - 1)) / Math.max(1, columns)));
   const pin = (token) => onChange((now) => ({ row: now.row === token ? null : token }));
@@ -77,7 +79,7 @@ export function HeadView({ models, runs, maps, view, theme, row, hovered, shared
       </div>
       <div ref=${container} class="panels" style=${{ gridTemplateColumns: `repeat(${columns || 1}, 1fr)`, gap: `${gap}px` }}>
         ${side > 0 && panels.map((panel) => html`
-          <${MapPanel} key=${panel.key} panel=${panel} pieces=${pieces[panel.side]} size=${side} scale=${scale} theme=${theme}
+          <${MapPanel} key=${panel.key} panel=${panel} pieces=${pieces[panel.side]} size=${side} hasStrip=${side >= 200 || columns > 2} scale=${scale} theme=${theme}
             row=${Math.min(row, panel.maps.length - 1)} answer=${panel.side === "left" || shared ? view.answer : null}
             added=${view.added[panel.side].length} head=${panel.side === "left" ? headName : null}
             onHover=${onHover} onPin=${pin} />`)}
@@ -89,10 +91,7 @@ export function HeadView({ models, runs, maps, view, theme, row, hovered, shared
           onHover=${onHover} onPin=${pin} onAnswer=${live ? (answer) => onChange({ answer }) : null} />
         <${RowCurve} maps=${left} net=${net} lam=${lam} pieces=${pieces.left} row=${Math.min(row, left.length - 1)}
           isPinned=${view.row !== null && hovered === null} />`}
-      ${!live && changedNote(set)}
+      ${!live && changed(view.lambdas) &&
+      html`<p class="quiet">In this saved page A₁ and A₂ are those of the learned λ; the explorer’s server computes them anew.</p>`}
     </section>`;
 }
-
-const changedNote = (set) =>
-  set !== null &&
-  html`<p class="quiet">In this saved page A₁ and A₂ are those of the learned λ; the explorer’s server computes them anew.</p>`;

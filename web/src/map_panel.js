@@ -7,14 +7,14 @@ import { describeMap, label } from "./words.js";
 const STRIP = 46; // pixels of the strips, where there is room for them
 const LINE = 11; // pixels that a label needs
 
-export function MapPanel({ panel, pieces, size, scale, theme, row, answer, added, onHover, onPin }) {
+export function MapPanel({ panel, pieces, size, hasStrip, scale, theme, row, answer, added, onHover, onPin }) {
   const canvas = useRef(null);
   const { maps, weights, name } = panel;
   useEffect(() => {
     paintMap(canvas.current, weights, maps.length, scale, theme);
   }, [weights, maps.length, scale, theme]);
 
-  const strip = size >= 200 ? STRIP : 0;
+  const strip = hasStrip ? STRIP : 0;
   const side = size - strip;
   const cell = side / maps.length;
   const every = Math.max(1, Math.ceil(LINE / cell));

@@ -2,7 +2,7 @@
 // and what the models wrote after it, the maps with the learned λ, and runs where one λ was moved in steps.
 import { decodeMaps, difference, firstRows, fromBase64, rowOf, scaleOf } from "./decode.js";
 import { pooledExtremes } from "./draw.js";
-import { NOTHING_ADDED, changed, lambdaOf } from "./view_state.js";
+import { AS_LEARNED, NOTHING_ADDED, changed, ownLambda } from "./view_state.js";
 
 const nearest = (steps, value) =>
   steps.reduce((best, step) => (Math.abs(step.value - value) < Math.abs(best.value - value) ? step : best));
@@ -11,13 +11,14 @@ const sum = (weights) => weights.reduce((total, weight) => total + weight, 0);
 
 export class RecordedSource {
   live = false;
-  hasAddress = true;
+  hasAddress = location.protocol !== "about:"; // in a frame that holds the page itself, the address is another's
   #decoded = new Map();
 
-  constructor({ recorded, models, examples }) {
+  constructor({ recorded, models, examples, strip }) {
     this.recorded = recorded;
     this.models = models;
     [this.example] = examples;
+    this.measured = strip;
   }
 
   // What of a view, which may come from a link, this page can show.
@@ -37,8 +38,8 @@ export class RecordedSource {
     const length = tokens.length - runs.length + 1 + append.length;
     const run = { tokens: tokens.slice(0, length), pieces: pieces.slice(0, length), learned_lambdas, ...runs[append.length] };
     if (lambdas) {
-      const { all, layers, heads } = lambdas;
-      const places = Object.entries({ ...(all === null ? {} : { all }), ...layers, ...heads });
+      const { factor, layers, heads } = lambdas;
+      const places = Object.entries({ ...(factor === 1 ? {} : { factor }), ...layers, ...heads });
       const [place, value] = places[0];
       if (places.length > 1 || !(place in moved)) {
         run.is_recorded = false;
@@ -51,15 +52,17 @@ export class RecordedSource {
     return run;
   }
 
-  async map({ side, append = [], layer, head }) {
+  async map({ side, append = [], layer, head, lambdas }) {
     const { tokens, runs } = this.recorded[side];
-    return firstRows(this.#maps(side, layer, head), tokens.length - runs.length + 1 + append.length);
+    return firstRows(this.#maps(side, layer, head, lambdas), tokens.length - runs.length + 1 + append.length);
   }
 
   async next({ side, append = [] }) {
     const { tokens, runs } = this.recorded[side];
     return { token: tokens[tokens.length - runs.length + 1 + append.length] };
   }
+
+  strip = async ({ factor }) => this.measured.points[this.measured.factors.indexOf(factor)];
 
   // The numbers and pictures of all heads, as the server computes them, from the maps of the learned λ.
   #heads(side, length, lambdas, answer, most) {
@@ -71,8 +74,8 @@ export class RecordedSource {
       result.removed?.push([]);
       result.on_answer?.push([]);
       for (let head = 1; head <= heads; head++, index++) {
-        const maps = firstRows(this.#maps(side, layer, head), length);
-        const net = difference(maps, lambdas ? lambdaOf(lambdas, { layer, head }) : null);
+        const maps = firstRows(this.#maps(side, layer, head, lambdas), length);
+        const net = difference(maps, ownLambda(lambdas ?? AS_LEARNED, { layer, head }));
         if (subtracts) {
           let removed = 0;
           for (let i = 0; i < net.length; i++) removed += Math.max(0, Math.min(maps.first[i], maps.first[i] - net[i]));
@@ -91,11 +94,12 @@ export class RecordedSource {
     return result;
   }
 
-  #maps(side, layer, head) {
+  #maps(side, layer, head, { factor } = AS_LEARNED) {
     const key = `${side} ${layer}.${head}`;
     if (!this.#decoded.has(key)) {
       this.#decoded.set(key, decodeMaps(fromBase64(this.recorded[side].maps[`${layer}.${head}`])));
     }
-    return this.#decoded.get(key);
+    const { lam, ...maps } = this.#decoded.get(key);
+    return { ...maps, lam: lam?.map((value) => factor * value) };
   }
 }

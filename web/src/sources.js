@@ -34,6 +34,7 @@ export class ServerSource {
   map = async (question, earlier) => decodeMaps(await (await this.#ask("map", question)).arrayBuffer(), earlier);
   next = async (question) => (await this.#ask("next", question)).json();
   example = async (question) => (await this.#ask("example", question)).json();
+  strip = async (question) => (await this.#ask("strip", question)).json();
 }
 
 // One question at a time; of those that come meanwhile only the last is asked.

@@ -2,11 +2,14 @@
 
 export const NOTHING_ADDED = { left: [], right: [] };
 
+// All λ are the learned ones times the factor, but for those of layers and heads that have their own.
+export const AS_LEARNED = { factor: 1, layers: {}, heads: {} };
+
 export const FIRST_VIEW = {
   text: "",
   added: NOTHING_ADDED, // tokens that were generated after the text
   answer: null,
-  lambdas: { all: null, layers: {}, heads: {} },
+  lambdas: AS_LEARNED,
   left: { layer: 1, head: 1 },
   right: { layer: 1, head: 1 },
   row: null, // the pinned token, counted from 0
@@ -22,9 +25,9 @@ export function toHash(view) {
     parameters.set(side, two(view[side]));
     if (view.added[side].length) parameters.set(`${side}-added`, view.added[side].join(","));
   }
-  const { all, layers, heads } = view.lambdas;
+  const { factor, layers, heads } = view.lambdas;
   const lambdas = [
-    ...(all === null ? [] : [["all", all]]),
+    ...(factor === 1 ? [] : [["factor", factor]]),
     ...Object.entries(layers),
     ...Object.entries(heads),
   ];
@@ -48,12 +51,12 @@ export function fromHash(hash, first, models) {
     const added = numbers(parameters.get(`${side}-added`) ?? "");
     if (added.every(Number.isInteger)) view.added[side] = added;
   }
-  view.lambdas = { all: null, layers: {}, heads: {} };
+  view.lambdas = { factor: 1, layers: {}, heads: {} };
   for (const entry of (parameters.get("lambda") ?? "").split(",")) {
     const [where, text] = entry.split(":");
     const value = Number(text);
     if (text === undefined || !Number.isFinite(value)) continue;
-    if (where === "all") view.lambdas.all = value;
+    if (where === "factor") view.lambdas.factor = value;
     else if (/^\d+$/.test(where)) view.lambdas.layers[where] = value;
     else if (/^\d+\.\d+$/.test(where)) view.lambdas.heads[where] = value;
   }
@@ -66,9 +69,8 @@ export function fromHash(hash, first, models) {
   return view;
 }
 
-// λ of a head as the view sets it, or null for the learned one.
-export const lambdaOf = ({ all, layers, heads }, { layer, head }) =>
-  heads[`${layer}.${head}`] ?? layers[layer] ?? all;
+// λ that a head or its layer has of its own, or null where it is the learned one times the factor.
+export const ownLambda = ({ layers, heads }, { layer, head }) => heads[`${layer}.${head}`] ?? layers[layer] ?? null;
 
-export const changed = ({ all, layers, heads }) =>
-  all !== null || Object.keys(layers).length > 0 || Object.keys(heads).length > 0;
+export const changed = ({ factor, layers, heads }) =>
+  factor !== 1 || Object.keys(layers).length > 0 || Object.keys(heads).length > 0;

@@ -31,6 +31,7 @@ export class WidgetSource {
   map = async (question, earlier) => decodeMaps(await this.#ask("map", question), earlier);
   next = (question) => this.#ask("next", question);
   example = (question) => this.#ask("example", question);
+  strip = (question) => this.#ask("strip", question);
 }
 
 // A DataView, as Jupyter gives it, or an array → an ArrayBuffer of its bytes alone.

@@ -38,10 +38,12 @@ def demo(
     """
     from diff_transformer.cli.demo_display import DemoDisplay
     from diff_transformer.cli.explored_checkpoints import write_recorded_page
-    from diff_transformer.lab.experiments.demo import EXPLORER_PAGE, run_demo
+    from diff_transformer.explorer import Answer, Example
+    from diff_transformer.lab.experiments.demo import ATTENTION, EXPLORER_PAGE, run_demo
+    from diff_transformer.lab.record import AttentionExample
     from diff_transformer.lab.report.measured_tables import demo_table
     from diff_transformer.lab.report.run_pages import build_run_report
-    from diff_transformer.lab.results_files import read_results
+    from diff_transformer.lab.results_files import read_record, read_results
 
     with DemoDisplay(console.messages()) as display:
         folder = run_demo(
@@ -54,7 +56,13 @@ def demo(
             progress=display,
         )
     explorer = folder / EXPLORER_PAGE
-    write_recorded_page(folder / "retrieval-diff", folder / "retrieval-softmax", explorer)
+    # The question whose maps the report draws.
+    asked = read_record(folder / ATTENTION, AttentionExample)
+    query, begin = asked.query_position, asked.answer_positions[0]
+    question = Example(
+        "The question of the report", " ".join(asked.tokens[: query + 1]), Answer(query, begin, begin + 1)
+    )
+    write_recorded_page(folder / "retrieval-diff", folder / "retrieval-softmax", explorer, text=question)
     page, numbers = build_run_report([folder]), folder / "results.json"
     results = read_results(numbers)
     console.output().print(demo_table(results, short=True))

@@ -40,9 +40,10 @@ def explore(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
     device: Device = None,
 ) -> None:
-    """See the noise cancel: two attention maps of each head, and what is left when one is taken from the other.
+    """See what the second map of each head does: both attention maps, and what is left when it is taken away.
 
-    The page lets you move λ and follow the next token's distribution, the loss and the attention on the answer. It is
+    The page lets you move λ and follow the next token's distribution, the loss, the attention on the answer and, of a
+    model of the retrieval task, the accuracy. It opens at the head where λ = 0 changes the prediction most. It is
     served on this machine alone, under an address with a random part, until Ctrl-C.
     """
     if output is None:

@@ -1,6 +1,7 @@
 """Loads checkpoints for the explorer: the models, what they read, and the texts that the page opens with."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,17 @@ from diff_transformer.explorer import (
     Example,
     ExploredModel,
     Explorer,
+    LambdaSettings,
     Side,
+    Task,
     TokenizerVocabulary,
     Vocabulary,
     WordVocabulary,
 )
 from diff_transformer.explorer.explored_model import subtracts
+from diff_transformer.explorer.lambda_settings import LEARNED
 from diff_transformer.explorer.recorded_page import recorded_page
+from diff_transformer.lab.measure.retrieval import FIRST_QUERY, retrieval_answers, retrieval_baselines
 from diff_transformer.storage.files import write_atomically
 from diff_transformer.train.data_kinds import GeneratedData
 
@@ -31,7 +36,8 @@ FIRST_TEXT = (
     "The old house stood at the end of the lane, behind a row of black poplars. Nobody had lived in the old house for "
     "twenty years, and nobody in the village remembered who had planted the row of black"
 )
-_TRIED_TOKENS = 4096  # of needles, of which the first that the model finds is shown first
+_TRIED_TOKENS = 4096  # of needles, of which the first that the model finds with its λ alone is shown first
+_SEQUENCES = 512  # on which the strip's accuracy is measured
 _RETRIEVAL_NOTE = (
     "This model learned one task. A key (k3) with its value (v5) right after it is a needle among noise (n0, n1, …). "
     'At the end "?" and a key ask for a value, and the model should write it. It learned nothing else, so its loss on '
@@ -62,7 +68,12 @@ def shipped_pairs() -> dict[str, tuple[Path, Path]]:
 
 
 def write_recorded_page(
-    checkpoint: Path, compare: Path | None, output: Path, *, text: str | None = None, device: str | None = None
+    checkpoint: Path,
+    compare: Path | None,
+    output: Path,
+    *,
+    text: str | Example | None = None,
+    device: str | None = None,
 ) -> None:
     """Write the page of two models as one file, over a file that is there. Raises ValueError as `build_explorer`."""
     explorer = build_explorer(checkpoint, compare, text, device)
@@ -70,8 +81,8 @@ def write_recorded_page(
     write_atomically(output, recorded_page(explorer))
 
 
-def build_explorer(checkpoint: Path, compare: Path | None, text: str | None, device: str | None) -> Explorer:
-    """Load the models and what they read.
+def build_explorer(checkpoint: Path, compare: Path | None, text: str | Example | None, device: str | None) -> Explorer:
+    """Load the models and what they read. A text that is given comes before the explorer's own.
 
     Raises:
         ValueError: the checkpoint is not differential, or a text that it cannot read.
@@ -86,11 +97,12 @@ def build_explorer(checkpoint: Path, compare: Path | None, text: str | None, dev
     left = sides[0]
     examples = []
     if text is not None:
-        left.model.check_tokens(left.vocabulary.encode(text))
-        examples.append(Example("Your text", text))
+        given = text if isinstance(text, Example) else Example("Your text", text)
+        left.model.check_tokens(left.vocabulary.encode(given.text))
+        examples.append(given)
     draw = _needles(folders[0], left)
     examples.append(_first_needles(left, draw) if draw else _first_text(folders[0], left))
-    return Explorer(left, sides[1] if len(sides) > 1 else None, examples, draw)
+    return Explorer(left, sides[1] if len(sides) > 1 else None, examples, draw, _task(folders[0], left))
 
 
 def _load_side(folder: Path, device: str | None) -> Side:
@@ -130,6 +142,26 @@ def _needles(folder: Path, side: Side) -> Callable[[int], Example] | None:
     return partial(_needles_in_text, batches.validation, side.vocabulary)
 
 
+def _task(folder: Path, side: Side) -> Task | None:
+    """The retrieval task, where the model was trained on it: what it answers to the first query of each sequence, as
+    the answers to queries before a later one are in view."""
+    recipe = find_recipe(folder)
+    if recipe is None or recipe.data.kind != "retrieval":
+        return None
+    batches = batches_of(folder)
+    assert isinstance(batches, RetrievalBatches)
+    sample = batches.sample(_SEQUENCES, seed=0)
+    queries = sample.query_positions[:, :1]
+    first = replace(
+        sample,
+        input_ids=sample.input_ids[:, : int(queries.max()) + 1],
+        query_positions=queries,
+        answer_spans=sample.answer_spans[:, :1],
+    )
+    (floor,) = [one.floor for one in retrieval_baselines(recipe) if one.name == FIRST_QUERY]
+    return Task(lambda: retrieval_answers(side.model.model, first).double().mean().item(), _SEQUENCES, floor)
+
+
 def _needles_among_tokens(task: RetrievalBatches, vocabulary: Vocabulary, seed: int) -> Example:
     sample = task.sample(1, seed)
     query, begin = int(sample.query_positions[0, 0]), int(sample.answer_spans[0, 0])
@@ -149,17 +181,22 @@ def _needles_in_text(task: NeedleTask, vocabulary: Vocabulary, seed: int) -> Exa
 
 
 def _first_needles(side: Side, draw: Callable[[int], Example]) -> Example:
-    """The first that the model finds, if it soon finds some."""
-    seed = read = 0
+    """The first that the model finds, and does not with λ = 0; or else the first that it finds; or the first of all."""
+    found, seed, read = [], 0, 0
     while read < _TRIED_TOKENS:
         example = draw(seed)
         tokens = side.vocabulary.encode(example.text)
         if example.answer is not None:
-            written = side.model.trace(tokens).next_log_probabilities.argmax()
-            if int(written) == tokens[example.answer.begin]:
+            right = [
+                int(side.model.trace(tokens, settings).next_log_probabilities.argmax()) == tokens[example.answer.begin]
+                for settings in (LEARNED, LambdaSettings(factor=0.0))
+            ]
+            if right == [True, False]:
                 return example
+            if right[0]:
+                found.append(example)
         seed, read = seed + 1, read + len(tokens)
-    return draw(0)
+    return found[0] if found else draw(0)
 
 
 def _first_text(folder: Path, side: Side) -> Example:

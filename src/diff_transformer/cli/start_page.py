@@ -13,7 +13,7 @@ class Trial(NamedTuple):
 
 # On two processor cores. tests/cli/test_start_page.py holds the times to what the commands say themselves.
 TRIALS = (
-    Trial("explore", "a minute", "trained models in the browser: move λ, and see the noise cancel"),
+    Trial("explore", "a minute", "trained models in the browser: move λ, and see what the second map does"),
     Trial("demo", "4 to 8 minutes", "a DIFF Transformer and a Transformer learn side by side, and are compared"),
     Trial("reproduce v2", "5 minutes", "an experiment with seeds, intervals and a verdict"),
 )

@@ -1,7 +1,7 @@
 """Shows the attention maps of a model in a browser, where the reader moves λ (docs/explorer.md)."""
 
 from diff_transformer.explorer.explored_model import ExploredModel
-from diff_transformer.explorer.explorer import Example, Explorer, Side
+from diff_transformer.explorer.explorer import Example, Explorer, Side, Task
 from diff_transformer.explorer.head_numbers import Answer
 from diff_transformer.explorer.lambda_settings import LambdaSettings
 from diff_transformer.explorer.notebook import explore
@@ -14,6 +14,7 @@ __all__ = [
     "Explorer",
     "LambdaSettings",
     "Side",
+    "Task",
     "TokenizerVocabulary",
     "Vocabulary",
     "WordVocabulary",

@@ -17,6 +17,7 @@ from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCaus
 from diff_transformer.model.interface_attention import attention_implementation
 
 MOST_TOKENS = 2048
+LONG_WORK = 1 << 38  # runs × tokens × parameters: more take a processor ten seconds or longer
 _LOGITS_AT_ONCE = 256  # positions; the logits of all would be many times as large as all else
 _LARGEST_RETURNED = 4 << 30  # bytes of maps that a model of transformers may return at once
 
@@ -94,6 +95,23 @@ class ExploredModel:
         settings.check(self.layers, self.heads)
         input_ids = torch.tensor([list(tokens)], device=self.model.device)
         return self._traced(input_ids, settings) if self.is_ours else self._returned(input_ids)
+
+    def most_changed_head(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """The layer, and in it the head, both counted from 1, where λ = 0 changes most what the model predicts next.
+
+        It takes a run for each layer and for each head of one; None where so many would take long.
+        """
+        runs = 1 + self.layers + self.heads
+        if runs * len(tokens) * self.model.num_parameters() > LONG_WORK:
+            return None
+        learned = self.trace(tokens)
+
+        def change(settings: LambdaSettings) -> float:
+            return learned.divergence(self.trace(tokens, settings))
+
+        layer = max(range(1, self.layers + 1), key=lambda layer: change(LambdaSettings(layers={layer: 0.0})))
+        head = max(range(1, self.heads + 1), key=lambda head: change(LambdaSettings(heads={(layer, head): 0.0})))
+        return layer, head
 
     def _traced(self, input_ids: Tensor, settings: LambdaSettings) -> Trace:
         decoder = self.model.model

@@ -5,7 +5,6 @@ Recent runs are kept, so that a question about another head of the same text doe
 """
 
 import base64
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +13,15 @@ from typing import Any
 
 import torch
 
-from diff_transformer.explorer.explored_model import ExploredModel
+from diff_transformer.explorer.explored_model import LONG_WORK, ExploredModel
 from diff_transformer.explorer.head_numbers import Answer, answer_shares, head_numbers
-from diff_transformer.explorer.lambda_settings import LEARNED, LambdaSettings
+from diff_transformer.explorer.lambda_settings import LEARNED, LambdaSettings, replaced_lambdas
 from diff_transformer.explorer.map_format import encode_maps
 from diff_transformer.explorer.trace import Trace
 from diff_transformer.explorer.vocabulary import Vocabulary, check_text
 
 SHOWN_TOKENS = 10  # of a distribution
+STRIP_FACTORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of λ, at which the strip is measured
 _KEPT_BYTES = 1 << 29  # of traces
 _KEPT_TRACES = 64
 _LARGEST_TEMPERATURE = 10.0
@@ -45,6 +45,21 @@ class Example:
     answer: Answer | None = None
 
 
+@dataclass(frozen=True)
+class Task:
+    """What the model on the left was trained for, and how well it does that.
+
+    Attributes:
+        accuracy: measures the model as it is at that moment, on the same sequences each time.
+        sequences: how many these are.
+        floor: the accuracy of a guess among what the text holds.
+    """
+
+    accuracy: Callable[[], float]
+    sequences: int
+    floor: float
+
+
 class Explorer:
     """One or two models side by side: a differential one on the left, any causal language model on the right.
 
@@ -53,8 +68,9 @@ class Explorer:
     Args:
         left: the model whose λ the reader moves.
         right: the model beside it, or None.
-        examples: texts that the page offers, the first of which it opens with.
+        examples: texts that the page offers, the first of which it opens with, at the head where λ = 0 changes most.
         draw_example: the example of a seed, where new ones can be drawn, such as needles of the retrieval task.
+        task: what the model on the left was trained for, where its accuracy can be measured.
     """
 
     def __init__(
@@ -63,16 +79,27 @@ class Explorer:
         right: Side | None = None,
         examples: Sequence[Example] = (),
         draw_example: Callable[[int], Example] | None = None,
+        task: Task | None = None,
     ) -> None:
         self.sides = {"left": left} | ({} if right is None else {"right": right})
-        self.examples, self.draw_example = tuple(examples), draw_example
+        self.examples, self.draw_example, self.task = tuple(examples), draw_example, task
+        self._accuracies: dict[float, float] = {}
+        self._opening = None
+        if examples and left.model.subtracts:
+            self._opening = left.model.most_changed_head(left.vocabulary.encode(examples[0].text))
         self._running = threading.RLock()
         self._kept: OrderedDict[object, Trace] = OrderedDict()
 
     @property
     def questions(self) -> dict[str, Callable[[Any], Any]]:
         """What answers each kind of question, by the name that the page has for it."""
-        return {"run": self.run, "map": self.head_map, "next": self.next_token, "example": self.example}
+        return {
+            "run": self.run,
+            "map": self.head_map,
+            "next": self.next_token,
+            "example": self.example,
+            "strip": self.strip,
+        }
 
     def describe(self) -> dict[str, Any]:
         """What the page needs to know first: the models, their sizes, and the examples."""
@@ -98,6 +125,11 @@ class Explorer:
             "shared_vocabulary": shared,
             "examples": [_example_json(example) for example in self.examples],
             "draws_examples": self.draw_example is not None,
+            "opening": None if self._opening is None else dict(zip(("layer", "head"), self._opening, strict=True)),
+            "strip": {
+                "factors": list(STRIP_FACTORS) if self.sides["left"].model.subtracts else [],
+                "task": None if self.task is None else {"floor": self.task.floor, "sequences": self.task.sequences},
+            },
         }
 
     def example(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,7 +157,7 @@ class Explorer:
                 "tokens": tokens,
                 "pieces": side.vocabulary.pieces(tokens),
                 "next": self._next(side, tokens, learned, now),
-                "divergence": divergence(learned, now),
+                "divergence": learned.divergence(now),
                 "loss": now.loss,
                 "learned_loss": learned.loss,
                 "learned_lambdas": None if learned.lambdas is None else learned.lambdas.tolist(),
@@ -141,6 +173,31 @@ class Explorer:
             if picture is not None:
                 result["heads"] = self._heads(side, now, answer, picture)
         return result
+
+    def strip(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """How well the left model does with all λ times a factor: {"factor": 0.5, "text": …, "answer": {…}}.
+
+        {"value": the accuracy at its task}; of a model without one {"value": the probability of the answer after the
+        text, or without an answer of what is likeliest with the learned λ, "piece": its token}. The value is null where
+        the model and the text are so large that the whole strip would take long.
+        """
+        settings = LambdaSettings.read({"factor": question.get("factor")})
+        model = self.sides["left"].model
+        with self._running:
+            if self.task is not None:
+                if settings.factor not in self._accuracies:
+                    with replaced_lambdas(model.model, settings, model.heads):
+                        self._accuracies[settings.factor] = self.task.accuracy()
+                return {"value": self._accuracies[settings.factor]}
+            name, side, tokens, _ = self._read(question)
+            if len(STRIP_FACTORS) * len(tokens) * model.model.num_parameters() > LONG_WORK:
+                return {"value": None}
+            answer = Answer.read(question.get("answer"), len(tokens))
+            token = int(self._trace(name, tokens, LEARNED).next_log_probabilities.argmax())
+            if answer is not None and answer.query == len(tokens) - 1:
+                token = tokens[answer.begin]
+            value = self._trace(name, tokens, settings).next_log_probabilities[token].exp().item()
+        return {"value": value, "piece": side.vocabulary.piece_after(tokens, token)}
 
     def head_map(self, question: Mapping[str, Any]) -> bytes:
         """The maps of one head in the form of :mod:`diff_transformer.explorer.map_format`.
@@ -248,13 +305,6 @@ class Explorer:
             "picture_size": numbers.pictures.shape[-1],
             "pictures": base64.b64encode(numbers.pictures.numpy().tobytes()).decode(),
         }
-
-
-def divergence(learned: Trace, now: Trace) -> float:
-    """KL(learned ‖ now) of the next token's distributions, in nats."""
-    before, after = learned.next_log_probabilities.double(), now.next_log_probabilities.double()
-    terms = before.exp() * (before - after)
-    return max(0.0, terms.where(before > -math.inf, torch.zeros_like(terms)).sum().item())
 
 
 def _example_json(example: Example) -> dict[str, Any]:

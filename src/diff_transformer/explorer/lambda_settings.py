@@ -1,4 +1,4 @@
-"""Replaces λ in a model for all layers, for a layer or for a head, and puts the learned λ back afterwards."""
+"""Changes λ in a model for all heads, for a layer or for a head, and puts the learned λ back afterwards."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,37 +15,37 @@ LARGEST_LAMBDA = 10.0  # of either sign; learned ones lie near 0 … 1
 
 @dataclass(frozen=True)
 class LambdaSettings:
-    """What λ is where it is not the learned one. A head's value comes before its layer's, and that before `every`.
+    """What λ is where it is not the learned one. A head's value comes before its layer's; others follow the factor.
 
     Attributes:
-        every: of all heads of all layers, or None for the learned ones.
+        factor: what the learned λ of all heads are multiplied by.
         layers: by the layer's number, counted from 1.
         heads: by the layer's number and the head's, both counted from 1.
     """
 
-    every: float | None = None
+    factor: float = 1.0
     layers: Mapping[int, float] = field(default_factory=dict)
     heads: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     @classmethod
     def read(cls, raw: object) -> "LambdaSettings":
-        """From JSON: {"all": 0.5, "layers": {"2": 0.3}, "heads": {"2.1": 0}}, each part of it optional.
+        """From JSON: {"factor": 0.5, "layers": {"2": 0.3}, "heads": {"2.1": 0}}, each part of it optional.
 
         Raises:
-            ValueError: another key, or a λ that is not a number of at most ``LARGEST_LAMBDA`` in size.
+            ValueError: another key, or a number that is not a number of at most ``LARGEST_LAMBDA`` in size.
         """
         if raw is None:
             return cls()
-        if not isinstance(raw, Mapping) or not set(raw) <= {"all", "layers", "heads"}:
-            raise ValueError('lambdas must be an object with "all", "layers" and "heads", or some of them.')
+        if not isinstance(raw, Mapping) or not set(raw) <= {"factor", "layers", "heads"}:
+            raise ValueError('lambdas must be an object with "factor", "layers" and "heads", or some of them.')
         layers, heads = ({} if raw.get(name) is None else raw[name] for name in ("layers", "heads"))
         if not isinstance(layers, Mapping) or not isinstance(heads, Mapping):
             raise ValueError('lambdas must have objects as "layers" and "heads".')
-        every = raw.get("all")
+        factor = raw.get("factor")
         return cls(
-            every=None if every is None else _checked(every, "all layers"),
-            layers={_number(layer): _checked(value, f"layer {layer}") for layer, value in layers.items()},
-            heads={_pair(place): _checked(value, f"head {place}") for place, value in heads.items()},
+            factor=1.0 if factor is None else _checked(factor, "The factor of λ"),
+            layers={_number(layer): _checked(value, f"λ of layer {layer}") for layer, value in layers.items()},
+            heads={_pair(place): _checked(value, f"λ of head {place}") for place, value in heads.items()},
         )
 
     def check(self, layers: int, heads: int) -> None:
@@ -58,33 +58,34 @@ class LambdaSettings:
                 )
 
     def of_layer(self, layer: int, heads: int) -> list[float | None]:
-        """λ of each head of a layer, counted from 1; None where it is the learned one."""
-        of_layer = self.layers.get(layer, self.every)
+        """λ of each head of a layer, counted from 1; None where it is the learned one times the factor."""
+        of_layer = self.layers.get(layer)
         return [self.heads.get((layer, head), of_layer) for head in range(1, heads + 1)]
 
     @property
     def key(self) -> tuple[object, ...]:
         """What tells settings apart, for a cache."""
-        return self.every, tuple(sorted(self.layers.items())), tuple(sorted(self.heads.items()))
+        return self.factor, tuple(sorted(self.layers.items())), tuple(sorted(self.heads.items()))
 
     def __bool__(self) -> bool:
-        return self.every is not None or bool(self.layers) or bool(self.heads)
+        return self.factor != 1 or bool(self.layers) or bool(self.heads)
 
 
 LEARNED = LambdaSettings()
 
 
-def mixed_lambda(hidden_states: Tensor, learned: Any, values: Sequence[float | None]) -> Tensor:
-    """λ of a layer, (B, H, N): the given value of each head, and the learned one where it is None.
+def mixed_lambda(hidden_states: Tensor, learned: Any, values: Sequence[float | None], factor: float) -> Tensor:
+    """λ of a layer, (B, H, N): the given value of each head, and the learned one times a factor where it is None.
 
     Args:
         hidden_states: (B, N, D), what the layer's attention receives.
         learned: the layer's own function of them.
         values: H of them.
+        factor: of the learned λ.
     """
     own = learned(hidden_states)
     given = own.new_tensor([math.nan if value is None else value for value in values]).view(1, -1, 1)
-    own = own.expand(hidden_states.shape[0], len(values), hidden_states.shape[1])
+    own = (factor * own).expand(hidden_states.shape[0], len(values), hidden_states.shape[1])
     return torch.where(given.isnan(), own, given)
 
 
@@ -98,10 +99,12 @@ def replaced_lambdas(model: Any, settings: LambdaSettings, heads: int) -> Iterat
     try:
         for number, layer in enumerate(model.model.layers, start=1):
             values = settings.of_layer(number, heads)
-            if any(value is not None for value in values):
+            if settings.factor != 1 or any(value is not None for value in values):
                 attention = layer.self_attn
                 # An attribute of the module comes before the method of its class.
-                attention.lambdas = partial(mixed_lambda, learned=attention.lambdas, values=values)
+                attention.lambdas = partial(
+                    mixed_lambda, learned=attention.lambdas, values=values, factor=settings.factor
+                )
                 replaced.append(attention)
         yield
     finally:
@@ -111,7 +114,7 @@ def replaced_lambdas(model: Any, settings: LambdaSettings, heads: int) -> Iterat
 
 def _checked(value: object, place: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_LAMBDA:
-        raise ValueError(f"λ of {place} must be a number of at most {LARGEST_LAMBDA:g} in size, got {value!r:.40}.")
+        raise ValueError(f"{place} must be a number of at most {LARGEST_LAMBDA:g} in size, got {value!r:.40}.")
     return float(value)
 
 

@@ -1,8 +1,8 @@
 """Writes the page with one text and all answers about it, so that it works from disk without a server or a network.
 
 The page computes A1 − λA2 of each head for any λ from the maps of the learned one. What the model predicts is recorded
-for steps of λ, where one λ is moved: of all layers, of a layer, or of a head. What the models write after the text is
-recorded with the learned λ.
+for steps of the factor of all λ, and of λ where that of a layer, or of a head, is moved. What the models write after
+the text is recorded with the learned λ.
 """
 
 import base64
@@ -13,8 +13,8 @@ from diff_transformer.explorer.explorer import Explorer
 from diff_transformer.explorer.page import page_html
 
 LARGEST_PAGE = 32_000_000  # characters of maps
-STEPS = tuple(step / 20 for step in range(-10, 31))  # λ of all layers
-FEW_STEPS = STEPS[::5]  # λ of one layer, or of one head
+STEPS = tuple(step / 20 for step in range(-10, 41))  # the factor of all λ
+FEW_STEPS = tuple(step / 4 for step in range(-2, 7))  # λ of one layer, or of one head
 MOST_HEADS = 64  # of a model whose heads are moved one by one: each takes a run for each of the few steps
 WRITTEN = 16  # tokens after the text
 _DIGITS = 5
@@ -41,6 +41,9 @@ def recorded_page(explorer: Explorer) -> str:
             question["answer"] = example["answer"]
         recorded[side] = _recorded(explorer, model, question)
         model["most_tokens"] = len(recorded[side]["tokens"])
+    strip = described["strip"]
+    asked = {"text": example["text"], "answer": example["answer"]}
+    strip["points"] = [_shortened(explorer.strip({**asked, "factor": factor})) for factor in strip["factors"]]
     data = {"mode": "recorded", **described, "examples": [example], "draws_examples": False, "recorded": recorded}
     return page_html(data, title=f"Attention of {described['models']['left']['name']}", may_ask=False)
 
@@ -61,7 +64,7 @@ def _recorded(explorer: Explorer, model: dict[str, Any], question: dict[str, Any
     }
     steps: dict[str, Sequence[float]] = {}
     if model["subtracts"]:
-        steps = {"all": STEPS, **dict.fromkeys(map(str, layers), FEW_STEPS)}
+        steps = {"factor": STEPS, **dict.fromkeys(map(str, layers), FEW_STEPS)}
         if len(maps) <= MOST_HEADS:
             steps |= dict.fromkeys(maps, FEW_STEPS)
     return {
@@ -79,9 +82,9 @@ def _recorded(explorer: Explorer, model: dict[str, Any], question: dict[str, Any
 
 
 def _lambdas(place: str, value: float) -> dict[str, Any]:
-    """What a question says of λ at one place: "all", a layer such as "2", or a head such as "2.1"."""
-    if place == "all":
-        return {"all": value}
+    """What a question says of λ at one place: "factor", a layer such as "2", or a head such as "2.1"."""
+    if place == "factor":
+        return {"factor": value}
     return {"heads" if "." in place else "layers": {place: value}}
 
 

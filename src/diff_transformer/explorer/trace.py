@@ -4,6 +4,7 @@ Maps of all heads at once would take gigabytes at 2,048 tokens. A trace of one o
 received, which is small, and computes a head's maps from it with ``diff_attention_maps``.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -71,6 +72,12 @@ class Trace:
     def loss(self) -> float | None:
         """Mean loss of a token, in nats; None for a text of one token."""
         return self.token_losses.mean().item() if self.token_losses.numel() else None
+
+    def divergence(self, other: "Trace") -> float:
+        """KL(this ‖ other) of the next token's distributions, in nats."""
+        before, after = self.next_log_probabilities.double(), other.next_log_probabilities.double()
+        terms = before.exp() * (before - after)
+        return max(0.0, terms.where(before > -math.inf, torch.zeros_like(terms)).sum().item())
 
     @property
     def bytes(self) -> int:

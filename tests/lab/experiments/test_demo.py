@@ -214,20 +214,18 @@ def test_the_query_that_is_shown_is_answered_and_was_not_asked_before() -> None:
     )
     sample = batches.sample(3, 0)
     sample.answer_spans[:] = torch.tensor([[1, 1, 3, 1], [3, 1, 3, 1], [1, 3, 1, 3]])
-    chosen = demo._first_query
-    assert chosen(sample, {"diff": answers(".xx.", "xxxx", "xxxx"), "softmax": answers(".x..", ".x..", "xx..")}) == (
-        1,
-        1,
-    )
-    assert chosen(sample, {"diff": answers("....", "..x.", "x..."), "softmax": answers("..x.", "....", "....")}) == (
-        2,
-        0,
-    )
-    assert chosen(sample, {"diff": answers("....", "..x.", "...."), "softmax": answers(".x..", "....", ".x..")}) == (
-        2,
-        1,
-    )
-    assert chosen(sample, dict.fromkeys(demo.VARIANTS, answers("....", "....", "...."))) == (0, 0)
+    none = answers("....", "....", "....")
+
+    def chosen(diff: torch.Tensor, softmax: torch.Tensor, without: torch.Tensor = none) -> tuple[int, int]:
+        return demo._first_query(sample, {"diff": diff, "softmax": softmax}, without)
+
+    every = answers(".xx.", "xxxx", "xxxx")
+    assert chosen(every, answers(".x..", ".x..", "xx..")) == (1, 1)
+    assert chosen(every, answers(".x..", ".x..", "xx.."), without=answers("....", "xx..", "....")) == (2, 0)
+    assert chosen(every, answers(".x..", ".x..", "xx.."), without=every) == (1, 1)
+    assert chosen(answers("....", "..x.", "x..."), answers("..x.", "....", "....")) == (2, 0)
+    assert chosen(answers("....", "..x.", "...."), answers(".x..", "....", ".x..")) == (2, 1)
+    assert chosen(none, none) == (0, 0)
 
 
 def test_the_demo_and_its_fast_form_are_the_same_models() -> None:

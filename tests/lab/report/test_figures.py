@@ -110,6 +110,9 @@ def test_a_map_blanks_what_is_hidden_and_centres_its_colours_on_zero() -> None:
     assert image.norm(0.0) == pytest.approx(0.5)
     # Where the weight is 0 the page shows through; the largest of either sign covers it.
     assert [image.cmap(image.norm(value))[3] for value in (-1.0, 0.0, 1.0)] == pytest.approx([1.0, 0.0, 1.0], abs=0.01)
+    negative, positive = (image.cmap(image.norm(value)) for value in (-1.0, 1.0))
+    assert positive[2] > positive[0], "blue, as in the explorer"
+    assert negative[0] > negative[2], "orange"
     assert image.norm(-0.25) + image.norm(0.25) == pytest.approx(1.0)
     assert image.norm(0.25) == pytest.approx(0.75)
     assert [tuple(line.get_xdata()) for line in axes.lines] == [(1,)], "the answer is marked"

@@ -1,3 +1,4 @@
+import html
 import json
 import re
 import shutil
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from diff_transformer.explorer.page import page_html
 from diff_transformer.lab.report.run_pages import build_run_report
 
 VOID = {"meta", "br", "img", "link", "path", "use", "image", "rect", "circle"}
@@ -102,24 +104,29 @@ def test_the_page_is_one_file_that_loads_and_runs_nothing(demo_page: Path) -> No
 
 
 @pytest.mark.usefixtures("no_drawings")
-def test_the_explorer_beside_the_page_may_run_in_a_frame_and_nothing_else_may(demo_dir: Path) -> None:
-    (demo_dir / "explorer.html").write_text("<!doctype html>", encoding="utf-8")
-    source = build_run_report([demo_dir]).read_text(encoding="utf-8")
-    policy = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', source)
-    assert policy == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-src 'self' file:"]
-    frames = re.findall(r"<iframe [^>]*>", source)
-    assert len(frames) == 1
-    assert 'src="explorer.html"' in frames[0]
-    assert 'sandbox="allow-scripts allow-downloads"' in frames[0], "not allow-same-origin"
+def test_the_explorer_is_in_the_page_and_may_run_its_script_and_nothing_else_may(
+    demo_dir: Path, tmp_path: Path
+) -> None:
+    """In a frame that holds it, as a page that is sent alone has no file beside it."""
+    (demo_dir / "explorer.html").write_text(page_html({"text": '"<b>&'}, title="", may_ask=False), encoding="utf-8")
+    source = build_run_report([demo_dir], tmp_path / "page.html").read_text(encoding="utf-8")
+    (policy, *_) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', source)
+    (script,) = re.findall(r"'(sha256-[^']*)'", policy)
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src '{script}'"
+    ((held, more),) = re.findall(r'<iframe srcdoc="([^"]*)"([^>]*)>', source)
+    assert html.unescape(held) == (demo_dir / "explorer.html").read_text(encoding="utf-8")
+    assert f"script-src '{script}'" in html.unescape(held)
+    assert 'sandbox="allow-scripts allow-downloads"' in more, "not allow-same-origin"
     assert "<script" not in source
+    assert "src=" not in more
 
 
 @pytest.mark.usefixtures("no_drawings")
-def test_a_page_elsewhere_finds_the_explorer(demo_dir: Path, tmp_path: Path) -> None:
-    (demo_dir / "explorer.html").touch()
-    folder = demo_dir.rename(tmp_path / "a demo #1")
-    source = build_run_report([folder], tmp_path / "page.html").read_text(encoding="utf-8")
-    assert source.count('="a%20demo%20%231/explorer.html"') == 2
+def test_a_file_beside_the_page_that_is_no_explorer_is_left_out(demo_dir: Path) -> None:
+    (demo_dir / "explorer.html").write_text("<!doctype html>", encoding="utf-8")
+    source = build_run_report([demo_dir]).read_text(encoding="utf-8")
+    assert "<iframe" not in source
+    assert "script-src" not in source
 
 
 def test_ids_are_the_pages_own_and_what_refers_to_one_finds_it_in_its_figure(demo_page: Path) -> None:

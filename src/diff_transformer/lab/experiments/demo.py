@@ -15,6 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from diff_transformer.data import RetrievalBatches, RetrievalSample, TextBatches
+from diff_transformer.explorer import ExploredModel, LambdaSettings
+from diff_transformer.explorer.lambda_settings import replaced_lambdas
 from diff_transformer.lab.experiments.experiment import section
 from diff_transformer.lab.experiments.run_store import load_trained
 from diff_transformer.lab.experiments.side_by_side import Job, SideBySide, default_workers, worker_threads
@@ -248,23 +250,31 @@ def attention_example(
 ) -> dict[str, Any]:
     """The maps of one head of each variant for a query that is answered right, if there is one.
 
-    The query is the first one, in the order of the evaluation's sequences, that both variants answer right; or else
-    that DIFF, or else that another variant does; or else the first. None whose key was asked for before in its
-    sequence, as the answer to that would be in view. In each model the head is the one that puts most of its weight,
-    positive or negative, on the answer: the same rule for both.
+    The query is the first one, in the order of the evaluation's sequences, that both variants answer right and DIFF
+    with λ = 0 does not; or else that both do; or else that DIFF, or else that another variant does; or else the first.
+    None whose key was asked for before in its sequence, as the answer to that would be in view. Of DIFF the head is the
+    one where λ = 0 changes the answer most, as in the explorer; of a model that subtracts nothing the one with most of
+    its weight on the answer.
     """
     sample = batches.sample(EXAMPLES, seed)
     right = {variant: retrieval_answers(model, sample) for variant, model in models.items()}
-    row, place = _first_query(sample, right)
+    explored = {variant: ExploredModel(model, variant) for variant, model in models.items()}
+    with replaced_lambdas(models["diff"], LambdaSettings(factor=0.0), explored["diff"].heads):
+        right_without = retrieval_answers(models["diff"], sample)
+    row, place = _first_query(sample, right, right_without)
     query, answer = int(sample.query_positions[row, place]), int(sample.answer_spans[row, place])
     input_ids = sample.input_ids[row : row + 1]
     context = input_ids[0, : batches.context_length]
     keys = ((context >= batches.first_key) & (context < batches.first_value)).nonzero()[:, 0].tolist()
+    words = batches.words()
     example: dict[str, Any] = {"layers": {}, "heads": {}, "maps": {}}
     for variant, model in models.items():
         layers = attention_maps(model, input_ids.to(model.device))
         shares = torch.stack([_answer_share(layer.difference[0].cpu(), query, answer) for layer in layers])
         layer, head = divmod(int(shares.argmax()), shares.shape[1])
+        asked = input_ids[0, : query + 1].tolist()
+        if explored[variant].subtracts and (most_changed := explored[variant].most_changed_head(asked)):
+            layer, head = (number - 1 for number in most_changed)
         chosen = layers[layer]
         example["layers"][variant], example["heads"][variant] = layer + 1, head + 1
         maps = {"A": chosen.difference}
@@ -278,7 +288,7 @@ def attention_example(
         if lambdas is not None:
             example["lambda"] = lambdas[layer]
     return example | {
-        "tokens": batches.names(input_ids[0]),
+        "tokens": [words[token] for token in input_ids[0].tolist()],
         "query_position": query,
         "answer_positions": [answer],
         "needle_positions": [position + offset for position in keys for offset in (0, 1)],
@@ -286,13 +296,14 @@ def attention_example(
     }
 
 
-def _first_query(sample: RetrievalSample, right: Mapping[str, Tensor]) -> tuple[int, int]:
-    """The sequence and the place in it of the query whose maps are shown; `right` are the (n, Q) answers."""
+def _first_query(sample: RetrievalSample, right: Mapping[str, Tensor], right_without: Tensor) -> tuple[int, int]:
+    """The sequence and the place in it of the query whose maps are shown; `right` are the (n, Q) answers, and
+    `right_without` DIFF's with λ = 0."""
     answers = sample.answer_spans
     earlier = torch.tril(answers[:, :, None] == answers[:, None, :], diagonal=-1).any(-1)
     every = torch.stack(list(right.values()))
-    diff = right.get("diff", every.any(0))
-    for wanted in (every.all(0), diff, every.any(0), torch.ones_like(diff)):
+    diff = right["diff"]
+    for wanted in (every.all(0) & ~right_without, every.all(0), diff, every.any(0), torch.ones_like(diff)):
         found = (wanted & ~earlier).nonzero()
         if len(found):
             break

@@ -41,12 +41,14 @@ DARK = "".join(f"--{name}: {dark}; " for name, (_, dark) in THEME.items())
 PAGE, INK, MUTED, RULE = (THEME[name][0] for name in ("page", "ink", "muted", "rule"))
 CYCLE = [THEME[name][0] for name in ("diff", "softmax", "diff_v2", "dex", "fifth", "sixth")]
 DASHES = ("-", "--", "-.", ":")
-_MAP_COLOURS = {"A1": MUTED, "λA2": CYCLE[3], "A1 − λA2": THEME["diff"][0], "A": THEME["softmax"][0]}
+# The explorer's colours: of a positive weight and of A1, of a negative one and of λA2.
+_POSITIVE, _NEGATIVE = "#2f7fd1", "#d9761f"
+_MAP_COLOURS = {"A1": _POSITIVE, "λA2": _NEGATIVE, "A1 − λA2": INK, "A": INK}
 # Layers are ordered: one ramp of middle lightness, legible on white and on black.
 _RAMP = LinearSegmentedColormap.from_list("layers", ["#8e44ad", "#2e86c1", "#17a589", "#b7950b"])
 # Of a weight: nothing is drawn where it is 0, so that the page shows through, light or dark.
 _SIGNED = LinearSegmentedColormap.from_list(
-    "signed", [(0.0, "#2f7fd1"), (0.5, "#2f7fd100"), (0.5, "#e0533d00"), (1.0, "#e0533d")]
+    "signed", [(0.0, _NEGATIVE), (0.5, f"{_NEGATIVE}00"), (0.5, f"{_POSITIVE}00"), (1.0, _POSITIVE)]
 )
 _STYLE = {
     "svg.fonttype": "none",

@@ -3,13 +3,13 @@
 import itertools
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from diff_transformer.lab.learning import ACCURACY_CURVE
 from diff_transformer.lab.record import AttentionExample, Baseline, Result, ResultsFile, Samples
@@ -91,7 +91,7 @@ def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None =
     path = run_report_path(run_dirs, output)
     refuse_others(path, HTML_MARK)
     runs = _all_runs(run_dirs)
-    return write_text(path, _runs_page(runs) if runs else _demo_page(Path(run_dirs[0]), path.parent))
+    return write_text(path, _runs_page(runs) if runs else _demo_page(Path(run_dirs[0])))
 
 
 def run_report_path(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Path:
@@ -186,7 +186,7 @@ def _run_curves(runs: Sequence[LoggedRun]) -> Iterator[Drawing]:
         yield Drawing(figures.curves([], checks=checks, title=title, ylabel=key), f"{title}: {_ends_in_words(checks)}.")
 
 
-def _demo_page(run_dir: Path, page_folder: Path) -> str:
+def _demo_page(run_dir: Path) -> str:
     results = _read_existing(run_dir / "results.json", ResultsFile)
     example = _read_existing(run_dir / "attention.json", AttentionExample)
     records, baselines = (results.records, results.baselines) if results else ((), ())
@@ -223,17 +223,17 @@ def _demo_page(run_dir: Path, page_folder: Path) -> str:
         retrieval=[*_task_curves("retrieval", runs, baselines), *accuracy],
         language=[*_loss_difference(records, tokens_per_step), *_task_curves("language", runs)],
         weights=list(itertools.chain(*weights)),
-        explorer=_address(run_dir / "explorer.html", page_folder),
+        explorer=_explorer(run_dir / "explorer.html"),
         samples=_read_existing(run_dir / "samples.json", Samples),
         lambdas=[figure for run in runs for figure in _lambda_figures(run, f"λ, {run.task}")],
     )
 
 
-def _address(file: Path, page_folder: Path) -> str | None:
-    """How a page in a folder names a file; None where there is none."""
-    if not file.is_file():
-        return None
-    return quote(Path(os.path.relpath(file.resolve(), page_folder.resolve())).as_posix())
+def _explorer(file: Path) -> dict[str, str] | None:
+    """The explorer's page and the hash of its script, which its policy names; None where there is no such page."""
+    page = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    script = re.search(r"script-src '(sha256-[\w+/=]+)'", page)
+    return {"page": page, "script_hash": script[1]} if script else None
 
 
 def _read_existing(path: Path, kind: type[T]) -> T | None:
