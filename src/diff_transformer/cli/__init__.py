@@ -12,7 +12,6 @@ from diff_transformer.cli.extras import missing_extra
 from diff_transformer.freed_memory import keep_freed_memory
 from diff_transformer.processors import limit_threads
 
-
 # Commands that train in their own process, or may. Their files are what they make, and stdout only tells of it.
 TRAINING = ("demo", "train", "reproduce", "compare")
 

@@ -313,13 +313,12 @@ class TrainingRun:
         assert self.on_evaluate is not None  # the caller's own check
         self.limit.end()  # an evaluation may take as long as it likes
         self.model.eval()
-        results, device = None, self.context.device
+        results, devices = None, [self.context.device] if self.context.device.type == "cuda" else []
         asked = self.model.register_forward_pre_hook(self._leave_evaluation, prepend=True)
         try:
             # Training draws the same random numbers afterwards, whether all of an evaluation was done or a part twice.
-            with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                with torch.no_grad(), self.context.autocast():
-                    results = self.on_evaluate(self.model, number)
+            with torch.random.fork_rng(devices), torch.no_grad(), self.context.autocast():
+                results = self.on_evaluate(self.model, number)
         except TrainingInterrupted:
             pass
         except Exception:
