@@ -36,7 +36,7 @@ from diff_transformer.train.recipe import Recipe
 from diff_transformer.train.run_setup import Data, build_data, build_model, draw_weights
 from diff_transformer.train.step import backward, build_optimizers, learning_rate, prefetched
 from diff_transformer.train.step_costs import flops_per_token
-from diff_transformer.train.training_progress import Metrics, Progress, Silent, peak_memory
+from diff_transformer.train.training_progress import Metrics, Progress, Silent, default_progress, peak_memory
 
 # (model, step) → numbers to log, by name. The model is in evaluation mode and gradients are off.
 Evaluate = Callable[[Any, int], dict[str, float]]
@@ -75,7 +75,7 @@ def train(
         output_dir: the folder of the run: new or empty, unless one of the next two says otherwise.
         resume: go on from the newest checkpoint of the run in `output_dir`; "auto" begins one where there is none.
         overwrite: replace the run in `output_dir`.
-        progress: shows every step.
+        progress: shows every step; unless given, a line below the cell in a notebook, and nothing elsewhere.
         on_evaluate: called every `evaluate_every` steps and after the last one; what it returns is logged.
         data: the recipe's data, if `build_data(recipe)` has been called already.
 
@@ -177,7 +177,7 @@ class TrainingRun:
         settings, context = self.settings, self.context
         self.data, self.on_evaluate = data, on_evaluate
         self.warn = warnings.warn if progress is None else progress.tell
-        self.progress = progress if progress is not None and is_first() else Silent()
+        self.progress = (progress or default_progress()) if is_first() else Silent()
         set_seed(settings.seed)
         self.checkpoints = Checkpoints(self.folder / run_folder.CHECKPOINTS, settings.keep_checkpoints, self.warn)
         self.resumed_from = self.checkpoints.newest() if self.resumes else None
