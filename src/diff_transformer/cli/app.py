@@ -88,6 +88,9 @@ class Commands(TyperGroup):
             sys.exit(error.exit_code)
         except typer.Abort:
             sys.exit(1)
+        except OSError as error:  # of what is printed before any command begins, as by --list
+            typer.echo(f"error: {error}", err=True)
+            sys.exit(2)
         sys.exit(code or 0)
 
 
