@@ -1,10 +1,12 @@
 """Commands in processes of their own, and what tests ask of their results."""
 
 import os
+import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ def interrupt(
     `batch_characters` are how many a process that tokenises gets at once.
     """
     out, err = folder / "stdout.log", folder / "stderr.log"
-    process = forked.start(err, _main, arguments, batch_characters, out=out)
+    process = forked.start(err, main, arguments, batch_characters, out=out)
     try:
         end = time.monotonic() + SECONDS
         while not has_begun():
@@ -42,17 +44,29 @@ def interrupt(
     return message
 
 
-def _main(arguments: list[str], batch_characters: int | None) -> None:
+def main(arguments: list[str], batch_characters: int | None = None) -> None:
+    """Run a command in this process, which it ends."""
     import torch
 
-    from diff_transformer.cli import main
+    from diff_transformer import cli
     from diff_transformer.data import token_cache
 
     torch.set_num_threads(1)
     if batch_characters is not None:
         token_cache._BATCH_CHARACTERS = batch_characters
     sys.argv = ["diff-transformer", *arguments]
-    main()
+    cli.main()
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """What the kernel says of a larger one is what it says of a full disk, with another number."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def fails(result: Any, *parts: str) -> None:

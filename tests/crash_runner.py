@@ -25,6 +25,7 @@ class Plan:
         delay: how many seconds later it comes.
         largest_file: bytes after which no file grows; None for no limit.
         kills: whether the kernel ends the process there and then, in the middle of a write; else the write fails.
+        ignored: a signal that the process ignores from the beginning, as nohup has it.
         same_wish: within how many seconds a second signal is the same wish as the first.
         trace: a file for a line about each change of files, in their order.
     """
@@ -33,6 +34,7 @@ class Plan:
     delay: float = 0.0
     largest_file: int | None = None
     kills: bool = False
+    ignored: int | None = None
     trace: Path | None = None
     same_wish: float = 3.0
 
@@ -49,6 +51,8 @@ def _run(arguments: list[str], plan: Plan) -> None:
     from diff_transformer.train import process_errors
 
     torch.set_num_threads(1)
+    if plan.ignored is not None:
+        signal.signal(plan.ignored, signal.SIG_IGN)
     process_errors.SAME_WISH_SECONDS = plan.same_wish
     sys.addaudithook(_Counter(plan, arguments[arguments.index("--output") + 1]))
     if plan.largest_file is not None:

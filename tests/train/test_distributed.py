@@ -276,10 +276,24 @@ def settings(**values: Any) -> TrainRecipe:
     return TrainRecipe(steps=1, learning_rate=1.0, **values)
 
 
+RENDEZVOUS = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
 @pytest.mark.parametrize(
     ("environment", "values", "message"),
     [
-        ({"WORLD_SIZE": "2"}, {}, r"2 processes were launched, but accelerate connects this one with 0 others"),
+        (RENDEZVOUS, {}, r"2 processes were launched, but accelerate connects this one with 0 others"),
+        (
+            {"WORLD_SIZE": "2"},
+            {},
+            r"a launcher's WORLD_SIZE=2 without RANK, MASTER_ADDR, MASTER_PORT: .* unset WORLD_SIZE",
+        ),
+        ({"LOCAL_RANK": "0"}, {}, r"a launcher's LOCAL_RANK=0 without RANK, .* unset LOCAL_RANK to train in one"),
+        ({"WORLD_SIZE": "1", "RANK": "1"}, {}, r"a launcher's RANK=1 without MASTER_ADDR, MASTER_PORT"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, {}, r"a launcher's OMPI_COMM_WORLD_SIZE=2 without MASTER_ADDR: "),
+        ({"PMI_SIZE": "2", "WORLD_SIZE": "2"}, {}, r"a launcher's WORLD_SIZE=2, PMI_SIZE=2 without MASTER_ADDR: "),
+        ({"LOCAL_RANK": ""}, {}, r"LOCAL_RANK is '' in the environment, .* whole number"),
+        ({"WORLD_SIZE": "two"}, {}, r"WORLD_SIZE is 'two' in the environment, .* whole number"),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}, r"configured for DeepSpeed, which training does not use"),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {}, r"asks for mixed precision 'bf16' and the recipe .* 'no'"),
         ({"ACCELERATE_USE_FSDP": "true"}, {"parallel": "ddp"}, r"asks for FSDP and the recipe .* 'ddp'"),
@@ -294,6 +308,13 @@ def test_what_cannot_be(
     monkeypatch.setattr(distributed, "PartialState", lambda **_: alone)
     with pytest.raises(ValueError, match=message):
         DistributedContext.from_env(settings(**values))
+
+
+@pytest.mark.parametrize("environment", [{"WORLD_SIZE": "1"}, {"RANK": "0"}, {"LOCAL_RANK": "-1"}, {"PMI_SIZE": "1"}])
+def test_variables_that_tell_of_one_process(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert DistributedContext.from_env(settings(device="cpu")).kind == "single"
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_killed_in_the_middle_of_a_write(short: Run, tmp_path: Path, size: int) 
     run.check(short)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_ends(long: Run, tmp_path: Path, number: int) -> None:
     run = Run(tmp_path, [])
     process = run.start()
@@ -163,6 +163,13 @@ def test_a_signal_saves_and_ends(long: Run, tmp_path: Path, number: int) -> None
     assert not (run.folder / "model").exists()
     assert run.ends() == 0
     run.check(long)
+
+
+def test_under_nohup_the_end_of_the_terminal_is_none(short: Run, tmp_path: Path) -> None:
+    run = Run(tmp_path, SHORT)
+    at = operations_before("step-000002", short)
+    assert run.ends(Plan({at: signal.SIGHUP, at + 4: signal.SIGHUP}, ignored=signal.SIGHUP)) == 0
+    run.check(short)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

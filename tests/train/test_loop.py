@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -587,6 +590,46 @@ def test_auto_refuses_what_resuming_and_beginning_refuse(tmp_path: Path) -> None
     assert not (tmp_path / "new").exists()
 
 
+class StoppedEvaluation:
+    """An evaluation that draws random numbers before and after it uses the model, and is to be left at some steps."""
+
+    def __init__(self, *steps: int) -> None:
+        self.left = list(steps)
+        self.done: list[int] = []
+
+    def __call__(self, model: Any, step: int) -> dict[str, float]:
+        before = torch.rand(()).item()
+        if self.left[:1] == [step]:
+            self.left.pop(0)
+            signal.raise_signal(signal.SIGTERM)
+        loss = model(**{name: torch.ones(1, 4, dtype=torch.long) for name in ("input_ids", "labels")}).loss.item()
+        self.done.append(step)
+        return {"validation/loss": loss, "validation/drawn": before + torch.rand(()).item()}
+
+
+@pytest.mark.parametrize("at", [4, 6])
+def test_a_signal_leaves_an_evaluation_which_is_done_when_the_run_goes_on(tmp_path: Path, at: int) -> None:
+    """So a system that waits a while before it kills does not lose the steps. At the last step, too, and twice."""
+    settings = recipe(evaluate_every=2)
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update={"attention_dropout": 0.1})})
+    whole = train(settings, tmp_path / "whole", on_evaluate=StoppedEvaluation())
+    evaluation = StoppedEvaluation(at, at)
+    for resume in (False, True):
+        with pytest.raises(TrainingInterrupted, match=f"after step {at} of 6; .*step-00000{at} holds") as raised:
+            train(settings, tmp_path / "run", on_evaluate=evaluation, resume=resume)
+        assert raised.value.signal == signal.SIGTERM
+        assert [line["step"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")][-1] == at - 1
+        assert not (tmp_path / "run" / "model").exists()
+    run = train(settings, tmp_path / "run", on_evaluate=evaluation, resume=True)
+    assert evaluation.done == [2, 4, 6]
+    assert_identical(whole.model_folder, run.model_folder)
+    lines, expected = (
+        [{name: value for name, value in line.items() if name not in TIMES} for line in read_metrics(file)]
+        for file in (tmp_path / "run" / "metrics.jsonl", tmp_path / "whole" / "metrics.jsonl")
+    )
+    assert lines == expected
+
+
 def test_an_evaluation_that_fails_loses_nothing(tmp_path: Path) -> None:
     def evaluate(model: Any, step: int) -> dict[str, float]:
         raise RuntimeError("no such luck")
@@ -745,3 +788,40 @@ def test_a_broken_state_is_named(tmp_path: Path, text: str) -> None:
     model = torch.nn.Linear(1, 1)
     with pytest.raises(ValueError, match=r"state\.json' is not the state of a run"):
         load_checkpoint(tmp_path, model, torch.optim.AdamW(model.parameters()))
+
+
+def test_another_recipe_names_how_to_begin_with_what_is_trained(tmp_path: Path) -> None:
+    train(recipe(steps=2), tmp_path / "run")
+    start = re.escape(str(tmp_path / "run" / "model"))
+    with pytest.raises(ValueError, match=rf"train\.steps \(2, 4\); choose .*, with model\.init_from={start} to begin"):
+        train(recipe(steps=4), tmp_path / "run", resume=True)
+    shutil.rmtree(tmp_path / "run" / "model")
+    with pytest.raises(ValueError, match=r"with model\.init_from=.*step-000002 to begin"):
+        train(recipe(steps=4), tmp_path / "run", resume=True)
+
+
+def test_a_notebook_shows_a_run_that_nobody_else_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a kernel of Jupyter's kind; a script shows nothing."""
+    lines: list[list[str]] = []
+
+    class Line:
+        def update(self, data: dict[str, str], *, raw: bool) -> None:
+            lines[-1].append(data["text/plain"])
+
+    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Line:
+        lines.append([data["text/plain"]])
+        return Line()
+
+    train(recipe(steps=3), tmp_path / "script")
+    assert capsys.readouterr() == ("", "")
+    kernel = SimpleNamespace(kernel=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
+        patch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+        train(recipe(steps=3), tmp_path / "notebook")
+    (told,), steps = lines
+    assert told == "test · diff: 1 process (cpu), float32"
+    assert [re.sub(r"loss.*", "", step) for step in (steps[0], steps[-1])] == [
+        "test · diff: step 1 of 3, ",
+        "test · diff: step 3 of 3, ",
+    ]

@@ -1,27 +1,40 @@
 """The command line `diff-transformer`: modules of commands, each imported when one of its commands is called."""
 
+import io
 import logging
+import os
+import select
 import sys
+from contextlib import suppress
+from typing import Any, TextIO
 
 from diff_transformer.cli.extras import missing_extra
 from diff_transformer.freed_memory import keep_freed_memory
 from diff_transformer.processors import limit_threads
 
+# Commands that train in their own process, or may. Their files are what they make, and stdout only tells of it.
+TRAINING = ("demo", "train", "reproduce", "compare")
+
 
 def main() -> None:
     """Run the command line. The exit code is 0, or 2 after an error (one line on stderr), or 130 after Ctrl-C."""
-    for stream in (sys.stdout, sys.stderr):
-        # Generated text may hold any character; a terminal that cannot show one shows "?".
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    is_training = sys.argv[1:2] and sys.argv[1] in TRAINING
+    for number in range(3):
+        # The next file that is opened would take the number of a closed stream, and what is printed.
+        with suppress(OSError):
+            os.fstat(number)
+            continue
+        os.open(os.devnull, os.O_RDWR)
+    sys.stdout = _lasting(sys.stdout, 1, tells_errors=not is_training)
+    sys.stderr = _lasting(sys.stderr, 2, tells_errors=False)
     limit_threads()
     # transformers imports torchao wherever it is installed, and torchao would begin every command with its warnings.
     for library in ("torchao", "torch.utils._pytree"):
         logging.getLogger(library).setLevel(logging.ERROR)
     try:
-        from diff_transformer.cli.app import TRAINING, app
+        from diff_transformer.cli.app import app
 
-        if sys.argv[1:2] and sys.argv[1] in TRAINING:
+        if is_training:
             keep_freed_memory()
         app()
     except ModuleNotFoundError as error:
@@ -32,3 +45,51 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+class _LastingFile(io.FileIO):
+    """What writes to stdout or stderr. Where that is not possible any more, as in a terminal that was closed or a pipe
+    whose reader has ended, the program goes on in silence: at once, or after one error that it is told.
+    """
+
+    def __init__(self, number: int, *, tells_errors: bool) -> None:
+        super().__init__(number, "w", closefd=False)
+        self._tells_errors = tells_errors
+
+    def write(self, data: Any, /) -> int:
+        try:
+            while (written := super().write(data)) is None:  # another program has made the terminal non-blocking
+                select.select([], [self], [])
+        except OSError:
+            if self._tells_errors:
+                self._tells_errors = False
+                raise
+            return len(data)
+        return written
+
+
+def _lasting(stream: TextIO | None, number: int, *, tells_errors: bool) -> TextIO:
+    """A standard stream of the system as one that lasts (`_LastingFile`); any other, as a notebook's, is left alone.
+
+    Generated text may hold any character; a terminal that cannot show one shows "?".
+    """
+    if stream is None:  # closed when the program began
+        encoding, options = "utf-8", {}
+    elif not isinstance(stream, io.TextIOWrapper):
+        return stream
+    elif os.name != "posix" or not _is_at(stream, number):
+        stream.reconfigure(errors="replace")
+        return stream
+    else:
+        with suppress(OSError):
+            stream.flush()
+        encoding = stream.encoding
+        options = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+    file = io.BufferedWriter(_LastingFile(number, tells_errors=tells_errors))
+    return io.TextIOWrapper(file, encoding, errors="replace", **options)
+
+
+def _is_at(stream: TextIO, number: int) -> bool:
+    with suppress(OSError):
+        return stream.fileno() == number
+    return False

@@ -12,10 +12,12 @@ import typer
 from typer.core import TyperGroup
 
 from diff_transformer._version import __version__
+from diff_transformer.cli import TRAINING
 from diff_transformer.cli.console import quiet_libraries
 from diff_transformer.cli.extras import missing_extra, require_extra
 from diff_transformer.cli.start_page import start_page
 from diff_transformer.processors import is_first_process
+from diff_transformer.storage.files import is_full_disk
 
 # Command → "module:function".
 COMMANDS = {
@@ -42,8 +44,6 @@ COMMANDS = {
 WITHOUT_EXTRA = ("build", "info")
 # Commands that have an extra of their own instead of [train].
 OWN_EXTRA = {"serve": "serve"}
-# Commands that train in their own process, or may.
-TRAINING = ("demo", "train", "reproduce", "compare")
 # Packages of the extra [train] that only these commands need.
 NEEDED_BY = {"datasets": (*TRAINING, "tokenizer", "prepare"), "tensorboard": TRAINING}
 # The base of what typer raises for a wrong command line, which it has under no name of its own.
@@ -88,6 +88,9 @@ class Commands(TyperGroup):
             sys.exit(error.exit_code)
         except typer.Abort:
             sys.exit(1)
+        except OSError as error:  # of what is printed before any command begins, as by --list
+            typer.echo(f"error: {error}", err=True)
+            sys.exit(2)
         sys.exit(code or 0)
 
 
@@ -116,7 +119,7 @@ def with_plain_errors(command: Callable[..., None], name: str) -> Callable[..., 
                 typer.echo(str(interrupt) or "Interrupted.", err=True)
             # Shells use 128 plus the number of the signal.
             raise typer.Exit(128 + (getattr(interrupt, "signal", None) or signal.SIGINT)) from None
-        except (ValueError, OSError, ModuleNotFoundError) as error:
+        except Exception as error:
             message = user_message(error)
             if message is None:
                 raise
@@ -134,6 +137,10 @@ def user_message(error: Exception) -> str | None:
         return None
     if isinstance(error, OSError):
         return str(error)
+    if is_full_disk(error):  # of a library that has classes of its own
+        return f"There is no room on the disk: {error}"
+    if not isinstance(error, ValueError):
+        return None
     # A ValueError that this package raises is a sentence for users; any other is a bug.
     frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
     return str(error) if frame.f_globals["__name__"].startswith("diff_transformer.") else None

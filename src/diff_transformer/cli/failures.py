@@ -13,8 +13,7 @@ def message_among(error: Exception, count: int) -> str:
     """
     if count == 1 or isinstance(error, BrokenPipeError):
         raise error
-    is_answer = isinstance(error, ValueError | OSError | ModuleNotFoundError)
-    message = user_message(error) if is_answer else None
+    message = user_message(error)
     return "".join(traceback.format_exception(error)).rstrip() if message is None else message
 
 

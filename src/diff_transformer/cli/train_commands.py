@@ -44,13 +44,15 @@ def train_tokenizer(
 ) -> None:
     """Train a byte-level BPE tokenizer. A recipe uses it with data.tokenizer=FOLDER."""
     from diff_transformer.data import TextFiles, train_bpe
+    from diff_transformer.storage.files import atomic_directory
 
     if output.exists() or not output.parent.is_dir():
         raise FileExistsError(f"--output must be a new folder inside one that exists, got {str(output)!r}.")
     corpus = TextFiles(text, field)
     with console.messages().status(f"Reading {corpus.name}"):
         trained = train_bpe((piece.text for piece in corpus.pieces() if piece.text), vocab_size)
-    trained.save_pretrained(output)
+    with atomic_directory(output) as folder:
+        trained.save_pretrained(folder)
     console.print_line(f"{len(trained)} tokens: {output}")
 
 

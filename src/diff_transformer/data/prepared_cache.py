@@ -35,6 +35,9 @@ def made_once(target: Path, make: Callable[[Path], None]) -> Path:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(target, str(error)) from error
+    try:
         with FileLock(f"{target}.lock"):
             if target.is_dir() and (reason := _damage(target)):
                 warnings.warn(
@@ -53,11 +56,15 @@ def made_once(target: Path, make: Callable[[Path], None]) -> Path:
         reason = full_disk(error, target)
         if reason is None:
             raise
-        raise OSError(
-            f"The cache {str(target)!r} cannot be written: {reason}; data.cache or DIFF_TRANSFORMER_CACHE names "
-            "another folder."
-        ) from error
+        raise _unwritable(target, reason) from error
     return target
+
+
+def _unwritable(target: Path, reason: str) -> OSError:
+    return OSError(
+        f"The cache {str(target)!r} cannot be written: {reason}; data.cache or DIFF_TRANSFORMER_CACHE names another "
+        "folder."
+    )
 
 
 def _damage(folder: Path) -> str | None:

@@ -77,14 +77,21 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
+def is_full_disk(error: BaseException) -> bool:
+    """Whether an error of Python or of a library means that a disk is full."""
+    if getattr(error, "errno", None) in _FULL:
+        return True
+    return any(os.strerror(number) in str(error) for number in _FULL)
+
+
 def full_disk(error: BaseException, path: Path, size: int | None = None) -> str | None:
     """Say that the disk of `path` is full, where an error of Python or of a library means that; None for any other.
 
     `size` is how many bytes the file or folder takes, if known.
     """
-    reason = " ".join(str(error).split())
-    if getattr(error, "errno", None) not in _FULL and not any(os.strerror(number) in reason for number in _FULL):
+    if not is_full_disk(error):
         return None
+    reason = " ".join(str(error).split())
     takes = "" if size is None else f"it takes {_readable(size)}, and "
     return f"there is no room for it ({reason}); {takes}{_readable(free_bytes(path))} are free"
 

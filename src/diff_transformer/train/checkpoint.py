@@ -44,6 +44,8 @@ class RunState:
     spike_detector: dict[str, Any] | None = Field(
         default=None, validation_alias=AliasChoices("spike_detector", "watch")
     )
+    # What the log is to say of the last step beside its evaluation, where the run was stopped before that was done.
+    unlogged: dict[str, Any] | None = None
 
 
 def _read_state(file: Path) -> RunState:

@@ -6,6 +6,7 @@ batch and each some of the heads. :meth:`DistributedContext.describe` reads off 
 
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -85,6 +86,30 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+# Variables of launchers that tell of other processes where they are above this: torchrun's, and those of MPI.
+_TORCHRUN = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": -1}
+_MPI = dict.fromkeys(("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"), 1)
+
+
+def check_launcher() -> None:
+    """Raise ValueError where variables of the environment tell of other processes, and none how to reach them, as where
+    a notebook or a container has some of a launcher's.
+    """
+    alone = {**_TORCHRUN, **_MPI}
+    values = {name: os.environ[name] for name in alone if name in os.environ}
+    for name, value in values.items():
+        if not re.fullmatch(r"-1|\d+", value):
+            raise ValueError(f"{name} is {value!r} in the environment, where a launcher puts a whole number: unset it.")
+    found = [name for name, value in values.items() if int(value) > alone[name]]
+    needed = ("MASTER_ADDR",) if _MPI.keys() & set(found) else ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in needed if not os.environ.get(name)]
+    if found and missing and not dist.is_mpi_available():
+        raise ValueError(
+            f"The environment has a launcher's {', '.join(f'{name}={values[name]}' for name in found)} without "
+            f"{', '.join(missing)}: start several processes with torchrun, or unset {', '.join(found)} to train in one."
+        )
+
+
 Kind = Literal["single", "ddp", "fsdp", "tensor"]
 
 
@@ -125,6 +150,7 @@ class DistributedContext:
                 f"The launcher asks for FSDP and the recipe for train.parallel {settings.parallel!r}: make "
                 "them equal, or leave the launcher's out."
             )
+        check_launcher()
         launched = int(os.environ.get("WORLD_SIZE", "1"))
         # Without a GPU, accelerate connects processes only where the CPU is asked for; else each would train alone.
         cpu = settings.device == "cpu" or not torch.accelerator.is_available()

@@ -36,7 +36,7 @@ from diff_transformer.train.recipe import Recipe
 from diff_transformer.train.run_setup import Data, build_data, build_model, draw_weights
 from diff_transformer.train.step import backward, build_optimizers, learning_rate, prefetched
 from diff_transformer.train.step_costs import flops_per_token
-from diff_transformer.train.training_progress import Metrics, Progress, Silent, peak_memory
+from diff_transformer.train.training_progress import Metrics, Progress, Silent, default_progress, peak_memory
 
 # (model, step) → numbers to log, by name. The model is in evaluation mode and gradients are off.
 Evaluate = Callable[[Any, int], dict[str, float]]
@@ -75,14 +75,15 @@ def train(
         output_dir: the folder of the run: new or empty, unless one of the next two says otherwise.
         resume: go on from the newest checkpoint of the run in `output_dir`; "auto" begins one where there is none.
         overwrite: replace the run in `output_dir`.
-        progress: shows every step.
+        progress: shows every step; unless given, a line below the cell in a notebook, and nothing elsewhere.
         on_evaluate: called every `evaluate_every` steps and after the last one; what it returns is logged.
         data: the recipe's data, if `build_data(recipe)` has been called already.
 
     Raises:
         FileExistsError, FileNotFoundError, ValueError: the folder or the input is not right; nothing has been written.
         DivergenceError: the loss or its gradient is not finite, or the loss jumped; the weights are those before.
-        TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint was saved, and after the last step the model as well.
+        TrainingInterrupted: Ctrl-C, SIGTERM or the end of the terminal (SIGHUP, unless it is ignored); a checkpoint was
+            saved, and after the last step the model as well. An evaluation is left, and done when the run goes on.
         OSError: the disk is full, or the folder was removed; none of the checkpoints to resume from is complete; or, as
             ConnectionError, another process has ended. One that hangs ends this process with a sentence on stderr.
     """
@@ -124,6 +125,7 @@ class TrainingRun:
             files = self.folder / run_folder.METRICS, self.folder / run_folder.TENSORBOARD
             self.metrics = Metrics(*files, self.state.step)
         with self.metrics or nullcontext(), Interrupt() as interrupt:
+            self.interrupt = interrupt
             self.progress.start(self.settings.steps, f"{self.recipe.name} · {self.recipe.model.attention_type}")
             self.progress.tell(self.context.describe(self.model, self.call))
             if self.resumes:
@@ -131,6 +133,11 @@ class TrainingRun:
                 self.progress.tell(step if self.resumed_from else "no checkpoint: begins at step 1")
             try:
                 self.call.train()
+                if self.state.unlogged is not None:
+                    self._log_evaluated(self.state.unlogged)
+                    self.limit.end()
+                    if self._is_unlogged():
+                        raise self._stopped(self.resumed_from)
                 for number, batch in prefetched(data.batches.train_batch, self.state.step + 1, self.settings.steps):
                     self.limit.begin()
                     self._log(self._train_step(number, batch), batch)
@@ -139,12 +146,8 @@ class TrainingRun:
                     if stopping or self._is_due(self.settings.checkpoint_every):
                         run_folder.require_run_folder(self.folder)
                         checkpoint = self._save()
-                        if stopping and number < self.settings.steps:
-                            raise TrainingInterrupted(
-                                f"Stopped after step {number} of {self.settings.steps}; {checkpoint} holds the run. "
-                                "The same command with --resume (in Python: resume=True) goes on from there.",
-                                interrupt.signal,
-                            )
+                        if stopping and (number < self.settings.steps or self._is_unlogged()):
+                            raise self._stopped(checkpoint)
             finally:
                 self.limit.end()
                 self.progress.stop()
@@ -152,15 +155,29 @@ class TrainingRun:
         run = self._finish()
         if stopping:  # nothing is left to do here, but whoever trains several runs must not begin the next
             raise TrainingInterrupted(
-                f"Stopped after the last step; {run.model_folder} holds the trained model.", interrupt.signal
+                f"Stopped after the last step; {run.model_folder} holds the trained model.",
+                interrupt.signal,
+                is_saved=True,
             )
         return run
+
+    def _is_unlogged(self) -> bool:
+        """Whether any process has left the evaluation of the last step."""
+        return self.context.any(self.state.unlogged is not None)
+
+    def _stopped(self, checkpoint: Path | None) -> TrainingInterrupted:
+        return TrainingInterrupted(
+            f"Stopped after step {self.state.step} of {self.settings.steps}; {checkpoint} holds the run. "
+            "The same command with --resume (in Python: resume=True) goes on from there.",
+            self.interrupt.signal,
+            is_saved=True,
+        )
 
     def _start_or_resume(self, data: Data, progress: Progress | None, on_evaluate: Evaluate | None) -> None:
         settings, context = self.settings, self.context
         self.data, self.on_evaluate = data, on_evaluate
         self.warn = warnings.warn if progress is None else progress.tell
-        self.progress = progress if progress is not None and is_first() else Silent()
+        self.progress = (progress or default_progress()) if is_first() else Silent()
         set_seed(settings.seed)
         self.checkpoints = Checkpoints(self.folder / run_folder.CHECKPOINTS, settings.keep_checkpoints, self.warn)
         self.resumed_from = self.checkpoints.newest() if self.resumes else None
@@ -271,7 +288,17 @@ class TrainingRun:
                 self.layers = reduced(measure_layers(self.model, self.context.model_inputs(row)))
             line |= self.layers
         if evaluates:
-            line |= self._evaluate(number)
+            self.state.unlogged = line
+        self._log_evaluated(line)
+
+    def _log_evaluated(self, line: dict[str, Any]) -> None:
+        """Log a step, with an evaluation if it is to have one, unless the run is to stop before that is done."""
+        if self.state.unlogged is not None and self.on_evaluate is not None:
+            results = self._evaluate(line["step"])
+            if results is None:
+                return
+            line = line | results
+        self.state.unlogged = None
         run_folder.require_run_folder(self.folder)
         if self.metrics is not None:
             self.metrics.log(line)
@@ -281,21 +308,37 @@ class TrainingRun:
         """Whether what is done every so many steps, and after the last one, is to be done now."""
         return self.state.step == self.settings.steps or (every is not None and self.state.step % every == 0)
 
-    def _evaluate(self, number: int) -> dict[str, float]:
+    def _evaluate(self, number: int) -> dict[str, float] | None:
+        """What the evaluation finds; None where the run is to stop, which is asked before each use of the model."""
         assert self.on_evaluate is not None  # the caller's own check
         self.limit.end()  # an evaluation may take as long as it likes
         self.model.eval()
+        results, devices = None, [self.context.device] if self.context.device.type == "cuda" else []
+        asked = self.model.register_forward_pre_hook(self._leave_evaluation, prepend=True)
         try:
-            with torch.no_grad(), self.context.autocast():
+            # Training draws the same random numbers afterwards, whether all of an evaluation was done or a part twice.
+            with torch.random.fork_rng(devices), torch.no_grad(), self.context.autocast():
                 results = self.on_evaluate(self.model, number)
+        except TrainingInterrupted:
+            pass
         except Exception:
             if self.context.count == 1:  # of several processes, the others may be elsewhere in the run
                 self._save()
             raise
+        finally:
+            asked.remove()
         self.model.train()
-        self.progress.evaluated(number, results)
+        if results is not None:
+            self.progress.evaluated(number, results)
         self.limit.begin()
         return results
+
+    def _leave_evaluation(self, *_: Any) -> None:
+        """Raise TrainingInterrupted where the run is to stop: a system that ends it may not wait for an evaluation."""
+        requested = self.interrupt.requested
+        # Processes that compute one forward pass together leave together; of others each may evaluate on its own.
+        if self.context.any(requested) if self.context.kind in ("fsdp", "tensor") else requested:
+            raise TrainingInterrupted("The evaluation is left.")
 
     def _save(self) -> Path:
         scaler = self.scaler.state_dict() if self.scaler.is_enabled() else None

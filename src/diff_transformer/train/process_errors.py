@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -123,7 +123,8 @@ class TimeLimit:
             self._timer.cancel()
 
     def _end_process(self) -> None:
-        os.write(2, f"error: {self._message()}\n".encode(errors="replace"))
+        with suppress(OSError):  # nobody reads it any more
+            os.write(2, f"error: {self._message()}\n".encode(errors="replace"))
         os._exit(2)  # as all errors of the command line
 
 
@@ -147,15 +148,26 @@ def plain_connection_errors(minutes: float) -> Iterator[None]:
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM stopped a run after a step; the message says where the checkpoint is and how to resume."""
+    """One of the :func:`stop_signals` stopped a run; the message says where the checkpoint is and how to resume."""
 
-    def __init__(self, message: str, signal: int | None = None) -> None:
+    def __init__(self, message: str, signal: int | None = None, *, is_saved: bool = False) -> None:
         super().__init__(message)
         self.signal = signal  # the number of the one that asked for it; None where another process got it
+        self.is_saved = is_saved  # whether a checkpoint or the model holds all that was done
+
+
+def stop_signals() -> list[int]:
+    """The signals that end a run with a checkpoint: Ctrl-C, SIGTERM, and SIGHUP of a terminal that is closed.
+
+    SIGHUP is none where it is ignored, as nohup has it.
+    """
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    ignored = hangup is None or signal.getsignal(hangup) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [hangup])]
 
 
 class Interrupt:
-    """Whether the run is to stop: Ctrl-C or SIGTERM (`signal`) asked for it, or its launcher is gone.
+    """Whether the run is to stop: one of the :func:`stop_signals` (`signal`) asked for it, or its launcher is gone.
 
     In the block of this context manager the step in progress is finished; a second signal ends it at once. A second one
     within `SAME_WISH_SECONDS` repeats the first: whoever signals all processes of a job at once signals torchrun as
@@ -176,7 +188,7 @@ class Interrupt:
 
     def __enter__(self) -> "Interrupt":
         if threading.current_thread() is threading.main_thread():
-            self._handlers = {number: signal.signal(number, self._record) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._handlers = {number: signal.signal(number, self._record) for number in stop_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:

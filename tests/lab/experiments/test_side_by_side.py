@@ -106,8 +106,11 @@ def steps_until_a_tidy_end(mark: Path, progress: Progress) -> None:
     steps_for_ever(progress)
 
 
-def is_killed(progress: Progress) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def kills_itself(number: int, progress: Progress) -> None:
+    """As a signal does that comes before a worker can take it."""
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def results_of(*jobs: Callable[[Progress], Any], workers: int = 2, shown: Shown | None = None) -> list[Any]:
@@ -123,6 +126,13 @@ def fails_at_the_first_result() -> None:
         trainings.add(Job("short", process_and_threads))
         for _ in trainings.results():
             raise ZeroDivisionError
+
+
+def is_stopped_after_the_last_result() -> None:
+    with SideBySide[Any](2, Shown(), threads=1) as trainings:
+        trainings.add(Job("only", process_and_threads))
+        assert len(list(trainings.results())) == 1
+        signal.raise_signal(signal.SIGTERM)
 
 
 def children() -> set[int]:
@@ -260,9 +270,44 @@ def test_an_error_of_another_package_is_told_with_its_place() -> None:
 def test_a_killed_worker_is_named_and_the_others_stop(tmp_path: Path) -> None:
     before = children()
     with pytest.raises(OSError, match=r"^job 1: its process was killed \(signal 9\).*fewer workers.*--resume"):
-        results_of(partial(train_tiny, tmp_path, 0, 20_000), is_killed)
+        results_of(partial(train_tiny, tmp_path, 0, 20_000), partial(kills_itself, signal.SIGKILL))
     assert len(children() - before) <= 2
     assert not (tmp_path / "0" / ".lock").exists()
+    with pytest.raises(OSError, match=r"^job 0: its process was ended by signal 10 \(") as caught:
+        results_of(partial(kills_itself, signal.SIGUSR1))
+    assert "memory" not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_worker_that_was_told_to_stop_before_it_could_is_no_error(number: int) -> None:
+    """As where all processes of a command get a signal in its first seconds."""
+    with pytest.raises(TrainingInterrupted) as caught:
+        results_of(steps_for_ever, partial(kills_itself, number))
+    assert caught.value.signal == number
+    message = str(caught.value)
+    assert message.startswith("Stopped before a step was done: job 1; job 0. The same command with --resume")
+    assert "checkpoint" not in message
+
+
+def test_only_checkpoints_that_are_there_are_promised(tmp_path: Path) -> None:
+    class Stops(Shown):
+        def run(self, name: str) -> Shown:
+            return Shown((lambda: signal.raise_signal(signal.SIGHUP)) if name == "job 0" else lambda: None, name)
+
+    with pytest.raises(TrainingInterrupted) as caught:
+        results_of(partial(train_tiny, tmp_path, 0, 20_000), steps_for_ever, shown=Stops())
+    assert caught.value.signal == signal.SIGHUP
+    held, others, resume = str(caught.value).split(". ")
+    assert held == "Stopped after the step that each was in, which checkpoints hold: job 0"
+    assert others == "Stopped before a step was done: job 1"
+    assert "--resume" in resume
+    assert len(list(tmp_path.glob("0/checkpoints/step-*"))) == 1
+
+
+def test_a_signal_after_the_last_result_is_not_lost() -> None:
+    with pytest.raises(TrainingInterrupted, match="while nothing was trained") as caught:
+        is_stopped_after_the_last_result()
+    assert caught.value.signal == signal.SIGTERM
 
 
 def test_an_error_of_the_caller_stops_all_jobs() -> None:

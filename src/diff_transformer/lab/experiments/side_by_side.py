@@ -26,7 +26,7 @@ import torch
 from diff_transformer.freed_memory import keep_freed_memory
 from diff_transformer.processors import usable_processors
 from diff_transformer.train import Progress, TrainingInterrupted
-from diff_transformer.train.process_errors import Interrupt
+from diff_transformer.train.process_errors import Interrupt, stop_signals
 
 T = TypeVar("T")
 
@@ -123,12 +123,14 @@ class SideBySide(Generic[T]):
                 worker.end()
             if self._count > 1:
                 self._interrupt.__exit__()
+        if error is None and self._count > 1 and self._interrupt.requested:  # after the last result
+            raise self._interrupted()
 
     def results(self) -> Iterator[tuple[Job[T], T]]:
         """Each job with its result, in the order in which they are finished, until there are no more.
 
         Raises:
-            TrainingInterrupted: Ctrl-C or SIGTERM.
+            TrainingInterrupted: a signal to stop.
             OSError: a worker was killed; the message names its job.
             Exception: what a job has raised.
         """
@@ -150,7 +152,7 @@ class SideBySide(Generic[T]):
                 outcome = self._receive(worker)
                 if isinstance(outcome, _Failure):
                     if isinstance(outcome.error, TrainingInterrupted):  # it got the signal itself
-                        raise self._interrupted([doing.name])
+                        raise self._interrupted({doing.name: outcome.error})
                     self._stop_all()
                     raise outcome.error from outcome.cause
                 if outcome is not None:
@@ -179,28 +181,38 @@ class SideBySide(Generic[T]):
         try:
             return worker.receive()
         except (EOFError, OSError):
-            message = worker.why_it_ended()
+            error = worker.why_it_ended()
             self._workers.remove(worker)
             worker.end()
-            return _Failure(OSError(message), None)
+            return _Failure(error, None)
 
-    def _interrupted(self, stopped: list[str] | None = None) -> TrainingInterrupted:
-        """Stop all jobs. The error that says so for all of them."""
-        names = (stopped or []) + [worker.job.name for worker in self._busy() if worker.job is not None]
-        self._stop_all()
-        return TrainingInterrupted(
-            f"Stopped after the step that each was in: {'; '.join(names) or 'nothing had begun'}. Checkpoints hold "
-            "them, and the same command with --resume (in Python: resume=True) goes on from there.",
-            self._interrupt.signal,
-        )
+    def _interrupted(self, stopped: Mapping[str, BaseException] | None = None) -> TrainingInterrupted:
+        """Stop all jobs. The error that says so for all of them, of which some have `stopped` already."""
+        errors = {**(stopped or {}), **self._stop_all()}
+        saved = [name for name, error in errors.items() if isinstance(error, TrainingInterrupted) and error.is_saved]
+        others = [name for name in errors if name not in saved]
+        sentences = []
+        if saved:
+            sentences.append(f"Stopped after the step that each was in, which checkpoints hold: {'; '.join(saved)}.")
+        if others:
+            sentences.append(f"Stopped before a step was done: {'; '.join(others)}.")
+        if not errors:
+            sentences.append("Stopped while nothing was trained.")
+        sentences.append("The same command with --resume (in Python: resume=True) goes on from there.")
+        numbers = [self._interrupt.signal, *(getattr(error, "signal", None) for error in errors.values())]
+        return TrainingInterrupted(" ".join(sentences), next(filter(None, numbers), None))
 
-    def _stop_all(self) -> None:
-        """Ask all busy workers to stop, and wait until they have. What goes wrong meanwhile changes nothing."""
+    def _stop_all(self) -> dict[str, BaseException]:
+        """Ask all busy workers to stop, and wait until they have. What each has raised, by the name of its job."""
+        errors = {}
         for worker in self._busy():
             worker.ask_to_stop()
         while self._busy():
             for worker in self._ready():
-                self._receive(worker)
+                doing, outcome = worker.job, self._receive(worker)
+                if doing is not None and isinstance(outcome, _Failure):
+                    errors[doing.name] = outcome.error
+        return errors
 
 
 class _Worker(Generic[T]):
@@ -243,21 +255,24 @@ class _Worker(Generic[T]):
         with suppress(OSError):  # it has been killed
             self.connection.send(None)
 
-    def why_it_ended(self) -> str:
-        """What to tell of a process that has ended in the midst of its job, which is given up."""
+    def why_it_ended(self) -> OSError | TrainingInterrupted:
+        """What to raise of a process that has ended in the midst of its job, which is given up."""
         assert self.job is not None
         assert self._progress is not None
         self._progress.stop()
         name, self.job = self.job.name, None
         self.process.join(_END)
         code = self.process.exitcode or 0
-        goes_on = "The same command with --resume goes on from the newest checkpoint."
-        if code < 0:
-            return (
-                f"{name}: its process was killed (signal {-code}), as the system does where memory is short: take "
-                f"fewer workers (--workers). {goes_on}"
-            )
-        return f"{name}: its process has ended with exit code {code}. {goes_on}"
+        if -code in stop_signals():  # before it could do what it was told
+            return TrainingInterrupted("Stopped before it began.", -code)
+        goes_on = "The same command with --resume goes on."
+        if code == -signal.SIGKILL:
+            how = "was killed (signal 9), as the system does where memory is short: take fewer workers (--workers)"
+        elif code < 0:
+            how = f"was ended by signal {-code} ({signal.strsignal(-code)})"
+        else:
+            how = f"has ended with exit code {code}"
+        return OSError(f"{name}: its process {how}. {goes_on}")
 
     def end(self) -> None:
         """End the process, which has no job or was killed."""
@@ -309,7 +324,8 @@ def _serve(connection: Connection, threads: int) -> None:
     """Do the jobs that come, until None comes or the parent has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    signal.signal(signal.SIGTERM, _stop_at_once)
+    for number in stop_signals()[1:]:  # all but Ctrl-C
+        signal.signal(number, _stop_at_once)
     torch.set_num_threads(threads)
     keep_freed_memory()
     with suppress(EOFError, OSError, TrainingInterrupted):
@@ -328,7 +344,7 @@ def _serve(connection: Connection, threads: int) -> None:
 
 
 def _stop_at_once(number: int, _: Any) -> None:
-    """What SIGTERM does outside of a training, which would save a checkpoint first."""
+    """What a signal to stop does outside of a training, which would save a checkpoint first."""
     raise TrainingInterrupted("Stopped.", number)
 
 
