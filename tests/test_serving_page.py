@@ -35,7 +35,7 @@ def new_named() -> Any:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-@pytest.mark.parametrize(("number", "key"), [(0, None), (1, "sesame")])
+@pytest.mark.parametrize(("number", "key"), [(0, None), (-1, "sesame")])
 def test_curl_is_answered(number: int, key: str | None) -> None:
     """Also where the server asks for the key, as in the container."""
     block = blocks("bash")[number]
