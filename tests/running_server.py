@@ -40,18 +40,18 @@ TEMPLATE = (
 
 
 @functools.cache
-def _first_model(attention_type: str) -> Any:
+def _first_model(attention_type: str, vocabulary: int) -> Any:
     torch.manual_seed(7)
-    sizes = {**SIZES, "vocab_size": 257, "max_position_embeddings": CONTEXT, "initializer_range": 0.4}
+    sizes = {**SIZES, "vocab_size": vocabulary, "max_position_embeddings": CONTEXT, "initializer_range": 0.4}
     config = DiffTransformerConfig(attention_type=attention_type, eos_token_id=256, **sizes)
     return DiffTransformerForCausalLM(config).double().eval()
 
 
-def new_model(attention_type: str = "diff") -> Any:
+def new_model(attention_type: str = "diff", vocabulary: int = 257) -> Any:
     """In float64, so that no rounding chooses between tokens. The threads of servers share torch's random numbers, so
     the weights are drawn once, before there is a server.
     """
-    return copy.deepcopy(_first_model(attention_type))
+    return copy.deepcopy(_first_model(attention_type, vocabulary))
 
 
 def new_served(*, chat: bool = False, attention_type: str = "diff", **settings: Any) -> Any:

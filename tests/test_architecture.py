@@ -25,13 +25,14 @@ MAY_IMPORT = {
     "listening": set(),
     "freed_memory": set(),
     "processors": set(),  # the command line reads it before torch is imported
+    "token_texts": set(),
     "text_workers": set(),  # the processes that it starts must load nothing else
     "ops": {"storage"},
     "nn": {"ops"},
     "model": {"ops", "nn"},
     "convert": {"storage", "nn", "model"},
-    "explorer": {*LIBRARY, "convert", "listening"},
-    "data": {"storage", "text_workers"},
+    "explorer": {*LIBRARY, "convert", "listening", "token_texts"},
+    "data": {"storage", "text_workers", "token_texts"},
     "train": {"storage", *LIBRARY, "data"},
     "lab.coordinates": set(),
     "lab.record": {"lab.coordinates"},
@@ -43,6 +44,7 @@ MAY_IMPORT = {
         "storage",
         *LIBRARY,
         "data",
+        "listening",
         "lab.coordinates",
         "lab.record",
         "lab.results_files",
@@ -67,7 +69,7 @@ MAY_IMPORT = {
     },
     "vllm_plugin": {"model"},
     "vllm_model": set(),  # vLLM imports it by its name
-    "serve": {"storage", "brief_threads", "listening"},  # what it is given is a model of transformers
+    "serve": {"storage", "brief_threads", "listening", "token_texts"},  # what it is given is a model of transformers
     "cli": {
         "storage",
         "brief_threads",
@@ -75,6 +77,7 @@ MAY_IMPORT = {
         "listening",
         "processors",
         "shipped_models",
+        "token_texts",
         *LIBRARY,
         "convert",
         "explorer",

@@ -1,6 +1,15 @@
 """Takes an address of this machine for a server before it loads its models: a taken port is said at once."""
 
+import ipaddress
 import socket
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is of this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

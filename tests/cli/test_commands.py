@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from commands import fails
 from diff_transformer.lab.experiments.experiment import EXPERIMENTS
@@ -17,7 +18,9 @@ from diff_transformer.lab.record import Result
 from diff_transformer.lab.results_files import capture_results, read_results, write_json
 from diff_transformer.lab.statistics import compare
 from diff_transformer.storage.files import read_metrics
+from running_server import new_model
 from tiny_demo import TINY
+from tokenizer_kinds import KINDS, llama_tokenizer
 
 Run = Callable[..., Any]
 
@@ -112,29 +115,55 @@ def test_generate_goes_on_from_the_prompt(run: Run, text_run: Path) -> None:
 
 
 def test_generate_streams(run: Run, text_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import TextStreamer
+    from diff_transformer.cli.generate_command import StdoutStreamer
 
     counts = []
-    put = TextStreamer.put
-    monkeypatch.setattr(TextStreamer, "put", lambda self, value: (counts.append(value.numel()), put(self, value))[1])
+    put = StdoutStreamer.put
+    monkeypatch.setattr(StdoutStreamer, "put", lambda self, value: (counts.append(value.numel()), put(self, value))[1])
     run("generate", text_run, "--prompt", "to be", "--max-new-tokens", 4, "--greedy")
     assert counts == [5, 1, 1, 1, 1]
 
 
-def test_control_characters_do_not_reach_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from diff_transformer.cli.generate_command import stdout_streamer
-    from diff_transformer.data import byte_tokenizer
+@pytest.mark.parametrize("kind", KINDS)
+def test_control_characters_do_not_reach_a_terminal_and_all_others_do(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    from diff_transformer.cli.generate_command import StdoutStreamer
 
-    def written(terminal: bool) -> str:
+    tokenizer = KINDS[kind]()
+
+    def written(text: str, terminal: bool) -> str:
         stream = io.StringIO()
         monkeypatch.setattr(stream, "isatty", lambda: terminal)
         monkeypatch.setattr(sys, "stdout", stream)
-        stdout_streamer(byte_tokenizer()).on_finalized_text("a\x1b[31m\tλ\n", stream_end=True)
+        streamer = StdoutStreamer(tokenizer)
+        for token in tokenizer(text)["input_ids"]:
+            streamer.put(torch.tensor([token]))
+        streamer.end()
         monkeypatch.undo()
         return stream.getvalue()
 
-    assert written(terminal=False) == "a\x1b[31m\tλ\n\n"
-    assert written(terminal=True) == "a�[31m\tλ\n\n"
+    text = "a\x1b[31m\tλ\x00\x7f\x9b\r\n"
+    assert written(text, terminal=False) == f"{text}\n"
+    assert written(text, terminal=True) == "a�[31m\tλ����\n\n"
+    # Wide and unbreakable spaces, joiners, a soft hyphen, both directions, an emoji of several characters, indentation.
+    text = "a\u3000b\u00a0c\u200cd\u200de\u00adf\u200f\u2028\U0001f469\u200d\U0001f4bb\n    if x:\n        é\ufffd"
+    assert written(text, terminal=False) == written(text, terminal=True) == f"{text}\n"
+
+
+def test_generate_writes_what_decode_gives(run: Run, tmp_path: Path) -> None:
+    """With a tokenizer of Llama 2's kind, which would leave out a space of each line's indentation."""
+    tokenizer = llama_tokenizer()
+    model = new_model(vocabulary=len(tokenizer)).float()
+    for part in (tokenizer, model):
+        part.save_pretrained(tmp_path / "model")
+    prompt = "def f(x):\n    if x:\n        \u3000to be"
+    result = run("generate", tmp_path / "model", "--prompt", prompt, "--greedy", "--max-new-tokens", 30)
+    assert result.exit_code == 0
+    tokens = torch.tensor([tokenizer(prompt)["input_ids"]])
+    (out,) = model.generate(tokens, max_new_tokens=30, do_sample=False, pad_token_id=0)
+    assert result.stdout == tokenizer.decode(out, skip_special_tokens=True) + "\n"
+    assert result.stdout.startswith(prompt)
 
 
 def test_generate_takes_any_folder_that_holds_the_model(run: Run, text_run: Path) -> None:

@@ -1,11 +1,13 @@
 """The command `explore`: what it opens, what it refuses, and how it ends."""
 
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from commands import fails
+from commands import SECONDS, fails
 from diff_transformer import shipped_models
 from diff_transformer.cli.explored_checkpoints import build_explorer, shipped_pairs
 from diff_transformer.explorer import ExploredModel, LambdaSettings
@@ -253,15 +255,88 @@ def test_it_writes_one_page(run: Callable[..., Any], text_run: Path, tmp_path: P
     assert page.read_bytes() != before
 
 
-def test_ctrl_c_ends_it(text_run: Path) -> None:
-    command = [sys.executable, "-m", "diff_transformer.cli", "explore", str(text_run), "--no-browser"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def fake_browser(path: Path, *lines: str) -> Path:
+    """A program that writes the address and what it `found` into the file `note` beside it."""
+    beside = path.parent
+    body = [
+        "import os, sys, urllib.request",
+        "found = [sys.stdin.isatty(), sys.stdout.isatty(), sys.stderr.isatty()]",
+        *lines,
+        f"open({str(beside / 'unfinished')!r}, 'w').write(f'{{sys.argv[-1]}} {{found}}')",
+        f"os.replace({str(beside / 'unfinished')!r}, {str(beside / 'note')!r})",
+    ]
+    path.write_text("\n".join([f"#!{sys.executable}", *body]))
+    path.chmod(0o755)
+    return path
+
+
+def note_of(browser: Path) -> str:
+    end = time.monotonic() + SECONDS
+    while not (note := browser.parent / "note").exists():
+        assert time.monotonic() < end, "no browser was started"
+        time.sleep(0.02)
+    return note.read_text()
+
+
+SSH = {"SSH_CONNECTION": "192.0.2.1 50000 192.0.2.2 22"}
+OF_THE_MACHINE = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Python finds browsers otherwise on other systems")
+@pytest.mark.parametrize(
+    ("name", "environment", "is_opened"),
+    [
+        ("mine", {"BROWSER": "{}"}, True),
+        ("mine", {"BROWSER": "{} %s"}, True),
+        ("mine", {"BROWSER": "{}", **SSH}, True),  # editors set it, whose window is at the other end
+        ("firefox", {"DISPLAY": ":0"}, True),
+        ("firefox", {"DISPLAY": ":0", **SSH}, True),
+        ("firefox", {}, False),
+        ("w3m", {}, False),
+        ("www-browser", SSH, False),
+        ("lynx", {"BROWSER": "{}"}, False),
+        ("links", {"BROWSER": "{} %s"}, False),
+        ("elinks", {"DISPLAY": ":0"}, False),
+    ],
+)
+def test_a_browser_with_a_window_is_opened_and_none_takes_the_terminal(
+    tmp_path: Path, name: str, environment: dict[str, str], is_opened: bool
+) -> None:
+    browser = fake_browser(tmp_path / name)
+    known = {name: value for name, value in os.environ.items() if name not in OF_THE_MACHINE}
+    known |= {name: value.format(browser) for name, value in environment.items()}
+    program = "from diff_transformer.cli.explore_command import open_browser; open_browser('http://127.0.0.1/')"
+    ours, terminal = os.openpty()
+    try:
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**known, "PATH": str(tmp_path), "TERM": "xterm"},
+            **dict.fromkeys(("stdin", "stdout", "stderr"), terminal),
+            timeout=SECONDS,
+            check=True,
+        )
+    finally:
+        os.close(ours)
+        os.close(terminal)
+    if is_opened:
+        assert note_of(browser) == "http://127.0.0.1/ [False, False, False]"
+    else:
+        assert not (tmp_path / "note").exists()
+
+
+def test_the_browser_is_answered_and_ctrl_c_ends_it(text_run: Path, tmp_path: Path) -> None:
+    open_page = "urllib.request.build_opener(urllib.request.ProxyHandler({})).open(sys.argv[-1], timeout=30)"
+    browser = fake_browser(tmp_path / "mine", f"found = b'explorer-data' in {open_page}.read()")
+    command = [sys.executable, "-m", "diff_transformer.cli", "explore", str(text_run)]
+    environment = {**os.environ, "BROWSER": str(browser)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     address = process.stdout.readline().strip()
     try:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/", address)
         with urllib.request.urlopen(address, timeout=30) as page:
             assert b"explorer-data" in page.read()
+        assert note_of(browser) == f"{address} True"
     finally:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)

@@ -24,8 +24,7 @@ def alone() -> Callable[..., str]:
     def generated(prompt: str, new: int) -> str:
         ids = torch.tensor([tokenizer(prompt)["input_ids"]])
         out = model.generate(ids, max_new_tokens=new, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
-        # The bytes of a character that has only begun are shown when it is complete.
-        return tokenizer.decode(out, skip_special_tokens=True).rstrip("\N{REPLACEMENT CHARACTER}")
+        return str(tokenizer.decode(out, skip_special_tokens=True))
 
     return generated
 

@@ -217,7 +217,7 @@ def test_logprobs_of_a_prompt_are_those_of_a_forward_pass(client: openai.OpenAI,
     assert [max(top.values()) for top in given.top_logprobs[1:]] == pytest.approx(
         [float(row.max()) for row in rows[: len(ids) - 1 + new]], abs=1e-10
     )
-    assert all(3 <= len(top) <= 4 or "\N{REPLACEMENT CHARACTER}" in top for top in given.top_logprobs[1:])
+    assert all(3 <= len(top) <= 4 for top in given.top_logprobs[1:])
     if new:
         assert given.token_logprobs[-1] == pytest.approx(float(rows[-1].max()), abs=1e-10)
 
@@ -243,7 +243,7 @@ def test_no_thread_that_has_scored_slows_down_the_one_that_generates(
 
 def test_logprobs_of_new_tokens(client: openai.OpenAI, alone: Callable[..., str]) -> None:
     choice = complete(client, max_tokens=8, logprobs=0).choices[0]
-    assert choice.text.rstrip("\N{REPLACEMENT CHARACTER}") == alone(PROMPT, 8)
+    assert choice.text == alone(PROMPT, 8)
     assert len(choice.logprobs.tokens) == 8
     assert choice.logprobs.text_offset[0] == 0
     assert [list(top.values()) for top in choice.logprobs.top_logprobs] == [

@@ -1,5 +1,9 @@
 """The command `explore` shows the attention maps of a checkpoint in the browser, or writes them as a page."""
 
+import os
+import subprocess
+import sys
+import threading
 import webbrowser
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +15,7 @@ from diff_transformer.cli.console import Device, optional
 from diff_transformer.cli.extras import require_extra
 
 LOOPBACK = "127.0.0.1"
+OF_TERMINALS = ("www-browser", "w3m", "lynx", "links", "links2", "elinks", "browsh")
 
 
 def explore(
@@ -71,6 +76,24 @@ def explore(
         server = ExplorerServer(explorers, bound, host)
         console.print_line(server.address)
         console.say("Ctrl-C ends it.")
-        if not no_browser:
-            webbrowser.open(server.address)
-        server.serve()
+        browser = threading.Thread(target=open_browser, args=(server.address,), name="browser", daemon=True)
+        server.serve(None if no_browser else browser.start)
+
+
+def open_browser(address: str) -> None:
+    """Show an address in the browser, where there is one with a window of its own.
+
+    One for terminals would take this one from the program. Over ssh without a display only what the variable BROWSER
+    names has a window.
+    """
+    has_window = any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
+    try:
+        name = Path(getattr(webbrowser.get(), "name", "")).name
+    except webbrowser.Error:  # there is none
+        return
+    if name in OF_TERMINALS or ("SSH_CONNECTION" in os.environ and not has_window):
+        return
+    # That browser, and none in its place if it fails, in a process that has no terminal, whatever it is.
+    command = [sys.executable, "-c", "import sys, webbrowser; webbrowser.get().open(sys.argv[1])", address]
+    nothing = subprocess.DEVNULL
+    subprocess.run(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True, check=False)

@@ -1,5 +1,6 @@
 """The command `generate` continues a prompt with a checkpoint."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from diff_transformer import shipped_models
 from diff_transformer.cli import console
 from diff_transformer.cli.console import Device, Seed, TextCheckpoint, optional
 from diff_transformer.storage.files import read_json
+from diff_transformer.token_texts import TokenTexts
 
 DEFAULT_TOKENS = 200  # of new text, or fewer where the context has no space for them
 
@@ -92,7 +94,7 @@ def generate(
         attention_mask=torch.ones_like(input_ids),
         max_new_tokens=max_new_tokens or min(DEFAULT_TOKENS, free),
         pad_token_id=tokenizer.pad_token_id,
-        streamer=stdout_streamer(tokenizer),
+        streamer=StdoutStreamer(tokenizer),
         do_sample=not greedy,
         **({} if greedy else sampling),
     )
@@ -115,15 +117,22 @@ def shipped_language_model() -> Path:
     return Path(folder)
 
 
-def stdout_streamer(tokenizer: Any) -> Any:
-    """Writes generated text to stdout word by word; in a terminal control characters show as "�"."""
-    from transformers import TextStreamer
+class StdoutStreamer:
+    """Writes generated text to stdout as it comes; in a terminal control characters show as "�"."""
 
-    class StdoutStreamer(TextStreamer):
-        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-            if sys.stdout.isatty():
-                text = "".join(letter if letter.isprintable() or letter in "\n\t" else "�" for letter in text)
-            sys.stdout.write(text + ("\n" if stream_end else ""))
-            sys.stdout.flush()
+    def __init__(self, tokenizer: Any) -> None:
+        self._texts = TokenTexts(tokenizer)
 
-    return StdoutStreamer(tokenizer, skip_special_tokens=True)
+    def put(self, tokens: Any) -> None:
+        """Write what the next tokens add: a tensor of the prompt's, and then of each new one."""
+        self._write("".join(self._texts.read(token).text for token in tokens.flatten().tolist()))
+
+    def end(self) -> None:
+        """Write what was held back, and end the line."""
+        self._write(self._texts.rest() + "\n")
+
+    def _write(self, text: str) -> None:
+        if sys.stdout.isatty():
+            text = re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f]", "�", text)
+        sys.stdout.write(text)
+        sys.stdout.flush()

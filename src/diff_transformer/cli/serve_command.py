@@ -44,8 +44,8 @@ def serve(
     if cache_tokens is not None and not continuous_batching:
         raise ValueError("--cache-tokens needs --continuous-batching.")
     _require_continuous_batching()
-    from diff_transformer.listening import bound_socket
-    from diff_transformer.serve.http_server import ModelServer, is_loopback, run_server, url_of
+    from diff_transformer.listening import bound_socket, is_loopback
+    from diff_transformer.serve.http_server import ModelServer, run_server, url_of
 
     if not is_loopback(host) and api_key is None and not without_key:
         raise ValueError(

@@ -1,7 +1,6 @@
 """Makes byte-level tokenizers, for which every text has tokens, and the tokens give the text back exactly."""
 
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,24 +13,15 @@ from diff_transformer.data.prepared_cache import cache_key, made_once
 from diff_transformer.data.split import SPLIT_VERSION, training_text
 from diff_transformer.storage.cache_folder import cache_folder
 from diff_transformer.text_workers import encode
+from diff_transformer.token_texts import characters_of_bytes, is_byte_level, is_byte_token
 
 END_OF_TEXT = "<|endoftext|>"
 BYTES = 256
 
 
-def _characters_of_bytes() -> list[str]:
-    """The character that byte-level tokenizers write for each byte (GPT-2's table): itself where it is printable.
-
-    Each token is therefore a string with exactly one character for each of its bytes.
-    """
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    spare = iter(range(BYTES, 2 * BYTES))
-    return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(BYTES)]
-
-
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer whose token i < 256 is the byte i; 256 is the end of a text (also used for padding)."""
-    vocabulary = {character: byte for byte, character in enumerate(_characters_of_bytes())}
+    vocabulary = {character: byte for byte, character in enumerate(characters_of_bytes())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     # Without merges a word is no different from a whole document, so the text need not be split into words.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -55,7 +45,7 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
         vocab_size=vocab_size,
         min_frequency=2,
         special_tokens=[END_OF_TEXT],
-        initial_alphabet=_characters_of_bytes(),
+        initial_alphabet=characters_of_bytes(),
         show_progress=False,
     )
     checked = _checked(documents)
@@ -107,15 +97,12 @@ def bytes_of_tokens(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """
     special = set(tokenizer.all_special_ids)
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    is_byte_level = "ByteLevel(" in repr(tokenizer.backend_tokenizer.decoder)  # one decoder, or several in a sequence
-    size = len if is_byte_level else _bytes_of_piece
+    size = len if is_byte_level(tokenizer) else _bytes_of_piece
     return [0 if number in special or token is None else size(token) for number, token in enumerate(tokens)]
 
 
 def _bytes_of_piece(token: str) -> int:
-    if re.fullmatch("<0x[0-9A-F]{2}>", token):
-        return 1
-    return len(token.replace("▁", " ").encode())
+    return 1 if is_byte_token(token) else len(token.replace("▁", " ").encode())
 
 
 def _checked(documents: Iterable[str]) -> Iterator[str]:

@@ -139,6 +139,17 @@ def _parsed(body: bytes) -> Any:
         raise ValueError(f"A question must be JSON: {error}") from None
 
 
+class _Server(uvicorn.Server):
+    """uvicorn's server, which says when it answers."""
+
+    ready: Callable[[], None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.ready is not None:
+            self.ready()
+
+
 class ExplorerServer:
     """A server that listens from the moment it is made.
 
@@ -160,12 +171,14 @@ class ExplorerServer:
         # Whoever listens to others has told them a name or an address of this machine that is not known here.
         self._thread = ThreadPoolExecutor(1, "explorer")
         app = make_app(explorers, token, self._thread, _LOOPBACK if host in _LOOPBACK else None)
-        self._server = uvicorn.Server(
+        self._server = _Server(
             uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
         )
 
-    def serve(self) -> None:
-        """Answer until Ctrl-C, SIGTERM or :meth:`stop`. In the main thread Ctrl-C ends in a KeyboardInterrupt."""
+    def serve(self, ready: Callable[[], None] | None = None) -> None:
+        """Answer until Ctrl-C, SIGTERM or :meth:`stop`; `ready` is called as soon as it does. In the main thread Ctrl-C
+        ends in a KeyboardInterrupt."""
+        self._server.ready = ready
         try:
             self._server.run(sockets=[self._socket])
         finally:

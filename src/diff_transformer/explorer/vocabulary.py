@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from diff_transformer.suggestions import did_you_mean
+from diff_transformer.token_texts import TokenNames
 
 LONGEST_TEXT = 200_000  # characters; a text of more has more tokens than can be shown
-_CONTEXT = 4  # tokens before a token with which it is decoded, as spaces and letters of several bytes need them
 
 
 class Vocabulary(Protocol):
@@ -46,21 +46,22 @@ class TokenizerVocabulary:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self._names = TokenNames(tokenizer)
 
     def encode(self, text: str) -> list[int]:
         check_text(text)
         return list(self.tokenizer(text)["input_ids"])
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        return [self.piece_after(tokens[max(0, i - _CONTEXT) : i], tokens[i]) for i in range(len(tokens))]
+        names = self._names.of(tokens)
+        return [name or self._own(token) for name, token in zip(names, tokens, strict=True)]
 
     def piece_after(self, tokens: Sequence[int], token: int) -> str:
-        before = [int(other) for other in tokens[-_CONTEXT:]]
-        start, whole = self.decode(before), self.decode([*before, int(token)])
-        # A letter of several bytes is "�" until its last byte is there: the token of that byte shows the letter.
-        same = next((i for i, pair in enumerate(zip(start, whole, strict=False)) if len(set(pair)) > 1), len(start))
-        piece = whole[same:] or self.decode([int(token)])
-        return piece or str(self.tokenizer.convert_ids_to_tokens(int(token)))
+        return self._names.after(tokens, token) or self._own(token)
+
+    def _own(self, token: int) -> str:
+        """What the vocabulary calls a token, for one that adds nothing."""
+        return str(self.tokenizer.convert_ids_to_tokens(token))
 
     def decode(self, tokens: Sequence[int]) -> str:
         if not tokens:

@@ -20,6 +20,7 @@ from diff_transformer.serve.continuation import Continuation, Part
 from diff_transformer.serve.generation_engine import GenerationError, ServerStoppingError
 from diff_transformer.serve.served_model import ServedModel
 from diff_transformer.storage.files import parse_json
+from diff_transformer.token_texts import TokenTexts
 
 LARGEST_BODY = 16 << 20  # bytes
 _NOTHING = Part("", None)
@@ -140,7 +141,10 @@ class _Routes:
         }
 
     def _text(self, prompt: str | list[int]) -> str:
-        return prompt if isinstance(prompt, str) else self.served.tokenizer.decode(prompt, skip_special_tokens=True)
+        if isinstance(prompt, str):
+            return prompt
+        texts = TokenTexts(self.served.tokenizer)
+        return "".join(texts.read(token).text for token in prompt) + texts.rest()
 
     async def _whole(self, answer: "_Answer", continuations: list[Continuation], prompt_tokens: int) -> Response:
         """The answer whose choices are all there."""

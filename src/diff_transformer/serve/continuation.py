@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from diff_transformer.brief_threads import in_brief_thread
 from diff_transformer.serve.api_requests import Sampling
 from diff_transformer.serve.served_model import ServedModel
-from diff_transformer.serve.stop_texts import UntilStop
-from diff_transformer.serve.token_texts import NewToken, TokenTexts
+from diff_transformer.serve.stop_texts import SpecialMarks, UntilStop
+from diff_transformer.token_texts import NewToken, TokenTexts
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class Continuation:
     Args:
         tokens: the prompt's.
         sampling: made by `ServedModel.fitted`.
-        stop: the text ends before the first of these.
+        stop: the text ends before the first of these, which may name special tokens.
         echo: the prompt's text, where the answer begins with it.
         logprobs: how many of the most likely tokens are named at each place; None for no log-probabilities.
         goes_on: whether the text goes on from the prompt's, perhaps with a space. An answer in a chat begins anew.
@@ -99,8 +99,8 @@ class Continuation:
         offsets = [*_numbers_and_offsets(self._echoed)[1], len(self._echo)]
         token, named = self._served.scorer.most_likely_next(self._tokens, offsets, logprobs)
         self._count(token)
-        text = TokenTexts(self._served.tokenizer, before=self._before).read(token).text
-        return Part(self._echo + text, named)
+        texts = TokenTexts(self._served.tokenizer, before=self._before)
+        return Part(self._echo + texts.read(token).text + texts.rest(), named)
 
     async def _generated(self) -> AsyncGenerator[tuple[str, list[NewToken]], None]:
         """The new text in pieces, each with the tokens that begin in it; afterwards it is known why the text ends.
@@ -111,14 +111,18 @@ class Continuation:
             return
         generation = self._served.generation(self._tokens, self._sampling)
         texts = TokenTexts(self._served.tokenizer, offset=len(self._echo), before=self._before)
-        until = UntilStop(self._stop)
+        marks = SpecialMarks(self._served.tokenizer, self._stop)
+        until = UntilStop(marks.stops)
         shown = len(self._echo)
         waiting: list[NewToken] = []
         async with aclosing(generation.tokens()) as tokens:
             async for token in tokens:
                 self._count(token)
                 waiting.append(texts.read(token))
-                if text := until.feed(waiting[-1].text):
+                new = waiting[-1].text
+                if token in marks.of:
+                    new += texts.rest() + marks.of[token]
+                if text := marks.without(until.feed(new)):
                     shown += len(text)
                     begun = [token for token in waiting if token.offset < shown]
                     waiting = waiting[len(begun) :]
@@ -126,10 +130,10 @@ class Continuation:
                 if until.stopped:
                     self.reason = "stop"
                     return
-        rest = until.rest()
+        rest = marks.without(until.feed(texts.rest()) + until.rest())
         if rest or waiting:
             yield rest, waiting
-        if self.new_tokens < (self._sampling.max_tokens or 0):
+        if until.stopped or self.new_tokens < (self._sampling.max_tokens or 0):
             self.reason = "stop"
 
     def _count(self, token: int) -> None:

@@ -1,7 +1,6 @@
 """Listens for requests until a signal comes."""
 
 import asyncio
-import ipaddress
 import signal
 import socket
 from collections.abc import Callable
@@ -23,14 +22,6 @@ class ServerInterrupted(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__("The server has stopped.")
         self.signal = number
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is of this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def url_of(host: str, bound: socket.socket) -> str:

@@ -128,7 +128,6 @@ def test_table_4_with_a_judge_behind_an_address(
 ) -> None:
     """The server stops in the middle; the same command goes on and asks for nothing that it has an answer to."""
     monkeypatch.setenv("JUDGE_KEY", "sk-hidden-from-all")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
     documents = [{"document": f"{number} sheep.", "question": "How many?"} for number in range(6)]
     (tmp_path / "qasper.jsonl").write_text("".join(json.dumps(line) + "\n" for line in documents))
     prompts: list[str] = []

@@ -315,7 +315,6 @@ def test_a_local_judge_with_a_short_context_says_so() -> None:
 def test_end_to_end_against_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: list[str]) -> None:
     """Right, malformed, failing and unreadable answers of the server, a stop in the middle, and on from there."""
     monkeypatch.setenv("JUDGE_KEY", "sk-hidden-from-all")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
     path = tmp_path / "judgements.jsonl"
 
     def run(server: JudgeServer) -> tuple[list[tuple[str, Judgement]], Judgements]:

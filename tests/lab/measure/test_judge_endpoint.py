@@ -1,7 +1,9 @@
 """A judge behind an address: replies that are right, malformed, slow or missing, and a key that nobody sees."""
 
+import contextlib
 import json
 import logging
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -20,7 +22,6 @@ SOURCE = Source(document="It rains in Bergen.", question="Where does it rain?", 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
     with judge_server() as running:
         yield running
 
@@ -161,6 +162,37 @@ def test_a_redirect_is_not_followed_with_the_key(server: JudgeServer) -> None:
             with pytest.raises(JudgeError, match=f"refuses: HTTP {status}"):
                 a_judge(server).judge(SOURCE, "x")
         assert other.requests == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.1.2.3"])
+def test_no_proxy_is_asked_for_an_address_of_this_machine(
+    server: JudgeServer, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """It would read the documents and the key."""
+    port = server.url.split(":")[-1].removesuffix("/v1")
+    with judge_server() as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url.removesuffix("/v1"))
+        monkeypatch.delenv("no_proxy", raising=False)
+        with contextlib.suppress(JudgeError):  # the server listens at the first two alone
+            EndpointJudge(f"http://{host}:{port}/v1", "m", attempts=1).judge(SOURCE, "x")
+        assert proxy.requests == []
+    assert len(server.requests) == (host in ("127.0.0.1", "localhost"))
+
+
+def test_an_error_names_the_proxy_without_its_password(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = server.url.removesuffix("/v1")
+    monkeypatch.setenv("http_proxy", address.replace("//", "//me:secret@"))
+    monkeypatch.setenv("no_proxy", "inside.invalid")
+    where = re.escape(f"http://judge.invalid/v1, by the proxy {address.removeprefix('http://')},")
+    server.replies = [fails(502, "no such host"), fails(403, "not through me")]
+    for reason in ("failed 1 time, at last: HTTP 502 .*no such host", "refuses: HTTP 403 .*not through me"):
+        with pytest.raises(JudgeError, match=f"^The judge at {where} {reason}$"):
+            EndpointJudge("http://judge.invalid/v1", "m", attempts=1).judge(SOURCE, "x")
+    assert server.paths == ["http://judge.invalid/v1/chat/completions"] * 2
+    with pytest.raises(JudgeError, match=r"^The judge at http://inside.invalid/v1 failed 1 time"):
+        EndpointJudge("http://inside.invalid/v1", "m", attempts=1).judge(SOURCE, "x")
+    assert len(server.requests) == 2
 
 
 def test_the_key_is_nowhere(

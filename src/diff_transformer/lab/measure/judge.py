@@ -19,6 +19,7 @@ from pydantic import Field, FiniteFloat
 from diff_transformer.lab.measure.decoding import LabelTrie, check_vocabulary, label_log_likelihoods
 from diff_transformer.lab.measure.measurement import Options, Text
 from diff_transformer.lab.measure.question_files import Source
+from diff_transformer.listening import is_loopback
 from diff_transformer.storage.files import parse_json
 
 TASK = (
@@ -157,7 +158,8 @@ class EndpointJudge:
     """A chat model behind `URL/chat/completions`: OpenAI's own service, or any server that speaks its language.
 
     The address is given without "/chat/completions". The key, in the environment variable `key_variable` (None for a
-    server that needs none), is sent to this address alone; it is in no message, no file and no representation of this
+    server that needs none), is sent to this address alone, by the proxy if the environment names one (`https_proxy`,
+    `no_proxy`) and the address is not of this machine; it is in no message, no file and no representation of this
     object. An attempt takes at most `timeout` seconds in all; after the last of so many the question counts as failed.
     Between two attempts the judge waits one second, two, four …, or as long as the server asks for, at most
     :data:`LONGEST_WAIT`. `body` has more fields of the request, or other values for those it has; None takes one out:
@@ -189,7 +191,12 @@ class EndpointJudge:
         self._key = None if key_variable is None else _key(key_variable)
         self._settings = {"temperature": 0, "max_tokens": 300, **(body or {})}
         self._wait = wait
-        self._opener = urllib.request.build_opener(_EveryStatus)
+        proxy = _proxy(parts)
+        self._opener = urllib.request.build_opener(
+            _EveryStatus, urllib.request.ProxyHandler({} if proxy is None else {parts.scheme: proxy})
+        )
+        # A proxy's own name and password stand before an "@".
+        self._where = self.url if proxy is None else f"{self.url}, by the proxy {proxy.rpartition('@')[2]},"
         self.name = f"{model} {json.dumps(_without_none(self._settings), sort_keys=True)}"
 
     def judge(self, source: Source, answer: str) -> Judgement:
@@ -206,7 +213,7 @@ class EndpointJudge:
             except _AttemptError as fault:
                 if attempt == self.attempts:
                     raise JudgeError(
-                        f"The judge at {self.url} failed {attempt} time{'s' * (attempt > 1)}, at last: {fault}"
+                        f"The judge at {self._where} failed {attempt} time{'s' * (attempt > 1)}, at last: {fault}"
                     ) from None
                 self._wait(min(LONGEST_WAIT, max(2.0 ** (attempt - 1), fault.seconds)))
         raise AssertionError("unreachable: there is at least one attempt")
@@ -236,7 +243,7 @@ class EndpointJudge:
         reason = self._clean(f"HTTP {reply.status} {reply.reason}: {_message(body)}".rstrip(": "))
         if reply.status in TRANSIENT:
             raise _AttemptError(reason, _seconds(reply.headers.get("Retry-After")))
-        raise JudgeError(f"The judge at {self.url} refuses: {reason}")
+        raise JudgeError(f"The judge at {self._where} refuses: {reason}")
 
     def _clean(self, text: str) -> str:
         """One short line without the key."""
@@ -248,6 +255,14 @@ class EndpointJudge:
 
 def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _proxy(address: urllib.parse.SplitResult) -> str | None:
+    """The proxy that the environment names for an address (`http_proxy`, `no_proxy`). One of this machine has none: a
+    proxy would read the documents and the key, and look for the address on its own machine."""
+    if is_loopback(address.hostname or "") or urllib.request.proxy_bypass(address.netloc):
+        return None
+    return urllib.request.getproxies().get(address.scheme)
 
 
 def _key(variable: str) -> str:
