@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "model": {"ops", "nn"},
     "convert": {"storage", "nn", "model"},
     "explorer": {*LIBRARY, "convert", "listening"},
-    "data": {"storage", "text_workers"},
+    "data": {"storage", "brief_threads", "text_workers"},
     "train": {"storage", *LIBRARY, "data"},
     "lab.coordinates": set(),
     "lab.record": {"lab.coordinates"},
