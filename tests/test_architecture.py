@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "model": {"ops", "nn"},
     "convert": {"storage", "nn", "model"},
     "explorer": {*LIBRARY, "convert", "listening", "token_texts"},
-    "data": {"storage", "text_workers", "token_texts"},
+    "data": {"storage", "brief_threads", "text_workers", "token_texts"},
     "train": {"storage", *LIBRARY, "data"},
     "lab.coordinates": set(),
     "lab.record": {"lab.coordinates"},

@@ -36,5 +36,7 @@ def test_what_cannot_be_read_is_one_sentence_with_its_place(data: str | bytes, m
 def test_what_can_be_read_is(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"λ": [1, null]}', encoding="utf-8")
     assert read_json(tmp_path / "a.json") == {"λ": [1, None]}
+    (tmp_path / "a.json").write_text('{"λ": [1, null]}', encoding="utf-8-sig")
+    assert read_json(tmp_path / "a.json") == parse_json('\ufeff{"λ": [1, null]}', "") == {"λ": [1, None]}
     with pytest.raises(FileNotFoundError, match=r"b\.json does not exist"):
         read_json(tmp_path / "b.json")

@@ -1,7 +1,8 @@
-"""Finds the known name that a mistyped one is nearest to, for messages."""
+"""Parts of messages: the known name that a mistyped one is nearest to, and values and lists in short."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -14,3 +15,16 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = ".") -> str:
     """The end of a message about an unknown name, "; did you mean 'steps'?", or ``otherwise`` where none is like it."""
     near = nearest(name, known)
     return f"; did you mean {near!r}?" if near else otherwise
+
+
+def quoted(value: Any, most: int = 60) -> str:
+    """A value as Python writes it, of which a long one is cut: it may be a whole book."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def some(names: Iterable[str], most: int = 20) -> str:
+    """Names for a message: all of them, unless there are very many."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

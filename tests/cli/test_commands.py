@@ -67,6 +67,9 @@ def test_train_refuses_bad_input_before_it_reads_text(run: Run, text_run: Path, 
     fails(run("train", "tiny", "train.stepz=3"), "did you mean 'train.steps'?")
     fails(run("train", "tiny", "data.paths=nowhere.txt", "--output", text_run), "already holds a run")
     fails(run("train", "tiny", "data.paths=nowhere.txt", "--output", tmp_path / "new"), "nowhere.txt")
+    fails(
+        run("train", "tiny", "data.paths='no/*.txt'", "--output", tmp_path / "new"), "The pattern 'no/*.txt' matches no"
+    )
     fails(run("train", "tiny", "--resume", "--output", tmp_path / "new"), "no run to resume")
     assert not (tmp_path / "new").exists()
 
@@ -251,6 +254,16 @@ def test_json_that_transformers_does_not_read_is_left_alone(run: Run, text_run: 
     assert run("generate", model, "--prompt", "x", "--max-new-tokens", 1).exit_code == 0
     (model / "generation_config.json").write_text("[" * 100_000, encoding="utf-8")
     fails(run("generate", model, "--prompt", "x"), "generation_config.json' is not JSON")
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_a_byte_order_mark_that_transformers_does_not_read_is_named(
+    name: str, run: Run, text_run: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(text_run / "model", model)
+    (model / name).write_text((model / name).read_text(encoding="utf-8"), encoding="utf-8-sig")
+    fails(run("generate", model, "--prompt", "x"), f"{name}' begins with a byte order mark")
 
 
 def test_weights_that_lack_a_part_are_refused(run: Run, text_run: Path, tmp_path: Path) -> None:

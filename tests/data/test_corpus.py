@@ -5,6 +5,7 @@ import json
 import os
 from pathlib import Path
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -108,6 +109,87 @@ def test_bad_input_is_one_clear_sentence(tmp_path: Path) -> None:
     assert "no column 'text', only 'body'" in message(ValueError, "b.parquet")
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one", encoding="utf-8-sig")
+    line = json.dumps({"text": "two"})
+    (tmp_path / "b.jsonl").write_text(f"\ufeff{line}\n\ufeff{line}\n", encoding="utf-8")  # of two files, joined
+    (tmp_path / "c.jsonl").write_text("", encoding="utf-8-sig")
+    (tmp_path / "d.txt").write_text("a\ufeffb", encoding="utf-8")
+    assert documents(TextFiles([tmp_path])) == ["one", "two", "two", "a\ufeffb"]
+
+
+def test_what_is_hidden_in_a_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    for name in (".git/a.txt", "._b.txt"):
+        (tmp_path / name).write_text("not this")
+    with pytest.raises(ValueError, match="holds no file"):
+        TextFiles([tmp_path])
+    (tmp_path / "b.txt").write_text("this")
+    assert documents(TextFiles([tmp_path])) == ["this"]
+    assert documents(TextFiles([tmp_path / ".git", tmp_path / "._b.txt"])) == ["not this"] * 2  # who names it wants it
+
+
+def test_a_name_may_be_a_pattern_or_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "text"
+    for name in ("b.txt", "a.txt", "c.jsonl", "notes.md", "sub/d.txt", "sub/.e.txt"):
+        (text / name).parent.mkdir(parents=True, exist_ok=True)
+        (text / name).write_text(json.dumps({"text": name}) if name.endswith("jsonl") else name)
+    (text / "sub" / "back").symlink_to(text)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = {
+        "~/text/*.txt": ["a.txt", "b.txt"],
+        "~/text/[ab].*": ["a.txt", "b.txt"],
+        "~/text/*": ["a.txt", "b.txt", "c.jsonl", "sub/d.txt"],
+        "~/text/**/*.txt": ["a.txt", "b.txt", "sub/d.txt"],
+        "~/text/**": ["a.txt", "b.txt", "c.jsonl", "sub/d.txt"],
+        "~/text/sub/d.txt": ["sub/d.txt"],
+    }
+    read = {path: documents(TextFiles([path])) for path in found}
+    assert read == found
+    same = TextFiles([text / "a.txt", text / "b.txt"])
+    assert TextFiles(["~/text/*.txt"]).fingerprint() == same.fingerprint()
+    for path in ("~/text/*.parquet", "~/nowhere/*", "~/text/*.md"):
+        with pytest.raises(FileNotFoundError, match=r"^The pattern .* matches no file that ends in .*\.parquet\.$"):
+            TextFiles([path])
+    with pytest.raises(FileNotFoundError, match=r"no text file or folder '~nobody-of-this-name/a\.txt'"):
+        TextFiles(["~nobody-of-this-name/a.txt"])
+
+
+def test_all_files_that_are_not_utf8_are_told_at_once(tmp_path: Path) -> None:
+    for number in range(12):
+        # Behind what is read at a time, in the middle of a character there.
+        (tmp_path / f"{number:02}.txt").write_bytes(b"x" + "é".encode() * PIECE + b"caf\xe9 noir")
+    (tmp_path / "a.txt").write_text("é", encoding="utf-8")
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "\xff"}')
+    (tmp_path / "c.txt").write_bytes(b"\xe9")
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one"]}), tmp_path / "d.parquet")
+    with pytest.raises(ValueError, match="UTF-8") as raised:
+        documents(TextFiles([tmp_path]))
+    message = str(raised.value)
+    assert message.startswith("14 files are not UTF-8 text: ")
+    assert f"00.txt' (invalid continuation byte at byte {2 * PIECE + 4})" in message
+    assert message.endswith("04.txt' (invalid continuation byte at byte 524292) and 9 more.")
+    with pytest.raises(ValueError, match=r"c\.txt' is not UTF-8 text: unexpected end of data at byte 0\.$"):
+        documents(TextFiles([tmp_path / "a.txt", tmp_path / "c.txt"]))
+
+
+def test_values_and_columns_are_quoted_in_short(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    for row in (
+        {"text": ["word"] * 100_000},
+        {"word" * 100_000: 1},
+        {f"column {n}": n for n in range(10_000)},
+        "a" * 10**6,
+    ):
+        file.write_text(json.dumps(row))
+        with pytest.raises(ValueError, match=r"^Line 1 of .*a\.jsonl") as raised:
+            documents(TextFiles([file]))
+        assert len(str(raised.value)) < 700
+    with pytest.raises(FileNotFoundError, match="no text file or folder 'a text") as missing:
+        TextFiles(["a text that is no name, but the text itself. " * 1000])
+    assert len(str(missing.value)) < 400
+
+
 def test_a_file_name_is_no_pattern(tmp_path: Path) -> None:
     file = tmp_path / "x[1].parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["one"]}), file)
@@ -151,6 +233,24 @@ def test_text_without_a_place_to_cut_is_cut_all_the_same(tmp_path: Path, monkeyp
     monkeypatch.setattr(corpus, "_LONGEST_PIECE", 30)
     (tmp_path / "a.txt").write_text("x" * 100)
     assert [len(piece.text) for piece in TextFiles([tmp_path]).pieces()] == [30, 30, 30, 10]
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet", "data set"])
+def test_a_row_is_cut_as_a_file_is(ending: str, tmp_path: Path) -> None:
+    texts = ["wörd " * PIECE, "", " \n" * PIECE, "x" * PIECE + " y" * PIECE, "short"]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "rows").mkdir()
+    file = tmp_path / "rows" / ("train.jsonl" if ending == "data set" else f"train{ending}")
+    if ending == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), file)
+    else:
+        file.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    source = HubDataset(str(file.parent)) if ending == "data set" else TextFiles([file])
+    expected = list(TextFiles([tmp_path / f"{number}.txt" for number in range(len(texts))]).pieces())
+    assert list(source.pieces()) == expected
+    assert len(expected) > 8
+    assert documents(source, skip=1) == ["", "", *texts[3:]]
 
 
 def test_a_document_of_white_space_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +316,12 @@ class TestDataset:
             with pytest.raises(ValueError, match=settings):
                 read()
 
+    def test_a_column_that_a_row_lacks_is_named(self, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of some data sets the columns are not known before their rows are read."""
+        monkeypatch.setattr(datasets.IterableDataset, "column_names", None)
+        with pytest.raises(ValueError, match=r"^Row 1 of the data set .* has no column 'body', only 'text'\.$"):
+            documents(HubDataset(folder, field="body"))
+
     def test_a_column_that_is_not_there_is_named(self, folder: str) -> None:
-        with pytest.raises(ValueError, match=r"has no column 'body', only text\."):
+        with pytest.raises(ValueError, match=r"has no column 'body', only 'text'\."):
             documents(HubDataset(folder, field="body"))

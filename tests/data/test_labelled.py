@@ -1,6 +1,7 @@
 """Labelled questions are read from files of the formats in which they are distributed."""
 
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,19 @@ def test_clinc150(tmp_path: Path) -> None:
     assert task.query(task.test[0][0]) == "utterance: wake him\nintent:"
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    trec(tmp_path)
+    content = {"train": [["wake me at six", "alarm"]], "test": [["wake him", "alarm"]]}
+    (tmp_path / "data_full.json").write_text(json.dumps(content), encoding="utf-8")
+    for name in ("train.csv", "test.csv"):
+        (tmp_path / name).write_text("text,category\nIs it here?,card_arrival\n", encoding="utf-8")
+    tasks = ("trec", "banking77", "clinc150")
+    plain = [read_labelled(name, tmp_path) for name in tasks]
+    for file in tmp_path.iterdir():
+        file.write_bytes(BOM_UTF8 + file.read_bytes())
+    assert [read_labelled(name, tmp_path) for name in tasks] == plain
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no labelled text 'treck', only 'trec'"):
         read_labelled("treck", tmp_path)
@@ -62,6 +76,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
         read_labelled("banking77", tmp_path)
     (tmp_path / "train.csv").write_text("text,category\na\n", encoding="utf-8")
     with pytest.raises(ValueError, match="line 2: a text and its label"):
+        read_labelled("banking77", tmp_path)
+    (tmp_path / "train.csv").write_text(f"text,category\n{'word ' * 10_000},\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"got \['word .{52}…\.$"):
         read_labelled("banking77", tmp_path)
     for content, message in (("[]", "lists 'train' and 'test'"), ('{"train": [["a"]], "test": []}', "row 1")):
         (tmp_path / "data_full.json").write_text(content, encoding="utf-8")

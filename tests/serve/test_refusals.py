@@ -4,6 +4,7 @@ import json
 import math
 import urllib.error
 import urllib.request
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,6 +126,11 @@ def test_a_body_that_is_no_json(sequential_url: str, body: bytes) -> None:
     code, answer = post(sequential_url, "/v1/completions", body)
     assert code == 400
     assert "body" in answer["error"]["message"]
+
+
+def test_a_byte_order_mark_before_a_body(sequential_url: str) -> None:
+    code, answer = post(sequential_url, "/v1/completions", BOM_UTF8 + json.dumps(COMPLETION).encode())
+    assert (code, answer["object"]) == (200, "text_completion")
 
 
 FIELDS = [*SHARED, *ONLY_VALUE, *ONLY_IN_COMPLETIONS, *ONLY_IN_CHATS, "prompt", "echo", "logprobs", "messages"]

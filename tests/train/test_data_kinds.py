@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from diff_transformer.data import byte_tokenizer, cache_folder
 from diff_transformer.train.data_kinds import KINDS, AnyData, Data, DataRequest, GeneratedData
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -28,6 +29,20 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(kind: str, text: Path) -> dict[str, Any]:
     return {"kind": kind, **SMALL[kind], **({"paths": [str(text)]} if kind in OF_TEXT else {})}
+
+
+def test_a_tilde_is_the_users_folder(text: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_bytes(text.read_bytes())
+    byte_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    named = {"paths": ["~/a.txt"], "cache": "~/cache", "tokenizer": "~/tokenizer"}
+    section: Any = TypeAdapter(AnyData).validate_python({**settings("text", text), **named})
+    assert section.vocabulary() == 257
+    section.build(DataRequest(seed=3, timeout_minutes=1))
+    assert {path.name for path in tmp_path.iterdir()} == {"a.txt", "cache", "tokenizer"}
+    monkeypatch.setenv("DIFF_TRANSFORMER_CACHE", "~/other")
+    assert cache_folder() == tmp_path / "other"
 
 
 def test_this_file_has_settings_for_every_kind() -> None:

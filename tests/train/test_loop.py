@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -312,6 +313,9 @@ def test_a_run_is_never_overwritten_unasked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not both"):
         train(recipe(), folder, resume=True, overwrite=True)
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (folder / "recipe.yaml").write_bytes(BOM_UTF8 + before[folder / "recipe.yaml"])  # as an editor may leave it
+    with pytest.raises(FileExistsError, match="already holds a run"):
+        train(recipe(), folder)
 
 
 def test_overwriting_deletes_what_a_run_wrote_and_nothing_else(tmp_path: Path) -> None:

@@ -237,3 +237,12 @@ def test_a_text_file_is_not_quoted_whole(tmp_path: Path) -> None:
     message = refusal(tmp_path / "letter.txt")
     assert "is not a recipe: it holds 'a word" in message
     assert message.count("a word") < 10
+    for override in (
+        f"train.{'s' * 10_000}=1",
+        f"train.steps={'s' * 10_000}",
+        "s" * 10_000,
+        f"train.steps=[{'s' * 10_000}",
+    ):
+        with pytest.raises(ValueError, match="sss") as raised:
+            load_recipe("tiny", [override])
+        assert len(str(raised.value)) < 2000  # an unknown key is followed by those that are known

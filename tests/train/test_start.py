@@ -41,7 +41,9 @@ def trained(data: Data, tmp_path: Path) -> tuple[Path, DiffTransformerForCausalL
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_weights_are_the_folders_and_positions_the_recipes(data: Data, tmp_path: Path, tied: bool) -> None:
+def test_weights_are_the_folders_and_positions_the_recipes(
+    data: Data, tmp_path: Path, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = build_model(recipe(tie_word_embeddings=tied), data)
     with torch.no_grad():
         for parameter in before.parameters():
@@ -54,6 +56,8 @@ def test_weights_are_the_folders_and_positions_the_recipes(data: Data, tmp_path:
         max_position_embeddings=128,
     )
     check_init_from(longer)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert check_init_from(recipe(tie_word_embeddings=tied, init_from="~/model")) == tmp_path / "model"
     model = build_model(longer, data)
     assert model.training
     assert model.config.rope_parameters["rope_theta"] == 640000.0

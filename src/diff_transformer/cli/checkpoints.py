@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ def auto_class_of(folder: Path) -> str:
     """transformers' Auto class of the model in a folder that `find_checkpoint` found: a causal language model's where
     its config.json does not say.
     """
-    named = parse_json((folder / "config.json").read_bytes(), repr(str(folder))).get("architectures") or [""]
+    named = _read_strictly(folder / "config.json").get("architectures") or [""]
     return next((auto for auto, ours in AUTO_CLASSES.items() if ours == named[0]), "AutoModelForCausalLM")
 
 
@@ -139,11 +140,11 @@ def find_recipe(folder: Path) -> "Recipe | None":
 
 def _check_model(folder: Path, ours: bool) -> None:
     config = folder / "config.json"
-    content = parse_json(config.read_bytes(), repr(str(config)))
+    content = _read_strictly(config)
     settings = content if isinstance(content, dict) else {}
     for name in READ_BY_TRANSFORMERS:
         if (file := folder / name).is_file():
-            parse_json(file.read_bytes(), repr(str(file)))
+            _read_strictly(file)
     kind = settings.get("model_type")
     if ours and kind != DiffTransformerForCausalLM.config_class.model_type:
         message = f"The model in {str(folder)!r} is not a model of this project: its model_type is {kind!r}."
@@ -159,6 +160,14 @@ def _check_model(folder: Path, ours: bool) -> None:
     for file in folder.glob("*.safetensors"):
         if not os.access(file, os.R_OK):  # safetensors would say that there is no such file
             raise PermissionError(f"The weights {str(file)!r} may not be read by this user: chmod a+r lets everybody.")
+
+
+def _read_strictly(file: Path) -> Any:
+    """What a JSON file holds that transformers reads after us, which does not pass over a byte order mark."""
+    data = file.read_bytes()
+    if data.startswith(BOM_UTF8):
+        raise ValueError(f"{str(file)!r} begins with a byte order mark, which transformers cannot read: remove it.")
+    return parse_json(data, repr(str(file)))
 
 
 def _convert_command(folder: Path, settings: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from diff_transformer.shipped_models import LANGUAGE_MODEL, pretrained_names
+from diff_transformer.suggestions import quoted
 
 if TYPE_CHECKING:
     from diff_transformer.train import Recipe
@@ -85,11 +86,11 @@ def parse_options(settings: list[str]) -> dict[str, Any]:
     for text in settings:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise ValueError(f"{text!r} is not a setting; write NAME=VALUE.")
+            raise ValueError(f"{quoted(text)} is not a setting; write NAME=VALUE.")
         try:
             options[name] = read_yaml(value)
         except yaml.YAMLError:
-            raise ValueError(f"The value of {text!r} is not valid YAML.") from None
+            raise ValueError(f"The value of {quoted(text)} is not valid YAML.") from None
     return options
 
 
@@ -98,7 +99,9 @@ def _refuse_repeated(settings: Iterable[str]) -> None:
     for setting in settings:
         name = setting.partition("=")[0]
         if name in by_name:
-            raise ValueError(f"{name!r} is set twice, by {by_name[name]!r} and by {setting!r}; give it once.")
+            raise ValueError(
+                f"{name!r} is set twice, by {quoted(by_name[name])} and by {quoted(setting)}; give it once."
+            )
         by_name[name] = setting
 
 

@@ -11,6 +11,7 @@ from diff_transformer import shipped_models
 from diff_transformer.cli import console
 from diff_transformer.cli.console import Device, Seed, TextCheckpoint, optional
 from diff_transformer.storage.files import read_json
+from diff_transformer.suggestions import quoted
 from diff_transformer.token_texts import TokenTexts
 
 DEFAULT_TOKENS = 200  # of new text, or fewer where the context has no space for them
@@ -60,7 +61,7 @@ def generate(
     try:
         prompt.encode()
     except UnicodeEncodeError:  # bytes of the command line that are no character become lone surrogates
-        raise ValueError(f"--prompt must be UTF-8 text, got {prompt!r}.") from None
+        raise ValueError(f"--prompt must be UTF-8 text, got {quoted(prompt)}.") from None
 
     if checkpoint is None:
         checkpoint = shipped_language_model()

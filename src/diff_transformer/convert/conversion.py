@@ -24,6 +24,7 @@ from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.model.remote_code import code_files
 from diff_transformer.storage.files import free_bytes, refuse_existing
 from diff_transformer.storage.resumable_directory import ResumableDirectory
+from diff_transformer.suggestions import quoted
 
 MAX_SHARD_SIZE = "5GB"
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)(|KB|MB|GB|TB)")
@@ -253,7 +254,7 @@ def shard_bytes(size: object) -> int:
     elif isinstance(size, str) and (parts := _SIZE.fullmatch(size)):
         count = int(Decimal(parts[1]) * _UNITS[parts[2]])
     if count < 1:
-        raise ValueError(f"A shard's size must be a number of bytes, 1 or more, or like '5GB', got {size!r}.")
+        raise ValueError(f"A shard's size must be a number of bytes, 1 or more, or like '5GB', got {quoted(size)}.")
     return count
 
 

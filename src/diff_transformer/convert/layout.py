@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.suggestions import some
 from diff_transformer.variants import head_dim
 
 ATTENTION = "model.layers.{layer}.self_attn."
@@ -227,9 +228,3 @@ def check_headers(expected: Mapping[str, tuple[int, ...]], headers: Mapping[str,
     }
     if any(problems.values()):
         raise ValueError("; ".join(f"{kind}: {some(keys)}" for kind, keys in problems.items() if keys) + ".")
-
-
-def some(names: list[str], most: int = 20) -> str:
-    """Names for a message: all of them, unless there are very many."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

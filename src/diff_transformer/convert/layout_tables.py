@@ -27,6 +27,7 @@ from diff_transformer.convert.layout import (
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.nn import AnnealedLambda, annealed_lambda, fold_output
 from diff_transformer.nn.layers import constant_lambda
+from diff_transformer.suggestions import quoted, some
 from diff_transformer.variants import ATTENTION_TYPES
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
@@ -92,7 +93,7 @@ MOTIF_OFFSET = -1  # its λ_init counts layers from 0 and subtracts 1, as the sc
 def read_config(raw: Mapping[str, Any], config_class: type[Config]) -> Config:
     """A config.json that transformers' `save_pretrained` wrote, ours included."""
     if raw.get("model_type") != config_class.model_type:
-        raise ValueError(f"model_type must be {config_class.model_type!r}, got {raw.get('model_type')!r}.")
+        raise ValueError(f"model_type must be {config_class.model_type!r}, got {quoted(raw.get('model_type'))}.")
     return config_class.from_dict(dict(raw))
 
 
@@ -106,7 +107,7 @@ def read_transformers(
     config = read_config(raw, config_class)
     for name, (value, reason) in FIXED.items():
         if name not in options and (setting := getattr(config, name, value)) not in (value, None):
-            raise ValueError(f"{name} must be {value!r}, because {reason}; got {setting!r}.")
+            raise ValueError(f"{name} must be {value!r}, because {reason}; got {quoted(setting)}.")
     settings = {name: getattr(config, name) for name in (*SHARED, *HEADS, *options)}
     return DiffTransformerConfig(attention_type=attention_type, **settings)
 
@@ -160,7 +161,7 @@ def read_motif(raw: Mapping[str, Any], attention_type: str) -> DiffTransformerCo
     """
     grouped = ATTENTION_TYPES[attention_type].grouped
     if str(raw.get("model_type")).lower() != "motif":
-        raise ValueError(f"model_type must be 'Motif', got {raw.get('model_type')!r}.")
+        raise ValueError(f"model_type must be 'Motif', got {quoted(raw.get('model_type'))}.")
     if not grouped and raw.get("num_noise_heads") is not None:
         raise ValueError(f"num_noise_heads {raw['num_noise_heads']} is for the layout 'motif-2', which has groups.")
     required = (*MOTIF_REQUIRED, *(("num_noise_heads", "head_dim") if grouped else ()))
@@ -168,7 +169,7 @@ def read_motif(raw: Mapping[str, Any], attention_type: str) -> DiffTransformerCo
         raise ValueError(f"missing: {', '.join(missing)}.")
     for name, (value, reason) in MOTIF_FIXED.items():
         if raw.get(name) not in (value, None):
-            raise ValueError(f"{name} must be {value!r}, because {reason}; got {raw[name]!r}.")
+            raise ValueError(f"{name} must be {value!r}, because {reason}; got {quoted(raw[name])}.")
     heads, width, head_dim = raw["num_attention_heads"], raw["hidden_size"], raw.get("head_dim")
     if not grouped and head_dim is not None and head_dim * heads != width:
         raise ValueError(
@@ -176,7 +177,7 @@ def read_motif(raw: Mapping[str, Any], attention_type: str) -> DiffTransformerCo
         )
     rotary = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if rotary and rotary | {"rope_theta": None} != {"rope_type": "default", "rope_theta": None}:
-        raise ValueError(f"rope_scaling must be null, because that of a Motif is not covered; got {rotary!r}.")
+        raise ValueError(f"rope_scaling must be null, because that of a Motif is not covered; got {quoted(rotary)}.")
     if (theta := rotary.get("rope_theta", raw.get("rope_theta"))) is None:
         raise ValueError("missing: rope_theta.")
     eps = raw.get("attn_rms_norm_eps", SUBLN_EPS)
@@ -241,13 +242,13 @@ def _check_keys(raw: Mapping[str, Any], optional: tuple[str, ...]) -> None:
     unknown = sorted(raw.keys() - {*AUTHORS_REQUIRED, *SHARED, *optional})
     if missing or unknown:
         kinds = {"missing": missing, "unknown": unknown}
-        raise ValueError("; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names) + ".")
+        raise ValueError("; ".join(f"{kind}: {some(names)}" for kind, names in kinds.items() if names) + ".")
     if raw.get("rope_theta") is not None and raw.get("rope_parameters") is not None:
         raise ValueError("rope_theta and rope_parameters are both given, and only one can hold.")
     for name in (*AUTHORS_REQUIRED, "num_kv_heads", "head_dim"):
         value = raw.get(name)
         if (value is not None or name in AUTHORS_REQUIRED) and (type(value) is not int or value < 1):
-            raise ValueError(f"{name} must be a whole number, 1 or more, got {value!r}.")
+            raise ValueError(f"{name} must be a whole number, 1 or more, got {quoted(value)}.")
 
 
 def initial_dex_lambda(config: DiffTransformerConfig, layer: int) -> float:

@@ -14,6 +14,7 @@ import torch
 from diff_transformer.convert.layout import check_headers
 from diff_transformer.convert.weight_files import CONFIG, Weights, read_source_config
 from diff_transformer.nn import DiffAttention
+from diff_transformer.suggestions import quoted
 
 PHI4FLASH = "phi4flash"  # its model_type
 WHAT_IS_COVERED = (
@@ -104,17 +105,19 @@ def _sizes(raw: Mapping[str, Any], source: Path) -> tuple[int, int, int, int]:
     """D, A, the key/value heads and the number of layers. Raises ValueError for settings of another kind of model."""
     if raw.get("model_type") != PHI4FLASH:
         raise ValueError(
-            f"model_type in {str(source / CONFIG)!r} must be {PHI4FLASH!r}, got {raw.get('model_type')!r}."
+            f"model_type in {str(source / CONFIG)!r} must be {PHI4FLASH!r}, got {quoted(raw.get('model_type'))}."
         )
     sizes = [raw.get(name) for name in SIZES]
     for name, size in zip(SIZES, sizes, strict=True):
         if type(size) is not int or size < 1:
-            raise ValueError(f"{name} in {str(source / CONFIG)!r} must be a whole number, 1 or more, got {size!r}.")
+            raise ValueError(
+                f"{name} in {str(source / CONFIG)!r} must be a whole number, 1 or more, got {quoted(size)}."
+            )
     width, heads, kv_heads, layers = (size for size in sizes if size is not None)
     if width % heads or layers % 4 or raw.get("mb_per_layer") != 2:
         raise ValueError(
             f"{str(source / CONFIG)!r} must have a hidden_size that num_attention_heads divides, num_hidden_layers "
-            f"that 4 divides, and mb_per_layer 2, got {width}, {heads}, {layers} and {raw.get('mb_per_layer')!r}."
+            f"that 4 divides, and mb_per_layer 2, got {width}, {heads}, {layers} and {quoted(raw.get('mb_per_layer'))}."
         )
     return width, heads, kv_heads, layers
 
@@ -139,6 +142,6 @@ def _window(raw: Mapping[str, Any], layer: int, layers: int, source: Path) -> in
     if window is not None and (type(window) is not int or window < 1):
         raise ValueError(
             f"sliding_window of layer {layer} in {str(source / CONFIG)!r} must be a whole number, 1 or more, or null, "
-            f"got {window!r}."
+            f"got {quoted(window)}."
         )
     return window

@@ -1,12 +1,14 @@
 """Reads documents a piece at a time: from files, Python's standard library, or a data set of the `datasets` library."""
 
+import codecs
+import glob
 import hashlib
 import heapq
 import os
 import re
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ from diff_transformer.data.prepared_cache import cache_key
 from diff_transformer.storage.cache_folder import cache_folder
 from diff_transformer.storage.files import parse_json
 from diff_transformer.storage.manifest import file_digests
+from diff_transformer.suggestions import quoted, some
 
 ENDINGS = (".txt", ".jsonl", ".parquet")
 
@@ -62,13 +65,15 @@ class TextFiles:
     Args:
         paths: files, or folders that are searched with everything below them, linked folders included: `.txt` (a
             document a file), `.jsonl` (a document a line) and `.parquet` (a document a row). Other files inside a
-            folder are left alone; the files of a folder are sorted by name. None means the source files of Python's
-            standard library, a document a file.
+            folder are left alone, and so is what is hidden, its name beginning with a dot; the files of a folder are
+            sorted by name. "~" is the user's folder, and a name that is not there may be a pattern, such as
+            "text/*.txt" or "text/**/*.txt", which is read like a folder of what matches it. None means the source
+            files of Python's standard library, a document a file.
         field: the key of a `.jsonl` line and the column of a `.parquet` file that hold the text.
         cache: the folder of all caches, where the files' hashes are remembered; `cache_folder()` unless given.
 
     Raises:
-        FileNotFoundError: a path does not exist.
+        FileNotFoundError: a path does not exist, or a pattern matches no text.
         ValueError: a file has an unknown ending, a folder holds no text, or nothing is named. Reading raises it for a
             file that is not valid or lacks `field`.
     """
@@ -79,7 +84,7 @@ class TextFiles:
 
     def __post_init__(self) -> None:
         for path in self.paths or ():
-            next(_text_files(Path(path)))  # looking for the first file is quick where there are many
+            next(_text_files(path))  # looking for the first file is quick where there are many
         if self.paths is not None and not self.paths:
             raise ValueError("The corpus is empty: no file or folder of text is named.")
 
@@ -95,10 +100,11 @@ class TextFiles:
             return [str(file) for file in _standard_library()]
         # By the parts of their paths: a folder's files stand together, before those of "folder b" after "folder".
         by_parts = partial(str.split, sep=os.sep)
-        return [file for path in self.paths for file in sorted(_text_files(Path(path)), key=by_parts)]
+        return [file for path in self.paths for file in sorted(_text_files(path), key=by_parts)]
 
     def pieces(self, skip: int = 0) -> Iterator[Piece]:
-        for file in map(Path, self.files()):
+        files = [Path(file) for file in self.files()]
+        for number, file in enumerate(files):
             reader = _READERS[file.suffix.lower()]
             if skip and reader is _read_document:  # no need to read what is skipped
                 skip -= 1
@@ -108,8 +114,8 @@ class TextFiles:
                     if not skip:
                         yield piece
                     skip -= skip > 0 and piece.ends
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{str(file)!r} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
+            except UnicodeDecodeError:
+                raise ValueError(_not_utf8(files[number:])) from None
 
     def fingerprint(self) -> str:
         """See `Corpus`. A file is read where its size and time are not those with which it was hashed before."""
@@ -161,9 +167,14 @@ class HubDataset:
 
         rows = self._loaded(partial(load_dataset, split=self.split, streaming=True))
         if rows.column_names is not None and self.field not in rows.column_names:
-            raise ValueError(f"The {self.name} has no column {self.field!r}, only {', '.join(rows.column_names)}.")
+            raise ValueError(
+                f"The {self.name} has no column {self.field!r}, only {some(map(quoted, rows.column_names))}."
+            )
         for number, row in enumerate(rows.skip(skip), start=skip + 1):
-            yield Piece(_checked(row.get(self.field), f"Row {number} of the {self.name}", self.field), ends=True)
+            location = f"Row {number} of the {self.name}"
+            if self.field not in row:  # the columns were not known before
+                raise ValueError(f"{location} has no column {self.field!r}, only {some(map(quoted, row))}.")
+            yield from _row(row[self.field], location, self.field)
 
     def fingerprint(self) -> str:
         from datasets import load_dataset_builder
@@ -191,16 +202,39 @@ def _standard_library() -> list[Path]:
     return [root / file for file in sorted(chosen, key=lambda file: file.as_posix())]
 
 
-def _text_files(path: Path) -> Iterator[str]:
+def _text_files(path: str | Path) -> Iterator[str]:
     """The readable files that `path` names, in any order; strings, as a million files are to be found in seconds."""
-    if not path.exists():
-        raise FileNotFoundError(f"There is no text file or folder {str(path)!r}.")
-    if not path.is_dir():
-        if path.suffix.lower() not in ENDINGS:
-            raise ValueError(f"Cannot read {str(path)!r}: a text file ends in {', '.join(ENDINGS)}.")
-        yield str(path)
-        return
-    has_text, folders = False, [str(path)]
+    named = str(Path(os.path.expanduser(path)))
+    endings = ", ".join(ENDINGS)
+    found: Iterable[str]
+    missing: Exception
+    if os.path.isdir(named):
+        found, missing = _in_folder(named), ValueError(f"The folder {named!r} holds no file that ends in {endings}.")
+    elif os.path.exists(named):
+        found, missing = filter(_is_text, [named]), ValueError(f"Cannot read {named!r}: a text file ends in {endings}.")
+    elif glob.escape(named) != named:
+        matches = glob.glob(named, recursive=True)
+        inside = [file for match in matches for file in (_in_folder(match) if os.path.isdir(match) else [match])]
+        texts = sorted(file for file in inside if _is_text(file) and os.path.isfile(file))
+        # "**" matches a folder and each file in it, and goes through links to folders, be it in circles.
+        found = {(os.path.realpath(os.path.dirname(file)), os.path.basename(file)): file for file in texts}.values()
+        missing = FileNotFoundError(f"The pattern {named!r} matches no file that ends in {endings}.")
+    else:
+        found, missing = (), FileNotFoundError(f"There is no text file or folder {quoted(named, 300)}.")
+    first = next(files := iter(found), None)
+    if first is None:
+        raise missing
+    yield first
+    yield from files
+
+
+def _is_text(file: str) -> bool:
+    return os.path.splitext(file)[1].lower() in ENDINGS
+
+
+def _in_folder(path: str) -> Iterator[str]:
+    """The readable files in a folder and those below it, in any order, without those that are hidden."""
+    folders = [path]
     links: list[str] = []  # to folders; after all others, in order: which name a folder is found by is always the same
     seen = set()
     while folders or links:
@@ -210,29 +244,57 @@ def _text_files(path: Path) -> Iterator[str]:
         seen.add(place)
         with os.scandir(folder) as entries:
             for entry in entries:
+                if entry.name.startswith("."):  # what editors, systems and version control keep beside a text
+                    continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
                 elif entry.is_symlink() and os.path.isdir(entry.path):
                     heapq.heappush(links, entry.path)
-                elif os.path.splitext(entry.name)[1].lower() in ENDINGS and entry.is_file():
-                    has_text = True
+                elif _is_text(entry.name) and entry.is_file():
                     yield entry.path
-    if not has_text:
-        raise ValueError(f"The folder {str(path)!r} holds no file that ends in {', '.join(ENDINGS)}.")
+
+
+def _not_utf8(files: list[Path]) -> str:
+    """A sentence about those of some files, the first of which is one of them, that are not UTF-8."""
+    reasons = {file: reason for file in files if file.suffix.lower() != ".parquet" and (reason := _undecodable(file))}
+    if len(reasons) == 1:
+        return "".join(f"{str(file)!r} is not UTF-8 text: {reason}." for file, reason in reasons.items())
+    named = some([f"{str(file)!r} ({reason})" for file, reason in reasons.items()], most=5)
+    return f"{len(reasons)} files are not UTF-8 text: {named}."
+
+
+def _undecodable(file: Path) -> str | None:
+    """Where and why a file is not UTF-8, if so; a part of it is in memory at a time."""
+    done, held = 0, b""
+    with file.open("rb") as stream:
+        while True:
+            held += (more := stream.read(PIECE))
+            try:
+                _, used = codecs.utf_8_decode(held, "strict", not more)
+            except UnicodeDecodeError as error:
+                return f"{error.reason} at byte {done + error.start}"
+            if not more:
+                return None
+            done, held = done + used, held[used:]
 
 
 def _read_document(file: Path, field: str) -> Iterator[Piece]:
     # Source honours the encoding that the file declares.
-    with tokenize.open(file) if file.suffix.lower() == ".py" else file.open(encoding="utf-8") as stream:
-        held = stream.read(PIECE)
-        blank = not held.strip()
-        while more := stream.read(PIECE):
-            held += more
-            blank = blank and not more.strip()
-            cut = 0 if blank else _last_cut(held)
-            if cut:
-                yield Piece(held[:cut], ends=False)
-                held = held[cut:]
+    with tokenize.open(file) if file.suffix.lower() == ".py" else file.open(encoding="utf-8-sig") as stream:
+        yield from _pieces(iter(partial(stream.read, PIECE), ""))
+
+
+def _pieces(parts: Iterator[str]) -> Iterator[Piece]:
+    """A document, of which a part comes at a time, in pieces about as long as the parts."""
+    held = next(parts, "")
+    blank = not held.strip()
+    for more in parts:
+        held += more
+        blank = blank and not more.strip()
+        cut = 0 if blank else _last_cut(held)
+        if cut:
+            yield Piece(held[:cut], ends=False)
+            held = held[cut:]
     yield Piece("" if blank else held, ends=True)
 
 
@@ -247,16 +309,16 @@ def _last_cut(text: str) -> int:
 
 def _read_jsonl(file: Path, field: str) -> Iterator[Piece]:
     # The json module rather than `datasets`: the error can name the line, and nothing is copied into a cache.
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             location = f"Line {number} of {str(file)!r}"
             row = parse_json(line, location)
             if not isinstance(row, dict) or field not in row:
-                holds = f"only {', '.join(map(repr, row))}" if isinstance(row, dict) else f"a {type(row).__name__}"
+                holds = f"only {some(map(quoted, row))}" if isinstance(row, dict) else f"a {type(row).__name__}"
                 raise ValueError(f"{location} has no field {field!r}, {holds}.")
-            yield Piece(_checked(row[field], location, field), ends=True)
+            yield from _row(row[field], location, field)
 
 
 def _read_parquet(file: Path, field: str) -> Iterator[Piece]:
@@ -266,20 +328,21 @@ def _read_parquet(file: Path, field: str) -> Iterator[Piece]:
         with parquet.ParquetFile(file) as table:
             columns = table.schema_arrow.names
             if field not in columns:
-                raise ValueError(f"{str(file)!r} has no column {field!r}, only {', '.join(map(repr, columns))}.")
+                raise ValueError(f"{str(file)!r} has no column {field!r}, only {some(map(quoted, columns))}.")
             batches = table.iter_batches(batch_size=64, columns=[field])
-            for number, text in enumerate((text for batch in batches for text in batch.column(0).to_pylist()), start=1):
-                yield Piece(_checked(text, f"Row {number} of {str(file)!r}", field), ends=True)
+            for number, value in enumerate((value for batch in batches for value in batch.column(0)), start=1):
+                yield from _row(value.as_py(), f"Row {number} of {str(file)!r}", field)
     except (ArrowException, OSError) as error:
         message = " ".join(str(error).split())
         raise ValueError(f"{str(file)!r} is not a readable parquet file: {message}") from None
 
 
-def _checked(text: object, location: str, field: str) -> str:
+def _row(text: object, location: str, field: str) -> Iterator[Piece]:
+    """A document in a table, cut like that of a file, as encoding takes a hundred times a text's memory."""
     if not isinstance(text, str):
-        raise ValueError(f"{location}: {field!r} is {text!r}, not text.")
+        raise ValueError(f"{location}: {field!r} is {quoted(text)}, not text.")
     check_characters(text, f"{location}: {field!r}")
-    return text if text.strip() else ""
+    return _pieces(text[start : start + PIECE] for start in range(0, len(text), PIECE))
 
 
 def check_characters(text: str, location: str) -> None:

@@ -1,6 +1,7 @@
 """Reads labelled questions for many-shot classification, of TREC, Banking-77 and CLINC-150, from their files."""
 
 import csv
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diff_transformer.storage.files import read_json
+from diff_transformer.suggestions import quoted, some
 
 SEPARATOR = "\n==\n"
 
@@ -60,7 +62,7 @@ def read_labelled(name: str, folder: str | Path) -> LabelledText:
         raise ValueError(f"The {'test' if train else 'training'} part of {name} in {str(folder)!r} is empty.")
     labels = tuple(sorted({label for _, label in train}))
     if unknown := sorted({label for _, label in test}.difference(labels)):
-        raise ValueError(f"In {str(folder)!r} the test part of {name} alone has the label {unknown[0]!r}.")
+        raise ValueError(f"In {str(folder)!r} the test part of {name} alone has the label {quoted(unknown[0])}.")
     return LabelledText(name, train, test, labels, input_name, label_name)
 
 
@@ -70,22 +72,24 @@ Rows = Iterator[tuple[str, str]]
 def _trec(folder: Path, part: str, fine: bool) -> Rows:
     file = _find(folder, *{"train": ("train.txt", "train_5500.label"), "test": ("test.txt", "TREC_10.label")}[part])
     # The files are in Latin-1, in which every byte is a character; only "\n" ends a line.
-    for number, line in enumerate(file.read_bytes().decode("latin-1").split("\n"), 1):
+    for number, line in enumerate(file.read_bytes().removeprefix(BOM_UTF8).decode("latin-1").split("\n"), 1):
         name, _, text = line.strip().partition(" ")
         coarse, _, fine_class = name.partition(":")
         if coarse in _TREC and fine_class and text:
             yield text, f"{_TREC[coarse]} {fine_class}" if fine else _TREC[coarse]
         elif name:
             expected = f"a line is COARSE:fine and a question, with {', '.join(_TREC)}"
-            raise ValueError(f"{file}, line {number}: {expected}; got {line[:60]!r}.")
+            raise ValueError(f"{file}, line {number}: {expected}; got {quoted(line)}.")
 
 
 def _banking77(folder: Path, part: str) -> Rows:
     file = _find(folder, f"{part}.csv")
-    with file.open(encoding="utf-8", newline="") as lines:
+    with file.open(encoding="utf-8-sig", newline="") as lines:
         rows = csv.DictReader(lines)
         if not {"text", "category"} <= set(rows.fieldnames or ()):
-            raise ValueError(f"{file} has no columns 'text' and 'category', but {rows.fieldnames}.")
+            raise ValueError(
+                f"{file} has no columns 'text' and 'category', but {some(map(quoted, rows.fieldnames or ()))}."
+            )
         for row in rows:
             yield _pair([row["text"], row["category"]], f"{file}, line {rows.line_num}")
 
@@ -103,7 +107,9 @@ def _clinc150(folder: Path, part: str) -> Rows:
 def _pair(row: Any, location: str) -> tuple[str, str]:
     is_pair = isinstance(row, list) and len(row) == 2
     if not is_pair or not all(isinstance(text, str) and text.strip() for text in row):
-        raise ValueError(f"{location}: a text and its label are a list of two texts that are not empty, got {row!r}.")
+        raise ValueError(
+            f"{location}: a text and its label are a list of two texts that are not empty, got {quoted(row)}."
+        )
     text, label = row
     return " ".join(text.split()), label.replace("_", " ").strip()
 

@@ -1,6 +1,8 @@
 """Makes byte-level tokenizers, for which every text has tokens, and the tokens give the text back exactly."""
 
 import itertools
+import re
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from diff_transformer.brief_threads import in_brief_thread
 from diff_transformer.data.corpus import Corpus, check_characters
 from diff_transformer.data.prepared_cache import cache_key, made_once
 from diff_transformer.data.split import SPLIT_VERSION, training_text
@@ -17,6 +20,11 @@ from diff_transformer.token_texts import characters_of_bytes, is_byte_level, is_
 
 END_OF_TEXT = "<|endoftext|>"
 BYTES = 256
+
+# Characters, of which the longest words have twice as many in training.
+_LONGEST_WORD = 1 << 11
+# What a byte-level tokenizer takes for one word, or a part of it: letters, digits, other characters, white space.
+_IN_ONE_WORD = re.compile(r"[^\W\d_]+|\d+|(?:[^\w\s]|_)+|\s+")
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -32,7 +40,9 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
     """Train byte-level byte-pair encoding on `documents`, which are read once.
 
     `vocab_size` is the number of tokens, with the 256 bytes and the end of text. A corpus that is too small for so many
-    merges gives fewer: `len(tokenizer)` is the number that counts.
+    merges gives fewer: `len(tokenizer)` is the number that counts. Words of many thousand characters, as in a genome
+    without line ends, are trained on in parts. Ctrl-C ends it at once; the computation goes on in a thread of its own,
+    without an effect, where the program does not end.
 
     Raises:
         ValueError: `vocab_size` leaves no room for a merge, there are no documents, or one is not valid text.
@@ -52,8 +62,30 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
     first = next(checked, None)
     if first is None:
         raise ValueError("There are no documents to train a tokenizer on.")
-    tokenizer.train_from_iterator(itertools.chain([first], checked), trainer=trainer)
+    is_given_up = threading.Event()
+
+    def parts() -> Iterator[str]:
+        for document in itertools.chain([first], checked):
+            if is_given_up.is_set():
+                raise KeyboardInterrupt
+            yield from _without_long_words(document)
+
+    try:
+        # Its thread is not the one that Ctrl-C interrupts, and that would not be until the library has come to an end.
+        in_brief_thread(lambda: tokenizer.train_from_iterator(parts(), trainer=trainer))
+    finally:
+        is_given_up.set()
     return _wrap(tokenizer)
+
+
+def _without_long_words(text: str) -> Iterator[str]:
+    """A text, cut inside of words of `_LONGEST_WORD` and more: a merge takes time by the square of a word's length."""
+    start = 0
+    for end in range(_LONGEST_WORD, len(text) + 1, _LONGEST_WORD):
+        if _IN_ONE_WORD.fullmatch(text, end - _LONGEST_WORD, end):
+            yield text[start:end]
+            start = end
+    yield text[start:]
 
 
 def trained_bpe(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from diff_transformer.suggestions import did_you_mean
+from diff_transformer.suggestions import did_you_mean, quoted
 from diff_transformer.token_texts import TokenNames
 
 LONGEST_TEXT = 200_000  # characters; a text of more has more tokens than can be shown
@@ -94,9 +94,8 @@ class WordVocabulary:
         for word in words:
             if word not in self._tokens:
                 hint = did_you_mean(word[:40], self.words)
-                shown = word if len(word) <= 40 else f"{word[:40]}…"
                 raise ValueError(
-                    f"The model has no token {shown!r}: it reads words of {self.words[0]!r} … {self.words[-1]!r}, "
+                    f"The model has no token {quoted(word)}: it reads words of {self.words[0]!r} … {self.words[-1]!r}, "
                     f"{len(self.words)} in all, with spaces between them{hint}"
                 )
         return [self._tokens[word] for word in words]

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from diff_transformer.suggestions import quoted
+
 # A number, a word, or the lowest and the highest of a range of numbers.
 Coordinate = float | str | tuple[float, float]
 
@@ -83,7 +85,7 @@ class Coordinates(Mapping[str, Coordinate]):
                 for number in (value if is_range else (value,))
             )
             if not (is_number or isinstance(value, str)):
-                raise ValueError(f"the coordinate {name} must be a number, a word or two numbers, got {value!r:.60}")
+                raise ValueError(f"the coordinate {name} must be a number, a word or two numbers, got {quoted(value)}")
             self._values[name] = (value[0], value[1]) if is_range else value
 
     def __getitem__(self, name: str) -> Coordinate:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from diff_transformer.lab.coordinates import NOWHERE
 from diff_transformer.lab.record import Comparison, Environment, Result, ResultsFile
 from diff_transformer.storage.files import finite, read_json, write_atomically
+from diff_transformer.suggestions import quoted
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -178,7 +179,7 @@ def _sentence(error: "ValidationError") -> str:
         return f"{parent} lacks {', '.join(str(keys[-1]) for keys in missing)}"
     if first["type"] == "unexpected_keyword_argument":
         return f"{parent} has the unknown key {first['loc'][-1]}"
-    return f"{first['msg'].replace('Input', item, 1)}, got {first['input']!r:.60}"
+    return f"{first['msg'].replace('Input', item, 1)}, got {quoted(first['input'])}"
 
 
 def _item(keys: Sequence[int | str]) -> str:

@@ -19,6 +19,7 @@ from diff_transformer.nn.attention import check_heads, default_key_heads
 from diff_transformer.nn.dex import check_chosen_heads
 from diff_transformer.nn.layers import constant_lambda, feed_forward_class
 from diff_transformer.ops import lambda_init_schedule
+from diff_transformer.suggestions import quoted
 from diff_transformer.variants import ATTENTION_OPTIONS, ATTENTION_TYPES, AttentionType, head_dim
 
 if TYPE_CHECKING:
@@ -320,7 +321,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         if len(types) != self.num_hidden_layers or not set(types) <= {"full_attention", "sliding_attention"}:
             raise ValueError(
                 f"layer_types must name 'full_attention' or 'sliding_attention' for each of {self.num_hidden_layers} "
-                f"layers, got {types!r}."
+                f"layers, got {quoted(types)}."
             )
         if "sliding_attention" in types and self.sliding_window is None:
             raise ValueError("layer_types with 'sliding_attention' need a sliding_window, got None.")
@@ -330,7 +331,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         if self.is_causal or not any(self.layer_type(layer) == "sliding_attention" for layer in layers):
             return
         types = getattr(self, "layer_types", None)
-        window = f"got {self.sliding_window}" if types is None else f"and layer_types None, got {types!r}"
+        window = f"got {self.sliding_window}" if types is None else f"and layer_types None, got {quoted(types)}"
         raise ValueError(
             "an encoder (is_causal False) has no sliding window, since a window looks back only: sliding_window must "
             f"be None, {window}."

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diff_transformer.storage.files import parse_json
-from diff_transformer.suggestions import did_you_mean
+from diff_transformer.suggestions import did_you_mean, quoted
 
 MOST_LOGPROBS = 5  # as in OpenAI's API
 MOST_PROMPTS = 1024
@@ -111,7 +111,7 @@ def chat_request(body: Any) -> ChatRequest:
     fields = _known_fields(body, ("messages", "max_completion_tokens", "parallel_tool_calls"), ONLY_IN_CHATS)
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise RequestError(f"messages must be a list of one message or more, got {shown(messages)}.", field="messages")
+        raise RequestError(f"messages must be a list of one message or more, got {quoted(messages)}.", field="messages")
     if fields.get("max_completion_tokens") is not None:
         if fields.get("max_tokens") is not None:
             raise RequestError("Give max_completion_tokens or max_tokens, not both.", field="max_tokens")
@@ -126,16 +126,16 @@ def chat_request(body: Any) -> ChatRequest:
 def _known_fields(body: Any, own: Sequence[str], only: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a request, after those that this server does not have are refused."""
     if not isinstance(body, dict):
-        raise RequestError(f"The body must be a JSON object, got {shown(body)}.")
+        raise RequestError(f"The body must be a JSON object, got {quoted(body)}.")
     only = {**ONLY_VALUE, **only}
     known = {*SHARED, *own, *only, *WITHOUT_EFFECT}
     for name in body:
         if name not in known:
-            raise RequestError(f"The field {shown(name)} is not known{did_you_mean(name[:60], sorted(known))}")
+            raise RequestError(f"The field {quoted(name)} is not known{did_you_mean(name[:60], sorted(known))}")
     for name, value in only.items():
         given = body.get(name)
         if given is not None and (given != value or isinstance(given, bool) != isinstance(value, bool)):
-            raise RequestError(f"{name} must be {value!r} or left out, got {shown(given)}.", field=name)
+            raise RequestError(f"{name} must be {value!r} or left out, got {quoted(given)}.", field=name)
     return dict(body)
 
 
@@ -144,7 +144,7 @@ def _shared(fields: dict[str, Any], *, fewest_tokens: int, default_tokens: int |
     max_tokens = _integer(fields, "max_tokens", fewest_tokens)
     options = fields.get("stream_options")
     if options is not None and not isinstance(options, dict):
-        raise RequestError(f"stream_options must be an object, got {shown(options)}.", field="stream_options")
+        raise RequestError(f"stream_options must be an object, got {quoted(options)}.", field="stream_options")
     return {
         "model": _string(fields, "model"),
         "sampling": Sampling(
@@ -170,7 +170,7 @@ def _add_generation_config(fields: dict[str, Any]) -> None:
         raise RequestError(str(error), field="generation_config") from None
     if not isinstance(settings, dict):
         raise RequestError(
-            f"generation_config must be a JSON object, got {shown(settings)}.", field="generation_config"
+            f"generation_config must be a JSON object, got {quoted(settings)}.", field="generation_config"
         )
     samples = settings.pop("do_sample", None)
     settings.pop("transformers_version", None)
@@ -203,7 +203,7 @@ def _prompts(prompt: Any) -> list[str | list[int]]:
             return prompt
     raise RequestError(
         "prompt must be a text, a list of texts, a list of token numbers or a list of such lists, "
-        f"got {shown(prompt)}.",
+        f"got {quoted(prompt)}.",
         field="prompt",
     )
 
@@ -212,17 +212,17 @@ def _message(number: int, message: Any) -> dict[str, str]:
     """A message with its role and its text."""
     where = f"messages[{number}]"
     if not isinstance(message, dict):
-        raise RequestError(f"{where} must be an object with role and content, got {shown(message)}.", field="messages")
+        raise RequestError(f"{where} must be an object with role and content, got {quoted(message)}.", field="messages")
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
-        raise RequestError(f"{where}.role must be a text, got {shown(role)}.", field="messages")
+        raise RequestError(f"{where}.role must be a text, got {quoted(role)}.", field="messages")
     if isinstance(content, list):
         of_text = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
         texts = [part["text"] for part in of_text if isinstance(part.get("text"), str)]
         content = "".join(texts) if len(texts) == len(content) else None
     if not isinstance(content, str):
         raise RequestError(
-            f"{where}.content must be a text or a list of parts of type text, got {shown(message.get('content'))}.",
+            f"{where}.content must be a text or a list of parts of type text, got {quoted(message.get('content'))}.",
             field="messages",
         )
     return {"role": _text(role, "messages"), "content": _text(content, "messages")}
@@ -233,7 +233,7 @@ def _stop(stop: Any) -> tuple[str, ...]:
     right = isinstance(stops, list) and len(stops) <= MOST_STOPS and all(isinstance(text, str) for text in stops)
     if not right or "" in stops:
         raise RequestError(
-            f"stop must be a text or a list of at most {MOST_STOPS} texts, none of them empty, got {shown(stop)}.",
+            f"stop must be a text or a list of at most {MOST_STOPS} texts, none of them empty, got {quoted(stop)}.",
             field="stop",
         )
     return tuple(_text(text, "stop") for text in stops)
@@ -243,21 +243,21 @@ def _text(text: str, field: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:  # JSON can hold halves of characters
-        raise RequestError(f"{field} must be valid Unicode, got {shown(text)}.", field=field) from None
+        raise RequestError(f"{field} must be valid Unicode, got {quoted(text)}.", field=field) from None
     return text
 
 
 def _string(fields: Mapping[str, Any], name: str) -> str | None:
     value = fields.get(name)
     if value is not None and not isinstance(value, str):
-        raise RequestError(f"{name} must be a text, got {shown(value)}.", field=name)
+        raise RequestError(f"{name} must be a text, got {quoted(value)}.", field=name)
     return value
 
 
 def _boolean(fields: Mapping[str, Any], name: str) -> bool:
     value = fields.get(name)
     if value is not None and not isinstance(value, bool):
-        raise RequestError(f"{name} must be true or false, got {shown(value)}.", field=name)
+        raise RequestError(f"{name} must be true or false, got {quoted(value)}.", field=name)
     return bool(value)
 
 
@@ -267,7 +267,7 @@ def _integer(fields: Mapping[str, Any], name: str, least: int, most: int | None 
         return None
     if not _is_integer(value) or value < least or (most is not None and value > most):
         limits = f"{least} or more" if most is None else f"from {least} to {most}"
-        raise RequestError(f"{name} must be a whole number, {limits}, got {shown(value)}.", field=name)
+        raise RequestError(f"{name} must be a whole number, {limits}, got {quoted(value)}.", field=name)
     return int(value)
 
 
@@ -279,15 +279,9 @@ def _number(fields: Mapping[str, Any], name: str, least: float, most: float, *, 
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not least <= value <= most or (above and value == least):
         limits = f"above {least} and at most {most}" if above else f"from {least} to {most}"
-        raise RequestError(f"{name} must be a number {limits}, got {shown(value)}.", field=name)
+        raise RequestError(f"{name} must be a number {limits}, got {quoted(value)}.", field=name)
     return float(value)
 
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def shown(value: Any) -> str:
-    """The beginning of a value, for a message."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"

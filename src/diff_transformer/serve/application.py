@@ -20,6 +20,7 @@ from diff_transformer.serve.continuation import Continuation, Part
 from diff_transformer.serve.generation_engine import GenerationError, ServerStoppingError
 from diff_transformer.serve.served_model import ServedModel
 from diff_transformer.storage.files import parse_json
+from diff_transformer.suggestions import quoted
 from diff_transformer.token_texts import TokenTexts
 
 LARGEST_BODY = 16 << 20  # bytes
@@ -249,7 +250,7 @@ async def _read_json(request: Request) -> Any:
     """The body of a request. Raises RequestError."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise RequestError(f"The content type must be application/json, got {kind!r}.", status=415)
+        raise RequestError(f"The content type must be application/json, got {quoted(kind)}.", status=415)
     parts, size = [], 0
     async for part in request.stream():
         parts.append(part)

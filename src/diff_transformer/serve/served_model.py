@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from diff_transformer.serve.api_requests import RequestError, Sampling, shown
+from diff_transformer.serve.api_requests import RequestError, Sampling
 from diff_transformer.serve.generation_engine import BatchingEngine, Engine, Generation, SequentialEngine
 from diff_transformer.serve.scored_tokens import Scorer
+from diff_transformer.suggestions import quoted
 
 # For so many requests that fill the context the cache of continuous batching has space, unless told otherwise.
 CACHED_CONTEXTS = 16
@@ -56,7 +57,7 @@ class ServedModel:
         """Raise RequestError where a request asks for another model."""
         if name is not None and name not in (self.name, *self.aliases):
             raise RequestError(
-                f"The model {shown(name)} is not here; this server has {self.name!r}.", status=404, field="model"
+                f"The model {quoted(name)} is not here; this server has {self.name!r}.", status=404, field="model"
             )
 
     def tokens_of(self, prompt: str | list[int]) -> list[int]:

@@ -11,7 +11,7 @@ def cache_folder() -> Path:
     """
     named = os.environ.get("DIFF_TRANSFORMER_CACHE")
     if named:
-        return Path(named)
+        return Path(os.path.expanduser(named))
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diff_transformer"
     except RuntimeError:

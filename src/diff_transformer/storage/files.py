@@ -22,12 +22,12 @@ _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 def parse_json(data: str | bytes, source: str) -> Any:
-    """What a piece of JSON holds.
+    """What a piece of JSON holds; a byte order mark, with which some programs begin a text, may stand before it.
 
     Raises ValueError with one sentence, which begins with `source`: it is not UTF-8, not JSON, or nested too deep.
     """
     try:
-        return json.loads(data if isinstance(data, str) else data.decode("utf-8"))
+        return json.loads((data if isinstance(data, str) else data.decode("utf-8")).removeprefix("\ufeff"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{source} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
     except RecursionError:

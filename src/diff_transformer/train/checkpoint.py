@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from diff_transformer.storage.files import read_json
+from diff_transformer.suggestions import quoted
 from diff_transformer.train.distributed import reshard
 from diff_transformer.train.process_errors import balanced_parts, count, gathered, on_first, propagate_errors, rank
 
@@ -53,7 +54,7 @@ def _read_state(file: Path) -> RunState:
         return RunState(**read_json(file))
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        value = "missing" if problem["type"] == "missing" else repr(problem["input"])[:60]
+        value = "missing" if problem["type"] == "missing" else quoted(problem["input"])
         reason = f"{problem['loc'][0]} is {value}; {problem['msg']}"
     except (ValueError, TypeError) as error:  # not JSON, or not an object
         reason = str(error).rstrip(".")

@@ -3,6 +3,7 @@
 A kind is a class here, listed in `AnyData`, and a file in `diff_transformer.data` that makes its batches.
 """
 
+import os
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ class TextData(DataSection):
             return len(byte_tokenizer())
         if self.vocab_size is not None:
             return self.vocab_size
-        if not Path(self.tokenizer).is_dir():
+        if not Path(self._tokenizer_name).is_dir():
             raise ValueError(
                 f"a plan downloads nothing, and data.tokenizer {self.tokenizer!r} is no folder: give its number of "
                 "tokens as model.vocab_size."
@@ -144,7 +145,12 @@ class TextData(DataSection):
 
     @property
     def _folder(self) -> Path | None:
-        return None if self.cache is None else Path(self.cache)
+        return None if self.cache is None else Path(os.path.expanduser(self.cache))
+
+    @property
+    def _tokenizer_name(self) -> str:
+        """The folder of a tokenizer or its name on the Hub."""
+        return os.path.expanduser(self.tokenizer)
 
     def _corpus(self, request: DataRequest) -> Corpus:
         """The text; the first process of a run looks whether it has changed."""
@@ -166,7 +172,7 @@ class TextData(DataSection):
     def _loaded_tokenizer(self) -> PreTrainedTokenizerFast:
         """The tokenizer in a folder or on the Hub."""
         try:
-            return AutoTokenizer.from_pretrained(self.tokenizer)
+            return AutoTokenizer.from_pretrained(self._tokenizer_name)
         except Exception as error:  # of a damaged file: tokenizers raises nothing more specific
             raise ValueError(
                 f'data.tokenizer is "bytes", "bpe", or the folder or name of a tokenizer, and {self.tokenizer!r} '
@@ -248,7 +254,7 @@ class MaskedTextData(TextData):
 
     def vocabulary(self) -> int:
         made_here = self.tokenizer == "bytes" or self.vocab_size is not None
-        if made_here or not Path(self.tokenizer).is_dir():  # where it raises
+        if made_here or not Path(self._tokenizer_name).is_dir():  # where it raises
             return super().vocabulary() + 1
         return len(with_mask_token(self._loaded_tokenizer()))
 

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from transformers import PreTrainedTokenizerFast
 
 from diff_transformer.model import DiffTransformerConfig
-from diff_transformer.suggestions import nearest
+from diff_transformer.suggestions import nearest, quoted
 from diff_transformer.train.data_kinds import KINDS, LARGEST_INTEGER, AnyData, Count, Section
 from diff_transformer.variants import ATTENTION_TYPES
 
@@ -29,7 +29,9 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {quoted(key)} is given twice", node.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -227,7 +229,7 @@ def load_recipe(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str]
         )
     settings = _read_file(path)
     if not isinstance(settings, dict):
-        raise ValueError(f"{path} is not a recipe: it holds {_quoted(settings)}, not sections of settings.")
+        raise ValueError(f"{path} is not a recipe: it holds {quoted(settings)}, not sections of settings.")
     if isinstance(model := settings.get("model"), dict) and "init_from" not in model and "start_from" in model:
         model["init_from"] = model.pop("start_from")  # the key of older recipes
     return _with_overrides(settings, overrides, str(path))
@@ -317,7 +319,9 @@ def build_config(
 def _apply(settings: dict[str, Any], override: str) -> None:
     key, equals, value = override.partition("=")
     if not equals or not key:
-        raise ValueError(f"{override!r} is not an override; write section.key=value, for example train.steps=100.")
+        raise ValueError(
+            f"{quoted(override)} is not an override; write section.key=value, for example train.steps=100."
+        )
     key = "model.init_from" if key == "model.start_from" else key  # the key of older recipes
     *sections, last = key.split(".")
     inner = settings
@@ -328,7 +332,7 @@ def _apply(settings: dict[str, Any], override: str) -> None:
     try:
         inner[last] = read_yaml(value)
     except yaml.YAMLError:
-        raise ValueError(f"The value of {override!r} is not valid YAML.") from None
+        raise ValueError(f"The value of {quoted(override)} is not valid YAML.") from None
 
 
 def _explain(error: ValidationError, source: str) -> str:
@@ -341,23 +345,18 @@ def _explain(error: ValidationError, source: str) -> str:
     key, value = ".".join(parts), problem["input"]
     match problem["type"]:
         case "extra_forbidden":
-            return f"{source}: unknown key {key!r}{_suggestion(key, kind)}"
+            return f"{source}: unknown key {quoted(key)}{_suggestion(key, kind)}"
         case "missing":
             return f"{source}: {key!r} is missing."
         case "union_tag_invalid" | "union_tag_not_found":
             kind = value.get("kind") if isinstance(value, dict) else None
-            return f"{source}: 'data.kind' is one of {', '.join(map(repr, KINDS))}, got {_quoted(kind)}."
+            return f"{source}: 'data.kind' is one of {', '.join(map(repr, KINDS))}, got {quoted(kind)}."
         case "value_error":
             section = f" in {key!r}" if key else ""
             return f"{source}: {problem['ctx']['error']}{section}."
     if parts[:2] == ["model", "lambda_init"]:  # pydantic adds which of the two types it tried
-        return f"{source}: 'model.lambda_init' is {_quoted(value)}; allowed are 'schedule' or a number."
-    return f"{source}: {key!r} is {_quoted(value)}; {problem['msg'][0].lower()}{problem['msg'][1:]}."
-
-
-def _quoted(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+        return f"{source}: 'model.lambda_init' is {quoted(value)}; allowed are 'schedule' or a number."
+    return f"{source}: {key!r} is {quoted(value)}; {problem['msg'][0].lower()}{problem['msg'][1:]}."
 
 
 def _suggestion(key: str, kind: str | None) -> str:

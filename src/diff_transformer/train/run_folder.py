@@ -146,4 +146,4 @@ def locked(folder: Path) -> Iterator[None]:
 def is_run_folder(folder: Path) -> bool:
     """Whether a training run has written this folder."""
     recipe = folder / RECIPE
-    return recipe.is_file() and recipe.read_text(encoding="utf-8", errors="replace").startswith(_HEADING)
+    return recipe.is_file() and recipe.read_text(encoding="utf-8-sig", errors="replace").startswith(_HEADING)

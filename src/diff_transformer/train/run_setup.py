@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -127,7 +128,8 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
     """
     if recipe.model.init_from is None:
         return None
-    folder, config = Path(recipe.model.init_from), config or build_config(recipe, vocab_size=1)
+    folder = Path(os.path.expanduser(recipe.model.init_from))
+    config = config or build_config(recipe, vocab_size=1)
     if not (folder / "config.json").is_file() or not any((folder / name).is_file() for name in _WEIGHTS):
         raise FileNotFoundError(
             f"model.init_from {str(folder)!r} holds no model: it must be a folder with config.json and "

@@ -216,9 +216,19 @@ def test_questions_are_read_as_they_stand(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text("\r\n".join(map(json.dumps, QUESTIONS)) + "\n\n", encoding="utf-8")
     assert [question["prompt"] for question in read_questions(path)] == PROMPTS
+    path.write_text("\r\n".join(map(json.dumps, QUESTIONS)), encoding="utf-8-sig")
+    assert [question["prompt"] for question in read_questions(path)] == PROMPTS
     # A separator that splitlines() would take for the end of a line.
     path.write_text('{"context": "a\u2028b", "choices": ["c", "d"], "answer": 0}', encoding="utf-8")
     assert read_questions(path) == [{"prompt": "a\u2028b", "choices": ["c", "d"], "answer": 0}]
+
+
+@pytest.mark.parametrize("field", ["question", "context", "choices", "answer"])
+def test_a_wrong_value_is_quoted_in_short(field: str, tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({**QUESTIONS[0], "context": "", "question": "x", field: [["word"] * 100_000]}))
+    with pytest.raises(ValueError, match=rf"line 1: '{field}' .*got \[\['word', .*…\.$"):
+        read_questions(path)
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

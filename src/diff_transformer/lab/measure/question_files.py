@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from diff_transformer.data import TextBatches
 from diff_transformer.storage.files import parse_json
+from diff_transformer.suggestions import quoted, some
 
 # LongBench publishes four of the six sets, 200 documents of each, in one archive.
 LONG_BENCH = "https://huggingface.co/datasets/zai-org/LongBench/resolve/main/data.zip"
@@ -126,7 +127,7 @@ def _source(fields: Mapping[str, Any], line: str) -> Source:
     for name in ("document", "question", "reference"):
         value = fields.get(name)
         if (name == "document" or value is not None) and not _is_text(value):
-            raise ValueError(f"{line}: {name!r} must be a text that is not empty, got {value!r:.60}.")
+            raise ValueError(f"{line}: {name!r} must be a text that is not empty, got {quoted(value)}.")
     return Source(document=fields["document"], question=fields.get("question"), reference=fields.get("reference"))
 
 
@@ -159,7 +160,7 @@ def _from_hub(name: str, limit: int, seed: int) -> list[Source]:
     document, question, reference = PAPER_SETS[name].columns
     for column in (document, question, reference):
         if column is not None and column not in rows.column_names:
-            raise ValueError(f"The set {name!r} has no column {column!r}, only {', '.join(rows.column_names)}.")
+            raise ValueError(f"The set {name!r} has no column {column!r}, only {some(map(quoted, rows.column_names))}.")
     sources = []
     for row in rows.select(_drawn(len(rows), limit, seed)):
         if row[document].strip():  # some articles of CNN/DM are empty
@@ -193,18 +194,22 @@ def _question(fields: Mapping[str, Any], line: str) -> dict[str, Any]:
         raise ValueError(f"{line} lacks the field {missing[0]!r}.")
     choices, answer = fields["choices"], fields["answer"]
     if not isinstance(choices, list) or len(choices) < 2 or not all(_is_text(choice) for choice in choices):
-        raise ValueError(f"{line}: 'choices' must be a list of two or more texts that are not empty, got {choices!r}.")
+        raise ValueError(
+            f"{line}: 'choices' must be a list of two or more texts that are not empty, got {quoted(choices)}."
+        )
     if len(set(choices)) < len(choices):
-        raise ValueError(f"{line}: 'choices' must differ from each other, got {choices!r}.")
+        raise ValueError(f"{line}: 'choices' must differ from each other, got {quoted(choices)}.")
     if type(answer) is not int or not 0 <= answer < len(choices):
-        raise ValueError(f"{line}: 'answer' must be the number of a choice, 0 to {len(choices) - 1}, got {answer!r}.")
+        raise ValueError(
+            f"{line}: 'answer' must be the number of a choice, 0 to {len(choices) - 1}, got {quoted(answer)}."
+        )
     context, question = fields.get("context"), fields.get("question")
     if context is None and question is None:
         raise ValueError(f"{line} lacks a field 'question' or 'context'.")
     if context is not None and not isinstance(context, str):
-        raise ValueError(f"{line}: 'context' must be a text, got {context!r}.")
+        raise ValueError(f"{line}: 'context' must be a text, got {quoted(context)}.")
     if question is not None and not _is_text(question):
-        raise ValueError(f"{line}: 'question' must be a text that is not empty, got {question!r}.")
+        raise ValueError(f"{line}: 'question' must be a text that is not empty, got {quoted(question)}.")
     prompt = (f"{context}\n" if context else "") + f"Question: {question}\nAnswer:"
     return {"prompt": str(context).rstrip(" ") if question is None else prompt, "choices": choices, "answer": answer}
 
