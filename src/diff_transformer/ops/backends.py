@@ -31,7 +31,7 @@ _BACKENDS = {
     "blockwise": Backend(confined(blockwise_attention)),
     "sdpa": Backend(confined(sdpa_attention, drops_nan=True)),
     "flex": Backend(ungrouped(confined(flex_attention_backend, drops_nan=True))),
-    "cpu": Backend(cpu_attention),
+    "cpu": Backend(cpu_attention, fuses_norm=True),
     "triton": Backend(triton_attention, fuses_norm=True),
 }
 BACKENDS = tuple(_BACKENDS)
