@@ -20,7 +20,9 @@ REQUEST_SCHEMA = (
     "Tensor? documents"
 )
 WIDEST_WINDOW = 1 << 62  # of those that 64 bits hold; no sequence is as long
-PLAIN = (Tensor, torch.nn.Parameter)  # the classes of tensors that hold what they mean
+PLAIN = (Tensor, torch.nn.Parameter)  # classes of tensors whose numbers are where their strides say, if they are dense
+# Classes of torch that stand for something else than what they store.
+_STANDING_FOR_OTHERS = ("CausalBias", "MaskedTensor", "DTensor")
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of the fused kernels
 
 _TRACING = (
@@ -127,6 +129,23 @@ def is_ordinary(*tensors: Tensor | None) -> bool:
     if any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING):
         return False
     return all(x is None or (type(x) in PLAIN and not x.is_neg()) for x in tensors)
+
+
+def check_dense(name: str, x: Tensor) -> None:
+    """Refuse a tensor that does not hold its numbers one beside the other, where kernels would read them."""
+    kind = None
+    if type(x) not in PLAIN:
+        kinds = (base.__name__ for base in type(x).__mro__ if base.__module__.startswith("torch."))
+        kind = next((kind for kind in kinds if kind in _STANDING_FOR_OTHERS), None)
+    if kind is None and (x.is_nested or x.layout != torch.strided):
+        kind = "nested tensor" if x.is_nested else f"tensor of layout {x.layout}"
+    if kind is not None:
+        raise TypeError(f"{name} must be a dense tensor that holds its own numbers, got a {kind}.")
+
+
+def is_floating(x: Tensor) -> bool:
+    """Whether a tensor is of a floating dtype that torch computes in: not float8, which is for storage."""
+    return x.is_floating_point() and x.dtype.itemsize > 1
 
 
 def reason_against_dtype(dtype: torch.dtype) -> str | None:
