@@ -57,8 +57,8 @@ def diff_attention(
         attn_mask: broadcastable to (B, H, N, S); boolean (True = may attend) or additive, for both maps. One that
             differs between the heads of a group makes their noise maps differ: they are then computed one by one.
             Combines with ``is_causal`` and ``window``. A CausalBias of ``torch.nn.attention.bias``, (N, S), is what it
-            means. Or a BlockMask of torch's FlexAttention, (B or 1, H or 1, N, S),
-            for what no tensor should hold: it stands alone, and only "flex" takes it.
+            means. Or a BlockMask of torch's FlexAttention, (B or 1, H or 1, N, S), for what no tensor should hold: it
+            stands alone, and only "flex" takes it.
         scale: factor s of the scores, 1/√d unless given.
         window: how many keys a query may look back on, itself included: key j is hidden where j ≤ i + S − N − window.
         cu_seqlens: (documents + 1,) int32 or int64, where documents packed into one sequence (B = 1, N = S) begin, and
