@@ -174,3 +174,15 @@ def test_the_setting_is_restored_after_an_error(make: Any) -> None:
     with pytest.raises(IndexError):
         attention_maps(model, torch.tensor([[10_000]]))
     assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_reference", "eager"])
+def test_shapes_alone(kind: str, implementation: str, make: Any, tokens: Any) -> None:
+    """On the meta device, the weights and the loss of a model that is too large to be there."""
+    model = make(kind, torch.float32, attn_implementation=implementation).to("meta")
+    inputs = tokens().to("meta")
+    out = model(inputs, output_attentions=True)
+    assert {a.shape[::2] for a in out.attentions} == {(2, 9)}
+    assert all(a.shape[3] == 9 and a.is_meta for a in out.attentions)
+    model(inputs, labels=inputs, chunked_loss=True).loss.backward()
+    assert all(parameter.grad.is_meta for parameter in model.parameters())

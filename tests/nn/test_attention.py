@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from transformers import DynamicCache
 
 import oracle
@@ -341,6 +342,25 @@ def test_a_mask_of_another_shape(kind: str, is_causal: bool, shape: tuple[int, .
 def test_a_mask_of_integers(kind: str, build: Any, inputs: Any) -> None:
     with pytest.raises(ValueError, match=r"attn_mask must be boolean .* or floating .*, got torch\.int64"):
         build(kind)(inputs(), attn_mask=torch.ones(7, 7, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
+def test_a_causal_bias_of_torch_is_what_it_means(kind: str, make: Any, build: Any, inputs: Any) -> None:
+    """Its storage is memory that nobody has written to."""
+    module, x = build(kind), inputs(length=7)
+    assert torch.equal(module(x, attn_mask=make(7, 7)), module(x, is_causal=True))
+    with pytest.raises(TypeError, match=r"^attn_mask must be a dense tensor .* CausalBias"):
+        module(x, attn_mask=make(7, 7)[:1])
+    context = torch.randn(2, 9, x.shape[-1], dtype=x.dtype)
+    means = torch.ones(7, 9, dtype=torch.bool).tril(2 if make is causal_lower_right else 0)
+    out = module(x, attn_mask=make(7, 9), context=context)
+    torch.testing.assert_close(out, module(x, attn_mask=means, context=context))
+
+
+def test_a_causal_bias_trains_narrow_heads() -> None:
+    """Which go through the operator's kernel, and not through torch's attention."""
+    module, x = SoftmaxAttention(32, 8, 1), torch.randn(1, 70, 32)
+    assert torch.equal(module(x, attn_mask=causal_upper_left(70, 70)), module(x, is_causal=True))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -11,7 +11,7 @@ import torch
 
 from budget import Case, Problem, build, expect
 from counted_operators import Operators
-from diff_transformer import diff_attention
+from diff_transformer import diff_attention, diff_attention_maps
 from diff_transformer.ops import backends
 from diff_transformer.ops.cpu.cpu_backend import is_faster
 
@@ -156,3 +156,21 @@ def test_findings_need_torch_alone(tmp_path: Path) -> None:
         print(Findings({{"device": "a GPU"}}, lambda: Path({str(tmp_path)!r})).of(VERDICTS))
     """
     assert fresh_process(program).strip() == "{'a class': 'right'}"
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "blockwise", "sdpa"])
+@pytest.mark.parametrize("mask", [None, torch.bool, torch.float32], ids=str)
+def test_shapes_alone(backend: str, mask: torch.dtype | None) -> None:
+    """The meta device, which has no values, and no autocast."""
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        q, k, v = torch.randn(2, 4, 2, 5, 6), torch.randn(2, 2, 2, 7, 6), torch.randn(2, 2, 7, 12)
+        options: dict[str, Any] = {"is_causal": True, "norm_weight": torch.ones(12), "backend": backend}
+        attn_mask = None if mask is None else torch.ones(5, 7, dtype=mask)
+    for lam in (0.5, torch.tensor(0.5), torch.empty(4, 1, device="meta")):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = diff_attention(*leaves, lam, attn_mask=attn_mask, **options)
+        assert (out.shape, out.device.type) == ((2, 4, 5, 12), "meta")
+        assert [x.shape for x in torch.autograd.grad(out.sum(), leaves)] == [x.shape for x in leaves]
+    maps = diff_attention_maps(q, k, 0.5, attn_mask=attn_mask)
+    assert {(a.shape, a.device.type) for a in maps} == {((2, 4, 5, 7), "meta")}

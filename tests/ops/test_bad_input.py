@@ -1,11 +1,15 @@
 """Every request that does not fit is refused in one sentence that says what came and what is allowed."""
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, init_device_mesh
+from torch.masked import masked_tensor
+from torch.nn.attention.bias import causal_upper_left
 
 from budget import BACKENDS, takes
 from diff_transformer import diff_attention, diff_attention_maps
@@ -225,3 +229,109 @@ def test_a_learned_mask_gets_its_gradient_where_it_is_accepted(backend: str, dty
 def test_arguments_after_lambda_are_named() -> None:
     with pytest.raises(TypeError, match="positional"):
         diff_attention(*fitting().values(), True)  # type: ignore[misc]
+
+
+# Tensors of the right shape whose values are not in a storage of their own, and what a sentence calls them.
+NOT_DENSE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "sparse": (lambda x: x.to_sparse(), "torch.sparse_coo"),
+    "of oneDNN": (lambda x: x.to_mkldnn(), "torch._mkldnn"),
+    "nested": (lambda x: torch.nested.nested_tensor(list(x)), "nested tensor"),
+    "jagged": (lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged), "nested tensor"),
+    "masked": (lambda x: masked_tensor(x, torch.ones_like(x, dtype=torch.bool)), "MaskedTensor"),
+    "indexed bias": (lambda x: causal_upper_left(N, S)[None], "CausalBias"),
+    "distributed": (lambda x: DTensor.from_local(x, init_device_mesh("cpu", (1,)), run_check=False), "DTensor"),
+}
+DENSE = {
+    "q": zeros(B, H, 2, N, D),
+    "k": zeros(B, HK, 2, S, D),
+    "v": zeros(B, HK, S, DV),
+    "lam": zeros(B, H, N),
+    "attn_mask": zeros(N, S),
+    "norm_weight": zeros(DV),
+}
+
+
+WAYS = [
+    (argument, backend)
+    for argument in DENSE
+    for backend in (*BACKENDS, "auto", "maps")
+    if backend != "maps" or argument not in ("v", "norm_weight")
+]
+
+
+def call(backend: str, **arguments: Any) -> Any:
+    with torch.no_grad():
+        if backend == "maps":
+            return diff_attention_maps(**{name: value for name, value in arguments.items() if name != "v"})
+        return diff_attention(**arguments, backend=backend)
+
+
+@pytest.fixture(scope="module")
+def _process_group() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_process_group")
+@pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of (MaskedTensors|nested tensors) is in prototype stage:UserWarning"
+)
+@pytest.mark.parametrize(("argument", "backend"), WAYS)
+@pytest.mark.parametrize("kind", NOT_DENSE)
+def test_what_does_not_hold_its_own_numbers_is_refused(kind: str, argument: str, backend: str) -> None:
+    """A sparse λ, read as if it were dense, gave other numbers, and never the same twice."""
+    make, name = NOT_DENSE[kind]
+    if name == "nested tensor" and DENSE[argument].dim() == 1:
+        pytest.skip("what is nested has rows")
+    unfit = {argument: make(DENSE[argument])}
+    with pytest.raises(TypeError, match=rf"^{argument} must be a dense tensor") as refusal:
+        call(backend, **{**fitting(), **unfit})
+    assert one_sentence(str(refusal.value))
+    assert name in str(refusal.value)
+
+
+def test_documents_in_a_sparse_tensor_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"^cu_seqlens must be a dense tensor .* torch.sparse_coo\.$"):
+        diff_attention(**{**fitting(), **packed(torch.tensor([0, S]).to_sparse())})
+
+
+def test_a_lambda_without_a_value_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^lam must be on the device of q, cpu, got meta\.$"):
+        diff_attention(**{**fitting(), "lam": torch.tensor(0.5, device="meta")})
+
+
+@pytest.mark.parametrize(("argument", "backend"), WAYS)
+def test_float8_is_refused(argument: str, backend: str) -> None:
+    names = ("q", "k", "v") if argument in ("q", "k", "v") else (argument,)
+    float8 = {name: DENSE[name].to(torch.float8_e4m3fn) for name in names}
+    with pytest.raises(ValueError, match="16 bits or more") as refusal:
+        call(backend, **{**fitting(), "lam": DENSE["lam"], **float8})
+    assert one_sentence(str(refusal.value))
+    assert str(refusal.value).startswith(names[0])
+    assert "torch.float8_e4m3fn" in str(refusal.value)
+
+
+class Plain(Tensor):
+    """What a user makes to carry something along."""
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+def test_tensors_that_hold_what_they_mean_are_taken(backend: str) -> None:
+    """Parameters, a subclass, and the imaginary part of a conjugate, which is the negative of what is stored."""
+    if not takes(backend, torch.float32):
+        pytest.skip(f"{backend} is not there")
+    dense: dict[str, Any] = {name: torch.randn(x.shape) for name, x in DENSE.items()}
+
+    def answer(make: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.no_grad():
+            return diff_attention(**{name: make(x) for name, x in dense.items()}, backend=backend)
+
+    due = answer(lambda x: x)
+    makers: list[Callable[[Tensor], Tensor]] = [
+        torch.nn.Parameter,
+        lambda x: x.as_subclass(Plain),
+        lambda x: torch.complex(torch.zeros_like(x), -x).conj().imag,
+    ]
+    for make in makers:
+        torch.testing.assert_close(answer(make).as_subclass(Tensor), due)

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from diff_transformer.model.packed_documents import autocast_dtype
+from diff_transformer.ops.functional import without_autocast
 
 IGNORED = -100  # the label of what is not to be predicted, unless the caller names another
 # Logits to hold at a time, at most. On the CPU more of them are no faster; elsewhere (not measured) the matrix products
@@ -114,7 +115,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         # Sums over chunks are rounded once, at the end.
         grad_weight = torch.zeros_like(weight, dtype=exact) if needs_weight else None
         total = hidden.new_zeros((), dtype=exact)
-        with torch.autocast(device, enabled=False):
+        with without_autocast(device):
             matrix = weight.to(dtype)
             # Memory of this size that is new each time costs as much as the arithmetic in it.
             buffers = [hidden.new_empty(min(rows, len(hidden)), len(weight), dtype=exact) for _ in range(2)]

@@ -26,9 +26,11 @@ from diff_transformer.model.configuration import DiffTransformerConfig
 from diff_transformer.model.packed_documents import attend_by_document
 from diff_transformer.nn import Attention
 from diff_transformer.ops import diff_attention, diff_attention_maps
+from diff_transformer.ops.attention_request import check_dense
 from diff_transformer.ops.backends import BACKENDS
 from diff_transformer.ops.flex import is_block_mask
 from diff_transformer.ops.narrow_heads import attends_to_narrow_heads, narrow_attention
+from diff_transformer.ops.visibility import causal_bias_mask, is_causal_bias
 from diff_transformer.variants import ATTENTION_OPTIONS, ATTENTION_TYPES
 
 # "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
@@ -311,6 +313,21 @@ def operator_mask(**arguments: Any) -> Tensor | None:
     if begins and causal and described is not None and described.differential:
         arguments = {**arguments, "local_size": None}
     return sdpa_mask(**arguments)
+
+
+def dense_mask(attention_mask: Any, device: torch.device) -> Any:
+    """A mask as a caller gives it to the model, or such masks by name; a CausalBias of torch as (1, 1, N, S) boolean.
+
+    Raises:
+        TypeError: a tensor that does not hold its own numbers.
+    """
+    if isinstance(attention_mask, dict):
+        return {name: dense_mask(mask, device) for name, mask in attention_mask.items()}
+    if is_causal_bias(attention_mask):
+        return causal_bias_mask(attention_mask, device)[None, None]
+    if isinstance(attention_mask, Tensor):
+        check_dense("attention_mask", attention_mask)
+    return attention_mask
 
 
 def register_attention() -> None:

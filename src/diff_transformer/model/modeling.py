@@ -29,6 +29,7 @@ from diff_transformer.model.interface_attention import (
     InterfaceAttention,
     attends_by_document,
     attention_implementation,
+    dense_mask,
     interface_class,
 )
 from diff_transformer.model.packed_documents import check_cu_seqlens, document_positions
@@ -198,7 +199,8 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         Args:
             input_ids: (B, N) tokens, or ``inputs_embeds`` (B, N, D) in their place.
             attention_mask: (B, S), 0 at padding; or an attention mask (B, 1, N, S), boolean (True = may attend),
-                additive, or a BlockMask, used as it is; or such masks by type of layer, as ``generate`` makes them.
+                additive, or a BlockMask, used as it is; or a CausalBias of torch; or such masks by type of layer, as
+                ``generate`` makes them.
             position_ids: (B, N); counted from what the cache holds unless given. Without a mask and a cache, positions
                 that begin anew in a row begin another document, which sees itself alone.
             past_key_values: a cache of transformers'; an encoder (``is_causal`` False) has none.
@@ -215,6 +217,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given.")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        attention_mask = dense_mask(attention_mask, inputs_embeds.device)
         if past_key_values is not None and not self.config.is_causal:
             raise ValueError(
                 "an encoder (is_causal False) sees all tokens at once and takes no past_key_values, got a "

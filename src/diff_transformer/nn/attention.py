@@ -15,6 +15,7 @@ from diff_transformer.nn.layers import HeadwiseNorm, QueryKeyNorm, residual_proj
 from diff_transformer.ops import apply_rotary
 from diff_transformer.ops.narrow_heads import attends_to_narrow_heads, narrow_attention
 from diff_transformer.ops.operator import check_broadcast, check_mask
+from diff_transformer.ops.visibility import without_causal_bias
 
 
 class KeyValueCache(Protocol):
@@ -245,6 +246,7 @@ class SoftmaxAttention(Attention):
     ) -> Tensor:
         batch, n, num_heads, _ = queries.shape
         s = keys.shape[2]
+        mask, is_causal = without_causal_bias(mask, is_causal, n, s, queries.device)
         mask = check_mask(mask, queries, (batch, num_heads, n, s))
         if attends_to_narrow_heads(queries.transpose(1, 2), keys, values, mask, self.dropped):
             settings: dict[str, Any] = {"attn_mask": mask, "is_causal": is_causal, "scale": self.scaling}

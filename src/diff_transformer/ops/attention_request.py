@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from diff_transformer.ops.visibility import key_ranges, position_mask
 
@@ -19,6 +20,9 @@ REQUEST_SCHEMA = (
     "Tensor? documents"
 )
 WIDEST_WINDOW = 1 << 62  # of those that 64 bits hold; no sequence is as long
+PLAIN = (Tensor, torch.nn.Parameter)  # classes of tensors whose numbers are where their strides say, if they are dense
+# Classes of torch that stand for something else than what they store.
+_STANDING_FOR_OTHERS = ("CausalBias", "MaskedTensor", "DTensor")
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of the fused kernels
 
 _TRACING = (
@@ -117,13 +121,31 @@ def ungrouped(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def is_ordinary(*tensors: Tensor | None) -> bool:
     """Whether nobody traces or transforms this call: no torch.compile, torch.func, make_fx or tensor subclass.
 
-    Only then may values be looked at, and results be cached.
+    Only then may values be looked at where they are stored, and results be cached. The imaginary part of a conjugate
+    means the negative of what is stored.
     """
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
         return False
     if any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING):
         return False
-    return all(x is None or type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+    return all(x is None or (type(x) in PLAIN and not x.is_neg()) for x in tensors)
+
+
+def check_dense(name: str, x: Tensor) -> None:
+    """Refuse a tensor that does not hold its numbers one beside the other, where kernels would read them."""
+    kind = None
+    if type(x) not in PLAIN:
+        kinds = (base.__name__ for base in type(x).__mro__ if base.__module__.startswith("torch."))
+        kind = next((kind for kind in kinds if kind in _STANDING_FOR_OTHERS), None)
+    if kind is None and (x.is_nested or x.layout != torch.strided):
+        kind = "nested tensor" if x.is_nested else f"tensor of layout {x.layout}"
+    if kind is not None:
+        raise TypeError(f"{name} must be a dense tensor that holds its own numbers, got a {kind}.")
+
+
+def is_floating(x: Tensor) -> bool:
+    """Whether a tensor is of a floating dtype that torch computes in: not float8, which is for storage."""
+    return x.is_floating_point() and x.dtype.itemsize > 1
 
 
 def reason_against_dtype(dtype: torch.dtype) -> str | None:
@@ -163,6 +185,31 @@ def register_gradient(backend: str, forward: Any, backward: Any) -> None:
     torch.library.register_autograd(forward, differentiate, setup_context=save)
     torch.library.register_fake(backward, fake)
     refuse_second_order(backend, backward)
+
+
+def register_flops(forward: Any, backward: Any) -> None:
+    """Say for ``torch.utils.flop_counter.FlopCounterMode`` what two operators cost, given as packets of ``torch.ops``.
+
+    Counted is Equation 1 as it is written, in the way in which torch counts its own attention: a product Q Kᵀ for each
+    map, that of a noise map once for its group, and one product of their difference with V; the backward computes the
+    maps again. A multiply-add is two operations, and pairs of a query and a key that are hidden count like all others.
+    """
+
+    def pairs(q: Any, k: Any) -> Any:  # sizes
+        return 2 * q[0] * q[3] * k[3]
+
+    def channels(q: Any, v: Any) -> tuple[Any, Any]:  # of all maps, and of all outputs
+        return q[1] * q[2] * q[4], q[1] * (q[2] - 1) * v[3]
+
+    @register_flop_formula(forward)
+    def count_forward(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
+        of_maps, of_outputs = channels(q, v)
+        return pairs(q, k) * (of_maps + of_outputs)
+
+    @register_flop_formula(backward)
+    def count_backward(grad_out: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
+        of_maps, of_outputs = channels(q, v)
+        return pairs(q, k) * (3 * of_maps + 2 * of_outputs)  # the maps again, dQ and dK; dP and dV
 
 
 def refuse_second_order(backend: str, backward: Any) -> None:

@@ -31,7 +31,7 @@ _BACKENDS = {
     "blockwise": Backend(confined(blockwise_attention)),
     "sdpa": Backend(confined(sdpa_attention, drops_nan=True)),
     "flex": Backend(ungrouped(confined(flex_attention_backend, drops_nan=True))),
-    "cpu": Backend(cpu_attention),
+    "cpu": Backend(cpu_attention, fuses_norm=True),
     "triton": Backend(triton_attention, fuses_norm=True),
 }
 BACKENDS = tuple(_BACKENDS)
@@ -68,6 +68,10 @@ def _loses_gradient(backend: str, request: Request) -> bool:
     return False
 
 
+def _learns_mask(attn_mask: object) -> bool:
+    return isinstance(attn_mask, Tensor) and attn_mask.requires_grad and torch.is_grad_enabled()
+
+
 def _reason_in_request(backend: str, request: Request, dropout_p: float = 0.0) -> str | None:
     """What in the request itself ``backend`` does not do, or None. Costs nothing: the kernel is not looked for."""
     q, attn_mask = request.q, request.attn_mask
@@ -79,7 +83,7 @@ def _reason_in_request(backend: str, request: Request, dropout_p: float = 0.0) -
         return "torch.func cannot take the gradient of its operator; use 'reference' or 'sdpa'"
     if backend != "flex" and is_block_mask(attn_mask):
         return "a BlockMask is taken by 'flex' alone"
-    if backend in _OPAQUE and isinstance(attn_mask, Tensor) and attn_mask.requires_grad:
+    if backend in _OPAQUE and _learns_mask(attn_mask):
         return "it computes no gradient for attn_mask; use 'reference' or 'sdpa'"
     if backend == "flex":
         return reason_against_flex(request)
@@ -103,7 +107,7 @@ def choose(request: Request, dropout_p: float = 0.0) -> str:
         return "flex"
     if _in_forward_mode() or _loses_gradient("cpu", request):
         return "reference"
-    if attn_mask is not None and attn_mask.requires_grad:
+    if _learns_mask(attn_mask):
         return "reference"
     if dropout_p:
         return "sdpa" if q.device.type == "cuda" else "reference"  # on the CPU torch drops by its plain formula

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import REQUEST_SCHEMA, Request, register_gradient
+from diff_transformer.ops.attention_request import REQUEST_SCHEMA, Request, register_flops, register_gradient
+from diff_transformer.ops.functional import without_autocast
 from diff_transformer.ops.visibility import Limit, edge_limits, hide, key_ranges, seen_keys, softmax_or_zero_
 
 # Rows of queries to a block, and scores of one map to hold at a time: few enough for the caches, enough for
@@ -202,7 +203,7 @@ def blockwise_forward(*inputs: Any) -> Tensor:
     request = Request(*inputs)
     q, v = request.q, request.v
     out = q.new_zeros(q.shape[0], request.heads, request.n, v.shape[-1])
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device.type):
         problem = _Problem(3, request)
         for part in problem.parts():
             part_out = problem.cut(out, part.slices)
@@ -233,7 +234,7 @@ def blockwise_backward(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, 
     grad_q, grad_k, grad_v, grad_lam = (
         torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, lam)
     )
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device.type):
         problem = _Problem(4, request)
         for part in problem.parts():
             part_grad = problem.cut(grad_out, part.slices).flatten(0, 1).to(problem.dtype).contiguous()
@@ -281,6 +282,7 @@ def blockwise_backward(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, 
 
 
 register_gradient("blockwise", blockwise_forward, blockwise_backward)
+register_flops(torch.ops.diff_transformer.blockwise, torch.ops.diff_transformer.blockwise_backward)
 
 
 def blockwise_attention(request: Request) -> Tensor:

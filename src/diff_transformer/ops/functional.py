@@ -1,7 +1,15 @@
 """Computes the normalisation and the rotary embedding as functions of tensors, without modules."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
+
+
+def without_autocast(device: str) -> AbstractContextManager[object]:
+    """Switch autocast off, on a type of device that has it: "meta" has none."""
+    available = torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if available else nullcontext()
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tensor:

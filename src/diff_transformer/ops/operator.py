@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import WIDEST_WINDOW, Norm, Request
+from diff_transformer.ops.attention_request import WIDEST_WINDOW, Norm, Request, check_dense, is_floating
 from diff_transformer.ops.backends import resolve
 from diff_transformer.ops.cpu.cpu_backend import attend_few
 from diff_transformer.ops.flex import is_block_mask
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.nonfinite import confine
 from diff_transformer.ops.reference import softmax_maps
-from diff_transformer.ops.visibility import segment_bounds_from
+from diff_transformer.ops.visibility import segment_bounds_from, without_causal_bias
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -56,8 +56,9 @@ def diff_attention(
         is_causal: query i sees key j where j ≤ i + S − N: aligned to the *end* of the keys.
         attn_mask: broadcastable to (B, H, N, S); boolean (True = may attend) or additive, for both maps. One that
             differs between the heads of a group makes their noise maps differ: they are then computed one by one.
-            Combines with ``is_causal`` and ``window``. Or a BlockMask of torch's FlexAttention, (B or 1, H or 1, N, S),
-            for what no tensor should hold: it stands alone, and only "flex" takes it.
+            Combines with ``is_causal`` and ``window``. A CausalBias of ``torch.nn.attention.bias``, (N, S), is what it
+            means. Or a BlockMask of torch's FlexAttention, (B or 1, H or 1, N, S), for what no tensor should hold: it
+            stands alone, and only "flex" takes it.
         scale: factor s of the scores, 1/√d unless given.
         window: how many keys a query may look back on, itself included: key j is hidden where j ≤ i + S − N − window.
         cu_seqlens: (documents + 1,) int32 or int64, where documents packed into one sequence (B = 1, N = S) begin, and
@@ -83,17 +84,19 @@ def diff_attention(
     Raises:
         ValueError: shapes, dtypes or devices that do not fit, a λ or mask that does not broadcast, an unknown backend,
             or a named backend that cannot run the request.
-        TypeError: an argument that is no tensor where one is needed.
+        TypeError: an argument that is no tensor where one is needed, or one that does not hold its own numbers (sparse,
+            nested, masked, a DTensor).
     """
     q = _joined(q)
     if cu_seqlens is None and type(dropout_p) is float and dropout_p == 0.0:
         out = attend_few(backend, q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale)
         if out is not None:
             return out
-    q, k, v = _autocast(q, k, v)
+    q, k, v = _autocast(q=q, k=k, v=v)
     _check_queries_and_keys(q, k)
     _check_values(k, v)
     scale, window = _check_scale(scale, q), _check_window(window)
+    attn_mask, is_causal = without_causal_bias(attn_mask, is_causal, q.shape[3], k.shape[3], q.device)
     if attn_mask is not None and is_block_mask(attn_mask):
         _check_block_mask(attn_mask, q, k, is_causal or window is not None or cu_seqlens is not None)
     else:
@@ -137,9 +140,10 @@ def diff_attention_maps(
     Raises:
         ValueError, TypeError: as in :func:`diff_attention`.
     """
-    q, k = _autocast(_joined(q), k)
+    q, k = _autocast(q=_joined(q), k=k)
     _check_queries_and_keys(q, k)
     scale, window = _check_scale(scale, q), _check_window(window)
+    attn_mask, is_causal = without_causal_bias(attn_mask, is_causal, q.shape[3], k.shape[3], q.device)
     attn_mask = check_mask(attn_mask, q, (q.shape[0], _heads(q), q.shape[3], k.shape[3]))
     lambdas = _check_lambda(lam, q)
     segment_bounds = _check_cu_seqlens(cu_seqlens, q, k)
@@ -162,6 +166,8 @@ def _joined(q: Tensor | tuple[Tensor, Tensor]) -> Tensor:
         what = f"{type(q).__name__} of {', '.join(type(each).__name__ for each in q)}"
         raise TypeError(f"q must be a tensor, or a pair of tensors of signal and noise queries, got {what}.")
     signal, noise = q
+    for each in q:
+        check_dense("q", each)
     if (
         signal.dim() != 4
         or noise.dim() != 4
@@ -185,11 +191,13 @@ def _heads(q: Tensor) -> int:
     return q.shape[1] * (q.shape[2] - 1)
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _autocast(**named: Tensor) -> tuple[Tensor, ...]:
     """Under autocast, take what torch's own attention would take: everything in autocast's dtype."""
-    for tensor in tensors:
+    for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"q, k and v must be tensors, got {type(tensor).__name__}.")
+        check_dense(name, tensor)
+    tensors = tuple(named.values())
     device = tensors[0].device.type
     # The CPU always has autocast; asking is felt in a call for a single query.
     if device != "cpu" and not torch.amp.is_autocast_available(device):
@@ -211,6 +219,7 @@ def _refuse(message: str) -> NoReturn:
 def _check_tensor(name: str, value: object, q: Tensor) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor or None, got {type(value).__name__}.")
+    check_dense(name, value)
     if value.device != q.device:
         _refuse(f"{name} must be on the device of q, {q.device}, got {value.device}.")
 
@@ -234,8 +243,8 @@ def _check_queries_and_keys(q: Tensor, k: Tensor) -> None:
         _refuse(f"q must be (B, H, 2, N, d), two maps to a head, or (B, G, r + 1, N, d), got {_shape(q)}.")
     if len(k_shape) != 5 or k_shape[2] not in (1, 2):
         _refuse(f"k must be (B, H_kv, 2, S, d), or (B, H_kv, 1, S, d) for keys shared by the maps, got {_shape(k)}.")
-    if not q.is_floating_point() or q.dtype != k.dtype:
-        _refuse(f"q and k must have one floating dtype, got {q.dtype} and {k.dtype}.")
+    if not is_floating(q) or q.dtype != k.dtype:
+        _refuse(f"q and k must have one floating dtype of 16 bits or more, got {q.dtype} and {k.dtype}.")
     if q.device != k.device:
         _refuse(f"q and k must be on one device, got {q.device} and {k.device}.")
     if q_shape[0] != k_shape[0] or q_shape[4] != k_shape[4]:
@@ -279,8 +288,11 @@ def check_mask(attn_mask: Any, like: Tensor, target: tuple[int, int, int, int]) 
     if attn_mask is None:
         return None
     _check_tensor("attn_mask", attn_mask, like)
-    if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
-        _refuse(f"attn_mask must be boolean (True = may attend) or floating (added), got {attn_mask.dtype}.")
+    if attn_mask.dtype != torch.bool and not is_floating(attn_mask):
+        _refuse(
+            "attn_mask must be boolean (True = may attend) or floating of 16 bits or more (added), got "
+            f"{attn_mask.dtype}."
+        )
     check_broadcast("attn_mask", attn_mask, "(B, H, N, S)", target)
     if attn_mask.dtype == torch.float64 and like.dtype != torch.float64:
         info = torch.finfo(torch.float32)  # whose lowest number a finite addend becomes, and not −∞
@@ -343,8 +355,11 @@ def _check_norm(weight: Tensor | None, eps: float, scale: float, v: Tensor) -> N
     if weight is None:
         return
     _check_tensor("norm_weight", weight, v)
-    if tuple(weight.shape) != (v.shape[-1],) or not weight.is_floating_point():
-        _refuse(f"norm_weight must be ({v.shape[-1]},) and floating, got {_shape(weight)} {weight.dtype}.")
+    if tuple(weight.shape) != (v.shape[-1],) or not is_floating(weight):
+        _refuse(
+            f"norm_weight must be ({v.shape[-1]},) and floating, of 16 bits or more, got {_shape(weight)} "
+            f"{weight.dtype}."
+        )
 
 
 def _check_dropout(dropout_p: float) -> None:
@@ -358,11 +373,12 @@ def _check_lambda(lam: Tensor | float, q: Tensor) -> Tensor:
     target = (q.shape[0], _heads(q), q.shape[3])
     dtype = torch.promote_types(q.dtype, torch.float32)
     if isinstance(lam, Tensor):
+        check_dense("lam", lam)
         if lam.dtype == dtype and lam.shape == target and lam.device == q.device:
             return lam
-        if not lam.is_floating_point():
-            _refuse(f"lam must be floating, got {lam.dtype}.")
-        if lam.dim() > 0:
+        if not is_floating(lam):
+            _refuse(f"lam must be floating, of 16 bits or more, got {lam.dtype}.")
+        if lam.dim() > 0 or lam.is_meta:  # a scalar may come from another device, if it has a value
             _check_tensor("lam", lam, q)
             check_broadcast("lam", lam, "(B, H, N)", target)
         return lam.to(device=q.device, dtype=dtype).expand(target)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diff_transformer.ops.attention_request import Request
+from diff_transformer.ops.functional import without_autocast
 from diff_transformer.ops.visibility import softmax_or_zero
 
 
@@ -20,7 +21,7 @@ def softmax_maps(request: Request) -> tuple[Tensor, Tensor]:
     k = k.to(dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     if request.ratio > 1:  # every signal head of a group meets the first key, its noise map the second
         k = torch.cat((k[:, :, :1].expand(-1, -1, request.ratio, -1, -1), k[:, :, -1:]), dim=2)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device.type):
         scores = (q.to(dtype) * request.scale) @ k.transpose(-1, -2)
     allowed = request.position_mask()
     if allowed is not None:
@@ -45,6 +46,6 @@ def reference_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
     if dropout_p:
         a1, a2 = F.dropout(a1, dropout_p), F.dropout(a2, dropout_p)
     v = request.v.to(a1.dtype).repeat_interleave(request.heads_per_key, dim=1)
-    with torch.autocast(v.device.type, enabled=False):
+    with without_autocast(v.device.type):
         out = (a1 - request.lam.unsqueeze(-1).to(a1.dtype) * a2) @ v
     return out.to(request.q.dtype)

@@ -4,6 +4,7 @@ Causality is aligned to the end of the keys: query i of N stands at position i +
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,40 @@ def segment_bounds_from(cu_seqlens: Tensor, n: int) -> Tensor:
     tokens = torch.arange(n, device=ends.device, dtype=torch.int32)
     following = torch.searchsorted(ends, tokens, right=True, out_int32=True)
     return torch.stack((ends[following - 1], ends[following]))
+
+
+def is_causal_bias(attn_mask: Any) -> bool:
+    """Whether a mask is torch's CausalBias, whose storage is memory that nobody has written to.
+
+    What comes of indexing one is not: it has lost what it means.
+    """
+    return type(attn_mask).__name__ == "CausalBias" and hasattr(attn_mask, "variant")
+
+
+def causal_bias_mask(bias: Any, device: torch.device) -> Tensor:
+    """What a CausalBias means, (N, S) boolean."""
+    n, s = bias.seq_len_q, bias.seq_len_kv
+    return torch.ones(n, s, dtype=torch.bool, device=device).tril(s - n if _aligns_to_end(bias) else 0)
+
+
+def without_causal_bias(attn_mask: Any, is_causal: bool, n: int, s: int, device: torch.device) -> tuple[Any, bool]:
+    """A mask and causality, in which a CausalBias has become what it means: causality wherever that says it.
+
+    Raises:
+        ValueError: one of other lengths than N and S.
+    """
+    if not is_causal_bias(attn_mask):
+        return attn_mask, is_causal
+    lengths = (attn_mask.seq_len_q, attn_mask.seq_len_kv)
+    if lengths != (n, s):
+        raise ValueError(f"a CausalBias as attn_mask must be of (N, S) = {(n, s)}, got one of {lengths}.")
+    if n == s or _aligns_to_end(attn_mask):
+        return None, True
+    return causal_bias_mask(attn_mask, device), is_causal
+
+
+def _aligns_to_end(bias: Any) -> bool:
+    return bias.variant.name == "LOWER_RIGHT"
 
 
 def key_ranges(

@@ -1,4 +1,4 @@
-"""Makes the fused CPU kernel a backend, whose operators autograd and torch.compile know once they are loaded."""
+"""Makes the fused CPU kernel a backend, whose operators torch knows before the kernel is loaded."""
 
 import functools
 import math
@@ -11,8 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import WIDEST_WINDOW, Request, register_gradient
+from diff_transformer.ops.attention_request import (
+    PLAIN,
+    REQUEST_SCHEMA,
+    WIDEST_WINDOW,
+    Norm,
+    Request,
+    register_flops,
+    register_gradient,
+)
 from diff_transformer.ops.cpu.cpu_build import SWITCH, BuildError, KernelDisabledError, load, unavailable_reason
+from diff_transformer.ops.functional import rms_norm
 
 _lock = threading.Lock()
 # The names of backends under which a request meets the kernel, once that is loaded.
@@ -30,8 +39,8 @@ if hasattr(os, "register_at_fork"):
 
 
 @functools.cache
-def _load_operators() -> BuildError | None:
-    """Load the kernel, which compiles it if nobody has yet, and tell torch of it; the reason where that cannot be."""
+def _load_kernel() -> BuildError | None:
+    """Load the kernel, which compiles it if nobody has yet; the reason where that cannot be."""
     error = unavailable_reason()
     if error is not None:
         return error
@@ -39,9 +48,6 @@ def _load_operators() -> BuildError | None:
         load()
     except BuildError as failure:
         return failure
-    operators = torch.ops.diff_transformer_cpu
-    torch.library.register_fake(operators.forward.default, _fake_forward)
-    register_gradient("cpu", operators.forward.default, operators.backward.default)
     _loaded.add("cpu")
     if is_faster():
         _loaded.add("auto")
@@ -51,7 +57,7 @@ def _load_operators() -> BuildError | None:
 @functools.cache
 def _kernel_error() -> BuildError | None:
     with _lock:  # threads that call for the kernel at once wait for the first to load it
-        return _load_operators()
+        return _load_kernel()
 
 
 @functools.cache
@@ -95,6 +101,21 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *_: Any) -> tupl
     return out, q.new_empty(*q.shape[:3], 2, q.shape[3], dtype=torch.float32)
 
 
+_FIELDS = REQUEST_SCHEMA.replace("SymInt", "int")
+torch.library.define(
+    "diff_transformer_cpu::forward", f"({_FIELDS}, bool differentiable) -> (Tensor out, Tensor statistics)"
+)
+torch.library.define(
+    "diff_transformer_cpu::backward",
+    f"(Tensor grad_out, {_FIELDS.replace('bool is_causal', 'Tensor statistics, bool is_causal')}) "
+    "-> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_lam)",
+)
+_operators = torch.ops.diff_transformer_cpu
+torch.library.register_fake(_operators.forward.default, _fake_forward)
+register_gradient("cpu", _operators.forward.default, _operators.backward.default)
+register_flops(_operators.forward, _operators.backward)
+
+
 def _nobody_traces() -> bool:
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
         return False
@@ -125,7 +146,7 @@ def attend_few(
         return None
     tensors = (q, k, v, lam, q if attn_mask is None else attn_mask, q if norm_weight is None else norm_weight)
     numbers = (0.0 if scale is None else scale, norm_eps, norm_scale)
-    if not all(isinstance(x, Tensor) for x in tensors):
+    if not all(type(x) in PLAIN for x in tensors):  # a subclass may hold something else than it means
         return None
     if not all(type(x) is float and math.isfinite(x) for x in numbers):
         return None
@@ -135,8 +156,7 @@ def attend_few(
         return None
     if window is not None:
         window = min(window, WIDEST_WINDOW)
-    operator = torch.ops.diff_transformer_cpu.attend_few.default
-    answer: Tensor | None = operator(
+    answer: Tensor | None = _operators.attend_few.default(
         q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale
     )
     return answer
@@ -146,16 +166,33 @@ def lambda_without_gradient(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, lamb
     """λ of four float32 vectors on the CPU, in one step; None where :func:`attend_few` would give none."""
     if not _loaded or torch.is_grad_enabled() or not _nobody_traces() or type(lambda_init) is not float:
         return None
-    lam: Tensor | None = torch.ops.diff_transformer_cpu.lambda_value.default(q1, k1, q2, k2, lambda_init)
+    lam: Tensor | None = _operators.lambda_value.default(q1, k1, q2, k2, lambda_init)
     return lam
 
 
-def cpu_attention(request: Request) -> Tensor:
-    """(A1 − λA2) V, (B, H, N, dv), by the kernel, which :func:`reason_against_cpu_kernel` has loaded."""
-    forward = torch.ops.diff_transformer_cpu.forward.default
+def cpu_attention(request: Request, norm: Norm | None = None) -> Tensor:
+    """(A1 − λA2) V, (B, H, N, dv), and the norm of it where there is one, by the kernel.
+
+    :func:`reason_against_cpu_kernel` has loaded it.
+    """
+    forward = _operators.forward.default
     differentiable = request.needs_gradient
-    if not differentiable and not torch.compiler.is_compiling():
+    if differentiable or torch.compiler.is_compiling():
+        out = forward(*request, differentiable)[0]
+    else:
+        if norm is not None and (answer := _few_normed(request, norm)) is not None:
+            return answer
         # While decoding, the autograd functions in Python would take a visible part of the time.
         with torch._C._AutoDispatchBelowAutograd():
-            return forward(*request, False)[0]
-    return forward(*request, differentiable)[0]
+            out = forward(*request, False)[0]
+    return out if norm is None else rms_norm(out, norm.weight, norm.eps) * norm.factor
+
+
+def _few_normed(request: Request, norm: Norm) -> Tensor | None:
+    """As :func:`attend_few` answers: a call that is the first, or not in its form, shall give the same bits."""
+    *fields, segment_bounds = request
+    if segment_bounds is not None or (torch.is_grad_enabled() and norm.weight.requires_grad) or not _nobody_traces():
+        return None
+    with torch.no_grad():
+        answer: Tensor | None = _operators.attend_few.default(*fields, *norm)
+    return answer

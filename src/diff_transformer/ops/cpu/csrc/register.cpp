@@ -1,4 +1,5 @@
 // The operators as torch sees them: tensors in, tensors out.
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
@@ -151,6 +152,9 @@ bool nobody_watches() {
 
 bool is_ordinary(const Tensor& x) { return kOrdinaryKeys.isSupersetOf(x.key_set()) && !x._fw_grad(0).defined(); }
 
+// float8 is refused, as operator.py does.
+bool is_floating(const Tensor& x) { return x.is_floating_point() && x.element_size() > 1; }
+
 bool broadcasts(const Tensor& x, at::IntArrayRef to) {
   const int64_t missing = static_cast<int64_t>(to.size()) - x.dim();
   if (missing < 0) return false;
@@ -177,7 +181,7 @@ std::optional<Tensor> attend_few(const Tensor& q, const Tensor& k, const Tensor&
   std::optional<Tensor> mask;
   if (attn_mask) {
     const bool boolean = attn_mask->scalar_type() == at::kBool;
-    if (!is_ordinary(*attn_mask) || (!boolean && !attn_mask->is_floating_point())) return {};
+    if (!is_ordinary(*attn_mask) || (!boolean && !is_floating(*attn_mask))) return {};
     if (!broadcasts(*attn_mask, {heads[0], heads[1], heads[2], k.size(3)})) return {};
     mask = *attn_mask;
     while (mask->dim() < 4) mask = mask->unsqueeze(0);
@@ -187,15 +191,16 @@ std::optional<Tensor> attend_few(const Tensor& q, const Tensor& k, const Tensor&
   Tensor weight;
   if (norm_weight) {
     const bool fits = norm_weight->dim() == 1 && norm_weight->size(0) == v.size(3);
-    if (!fits || !is_ordinary(*norm_weight) || !norm_weight->is_floating_point()) return {};
+    if (!fits || !is_ordinary(*norm_weight) || !is_floating(*norm_weight)) return {};
     if (!std::isfinite(norm_eps) || norm_eps < 0 || !std::isfinite(norm_scale)) return {};
     weight = norm_weight->to(at::kFloat).contiguous();
     norm = {weight.data_ptr<float>(), static_cast<float>(norm_eps), static_cast<float>(norm_scale)};
   }
-  const double factor = scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(4))));
+  const double factor = scale.value_or(std::pow(static_cast<double>(q.size(4)), -0.5));
   return std::get<0>(attend_to(q, k, v, lam.expand(heads), mask, is_causal, factor, window, {}, true, norm));
 }
 
+// λ by the very operations of lambda_formula.py: so it has the same bits wherever it is computed.
 std::optional<Tensor> lambda_value(const Tensor& q1, const Tensor& k1, const Tensor& q2, const Tensor& k2,
                                    double lambda_init) {
   const Tensor* vectors[] = {&q1, &k1, &q2, &k2};
@@ -204,15 +209,9 @@ std::optional<Tensor> lambda_value(const Tensor& q1, const Tensor& k1, const Ten
     if (!is_ordinary(*x) || x->scalar_type() != at::kFloat || x->dim() != 1 || x->size(0) != q1.size(0)) return {};
     if (!x->is_contiguous()) return {};
   }
-  auto product = [](const Tensor& x, const Tensor& y) {
-    const float *a = x.data_ptr<float>(), *b = y.data_ptr<float>();
-    double sum = 0.0;
-    for (int64_t i = 0; i < x.size(0); ++i) sum += static_cast<double>(a[i]) * b[i];
-    return sum;
-  };
-  Tensor lam = at::empty({}, q1.options());
-  *lam.data_ptr<float>() = static_cast<float>(std::exp(product(q1, k1)) - std::exp(product(q2, k2)) + lambda_init);
-  return lam;
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  auto exponential = [](const Tensor& x, const Tensor& y) { return x.mul(y).sum().exp_(); };
+  return exponential(q1, k1).sub_(exponential(q2, k2)).add_(lambda_init);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, const Tensor& q, const Tensor& k,
@@ -253,14 +252,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, cons
 
 }  // namespace
 
-TORCH_LIBRARY(diff_transformer_cpu, library) {
-  library.def(
-      "forward(Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float scale, int? window,"
-      " Tensor? documents, bool differentiable) -> (Tensor out, Tensor statistics)");
-  library.def(
-      "backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, Tensor statistics,"
-      " bool is_causal, float scale, int? window, Tensor? documents)"
-      " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_lam)");
+// cpu_backend.py defines forward and backward, so that torch knows them before this library is loaded.
+TORCH_LIBRARY_FRAGMENT(diff_transformer_cpu, library) {
   library.def(
       "attend_few(Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float? scale,"
       " int? window, Tensor? norm_weight, float norm_eps, float norm_scale) -> Tensor?",
