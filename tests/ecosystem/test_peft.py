@@ -154,7 +154,7 @@ def test_lambda_can_be_trained_beside_the_adapters(
 
 
 def test_the_headwise_norm_can_be_trained_beside_the_adapters(make: Any, tokens: Any, train: Any, check: Any) -> None:
-    """The operator takes its weight and never calls it, which a wrapper around the module has to survive."""
+    """The operator applies the norm itself, but for a wrapper's, which is called."""
     model = get_peft_model(make("diff"), lora(modules_to_save=["head_norm"]))
     inputs = tokens()
     train(model, inputs)
@@ -165,6 +165,20 @@ def test_the_headwise_norm_can_be_trained_beside_the_adapters(make: Any, tokens:
     check(merged(inputs).logits, expected)
     name = "model.layers.0.self_attn.head_norm.weight"
     assert not torch.equal(merged.get_parameter(name), make("diff").get_parameter(name))
+
+
+@pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")  # PEFT's word for any norm but torch's
+@pytest.mark.parametrize("implementation", ["diff_attention", "sdpa"])
+def test_the_headwise_norm_can_be_tuned(implementation: str, make: Any, tokens: Any, train: Any, check: Any) -> None:
+    """By LN tuning, whose wrapper has the norm's call and weight, and nothing else of it."""
+    model = make("diff", attn_implementation=implementation)
+    tuned = get_peft_model(model, LNTuningConfig(target_modules=["head_norm"], task_type=TaskType.CAUSAL_LM))
+    inputs = tokens()
+    check(tuned(inputs).logits, make("diff")(inputs).logits)
+    losses = train(tuned, inputs)
+    assert losses[-1] < losses[0]
+    expected = tuned(inputs).logits.detach()
+    check(tuned.merge_and_unload()(inputs).logits, expected)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -15,6 +15,7 @@ from transformers.masking_utils import sdpa_mask
 import diff_transformer.model.interface_attention as model_attention
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import OPERATOR_IMPLEMENTATIONS, zero_padded
+from diff_transformer.nn import differential
 from diff_transformer.ops import backends, diff_attention
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.cpu.cpu_backend import is_faster
@@ -339,7 +340,7 @@ def test_our_own_operator_gets_views_of_what_the_projection_made(
         return projected["q"], projected["k"], projected["v"]
 
     monkeypatch.setattr(attention, "project", keep)
-    monkeypatch.setattr(model_attention, "diff_attention", spy)
+    monkeypatch.setattr(differential, "diff_attention", spy)
     monkeypatch.setattr(model_attention, "zero_padded", None)
     model(tokens(), use_cache=False)
     q, k, v = seen[0]

@@ -13,8 +13,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import is_optimum_quanto_available
 
-import diff_transformer.model.interface_attention as model_attention
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, diff_attention
+from diff_transformer.nn import differential
 from tiny_model import PAIRED
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -286,7 +286,7 @@ def test_a_window_is_no_mask_where_a_sequence_begins(
         calls.append((kwargs["attn_mask"], kwargs["window"], kwargs["is_causal"]))
         return diff_attention(*args, **kwargs)
 
-    monkeypatch.setattr(model_attention, "diff_attention", spy)
+    monkeypatch.setattr(differential, "diff_attention", spy)
     model, inputs = make(kind, sliding_window=WINDOW), tokens(length=13)
     with torch.no_grad():
         filled = model(inputs, use_cache=True)

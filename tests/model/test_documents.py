@@ -21,6 +21,7 @@ import flash_stand_in
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.data.batches import flattened
 from diff_transformer.model import attends_by_document, modeling, packed_documents
+from diff_transformer.nn import differential
 from tiny_model import DIFFERENTIAL, KINDS
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -89,8 +90,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counter["ordinary, by document"] += 1
         return attend_by_document(*args, **kwargs)
 
-    diff_attention, attend_by_document = model_attention.diff_attention, model_attention.attend_by_document
-    monkeypatch.setattr(model_attention, "diff_attention", operator)
+    diff_attention, attend_by_document = differential.diff_attention, model_attention.attend_by_document
+    monkeypatch.setattr(differential, "diff_attention", operator)
     monkeypatch.setattr(model_attention, "attend_by_document", ordinary)
     mask_functions = modeling.LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
     for kind, function in list(mask_functions.items()):

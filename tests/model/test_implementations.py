@@ -15,10 +15,19 @@ from torch import Tensor
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
     DynamicCache,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    PreTrainedModel,
     StaticCache,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 import diff_transformer.model.interface_attention as model_attention
@@ -276,3 +285,86 @@ def test_other_models_may_run_ours(tokens: Any, check: Any, calls: Counter[str])
         calls.clear()
         check(model(inputs, use_cache=False).logits, expected)
         assert calls == {"diff_attention": 2}
+
+
+@pytest.fixture(scope="module")
+def t5() -> T5ForConditionalGeneration:
+    """It adds a bias by position to the scores; with heads so narrow that our kernel would train them."""
+    torch.manual_seed(3)
+    sizes = {"d_model": 24, "d_kv": 4, "d_ff": 20, "num_heads": 4, "num_layers": 2, "dropout_rate": 0.0}
+    model = T5ForConditionalGeneration(T5Config(vocab_size=SIZES["vocab_size"], decoder_start_token_id=0, **sizes))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+def test_a_bias_by_position(t5: T5ForConditionalGeneration, tokens: Any, calls: Counter[str]) -> None:
+    inputs = tokens(length=70)
+    options = {"attention_mask": left_padded(inputs)["attention_mask"], "labels": inputs}
+    answers = {}
+    for implementation in ("eager", "diff_attention", "diff_attention_reference"):
+        t5.set_attn_implementation(implementation)
+        t5.zero_grad()
+        calls.clear()
+        out = t5(inputs, **options)
+        out.loss.backward()
+        assert calls == ({} if implementation == "eager" else {implementation: 6})
+        answers[implementation] = [out.logits, *(p.grad for p in t5.parameters())]
+        answers[implementation].append(t5.generate(inputs[:, :9], max_new_tokens=5, do_sample=False))
+    for implementation in answers:
+        torch.testing.assert_close(answers[implementation], answers["eager"], rtol=1e-4, atol=1e-4)
+
+
+def a_sparse_model() -> PreTrainedModel:
+    sizes = {"index_topk": 3, "index_n_heads": 2, "index_head_dim": 8, "moe_intermediate_size": 8}
+    sizes |= {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+    experts = {"n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1}
+    config = {**SIZES, "num_key_value_heads": 8, "first_k_dense_replace": 2}
+    del config["head_dim"], config["num_noise_heads"]
+    return DeepseekV32ForCausalLM(DeepseekV32Config(**config, **sizes, **experts))
+
+
+# Models whose attention SDPA's forward does not compute, and the argument that says so.
+OF_OTHERS: dict[str, Callable[[], PreTrainedModel]] = {
+    "softcap": lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES)),
+    "s_aux": lambda: GptOssForCausalLM(
+        GptOssConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1, rope_parameters={"rope_type": "default"})
+    ),
+    "indices": a_sparse_model,
+}
+
+
+@pytest.mark.parametrize("argument", OF_OTHERS)
+def test_what_would_be_dropped_is_refused(argument: str, tokens: Any) -> None:
+    model = OF_OTHERS[argument]().eval()
+    model.set_attn_implementation("eager")
+    model(tokens())
+    model.set_attn_implementation("diff_attention")
+    with pytest.raises(ValueError, match=f"^{argument} changes the numbers, and attn_implementation 'diff_attention' "):
+        model(tokens())
+
+
+@pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_blockwise", "eager"])
+def test_our_model_refuses_what_it_would_drop(kind: str, implementation: str, make: Any, tokens: Any) -> None:
+    model, inputs = make(kind, attn_implementation=implementation), tokens()
+    numbers = {"softcap": 20.0, "s_aux": torch.ones(8), "sinks": torch.ones(8), "position_bias": torch.ones(1, 8, 9, 9)}
+    for name, value in {**numbers, "indices": inputs, "block_indices": inputs}.items():
+        if name == "position_bias" and kind == "softmax" and implementation != "eager":
+            continue
+        with pytest.raises(
+            ValueError, match=f"^{name} changes the numbers, .* must be None, .* got (20.0|a Tensor)\\.$"
+        ):
+            model(inputs, **{name: value})
+        model(inputs, **{name: None})
+
+
+def test_ordinary_attention_of_ours_takes_a_bias_by_position(make: Any, tokens: Any, check: Any) -> None:
+    inputs, bias = tokens(), torch.randn(1, 8, 9, 9, dtype=torch.float64)
+    model = make("softmax", attn_implementation="sdpa")
+    expected = model(inputs, position_bias=bias).logits
+    assert not torch.allclose(expected, model(inputs).logits)
+    model.set_attn_implementation("diff_attention")
+    check(model(inputs, position_bias=bias).logits, expected)
+    for more in ({"output_attentions": True}, {"cu_seq_lens_q": torch.tensor([0, 4, 9])}):
+        with pytest.raises(ValueError, match="position_bias changes the numbers"):
+            model(inputs[:1], position_bias=bias, use_cache=False, **more)

@@ -522,3 +522,55 @@ def test_training_lowers_the_loss(kind: str, make: Any, tokens: Any) -> None:
     assert np.all(np.isfinite(losses))
     for name, parameter in model.named_parameters():
         assert not torch.equal(parameter, before[name]), name
+
+
+class Wrapper(nn.Module):
+    """The call of what it wraps, and none of its attributes."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs)
+
+
+@pytest.mark.parametrize("implementation", ["diff_attention", "sdpa", "eager"])
+def test_wrappers_in_the_place_of_every_submodule(
+    kind: str, implementation: str, make: Any, tokens: Any, check: Any
+) -> None:
+    """But those without an input, and what a caller may look into: the model in one with a head, and its layers."""
+    model, inputs = make(kind, attn_implementation=implementation, qk_norm=True, output_gate=True), tokens()
+    expected = model(inputs, labels=inputs)
+    loss = model(inputs, labels=inputs, chunked_loss=True).loss
+    written = model.generate(inputs, max_new_tokens=3, do_sample=False)
+    for name, _ in reversed(list(model.named_modules())):
+        if name not in ("", "model", "model.layers") and not name.endswith(".lam"):
+            model.set_submodule(name, Wrapper(model.get_submodule(name)))
+    assert isinstance(model.model.layers[0].inner.self_attn.inner.q_proj, Wrapper)
+    out = model(inputs, labels=inputs)
+    check(out.logits, expected.logits)
+    check(out.loss, expected.loss)
+    check(model(inputs, labels=inputs, chunked_loss=True).loss, loss, dtype=torch.float32)
+    assert torch.equal(model.generate(inputs, max_new_tokens=3, do_sample=False), written)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python boolean:torch.jit.TracerWarning")  # sizes
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # torch reads it
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_trace(kind: str, gradients: bool, make: Any, tokens: Any, check: Any) -> None:
+    """By torch.jit, which knows no class of outputs."""
+    model = make(kind, torch.float32)
+
+    class Logits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.model(inputs, use_cache=False).logits
+
+    with torch.set_grad_enabled(gradients):
+        traced, inputs = torch.jit.trace(Logits(), tokens(length=70)), tokens(length=70)
+        check(traced(inputs), model(inputs).logits)

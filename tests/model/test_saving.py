@@ -18,7 +18,7 @@ from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, 
 from diff_transformer.model.remote_code import code_files
 from diff_transformer.train.run_setup import draw_weights
 from full_run import short_run
-from tiny_model import PAIRED, has_lambda_vectors
+from tiny_model import KINDS, PAIRED, has_lambda_vectors
 
 # Memory that was never written is NaN here, so a parameter that loading forgot shows.
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -108,6 +108,27 @@ def test_casting_equals_loading(dtype: torch.dtype, make: Any, tmp_path: Path) -
         strict=True,
     ):
         assert torch.equal(one, other)
+
+
+ROPES: dict[str, Any] = {
+    "plain": {},
+    "yarn": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
+}
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("how", ["to_empty", "assign", "there and back"])
+@pytest.mark.parametrize("kind", [*KINDS, "dex"])
+def test_a_state_dict_is_all_that_a_model_is(kind: str, how: str, rope: str, make: Any, tokens: Any) -> None:
+    """Without memory at first, as who loads a large model makes one; what no checkpoint holds is right there too."""
+    heads = {"dex_heads": [[0, 3], [1]]} if kind == "dex" else {}
+    source, inputs = make(kind, torch.float32, **heads, **ROPES[rope]), tokens()
+    with torch.device("cpu" if how == "there and back" else "meta"):
+        model = DiffTransformerForCausalLM(source.config)
+    if how != "assign":
+        model = model.bfloat16().to("meta").float().to_empty(device="cpu")
+    model.load_state_dict(source.state_dict(), strict=True, assign=how == "assign")
+    assert torch.equal(model.eval()(inputs).logits, source(inputs).logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -403,6 +403,32 @@ def test_a_batch_of_nothing(kind: str, build: Any, inputs: Any) -> None:
     assert build(kind)(nothing, is_causal=True).shape == nothing.shape
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python boolean:torch.jit.TracerWarning")  # sizes
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("kv_heads", [8, 4])
+def test_a_trace(
+    kind: str, kv_heads: int, is_causal: bool, gradients: bool, build: Any, inputs: Any, tables: Any
+) -> None:
+    """By torch.jit, which traces twice and compares; 64 queries or more may go through the operator's kernel."""
+    module, positions = build(kind, dtype=torch.float32, num_key_value_heads=kv_heads), tables(range(64))
+    cos, sin = (table.float() for table in positions)
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = module
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x, (cos, sin), is_causal=is_causal)
+
+    x, other = inputs(length=64).float(), inputs(length=64).float()
+    with torch.set_grad_enabled(gradients):
+        traced = torch.jit.trace(Layer(), x)
+        torch.testing.assert_close(traced(other), Layer()(other))
+
+
 def test_one_graph_serves_every_length(kind: str, build: Any, inputs: Any) -> None:
     attention, x = build(kind).eval(), inputs()
     torch.compiler.reset()

@@ -210,10 +210,31 @@ def test_state_is_saved_and_loaded() -> None:
     source, target = attention(heads=SOME), attention(trained=False, heads=SOME)
     set_dex_progress(source, 0.25)
     assert {"dex.weight", "dex.lam.learned", "dex.lam.progress"} < set(source.state_dict())
-    assert not any("index" in name for name in source.state_dict())
     target.load_state_dict(source.state_dict())
     assert target.dex.lam.progress == 0.25
     assert torch.equal(target.dex.lam(), source.dex.lam())
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_checkpoint_is_all_that_a_layer_is(assign: bool) -> None:
+    """Loaded into one without memory: which heads are chosen is no state that a checkpoint would have to hold."""
+    source, x = attention(heads=SOME), hidden()
+    with torch.device("meta"):
+        target = DexAttention(**SIZES, heads=SOME)
+    if not assign:
+        target = target.to_empty(device="cpu").double()
+    target.load_state_dict(source.state_dict(), assign=assign)
+    assert torch.equal(target(x), source(x))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python boolean:torch.jit.TracerWarning")  # sizes
+def test_a_trace() -> None:
+    module = attention(heads=SOME)
+    traced = torch.jit.trace(module, hidden())
+    x = hidden()
+    assert torch.equal(traced(x), module(x))
 
 
 def test_from_a_device_without_memory() -> None:
@@ -223,7 +244,7 @@ def test_from_a_device_without_memory() -> None:
     for part in module.modules():
         if isinstance(part, AnnealedLambda | DexCorrection):
             part.reset_parameters()
-    assert module.dex.index.tolist() == list(SOME)
+    assert module.dex.heads == SOME
     assert module.dex.lam().item() == pytest.approx(LAMBDA_INIT, abs=1e-7)
     assert not module.dex.weight.any()
 

@@ -124,7 +124,7 @@ def test_appendix_g(with_norm: bool, build: Any, check: Any) -> None:
     n, d, width = 6, 4, 10
     module = build("diff", hidden_size=width, num_attention_heads=2)
     if not with_norm:
-        module.norm_arguments = dict
+        module.head_norm = None
     x = torch.randn(1, n, width, dtype=torch.float64)
     dO = torch.randn(n, width, dtype=torch.float64)
     module(x).backward(dO[None])

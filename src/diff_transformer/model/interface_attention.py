@@ -25,7 +25,7 @@ from transformers.models.llama.modeling_llama import eager_attention_forward as 
 from diff_transformer.model.configuration import DiffTransformerConfig
 from diff_transformer.model.packed_documents import attend_by_document
 from diff_transformer.nn import Attention
-from diff_transformer.ops import diff_attention, diff_attention_maps
+from diff_transformer.ops import diff_attention_maps
 from diff_transformer.ops.attention_request import check_dense
 from diff_transformer.ops.backends import BACKENDS
 from diff_transformer.ops.flex import is_block_mask
@@ -36,6 +36,11 @@ from diff_transformer.variants import ATTENTION_OPTIONS, ATTENTION_TYPES
 # "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
 OPERATOR_IMPLEMENTATION = "diff_attention"
 OPERATOR_IMPLEMENTATIONS = {"diff_attention": "auto"} | {f"diff_attention_{name}": name for name in BACKENDS}
+
+# Arguments of a model of transformers, or of its caller, that change the numbers: those that SDPA's forward does not
+# compute either (a cap of the scores, sinks, the keys that a sparse layer has chosen), and those that it does.
+_BEYOND_SDPA = ("softcap", "s_aux", "sinks", "indices", "block_indices")
+_KNOWN_TO_SDPA = ("position_bias", "cache")
 
 
 def attends_by_document(config: PreTrainedConfig) -> bool:
@@ -108,9 +113,10 @@ def eager_attention_forward(
 ) -> tuple[Tensor, Tensor]:
     """ "eager": Llama's; with λ, the weights of the one call are subtracted and the heads made from their difference.
 
-    So a gradient reaches the weights that are returned, as it does Llama's. Arguments and results are otherwise those
-    of :func:`operator_attention_forward`, with the queries of the one call.
+    So a gradient reaches the weights that are returned, as it does Llama's. Arguments, results and errors are otherwise
+    those of :func:`operator_attention_forward`, with the queries of the one call.
     """
+    _refuse_given("eager", _BEYOND_SDPA + _KNOWN_TO_SDPA, kwargs)
     if attention_mask is not None and attention_mask.dtype == torch.bool:  # Llama's is added
         hidden = torch.finfo(query.dtype).min
         attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill_(~attention_mask, hidden)
@@ -126,6 +132,16 @@ def eager_attention_forward(
     return module.transform_heads(heads.transpose(1, 2).flatten(2).unflatten(2, (-1, value.shape[-1]))), difference
 
 
+def _refuse_given(implementation: str, unknown: tuple[str, ...], kwargs: dict[str, Any]) -> None:
+    for name in unknown:
+        if (value := kwargs.get(name)) is not None:
+            got = value if isinstance(value, int | float) else f"a {type(value).__name__}"
+            raise ValueError(
+                f"{name} changes the numbers, and attn_implementation {implementation!r} does not compute it here: it "
+                f"must be None, or the implementation another, such as 'eager' of a model that has it, got {got}."
+            )
+
+
 class InterfaceAttention(Attention):
     """Mixin: ``forward`` with transformers' signature, attending through transformers' attention interface.
 
@@ -138,8 +154,6 @@ class InterfaceAttention(Attention):
         super().__init__(*sizes, **{name: known[name] for name in config.described.settings})
         self.config = config
         self.is_causal = config.is_causal  # which attention implementations read where there is no mask
-        query_heads = self.q_proj.out_features // self.head_dim
-        self.num_key_value_groups = query_heads // (self.k_proj.out_features // self.cache_width)
 
     def forward(  # type: ignore[override]  # transformers' signature and pair of results
         self,
@@ -244,7 +258,7 @@ def operator_attention_forward(
     backend: str,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Our operator behind transformers' attention interface; ordinary attention without λ.
+    """Our operator behind transformers' attention interface; without λ ordinary attention, SDPA's with few exceptions.
 
     Args:
         module: the layer; with λ a :class:`DifferentialAttention`.
@@ -257,26 +271,37 @@ def operator_attention_forward(
         maps: where given, the layer's attention maps are appended.
         cu_seq_lens_q, max_length_q: (documents + 1,), where documents packed into one row begin, and N at the end; and
             the longest one's length. Where there is a mask, that tells them apart.
+        kwargs: ``is_causal``, ``output_attentions``, and without λ what else SDPA's forward knows.
 
     Returns:
         (B, N, H, dv), for differential attention normalised where the layer has a headwise norm, and the attention
         weights (B, A, N, S) with ``output_attentions``, else None.
+
+    Raises:
+        ValueError: an argument that changes the numbers and is not computed here.
     """
     n, s = query.shape[2], key.shape[2]
+    cu_seqlens = cu_seq_lens_q if attention_mask is None else None
+    gives_maps = kwargs.pop("output_attentions", False) or maps is not None
+    _refuse_given(OPERATOR_IMPLEMENTATION, _BEYOND_SDPA, kwargs)
+    if lam is not None or cu_seqlens is not None or gives_maps:
+        _refuse_given(OPERATOR_IMPLEMENTATION, _KNOWN_TO_SDPA, kwargs)
+    elif any(kwargs.get(known) is not None for known in _KNOWN_TO_SDPA):
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
     wanted = kwargs.get("is_causal")  # None, as transformers passes on what a caller leaves open, is the layer's own
     wanted = getattr(module, "is_causal", True) if wanted is None else wanted
     is_causal = attention_mask is None and n > 1 and wanted
     if is_causal and s > n:
         # transformers leaves the mask out here only while filling an empty static cache, whose later slots are unused.
         key, value = key[:, :, :n], value[:, :, :n]
-    cu_seqlens = cu_seq_lens_q if attention_mask is None else None
     window = sliding_window if is_causal else None  # else it is in the mask: see operator_mask
     settings: dict[str, Any] = {"is_causal": is_causal, "attn_mask": attention_mask, "scale": scaling}
     settings |= {"window": window, "cu_seqlens": cu_seqlens}
     if lam is not None:
         q, k = query.unflatten(1, (-1, module.ratio + 1)), module.split_keys(key)
-        more: dict[str, Any] = {"dropout_p": dropout, "backend": backend, **module.norm_arguments()}
-        out = diff_attention(q, k, value, lam, **settings, **more).transpose(1, 2)
+        out = module.difference(q, k, value, lam, **settings, dropout_p=dropout, backend=backend)
     elif backend == "auto" and attends_to_narrow_heads(query, key, value, attention_mask, dropout):
         out = narrow_attention(query, key, value, **settings).transpose(1, 2)
     elif cu_seqlens is not None:
@@ -285,10 +310,9 @@ def operator_attention_forward(
         )
     else:
         attend = flex_attention_forward if is_block_mask(attention_mask) else sdpa_attention_forward
-        out, _ = attend(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal
-        )
-    if maps is None and not kwargs.get("output_attentions", False):
+        kwargs |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
+        out, _ = attend(module, query, key, value, attention_mask, **kwargs)
+    if not gives_maps:
         return out, None
     if lam is None:  # one map: the first of two equal ones
         q, k = query.unsqueeze(2).expand(-1, -1, 2, -1, -1), key.unsqueeze(2)

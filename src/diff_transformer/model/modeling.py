@@ -1,7 +1,7 @@
 """Defines the models for transformers: what all share, the base model and the language model."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,7 +38,6 @@ from diff_transformer.nn import (
     AnnealedLambda,
     DecoderLayer,
     DexCorrection,
-    KeepsFloat32,
     Lambda,
     PolyNorm,
     RMSNorm,
@@ -156,8 +155,22 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         set_dex_progress(self, fraction)
 
 
-class DiffTransformerRotaryEmbedding(KeepsFloat32, LlamaRotaryEmbedding):
-    """Llama's, with frequencies that survive a cast of the model: bfloat16 angles are far off at long distance."""
+class DiffTransformerRotaryEmbedding(LlamaRotaryEmbedding):
+    """Llama's, with frequencies that stay what they are, as no checkpoint holds them.
+
+    They survive a cast of the model, since bfloat16 angles are far off at long distance, and "meta" and ``to_empty``.
+    """
+
+    def __init__(self, config: DiffTransformerConfig) -> None:
+        with torch.device("cpu"):
+            super().__init__(config)
+        self.to(torch.get_default_device())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "DiffTransformerRotaryEmbedding":
+        for name, frequencies in self._buffers.items():
+            if frequencies is not None and (device := fn(frequencies).device).type != "meta":
+                self._buffers[name] = frequencies.to(device)
+        return self
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """position_ids (B, N) → cos and sin, each (B, N, d), in the dtype of `x`."""

@@ -88,6 +88,10 @@ class Attention(nn.Module):
         self.scaling = self.head_dim**-0.5
         width = num_attention_heads * self.head_dim
         context_size = context_size or hidden_size
+        # The sizes are the layer's own: what stands in the place of a projection need not know any.
+        self.hidden_size, self.context_size = hidden_size, context_size
+        self.cached_heads = kv_heads * self.head_dim // self.cache_width
+        self.num_key_value_groups = num_attention_heads * self.queries_per_head // self.cached_heads
         noise = 0 if num_noise_heads is None else num_noise_heads
         heads = (num_attention_heads - noise) * (1 if num_noise_heads is None else 2)  # of width d, which W_O reads
         self.q_proj = nn.Linear(hidden_size, width * self.queries_per_head, bias=bias)
@@ -112,13 +116,13 @@ class Attention(nn.Module):
         return self._queries(hidden_states, position_embeddings), *self._cached(hidden_states, position_embeddings)
 
     def _check_context(self, hidden_states: Tensor, keys: Tensor, values: Tensor) -> None:
-        heads = self.k_proj.out_features // self.cache_width
         fit = keys.dim() == 4 and keys.shape == values.shape
-        if not fit or (keys.shape[0], keys.shape[1], keys.shape[3]) != (len(hidden_states), heads, self.cache_width):
+        expected = len(hidden_states), self.cached_heads, self.cache_width
+        if not fit or (keys.shape[0], keys.shape[1], keys.shape[3]) != expected:
             raise ValueError(
                 f"context must be of the batch {len(hidden_states)}, or the keys and values that project_context makes "
-                f"of it, ({len(hidden_states)}, {heads}, S, {self.cache_width}) each, got {tuple(keys.shape)} and "
-                f"{tuple(values.shape)}."
+                f"of it, ({len(hidden_states)}, {self.cached_heads}, S, {self.cache_width}) each, got "
+                f"{tuple(keys.shape)} and {tuple(values.shape)}."
             )
 
     def project_context(self, context: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,8 +131,8 @@ class Attention(nn.Module):
         ``forward`` takes them in place of the sequence: computed once, they serve every call for it, as those of a
         decoder that writes token by token.
         """
-        if context.dim() != 3 or context.shape[-1] != self.k_proj.in_features:
-            raise ValueError(f"context must be (B, S, {self.k_proj.in_features}), got {tuple(context.shape)}.")
+        if context.dim() != 3 or context.shape[-1] != self.context_size:
+            raise ValueError(f"context must be (B, S, {self.context_size}), got {tuple(context.shape)}.")
         return self._cached(context, None)
 
     def _queries(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -160,7 +164,8 @@ class Attention(nn.Module):
             position_embeddings: cos and sin, each broadcastable to (B, N, d), from :class:`RotaryEmbedding`; None for a
                 layer that knows no positions.
             attn_mask: broadcastable to (B, heads, N, S), boolean (True = may attend) or additive; ``heads`` are those
-                of the layer, A / 2 in :class:`DiffAttention`. It goes along with ``is_causal``.
+                of the layer, A / 2 in :class:`DiffAttention`. It goes along with ``is_causal``. It may be as wide as a
+                static cache, whose empty slots nobody sees.
             is_causal: query i sees key j where j ≤ i + S − N; as in the operator, off by default.
             cache: keys and values of earlier tokens, one of transformers' caches or any :class:`KeyValueCache`; those
                 of this call are appended. All layers of a model may share it: each has its own entry.
@@ -176,19 +181,17 @@ class Attention(nn.Module):
                 context together with positions, causality or a cache, or no context where ``context_size`` is another
                 width than D.
         """
-        if hidden_states.dim() != 3 or hidden_states.shape[-1] != self.q_proj.in_features:
-            raise ValueError(
-                f"hidden_states must be (B, N, {self.q_proj.in_features}), got {tuple(hidden_states.shape)}."
-            )
+        if hidden_states.dim() != 3 or hidden_states.shape[-1] != self.hidden_size:
+            raise ValueError(f"hidden_states must be (B, N, {self.hidden_size}), got {tuple(hidden_states.shape)}.")
         if context is not None:
             _check_cross_attention(position_embeddings, is_causal, cache)
             queries = self._queries(hidden_states, None)
             keys, values = self.project_context(context) if isinstance(context, Tensor) else context
             self._check_context(hidden_states, keys, values)
-        elif self.k_proj.in_features != self.q_proj.in_features:
+        elif self.context_size != self.hidden_size:
             raise ValueError(
-                f"this layer attends to another sequence, of width {self.k_proj.in_features} where hidden_size is "
-                f"{self.q_proj.in_features}: context must be given, got None."
+                f"this layer attends to another sequence, of width {self.context_size} where hidden_size is "
+                f"{self.hidden_size}: context must be given, got None."
             )
         else:
             for name, table in zip(("cos", "sin"), position_embeddings or (), strict=False):
@@ -197,8 +200,14 @@ class Attention(nn.Module):
         if cache is not None:
             keys, values = cache.update(keys, values, self.layer_idx)
             # A static cache returns all its slots; those after the tokens it has seen are empty.
-            seen = int(cache.get_seq_length(self.layer_idx))
-            keys, values = keys[:, :, :seen], values[:, :, :seen]
+            slots, seen = keys.shape[2], cache.get_seq_length(self.layer_idx)
+            if isinstance(seen, Tensor) and torch.compiler.is_compiling():  # no graph slices by a number in a tensor
+                attn_mask = _mask_of_slots(attn_mask, is_causal, hidden_states.shape[1], slots, seen)
+                is_causal = False
+            else:
+                keys, values = keys[:, :, : int(seen)], values[:, :, : int(seen)]
+                if isinstance(attn_mask, Tensor) and attn_mask.shape[-1:] == (slots,):
+                    attn_mask = attn_mask[..., : int(seen)]
         heads = self.attend(hidden_states, queries, keys, values, attn_mask, is_causal)
         return self.output(hidden_states, heads)
 
@@ -256,8 +265,7 @@ class SoftmaxAttention(Attention):
             is_causal = False
         if is_causal and (n != s or mask is not None):
             # torch aligns its own causality to the start of the keys and takes no mask beside it.
-            visible = torch.ones(n, s, dtype=torch.bool, device=keys.device).tril(s - n)
-            mask = visible if mask is None else mask.masked_fill(~visible, 0 if mask.dtype == torch.bool else -math.inf)
+            mask = _also_hiding(mask, torch.ones(n, s, dtype=torch.bool, device=keys.device).tril(s - n))
             is_causal = False
         heads = F.scaled_dot_product_attention(
             queries.transpose(1, 2),
@@ -267,7 +275,7 @@ class SoftmaxAttention(Attention):
             dropout_p=self.dropped,
             is_causal=is_causal,
             scale=self.scaling,
-            enable_gqa=keys.shape[1] != num_heads,
+            enable_gqa=self.num_key_value_groups > 1,
         )
         return self.transform_heads(heads.transpose(1, 2))
 
@@ -288,6 +296,20 @@ def _normed_and_turned(
         return x
     cos, sin = (table.unsqueeze(-2) for table in position_embeddings)
     return apply_rotary(x, cos, sin)
+
+
+def _mask_of_slots(mask: Tensor | None, is_causal: bool, n: int, slots: int, seen: Tensor) -> Tensor:
+    """The mask for all slots of a cache, which has seen so many tokens, the N of the call included."""
+    slot, last = torch.arange(slots, device=seen.device), seen.clamp(max=slots)
+    if mask is not None and 1 < mask.shape[-1] < slots:
+        mask = F.pad(mask, (0, slots - mask.shape[-1]))
+    last = last - torch.arange(n - 1, -1, -1, device=seen.device) if is_causal else last.expand(n)
+    return _also_hiding(mask, slot < last.unsqueeze(-1))
+
+
+def _also_hiding(mask: Tensor | None, visible: Tensor) -> Tensor:
+    """A mask, boolean or additive, that hides what is not visible beside what it hides itself."""
+    return visible if mask is None else mask.masked_fill(~visible, 0 if mask.dtype == torch.bool else -math.inf)
 
 
 def _check_cross_attention(position_embeddings: object, is_causal: bool, cache: object) -> None:

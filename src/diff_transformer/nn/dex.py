@@ -83,29 +83,32 @@ class DexCorrection(nn.Module):
         if not chosen:
             raise ValueError("DexCorrection: heads must name one head or more, got none.")
         self.heads = chosen
+        self.corrects_all = len(chosen) == num_heads
         self.lam = lam
         self.weight = nn.Parameter(torch.empty(len(chosen), head_dim, head_dim))
-        self.index: Tensor | None
-        self.register_buffer("index", None if len(chosen) == num_heads else torch.tensor(chosen), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set W_D to 0 and the index to the chosen heads."""
+        """Set W_D to 0."""
         nn.init.zeros_(self.weight)
-        if self.index is not None:
-            self.index.copy_(torch.tensor(self.heads))
 
     def forward(self, heads: Tensor) -> Tensor:
-        chosen = heads if self.index is None else heads.index_select(-2, self.index)
+        # By the numbers themselves: a tensor of them would be state, which is not in a checkpoint.
+        each = [] if self.corrects_all else list(heads.unbind(-2))
+        chosen = heads if self.corrects_all else torch.stack([each[head] for head in self.heads], dim=-2)
         lam = self.lam()
         # O − O (λ W_D): λ meets W_D in float32, and no output of the size of O is saved for λ's gradient.
         scaled = (lam * self.weight.to(lam.dtype)).to(heads.dtype)
         flat = chosen.reshape(-1, *chosen.shape[-2:]).transpose(0, 1)
         corrected = torch.baddbmm(flat, flat, scaled, alpha=-1).transpose(0, 1).reshape(chosen.shape)
-        return corrected if self.index is None else heads.index_copy(-2, self.index, corrected)
+        if self.corrects_all:
+            return corrected
+        for place, head in enumerate(self.heads):
+            each[head] = corrected.select(-2, place)
+        return torch.stack(each, dim=-2)
 
     def extra_repr(self) -> str:
-        return f"heads={'all' if self.index is None else self.heads}, head_dim={self.weight.shape[-1]}"
+        return f"heads={'all' if self.corrects_all else self.heads}, head_dim={self.weight.shape[-1]}"
 
 
 class DexAttention(SoftmaxAttention):

@@ -17,14 +17,17 @@ class DifferentialAttention(Attention):
         """λ, broadcastable to (B, H, N), in float32 at least. Subclasses fill this in."""
         raise NotImplementedError
 
-    def norm_arguments(self) -> dict[str, Any]:
-        """The operator's arguments for the headwise norm, which it applies itself: none where there is no norm.
+    def difference(self, q: Tensor, k: Tensor, v: Tensor, lam: Tensor, **settings: Any) -> Tensor:
+        """Heads (B, N, H, dv) by :func:`diff_attention`, normalised where the layer has a headwise norm.
 
-        :meth:`transform_heads` is for heads that something else than our operator has computed.
+        The operator applies the norm itself, but for what a user has put in its place, as an adapter around it.
+        :meth:`transform_heads` is also for heads that something else than our operator has computed.
         """
-        if (norm := self.head_norm) is None:
-            return {}
-        return {"norm_weight": norm(None), "norm_eps": norm.eps, "norm_scale": norm.factor}
+        norm = self.head_norm
+        if not isinstance(norm, HeadwiseNorm):
+            return self.transform_heads(diff_attention(q, k, v, lam, **settings).transpose(1, 2))
+        settings |= {"norm_weight": norm(None), "norm_eps": norm.eps, "norm_scale": norm.factor}
+        return diff_attention(q, k, v, lam, **settings).transpose(1, 2)
 
     def split_keys(self, keys: Tensor) -> Tensor:
         """Cached keys (B, H_kv, S, width) → (B, H_kv, width / d, S, d), a view: two keys of a head, or a shared one."""
@@ -37,7 +40,7 @@ class DifferentialAttention(Attention):
     def attend(
         self, hidden_states: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        heads = diff_attention(
+        return self.difference(
             self.split_queries(queries),
             self.split_keys(keys),
             values,
@@ -46,9 +49,7 @@ class DifferentialAttention(Attention):
             attn_mask=mask,
             scale=self.scaling,
             dropout_p=self.dropped,
-            **self.norm_arguments(),
         )
-        return heads.transpose(1, 2)
 
 
 class DiffAttention(DifferentialAttention):

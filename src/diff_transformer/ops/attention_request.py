@@ -80,6 +80,8 @@ class Request(NamedTuple):
 
     @property
     def needs_gradient(self) -> bool:
+        if torch.jit.is_tracing():  # torch traces again without gradients, and compares the graphs
+            return True
         return torch.is_grad_enabled() and (
             self.q.requires_grad or self.k.requires_grad or self.v.requires_grad or self.lam.requires_grad
         )

@@ -27,8 +27,8 @@ def are_narrow(width: int, queries: int) -> bool:
 def attends_to_narrow_heads(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any, dropout_p: float) -> bool:
     """Whether :func:`narrow_attention` is to compute attention of these tensors (B, heads, N, d).
 
-    It does where a gradient is needed and the kernel can do all that is asked, but not in an exported program, which
-    would need this package's library. May compile the kernel.
+    It does where a gradient is needed and the kernel can do all that is asked, but not in an exported or traced
+    program, which would need this package's library. May compile the kernel.
     """
     return (
         query.device.type == "cpu"
@@ -40,6 +40,7 @@ def attends_to_narrow_heads(query: Tensor, key: Tensor, value: Tensor, attn_mask
         and not (isinstance(attn_mask, Tensor) and attn_mask.requires_grad)
         and not torch._C._are_functorch_transforms_active()
         and not torch.compiler.is_exporting()
+        and not torch.jit.is_tracing()
         and are_narrow(query.shape[-1], query.shape[2])
         and _has_kernel()
     )

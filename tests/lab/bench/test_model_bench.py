@@ -9,7 +9,7 @@ from diff_transformer.lab.bench.bench_pages import page
 from diff_transformer.lab.bench.benchmark import DECODE, FORWARD, STEP, BenchRow, refuse_wrong
 from diff_transformer.lab.bench.model_bench import MODELS, ModelSettings, build, measure_model
 from diff_transformer.lab.results_files import write_json
-from diff_transformer.model import interface_attention
+from diff_transformer.nn import differential
 from diff_transformer.storage.files import read_json
 
 
@@ -51,14 +51,14 @@ def test_a_run_has_every_model_in_every_pass(small: ModelSettings, notes: Any, t
 
 
 def test_a_wrong_model_gets_no_time(small: ModelSettings, notes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = interface_attention.diff_attention
+    right = differential.diff_attention
 
     def wrong(*args: Any, backend: str, **settings: Any) -> torch.Tensor:
         out = right(*args, backend=backend, **settings)
         # Only the last token: what a decoding step computes.
         return torch.cat((out[:, :, :-1], -out[:, :, -1:]), dim=2) if backend == "auto" else out
 
-    monkeypatch.setattr(interface_attention, "diff_attention", wrong)
+    monkeypatch.setattr(differential, "diff_attention", wrong)
     settings = dataclasses.replace(small, dtypes=("float32",), passes=("forward", "decode"), candidates=("diff",))
     _, rows = measure_model(settings, notes)
     timed = [row for row in rows if row.candidate == "diff"]

@@ -1,0 +1,100 @@
+"""Wrappers in the place of a submodule, which have its call and none of its attributes."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diff_transformer.nn import Attention, DecoderLayer, DexAttention, DiffAttention, RotaryEmbedding
+
+OPTIONS = {"qk_norm": True, "output_gate": True}
+
+
+class Bent(nn.Module):
+    """What it wraps, and a curve behind it, so that a wrapper that is passed by shows."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return bend(self.inner(*args, **kwargs))
+
+
+def bend(x: Tensor) -> Tensor:
+    return x + torch.tanh(x + 1)
+
+
+def layers(kind: str, build: Any) -> list[tuple[Attention, str]]:
+    """A fresh layer for each of its submodules that has an input, with the name."""
+    module = build(kind, **OPTIONS)
+    names = [name for name, child in module.named_children() if name != "lam"]
+    assert {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "q_norm", "k_norm"} <= set(names)
+    return [(copy.deepcopy(module), name) for name in names]
+
+
+def test_a_wrapper_of_each(kind: str, build: Any, inputs: Any) -> None:
+    x = inputs()
+    for module, name in layers(kind, build):
+        wrapped = copy.deepcopy(module)
+        setattr(wrapped, name, nn.Sequential(getattr(wrapped, name)))
+        torch.testing.assert_close(wrapped(x, is_causal=True), module(x, is_causal=True), rtol=1e-12, atol=1e-12)
+        setattr(wrapped, name, Bent(getattr(wrapped, name)))
+        if name != "head_norm":  # which the operator applies itself: below
+            getattr(module, name).register_forward_hook(lambda _, args, out: bend(out))
+            torch.testing.assert_close(wrapped(x, is_causal=True), module(x, is_causal=True), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["diff", "diff_grouped"])
+def test_a_wrapper_of_the_headwise_norm_sees_the_heads(kind: str, build: Any, inputs: Any) -> None:
+    module, x = build(kind), inputs()
+    bare = copy.deepcopy(module)
+    bare.head_norm, bare.o_proj = None, nn.Identity()
+    heads = bare(x).unflatten(-1, (-1, 2 * module.head_dim))
+    expected = module.o_proj(bend(module.head_norm(heads)).flatten(-2))
+    assert not torch.allclose(module(x), expected)
+    module.head_norm = Bent(module.head_norm)
+    torch.testing.assert_close(module(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_wrapper_of_the_correction(inputs: Any) -> None:
+    module, x = DexAttention(24, 8, 1, heads=(1, 4)).double(), inputs()
+    nn.init.normal_(module.get_parameter("dex.weight"))
+    expected = module(x)
+    module.set_submodule("dex", nn.Sequential(module.get_submodule("dex")))
+    assert torch.equal(module(x), expected)
+
+
+def test_cross_attention(kind: str, build: Any) -> None:
+    """The sizes that messages name are the layer's too."""
+    module = build(kind, context_size=10)
+    x, context = torch.randn(2, 5, 24, dtype=torch.float64), torch.randn(2, 7, 10, dtype=torch.float64)
+    expected = module(x, context=context)
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        setattr(module, name, nn.Sequential(getattr(module, name)))
+    assert torch.equal(module(x, context=context), expected)
+    assert torch.equal(module(x, context=module.project_context(context)), expected)
+    with pytest.raises(ValueError, match=r"hidden_states must be \(B, N, 24\)"):
+        module(context)
+    with pytest.raises(ValueError, match=r"context must be \(B, S, 10\)"):
+        module(x, context=x)
+    with pytest.raises(ValueError, match="of width 10 where hidden_size is 24"):
+        module(x)
+    with pytest.raises(ValueError, match="context must be of the batch 2, or the keys and values"):
+        module(x, context=(x, x))
+
+
+@pytest.mark.parametrize("hidden_act", ["silu", "poly_norm"])
+def test_a_decoder_layer(hidden_act: str, inputs: Any) -> None:
+    layer = DecoderLayer(DiffAttention(24, 8, 1, head_dim=4), 24, 20, hidden_act=hidden_act).double()
+    x, rotary = inputs(), RotaryEmbedding(4)
+    names = [name for name, _ in layer.named_modules() if name and not name.endswith((".lam", "self_attn"))]
+    for name in ["self_attn", *names]:
+        ours, bent = copy.deepcopy(layer), copy.deepcopy(layer)
+        bent.set_submodule(name, Bent(bent.get_submodule(name)))
+        out = bent(x, position_embeddings=rotary.positions(x))
+        if name != "self_attn.head_norm":
+            ours.get_submodule(name).register_forward_hook(lambda _, args, out: bend(out))
+            torch.testing.assert_close(out, ours(x, position_embeddings=rotary.positions(x)), rtol=1e-12, atol=1e-12)
