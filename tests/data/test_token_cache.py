@@ -228,7 +228,7 @@ def test_a_cache_that_cannot_be_made_is_told_with_what_names_another(
     for name in ("DIFF_TRANSFORMER_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.getuid", lambda: 987_654)  # a container's user, whom no file knows
-    with pytest.raises(OSError, match="no home folder .* DIFF_TRANSFORMER_CACHE names another"):
+    with pytest.raises(OSError, match=r"no home folder .* DIFF_TRANSFORMER_CACHE names another"):
         prepare(Texts(DOCUMENTS), TOKENIZER)
 
 
