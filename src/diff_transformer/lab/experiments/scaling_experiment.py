@@ -297,7 +297,8 @@ FIG_3 = Experiment(
         f"counted; the paper reads it at 6.8B. Where {APART}, for one seed, for all, or for "
         "more than one in forty draws of the seeds, it is not known.",
         f"{PARAMETERS} and {TOKENS_FOR_EQUAL_LOSS} are of {LANGUAGE_LOSS}. {language.FIXED_TEXT} The losses by size "
-        f"({WHOLE}) are of whole documents, each in contexts of its own, and their intervals allow for other documents.",
+        f"({WHOLE}) are of whole documents, each in contexts of its own, and their intervals allow for other "
+        "documents.",
         f"{TOKENS_FOR_EQUAL_LOSS} compares two runs of one schedule and one learning rate: before its end a run has a "
         "higher rate than one that ends there would have. It is of a fixed budget, so its verdict does not wait until "
         "both have levelled off.",
