@@ -40,7 +40,7 @@ class EndOfTurnError(Exception):
 
 
 class Turn(Silent):
-    """Counts the steps of so many seconds, from when all of so many trainings go, and then ends its own.
+    """Counts the steps of so many seconds, two at least, from when all of so many trainings go, and then ends its own.
 
     A training that goes leaves a file in the folder.
     """
@@ -51,7 +51,7 @@ class Turn(Silent):
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         now = time.monotonic()
-        if self.steps and now >= self.steps[0] + self.seconds:
+        if len(self.steps) > 1 and now >= self.steps[0] + self.seconds:
             raise EndOfTurnError
         (self.folder / str(os.getpid())).touch()
         if self.steps or (step >= WARM_UP and len(list(self.folder.iterdir())) == self.trainings):
@@ -59,8 +59,6 @@ class Turn(Silent):
 
     def speed(self) -> float:
         """Steps a second."""
-        if len(self.steps) < 2:
-            raise ValueError("A training made no steps in its turn: give more --seconds.")
         return (len(self.steps) - 1) / (self.steps[-1] - self.steps[0])
 
 

@@ -25,11 +25,12 @@ from diff_transformer.ops import lambda_init_schedule
 from diff_transformer.storage.files import read_json
 from diff_transformer.train import load_recipe, shipped_recipes
 from diff_transformer.variants import ATTENTION_TYPES
+from site_pages import pages_and_pictures
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = ROOT / "docs"
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
-PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")}
+# The site's, and not what a tutorial that was opened in Jupyter has written.
+OF_THE_SITE = [name for name in pages_and_pictures(ROOT) if name.startswith("docs/") and name.endswith(".md")]
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in (*OF_THE_SITE, "README.md", "CONTRIBUTING.md")}
 # Pages whose code needs files or a server, with the tests that run it; the README's is run by tests/test_readme.py.
 WITH_TESTS_OF_THEIR_OWN = {
     "docs/training.md": "test_training_page.py",

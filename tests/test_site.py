@@ -1,7 +1,9 @@
 """The documentation's site is built, its links and anchors lead somewhere, and it loads nothing from anywhere else."""
 
+import json
 import re
 import shutil
+import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,6 +25,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 REPOSITORY = "https://example.org/repository"
 # Where a browser loads a thing from, and does not only go to when the reader asks for it.
 LOADED = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src")}
+# Cells of tables with a sentence in the width of a word.
+NARROW_CELLS = """[...document.querySelectorAll(".md-typeset table:not([class]) td")]
+    .filter((cell) => cell.textContent.trim().length > 30 && cell.clientWidth < 130).map((cell) => cell.textContent)"""
 LESSON = """\
 # %% [markdown]
 # # A lesson
@@ -112,6 +117,8 @@ def test_pages_fit_a_phone_and_show_their_equations(site: Path, pages: dict[Path
             shown.goto(file.as_uri(), timeout=120_000)
             name = file.relative_to(site).as_posix()
             assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{name} is wider than a phone"
+            narrow = shown.evaluate(NARROW_CELLS)
+            assert not narrow, f"{name} has columns of a word or two: {narrow}"
             equations = shown.locator(".arithmatex")
             assert equations.count() == shown.locator(".arithmatex .katex").count(), name
             assert not shown.locator(".katex-error").count(), name
@@ -132,6 +139,25 @@ def test_the_api_comes_from_the_docstrings(site: Path, pages: dict[Path, Page]) 
 
 
 @pytest.mark.slow
+def test_what_a_function_returns_is_one_entry(site: Path) -> None:
+    """Lines of its text would be values of their own otherwise."""
+    for file in (site / "api").glob("*.html"):
+        for returned in re.findall(r"Returns:</span>(.*?)</ul>", file.read_text(encoding="utf-8"), flags=re.DOTALL):
+            assert returned.count("<li") == 1, f"{file.name}: {returned}"
+
+
+@pytest.mark.slow
+def test_the_search_finds_words_and_shows_no_latex(site: Path) -> None:
+    items = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
+    for words in ("KV cache", "perplexity", "few-shot"):
+        assert any(words in item["text"] for item in items), words
+    for item in items:
+        prose = re.sub(r"<code>.*?</code>", "", item["text"], flags=re.DOTALL)
+        assert not re.search(r"\\[(\[a-z]", prose), item["location"]
+    assert any("Choose a head" in item["text"] for item in items)
+
+
+@pytest.mark.slow
 def test_every_page_is_in_the_navigation(pages: dict[Path, Page], site: Path) -> None:
     """By the links of the start page: one that nothing leads to would be there in vain."""
     settings = yaml.safe_load((ROOT / "website" / "mkdocs.yml").read_text(encoding="utf-8"))
@@ -139,6 +165,18 @@ def test_every_page_is_in_the_navigation(pages: dict[Path, Page], site: Path) ->
     written = {path for path in site_pages.pages_and_pictures(ROOT).values() if path.endswith(".md")}
     assert listed == written - {"tutorials/index.md"}
     assert {path.relative_to(site).with_suffix(".md").as_posix() for path in pages} >= written
+
+
+def test_what_git_ignores_is_no_page(tmp_path: Path) -> None:
+    """A tutorial that is opened in Jupyter writes a report among the pages."""
+    report = tmp_path / "docs" / "tutorials" / "runs" / "RESULTS.md"
+    report.parent.mkdir(parents=True)
+    for file in (report, tmp_path / "docs" / "page.md", tmp_path / "docs" / "a new one.md"):
+        file.write_text("# Title\n", encoding="utf-8")
+    (tmp_path / ".gitignore").write_text("runs/\n", encoding="utf-8")
+    for command in (["init", "--quiet"], ["add", "docs/page.md"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    assert site_pages.pages_and_pictures(tmp_path) == {"docs/a new one.md": "a new one.md", "docs/page.md": "page.md"}
 
 
 def test_the_tabs_are_in_order() -> None:
@@ -184,12 +222,16 @@ def test_a_tutorial_becomes_a_page(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_tutorial_is_run_once(tmp_path: Path) -> None:
     drawing = "from IPython.display import SVG, display\nprint('said')\ndisplay(SVG('<svg xmlns=\"x\"/>'))\n"
+    drawing += "from pathlib import Path\nPath('written').touch()\n"
+    drawing += "print(sorted(path.name for path in Path('../..').iterdir()))\n"
     drawing += '\n# %% tags=["needs-a_package_of_nobody"]\nimport a_package_of_nobody\n'
     file = tmp_path / "docs" / "tutorials" / "a_lesson.py"
     file.parent.mkdir(parents=True)
     file.write_text(LESSON.replace("value = 1\n", drawing), encoding="utf-8")
     (lesson,) = tutorial_pages.tutorials(tmp_path, REPOSITORY, tmp_path / "run")
-    assert "```text\nsaid\n```" in lesson.text
+    assert "```text\nsaid\n" in lesson.text
+    assert "['docs', 'examples', 'results']" in lesson.text
+    assert list(file.parent.iterdir()) == [file]  # what it writes is gone with the copy of its place
     assert "```python\nimport a_package_of_nobody\n```" in lesson.text  # shown, and not run
     assert list(lesson.pictures) == ["a-lesson-1-1.svg"]
     assert "](a-lesson-1-1.svg)" in lesson.text

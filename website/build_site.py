@@ -8,6 +8,8 @@ attention maps. zensical makes HTML of all of it.
 """
 
 import argparse
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +31,11 @@ OUTPUT = ROOT / "build" / "site"
 RUN = ROOT / "build" / "tutorials"
 # The page of attention maps, which docs/attention-maps.md shows.
 EXPLORER = "explorer-page.html"
+# Equations, as zensical leaves them for KaTeX; in code nothing is one.
+_CODE, _EQUATION = (
+    re.compile(r"(<code>.*?</code>)", flags=re.DOTALL),
+    re.compile(r"\\\(.*?\\\)|\\\[.*?\\\]", flags=re.DOTALL),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -63,6 +70,7 @@ def build(output: Path, explorer: Path | None = None, *, with_outputs: bool = Tr
         else:
             shutil.copy(explorer, page)
         run("zensical", "build", "--strict", "--config-file", str(staged / "mkdocs.yml"))
+        take_equations_from(staged / "site" / "search.json")
         shutil.rmtree(output, ignore_errors=True)
         (staged / "site").rename(output)
 
@@ -70,6 +78,15 @@ def build(output: Path, explorer: Path | None = None, *, with_outputs: bool = Tr
 def run(module: str, *arguments: str) -> None:
     """Run a program of this environment."""
     subprocess.run([sys.executable, "-m", module, *arguments], check=True)
+
+
+def take_equations_from(index: Path) -> None:
+    """Rewrite what the search looks in and shows, where no equation is set: one would stand there as LaTeX."""
+    content = json.loads(index.read_text(encoding="utf-8"))
+    for item in content["items"]:
+        parts = _CODE.split(item["text"])
+        item["text"] = "".join(part if number % 2 else _EQUATION.sub("", part) for number, part in enumerate(parts))
+    index.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
 def stage(folder: Path, *, with_outputs: bool) -> None:

@@ -7,6 +7,7 @@ site a link to another page stays one, and a link to any other file leads to the
 import os
 import posixpath
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -26,14 +27,26 @@ _MARKS = re.compile(r"^<!-- /?[\w ]+ -->\n", flags=re.MULTILINE)
 
 
 def pages_and_pictures(root: Path) -> dict[str, str]:
-    """Each file of the site by its path in the repository: its path on the site. Tutorials are not among them."""
+    """Each file of the site by its path in the repository: its path on the site.
+
+    Tutorials are not among them, nor is what git ignores, such as what a tutorial has written in its folder.
+    """
     found = {page: target for page, target in ELSEWHERE.items() if (root / page).is_file()}
     for folder, prefix in (("docs", ""), ("results/figures", "results/figures/")):
-        for file in sorted((root / folder).rglob("*")):
+        for file in _files(root, folder):
             path = file.relative_to(root / folder).as_posix()
             if file.suffix in PICTURES or (file.suffix == ".md" and folder == "docs"):
                 found.setdefault(f"{folder}/{path}", f"{prefix}{path}")
     return found
+
+
+def _files(root: Path, folder: str) -> list[Path]:
+    """All files of a folder that git does not ignore; outside of a checkout, all that there are."""
+    if not (root / ".git").exists():
+        return sorted((root / folder).rglob("*"))
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate", "--", folder]
+    listed = subprocess.run(command, cwd=root, check=True, capture_output=True, encoding="utf-8").stdout
+    return sorted(file for name in listed.split("\0") if name and (file := root / name).is_file())
 
 
 def on_the_site(text: str, source: str, root: Path, targets: Mapping[str, str], repository: str) -> str:

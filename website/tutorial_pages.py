@@ -6,6 +6,7 @@ import hashlib
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,10 @@ def read_tutorial(file: Path, root: Path, repository: str, run: Path | None) -> 
 
 
 def executed(file: Path, folder: Path) -> Any:
-    """The notebook of a tutorial with its outputs, run now unless the folder has those of the same text."""
+    """The notebook of a tutorial with its outputs, run now unless the folder has those of the same text.
+
+    It is run in a copy of its place that has what lies around the tutorials, so that it writes nothing among them.
+    """
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     finished = folder / f"{file.stem}-{digest}.ipynb"
     if not finished.is_file():
@@ -108,8 +112,14 @@ def executed(file: Path, folder: Path) -> Any:
             tags = cell.metadata.get("tags", [])
             if not all(_loads(tag.removeprefix(_NEEDS)) for tag in tags if tag.startswith(_NEEDS)):
                 cell.metadata["tags"] = [*tags, "skip-execution"]
-        place = {"metadata": {"path": str(file.parent)}}
-        NotebookClient(notebook, timeout=TIMEOUT, kernel_name="python3", resources=place).execute()
+        root = file.parents[2]
+        with tempfile.TemporaryDirectory() as copy:
+            for name in ("results", "examples"):
+                (Path(copy) / name).symlink_to(root / name)
+            place = Path(copy) / FOLDER
+            place.mkdir(parents=True)
+            resources = {"metadata": {"path": str(place)}}
+            NotebookClient(notebook, timeout=TIMEOUT, kernel_name="python3", resources=resources).execute()
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = finished.with_suffix(".unfinished")
         nbformat.write(notebook, unfinished)

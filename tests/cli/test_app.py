@@ -20,6 +20,13 @@ from diff_transformer.cli.extras import TRAIN_EXTRA, missing_extra
 from diff_transformer.train import TrainingInterrupted
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+SCRIPT = str(Path(sys.executable).with_name("diff-transformer"))
+SMALL = """
+name: mine
+model: {hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, head_dim: 8}
+data: {kind: retrieval, length: 32, num_pairs: 2, batch_size: 2, validation_sequences: 4}
+train: {steps: 2000, learning_rate: 1e-3, inspect_every: null}
+"""
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess:
@@ -63,6 +70,25 @@ def test_a_command_says_nothing_about_libraries_that_nobody_asked_for(tmp_path: 
     assert result.returncode == 2
     assert result.stderr.startswith("error: The checkpoint")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begin", [(SCRIPT,), (sys.executable, "-m", "diff_transformer.cli")], ids=["script", "module"])
+def test_nor_do_the_workers_of_a_command(begin: tuple[str, ...], tmp_path: Path) -> None:
+    """Each is a process of its own, which imports transformers anew."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(SMALL, encoding="utf-8")
+    command = [*begin, "compare", str(recipe), "--workers", "2", "--seeds", "1", "--learning-rates", "1e-3"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path) as process:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if line.endswith(": 1 process (cpu), float32\n"):  # a worker says so, and has imported all by then
+                process.terminate()
+    assert process.returncode == 143, lines
+    for word in ("torchao", "site-packages", "deprecated", "Warning", "_pytree"):
+        assert word not in "".join(lines)
 
 
 def test_a_mistyped_command_is_answered_with_the_nearest(run: Callable[..., Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
-from diff_transformer.lab.learning import ACCURACY_CURVE, LOSS_CURVE
+from diff_transformer.lab.learning import ACCURACY_CURVE, LOSS_CURVE, TOKENS_FOR_EQUAL_LOSS
 from diff_transformer.lab.record import Baseline, Result
 from diff_transformer.lab.results_files import capture_results
 from diff_transformer.lab.statistics import compare
@@ -195,3 +195,25 @@ def test_the_interval_allows_for_other_seeds_and_other_questions() -> None:
     assert both == pytest.approx(0.21 - math.hypot(0.21 - over_seeds, 0.06 / math.sqrt(3)))
     assert lower_end(records(NAME, "diff", (0.2,), half=0.06)) is None
     assert lower_end([]) is None
+
+
+def test_a_ratio_of_steps_is_one_of_equal_learning_rates() -> None:
+    """The tokens for an equal loss (Figure 3), of runs of the largest size."""
+    measured = [*records(TOKENS_FOR_EQUAL_LOSS, "diff", ABOVE), *records(TOKENS_FOR_EQUAL_LOSS, "softmax", AT_FLOOR)]
+    row = compare(measured, TOKENS_FOR_EQUAL_LOSS, "diff", "softmax")
+    sizes = {size: Coordinates(parameters=size) for size in (1e6, 2e6)}
+
+    def found(*rates: float) -> Any:
+        """The comparison where DIFF had these rates at the two sizes, and the Transformer .01."""
+        trained = [("diff", at, rate) for at, rate in zip(sizes.values(), rates, strict=True)]
+        trained += [("softmax", at, 0.01) for at in sizes.values()]
+        variants = [{"name": name, "coordinates": dict(at), "learning_rate": rate} for name, at, rate in trained]
+        (result,) = judge(capture_results("t", {"variants": variants}, measured, "cpu", comparisons=[row])).comparisons
+        return result
+
+    assert (found(0.03, 0.01).verdict, found(0.03, 0.01).difference) == (row.verdict, row.difference)
+    assert row.verdict == "reproduced"
+    unlike = found(0.01, 0.03)
+    assert (unlike.verdict, unlike.reason) == ("inconclusive", "the two have different learning rates")
+    assert math.isnan(unlike.difference)
+    assert math.isnan(unlike.ours[0])

@@ -12,6 +12,11 @@ from diff_transformer.cli.extras import TRAINING, missing_extra
 from diff_transformer.freed_memory import keep_freed_memory
 from diff_transformer.processors import limit_threads
 
+# transformers imports torchao wherever it is installed, and torchao would begin every command with its warnings. Not in
+# `main`: a worker process imports this package, as its parent's script does, and does not run it.
+for _library in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_library).setLevel(logging.ERROR)
+
 
 def main() -> None:
     """Run the command line. The exit code is 0, or 2 after an error (one line on stderr), or 130 after Ctrl-C."""
@@ -25,9 +30,6 @@ def main() -> None:
     sys.stdout = _lasting(sys.stdout, 1, tells_errors=not is_training)
     sys.stderr = _lasting(sys.stderr, 2, tells_errors=False)
     limit_threads()
-    # transformers imports torchao wherever it is installed, and torchao would begin every command with its warnings.
-    for library in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(library).setLevel(logging.ERROR)
     try:
         from diff_transformer.cli.app import app
 

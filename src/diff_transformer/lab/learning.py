@@ -11,11 +11,13 @@ from statistics import fmean
 from typing import Literal
 
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.record import Baseline, Better, Comparison, Interval, Result
+from diff_transformer.lab.record import Baseline, Better, Comparison, Interval, Result, ResultsFile
 from diff_transformer.lab.statistics import mean_interval
 
 ACCURACY_CURVE, LOSS_CURVE = "training/validation_accuracy", "training/validation_loss"
 CURVES = (ACCURACY_CURVE, LOSS_CURVE)
+# The comparison that is a ratio of steps, at the largest size of the scaling experiment.
+TOKENS_FOR_EQUAL_LOSS = "scaling/tokens_for_equal_loss"
 # The accuracies of which reports tell how soon they are reached, where guessing or elimination does not reach them.
 ACCURACIES = (0.5, 0.7, 0.9)
 # A variant has levelled off when, in this last part of its training, it improves by no more than so much accuracy, or
@@ -148,6 +150,24 @@ def compared_curves(
         if (first.variant, second.variant) == (variant, against)
         and (first.name, first.coordinates) == (second.name, second.coordinates)
     ]
+
+
+def learning_rates(file: ResultsFile) -> dict[tuple[str, Coordinates], float]:
+    """Look up the rate with which each variant was trained, by its name and coordinates."""
+    trained = file.settings.get("variants", [])
+    return {(one["name"], Coordinates(one["coordinates"])): one["learning_rate"] for one in trained}
+
+
+def curves_of_one_rate(file: ResultsFile) -> list[tuple[VariantCurves, VariantCurves]]:
+    """Find the compared curves that say who is sooner: those of two variants with the same learning rate.
+
+    A lower rate alone is ahead in one part of the training and behind in another, so the steps of two variants with
+    different ones, or with rates that the file does not tell, say nothing of the variants.
+    """
+    rates = learning_rates(file)
+    pairs = compared_curves(file.records, file.comparisons)
+    by_rate = [[rates.get((one.variant, one.coordinates)) for one in pair] for pair in pairs]
+    return [pair for pair, (first, second) in zip(pairs, by_rate, strict=True) if first == second is not None]
 
 
 def _curve(by_step: Mapping[int, Result]) -> Curve:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from diff_transformer.lab.learning import VariantCurves, curves_of
+from diff_transformer.lab.learning import TOKENS_FOR_EQUAL_LOSS, VariantCurves, curves_of, learning_rates
 from diff_transformer.lab.record import Baseline, Comparison, Result, ResultsFile
 from diff_transformer.lab.statistics import mean_interval, verdict
 
@@ -22,12 +22,34 @@ def judge(file: ResultsFile) -> ResultsFile:
     "not comparable" where one of the two variants is not above every level of it; `at_floor` and `at_elimination` name
     those. Else a comparison of quality becomes "still learning" where one of the two had not levelled off at the end
     of its training. Nothing is concluded from what the file does not tell: an accuracy of one seed, a run that
-    diverged, no validation curves. Where nothing is claimed there is no verdict.
+    diverged, no validation curves. Where nothing is claimed there is no verdict. A ratio of steps of two variants with
+    different learning rates is not known.
     """
     known = {(baseline.name, baseline.coordinates): baseline for baseline in file.baselines}
     curves = curves_of(file.records)
-    judged = (_judged(row, known.get((row.name, row.coordinates)), curves, file.records) for row in file.comparisons)
+    # Of the largest size, which comes last.
+    rates = {variant: rate for (variant, _), rate in learning_rates(file).items()}
+    comparisons = (
+        _of_rates(row)
+        if row.name == TOKENS_FOR_EQUAL_LOSS and rates.get(row.variant) != rates.get(row.against)
+        else row
+        for row in file.comparisons
+    )
+    judged = (_judged(row, known.get((row.name, row.coordinates)), curves, file.records) for row in comparisons)
     return replace(file, comparisons=tuple(judged))
+
+
+def _of_rates(row: Comparison) -> Comparison:
+    """Take the numbers from a ratio of steps that is one of learning rates as well."""
+    return replace(
+        row,
+        ours=(math.nan, row.ours[1]),
+        difference=math.nan,
+        differences=(math.nan,) * len(row.differences),
+        interval=(math.nan, math.nan),
+        seeds_needed=None,
+        reason="the two have different learning rates",
+    )
 
 
 def _judged(

@@ -31,6 +31,7 @@ def results(
     name: str = ACCURACY_CURVE,
     baselines: Sequence[Baseline] = (LEVELS,),
     at: Coordinates = NOWHERE,
+    rates: Mapping[str, float] | None = None,
     **trained: Any,
 ) -> ResultsFile:
     """The curves of each variant by seed, with a validation at every hundredth step, and a comparison of their ends."""
@@ -53,7 +54,7 @@ def results(
             "shared_parameters": 9,
             "heads": 8,
             "head_dim": 4,
-            "learning_rate": 1e-3,
+            "learning_rate": (rates or {}).get(variant, 1e-3),
             "tried": {},
             "diverged": [],
             "differential": True,
@@ -101,6 +102,27 @@ def test_the_ratio_of_two_variants_for_each_accuracy() -> None:
         "less than 0.50, no interval",
         "less than 0.74, no interval",
     ]
+
+
+def test_variants_of_different_learning_rates_have_no_ratio() -> None:
+    """The lower rate of two alone is sooner at some levels and later at others."""
+    curves = {"diff": [FAST], "softmax": [SLOW], "diff_v2": [SLOW]}
+    table = ratios_table(results(curves, rates={"softmax": 3e-3}))
+    assert table is not None
+    assert set(column(table, "First / second")) == {"DIFF / DIFF V2"}
+    assert ratios_table(results({"diff": [FAST], "softmax": [SLOW]}, rates={"diff": 3e-4})) is None
+
+
+def test_their_curves_have_no_line_to_reach_and_a_caption() -> None:
+    losses = {"diff": [LOW], "softmax": [HIGH]}
+    curves, difference = drawings(results(losses, name=LOSS_CURVE))
+    assert texts(curves) == ["end 3.000"]
+    assert "Dotted" in curves.caption
+    assert "rates" not in difference.caption
+    curves, difference = drawings(results(losses, name=LOSS_CURVE, rates={"diff": 3e-4}))
+    assert texts(curves) == []
+    assert "Dotted" not in curves.caption
+    assert "comes of the rates as well" in difference.caption
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def found(
     curve: str = ACCURACY_CURVE,
     at: Coordinates = NOWHERE,
     chance: float | None = None,
+    rates: Sequence[float] = (1e-3, 1e-3),
 ) -> ExperimentResults:
     """A comparison in "x", better when higher, with so large differences by seed; the curves are those of each seed."""
     records = []
@@ -43,9 +44,12 @@ def found(
                 step = Coordinates(at, step=100 * number)
                 better: Any = "higher" if curve == ACCURACY_CURVE else "lower"
                 records.append(Result(name=curve, value=height, better=better, coordinates=step, **shared))
-    variants = [{"name": variant, "coordinates": {}, "parameters": 12_345} for variant in ("diff", "softmax")]
+    variants = [
+        {"name": variant, "coordinates": dict(at), "parameters": 12_345, "learning_rate": rate}
+        for variant, rate in zip(("diff", "softmax"), rates, strict=True)
+    ]
     for one in variants:
-        one |= {"shared_parameters": 9, "learning_rate": 1e-3, "tried": {}, "diverged": []}
+        one |= {"shared_parameters": 9, "tried": {}, "diverged": []}
     settings = {"request": {"experiment": name, "preset": "cpu"}, "variants": variants}
     rows = [compare(records, "x", "diff", "softmax", quality=True)]
     file: ResultsFile = capture_results("t", settings, records, "cpu", comparisons=rows)
@@ -113,6 +117,11 @@ def test_how_soon_of_a_loss_is_by_the_worse_end_with_its_size() -> None:
     results = found(WON, curves=curves, curve=LOSS_CURVE, at=Coordinates(parameters=260_000))
     sentence = "DIFF / Transformer (0.26M), to a validation loss of 2.000, with which DIFF ends: 1.50 [1.50, 1.50]."
     assert summary([results])[-1].findings[0].sentence == sentence
+
+
+def test_who_is_sooner_is_not_said_of_different_learning_rates() -> None:
+    results = found(WON, curves={"diff": EARLY, "softmax": LATE}, rates=(1e-3, 3e-3))
+    assert not any(part.title.startswith("How soon") for part in summary([results]))
 
 
 def test_what_was_not_reached_has_no_speed() -> None:

@@ -130,9 +130,7 @@ def test_compiled_once_then_loaded_without_a_compiler(
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("PATH", "")
     must_not_compile(monkeypatch)
-    start = time.perf_counter()
     cpu_build.load()
-    assert time.perf_counter() - start < 0.5  # a few milliseconds; the machine may be busy
     assert cpu_build.status() == f"compiled for {torch.backends.cpu.get_cpu_capability()}: {built.library}"
     assert cpu_build.compile_library() == (built, None)
     assert capfd.readouterr() == ("", "")

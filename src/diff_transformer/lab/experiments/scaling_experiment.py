@@ -21,7 +21,7 @@ from diff_transformer.lab.experiments.experiment import (
     section,
 )
 from diff_transformer.lab.experiments.paper_preset import PaperPreset, Stage, evaluation
-from diff_transformer.lab.learning import LOSS_CURVE, curves_of, steps_ratio
+from diff_transformer.lab.learning import LOSS_CURVE, TOKENS_FOR_EQUAL_LOSS, curves_of, steps_ratio
 from diff_transformer.lab.measure.document_losses import AR_HIT, OTHER, WHOLE, Repeats
 from diff_transformer.lab.measure.standard import LANGUAGE_LOSS
 from diff_transformer.lab.record import Comparison, Headline, Interval, Result
@@ -104,7 +104,6 @@ def ratio_interval(sizes: np.ndarray, losses: np.ndarray, *, resamples: int = 10
 
 
 PARAMETERS = "scaling/parameters_for_equal_loss"
-TOKENS = "scaling/tokens_for_equal_loss"
 # Where a run diverged, or the fits do not meet.
 LOST: Interval = (math.nan, math.nan)
 APART = f"the fits of these sizes do not fall with size, or do not meet within a factor of {FURTHEST:g}"
@@ -208,7 +207,11 @@ def _by_tokens(records: Sequence[Result], size: Coordinates) -> list[Comparison]
     bounds = None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
     method = f"validation curves of {size.label}, Student's t over ln of the ratio, paired seeds"
     needed, paper = seeds_needed(logs), (PAPER_TOKENS, 1.0)
-    return [_share_comparison(TOKENS, fmean(logs), bounds, logs, needed, paper=paper, method=method, reason=reason)]
+    return [
+        _share_comparison(
+            TOKENS_FOR_EQUAL_LOSS, fmean(logs), bounds, logs, needed, paper=paper, method=method, reason=reason
+        )
+    ]
 
 
 def _share_comparison(
@@ -293,10 +296,12 @@ FIG_3 = Experiment(
         f"{PARAMETERS} is read at the middle of the sizes (their geometric mean), with all parameters but λ and norms "
         f"counted; the paper reads it at 6.8B. Where {APART}, for one seed, for all, or for "
         "more than one in forty draws of the seeds, it is not known.",
-        f"{PARAMETERS} and {TOKENS} are of {LANGUAGE_LOSS}. {language.FIXED_TEXT} The losses by size ({WHOLE}) are of "
-        "whole documents, each in contexts of its own, and their intervals allow for other documents.",
-        f"{TOKENS} compares two runs of one schedule: before its end a run has a higher learning rate than one that "
-        "ends there would have. It is of a fixed budget, so its verdict does not wait until both have levelled off.",
+        f"{PARAMETERS} and {TOKENS_FOR_EQUAL_LOSS} are of {LANGUAGE_LOSS}. {language.FIXED_TEXT} The losses by size "
+        f"({WHOLE}) are of whole documents, each in contexts of its own, and their intervals allow for other "
+        "documents.",
+        f"{TOKENS_FOR_EQUAL_LOSS} compares two runs of one schedule and one learning rate: before its end a run has a "
+        "higher rate than one that ends there would have. It is of a fixed budget, so its verdict does not wait until "
+        "both have levelled off.",
         "The paper's gaps by size, read off Figure 3a: "
         + ", ".join(f"{first - second:+.3f} at {size.label}" for size, (first, second) in PAPER_LOSSES.items())
         + "; by tokens of training, read off Figure 3b: "

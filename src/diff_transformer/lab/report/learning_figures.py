@@ -18,6 +18,8 @@ from diff_transformer.lab.learning import (
     VariantCurves,
     compared_curves,
     curves_of,
+    curves_of_one_rate,
+    learning_rates,
     reported_accuracies,
 )
 from diff_transformer.lab.record import Baseline, Interval
@@ -31,6 +33,10 @@ from diff_transformer.lab.statistics import mean_interval
 FEWEST = 2
 # Of losses what lies above the curves at this share of the training is cut off.
 _BEGINNING = 0.1
+_UNLIKE_RATES = (
+    "Where two variants have different learning rates, what stands before the end, with the places where a curve "
+    "changes its sign, comes of the rates as well."
+)
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LEVEL_DASHES = {"chance": "-", "floor": "-.", "by elimination": "--"}
 
@@ -68,7 +74,7 @@ def _is_curve(curves: VariantCurves) -> bool:
 
 def _levels(results: ExperimentResults, name: str, curves: Sequence[VariantCurves]) -> Iterator[Level]:
     """Chance, floor and elimination of an accuracy, and those to be reached; of losses the final one of whom others are
-    compared with.
+    compared with, where all have one learning rate.
     """
     if name == ACCURACY_CURVE:
         yield from _known_levels([one for one in results.file.baselines if one.name == name])
@@ -78,7 +84,9 @@ def _levels(results: ExperimentResults, name: str, curves: Sequence[VariantCurve
     compared_with = dict.fromkeys(row.against for row in results.file.comparisons)
     of_variants = {one.variant: one for one in curves}
     against = next((of_variants[variant] for variant in compared_with if variant in of_variants), None)
-    if against is not None and math.isfinite(end := fmean(against.finals)):
+    rates = learning_rates(results.file)
+    is_fair = len({rates.get((one.variant, one.coordinates)) for one in curves}) == 1
+    if is_fair and against is not None and math.isfinite(end := fmean(against.finals)):
         yield Level(f"end {wording.format_number(end)}", end, is_wished=True)
 
 
@@ -116,20 +124,22 @@ def _curves_drawing(
     return Drawing(
         figure,
         f"{called}, {what}{part} over {first.steps:,} steps of training: {'; '.join(ends)}.",
-        _caption(curves),
+        _caption(curves, levels),
         title=f"{called}: {what}{part} over training",
         name=slug(f"{name}{part}"),
     )
 
 
-def _caption(curves: Sequence[VariantCurves]) -> str:
+def _caption(curves: Sequence[VariantCurves], levels: Sequence[Level]) -> str:
     seeds = max(len(one.by_seed) for one in curves)
     caption = "Validation over training, one seed."
     if seeds > 1:
         caption = f"Validation over training: mean of {seeds} seeds; bands are 95 % intervals, cut at the axis."
     if curves[0].name == ACCURACY_CURVE:
         return caption + " Dotted: accuracies to reach; a mark is where a mean over seeds gets there."
-    return caption + " Dotted: the final loss of the variant that others are compared with. The beginning is cut off."
+    if levels:
+        caption += " Dotted: the final loss of the variant that others are compared with."
+    return f"{caption} The beginning is cut off."
 
 
 def _differences_drawing(
@@ -154,12 +164,14 @@ def _differences_drawing(
         ylabel="first − second (nats/token)",
         is_accuracy=False,
     )
+    fair = curves_of_one_rate(results.file)
+    rates = "" if all(pair in fair for pair in pairs) else f" {_UNLIKE_RATES}"
     ends = [f"{line.label} ends at {wording.format_number(line.y[-1], missing=wording.DIVERGED)}" for line in lines]
     return Drawing(
         figure,
         f"{called}, differences in validation loss{part} over training: {'; '.join(ends)}.",
         "Differences in validation loss over paired seeds, with 95 % intervals (Student's t), cut at the axis: below 0 "
-        "the first variant is ahead. The beginning is cut off.",
+        f"the first variant is ahead. The beginning is cut off.{rates}",
         title=f"{called}: difference in validation loss{part} over training",
         name=slug(f"{results.anchor}-learning-difference{part}"),
     )

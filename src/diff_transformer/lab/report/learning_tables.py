@@ -8,8 +8,8 @@ from diff_transformer.lab.learning import (
     ACCURACY_CURVE,
     StepsRatio,
     VariantCurves,
-    compared_curves,
     curves_of,
+    curves_of_one_rate,
     reported_accuracies,
     steps_ratio,
 )
@@ -23,7 +23,8 @@ STEPS = (
     "over paired seeds, with Student's t over the logarithms: below 1 the first variant needs fewer steps. Where only "
     "one variant gets there, the other would need more than its whole training, and one that is there at its first "
     "validation may have needed fewer steps: the ratio is a bound then. Before its end a training has a higher "
-    "learning rate than one that ends there would have."
+    "learning rate than one that ends there would have. Two variants with different learning rates have no ratio: it "
+    "would be one of the rates as well."
 )
 # Of curves with too few validations.
 TOO_FEW = (
@@ -66,11 +67,14 @@ def ends_table(file: ResultsFile) -> Table | None:
 
 def ratios_table(file: ResultsFile) -> Table | None:
     """A row for each level and each two variants that are compared: the steps of both, and their ratio. None where no
-    two variants have curves, or validation accuracies have no level to reach.
+    two variants of one learning rate have curves, or validation accuracies have no level to reach.
     """
     accuracies = reported_accuracies(file.baselines)
-    pairs = compared_curves(file.records, file.comparisons)
-    rows = [(first, second, ratio) for first, second in pairs for ratio in _ratios(first, second, accuracies)]
+    rows = [
+        (first, second, ratio)
+        for first, second in curves_of_one_rate(file)
+        for ratio in _ratios(first, second, accuracies)
+    ]
     if not rows:
         return None
     columns = {"First / second": [wording.pair_of(one.variant, other.variant, " / ") for one, other, _ in rows]}

@@ -8,7 +8,7 @@ from diff_transformer.lab.learning import (
     ACCURACY_CURVE,
     StepsRatio,
     VariantCurves,
-    compared_curves,
+    curves_of_one_rate,
     reported_accuracies,
     steps_ratio,
 )
@@ -127,14 +127,16 @@ def _claim(row: Comparison) -> str:
 
 
 def _speeds(all_results: Sequence[ExperimentResults]) -> Iterator[Finding]:
-    """A sentence for each two variants that an experiment is about, and each size; runs that experiments share once."""
+    """A sentence for each two variants of one learning rate that an experiment is about, and each size; runs that
+    experiments share once.
+    """
     seen: set[tuple[tuple[float, ...], ...]] = set()
     for results in all_results:
         row = results.headline
         if results.file.headline is None or row is None:
             continue
         levels = reported_accuracies(results.file.baselines)
-        for first, second in compared_curves(results.file.records, results.file.comparisons):
+        for first, second in curves_of_one_rate(results.file):
             if (first.variant, second.variant) != (row.variant, row.against):
                 continue
             ratio = steps_ratio(first, second, max(levels, default=None) if first.name == ACCURACY_CURVE else None)

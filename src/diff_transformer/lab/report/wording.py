@@ -37,10 +37,10 @@ STILL_LEARNING = (
     "unless it is asked of a fixed budget: until neither improves, over the last "
     f"{100 * LAST_PART:g} % of its training and on average over the seeds, by more than {MOST_ACCURACY:g} of "
     f"validation accuracy or {100 * MOST_LOSS:g} % of its validation loss. Before that the verdict is still learning, "
-    "with the variant that is ahead so far. Where the schedule lowers the learning rate, it is close to 0 by then, "
-    "which flattens every curve, and the limit for a loss is larger than some differences: a longer training goes "
-    "further and may decide otherwise. Results without validation curves, or with too few validations, do not tell; "
-    "there the interval decides alone."
+    "with the variant that is ahead so far. Where the schedule lowers the learning rate, by default to a tenth, it is "
+    "low by then, which flattens every curve, and the limit for a loss is larger than some differences: a longer "
+    "training goes further and may decide otherwise. Results without validation curves, or with too few validations, "
+    "do not tell; there the interval decides alone."
 )
 UNCORRECTED = (
     "No verdict is corrected for the number of comparisons: without any true difference, one comparison in twenty "
