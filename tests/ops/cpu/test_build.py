@@ -46,7 +46,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "kernel.cpp").write_text(THREADS, encoding="utf-8")
     monkeypatch.setattr(cpu_build, "SOURCES", folder)
-    for name in ("_kernel_error", "_load_operators", "_warn_of_fallback"):
+    for name in ("_kernel_error", "_load_kernel", "_warn_of_fallback"):
         monkeypatch.setattr(cpu_backend, name, functools.cache(getattr(cpu_backend, name).__wrapped__))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv(cpu_build.SWITCH, raising=False)
@@ -323,7 +323,7 @@ def test_what_the_kernel_cannot_do_does_not_look_for_it(monkeypatch: pytest.Monk
     def refuse() -> None:
         raise AssertionError("the kernel was looked for")
 
-    monkeypatch.setattr(cpu_backend, "_load_operators", refuse)
+    monkeypatch.setattr(cpu_backend, "_load_kernel", refuse)
     q, k, v = tensors(torch.float64)
     diff_attention(q, k, v, 0.5)
     with pytest.raises(ValueError, match=r"'cpu' cannot run this request: .*, got torch\.float64"):
@@ -436,7 +436,7 @@ def test_threads_load_the_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(threading.get_ident())
         time.sleep(0.1)
 
-    monkeypatch.setattr(cpu_backend, "_load_operators", functools.cache(slowly))
+    monkeypatch.setattr(cpu_backend, "_load_kernel", functools.cache(slowly))
     threads = [threading.Thread(target=cpu_backend.reason_against_cpu_kernel) for _ in range(4)]
     for thread in threads:
         thread.start()

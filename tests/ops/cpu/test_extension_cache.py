@@ -30,7 +30,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 @pytest.fixture(autouse=True)
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: list[Path]) -> Path:
     """A library in a private cache, two folders below the test's own."""
-    for name in ("_kernel_error", "_load_operators", "_warn_of_fallback"):
+    for name in ("_kernel_error", "_load_kernel", "_warn_of_fallback"):
         monkeypatch.setattr(cpu_backend, name, functools.cache(getattr(cpu_backend, name).__wrapped__))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "above" / "cache"))
     monkeypatch.delenv(cpu_build.SWITCH, raising=False)
