@@ -61,6 +61,13 @@ def test_labels_of_any_kind_are_drawn_as_they_are() -> None:
     assert {"$\\frac", "模型", "…" + "x" * 31, "$"} <= set(drawn)
 
 
+def test_a_busy_machine_is_no_warning(drawing: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """matplotlib warns where it took more than a second to place a legend."""
+    seconds = itertools.count(step=2)
+    monkeypatch.setattr("matplotlib.legend.time.perf_counter", lambda: next(seconds))
+    assert "DIFF" in figures.svg(drawing)
+
+
 def test_the_same_figure_gives_the_same_svg(drawing: Figure) -> None:
     again = figures.curves(
         [

@@ -249,6 +249,8 @@ def svg(figure: Figure) -> str:
     with warnings.catch_warnings(), matplotlib.rc_context({**_STYLE, "svg.hashsalt": "diff-transformer"}):
         # Text is set by the browser, which has glyphs that matplotlib's font lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        # Of a place that took a second to find: the machine was busy, as the curves have few points.
+        warnings.filterwarnings("ignore", message="Creating legend with loc=")
         # No metadata: it carries the date (the same results give the same page) and addresses of vocabularies.
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(buffer, format="svg", metadata=nothing, dpi=150)
