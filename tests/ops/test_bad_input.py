@@ -234,6 +234,7 @@ def test_arguments_after_lambda_are_named() -> None:
 # Tensors of the right shape whose values are not in a storage of their own, and what a sentence calls them.
 NOT_DENSE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "sparse": (lambda x: x.to_sparse(), "torch.sparse_coo"),
+    "zeros": (lambda x: torch._efficientzerotensor(x.shape), "tensor of zeros without memory"),
     "of oneDNN": (lambda x: x.to_mkldnn(), "torch._mkldnn"),
     "nested": (lambda x: torch.nested.nested_tensor(list(x)), "nested tensor"),
     "jagged": (lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged), "nested tensor"),

@@ -108,14 +108,12 @@ def compare(
 
 def _with_text(name: str, settings: list[str], text: list[Path]) -> "Recipe":
     """The recipe, which the text is put into if there is any. Raises ValueError where it is trained on none."""
+    from diff_transformer.data import TextFiles
     from diff_transformer.train.data_kinds import TextData
     from diff_transformer.train.recipe import override_of
 
     if not text:
         return read_recipe(name, settings)
-    for path in text:
-        if not path.exists():
-            raise FileNotFoundError(f"The text {str(path)!r} does not exist.")
     resolved = read_recipe(name, settings)
     if not isinstance(resolved.data, TextData):
         raise ValueError(
@@ -126,7 +124,9 @@ def _with_text(name: str, settings: list[str], text: list[Path]) -> "Recipe":
             f"--text does not go with the recipe {resolved.name!r}, whose text is {resolved.data.describe()}; "
             "data.dataset=null takes it out."
         )
-    return read_recipe(name, [*settings, override_of("data.paths", [str(path.resolve()) for path in text])])
+    TextFiles(text)  # refuses what is no text
+    paths = [str(path.expanduser().resolve()) for path in text]
+    return read_recipe(name, [*settings, override_of("data.paths", paths)])
 
 
 def _rates(text: str | None) -> list[float]:

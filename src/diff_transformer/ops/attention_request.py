@@ -141,6 +141,9 @@ def check_dense(name: str, x: Tensor) -> None:
         kind = next((kind for kind in kinds if kind in _STANDING_FOR_OTHERS), None)
     if kind is None and (x.is_nested or x.layout != torch.strided):
         kind = "nested tensor" if x.is_nested else f"tensor of layout {x.layout}"
+    # What torch makes for gradients of zeros; torch.compile has none.
+    if kind is None and not torch.compiler.is_compiling() and x._is_zerotensor():
+        kind = "tensor of zeros without memory"
     if kind is not None:
         raise TypeError(f"{name} must be a dense tensor that holds its own numbers, got a {kind}.")
 

@@ -134,10 +134,11 @@ def test_what_is_asked_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with pytest.raises(ValueError, match="no option 'sequence'; did you mean 'sequences'"):
         request_experiment(SMALL, options={"sequence": 3})
     on_text = replace(SMALL, presets={"cpu": replace(TINY, recipe="language", overrides=())})
-    with pytest.raises(FileNotFoundError, match="nowhere' does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"There is no text file or folder '.*nowhere'"):
         request_experiment(on_text, text=[tmp_path / "nowhere"])
-    request = request_experiment(on_text, text=[tmp_path], seeds=4)
-    assert request.preset.overrides[-1] == f"data.paths={json.dumps([str(tmp_path)])}"
+    (tmp_path / "a.txt").write_text("a", encoding="utf-8")
+    request = request_experiment(on_text, text=[tmp_path / "*.txt"], seeds=4)
+    assert request.preset.overrides[-1] == f"data.paths={json.dumps([str(tmp_path / '*.txt')])}"
     assert request.preset.seeds == 4
 
 
@@ -176,6 +177,7 @@ def test_the_users_text_reaches_every_variant_that_is_trained_on_text_and_no_oth
         with pytest.raises(ValueError, match=f"--text does not go with '{name}' at --preset {preset}, which uses no"):
             request_experiment(experiment, preset, text=[tmp_path])
         return
+    (tmp_path / "a.txt").write_text("a", encoding="utf-8")
     request = request_experiment(experiment, preset, text=[tmp_path]).preset
     for variant in variants:
         for more in ((), request.sweep, request.extension):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from diff_transformer.data import TextFiles
 from diff_transformer.lab.coordinates import NOWHERE
 from diff_transformer.lab.experiments.experiment import EXPERIMENTS, PAPER, Experiment, Preset, find_experiment
 from diff_transformer.lab.experiments.recipe_comparison import recorded_experiment
@@ -115,12 +116,11 @@ def request_experiment(
         raise ValueError(f"The number of seeds must be 1 or more, got {seeds}.")
     if text and not chosen.trains_on_text:
         raise ValueError(f"--text does not go with {name!r} at --preset {preset}, which uses no text.")
-    for path in text:
-        if not Path(path).exists():
-            raise FileNotFoundError(f"The text {str(path)!r} does not exist.")
+    if text:
+        TextFiles(text)  # refuses what is no text
     refuse_unknown(options or {}, chosen.options, repr(name))
     all_options = read_options(experiment.option_model(), {**chosen.options, **(options or {})}, repr(name))
-    paths = tuple(str(Path(path).resolve()) for path in text)
+    paths = tuple(str(Path(path).expanduser().resolve()) for path in text)
     resolved = replace(
         chosen,
         overrides=(*chosen.overrides, override_of("data.paths", list(paths))) if paths else chosen.overrides,
