@@ -217,6 +217,21 @@ def test_a_full_disk_is_told_with_the_folder(tmp_path: Path, size: int) -> None:
     assert prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path).tokens.tolist() == expected(DOCUMENTS)
 
 
+def test_a_cache_that_cannot_be_made_is_told_with_what_names_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        OSError, match=r"The cache '.*file/cache/tokens/.*' cannot be written: .*DIFF_TRANSFORMER_CACHE"
+    ):
+        prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path / "file" / "cache")
+    for name in ("DIFF_TRANSFORMER_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 987_654)  # a container's user, whom no file knows
+    with pytest.raises(OSError, match=r"no home folder .* DIFF_TRANSFORMER_CACHE names another"):
+        prepare(Texts(DOCUMENTS), TOKENIZER)
+
+
 def test_a_list_without_its_tokens_is_cut_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_cache, "_BATCH_CHARACTERS", 1)
     with pytest.raises(KeyboardInterrupt):

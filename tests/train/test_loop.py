@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -785,3 +788,40 @@ def test_a_broken_state_is_named(tmp_path: Path, text: str) -> None:
     model = torch.nn.Linear(1, 1)
     with pytest.raises(ValueError, match=r"state\.json' is not the state of a run"):
         load_checkpoint(tmp_path, model, torch.optim.AdamW(model.parameters()))
+
+
+def test_another_recipe_names_how_to_begin_with_what_is_trained(tmp_path: Path) -> None:
+    train(recipe(steps=2), tmp_path / "run")
+    start = re.escape(str(tmp_path / "run" / "model"))
+    with pytest.raises(ValueError, match=rf"train\.steps \(2, 4\); choose .*, with model\.init_from={start} to begin"):
+        train(recipe(steps=4), tmp_path / "run", resume=True)
+    shutil.rmtree(tmp_path / "run" / "model")
+    with pytest.raises(ValueError, match=r"with model\.init_from=.*step-000002 to begin"):
+        train(recipe(steps=4), tmp_path / "run", resume=True)
+
+
+def test_a_notebook_shows_a_run_that_nobody_else_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a kernel of Jupyter's kind; a script shows nothing."""
+    lines: list[list[str]] = []
+
+    class Line:
+        def update(self, data: dict[str, str], *, raw: bool) -> None:
+            lines[-1].append(data["text/plain"])
+
+    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Line:
+        lines.append([data["text/plain"]])
+        return Line()
+
+    train(recipe(steps=3), tmp_path / "script")
+    assert capsys.readouterr() == ("", "")
+    kernel = SimpleNamespace(kernel=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
+        patch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+        train(recipe(steps=3), tmp_path / "notebook")
+    (told,), steps = lines
+    assert told == "test · diff: 1 process (cpu), float32"
+    assert [re.sub(r"loss.*", "", step) for step in (steps[0], steps[-1])] == [
+        "test · diff: step 1 of 3, ",
+        "test · diff: step 3 of 3, ",
+    ]

@@ -8,17 +8,14 @@ import sys
 from contextlib import suppress
 from typing import Any, TextIO
 
-from diff_transformer.cli.extras import missing_extra
+from diff_transformer.cli.extras import TRAINING, missing_extra
 from diff_transformer.freed_memory import keep_freed_memory
 from diff_transformer.processors import limit_threads
-
-# Commands that train in their own process, or may. Their files are what they make, and stdout only tells of it.
-TRAINING = ("demo", "train", "reproduce", "compare")
 
 
 def main() -> None:
     """Run the command line. The exit code is 0, or 2 after an error (one line on stderr), or 130 after Ctrl-C."""
-    is_training = sys.argv[1:2] and sys.argv[1] in TRAINING
+    is_training = sys.argv[1:2] != [] and sys.argv[1] in TRAINING
     for number in range(3):
         # The next file that is opened would take the number of a closed stream, and what is printed.
         with suppress(OSError):
@@ -74,7 +71,7 @@ def _lasting(stream: TextIO | None, number: int, *, tells_errors: bool) -> TextI
     Generated text may hold any character; a terminal that cannot show one shows "?".
     """
     if stream is None:  # closed when the program began
-        encoding, options = "utf-8", {}
+        encoding, line_buffering, write_through = "utf-8", False, False
     elif not isinstance(stream, io.TextIOWrapper):
         return stream
     elif os.name != "posix" or not _is_at(stream, number):
@@ -84,9 +81,11 @@ def _lasting(stream: TextIO | None, number: int, *, tells_errors: bool) -> TextI
         with suppress(OSError):
             stream.flush()
         encoding = stream.encoding
-        options = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+        line_buffering, write_through = stream.line_buffering, stream.write_through
     file = io.BufferedWriter(_LastingFile(number, tells_errors=tells_errors))
-    return io.TextIOWrapper(file, encoding, errors="replace", **options)
+    return io.TextIOWrapper(
+        file, encoding, errors="replace", line_buffering=line_buffering, write_through=write_through
+    )
 
 
 def _is_at(stream: TextIO, number: int) -> bool:

@@ -12,9 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 from diff_transformer._version import __version__
-from diff_transformer.cli import TRAINING
 from diff_transformer.cli.console import quiet_libraries
-from diff_transformer.cli.extras import missing_extra, require_extra
+from diff_transformer.cli.extras import TRAINING, missing_extra, require_extra
 from diff_transformer.cli.start_page import start_page
 from diff_transformer.processors import is_first_process
 from diff_transformer.storage.files import is_full_disk
@@ -88,6 +87,9 @@ class Commands(TyperGroup):
             sys.exit(error.exit_code)
         except typer.Abort:
             sys.exit(1)
+        except OSError as error:  # of what is printed before any command begins, as by --list
+            typer.echo(f"error: {error}", err=True)
+            sys.exit(2)
         sys.exit(code or 0)
 
 

@@ -37,6 +37,9 @@ EXTRAS = {
     "serve": SERVE_EXTRA,
 }
 
+# Commands that train in their own process, or may. Their files are what they make, and stdout only tells of it.
+TRAINING = ("demo", "train", "reproduce", "compare")
+
 
 class MissingExtraError(ModuleNotFoundError):
     """A module is missing that a command's own extra brings; another extra may bring it too."""

@@ -103,7 +103,8 @@ def check_launcher() -> None:
     found = [name for name, value in values.items() if int(value) > alone[name]]
     needed = ("MASTER_ADDR",) if _MPI.keys() & set(found) else ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in needed if not os.environ.get(name)]
-    if found and missing and not dist.is_mpi_available():
+    is_joined = dist.is_initialized() or dist.is_mpi_available()  # or will be without an address
+    if found and missing and not is_joined:
         raise ValueError(
             f"The environment has a launcher's {', '.join(f'{name}={values[name]}' for name in found)} without "
             f"{', '.join(missing)}: start several processes with torchrun, or unset {', '.join(found)} to train in one."

@@ -156,14 +156,15 @@ class TrainingInterrupted(KeyboardInterrupt):
         self.is_saved = is_saved  # whether a checkpoint or the model holds all that was done
 
 
-def stop_signals() -> list[int]:
+def stop_signals() -> list[signal.Signals]:
     """The signals that end a run with a checkpoint: Ctrl-C, SIGTERM, and SIGHUP of a terminal that is closed.
 
     SIGHUP is none where it is ignored, as nohup has it.
     """
-    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
-    ignored = hangup is None or signal.getsignal(hangup) == signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [hangup])]
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # Windows has none
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 class Interrupt:

@@ -61,10 +61,10 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
             more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
             folders = [folder / MODEL, *sorted((folder / CHECKPOINTS).glob("step-*"), reverse=True)]
             trained = next((path for path in folders if path.is_dir()), None)
-            start = f", with model.init_from={trained} to begin with its weights," if trained else ""
+            begin = f", with model.init_from={trained} to begin with its weights," if trained else ""
             raise ValueError(
                 f"The run in {str(folder)!r} was started with another recipe; (then, now) differ in: "
-                f"{', '.join(changed[:_NAMED])}{more}; choose another --output (in Python output_dir){start} or "
+                f"{', '.join(changed[:_NAMED])}{more}; choose another --output (in Python output_dir){begin} or "
                 "replace it with --overwrite (overwrite=True)."
             )
         if (folder / MODEL).is_dir() and not present_folders(folder / CHECKPOINTS, "*"):

@@ -108,7 +108,8 @@ def steps_until_a_tidy_end(mark: Path, progress: Progress) -> None:
 
 def kills_itself(number: int, progress: Progress) -> None:
     """As a signal does that comes before a worker can take it."""
-    signal.signal(number, signal.SIG_DFL)
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
