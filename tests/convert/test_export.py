@@ -21,6 +21,7 @@ import fresh
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.convert.shared_folder import export_folder
 from diff_transformer.model.remote_code import AUTO_CLASSES, auto_map, code_files
+from diff_transformer.suggestions import quoted
 
 CODE = {"configuration_diff_transformer.py", "modeling_diff_transformer.py"}
 PLAIN = {"README.md", "config.json", "generation_config.json", "model.safetensors", *CODE}
@@ -78,7 +79,7 @@ def test_a_folder_named_by_text_and_a_size_in_bytes(model: Any, tmp_path: Path) 
 @pytest.mark.parametrize("size", ["big", "-1GB", "0GB", "0.0001KB", "5 GB", "", "9" * 5000, 0, -1, 5.0, True, None])
 def test_what_is_no_size_is_refused_before_anything_is_written(size: Any, model: Any, tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=re.escape(f"must be a number of bytes, 1 or more, or like '5GB', got {size!r}")
+        ValueError, match=re.escape(f"must be a number of bytes, 1 or more, or like '5GB', got {quoted(size)}")
     ):
         export_folder(model, None, tmp_path / "out", card="", max_shard_size=size)
     assert names(tmp_path) == {"ours"}

@@ -86,4 +86,4 @@ def test_transformers_chat_talks_to_our_server(
     monkeypatch.setattr(chat.RichInterface, "stream_output", heard)
     with running(new_served(chat=True)) as url:
         chat.Chat("tiny", url, ["max_new_tokens=8", "do_sample=False"])
-    assert answers == [(byte_tokenizer().decode(out).rstrip("\N{REPLACEMENT CHARACTER}"), "length")]
+    assert answers == [(byte_tokenizer().decode(out), "length")]

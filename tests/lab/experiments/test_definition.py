@@ -7,8 +7,7 @@ import pytest
 
 from diff_transformer.lab.experiments.experiment import EXPERIMENTS, find_experiment
 from diff_transformer.lab.experiments.request import as_defined
-from diff_transformer.lab.experiments.scaling_experiment import TOKENS
-from diff_transformer.lab.learning import CURVES
+from diff_transformer.lab.learning import CURVES, TOKENS_FOR_EQUAL_LOSS
 from diff_transformer.lab.record import Comparison, ResultsFile
 from diff_transformer.lab.report.wording import STILL_LEARNING, verdict_text
 from diff_transformer.lab.results_files import read_results, write_json
@@ -80,9 +79,9 @@ def test_a_comparison_in_the_headlines_place_goes_without_its_claim() -> None:
 
 
 def test_what_is_asked_of_a_fixed_budget_does_not_wait_and_says_so() -> None:
-    (waits,) = {one.quality for one in committed("fig3").comparisons if one.name == TOKENS}
+    (waits,) = {one.quality for one in committed("fig3").comparisons if one.name == TOKENS_FOR_EQUAL_LOSS}
     assert not waits
-    (note,) = [note for note in find_experiment("fig3").notes if note.startswith(f"{TOKENS} compares")]
+    (note,) = [note for note in find_experiment("fig3").notes if note.startswith(f"{TOKENS_FOR_EQUAL_LOSS} compares")]
     assert "its verdict does not wait" in note
     assert "unless it is asked of a fixed budget" in STILL_LEARNING
 

@@ -23,7 +23,7 @@ from diff_transformer.lab.experiments.language_experiments import FIXED_TEXT
 from diff_transformer.lab.experiments.paper_preset import check_paper
 from diff_transformer.lab.experiments.request import ExperimentRequest, request_experiment
 from diff_transformer.lab.experiments.runner import run_experiment
-from diff_transformer.lab.learning import LOSS_CURVE
+from diff_transformer.lab.learning import LOSS_CURVE, TOKENS_FOR_EQUAL_LOSS
 from diff_transformer.lab.record import Comparison, Result, ResultsFile
 from diff_transformer.lab.statistics import seeds_needed
 from diff_transformer.model import DiffTransformerConfig
@@ -107,12 +107,12 @@ def test_figure_3(text: Path, output: Path) -> None:
     comparisons = by_key(results)
     sizes = ["0.02M", "0.04M", "0.06M", "0.13M"]
     assert list(comparisons) == [
-        *((name, "diff", "softmax", "") for name in (scaling_experiment.PARAMETERS, scaling_experiment.TOKENS)),
+        *((name, "diff", "softmax", "") for name in (scaling_experiment.PARAMETERS, TOKENS_FOR_EQUAL_LOSS)),
         *((scaling_experiment.WHOLE, "diff", "softmax", size) for size in sizes),
         *((f"repeats/{name}", "diff", "softmax", "0.13M") for name in ("ar_hit", "other")),
     ]
     assert comparisons[scaling_experiment.PARAMETERS, "diff", "softmax", ""].paper == (0.622, 1.0)
-    assert comparisons[scaling_experiment.TOKENS, "diff", "softmax", ""].paper == (0.637, 1.0)
+    assert comparisons[TOKENS_FOR_EQUAL_LOSS, "diff", "softmax", ""].paper == (0.637, 1.0)
     by_size = [c for c in results.comparisons if c.name == scaling_experiment.WHOLE]
     assert all("paired documents" in c.method for c in by_size), "one seed: the interval is of the documents"
     points = {r.coordinates.label for r in results.records if r.name == LOSS_CURVE and "0.13M" in r.coordinates.label}
@@ -386,9 +386,7 @@ def test_where_all_runs_of_a_size_diverged(
     assert all(math.isfinite(c.difference) for c in others)
     derived = {c.name: c.ours for c in results.comparisons if not c.coordinates}
     if name == "fig3":
-        assert all(
-            math.isnan(derived[ratio][0]) for ratio in (scaling_experiment.PARAMETERS, scaling_experiment.TOKENS)
-        )
+        assert all(math.isnan(derived[ratio][0]) for ratio in (scaling_experiment.PARAMETERS, TOKENS_FOR_EQUAL_LOSS))
         return
     guess = next(r.value for r in results.records if r.name == recall_experiments.GUESS)
     for variant, side in (("diff", 0), ("softmax", 1)):

@@ -326,7 +326,7 @@ def test_a_second_stage_begins_with_the_model_of_the_first(tmp_path: Path) -> No
 def test_the_validation_curve_of_every_run_is_in_the_file(tmp_path: Path) -> None:
     """Of a run with two stages that of the first: the second validates on other data."""
     folder, results = tmp_path, {}
-    every = replace(TINY, overrides=(*SIZES, "train.steps=4", "train.evaluate_every=1"))
+    every = replace(TINY, overrides=(*SIZES, "train.steps=4", "train.evaluate_every=1"), learning_rates=(1e-3,))
     for name, extension in (("one stage", ()), ("two", ("train.steps=1", "data.length=48"))):
         small = replace(SMALL, presets={"cpu": replace(every, extension=extension)})
         results[name] = run_experiment(request_experiment(small), folder, overwrite=True)

@@ -110,7 +110,7 @@ def test_the_papers_sets_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) 
     rows = datasets.Dataset.from_list([{"context": "C.", "input": "Who?", "answers": ["c", "d"]}])
     assert read_sources("hotpotqa") == [Source(document="C.", question="Who?", reference="c")]
     assert read_sources("multi_news") == [Source(document="C.", reference="c")]
-    with pytest.raises(ValueError, match="'xsum' has no column 'document', only context, input, answers"):
+    with pytest.raises(ValueError, match="'xsum' has no column 'document', only 'context', 'input', 'answers'"):
         read_sources("xsum")
     assert loads[0] == {"path": "EdinburghNLP/xsum", "revision": "refs/convert/parquet", "split": "test"}
     assert loads[2]["data_files"].startswith("zip://data/hotpotqa.jsonl::https://huggingface.co/")
