@@ -52,9 +52,10 @@ def _decided(results: ExperimentResults, row: Comparison, p: float, name: str, r
     holds = (row.difference > 0) == (row.better == "higher")
     tokens = max(one["tokens_per_step"] for one in results.variants) * (row.steps or 0) / 1e6
     values = " against ".join(map(format_number, row.ours))
+    so_far = " so far, a model was still learning" if row.verdict == "still learning" else ""
     return (
         f"- [{name}]({report}#{results.anchor}), {tokens:.1f}M tokens: {results.file.headline.claim}: "
-        f"**{'yes' if holds else 'no'}**, {values}{row.unit and f' {row.unit}'} (p = {p:.3f}),"
+        f"**{'yes' if holds else 'no'}**{so_far}, {values}{row.unit and f' {row.unit}'} (p = {p:.3f}),"
     )
 
 

@@ -215,6 +215,17 @@ def test_a_causal_bias_of_torch_is_what_it_means(kind: str, implementation: str,
     torch.testing.assert_close(continued, due[:, 4:], rtol=1e-4, atol=1e-4 if implementation == "eager" else 1e-9)
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("lengths", [(1, 9), (9, 1), (4, 4)])
+def test_a_causal_bias_of_other_lengths_is_refused(
+    implementation: str, lengths: tuple[int, int], make: Any, tokens: Any
+) -> None:
+    """One row or one column would be taken for all of them."""
+    model = make("diff", torch.float32, attn_implementation=implementation)
+    with pytest.raises(ValueError, match=r"must be of \(N, S\) = \(9, 9\), got \(\d, \d\)"):
+        model(tokens(), attention_mask=causal_upper_left(*lengths))
+
+
 @pytest.mark.parametrize("mask", ["bias", "sparse"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_mask_that_holds_no_numbers_of_its_own_is_refused(

@@ -116,7 +116,7 @@ def eager_attention_forward(
     So a gradient reaches the weights that are returned, as it does Llama's. Arguments, results and errors are otherwise
     those of :func:`operator_attention_forward`, with the queries of the one call.
     """
-    _refuse_given("eager", _BEYOND_SDPA + _KNOWN_TO_SDPA, kwargs)
+    _refuse_given("eager", _KNOWN_TO_SDPA, kwargs)
     if attention_mask is not None and attention_mask.dtype == torch.bool:  # Llama's is added
         hidden = torch.finfo(query.dtype).min
         attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill_(~attention_mask, hidden)
@@ -175,6 +175,7 @@ class InterfaceAttention(Attention):
 
         lam = self.lambdas(hidden_states)
         implementation = self.config._attn_implementation
+        _refuse_given(implementation, _BEYOND_SDPA, kwargs)
         takes_pairs = implementation in OPERATOR_IMPLEMENTATIONS
         pads = self.pairs_kv_heads and not takes_pairs
         query = zero_padded(queries, self.ratio) if pads else queries.transpose(1, 2)
@@ -283,9 +284,10 @@ def operator_attention_forward(
     n, s = query.shape[2], key.shape[2]
     cu_seqlens = cu_seq_lens_q if attention_mask is None else None
     gives_maps = kwargs.pop("output_attentions", False) or maps is not None
-    _refuse_given(OPERATOR_IMPLEMENTATION, _BEYOND_SDPA, kwargs)
+    name = OPERATOR_IMPLEMENTATION if backend == "auto" else f"{OPERATOR_IMPLEMENTATION}_{backend}"
+    _refuse_given(name, _BEYOND_SDPA, kwargs)
     if lam is not None or cu_seqlens is not None or gives_maps:
-        _refuse_given(OPERATOR_IMPLEMENTATION, _KNOWN_TO_SDPA, kwargs)
+        _refuse_given(name, _KNOWN_TO_SDPA, kwargs)
     elif any(kwargs.get(known) is not None for known in _KNOWN_TO_SDPA):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -339,16 +341,20 @@ def operator_mask(**arguments: Any) -> Tensor | None:
     return sdpa_mask(**arguments)
 
 
-def dense_mask(attention_mask: Any, device: torch.device) -> Any:
+def dense_mask(attention_mask: Any, inputs: Tensor, cache: Cache | None) -> Any:
     """A mask as a caller gives it to the model, or such masks by name; a CausalBias of torch as (1, 1, N, S) boolean.
 
     Raises:
         TypeError: a tensor that does not hold its own numbers.
+        ValueError: a CausalBias that does not fit the inputs (B, N, D) and what the cache holds.
     """
     if isinstance(attention_mask, dict):
-        return {name: dense_mask(mask, device) for name, mask in attention_mask.items()}
+        return {name: dense_mask(mask, inputs, cache) for name, mask in attention_mask.items()}
     if is_causal_bias(attention_mask):
-        return causal_bias_mask(attention_mask, device)[None, None]
+        n = inputs.shape[1]
+        past = 0 if cache is None else int(cache.get_seq_length())
+        slots = [getattr(layer, "max_cache_len", past + n) for layer in getattr(cache, "layers", ())]  # of a static one
+        return causal_bias_mask(attention_mask, n, [past + n, *slots], inputs.device)[None, None]
     if isinstance(attention_mask, Tensor):
         check_dense("attention_mask", attention_mask)
     return attention_mask

@@ -230,7 +230,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given.")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        attention_mask = dense_mask(attention_mask, inputs_embeds.device)
+        attention_mask = dense_mask(attention_mask, inputs_embeds, past_key_values)
         if past_key_values is not None and not self.config.is_causal:
             raise ValueError(
                 "an encoder (is_causal False) sees all tokens at once and takes no past_key_values, got a "

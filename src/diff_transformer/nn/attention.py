@@ -15,7 +15,7 @@ from diff_transformer.nn.layers import HeadwiseNorm, QueryKeyNorm, residual_proj
 from diff_transformer.ops import apply_rotary
 from diff_transformer.ops.narrow_heads import attends_to_narrow_heads, narrow_attention
 from diff_transformer.ops.operator import check_broadcast, check_mask
-from diff_transformer.ops.visibility import without_causal_bias
+from diff_transformer.ops.visibility import causal_bias_mask, is_causal_bias, without_causal_bias
 
 
 class KeyValueCache(Protocol):
@@ -201,7 +201,11 @@ class Attention(nn.Module):
             keys, values = cache.update(keys, values, self.layer_idx)
             # A static cache returns all its slots; those after the tokens it has seen are empty.
             slots, seen = keys.shape[2], cache.get_seq_length(self.layer_idx)
-            if isinstance(seen, Tensor) and torch.compiler.is_compiling():  # no graph slices by a number in a tensor
+            in_graph = isinstance(seen, Tensor) and torch.compiler.is_compiling()
+            if is_causal_bias(attn_mask):  # a part of one would have lost what it means
+                widths = None if in_graph else [int(seen), slots]
+                attn_mask = causal_bias_mask(attn_mask, hidden_states.shape[1], widths, keys.device)
+            if in_graph:  # no graph slices by a number in a tensor
                 attn_mask = _mask_of_slots(attn_mask, is_causal, hidden_states.shape[1], slots, seen)
                 is_causal = False
             else:

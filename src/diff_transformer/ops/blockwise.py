@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import REQUEST_SCHEMA, Request, register_flops, register_gradient
+from diff_transformer.ops.attention_request import REQUEST_SCHEMA, Request, register_gradient
 from diff_transformer.ops.functional import without_autocast
 from diff_transformer.ops.visibility import Limit, edge_limits, hide, key_ranges, seen_keys, softmax_or_zero_
 
@@ -282,7 +282,6 @@ def blockwise_backward(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, 
 
 
 register_gradient("blockwise", blockwise_forward, blockwise_backward)
-register_flops(torch.ops.diff_transformer.blockwise, torch.ops.diff_transformer.blockwise_backward)
 
 
 def blockwise_attention(request: Request) -> Tensor:

@@ -4,6 +4,7 @@ Causality is aligned to the end of the keys: query i of N stands at position i +
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,9 +34,19 @@ def is_causal_bias(attn_mask: Any) -> bool:
     return type(attn_mask).__name__ == "CausalBias" and hasattr(attn_mask, "variant")
 
 
-def causal_bias_mask(bias: Any, device: torch.device) -> Tensor:
-    """What a CausalBias means, (N, S) boolean."""
-    n, s = bias.seq_len_q, bias.seq_len_kv
+def causal_bias_mask(bias: Any, n: int, widths: Sequence[int] | None, device: torch.device) -> Tensor:
+    """What a CausalBias means, (N, S) boolean.
+
+    Args:
+        widths: what S may be, such as the tokens and the slots of a cache; None where that cannot be read.
+
+    Raises:
+        ValueError: one of another N, or another S.
+    """
+    s = bias.seq_len_kv
+    if bias.seq_len_q != n or (widths is not None and s not in widths):
+        fitting = "S" if widths is None else " or ".join(str(width) for width in dict.fromkeys(widths))
+        raise ValueError(f"a CausalBias as mask must be of (N, S) = ({n}, {fitting}), got {(bias.seq_len_q, s)}.")
     return torch.ones(n, s, dtype=torch.bool, device=device).tril(s - n if _aligns_to_end(bias) else 0)
 
 
@@ -47,12 +58,8 @@ def without_causal_bias(attn_mask: Any, is_causal: bool, n: int, s: int, device:
     """
     if not is_causal_bias(attn_mask):
         return attn_mask, is_causal
-    lengths = (attn_mask.seq_len_q, attn_mask.seq_len_kv)
-    if lengths != (n, s):
-        raise ValueError(f"a CausalBias as attn_mask must be of (N, S) = {(n, s)}, got one of {lengths}.")
-    if n == s or _aligns_to_end(attn_mask):
-        return None, True
-    return causal_bias_mask(attn_mask, device), is_causal
+    mask = causal_bias_mask(attn_mask, n, [s], device)
+    return (None, True) if n == s or _aligns_to_end(attn_mask) else (mask, is_causal)
 
 
 def _aligns_to_end(bias: Any) -> bool:

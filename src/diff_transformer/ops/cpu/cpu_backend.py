@@ -17,7 +17,6 @@ from diff_transformer.ops.attention_request import (
     WIDEST_WINDOW,
     Norm,
     Request,
-    register_flops,
     register_gradient,
 )
 from diff_transformer.ops.cpu.cpu_build import SWITCH, BuildError, KernelDisabledError, load, unavailable_reason
@@ -113,7 +112,6 @@ torch.library.define(
 _operators = torch.ops.diff_transformer_cpu
 torch.library.register_fake(_operators.forward.default, _fake_forward)
 register_gradient("cpu", _operators.forward.default, _operators.backward.default)
-register_flops(_operators.forward, _operators.backward)
 
 
 def _nobody_traces() -> bool:

@@ -16,7 +16,6 @@ from diff_transformer.ops.attention_request import (
     is_ordinary,
     reason_against_dtype,
     refuse_second_order,
-    register_flops,
     triton_is_installed,
 )
 from diff_transformer.ops.nonfinite import confined
@@ -231,4 +230,3 @@ def _differentiate(ctx: Any, grad_out: Tensor, *_: Any) -> tuple[Tensor | None, 
 
 forward.register_autograd(_differentiate, setup_context=_save)
 refuse_second_order("triton", backward)
-register_flops(torch.ops.diff_transformer.triton_forward, torch.ops.diff_transformer.triton_backward)
