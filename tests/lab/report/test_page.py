@@ -75,7 +75,7 @@ def test_the_page_holds_everything_the_demo_measured(demo_page: Path) -> None:
         "head 2 of layer 3 of DIFF (λ = 0.700)",
         "head 5 of layer 4 of Transformer",
         "“v31” (position 31)",
-        "DIFF answers right and Transformer answers wrong",
+        "DIFF right, Transformer wrong",
         "Attention noise",
         "return self.self",
         '"steps": 600',
