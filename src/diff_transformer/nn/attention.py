@@ -201,12 +201,12 @@ class Attention(nn.Module):
             keys, values = cache.update(keys, values, self.layer_idx)
             # A static cache returns all its slots; those after the tokens it has seen are empty.
             slots, seen = keys.shape[2], cache.get_seq_length(self.layer_idx)
-            in_graph = isinstance(seen, Tensor) and torch.compiler.is_compiling()
+            unread = seen if isinstance(seen, Tensor) and torch.compiler.is_compiling() else None
             if is_causal_bias(attn_mask):  # a part of one would have lost what it means
-                widths = None if in_graph else [int(seen), slots]
+                widths = [int(seen), slots] if unread is None else None
                 attn_mask = causal_bias_mask(attn_mask, hidden_states.shape[1], widths, keys.device)
-            if in_graph:  # no graph slices by a number in a tensor
-                attn_mask = _mask_of_slots(attn_mask, is_causal, hidden_states.shape[1], slots, seen)
+            if unread is not None:  # no graph slices by a number in a tensor
+                attn_mask = _mask_of_slots(attn_mask, is_causal, hidden_states.shape[1], slots, unread)
                 is_causal = False
             else:
                 keys, values = keys[:, :, : int(seen)], values[:, :, : int(seen)]
