@@ -9,8 +9,8 @@ from typing import Any
 from diff_transformer.lab.measure.document_losses import WHOLE
 from diff_transformer.lab.record import Comparison
 from diff_transformer.lab.report.experiment_tables import ExperimentResults, name_in_report
+from diff_transformer.lab.report.summary import corrected
 from diff_transformer.lab.report.wording import format_difference, format_number, variant_label, verdict_text
-from diff_transformer.lab.statistics import holm, p_value
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.variants import ATTENTION_TYPES, AttentionType
 
@@ -18,8 +18,6 @@ from diff_transformer.variants import ATTENTION_TYPES, AttentionType
 WIDTH, HEADS, HEAD_DIM, NOISE_HEADS = 1024, 16, 64, 4
 # The experiments whose losses of several variants stand beside each other.
 COMPARED = ("v2", "language")
-# Of a test, after the correction.
-LEVEL = 0.05
 
 
 def known(experiments: Sequence[ExperimentResults], report: str) -> str:
@@ -29,33 +27,25 @@ def known(experiments: Sequence[ExperimentResults], report: str) -> str:
         experiments: all results.
         report: path of the report from the page.
     """
-    rows = [(one, one.headline) for one in experiments if one.file.headline is not None]
-    tested = [(one, row, p) for one, row in rows if row is not None and (p := p_value(row)) is not None]
-    corrected = holm([p for _, _, p in tested])
-    decided = sorted(
-        (p, _decided(one, row, p, name_in_report(one, experiments), report))
-        for (one, row, _), p in zip(tested, corrected, strict=True)
-        if p < LEVEL
-    )
+    tested, left = corrected(experiments)
     sizes = [variant["parameters"] for one in experiments for variant in one.variants]
     return (
-        f"At {min(sizes) / 1e6:.2f}M to {max(sizes) / 1e6:.2f}M parameters nothing is decided either way, but\n\n"
-        + "\n".join(sentence for _, sentence in decided)
-        + f"\n\nover paired seeds, with Holm's correction for {len(tested)} comparisons. [All comparisons]({report}), "
-        "curves and commands."
+        f"At {min(sizes) / 1e6:.2f}M to {max(sizes) / 1e6:.2f}M parameters nothing is decided either way ([all "
+        f"comparisons]({report})), but after Holm's correction for {tested} of them, over paired seeds:\n\n"
+        + "\n".join(_sentence(one, row, p, name_in_report(one, experiments), report) for p, one, row in left)
     )
 
 
-def _decided(results: ExperimentResults, row: Comparison, p: float, name: str, report: str) -> str:
+def _sentence(results: ExperimentResults, row: Comparison, p: float, name: str, report: str) -> str:
     """The claim of an experiment, whether it holds, and Holm's p."""
-    assert results.file.headline is not None  # the caller's own condition
+    assert results.file.headline is not None  # no comparison stands for it otherwise
     holds = (row.difference > 0) == (row.better == "higher")
     tokens = max(one["tokens_per_step"] for one in results.variants) * (row.steps or 0) / 1e6
     values = " against ".join(map(format_number, row.ours))
     so_far = " so far, a model was still learning" if row.verdict == "still learning" else ""
     return (
         f"- [{name}]({report}#{results.anchor}), {tokens:.1f}M tokens: {results.file.headline.claim}: "
-        f"**{'yes' if holds else 'no'}**{so_far}, {values}{row.unit and f' {row.unit}'} (p = {p:.3f}),"
+        f"**{'yes' if holds else 'no'}**{so_far}, {values}{row.unit and f' {row.unit}'} (p = {p:.3f})."
     )
 
 

@@ -2,7 +2,7 @@
 
 torch takes a thread for each processor that it may run on. In a container with the time of two out of sixty-four, sixty
 of those threads wait while the others hold what they need, so the command line asks for fewer.
-Of several processes that a launcher started it tells the first.
+Of several processes that a launcher started it tells the first. It also tells how much memory is free.
 """
 
 import math
@@ -17,6 +17,12 @@ _MEMBERSHIP, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 def usable_processors() -> int:
     """How many threads of this process can compute at a time: 1 or more."""
     return min([_allowed(), *(max(1, math.ceil(quota)) for quota in _quotas(_MEMBERSHIP, _MOUNT))])
+
+
+def free_memory() -> int | None:
+    """Bytes that programs may still take; None where the system does not tell, as only Linux does."""
+    fields = dict(line.split(":", 1) for line in _lines(Path("/proc/meminfo")))
+    return int(fields["MemAvailable"].removesuffix("kB")) * 1024 if fields else None
 
 
 def limit_threads() -> None:

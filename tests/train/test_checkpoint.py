@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import json
-import resource
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from commands import largest_file
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.remote_code import code_files
 from diff_transformer.storage.manifest import why_incomplete
@@ -245,17 +245,6 @@ def test_a_state_of_an_earlier_version_is_read(folder: Path, model: Any, optimiz
 
 
 # A disk that is full
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """What the kernel says is what it says of a full disk, with another number."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("size", [10, 3000, 30_000])

@@ -30,7 +30,7 @@ from diff_transformer.ops.attention_request import check_dense
 from diff_transformer.ops.backends import BACKENDS
 from diff_transformer.ops.flex import is_block_mask
 from diff_transformer.ops.narrow_heads import attends_to_narrow_heads, narrow_attention
-from diff_transformer.ops.visibility import causal_bias_mask, is_causal_bias
+from diff_transformer.ops.visibility import causal_bias_mask, check_causal_bias, is_causal_bias
 from diff_transformer.variants import ATTENTION_OPTIONS, ATTENTION_TYPES
 
 # "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
@@ -354,7 +354,8 @@ def dense_mask(attention_mask: Any, inputs: Tensor, cache: Cache | None) -> Any:
         n = inputs.shape[1]
         past = 0 if cache is None else int(cache.get_seq_length())
         slots = [getattr(layer, "max_cache_len", past + n) for layer in getattr(cache, "layers", ())]  # of a static one
-        return causal_bias_mask(attention_mask, n, [past + n, *slots], inputs.device)[None, None]
+        check_causal_bias(attention_mask, n, [past + n, *slots])
+        return causal_bias_mask(attention_mask, inputs.device)[None, None]
     if isinstance(attention_mask, Tensor):
         check_dense("attention_mask", attention_mask)
     return attention_mask

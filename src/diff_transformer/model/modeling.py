@@ -156,10 +156,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
 
 
 class DiffTransformerRotaryEmbedding(LlamaRotaryEmbedding):
-    """Llama's, with frequencies that stay what they are, as no checkpoint holds them.
-
-    They survive a cast of the model, since bfloat16 angles are far off at long distance, and "meta" and ``to_empty``.
-    """
+    """Llama's, whose frequencies keep their values in casts, on "meta" and in ``to_empty``: no checkpoint has them."""
 
     def __init__(self, config: DiffTransformerConfig) -> None:
         with torch.device("cpu"):
@@ -212,15 +209,13 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         Args:
             input_ids: (B, N) tokens, or ``inputs_embeds`` (B, N, D) in their place.
             attention_mask: (B, S), 0 at padding; or an attention mask (B, 1, N, S), boolean (True = may attend),
-                additive, or a BlockMask, used as it is; or a CausalBias of torch; or such masks by type of layer, as
-                ``generate`` makes them.
+                additive, a BlockMask or a CausalBias of torch; or such masks by type of layer, as ``generate`` has.
             position_ids: (B, N); counted from what the cache holds unless given. Without a mask and a cache, positions
                 that begin anew in a row begin another document, which sees itself alone.
             past_key_values: a cache of transformers'; an encoder (``is_causal`` False) has none.
             use_cache: whether to return one.
             kwargs: ``cu_seq_lens_q`` and its companions, for documents packed into one row (B = 1): see
-                :mod:`diff_transformer.model.packed_documents`. With our own implementations no mask is made, and no
-                cache.
+                :mod:`diff_transformer.model.packed_documents`. With our own implementations no mask or cache is made.
 
         Raises:
             ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; documents that do not fit the rest; a

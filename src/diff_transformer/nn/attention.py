@@ -15,7 +15,7 @@ from diff_transformer.nn.layers import HeadwiseNorm, QueryKeyNorm, residual_proj
 from diff_transformer.ops import apply_rotary
 from diff_transformer.ops.narrow_heads import attends_to_narrow_heads, narrow_attention
 from diff_transformer.ops.operator import check_broadcast, check_mask
-from diff_transformer.ops.visibility import causal_bias_mask, is_causal_bias, without_causal_bias
+from diff_transformer.ops.visibility import causal_bias_mask, check_causal_bias, is_causal_bias, without_causal_bias
 
 
 class KeyValueCache(Protocol):
@@ -203,8 +203,8 @@ class Attention(nn.Module):
             slots, seen = keys.shape[2], cache.get_seq_length(self.layer_idx)
             unread = seen if isinstance(seen, Tensor) and torch.compiler.is_compiling() else None
             if is_causal_bias(attn_mask):  # a part of one would have lost what it means
-                widths = [int(seen), slots] if unread is None else None
-                attn_mask = causal_bias_mask(attn_mask, hidden_states.shape[1], widths, keys.device)
+                check_causal_bias(attn_mask, hidden_states.shape[1], [int(seen), slots] if unread is None else None)
+                attn_mask = causal_bias_mask(attn_mask, keys.device)
             if unread is not None:  # no graph slices by a number in a tensor
                 attn_mask = _mask_of_slots(attn_mask, is_causal, hidden_states.shape[1], slots, unread)
                 is_causal = False

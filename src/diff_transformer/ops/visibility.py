@@ -34,19 +34,21 @@ def is_causal_bias(attn_mask: Any) -> bool:
     return type(attn_mask).__name__ == "CausalBias" and hasattr(attn_mask, "variant")
 
 
-def causal_bias_mask(bias: Any, n: int, widths: Sequence[int] | None, device: torch.device) -> Tensor:
-    """What a CausalBias means, (N, S) boolean.
+def check_causal_bias(bias: Any, n: int, widths: Sequence[int] | None) -> None:
+    """Refuse a CausalBias that is not for N queries and S keys.
 
     Args:
-        widths: what S may be, such as the tokens and the slots of a cache; None where that cannot be read.
-
-    Raises:
-        ValueError: one of another N, or another S.
+        widths: the values that S may have, such as the tokens and the slots of a cache; None where they cannot be read.
     """
-    s = bias.seq_len_kv
-    if bias.seq_len_q != n or (widths is not None and s not in widths):
+    if bias.seq_len_q != n or (widths is not None and bias.seq_len_kv not in widths):
         fitting = "S" if widths is None else " or ".join(str(width) for width in dict.fromkeys(widths))
-        raise ValueError(f"a CausalBias as mask must be of (N, S) = ({n}, {fitting}), got {(bias.seq_len_q, s)}.")
+        got = (bias.seq_len_q, bias.seq_len_kv)
+        raise ValueError(f"a CausalBias as mask must be of (N, S) = ({n}, {fitting}), got {got}.")
+
+
+def causal_bias_mask(bias: Any, device: torch.device) -> Tensor:
+    """Make the boolean mask (N, S) that a CausalBias means."""
+    n, s = bias.seq_len_q, bias.seq_len_kv
     return torch.ones(n, s, dtype=torch.bool, device=device).tril(s - n if _aligns_to_end(bias) else 0)
 
 
@@ -58,8 +60,10 @@ def without_causal_bias(attn_mask: Any, is_causal: bool, n: int, s: int, device:
     """
     if not is_causal_bias(attn_mask):
         return attn_mask, is_causal
-    mask = causal_bias_mask(attn_mask, n, [s], device)
-    return (None, True) if n == s or _aligns_to_end(attn_mask) else (mask, is_causal)
+    check_causal_bias(attn_mask, n, [s])
+    if n == s or _aligns_to_end(attn_mask):
+        return None, True
+    return causal_bias_mask(attn_mask, device), is_causal
 
 
 def _aligns_to_end(bias: Any) -> bool:

@@ -357,13 +357,13 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 def test_the_default_is_a_worker_for_each_core_that_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_by_side, "usable_processors", lambda: 16)
-    monkeypatch.setattr(side_by_side, "_free_memory", lambda: 5 << 30)
+    monkeypatch.setattr(side_by_side, "free_memory", lambda: 5 << 30)
     assert default_workers(40, on_cpu=True) == 5
     assert default_workers(3, on_cpu=True) == 3
     assert default_workers(0, on_cpu=True) == 1
     assert default_workers(40, on_cpu=False) == 1
-    monkeypatch.setattr(side_by_side, "_free_memory", lambda: 1)
+    monkeypatch.setattr(side_by_side, "free_memory", lambda: 1)
     assert default_workers(40, on_cpu=True) == 1
-    monkeypatch.setattr(side_by_side, "_free_memory", lambda: None)
+    monkeypatch.setattr(side_by_side, "free_memory", lambda: None)
     assert default_workers(40, on_cpu=True) == 16
     assert usable_processors() >= 1

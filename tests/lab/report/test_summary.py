@@ -13,7 +13,7 @@ from diff_transformer.lab.learning import ACCURACY_CURVE, LOSS_CURVE
 from diff_transformer.lab.record import Baseline, Headline, Result, ResultsFile
 from diff_transformer.lab.report.experiment_tables import ExperimentResults
 from diff_transformer.lab.report.experiments_report import build_results_report
-from diff_transformer.lab.report.summary import certainty, summary
+from diff_transformer.lab.report.summary import certainty, corrected, summary
 from diff_transformer.lab.results_files import capture_results, write_json
 from diff_transformer.lab.statistics import compare
 from diff_transformer.lab.verdicts import judge
@@ -135,6 +135,17 @@ def test_how_sure_the_findings_are() -> None:
     assert "2 to 3 seeds" in text
     assert "out of 2 with a verdict" in text
     assert "one comparison in twenty" in text
+
+
+def test_what_a_correction_for_their_number_leaves() -> None:
+    """Three comparisons of .2 ± .01 with three seeds: p is .0008, and that of one that holds 0 is not."""
+    results = [found(WON), found(LOST, name="fig4"), found(OPEN, name="fig5")]
+    tested, left = corrected(results)
+    assert (tested, [one.title for _, one, _ in left]) == (3, ["Recall", "Figure 4"])
+    assert [p for p, _, _ in left] == pytest.approx([3 * 0.00083, 3 * 0.00083], rel=0.01)
+    assert "After Holm's correction for the 3 named comparisons p is below 0.05 in" in certainty(results)
+    assert certainty([found(OPEN), found(OPEN, name="fig4")]).endswith("p is below 0.05 in none of them.")
+    assert "Holm" not in certainty([found(WON)])
 
 
 def test_a_report_of_nothing_compared_says_nothing() -> None:

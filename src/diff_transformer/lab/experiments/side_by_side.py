@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from diff_transformer.freed_memory import keep_freed_memory
-from diff_transformer.processors import usable_processors
+from diff_transformer.processors import free_memory, usable_processors
 from diff_transformer.train import Progress, TrainingInterrupted
 from diff_transformer.train.process_errors import Interrupt, stop_signals
 
@@ -54,22 +53,13 @@ def default_workers(jobs: int, *, on_cpu: bool) -> int:
     them, and on a GPU one."""
     if not on_cpu:
         return 1
-    free = _free_memory()
+    free = free_memory()
     return max(1, min(jobs, usable_processors(), usable_processors() if free is None else free // _WORKER_BYTES))
 
 
 def worker_threads(workers: int) -> int:
     """Threads of torch in each of so many processes that train at a time: an equal share of the processor cores."""
     return max(1, usable_processors() // workers)
-
-
-def _free_memory() -> int | None:
-    """Bytes that programs may still take; None where the system does not tell, as only Linux does."""
-    file = Path("/proc/meminfo")
-    if not file.is_file():
-        return None
-    fields = dict(line.split(":", 1) for line in file.read_text(encoding="utf-8").splitlines())
-    return int(fields["MemAvailable"].removesuffix("kB")) * 1024
 
 
 class SideBySide(Generic[T]):
@@ -265,14 +255,13 @@ class _Worker(Generic[T]):
         code = self.process.exitcode or 0
         if -code in stop_signals():  # before it could do what it was told
             return TrainingInterrupted("Stopped before it began.", -code)
-        goes_on = "The same command with --resume goes on."
         if code == -signal.SIGKILL:
             how = "was killed (signal 9), as the system does where memory is short: take fewer workers (--workers)"
         elif code < 0:
             how = f"was ended by signal {-code} ({signal.strsignal(-code)})"
         else:
             how = f"has ended with exit code {code}"
-        return OSError(f"{name}: its process {how}. {goes_on}")
+        return OSError(f"{name}: its process {how}. The same command with --resume goes on.")
 
     def end(self) -> None:
         """End the process, which has no job or was killed."""

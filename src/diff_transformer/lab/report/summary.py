@@ -16,6 +16,7 @@ from diff_transformer.lab.record import Comparison, Verdict
 from diff_transformer.lab.report import wording
 from diff_transformer.lab.report.experiment_tables import ExperimentResults, name_in_report
 from diff_transformer.lab.report.learning_tables import ratio_text
+from diff_transformer.lab.statistics import holm, p_value
 
 # In the order of the report.
 _TITLES: dict[Verdict, str] = {
@@ -25,6 +26,7 @@ _TITLES: dict[Verdict, str] = {
     "still learning": "Open: training ended while one of the two was still learning",
     "not comparable": "Not comparable: one of the two is not shown to have begun to learn",
 }
+_LEVEL = 0.05  # of a test
 _SOONER = "How soon: the steps that one variant needs, divided by the other's"
 
 
@@ -85,6 +87,21 @@ def summary(all_results: Sequence[ExperimentResults]) -> list[Findings]:
     return [part for part in parts if part.findings]
 
 
+def corrected(
+    all_results: Sequence[ExperimentResults],
+) -> tuple[int, list[tuple[float, ExperimentResults, Comparison]]]:
+    """Find the comparisons that stand for an experiment and are decided after Holm's correction.
+
+    Returns:
+        For how many comparisons it corrects, and those that are left with their p, the smallest first.
+    """
+    rows = [(results, results.headline) for results in all_results if results.file.headline is not None]
+    tested = [(results, row, p) for results, row in rows if row is not None and (p := p_value(row)) is not None]
+    all_p = holm([p for _, _, p in tested])
+    left = [(p, results, row) for p, (results, row, _) in zip(all_p, tested, strict=True) if p < _LEVEL]
+    return len(tested), sorted(left, key=lambda one: one[0])
+
+
 def certainty(all_results: Sequence[ExperimentResults]) -> str:
     """How many seeds and how large models the findings are of, and how many comparisons they were picked from."""
     trained = [variant for results in all_results for variant in results.variants]
@@ -97,8 +114,18 @@ def certainty(all_results: Sequence[ExperimentResults]) -> str:
         f"The models have {_range(min(sizes), max(sizes))} parameters and the comparisons "
         f"{_range(min(seeds), max(seeds))} seeds, so they say nothing of large models. The definition of each "
         f"experiment names the one comparison that stands for it above, out of {judged:,} with a verdict. "
-        f"{wording.UNCORRECTED}"
+        f"{wording.UNCORRECTED}{_correction(all_results)}"
     )
+
+
+def _correction(all_results: Sequence[ExperimentResults]) -> str:
+    """What is left of several comparisons that stand for an experiment."""
+    tested, left = corrected(all_results)
+    if tested < 2:
+        return ""
+    names = [f"{name_in_report(results, all_results)} ({p:.3f})" for p, results, _ in left]
+    where = f"{' and '.join(names)} alone" if names else "none of them"
+    return f" After Holm's correction for the {tested} named comparisons p is below {_LEVEL} in {where}."
 
 
 def _finding(results: ExperimentResults, row: Comparison, all_results: Sequence[ExperimentResults]) -> Finding:
