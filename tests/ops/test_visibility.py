@@ -177,8 +177,10 @@ def test_a_causal_bias_of_other_lengths_is_refused() -> None:
 
 
 def test_a_causal_bias_is_compiled() -> None:
+    compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
     q, k, v = torch.randn(1, 1, 2, 3, 4), torch.randn(1, 1, 2, 5, 4), torch.randn(1, 1, 5, 8)
+    for s in (3, 5):  # from the second on, S is a symbol
+        compiled(q, k[..., :s, :], v[..., :s, :], 0.5)
     for bias in (causal_upper_left(3, 5), causal_lower_right(3, 5)):
-        compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
         out = compiled(q, k, v, 0.5, attn_mask=bias)
         torch.testing.assert_close(out, diff_attention(q, k, v, 0.5, attn_mask=bias))

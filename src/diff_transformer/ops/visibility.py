@@ -40,7 +40,9 @@ def check_causal_bias(bias: Any, n: int, widths: Sequence[int] | None) -> None:
     Args:
         widths: the values that S may have, such as the tokens and the slots of a cache; None where they cannot be read.
     """
-    if bias.seq_len_q != n or (widths is not None and bias.seq_len_kv not in widths):
+    # ``in`` compares a size that is symbolic under torch.compile by identity.
+    fits = bias.seq_len_q == n and (widths is None or any(bias.seq_len_kv == width for width in widths))
+    if not fits:
         fitting = "S" if widths is None else " or ".join(str(width) for width in dict.fromkeys(widths))
         got = (bias.seq_len_q, bias.seq_len_kv)
         raise ValueError(f"a CausalBias as mask must be of (N, S) = ({n}, {fitting}), got {got}.")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from corpora import written
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
@@ -340,10 +341,14 @@ def test_refusals() -> None:
         quantised_implementation(5, "row")
     model, tokens = build("softmax"), Windows().tokens[0]
     with attending(model, WHOLE_LOGITS):
-        with pytest.raises(ValueError, match=r"^'whole_logits' .* InterfaceSoftmaxAttention asks for softcap\.$"):
+        with pytest.raises(ValueError, match=r"^softcap .* 'whole_logits' does not compute it .*, got 30\.0\.$"):
             model(tokens, use_cache=False, softcap=30.0)
         with pytest.raises(ValueError, match=r"takes a boolean mask .*, got torch.float64\.$"):
             model(tokens, use_cache=False, attention_mask=torch.zeros(2, 1, 12, 12, dtype=torch.float64))
+    # What a model of transformers may say by itself.
+    attention, q = build("Llama").model.layers[0].self_attn, torch.randn(1, 4, 3, 6)
+    with pytest.raises(ValueError, match=r"^'whole_logits' .* LlamaAttention asks for s_aux\.$"):
+        ALL_ATTENTION_FUNCTIONS[WHOLE_LOGITS](attention, q, q, q, None, s_aux=torch.ones(4))
     model._supports_attention_backend = False
     with pytest.raises(ValueError, match=r"^DiffTransformerForCausalLM computes attention by itself"):
         activation_outliers(model, Windows())
