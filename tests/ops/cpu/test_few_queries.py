@@ -116,11 +116,11 @@ def test_hidden_keys_may_hold_anything_and_seen_ones_give_nan(answers: list[Tens
     q, k, v = torch.randn(1, 2, 2, 1, 8), torch.randn(1, 2, 2, 30, 8), torch.randn(1, 2, 30, 16)
     k[..., 20:, :], v[:, :, 20:] = math.nan, math.inf
     visible = torch.arange(30) < 20
-    lam, weight = torch.tensor(0.5), torch.ones(16)
+    lam, settings = torch.tensor(0.5), {"norm_weight": torch.ones(16), "backend": "cpu"}
     with torch.no_grad():
-        out = diff_attention(q, k, v, lam, attn_mask=visible, norm_weight=weight)
-        due = diff_attention(q, k[..., :20, :], v[:, :, :20], lam, norm_weight=weight)
-        spoilt = diff_attention(q, k, v, lam, norm_weight=weight)
+        out = diff_attention(q, k, v, lam, attn_mask=visible, **settings)
+        due = diff_attention(q, k[..., :20, :], v[:, :, :20], lam, **settings)
+        spoilt = diff_attention(q, k, v, lam, **settings)
     assert all(answer is not None for answer in answers)
     torch.testing.assert_close(out, due)
     assert spoilt.isnan().all()
