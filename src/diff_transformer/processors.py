@@ -19,7 +19,7 @@ def usable_processors() -> int:
     return min([_allowed(), *(max(1, math.ceil(quota)) for quota in _quotas(_MEMBERSHIP, _MOUNT))])
 
 
-def free_memory() -> int | None:
+def available_memory() -> int | None:
     """Bytes that programs may still take; None where the system does not tell, as only Linux does."""
     fields = dict(line.split(":", 1) for line in _lines(Path("/proc/meminfo")))
     return int(fields["MemAvailable"].removesuffix("kB")) * 1024 if fields else None

@@ -1,7 +1,8 @@
 """Tokens as text: what a text gains with each of its tokens, and what a page or a list of tokens calls one.
 
 A token alone does not say it: Llama 2's kind of tokenizer leaves out the space before a text's first word, and a
-character may have several tokens.
+character may have several tokens. The library tokenizers reads tokens one by one too (``DecodeStream``), but raises an
+error at bytes that are no character, as a model may write them, and drops those that a text ends with.
 """
 
 import re

@@ -15,6 +15,7 @@ from diff_transformer.explorer.lambda_settings import LEARNED, LambdaSettings, r
 from diff_transformer.explorer.trace import RecomputedMaps, ReturnedMaps, Trace
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import attention_implementation
+from diff_transformer.suggestions import quoted
 
 MOST_TOKENS = 2048
 LONG_WORK = 1 << 38  # runs × tokens × parameters: more take a processor ten seconds or longer
@@ -79,7 +80,9 @@ class ExploredModel:
             raise ValueError(f"The text has {len(tokens):,} tokens, and {why} {self.most_tokens:,}.")
         for token in tokens:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
-                raise ValueError(f"Tokens of {self.name} are numbers in 0 … {self.vocab_size - 1}, got {token!r:.40}.")
+                raise ValueError(
+                    f"Tokens of {self.name} are numbers in 0 … {self.vocab_size - 1}, got {quoted(token, 40)}."
+                )
 
     @torch.no_grad()
     def trace(self, tokens: Sequence[int], settings: LambdaSettings = LEARNED) -> Trace:

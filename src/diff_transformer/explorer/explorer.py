@@ -19,6 +19,7 @@ from diff_transformer.explorer.lambda_settings import LEARNED, LambdaSettings, r
 from diff_transformer.explorer.map_format import encode_maps
 from diff_transformer.explorer.trace import Trace
 from diff_transformer.explorer.vocabulary import Vocabulary, check_text
+from diff_transformer.suggestions import quoted
 
 SHOWN_TOKENS = 10  # of a distribution
 STRIP_FACTORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of λ, at which the strip is measured
@@ -222,7 +223,7 @@ class Explorer:
         name, _, tokens, settings = self._read(question)
         temperature, seed = question.get("temperature", 0), 0
         if isinstance(temperature, bool) or not isinstance(temperature, int | float):
-            raise ValueError(f"temperature must be a number, got {temperature!r:.40}.")
+            raise ValueError(f"temperature must be a number, got {quoted(temperature, 40)}.")
         if not 0 <= temperature <= _LARGEST_TEMPERATURE:
             raise ValueError(f"temperature must lie in 0 … {_LARGEST_TEMPERATURE:g}, got {temperature}.")
         if question.get("seed") is not None:
@@ -242,7 +243,7 @@ class Explorer:
             raise ValueError("A question must be a JSON object.")
         name = question.get("side", "left")
         if not isinstance(name, str) or name not in self.sides:
-            raise ValueError(f"side must be {' or '.join(map(repr, self.sides))}, got {name!r:.40}.")
+            raise ValueError(f"side must be {' or '.join(map(repr, self.sides))}, got {quoted(name, 40)}.")
         side = self.sides[name]
         text, tokens = question.get("text"), question.get("tokens")
         if (text is None) == (tokens is None):
@@ -316,5 +317,5 @@ def _example_json(example: Example) -> dict[str, Any]:
 def _whole(question: Mapping[str, Any], name: str, least: int, most: int) -> int:
     value = question.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"{name} must be a whole number in {least} … {most}, got {value!r:.40}.")
+        raise ValueError(f"{name} must be a whole number in {least} … {most}, got {quoted(value, 40)}.")
     return value

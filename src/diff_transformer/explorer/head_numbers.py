@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from diff_transformer.explorer.trace import Maps, Trace
+from diff_transformer.suggestions import quoted
 
 _WEIGHTS_AT_ONCE = 1 << 18  # of each map
 
@@ -36,9 +37,7 @@ class Answer:
             raise ValueError('answer must be an object with "query", "begin" and "end".')
         query, begin, end = raw["query"], raw["begin"], raw["end"]
         if any(isinstance(x, bool) or not isinstance(x, int) for x in (query, begin, end)):
-            raise ValueError(
-                f"The positions of an answer are whole numbers, got {query!r:.20}, {begin!r:.20}, {end!r:.20}."
-            )
+            raise ValueError(f"The positions of an answer are whole numbers, got {quoted((query, begin, end))}.")
         if not 0 <= begin < end <= query + 1 <= length:
             raise ValueError(
                 f"An answer at tokens {begin} … {end - 1} cannot be seen from token {query} of a text of {length}; "

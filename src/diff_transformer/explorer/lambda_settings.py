@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diff_transformer.suggestions import quoted
+
 LARGEST_LAMBDA = 10.0  # of either sign; learned ones lie near 0 … 1
 
 
@@ -32,7 +34,7 @@ class LambdaSettings:
         """From JSON: {"factor": 0.5, "layers": {"2": 0.3}, "heads": {"2.1": 0}}, each part of it optional.
 
         Raises:
-            ValueError: another key, or a number that is not a number of at most ``LARGEST_LAMBDA`` in size.
+            ValueError: another key, or a value that is not a number of at most ``LARGEST_LAMBDA`` in size.
         """
         if raw is None:
             return cls()
@@ -112,20 +114,20 @@ def replaced_lambdas(model: Any, settings: LambdaSettings, heads: int) -> Iterat
             del attention.lambdas
 
 
-def _checked(value: object, place: str) -> float:
+def _checked(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_LAMBDA:
-        raise ValueError(f"{place} must be a number of at most {LARGEST_LAMBDA:g} in size, got {value!r:.40}.")
+        raise ValueError(f"{name} must be a number of at most {LARGEST_LAMBDA:g} in size, got {quoted(value, 40)}.")
     return float(value)
 
 
 def _number(text: object) -> int:
     if not str(text).isascii() or not str(text).isdigit() or len(str(text)) > 6:
-        raise ValueError(f"A layer is named by its number, counted from 1, got {text!r:.40}.")
+        raise ValueError(f"A layer is named by its number, counted from 1, got {quoted(text, 40)}.")
     return int(str(text))
 
 
 def _pair(text: object) -> tuple[int, int]:
     layer, point, head = str(text).partition(".")
     if not point:
-        raise ValueError(f'A head is named by its layer and its number, such as "2.1", got {text!r:.40}.')
+        raise ValueError(f'A head is named by its layer and its number, such as "2.1", got {quoted(text, 40)}.')
     return _number(layer), _number(head)

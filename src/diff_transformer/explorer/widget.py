@@ -7,6 +7,7 @@ import traitlets
 
 from diff_transformer.explorer.explorer import Explorer
 from diff_transformer.explorer.page import BUNDLE
+from diff_transformer.suggestions import quoted
 
 
 class ExplorerWidget(anywidget.AnyWidget):
@@ -26,7 +27,7 @@ class ExplorerWidget(anywidget.AnyWidget):
         ask = self.explorer.questions.get(message["name"])
         try:
             if ask is None:
-                raise ValueError(f"There is no question {message['name']!r:.40}.")
+                raise ValueError(f"There is no question {quoted(message['name'], 40)}.")
             answer = ask(message["question"])
         except ValueError as error:
             self.send({**reply, "error": str(error)})

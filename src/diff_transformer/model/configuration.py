@@ -343,7 +343,7 @@ class DiffTransformerConfig(PreTrainedConfig):
             if size is not None and size < 1:
                 raise ValueError(f"{name} must be 1 or more, got {size}.")
             if size is not None and size > largest:
-                raise ValueError(f"{name} must be at most {largest:,}, got {size!r:.30}.")
+                raise ValueError(f"{name} must be at most {largest:,}, got {quoted(size, 30)}.")
         for name in ("rms_norm_eps", "attention_norm_eps"):
             eps = getattr(self, name)
             if eps is not None and not 0 <= eps < math.inf:

@@ -138,7 +138,7 @@ def _refuse_given(implementation: str, unknown: tuple[str, ...], kwargs: dict[st
             got = value if isinstance(value, int | float) else f"a {type(value).__name__}"
             raise ValueError(
                 f"{name} changes the numbers, and attn_implementation {implementation!r} does not compute it here: it "
-                f"must be None, or the implementation another, such as 'eager' of a model that has it, got {got}."
+                f"must be left out, or the implementation be one that the model computes it with, got {got}."
             )
 
 

@@ -335,6 +335,7 @@ class TrainingRun:
 
     def _leave_evaluation(self, *_: Any) -> None:
         """Raise TrainingInterrupted where the run is to stop: a system that ends it may not wait for an evaluation."""
+        self.progress.evaluating()  # a worker's asks its parent
         requested = self.interrupt.requested
         # Processes that compute one forward pass together leave together; of others each may evaluate on its own.
         if self.context.any(requested) if self.context.kind in ("fsdp", "tensor") else requested:

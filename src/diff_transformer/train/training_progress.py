@@ -32,6 +32,10 @@ class Progress(Protocol):
         """`step` steps are done; `loss` is that of the last one."""
         return
 
+    def evaluating(self) -> None:
+        """An evaluation is about to use the model once more."""
+        return
+
     def evaluated(self, step: int, results: Mapping[str, float]) -> None:
         """What the evaluation after `step` steps has found, by the names that the log has."""
         return

@@ -1,5 +1,6 @@
 """Jobs that several processes do: results, progress, errors, and how they are stopped."""
 
+import errno
 import os
 import pickle
 import signal
@@ -97,6 +98,28 @@ def steps_for_ever(progress: Progress) -> None:
     for step in range(1 << 30):
         progress.update(step, 1.0, 1.0)
         time.sleep(0.01)
+
+
+def fails_when_stopped(progress: Progress) -> None:
+    try:
+        steps_for_ever(progress)
+    except TrainingInterrupted:
+        raise OSError(errno.ENOSPC, "No space left on device") from None
+
+
+def evaluates_for_ever(folder: Path, variant: int, progress: Progress) -> None:
+    recipe = TINY.variant_recipe(DIFF_AND_SOFTMAX[variant], "train.steps=9", "train.evaluate_every=1")
+    data = build_data(recipe)
+    batch = next(data.batches.validation_batches())["input_ids"]
+
+    def evaluate(model: Any, _: int) -> dict[str, float]:
+        (folder / f"{variant} evaluates").touch()
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            model(batch)
+        raise AssertionError("nobody has left the evaluation")
+
+    train(recipe, folder / str(variant), data=data, on_evaluate=evaluate, progress=progress)
 
 
 def steps_until_a_tidy_end(mark: Path, progress: Progress) -> None:
@@ -285,8 +308,37 @@ def test_a_worker_that_was_told_to_stop_before_it_could_is_no_error(number: int)
         results_of(steps_for_ever, partial(kills_itself, number))
     assert caught.value.signal == number
     message = str(caught.value)
-    assert message.startswith("Stopped before a step was done: job 1; job 0. The same command with --resume")
+    assert message.startswith("Stopped with nothing new saved: job 1; job 0. The same command with --resume")
     assert "checkpoint" not in message
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_parent_alone_leaves_an_evaluation(tmp_path: Path, number: int) -> None:
+    marks = [tmp_path / "0 evaluates", tmp_path / "1 evaluates"]
+
+    class Stops(Shown):
+        def run(self, name: str) -> Shown:
+            def wait_and_stop() -> None:
+                wait_until(lambda: all(mark.exists() for mark in marks))
+                signal.raise_signal(number)
+
+            return Shown(wait_and_stop if name == "job 0" else lambda: None, name)
+
+    with pytest.raises(TrainingInterrupted, match=r"^Stopped after the step .*: job [01]; job [01]\.") as caught:
+        results_of(*(partial(evaluates_for_ever, tmp_path, variant) for variant in (0, 1)), shown=Stops())
+    assert caught.value.signal == number
+
+
+def test_an_error_while_jobs_are_stopped_is_told() -> None:
+    class Stops(Shown):
+        def run(self, name: str) -> Shown:
+            return Shown((lambda: signal.raise_signal(signal.SIGTERM)) if name == "job 1" else lambda: None, name)
+
+    with pytest.raises(TrainingInterrupted) as caught:
+        results_of(steps_for_ever, fails_when_stopped, shown=Stops())
+    message = str(caught.value)
+    assert "Stopped with nothing new saved: job 0." in message
+    assert "Failed while it was stopped: [Errno 28] job 1: No space left on device." in message
 
 
 def test_only_checkpoints_that_are_there_are_promised(tmp_path: Path) -> None:
@@ -299,7 +351,7 @@ def test_only_checkpoints_that_are_there_are_promised(tmp_path: Path) -> None:
     assert caught.value.signal == signal.SIGHUP
     held, others, resume = str(caught.value).split(". ")
     assert held == "Stopped after the step that each was in, which checkpoints hold: job 0"
-    assert others == "Stopped before a step was done: job 1"
+    assert others == "Stopped with nothing new saved: job 1"
     assert "--resume" in resume
     assert len(list(tmp_path.glob("0/checkpoints/step-*"))) == 1
 
@@ -357,13 +409,13 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 def test_the_default_is_a_worker_for_each_core_that_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_by_side, "usable_processors", lambda: 16)
-    monkeypatch.setattr(side_by_side, "free_memory", lambda: 5 << 30)
+    monkeypatch.setattr(side_by_side, "available_memory", lambda: 5 << 30)
     assert default_workers(40, on_cpu=True) == 5
     assert default_workers(3, on_cpu=True) == 3
     assert default_workers(0, on_cpu=True) == 1
     assert default_workers(40, on_cpu=False) == 1
-    monkeypatch.setattr(side_by_side, "free_memory", lambda: 1)
+    monkeypatch.setattr(side_by_side, "available_memory", lambda: 1)
     assert default_workers(40, on_cpu=True) == 1
-    monkeypatch.setattr(side_by_side, "free_memory", lambda: None)
+    monkeypatch.setattr(side_by_side, "available_memory", lambda: None)
     assert default_workers(40, on_cpu=True) == 16
     assert usable_processors() >= 1

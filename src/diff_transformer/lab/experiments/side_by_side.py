@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from diff_transformer.freed_memory import keep_freed_memory
-from diff_transformer.processors import free_memory, usable_processors
+from diff_transformer.processors import available_memory, usable_processors
 from diff_transformer.train import Progress, TrainingInterrupted
 from diff_transformer.train.process_errors import Interrupt, stop_signals
 
@@ -53,7 +53,7 @@ def default_workers(jobs: int, *, on_cpu: bool) -> int:
     them, and on a GPU one."""
     if not on_cpu:
         return 1
-    free = free_memory()
+    free = available_memory()
     return max(1, min(jobs, usable_processors(), usable_processors() if free is None else free // _WORKER_BYTES))
 
 
@@ -179,15 +179,15 @@ class SideBySide(Generic[T]):
     def _interrupted(self, stopped: Mapping[str, BaseException] | None = None) -> TrainingInterrupted:
         """Stop all jobs. The error that says so for all of them, of which some have `stopped` already."""
         errors = {**(stopped or {}), **self._stop_all()}
-        saved = [name for name, error in errors.items() if isinstance(error, TrainingInterrupted) and error.is_saved]
-        others = [name for name in errors if name not in saved]
-        sentences = []
+        is_saved = {name: error.is_saved for name, error in errors.items() if isinstance(error, TrainingInterrupted)}
+        saved, others = ([name for name in is_saved if is_saved[name] == wanted] for wanted in (True, False))
+        sentences = [] if errors else ["Stopped while nothing was trained."]
         if saved:
             sentences.append(f"Stopped after the step that each was in, which checkpoints hold: {'; '.join(saved)}.")
         if others:
-            sentences.append(f"Stopped before a step was done: {'; '.join(others)}.")
-        if not errors:
-            sentences.append("Stopped while nothing was trained.")
+            sentences.append(f"Stopped with nothing new saved: {'; '.join(others)}.")
+        failed = [str(error).rstrip(".") for name, error in errors.items() if name not in is_saved]
+        sentences += [f"Failed while it was stopped: {error}." for error in failed]
         sentences.append("The same command with --resume (in Python: resume=True) goes on from there.")
         numbers = [self._interrupt.signal, *(getattr(error, "signal", None) for error in errors.values())]
         return TrainingInterrupted(" ".join(sentences), next(filter(None, numbers), None))
@@ -196,7 +196,8 @@ class SideBySide(Generic[T]):
         """Ask all busy workers to stop, and wait until they have. What each has raised, by the name of its job."""
         errors = {}
         for worker in self._busy():
-            worker.ask_to_stop()
+            with suppress(OSError):  # it has been killed
+                worker.connection.send(None)
         while self._busy():
             for worker in self._ready():
                 doing, outcome = worker.job, self._receive(worker)
@@ -240,10 +241,6 @@ class _Worker(Generic[T]):
         self._progress.stop()
         self.job = self._progress = None
         return message
-
-    def ask_to_stop(self) -> None:
-        with suppress(OSError):  # it has been killed
-            self.connection.send(None)
 
     def why_it_ended(self) -> OSError | TrainingInterrupted:
         """What to raise of a process that has ended in the midst of its job, which is given up."""
@@ -313,7 +310,7 @@ def _serve(connection: Connection, threads: int) -> None:
     """Do the jobs that come, until None comes or the parent has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    for number in stop_signals()[1:]:  # all but Ctrl-C
+    for number in set(stop_signals()) - {signal.SIGINT}:
         signal.signal(number, _stop_at_once)
     torch.set_num_threads(threads)
     keep_freed_memory()
@@ -378,6 +375,9 @@ class _Reports(Progress):
         if is_last or (now - self._sent >= _UPDATE and select.select([], [self._connection], [], 0)[1]):
             self._sent = now
             self._send("update", step, loss, tokens_per_second)
+        self._stop_if_asked()
+
+    def evaluating(self) -> None:
         self._stop_if_asked()
 
     def evaluated(self, step: int, results: Mapping[str, float]) -> None:

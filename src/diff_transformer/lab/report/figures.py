@@ -41,7 +41,7 @@ DARK = "".join(f"--{name}: {dark}; " for name, (_, dark) in THEME.items())
 PAGE, INK, MUTED, RULE = (THEME[name][0] for name in ("page", "ink", "muted", "rule"))
 CYCLE = [THEME[name][0] for name in ("diff", "softmax", "diff_v2", "dex", "fifth", "sixth")]
 DASHES = ("-", "--", "-.", ":")
-# The explorer's colours: of a positive weight and of A1, of a negative one and of λA2.
+# The explorer's hues, legible on white and on black: of a positive weight and of A1, of a negative one and of λA2.
 _POSITIVE, _NEGATIVE = "#2f7fd1", "#d9761f"
 _MAP_COLOURS = {"A1": _POSITIVE, "λA2": _NEGATIVE, "A1 − λA2": INK, "A": INK}
 # Layers are ordered: one ramp of middle lightness, legible on white and on black.
