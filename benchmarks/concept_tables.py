@@ -9,7 +9,7 @@ from typing import Any
 from diff_transformer.lab.measure.document_losses import WHOLE
 from diff_transformer.lab.record import Comparison
 from diff_transformer.lab.report.experiment_tables import ExperimentResults, name_in_report
-from diff_transformer.lab.report.summary import corrected
+from diff_transformer.lab.report.summary import LEVEL, corrected
 from diff_transformer.lab.report.wording import format_difference, format_number, variant_label, verdict_text
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.variants import ATTENTION_TYPES, AttentionType
@@ -21,7 +21,7 @@ COMPARED = ("v2", "language")
 
 
 def known(experiments: Sequence[ExperimentResults], report: str) -> str:
-    """Say which comparisons are decided after a correction for their number, with links into the report.
+    """Say which comparisons have a small p after a correction for their number, with links into the report.
 
     Args:
         experiments: all results.
@@ -29,9 +29,11 @@ def known(experiments: Sequence[ExperimentResults], report: str) -> str:
     """
     tested, left = corrected(experiments)
     sizes = [variant["parameters"] for one in experiments for variant in one.variants]
+    is_open = all(row.verdict == "still learning" for _, _, row in left)
+    undecided = ". In each a model was still learning, so nothing is decided either way" if left and is_open else ""
     return (
-        f"At {min(sizes) / 1e6:.2f}M to {max(sizes) / 1e6:.2f}M parameters nothing is decided either way ([all "
-        f"comparisons]({report})), but after Holm's correction for {tested} of them, over paired seeds:\n\n"
+        f"Of {tested} [comparisons]({report}) of models with {min(sizes) / 1e6:.2f}M to {max(sizes) / 1e6:.2f}M "
+        f"parameters, over paired seeds, {len(left)} have p < {LEVEL} after Holm's correction{undecided}:\n\n"
         + "\n".join(_sentence(one, row, p, name_in_report(one, experiments), report) for p, one, row in left)
     )
 
@@ -42,7 +44,7 @@ def _sentence(results: ExperimentResults, row: Comparison, p: float, name: str, 
     holds = (row.difference > 0) == (row.better == "higher")
     tokens = max(one["tokens_per_step"] for one in results.variants) * (row.steps or 0) / 1e6
     values = " against ".join(map(format_number, row.ours))
-    so_far = " so far, a model was still learning" if row.verdict == "still learning" else ""
+    so_far = " so far" if row.verdict == "still learning" else ""
     return (
         f"- [{name}]({report}#{results.anchor}), {tokens:.1f}M tokens: {results.file.headline.claim}: "
         f"**{'yes' if holds else 'no'}**{so_far}, {values}{row.unit and f' {row.unit}'} (p = {p:.3f})."

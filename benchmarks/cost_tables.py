@@ -46,10 +46,11 @@ def costs(processors: Sequence[tuple[Document, Document]]) -> str:
             span = f"{min(others):.2f}–{max(others):.2f}"
             lines.append(f"| {label.format(f'{length:,}')} | {' | '.join(ours)} | {span} |")
     commits = ", ".join(dict.fromkeys(short_commit(document["commit"]) for kept in clean for document in kept))
+    missing = " –: measured of a checkout with changes alone." if any(len(kept) < 2 for kept in clean) else ""
     note = (
         f"{' / '.join(DTYPES)}, lower is better. Two threads, batch 1, heads of 64; on the EPYC torch's attention "
         f"gains little from bfloat16. `diff-transformer bench operator` and `bench model`, commits {commits}; "
-        "[all sizes](docs/backends.md#what-was-measured)."
+        f"[all sizes](docs/backends.md#what-was-measured).{missing}"
     )
     return "\n".join(lines) + "\n\n" + note
 
@@ -66,7 +67,7 @@ def _device(document: Document) -> str:
 
 def _cell(document: Document | None, candidate: str, pass_: str, length: int) -> str:
     if document is None:
-        return "not measured"
+        return "–"
     return " / ".join(f"{_ratio(document, candidate, pass_, length, dtype):.2f}" for dtype in DTYPES)
 
 

@@ -75,7 +75,7 @@ def test_no_number_is_of_a_checkout_with_changes(filler: Any) -> None:
     dirty = {**model, "commit": f"{model['commit']}-dirty"}
     table = filler.costs([(operator, model), (operator, dirty)])
     assert "dirty" not in README + table
-    assert table.count("| not measured |") == 2
+    assert table.count("| – |") == 2
 
 
 def test_what_is_known_is_corrected_for_the_number_of_comparisons(filler: Any) -> None:

@@ -47,7 +47,7 @@ class TokenTexts:
             first -= 1  # bytes beside each other are read together
         self._tokens = list(before[first:])
         self._old = len(self._tokens)  # of the tokens, how many are before the text that is not handed on yet
-        self._shown = self._text = _decoded(tokenizer, self._tokens)
+        self._shown = self._text = decoded(tokenizer, self._tokens)
         self._is_open = False  # whether further tokens may change the end of the text
 
     def read(self, token: int) -> NewToken:
@@ -55,7 +55,7 @@ class TokenTexts:
         begun = len(_gained(self._shown, self._text).rstrip(_REPLACEMENT))
         self._last = max(self._last, self._offset + begun)  # text that turns out to be unreadable may be shorter
         self._tokens.append(token)
-        text = _decoded(self._tokenizer, self._tokens)
+        text = decoded(self._tokenizer, self._tokens)
         if text != self._text:  # else it is a special token, which says nothing of the characters before it
             self._text = text
             # Where bytes have tokens of their own, one that is wrong makes all those beside it unreadable.
@@ -69,7 +69,7 @@ class TokenTexts:
             self._offset += len(new)
             self._tokens = self._tokens[self._old :]
             self._old = len(self._tokens)
-            self._shown = self._text = _decoded(self._tokenizer, self._tokens)
+            self._shown = self._text = decoded(self._tokenizer, self._tokens)
         self._is_open = False
         return new
 
@@ -95,8 +95,8 @@ class TokenNames:
         own = self._bytes_of(token)
         if own is None:
             known = list(before[-READ_BEFORE:])
-            whole = _decoded(self._tokenizer, [*known, token])
-            gained = _gained(_decoded(self._tokenizer, known), whole)
+            whole = decoded(self._tokenizer, [*known, token])
+            gained = _gained(decoded(self._tokenizer, known), whole)
             return gained or str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
         begun = b""
         for other in reversed(before[-3:]):  # a character has four bytes at most
@@ -137,7 +137,8 @@ def is_byte_token(name: str) -> bool:
     return _BYTE_TOKEN.fullmatch(name) is not None
 
 
-def _decoded(tokenizer: Any, tokens: list[int]) -> str:
+def decoded(tokenizer: Any, tokens: list[int]) -> str:
+    """The text of tokens, without special ones and with its spaces as they are."""
     return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 

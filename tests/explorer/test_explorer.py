@@ -259,8 +259,7 @@ def test_the_strip_of_a_task_is_the_models_accuracy(explorer: Explorer) -> None:
 
 
 def test_what_would_take_long_is_not_measured(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("explorer", "explored_model"):
-        monkeypatch.setattr(f"diff_transformer.explorer.{module}.LONG_WORK", 1000)
+    monkeypatch.setattr("diff_transformer.explorer.explored_model.LONG_WORK", 1000)
     assert explorer.describe()["opening"] is not None
     large = Explorer(explorer.sides["left"], examples=explorer.examples)
     assert large.describe()["opening"] is None

@@ -800,6 +800,11 @@ def test_another_recipe_names_how_to_begin_with_what_is_trained(tmp_path: Path) 
     with pytest.raises(ValueError, match=rf"train\.steps \(2, 4\); choose .*, with model\.init_from={start} to begin"):
         train(recipe(steps=4), tmp_path / "run", resume=True)
     shutil.rmtree(tmp_path / "run" / "model")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    shutil.copytree(checkpoints / "step-000002", checkpoints / "step-1000000")
+    with pytest.raises(ValueError, match=r"with model\.init_from=.*step-1000000 to begin"):
+        train(recipe(steps=4), tmp_path / "run", resume=True)
+    (checkpoints / "step-1000000" / "config.json").unlink()
     with pytest.raises(ValueError, match=r"with model\.init_from=.*step-000002 to begin"):
         train(recipe(steps=4), tmp_path / "run", resume=True)
 

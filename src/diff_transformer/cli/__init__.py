@@ -19,8 +19,11 @@ for _library in ("torchao", "torch.utils._pytree"):
 
 
 def main() -> None:
-    """Run the command line. The exit code is 0, or 2 after an error (one line on stderr), or 130 after Ctrl-C."""
-    is_training = sys.argv[1:2] != [] and sys.argv[1] in TRAINING
+    """Run the command line.
+
+    The exit code is 0, or 2 after an error (one line on stderr), or 128 and the number of the signal that ended it.
+    """
+    is_training = bool(set(sys.argv[1:2]) & set(TRAINING))
     for number in range(3):
         # The next file that is opened would take the number of a closed stream, and what is printed.
         with suppress(OSError):
@@ -47,8 +50,9 @@ def main() -> None:
 
 
 class _LastingFile(io.FileIO):
-    """What writes to stdout or stderr. Where that is not possible any more, as in a terminal that was closed or a pipe
-    whose reader has ended, the program goes on in silence: at once, or after one error that it is told.
+    """What writes to stdout or stderr, and to nowhere once that fails, as in a terminal or a pipe that was closed.
+
+    With ``tells_errors`` the first failure is raised, so that a command which only prints can end.
     """
 
     def __init__(self, number: int, *, tells_errors: bool) -> None:

@@ -98,6 +98,9 @@ class TrainingProgress:
             lambda: self._prefix + _line(task, step, remarks), is_due=is_due, completed=step, remarks=remarks
         )
 
+    def evaluating(self) -> None:
+        """Nothing is to be drawn of it."""
+
     def evaluated(self, step: int, results: Mapping[str, float]) -> None:
         """The bar has no room for it; the log of the run has it."""
 
@@ -137,6 +140,9 @@ class RunOfSeveral:
         if self._bars.is_log and (monotonic() >= self._next_line or step == task.total):
             self._next_line = monotonic() + _SECONDS
             self.tell(_line(task, step, self._remarks))
+
+    def evaluating(self) -> None:
+        """Nothing is to be drawn of it."""
 
     def evaluated(self, step: int, results: Mapping[str, float]) -> None:
         name, value = next(iter(results.items()), ("", 0.0))

@@ -25,6 +25,7 @@ ENDINGS = (".txt", ".jsonl", ".parquet")
 # Characters of a long document that are read at a time, and how many more to look for where it can be cut.
 PIECE = 1 << 18
 _LONGEST_PIECE = 16 * PIECE
+_SEARCHED = 1 << 30  # bytes that are read for files that are not UTF-8 either, after the first
 
 # Before white space that follows something else: byte-level tokenizers never join the two, so the pieces' tokens are
 # those of the document.
@@ -114,8 +115,8 @@ class TextFiles:
                     if not skip:
                         yield piece
                     skip -= skip > 0 and piece.ends
-            except UnicodeDecodeError:
-                raise ValueError(_not_utf8(files[number:])) from None
+            except UnicodeDecodeError as error:
+                raise ValueError(_not_utf8(files[number:], error)) from None
 
     def fingerprint(self) -> str:
         """See `Corpus`. A file is read where its size and time are not those with which it was hashed before."""
@@ -254,11 +255,18 @@ def _in_folder(path: str) -> Iterator[str]:
                     yield entry.path
 
 
-def _not_utf8(files: list[Path]) -> str:
-    """A sentence about those of some files, the first of which is one of them, that are not UTF-8."""
-    reasons = {file: reason for file in files if file.suffix.lower() != ".parquet" and (reason := _undecodable(file))}
+def _not_utf8(files: list[Path], error: UnicodeDecodeError) -> str:
+    """A sentence about files that are not UTF-8: the first, whose error is given, and others within ``_SEARCHED``."""
+    reasons, searched = {files[0]: _undecodable(files[0]) or error.reason}, 0
+    for file in files[1:]:
+        if file.suffix.lower() not in (".parquet", ".py"):  # source may declare another encoding
+            searched += file.stat().st_size
+            if searched > _SEARCHED:
+                break
+            if reason := _undecodable(file):
+                reasons[file] = reason
     if len(reasons) == 1:
-        return "".join(f"{str(file)!r} is not UTF-8 text: {reason}." for file, reason in reasons.items())
+        return f"{str(files[0])!r} is not UTF-8 text: {reasons[files[0]]}."
     named = some([f"{str(file)!r} ({reason})" for file, reason in reasons.items()], most=5)
     return f"{len(reasons)} files are not UTF-8 text: {named}."
 

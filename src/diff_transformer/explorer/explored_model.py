@@ -99,13 +99,16 @@ class ExploredModel:
         input_ids = torch.tensor([list(tokens)], device=self.model.device)
         return self._traced(input_ids, settings) if self.is_ours else self._returned(input_ids)
 
+    def takes_long(self, runs: int, tokens: Sequence[int]) -> bool:
+        """Whether so many runs over a text are too much work for somebody who waits for an answer."""
+        return runs * len(tokens) * self.model.num_parameters() > LONG_WORK
+
     def most_changed_head(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """The layer, and in it the head, both counted from 1, where λ = 0 changes most what the model predicts next.
 
         It takes a run for each layer and for each head of one; None where so many would take long.
         """
-        runs = 1 + self.layers + self.heads
-        if runs * len(tokens) * self.model.num_parameters() > LONG_WORK:
+        if self.takes_long(1 + self.layers + self.heads, tokens):
             return None
         learned = self.trace(tokens)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from diff_transformer.explorer.explored_model import LONG_WORK, ExploredModel
+from diff_transformer.explorer.explored_model import ExploredModel
 from diff_transformer.explorer.head_numbers import Answer, answer_shares, head_numbers
 from diff_transformer.explorer.lambda_settings import LEARNED, LambdaSettings, replaced_lambdas
 from diff_transformer.explorer.map_format import encode_maps
@@ -191,7 +191,7 @@ class Explorer:
                         self._accuracies[settings.factor] = self.task.accuracy()
                 return {"value": self._accuracies[settings.factor]}
             name, side, tokens, _ = self._read(question)
-            if len(STRIP_FACTORS) * len(tokens) * model.model.num_parameters() > LONG_WORK:
+            if model.takes_long(len(STRIP_FACTORS), tokens):
                 return {"value": None}
             answer = Answer.read(question.get("answer"), len(tokens))
             token = int(self._trace(name, tokens, LEARNED).next_log_probabilities.argmax())

@@ -5,7 +5,7 @@ validation, at the coordinates of its variant and the `step` of training.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -158,16 +158,23 @@ def learning_rates(file: ResultsFile) -> dict[tuple[str, Coordinates], float]:
     return {(one["name"], Coordinates(one["coordinates"])): one["learning_rate"] for one in trained}
 
 
-def curves_of_one_rate(file: ResultsFile) -> list[tuple[VariantCurves, VariantCurves]]:
-    """Find the compared curves that say who is sooner: those of two variants with the same learning rate.
+def are_equal_and_known(rates: Iterable[float | None]) -> bool:
+    """Tell whether the steps of variants trained with these learning rates say something of the variants.
 
-    A lower rate alone is ahead in one part of the training and behind in another, so the steps of two variants with
-    different ones, or with rates that the file does not tell, say nothing of the variants.
+    A lower rate alone is ahead in one part of the training and behind in another.
     """
+    different = set(rates)
+    return len(different) == 1 and None not in different
+
+
+def curves_of_one_rate(file: ResultsFile) -> list[tuple[VariantCurves, VariantCurves]]:
+    """Find the compared curves that say who is sooner: those of two variants with the same learning rate."""
     rates = learning_rates(file)
-    pairs = compared_curves(file.records, file.comparisons)
-    by_rate = [[rates.get((one.variant, one.coordinates)) for one in pair] for pair in pairs]
-    return [pair for pair, (first, second) in zip(pairs, by_rate, strict=True) if first == second is not None]
+    return [
+        pair
+        for pair in compared_curves(file.records, file.comparisons)
+        if are_equal_and_known(rates.get((one.variant, one.coordinates)) for one in pair)
+    ]
 
 
 def _curve(by_step: Mapping[int, Result]) -> Curve:

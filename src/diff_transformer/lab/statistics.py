@@ -193,9 +193,9 @@ def compare(
 
 
 def p_value(row: Comparison) -> float | None:
-    """Return the two-sided p of no difference, by the Student's t that has the comparison's interval.
+    """Return the two-sided p of no difference, by the Student's t over seeds that has the comparison's interval.
 
-    None where nothing is known of the spread.
+    For an interval of a bootstrap that is an approximation. None where nothing is known of the spread.
     """
     from scipy.stats import t
 

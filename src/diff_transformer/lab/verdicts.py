@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from diff_transformer.lab.learning import TOKENS_FOR_EQUAL_LOSS, VariantCurves, curves_of, learning_rates
+from diff_transformer.lab.learning import (
+    TOKENS_FOR_EQUAL_LOSS,
+    VariantCurves,
+    are_equal_and_known,
+    curves_of,
+    learning_rates,
+)
 from diff_transformer.lab.record import Baseline, Comparison, Result, ResultsFile
 from diff_transformer.lab.statistics import mean_interval, verdict
 
@@ -30,17 +36,18 @@ def judge(file: ResultsFile) -> ResultsFile:
     # Of the largest size, which comes last.
     rates = {variant: rate for (variant, _), rate in learning_rates(file).items()}
     comparisons = (
-        _of_rates(row)
-        if row.name == TOKENS_FOR_EQUAL_LOSS and rates.get(row.variant) != rates.get(row.against)
-        else row
+        row
+        if row.name != TOKENS_FOR_EQUAL_LOSS
+        or are_equal_and_known(rates.get(variant) for variant in (row.variant, row.against))
+        else _without_ratio(row)
         for row in file.comparisons
     )
     judged = (_judged(row, known.get((row.name, row.coordinates)), curves, file.records) for row in comparisons)
     return replace(file, comparisons=tuple(judged))
 
 
-def _of_rates(row: Comparison) -> Comparison:
-    """Take the numbers from a ratio of steps that is one of learning rates as well."""
+def _without_ratio(row: Comparison) -> Comparison:
+    """Remove the numbers of a ratio of steps, which is one of learning rates as well."""
     return replace(
         row,
         ours=(math.nan, row.ours[1]),

@@ -1,4 +1,4 @@
-"""Computes the normalisation and the rotary embedding as functions of tensors, without modules."""
+"""Computes the normalisation and the rotary embedding as functions of tensors; a block without autocast."""
 
 from contextlib import AbstractContextManager, nullcontext
 

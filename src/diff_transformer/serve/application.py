@@ -21,7 +21,7 @@ from diff_transformer.serve.generation_engine import GenerationError, ServerStop
 from diff_transformer.serve.served_model import ServedModel
 from diff_transformer.storage.files import parse_json
 from diff_transformer.suggestions import quoted
-from diff_transformer.token_texts import TokenTexts
+from diff_transformer.token_texts import decoded
 
 LARGEST_BODY = 16 << 20  # bytes
 _NOTHING = Part("", None)
@@ -144,8 +144,7 @@ class _Routes:
     def _text(self, prompt: str | list[int]) -> str:
         if isinstance(prompt, str):
             return prompt
-        texts = TokenTexts(self.served.tokenizer)
-        return "".join(texts.read(token).text for token in prompt) + texts.rest()
+        return decoded(self.served.tokenizer, prompt)
 
     async def _whole(self, answer: "_Answer", continuations: list[Continuation], prompt_tokens: int) -> Response:
         """The answer whose choices are all there."""

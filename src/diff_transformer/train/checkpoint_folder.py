@@ -37,6 +37,13 @@ from diff_transformer.train.process_errors import gathered, is_first, local_part
 _PREFIX = "step-"
 
 
+def checkpoints_by_step(folder: Path) -> dict[int, Path]:
+    """The checkpoints in a folder by their step, the oldest first."""
+    folders = present_folders(folder, f"{_PREFIX}*").items()
+    numbers = {name.removeprefix(_PREFIX): path for name, path in folders}
+    return dict(sorted((int(number), path) for number, path in numbers.items() if number.isdecimal()))
+
+
 @contextmanager
 def collective_directory(target: Path, *, size: int | None = None, intact: str = "") -> Iterator[Path]:
     """A folder that several processes fill and that takes the place of `target` at the end. Called on every process.
@@ -167,7 +174,4 @@ class Checkpoints:
             shutil.rmtree(folders[number])
 
     def _all(self) -> dict[int, Path]:
-        """The folders by step, the oldest first."""
-        folders = present_folders(self.folder, f"{_PREFIX}*").items()
-        numbers = {name.removeprefix(_PREFIX): path for name, path in folders}
-        return dict(sorted((int(number), path) for number, path in numbers.items() if number.isdecimal()))
+        return checkpoints_by_step(self.folder)

@@ -9,6 +9,8 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from diff_transformer.storage.files import present_folders, unfinished_path, write_atomically
+from diff_transformer.storage.manifest import why_incomplete
+from diff_transformer.train.checkpoint_folder import checkpoints_by_step
 from diff_transformer.train.distributed import UNFINISHED_START
 from diff_transformer.train.recipe import Recipe, differences, dump_recipe, load_recipe
 from diff_transformer.train.run_setup import check_init_from
@@ -59,8 +61,8 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
         changed = [text for text in changed if text.partition(" ")[0] not in _CHANGEABLE]
         if changed:
             more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-            folders = [folder / MODEL, *sorted((folder / CHECKPOINTS).glob("step-*"), reverse=True)]
-            trained = next((path for path in folders if path.is_dir()), None)
+            folders = [folder / MODEL, *reversed(checkpoints_by_step(folder / CHECKPOINTS).values())]
+            trained = next((path for path in folders if path.is_dir() and why_incomplete(path) is None), None)
             begin = f", with model.init_from={trained} to begin with its weights," if trained else ""
             raise ValueError(
                 f"The run in {str(folder)!r} was started with another recipe; (then, now) differ in: "

@@ -16,6 +16,7 @@ from diff_transformer.lab.learning import (
     ACCURACY_CURVE,
     LOSS_CURVE,
     VariantCurves,
+    are_equal_and_known,
     compared_curves,
     curves_of,
     curves_of_one_rate,
@@ -85,7 +86,7 @@ def _levels(results: ExperimentResults, name: str, curves: Sequence[VariantCurve
     of_variants = {one.variant: one for one in curves}
     against = next((of_variants[variant] for variant in compared_with if variant in of_variants), None)
     rates = learning_rates(results.file)
-    is_fair = len({rates.get((one.variant, one.coordinates)) for one in curves}) == 1
+    is_fair = are_equal_and_known(rates.get((one.variant, one.coordinates)) for one in curves)
     if is_fair and against is not None and math.isfinite(end := fmean(against.finals)):
         yield Level(f"end {wording.format_number(end)}", end, is_wished=True)
 

@@ -26,7 +26,7 @@ _TITLES: dict[Verdict, str] = {
     "still learning": "Open: training ended while one of the two was still learning",
     "not comparable": "Not comparable: one of the two is not shown to have begun to learn",
 }
-_LEVEL = 0.05  # of a test
+LEVEL = 0.05  # of a test
 _SOONER = "How soon: the steps that one variant needs, divided by the other's"
 
 
@@ -90,7 +90,7 @@ def summary(all_results: Sequence[ExperimentResults]) -> list[Findings]:
 def corrected(
     all_results: Sequence[ExperimentResults],
 ) -> tuple[int, list[tuple[float, ExperimentResults, Comparison]]]:
-    """Find the comparisons that stand for an experiment and are decided after Holm's correction.
+    """Find the comparisons that stand for an experiment and have a small p after Holm's correction.
 
     Returns:
         For how many comparisons it corrects, and those that are left with their p, the smallest first.
@@ -98,7 +98,7 @@ def corrected(
     rows = [(results, results.headline) for results in all_results if results.file.headline is not None]
     tested = [(results, row, p) for results, row in rows if row is not None and (p := p_value(row)) is not None]
     all_p = holm([p for _, _, p in tested])
-    left = [(p, results, row) for p, (results, row, _) in zip(all_p, tested, strict=True) if p < _LEVEL]
+    left = [(p, results, row) for p, (results, row, _) in zip(all_p, tested, strict=True) if p < LEVEL]
     return len(tested), sorted(left, key=lambda one: one[0])
 
 
@@ -125,7 +125,7 @@ def _correction(all_results: Sequence[ExperimentResults]) -> str:
         return ""
     names = [f"{name_in_report(results, all_results)} ({p:.3f})" for p, results, _ in left]
     where = f"{' and '.join(names)} alone" if names else "none of them"
-    return f" After Holm's correction for the {tested} named comparisons p is below {_LEVEL} in {where}."
+    return f" After Holm's correction for the {tested} named comparisons p is below {LEVEL} in {where}."
 
 
 def _finding(results: ExperimentResults, row: Comparison, all_results: Sequence[ExperimentResults]) -> Finding:
