@@ -352,7 +352,8 @@ def test_our_model_refuses_what_it_would_drop(kind: str, implementation: str, ma
         if name == "position_bias" and (implementation == "sdpa" or (kind == "softmax" and implementation != "eager")):
             continue
         with pytest.raises(
-            ValueError, match=f"^{name} changes the numbers, .*'{implementation}' .* left out, .* got (20.0|a Tensor)\\.$"
+            ValueError,
+            match=f"^{name} changes the numbers, .*'{implementation}' .* left out, .* got (20.0|a Tensor)\\.$",
         ):
             model(inputs, **{name: value})
         model(inputs, **{name: None})

@@ -61,8 +61,9 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
         changed = [text for text in changed if text.partition(" ")[0] not in _CHANGEABLE]
         if changed:
             more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-            folders = [folder / MODEL, *reversed(checkpoints_by_step(folder / CHECKPOINTS).values())]
-            trained = next((path for path in folders if path.is_dir() and why_incomplete(path) is None), None)
+            checkpoints = reversed(checkpoints_by_step(folder / CHECKPOINTS).values())
+            model = [folder / MODEL] if (folder / MODEL).is_dir() else []
+            trained = next(iter([*model, *(path for path in checkpoints if why_incomplete(path) is None)]), None)
             begin = f", with model.init_from={trained} to begin with its weights," if trained else ""
             raise ValueError(
                 f"The run in {str(folder)!r} was started with another recipe; (then, now) differ in: "
