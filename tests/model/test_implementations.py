@@ -15,6 +15,10 @@ from torch import Tensor
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
+    BloomConfig,
+    BloomForCausalLM,
+    CodeGenConfig,
+    CodeGenForCausalLM,
     DeepseekV32Config,
     DeepseekV32ForCausalLM,
     DynamicCache,
@@ -28,6 +32,8 @@ from transformers import (
     StaticCache,
     T5Config,
     T5ForConditionalGeneration,
+    XGLMConfig,
+    XGLMForCausalLM,
 )
 
 import diff_transformer.model.interface_attention as model_attention
@@ -369,3 +375,24 @@ def test_ordinary_attention_of_ours_takes_a_bias_by_position(make: Any, tokens: 
     for more in ({"output_attentions": True}, {"cu_seq_lens_q": torch.tensor([0, 4, 9])}):
         with pytest.raises(ValueError, match="position_bias changes the numbers"):
             model(inputs[:1], position_bias=bias, use_cache=False, **more)
+
+
+# They make their masks by the implementation's name, and add what they get.
+ATTEND_THEMSELVES = {
+    "BLOOM": lambda: BloomForCausalLM(BloomConfig(vocab_size=29, hidden_size=24, n_layer=1, n_head=4)),
+    "CodeGen": lambda: CodeGenForCausalLM(
+        CodeGenConfig(vocab_size=29, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=64, n_ctx=64)
+    ),
+    "XGLM": lambda: XGLMForCausalLM(
+        XGLMConfig(vocab_size=29, d_model=24, ffn_dim=48, num_layers=1, attention_heads=4, max_position_embeddings=64)
+    ),
+}
+
+
+@pytest.mark.parametrize("model", ATTEND_THEMSELVES)
+def test_models_that_attend_themselves_are_refused(model: str, tokens: Any) -> None:
+    theirs = ATTEND_THEMSELVES[model]().eval()
+    theirs(tokens())
+    theirs.config._attn_implementation = "diff_attention"
+    with pytest.raises(ValueError, match=r"attention themselves: .* must be 'eager', got 'diff_attention'\.$"):
+        theirs(tokens())

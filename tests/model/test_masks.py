@@ -235,3 +235,12 @@ def test_a_mask_that_holds_no_numbers_of_its_own_is_refused(
     model = make("diff", torch.float32, attn_implementation=implementation)
     with pytest.raises(TypeError, match=r"^attention_mask must be a dense tensor that holds its own numbers, got a"):
         model(tokens(), attention_mask=given)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_four_axes_are_boolean_or_added(implementation: str, dtype: torch.dtype, make: Any, tokens: Any) -> None:
+    """Ones and zeros that are added hide nothing."""
+    model = make("diff", torch.float32, attn_implementation=implementation)
+    with pytest.raises(ValueError, match=rf"^attention_mask of four axes must be boolean, .* got {dtype}\.$"):
+        model(tokens(), attention_mask=torch.ones(9, 9).tril()[None, None].to(dtype))

@@ -13,6 +13,7 @@ from torch.nn.attention.bias import causal_upper_left
 
 from budget import BACKENDS, takes
 from diff_transformer import diff_attention, diff_attention_maps
+from diff_transformer.ops import lambda_value, rms_norm
 
 B, H, HK, N, S, D, DV = 2, 4, 2, 5, 7, 6, 3
 
@@ -311,6 +312,17 @@ def test_float8_is_refused(argument: str, backend: str) -> None:
     assert one_sentence(str(refusal.value))
     assert str(refusal.value).startswith(names[0])
     assert "torch.float8_e4m3fn" in str(refusal.value)
+
+
+def test_the_norm_and_the_formula_of_lambda_refuse_float8() -> None:
+    wide, float8 = torch.ones(4), torch.ones(4).to(torch.float8_e4m3fn)
+    for name, arguments in (("x", (float8, wide)), ("weight", (wide, float8))):
+        with pytest.raises(
+            ValueError, match=rf"^{name} must be floating, of 16 bits or more, got torch\.float8_e4m3fn"
+        ):
+            rms_norm(*arguments)
+    with pytest.raises(ValueError, match=r"^the vectors of λ must be floating, of 16 bits or more, got torch\.float8"):
+        lambda_value(wide, wide, wide, float8, 0.8)
 
 
 class Plain(Tensor):

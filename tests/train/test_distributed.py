@@ -289,6 +289,7 @@ RENDEZVOUS = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTE
             r"a launcher's WORLD_SIZE=2 without RANK, MASTER_ADDR, MASTER_PORT: .* unset WORLD_SIZE",
         ),
         ({"LOCAL_RANK": "0"}, {}, r"a launcher's LOCAL_RANK=0 without RANK, .* unset LOCAL_RANK to train in one"),
+        ({**RENDEZVOUS, "MASTER_PORT": "abc"}, {}, r"MASTER_PORT is 'abc' in the environment"),
         ({"WORLD_SIZE": "1", "RANK": "1"}, {}, r"a launcher's RANK=1 without MASTER_ADDR, MASTER_PORT"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, {}, r"a launcher's OMPI_COMM_WORLD_SIZE=2 without MASTER_ADDR: "),
         ({"PMI_SIZE": "2", "WORLD_SIZE": "2"}, {}, r"a launcher's WORLD_SIZE=2, PMI_SIZE=2 without MASTER_ADDR: "),

@@ -6,6 +6,8 @@ import re
 import shutil
 import signal
 import sys
+import threading
+import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -632,6 +634,16 @@ def test_a_signal_leaves_an_evaluation_which_is_done_when_the_run_goes_on(tmp_pa
         for file in (tmp_path / "run" / "metrics.jsonl", tmp_path / "whole" / "metrics.jsonl")
     )
     assert lines == expected
+
+
+def test_a_signal_leaves_an_evaluation_that_does_not_use_the_model(tmp_path: Path) -> None:
+    def evaluate(model: Any, step: int) -> dict[str, float]:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        time.sleep(60)
+        raise AssertionError("nobody has left the evaluation")
+
+    with pytest.raises(TrainingInterrupted, match=r"after step 4 of 6; .*step-000004 holds"):
+        train(recipe(evaluate_every=4), tmp_path / "run", on_evaluate=evaluate)
 
 
 def test_an_evaluation_that_fails_loses_nothing(tmp_path: Path) -> None:

@@ -18,19 +18,17 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.cache_utils import Cache
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward as llama_attention_forward
 
 from diff_transformer.model.configuration import DiffTransformerConfig
+from diff_transformer.model.masks import operator_mask
 from diff_transformer.model.packed_documents import attend_by_document
 from diff_transformer.nn import Attention
 from diff_transformer.ops import diff_attention_maps
-from diff_transformer.ops.attention_request import check_dense
 from diff_transformer.ops.backends import BACKENDS
 from diff_transformer.ops.flex import is_block_mask
 from diff_transformer.ops.narrow_heads import attends_to_narrow_heads, narrow_attention
-from diff_transformer.ops.visibility import causal_bias_mask, check_causal_bias, is_causal_bias
 from diff_transformer.variants import ATTENTION_OPTIONS, ATTENTION_TYPES
 
 # "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
@@ -324,41 +322,6 @@ def operator_attention_forward(
     if maps is not None:
         maps.append(AttentionMaps(None, None, first) if lam is None else AttentionMaps(first, second, difference))
     return out, repeated_for_channels(difference, value, query.shape[-1])
-
-
-def operator_mask(**arguments: Any) -> Tensor | None:
-    """transformers' boolean mask (B, 1, N, S), or None where our operator hides by itself what has to be hidden.
-
-    Beside the future that is what a sliding window leaves behind, for tokens that begin a sequence: no mask of N × N.
-    """
-    offset = arguments.get("q_offset")  # a tensor, not to be read while it is traced, where a cache is static
-    begins = isinstance(offset, int) and offset == 0 and arguments["q_length"] == arguments["kv_length"]
-    causal = arguments.get("allow_is_causal_skip", False)  # a window in both directions is not the operator's
-    # Any model of transformers may be set to our implementation.
-    described = ATTENTION_TYPES.get(getattr(arguments["config"], "attention_type", ""))
-    if begins and causal and described is not None and described.differential:
-        arguments = {**arguments, "local_size": None}
-    return sdpa_mask(**arguments)
-
-
-def dense_mask(attention_mask: Any, inputs: Tensor, cache: Cache | None) -> Any:
-    """A mask as a caller gives it to the model, or such masks by name; a CausalBias of torch as (1, 1, N, S) boolean.
-
-    Raises:
-        TypeError: a tensor that does not hold its own numbers.
-        ValueError: a CausalBias that does not fit the inputs (B, N, D) and what the cache holds.
-    """
-    if isinstance(attention_mask, dict):
-        return {name: dense_mask(mask, inputs, cache) for name, mask in attention_mask.items()}
-    if is_causal_bias(attention_mask):
-        n = inputs.shape[1]
-        past = 0 if cache is None else int(cache.get_seq_length())
-        slots = [getattr(layer, "max_cache_len", past + n) for layer in getattr(cache, "layers", ())]  # of a static one
-        check_causal_bias(attention_mask, n, [past + n, *slots])
-        return causal_bias_mask(attention_mask, inputs.device)[None, None]
-    if isinstance(attention_mask, Tensor):
-        check_dense("attention_mask", attention_mask)
-    return attention_mask
 
 
 def register_attention() -> None:

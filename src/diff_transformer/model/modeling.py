@@ -29,9 +29,9 @@ from diff_transformer.model.interface_attention import (
     InterfaceAttention,
     attends_by_document,
     attention_implementation,
-    dense_mask,
     interface_class,
 )
+from diff_transformer.model.masks import dense_mask
 from diff_transformer.model.packed_documents import check_cu_seqlens, document_positions
 from diff_transformer.model.parallel_plan import check_ranks, float32_units
 from diff_transformer.nn import (

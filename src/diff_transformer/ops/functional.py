@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from diff_transformer.ops.attention_request import is_floating
+
 
 def without_autocast(device: str) -> AbstractContextManager[object]:
     """Switch autocast off, on a type of device that has it: "meta" has none."""
@@ -16,13 +18,19 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tens
     """x / √(mean(x²) + eps) · weight over the last axis, computed in float32 at least.
 
     Args:
-        x: (…, n), any floating dtype.
-        weight: (n,) or None for a weight of 1.
+        x: (…, n), floating, of 16 bits or more.
+        weight: (n,), floating as well, or None for a weight of 1.
         eps: added to the mean square; the paper's code uses 1e-5.
 
     Returns:
         (…, n) in the dtype of ``x``.
+
+    Raises:
+        ValueError: another dtype.
     """
+    for name, tensor in (("x", x), ("weight", weight)):
+        if tensor is not None and not is_floating(tensor):
+            raise ValueError(f"{name} must be floating, of 16 bits or more, got {tensor.dtype}.")
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if weight is not None:

@@ -96,11 +96,12 @@ def check_launcher() -> None:
     a notebook or a container has some of a launcher's.
     """
     alone = {**_TORCHRUN, **_MPI}
-    values = {name: os.environ[name] for name in alone if name in os.environ}
+    numbers = (*alone, "MASTER_PORT") if "WORLD_SIZE" in os.environ else alone
+    values = {name: os.environ[name] for name in numbers if name in os.environ}
     for name, value in values.items():
         if not re.fullmatch(r"-1|\d+", value):
             raise ValueError(f"{name} is {value!r} in the environment, where a launcher puts a whole number: unset it.")
-    found = [name for name, value in values.items() if int(value) > alone[name]]
+    found = [name for name in alone if name in values and int(values[name]) > alone[name]]
     needed = ("MASTER_ADDR",) if _MPI.keys() & set(found) else ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in needed if not os.environ.get(name)]
     is_joined = dist.is_initialized() or dist.is_mpi_available()  # or will be without an address

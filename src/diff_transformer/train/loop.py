@@ -309,15 +309,17 @@ class TrainingRun:
         return self.state.step == self.settings.steps or (every is not None and self.state.step % every == 0)
 
     def _evaluate(self, number: int) -> dict[str, float] | None:
-        """What the evaluation finds; None where the run is to stop, which is asked before each use of the model."""
+        """What the evaluation finds; None where it was left: a system that stops the run may not wait for its end."""
         assert self.on_evaluate is not None  # the caller's own check
         self.limit.end()  # an evaluation may take as long as it likes
         self.model.eval()
         results, devices = None, [self.context.device] if self.context.device.type == "cuda" else []
         asked = self.model.register_forward_pre_hook(self._leave_evaluation, prepend=True)
+        # Processes that compute one forward pass together leave together, before it; of others each may leave alone.
+        alone = nullcontext() if self._computes_together else self.interrupt.raised_at_once()
         try:
             # Training draws the same random numbers afterwards, whether all of an evaluation was done or a part twice.
-            with torch.random.fork_rng(devices), torch.no_grad(), self.context.autocast():
+            with alone, torch.random.fork_rng(devices), torch.no_grad(), self.context.autocast():
                 results = self.on_evaluate(self.model, number)
         except TrainingInterrupted:
             pass
@@ -334,12 +336,15 @@ class TrainingRun:
         return results
 
     def _leave_evaluation(self, *_: Any) -> None:
-        """Raise TrainingInterrupted where the run is to stop: a system that ends it may not wait for an evaluation."""
+        """Raise TrainingInterrupted before a use of the model where the run is to stop."""
         self.progress.evaluating()  # a worker's asks its parent
         requested = self.interrupt.requested
-        # Processes that compute one forward pass together leave together; of others each may evaluate on its own.
-        if self.context.any(requested) if self.context.kind in ("fsdp", "tensor") else requested:
+        if self.context.any(requested) if self._computes_together else requested:
             raise TrainingInterrupted("The evaluation is left.")
+
+    @property
+    def _computes_together(self) -> bool:
+        return self.context.kind in ("fsdp", "tensor")
 
     def _save(self) -> Path:
         scaler = self.scaler.state_dict() if self.scaler.is_enabled() else None
