@@ -586,7 +586,7 @@ def test_both_models_write_on_in_a_saved_page(
     settled(page, lambda: weights(page) == [pytest.approx(weight, abs=1.1e-3) for weight in maps[12].tolist()])
     loss = explorer.run({"tokens": tokens[0].tolist()})["loss"]
     assert measure(page, "Loss on the text")[0] == f"{loss:.3f}"
-    settled(page, lambda: "left-added=" in page.url)
+    settled(page, lambda: re.search(r"left-added=\d+%2C\d+&", page.url) is not None)  # both tokens
     again = watch.open(page.url)
     settled(again, lambda: again.locator(".flow .token").count() == 13)
     again.fill("#lambda-factor", "0.1")  # what was written belongs to the learned λ
