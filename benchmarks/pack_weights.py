@@ -25,10 +25,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer
+from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
 from diff_transformer.cli.console import quiet_libraries
 from diff_transformer.cli.eval_command import evaluate_measures
 from diff_transformer.cli.export_command import described
+from diff_transformer.cli.recipe_options import find_recipe
 from diff_transformer.data import TextFiles
 from diff_transformer.data.split import DOCUMENT, split, with_digests
 from diff_transformer.lab.experiments.run_store import TRAINED
@@ -47,9 +48,10 @@ from diff_transformer.storage.files import (
     refuse_existing,
     unfinished_path,
 )
-from diff_transformer.train import Recipe
+from diff_transformer.train import Recipe, build_data
 from diff_transformer.train.recipe import dump_recipe
 from diff_transformer.train.run_folder import METRICS
+from diff_transformer.train.task_examples import write_examples
 from diff_transformer.variants import ATTENTION_TYPES
 
 LARGEST_TOTAL = 12_000_000  # bytes of all models together
@@ -144,6 +146,8 @@ def pack(
     unfinished.mkdir(parents=True)
     try:
         write_text(unfinished / "recipe.yaml", _HEADING + dump_recipe(public))
+        if family.kind == "retrieval":
+            write_examples(unfinished, build_data(recipe))
         if tokenizer is not None:
             tokenizer.save_pretrained(unfinished)
             lines = [json.dumps(passage, ensure_ascii=False) + "\n" for passage in passages]

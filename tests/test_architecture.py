@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "_version": set(),
     "variants": set(),  # reports and the command line read it, so it loads nothing heavy; everyone may import it
     "_registration": set(),  # what it names it imports when transformers does
+    "environment": set(),
     "storage": set(),
     "suggestions": set(),
     "shipped_models": set(),
@@ -31,18 +32,19 @@ MAY_IMPORT = {
     "nn": {"ops"},
     "model": {"ops", "nn"},
     "convert": {"storage", "nn", "model"},
-    "explorer": {*LIBRARY, "convert", "listening", "token_texts"},
+    "explorer": {"storage", *LIBRARY, "convert", "listening", "token_texts"},
     "data": {"storage", "brief_threads", "text_workers", "token_texts"},
     "train": {"storage", *LIBRARY, "data"},
     "lab.coordinates": set(),
     "lab.record": {"lab.coordinates"},
-    "lab.results_files": {"storage", "lab.coordinates", "lab.record"},
+    "lab.results_files": {"environment", "storage", "lab.coordinates", "lab.record"},
     "lab.statistics": {"lab.coordinates", "lab.record"},
     "lab.learning": {"lab.coordinates", "lab.record", "lab.statistics"},
     "lab.verdicts": {"lab.record", "lab.statistics", "lab.learning"},
     "lab.measure": {
         "storage",
         *LIBRARY,
+        "convert",
         "data",
         "listening",
         "lab.coordinates",
@@ -51,7 +53,7 @@ MAY_IMPORT = {
         "lab.statistics",
         "lab.learning",
     },
-    "lab.bench": {"storage", *LIBRARY, "lab.record", "lab.results_files", "lab.statistics"},
+    "lab.bench": {"environment", "storage", *LIBRARY, "lab.record", "lab.results_files", "lab.statistics"},
     "lab.experiments": {
         *("storage", *LIBRARY, "explorer", "data", "train"),
         *("lab.coordinates", "lab.record", "lab.results_files", "lab.statistics", "lab.learning", "lab.verdicts"),
@@ -73,6 +75,7 @@ MAY_IMPORT = {
     "cli": {
         "storage",
         "brief_threads",
+        "environment",
         "freed_memory",
         "listening",
         "processors",

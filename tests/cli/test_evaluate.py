@@ -12,8 +12,9 @@ import pytest
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from commands import fails
-from diff_transformer.cli.checkpoints import find_recipe, load_tokenizer
+from diff_transformer.cli.checkpoints import load_tokenizer
 from diff_transformer.cli.eval_command import batches_of
+from diff_transformer.cli.recipe_options import find_recipe
 from diff_transformer.data import byte_tokenizer
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.report.measured_tables import harness_table

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -146,13 +147,14 @@ def test_needles_among_more_tokens_than_the_explorer_takes(
 def test_a_text_of_the_users_is_checked_before_needles_are_looked_for(
     retrieval_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diff_transformer.cli.explored_checkpoints._needles", None)  # would be called, and fail
+    monkeypatch.setattr("diff_transformer.cli.explored_checkpoints._first_question", None)  # would be called, and fail
     with pytest.raises(ValueError, match="nonsense"):
         build_explorer(retrieval_run, None, "nonsense", "cpu")
 
 
 def test_a_model_that_learned_needles_in_text(run: Callable[..., Any], tmp_path: Path, text_file: Path) -> None:
-    """It opens with a document of its own data, up to the number that is asked for; without the data with any text."""
+    """It opens with a document of its own data, up to the number that is asked for; without its file of examples, as the
+    runs of earlier versions are, with any text."""
     folder = tmp_path / "run"
     data = ["data.kind=needles", f"data.paths={text_file}", "data.length=256", "data.needles=1", "data.queried=1"]
     sizes = ["model.hidden_size=16", "model.intermediate_size=16", "data.batch_size=2", "data.validation_documents=2"]
@@ -168,11 +170,21 @@ def test_a_model_that_learned_needles_in_text(run: Callable[..., Any], tmp_path:
     number = "".join(pieces[answer["begin"] : answer["end"]]).strip()
     assert f"The special magic {city} number is: {number}\n" in example["text"]
     assert explorer.example({"seed": 1}) != explorer.example({"seed": 2})
-    recipe = folder / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace(str(text_file), str(tmp_path / "gone.txt")))
+    (folder / "examples.json").unlink()
     described = build_explorer(folder, None, None, "cpu").describe()
     assert not described["draws_examples"]
     assert described["examples"][0]["text"].startswith("The old house")
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"examples": [{}]}', '{"examples": [{"title": "", "text": "", "answer": 3}]}']
+)
+def test_a_file_of_examples_that_holds_something_else(
+    run: Callable[..., Any], text_run: Path, tmp_path: Path, content: str
+) -> None:
+    shutil.copytree(text_run, tmp_path / "run")
+    (tmp_path / "run" / "examples.json").write_text(content)
+    fails(run("explore", tmp_path / "run", "--no-browser"), "examples.json' holds no examples")
 
 
 def test_a_model_of_another_task_opens_with_its_data(run: Callable[..., Any], tmp_path: Path) -> None:

@@ -1,23 +1,22 @@
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from diff_transformer.lab import results_files
+from diff_transformer import environment
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.results_files import capture_environment, capture_results, command_line, short_commit
 
 
 def test_the_environment_says_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        results_files.sys, "argv", ["/somewhere/bin/diff-transformer", "demo", "--text", "my notes.txt"]
-    )
-    environment = capture_environment("cpu")
-    assert environment.command == "diff-transformer demo --text 'my notes.txt'"
-    assert "thread" in environment.device
-    assert set(environment.versions) == {"python", "diff-transformer", "torch", "transformers"}
-    assert environment.created.endswith("+00:00")
-    monkeypatch.setattr(results_files.sys, "argv", ["benchmarks/ops.py", "-v"])
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/diff-transformer", "demo", "--text", "my notes.txt"])
+    captured = capture_environment("cpu")
+    assert captured.command == "diff-transformer demo --text 'my notes.txt'"
+    assert "thread" in captured.device
+    assert set(captured.versions) == {"python", "diff-transformer", "torch", "transformers"}
+    assert captured.created.endswith("+00:00")
+    monkeypatch.setattr(sys, "argv", ["benchmarks/ops.py", "-v"])
     assert command_line() == "ops.py -v"
     records = [Result(name="x", variant="diff", value=1.0)]
     captured = capture_results("title", {"steps": 1}, records, "cpu")
@@ -34,8 +33,8 @@ def test_a_short_commit() -> None:
 def test_the_commit_is_this_projects_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = tmp_path / "results.py"
     module.write_text("")
-    monkeypatch.setattr(results_files, "__file__", str(module))
-    assert results_files._git_commit() is None
+    monkeypatch.setattr(environment, "__file__", str(module))
+    assert environment.git_commit() is None
 
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
@@ -46,9 +45,9 @@ def test_the_commit_is_this_projects_or_none(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "other").write_text("")
     git("add", "other")
     git("commit", "-qm", "somebody else's")
-    assert results_files._git_commit() is None, "a file that their repository does not track is not theirs"
+    assert environment.git_commit() is None, "a file that their repository does not track is not theirs"
     git("add", "results.py")
     git("commit", "-qm", "ours")
-    assert results_files._git_commit() == git("rev-parse", "HEAD")
+    assert environment.git_commit() == git("rev-parse", "HEAD")
     module.write_text("changed")
-    assert results_files._git_commit() == git("rev-parse", "HEAD") + "-dirty"
+    assert environment.git_commit() == git("rev-parse", "HEAD") + "-dirty"

@@ -4,7 +4,7 @@ import os
 import shlex
 from codecs import BOM_UTF8
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -14,15 +14,12 @@ from tokenizers import Tokenizer
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
 
 from diff_transformer import shipped_models
-from diff_transformer.lab.bench.benchmark import check_device
+from diff_transformer.environment import check_device
 from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.model.remote_code import AUTO_CLASSES
 from diff_transformer.storage.files import parse_json
 from diff_transformer.storage.manifest import require_unchanged_weights
 from diff_transformer.suggestions import did_you_mean
-
-if TYPE_CHECKING:
-    from diff_transformer.train import Recipe
 
 # The model_type in config.json of other projects → the name of the layout for `convert`.
 LAYOUT_OF_TYPE = {
@@ -119,23 +116,15 @@ def load_tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
-def find_recipe(folder: Path) -> "Recipe | None":
-    """The recipe beside a model, or of the run whose `model/` or checkpoint the folder is; None where there is none.
+def files_of(folder: Path, name: str) -> list[Path]:
+    """The files of a name that belong to a model: beside it, and beside the run whose `model/` or checkpoint it is.
 
-    A run's recipe did not make other models in its folder, such as one that was converted from its own. A file of the
-    same name that another program wrote, as llm-compressor does, is passed over. Raises ValueError where the recipe is
-    not valid.
+    A run's files did not make other models in its folder, such as one that was converted from its own.
     """
-    from diff_transformer.train.recipe import is_recipe, load_recipe
-
     path = folder.resolve()
     run = [path.parent] if path.name == "model" else []
     run += [path.parents[1]] if path.parent.name == "checkpoints" else []
-    for candidate in (folder, *run):
-        file = candidate / "recipe.yaml"
-        if file.is_file() and is_recipe(file):
-            return load_recipe(file)
-    return None
+    return [candidate / name for candidate in (folder, *run) if (candidate / name).is_file()]
 
 
 def _check_model(folder: Path, ours: bool) -> None:

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diff_transformer.cli import console
-from diff_transformer.cli.console import (
+from diff_transformer.cli.console import optional
+from diff_transformer.cli.experiment_commands import show_results
+from diff_transformer.cli.recipe_options import (
     RecipeName,
     RecipeSettings,
     TextPaths,
     Workers,
-    optional,
     parse_options,
     read_recipe,
 )
-from diff_transformer.cli.experiment_commands import show_results
 from diff_transformer.cli.terminal_progress import TrainingProgress, tokenising_progress
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from diff_transformer.variants import ATTENTION_TYPES
 
 # The text that ranks heads for DEX: at most this many sequences of this many tokens, from its beginning.
 SEQUENCES, LENGTH = 16, 512
+CHARACTERS = 16  # of a token, at most, of any language's text
 
 
 def chosen_heads(choice: str, source: Path, text: list[Path] | None) -> list[list[int]] | None:
@@ -44,23 +45,46 @@ def _widest_heads(choice: str, source: Path, text: list[Path] | None) -> list[li
     import torch
 
     from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
-    from diff_transformer.data import TextFiles
-    from diff_transformer.lab.measure.attention_heads import head_entropies, widest_heads
+    from diff_transformer.convert.head_entropies import head_entropies, widest_heads
 
+    files = [file for path in text for file in text_files(path)]
     folder = find_checkpoint(source, ours=False)
-    tokenizer, corpus = load_tokenizer(folder), TextFiles(text)
+    tokenizer = load_tokenizer(folder)
     model = load_model(folder, None)
     model.set_attn_implementation("eager")
     length = min(LENGTH, getattr(model.config, "max_position_embeddings", LENGTH))
     tokens: list[int] = []
-    for piece in corpus.pieces():
-        tokens += tokenizer(piece.text)["input_ids"] if piece.text else []
+    for file in files:
+        tokens += tokenizer(beginning(file))["input_ids"]
         if len(tokens) >= SEQUENCES * length:
             break
     if not tokens:
-        raise ValueError(f"--dex-text holds no text: {corpus.name}.")
+        raise ValueError(f"--dex-text holds no text: {', '.join(map(str, text))}.")
     sequences = list(torch.tensor(tokens[: SEQUENCES * length]).split(length))
     return widest_heads(head_entropies(model, sequences), share)
+
+
+def text_files(path: Path) -> list[Path]:
+    """A text file, or those below a folder. Raises ValueError or FileNotFoundError where there is none."""
+    if path.is_dir():
+        files = sorted(path.rglob("*.txt"))
+        if not files:
+            raise ValueError(f"--dex-text {str(path)!r} has no .txt file in it.")
+        return files
+    if not path.is_file():
+        raise FileNotFoundError(f"--dex-text {str(path)!r} does not exist.")
+    if path.suffix != ".txt":
+        raise ValueError(f"--dex-text takes .txt files and folders of them, got {str(path)!r}.")
+    return [path]
+
+
+def beginning(file: Path) -> str:
+    """As much of a text as can be ranked on. Raises ValueError where the file is not UTF-8."""
+    try:
+        with file.open(encoding="utf-8-sig") as text:
+            return text.read(SEQUENCES * LENGTH * CHARACTERS)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(file)!r} is not UTF-8: {error.reason} at byte {error.start}.") from None
 
 
 LAYOUT = "microsoft|microsoft-v2|diffllama|llama|motif|motif-2"
@@ -96,7 +120,10 @@ def convert(
         ),
     ] = None,
     dex_text: Annotated[
-        list[Path] | None, typer.Option(metavar="PATH", help="Text to rank the heads on; may be repeated.")
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH", help="Text to rank the heads on: a .txt file, or a folder of them; may be repeated."
+        ),
     ] = None,
     dex_lambda_start: Annotated[
         float | None, optional("With --as dex, λ_learn at the start.", "λ_init of the layer")

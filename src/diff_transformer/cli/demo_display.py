@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from diff_transformer.cli import console
+from diff_transformer.cli.recipe_options import fill_text
 from diff_transformer.lab.experiments.demo import DemoPart, DemoProgress
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.report.demo_findings import learning_sentences, loss_sentences
@@ -54,7 +54,7 @@ class DemoDisplay(DemoProgress):
             for part in parts
         ]
         total = _about(sum(part.seconds for part in parts))
-        text = console.fill_text("demo_expectations.txt", parts=described, workers=workers, total=total)
+        text = fill_text("demo_expectations.txt", parts=described, workers=workers, total=total)
         self._console.print(f"{text}\n", markup=False, soft_wrap=True)
 
     def begin(self, part: DemoPart) -> None:

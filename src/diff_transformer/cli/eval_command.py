@@ -11,6 +11,7 @@ import typer
 from diff_transformer.cli import console
 from diff_transformer.cli.console import Checkpoint, Device, optional
 from diff_transformer.cli.extras import require_extra
+from diff_transformer.cli.recipe_options import find_recipe, parse_options
 from diff_transformer.lab.report.documents import Table
 from diff_transformer.shipped_models import HELD_OUT
 
@@ -26,9 +27,10 @@ def evaluate_tasks(
 ) -> "Iterator[tuple[ResultsFile, Table]]":
     """The results up to each task, when that is done, and their table."""
     from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer, shown_folder
+    from diff_transformer.environment import installed_version
     from diff_transformer.lab.measure.harness import load_tasks, measure_tasks, published, table_1_average, task_names
     from diff_transformer.lab.report.measured_tables import harness_table
-    from diff_transformer.lab.results_files import capture_results, installed_version
+    from diff_transformer.lab.results_files import capture_results
 
     names = task_names(tasks)
     if not names:
@@ -68,7 +70,6 @@ def evaluate_measures(
     from diff_transformer.cli.checkpoints import (
         auto_class_of,
         find_checkpoint,
-        find_recipe,
         load_model,
         load_tokenizer,
         shown_folder,
@@ -163,7 +164,7 @@ def read_measurements(names: list[str], option_texts: list[str]) -> "dict[str, M
     """The measurements of these names, with the options given as NAME=VALUE, which one or more of them must have."""
     from diff_transformer.lab.measure.measurement import MeasurementRequest, find_measurement, refuse_unknown
 
-    values = console.parse_options(option_texts)
+    values = parse_options(option_texts)
     known = {name: find_measurement(name).model_fields for name in names}
     refuse_unknown(values, list(dict.fromkeys(chain(*known.values()))), f"The measure {', '.join(names)}")
     chosen = {name: {option: values[option] for option in values.keys() & known[name]} for name in names}
@@ -260,7 +261,7 @@ def batches_of(folder: Path, tokenizer: Any = None) -> "Batches":
 
 def text_batches(folder: Path, corpus: "Corpus", tokenizer: Any, context: int | None) -> "Batches":
     """All of a text to measure the model in a folder on, which reads `context` tokens at most, if that is known."""
-    from diff_transformer.cli.checkpoints import auto_class_of, find_recipe
+    from diff_transformer.cli.checkpoints import auto_class_of
     from diff_transformer.data import MaskedTextBatches, TextBatches, prepare
     from diff_transformer.train.data_kinds import MaskedTextData
 
@@ -277,8 +278,6 @@ def text_batches(folder: Path, corpus: "Corpus", tokenizer: Any, context: int | 
 
 def required_recipe(folder: Path) -> "Recipe":
     """The recipe that tells what the model in the folder was trained on. Raises ValueError where there is none."""
-    from diff_transformer.cli.checkpoints import find_recipe
-
     recipe = find_recipe(folder)
     if recipe is None:
         raise ValueError(f"No recipe.yaml belongs to {str(folder)!r} and tells its data; name a text with --text.")

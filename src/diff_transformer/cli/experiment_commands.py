@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from diff_transformer.cli import console
-from diff_transformer.cli.console import Seed, TextPaths, Workers, optional, parse_options
+from diff_transformer.cli.console import Seed, optional
+from diff_transformer.cli.recipe_options import TextPaths, Workers, fill_text, parse_options
 from diff_transformer.cli.terminal_progress import TrainingProgress
 from diff_transformer.lab.record import ResultsFile
 
@@ -76,7 +77,7 @@ def demo(
         "prompt": "Once" if text else "def ",
         "text": " --text ".join(shlex.quote(str(path)) for path in text or [Path("FOLDER")]),
     }
-    console.print_line("\n" + console.fill_text("demo_next.txt", **next_steps))
+    console.print_line("\n" + fill_text("demo_next.txt", **next_steps))
 
 
 def reproduce(
@@ -140,7 +141,7 @@ def reproduce(
         for experiment in experiments:
             checked = {"variants": check_paper(experiment), "preset": paper_preset(experiment)}
             values = {"experiment": experiment, "experiments_by_run": by_run, **checked}
-            console.print_line(console.fill_text("paper_preset.txt", **values))
+            console.print_line(fill_text("paper_preset.txt", **values))
         return
 
     if rehearse:

@@ -1,20 +1,15 @@
 """Loads checkpoints for the explorer: the models, what they read, and the texts that the page opens with."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import torch
 from transformers import AutoConfig
 
 from diff_transformer import shipped_models
 from diff_transformer.cli import console
-from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer, shown_folder
-from diff_transformer.cli.eval_command import batches_of
-from diff_transformer.data import NeedleTask, RetrievalBatches
+from diff_transformer.cli.checkpoints import files_of, find_checkpoint, load_model, load_tokenizer, shown_folder
 from diff_transformer.explorer import (
-    Answer,
     Example,
     ExploredModel,
     Explorer,
@@ -22,27 +17,21 @@ from diff_transformer.explorer import (
     Side,
     Task,
     TokenizerVocabulary,
-    Vocabulary,
     WordVocabulary,
 )
 from diff_transformer.explorer.explored_model import subtracts
 from diff_transformer.explorer.lambda_settings import LEARNED
+from diff_transformer.explorer.model_examples import EXAMPLES, ModelExamples, read_examples
 from diff_transformer.explorer.recorded_page import recorded_page
-from diff_transformer.lab.measure.retrieval import FIRST_QUERY, retrieval_answers, retrieval_baselines
 from diff_transformer.storage.files import write_atomically
-from diff_transformer.train.data_kinds import GeneratedData
 
 FIRST_TEXT = (
     "The old house stood at the end of the lane, behind a row of black poplars. Nobody had lived in the old house for "
     "twenty years, and nobody in the village remembered who had planted the row of black"
 )
 _TRIED_TOKENS = 4096  # of needles, of which the first that the model finds with its λ alone is shown first
-_SEQUENCES = 512  # on which the strip's accuracy is measured
-_RETRIEVAL_NOTE = (
-    "This model learned one task. A key (k3) with its value (v5) right after it is a needle among noise (n0, n1, …). "
-    'At the end "?" and a key ask for a value, and the model should write it. It learned nothing else, so its loss on '
-    "all of the text is high."
-)
+_BATCH = 64  # questions that are answered at once
+_TASK_TITLE = "From the task of the training"
 _NUMBERS_NOTE = "The model has no tokenizer: a text is the numbers of its tokens."
 
 
@@ -93,119 +82,83 @@ def build_explorer(checkpoint: Path, compare: Path | None, text: str | Example |
             f"{str(checkpoint)!r} has ordinary attention, which subtracts nothing; name a differential model as "
             "CHECKPOINT, and this one as --compare."
         )
-    sides = [_load_side(folder, device) for folder in folders]
+    known = [_examples_of(folder) for folder in folders]
+    sides = [_load_side(folder, examples, device) for folder, examples in zip(folders, known, strict=True)]
     left = sides[0]
     examples = []
     if text is not None:
         given = text if isinstance(text, Example) else Example("Your text", text)
         left.model.check_tokens(left.vocabulary.encode(given.text))
         examples.append(given)
-    draw = _needles(folders[0], left)
-    examples.append(_first_needles(left, draw) if draw else _first_text(folders[0], left))
-    return Explorer(left, sides[1] if len(sides) > 1 else None, examples, draw, _task(folders[0], left))
+    questions = [one for one in known[0].questions if _length(left, one) <= left.model.most_tokens]
+    examples.append(_first_question(left, questions) if questions else _first_text(left, known[0].examples))
+    right = sides[1] if len(sides) > 1 else None
+    floor = known[0].floor
+    task = None if floor is None or not questions else Task(lambda: _accuracy(left, questions), len(questions), floor)
+    return Explorer(left, right, examples, (lambda seed: questions[seed % len(questions)]) if questions else None, task)
 
 
-def _load_side(folder: Path, device: str | None) -> Side:
+def _examples_of(folder: Path) -> ModelExamples:
+    files = files_of(folder, EXAMPLES)
+    return read_examples(files[0]) if files else ModelExamples()
+
+
+def _load_side(folder: Path, examples: ModelExamples, device: str | None) -> Side:
     shown = shown_folder(folder)
     console.say(f"Loading {shown} …")
     model = ExploredModel(load_model(folder, device), shown.parent.name if shown.name == "model" else shown.name)
-    return Side(model, _vocabulary(folder, model.vocab_size))
-
-
-def _vocabulary(folder: Path, size: int) -> Vocabulary:
     if (folder / "tokenizer.json").is_file():
-        return TokenizerVocabulary(load_tokenizer(folder))
-    recipe = find_recipe(folder)
-    if recipe is not None and recipe.data.kind == "retrieval":
-        batches = batches_of(folder)
-        assert isinstance(batches, RetrievalBatches)
-        return WordVocabulary(batches.words(), _RETRIEVAL_NOTE)
-    return WordVocabulary([str(token) for token in range(size)], _NUMBERS_NOTE)
+        return Side(model, TokenizerVocabulary(load_tokenizer(folder)))
+    if examples.words:
+        return Side(model, WordVocabulary(examples.words, examples.note))
+    return Side(model, WordVocabulary([str(token) for token in range(model.vocab_size)], _NUMBERS_NOTE))
 
 
-def _needles(folder: Path, side: Side) -> Callable[[int], Example] | None:
-    """What draws needles by a seed, where the model was trained to find them and the data are where they were.
-
-    None, too, where they lie among more tokens than the explorer takes.
-    """
-    recipe = find_recipe(folder)
-    if recipe is None or recipe.data.kind not in ("retrieval", "needles"):
-        return None
-    if recipe.data.length > side.model.most_tokens:
-        return None
-    try:
-        batches: Any = batches_of(folder)
-    except (OSError, ValueError):
-        return None
-    if isinstance(batches, RetrievalBatches):
-        return partial(_needles_among_tokens, batches, side.vocabulary)
-    return partial(_needles_in_text, batches.validation, side.vocabulary)
+def _length(side: Side, example: Example) -> int:
+    return len(side.vocabulary.encode(example.text))
 
 
-def _task(folder: Path, side: Side) -> Task | None:
-    """The retrieval task, where the model was trained on it: what it answers to the first query of each sequence, as
-    the answers to queries before a later one are in view."""
-    recipe = find_recipe(folder)
-    if recipe is None or recipe.data.kind != "retrieval":
-        return None
-    batches = batches_of(folder)
-    assert isinstance(batches, RetrievalBatches)
-    sample = batches.sample(_SEQUENCES, seed=0)
-    queries = sample.query_positions[:, :1]
-    first = replace(
-        sample,
-        input_ids=sample.input_ids[:, : int(queries.max()) + 1],
-        query_positions=queries,
-        answer_spans=sample.answer_spans[:, :1],
-    )
-    (floor,) = [one.floor for one in retrieval_baselines(recipe) if one.name == FIRST_QUERY]
-    return Task(lambda: retrieval_answers(side.model.model, first).double().mean().item(), _SEQUENCES, floor)
+@torch.no_grad()
+def _accuracy(side: Side, questions: Sequence[Example]) -> float:
+    """The share of the questions to which the model's most likely token is the answer's first."""
+    right, device = 0, side.model.model.device
+    for first in range(0, len(questions), _BATCH):
+        batch = questions[first : first + _BATCH]
+        tokens = [torch.tensor(side.vocabulary.encode(one.text)) for one in batch]
+        # What is behind a question changes nothing that is before it.
+        input_ids = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True).to(device)
+        predicted = side.model.model(input_ids=input_ids, use_cache=False).logits.argmax(-1)
+        for row, (one, read) in enumerate(zip(batch, tokens, strict=True)):
+            assert one.answer is not None
+            right += int(predicted[row, one.answer.query]) == int(read[one.answer.begin])
+    return right / len(questions)
 
 
-def _needles_among_tokens(task: RetrievalBatches, vocabulary: Vocabulary, seed: int) -> Example:
-    sample = task.sample(1, seed)
-    query, begin = int(sample.query_positions[0, 0]), int(sample.answer_spans[0, 0])
-    text = vocabulary.decode(sample.input_ids[0, : query + 1].tolist())
-    title = f"Needles {seed + 1}: what was the value of {text.split()[-1]}?"
-    return Example(title, text, Answer(query, begin, begin + 1))
-
-
-def _needles_in_text(task: NeedleTask, vocabulary: Vocabulary, seed: int) -> Example:
-    """A document up to the answer's number. Where its text alone has other tokens, the answer is not marked."""
-    document = task.sample(1, seed)[0]
-    query, (begin, end) = document.query_positions[0], document.answer_spans[0]
-    tokens = list(document.tokens[: query + 1])
-    text = vocabulary.decode(tokens)
-    is_same = vocabulary.encode(text) == tokens
-    return Example(f"Needles {seed + 1} in a text", text, Answer(query, begin, end) if is_same else None)
-
-
-def _first_needles(side: Side, draw: Callable[[int], Example]) -> Example:
-    """The first that the model finds, and does not with λ = 0; or else the first that it finds; or the first of all."""
-    found, seed, read = [], 0, 0
-    while read < _TRIED_TOKENS:
-        example = draw(seed)
+def _first_question(side: Side, questions: Sequence[Example]) -> Example:
+    """The first that the model answers, and does not with λ = 0; or else the first that it answers; or the first."""
+    answered, read = [], 0
+    for example in questions:
         tokens = side.vocabulary.encode(example.text)
-        if example.answer is not None:
-            right = [
-                int(side.model.trace(tokens, settings).next_log_probabilities.argmax()) == tokens[example.answer.begin]
-                for settings in (LEARNED, LambdaSettings(factor=0.0))
-            ]
-            if right == [True, False]:
-                return example
-            if right[0]:
-                found.append(example)
-        seed, read = seed + 1, read + len(tokens)
-    return found[0] if found else draw(0)
+        if read and read + len(tokens) > _TRIED_TOKENS:
+            break
+        assert example.answer is not None
+        right = [
+            int(side.model.trace(tokens, settings).next_log_probabilities.argmax()) == tokens[example.answer.begin]
+            for settings in (LEARNED, LambdaSettings(factor=0.0))
+        ]
+        if right == [True, False]:
+            return example
+        if right[0]:
+            answered.append(example)
+        read += len(tokens)
+    return answered[0] if answered else questions[0]
 
 
-def _first_text(folder: Path, side: Side) -> Example:
-    """Of a generated task its first validation sequence; else some text, or tokens, cut to leave room to write on."""
-    recipe, vocabulary = find_recipe(folder), side.vocabulary
-    most = max(1, 3 * side.model.most_tokens // 4)
-    if recipe is not None and isinstance(recipe.data, GeneratedData):
-        first = next(batches_of(folder).validation_batches())["input_ids"][0]
-        return Example("From the task of the training", vocabulary.decode(first[:most].tolist()))
+def _first_text(side: Side, examples: Sequence[Example]) -> Example:
+    """An example of the model's task; else some text, or tokens; cut to leave room to write on."""
+    vocabulary, most = side.vocabulary, max(1, 3 * side.model.most_tokens // 4)
+    if examples:
+        return Example(_TASK_TITLE, vocabulary.decode(vocabulary.encode(examples[0].text)[:most]))
     if isinstance(vocabulary, WordVocabulary):
         return Example("The first tokens", " ".join(vocabulary.words[: min(16, most)]))
     words = FIRST_TEXT.split()

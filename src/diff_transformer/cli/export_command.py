@@ -54,7 +54,8 @@ def export(
         if max_shard_size:
             raise ValueError("--max-shard-size is for folders of safetensors, and --onnx writes none.")
         require_extra("onnx")
-    from diff_transformer.cli.checkpoints import auto_class_of, find_checkpoint, find_recipe, load_model, load_tokenizer
+    from diff_transformer.cli.checkpoints import auto_class_of, find_checkpoint, load_model, load_tokenizer
+    from diff_transformer.cli.recipe_options import find_recipe
     from diff_transformer.convert import MAX_SHARD_SIZE, export_folder, export_onnx
     from diff_transformer.convert.conversion import shard_bytes
     from diff_transformer.lab.record import CardRecord

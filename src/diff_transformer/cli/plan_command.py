@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from diff_transformer.cli import console
-from diff_transformer.cli.console import RecipeName, RecipeSettings, optional, read_recipe
+from diff_transformer.cli.console import optional
+from diff_transformer.cli.recipe_options import RecipeName, RecipeSettings, fill_text, read_recipe
 
 
 def plan(
@@ -48,4 +49,4 @@ def plan(
         return
     is_large = max(way.memory.total for way in planned.ways) >= 1 << 30
     unit, unit_bytes = ("GiB", 1 << 30) if is_large else ("MiB", 1 << 20)
-    console.print_line(console.fill_text("plan.txt", plan=planned, unit=unit, unit_bytes=unit_bytes))
+    console.print_line(fill_text("plan.txt", plan=planned, unit=unit, unit_bytes=unit_bytes))

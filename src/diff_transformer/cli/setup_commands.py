@@ -31,16 +31,15 @@ def info() -> None:
     from diff_transformer._version import CHECKOUT
     from diff_transformer.cli import console
     from diff_transformer.cli.extras import TRAIN_EXTRA
-    from diff_transformer.lab.results_files import capture_environment, installed_version
+    from diff_transformer.environment import device_name, git_commit, installed_version, versions
     from diff_transformer.ops import candidate_timing, kernel_check
     from diff_transformer.ops.attention_request import triton_is_installed
     from diff_transformer.ops.backends import explain
     from diff_transformer.ops.cpu import cpu_build
 
-    environment = capture_environment()
-    rows = {"device": environment.device, "torch threads": str(torch.get_num_threads())}
-    rows |= {"commit": environment.commit} if environment.commit else {}
-    rows |= environment.versions
+    rows = {"device": device_name(), "torch threads": str(torch.get_num_threads())}
+    rows |= {"commit": commit} if (commit := git_commit()) else {}
+    rows |= versions()
     missing = f'not installed: pip install ".[train]" {CHECKOUT}'
     rows |= {package: installed_version(package, missing) for package in TRAIN_EXTRA.values()}
     # Each device is asked for the dtype that training uses on it.

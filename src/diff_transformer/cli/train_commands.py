@@ -11,7 +11,8 @@ from typer.core import TyperCommand
 
 from diff_transformer.cli import console
 from diff_transformer.cli.app import with_plain_errors
-from diff_transformer.cli.console import RecipeName, RecipeSettings, optional, read_recipe
+from diff_transformer.cli.console import optional
+from diff_transformer.cli.recipe_options import RecipeName, RecipeSettings, read_recipe
 from diff_transformer.cli.terminal_progress import TrainingProgress, tokenising_progress
 from diff_transformer.processors import usable_processors
 

@@ -6,17 +6,15 @@ under a temporary name and then renamed, so that a reader never sees half of one
 
 import json
 import math
-import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from diff_transformer.environment import device_name, git_commit, versions
 from diff_transformer.lab.coordinates import NOWHERE
 from diff_transformer.lab.record import Comparison, Environment, Result, ResultsFile
 from diff_transformer.storage.files import finite, read_json, write_atomically
@@ -30,22 +28,13 @@ T = TypeVar("T")
 
 def capture_environment(device: str | None = None) -> Environment:
     """What every results file says about its origin; `device` is a torch device string, by default the one in use."""
-    packages = ("diff-transformer", "torch", "transformers")
     return Environment(
         command=command_line(),
         device=device_name(device),
-        versions={"python": platform.python_version(), **{name: installed_version(name) for name in packages}},
-        commit=_git_commit(),
+        versions=versions(),
+        commit=git_commit(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
-
-
-def installed_version(package: str, otherwise: str = "not installed") -> str:
-    """The version of an installed package; a source tree may not be one."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return otherwise
 
 
 def capture_results(
@@ -75,46 +64,12 @@ def command_line() -> str:
     return shlex.join([name, *sys.argv[1:]])
 
 
-def device_name(device: str | None = None) -> str:
-    """A device as a reader knows it: the GPU's name, or the processor's with the number of threads torch uses."""
-    # Here and not above: reading a results file must not cost an import of torch.
-    import torch
-
-    kind = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
-    if kind.type == "cuda":
-        return torch.cuda.get_device_name(kind)
-    if kind.type != "cpu":
-        return f"{kind.type} on {platform.machine()}"
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
-    threads = torch.get_num_threads()
-    return f"{model}, {threads} thread{'s' if threads > 1 else ''}"
-
-
 def short_commit(commit: str | None) -> str:
     """A commit as pages print it: twelve digits, and "-dirty" where files were changed since."""
     if commit is None:
         return "unknown"
     digits, dirty, _ = commit.partition("-dirty")
     return digits[:12] + dirty
-
-
-def _git_commit() -> str | None:
-    """The commit of the checkout that this file belongs to, "-dirty" where it was changed since; None outside one."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        # An installed package may lie inside somebody else's repository: only a tracked file tells of ours.
-        git("ls-files", "--error-unmatch", Path(__file__).name)
-        return git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty") or None
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def write_text(path: str | Path, text: str) -> Path:

@@ -36,6 +36,7 @@ from diff_transformer.train.recipe import Recipe
 from diff_transformer.train.run_setup import Data, build_data, build_model, draw_weights
 from diff_transformer.train.step import backward, build_optimizers, learning_rate, prefetched
 from diff_transformer.train.step_costs import flops_per_token
+from diff_transformer.train.task_examples import write_examples
 from diff_transformer.train.training_progress import Metrics, Progress, Silent, default_progress, peak_memory
 
 # (model, step) → numbers to log, by name. The model is in evaluation mode and gradients are off.
@@ -218,6 +219,8 @@ class TrainingRun:
             self.state = state
         if self.resumes and is_first():  # nothing is refused from here on
             run_folder.continue_run_folder(self.folder, self.recipe)
+        if is_first():
+            write_examples(self.folder, data)
         self.limit = TimeLimit(settings.timeout_minutes, self._standstill)
         self.tokens, self.seconds_logged = 0, self.state.seconds  # since the last logged step, and until it
         self.layers: dict[str, list[float]] = {}  # the statistics that were logged last

@@ -22,9 +22,10 @@ CHECKPOINTS = "checkpoints"
 MODEL = "model"
 LOCK = ".lock"
 DIVERGENCE = "divergence.json"
+EXAMPLES = "examples.json"
 # What a run writes; the recipe is deleted last, as it marks the folder as ours.
 _UNFINISHED = (UNFINISHED_START, f".unfinished-{MODEL}", f".replaced-{MODEL}")
-_OURS = (*_UNFINISHED, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, DIVERGENCE, RECIPE)
+_OURS = (*_UNFINISHED, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, DIVERGENCE, EXAMPLES, RECIPE)
 _BEGUN = {unfinished_path(Path(RECIPE)).name, LOCK}  # all that a run leaves that was killed when it began
 _NAMED = 4  # how many differing settings a message names
 # Settings that no number of a run depends on, and where its text lies: the text itself is known by what it says.

@@ -6,7 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from diff_transformer.lab.measure.accuracy import joint_levels, most_frequent, text_levels, token_levels
+from diff_transformer.data.retrieval_guesses import most_frequent
+from diff_transformer.lab.measure.accuracy import joint_levels, text_levels, token_levels
 
 DRAWS = 20_000
 

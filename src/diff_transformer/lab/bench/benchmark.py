@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from diff_transformer.environment import check_device, installed_version
 from diff_transformer.lab.bench.timing import LEAST_ROUNDS, Clock, Run, alternate, free_memory, spread, try_run
-from diff_transformer.lab.results_files import capture_environment, installed_version
+from diff_transformer.lab.results_files import capture_environment
 
 FORWARD, BACKWARD, TRAINING, DECODE = "forward", "backward", "forward + backward", "decode"
 STEP = "training step"
@@ -94,14 +95,6 @@ def check_choice(option: str, chosen: Sequence[str], allowed: Iterable[str]) -> 
     for name in chosen:
         if name not in names:
             raise ValueError(f"{option} must be one of {', '.join(map(repr, names))}, got {name!r}.")
-
-
-def check_device(name: str) -> None:
-    """Raises ValueError for a device that cannot be used here."""
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # what torch raises for an unknown name, or a build without it
-        raise ValueError(f"The device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
