@@ -12,7 +12,6 @@ RUN pip install --no-cache-dir --constraint constraints.txt \
     --extra-index-url https://download.pytorch.org/whl/cpu "torch==${TORCH}"
 
 COPY pyproject.toml README.md LICENSE ./
-COPY recipes recipes
 COPY src src
 RUN pip install --no-cache-dir --constraint constraints.txt ".[serve]"
 

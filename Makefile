@@ -12,7 +12,7 @@ PYTEST := $(BIN)/pytest -q -n auto --dist worksteal
 .DEFAULT_GOAL := demo
 
 demo: setup
-	$(BIN)/diff-transformer demo --resume
+	$(BIN)/diff-lab demo --resume
 
 # To read it with its search: python3 -m http.server --directory build/site
 docs: setup
@@ -36,7 +36,7 @@ types: setup
 	$(BIN)/mypy
 
 kernels: setup
-	$(BIN)/python benchmarks/kernel_resources.py --check
+	$(BIN)/python lab/benchmarks/kernel_resources.py --check
 
 tests: setup
 	$(PYTEST)
@@ -47,11 +47,11 @@ all-tests: setup
 setup: $(READY)
 
 # torch first and alone: with it installed, nothing else brings another build of it.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed, this is " + sys.version.split()[0] + "; name another with: make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]" --editable "./lab[harness]"
 	touch $@
 
 # torchvision and its like come built for CUDA, and do not load beside a torch without it; vLLM does without them.

@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diff_lab.data import read_labelled, train_bpe, with_mask_token
 from diff_transformer import (
     DiffTransformerConfig,
     DiffTransformerForMaskedLM,
     DiffTransformerForSequenceClassification,
     text_embeddings,
 )
-from diff_transformer.data import read_labelled, train_bpe, with_mask_token
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
 parser.add_argument("--data", default="trec", help="the folder with the task's files")

@@ -13,8 +13,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
+from diff_lab.data import byte_tokenizer
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.data import byte_tokenizer
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
 parser.add_argument("--model", help="a checkpoint of ours with its tokenizer; a tiny new model unless given")

@@ -14,8 +14,8 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
+from diff_lab.data import byte_tokenizer
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.data import byte_tokenizer
 from diff_transformer.model.dex_annealing import DexAnnealing
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])

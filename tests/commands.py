@@ -48,14 +48,17 @@ def main(arguments: list[str], batch_characters: int | None = None) -> None:
     """Run a command in this process, which it ends."""
     import torch
 
+    from diff_lab import cli as lab
+    from diff_lab.data import token_cache
     from diff_transformer import cli
-    from diff_transformer.data import token_cache
+    from diff_transformer.cli.app import COMMANDS
 
     torch.set_num_threads(1)
     if batch_characters is not None:
         token_cache._BATCH_CHARACTERS = batch_characters
-    sys.argv = ["diff-transformer", *arguments]
-    cli.main()
+    program, main = ("diff-transformer", cli.main) if arguments[0] in COMMANDS else ("diff-lab", lab.main)
+    sys.argv = [program, *arguments]
+    main()
 
 
 @contextmanager

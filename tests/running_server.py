@@ -17,8 +17,8 @@ import torch
 
 import forked
 from commands import SECONDS
+from diff_lab.data import byte_tokenizer
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.data import byte_tokenizer
 from tiny_model import SIZES
 
 

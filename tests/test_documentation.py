@@ -14,16 +14,16 @@ import typer
 
 import diff_transformer
 import fill_readme
+from diff_lab.data import byte_tokenizer
+from diff_lab.experiments.experiment import EXPERIMENTS, PAPER, find_experiment
+from diff_lab.measure.document_losses import WHOLE
+from diff_lab.measure.many_shot import ACCURACY as MANY_SHOT
+from diff_lab.results_files import read_results
+from diff_lab.train import load_recipe, shipped_recipes
 from diff_transformer.cli import app
 from diff_transformer.convert import convert_from
-from diff_transformer.data import byte_tokenizer
-from diff_transformer.lab.experiments.experiment import EXPERIMENTS, PAPER, find_experiment
-from diff_transformer.lab.measure.document_losses import WHOLE
-from diff_transformer.lab.measure.many_shot import ACCURACY as MANY_SHOT
-from diff_transformer.lab.results_files import read_results
 from diff_transformer.ops import lambda_init_schedule
 from diff_transformer.storage.files import read_json
-from diff_transformer.train import load_recipe, shipped_recipes
 from diff_transformer.variants import ATTENTION_TYPES
 from site_pages import pages_and_pictures
 
@@ -136,8 +136,8 @@ def page_commands() -> list[Any]:
             words = shlex.split(part.replace("[", "").replace("]", ""), comments=True)
             if words[0] == "diff-transformer":
                 found.append(pytest.param(page, words[1:], id=f"{page}: {part.split('  ')[0]}"))
-            elif "diff_transformer.train" in words:
-                words = ["train", *words[words.index("diff_transformer.train") + 1 :]]
+            elif "diff_lab.train" in words:
+                words = ["train", *words[words.index("diff_lab.train") + 1 :]]
                 found.append(pytest.param(page, words, id=f"{page}: {part.split('  ')[0]}"))
     return found
 
@@ -200,11 +200,11 @@ def test_filled_in_numbers_are_those_that_were_measured() -> None:
     for path, parts in fill_readme.pages_parts(fill_readme.measured_experiments(), *documents).items():
         text = path.read_text(encoding="utf-8")
         for name, part in parts.items():
-            assert f"<!-- {name} -->\n{part}\n<!-- /{name} -->" in text, f"run benchmarks/fill_readme.py for {path}"
+            assert f"<!-- {name} -->\n{part}\n<!-- /{name} -->" in text, f"run lab/benchmarks/fill_readme.py for {path}"
 
 
 def verdicts(experiment: str, name: str, variant: str, against: str = "softmax") -> set[str]:
-    file = read_results(ROOT / "results" / "cpu" / f"{experiment}.json")
+    file = read_results(ROOT / "lab" / "results" / "cpu" / f"{experiment}.json")
     rows = fill_readme.as_defined(file).comparisons
     return {str(row.verdict) for row in rows if (row.name, row.variant, row.against) == (name, variant, against)}
 
@@ -232,7 +232,7 @@ def test_the_choice_names_every_attention_type() -> None:
 def test_the_paper_s_page_names_every_experiment_and_files_that_exist() -> None:
     page = PAGES["docs/concepts/paper.md"]
     of_the_paper = {name for name in EXPERIMENTS if re.match(r"table|fig|appendix", name)}
-    assert set(re.findall(r"`diff-transformer reproduce (\w+)`", page)) == of_the_paper
+    assert set(re.findall(r"`diff-lab reproduce (\w+)`", page)) == of_the_paper
     for file in re.findall(r"`([\w/]+\.py)`", page):
         assert (ROOT / "src" / "diff_transformer" / file).is_file(), file
     for name in re.findall(r"`(paper-[\w.]+)`", page):
@@ -278,7 +278,7 @@ def test_the_counts_of_the_cost_page_are_those_of_the_layers() -> None:
 
 
 def test_the_demo_takes_as_long_as_the_start_page_says() -> None:
-    from diff_transformer.cli.experiment_commands import demo
+    from diff_lab.cli.experiment_commands import demo
 
     (minutes,) = re.findall(r"(\d+ to \d+ minutes)\n    make demo", PAGES["docs/index.md"])
     assert f"takes {minutes}" in " ".join(str(demo.__doc__).split())

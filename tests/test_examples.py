@@ -19,8 +19,8 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from diff_lab.data import byte_tokenizer
 from diff_transformer.convert import convert_from
-from diff_transformer.data import byte_tokenizer
 from diff_transformer.model import dex_annealing
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

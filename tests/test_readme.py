@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from diff_transformer.lab.bench.bench_pages import page, replace_sections
+from diff_lab.bench.bench_pages import page, replace_sections
 from diff_transformer.storage.files import read_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,7 +44,7 @@ def test_links_lead_somewhere(target: str) -> None:
 
 @pytest.fixture(scope="module")
 def filler() -> Any:
-    spec = importlib.util.spec_from_file_location("fill_readme", ROOT / "benchmarks" / "fill_readme.py")
+    spec = importlib.util.spec_from_file_location("fill_readme", ROOT / "lab" / "benchmarks" / "fill_readme.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -56,7 +56,7 @@ def test_numbers_are_those_that_were_measured(filler: Any) -> None:
     operator, model = read_json(filler.OPERATOR), read_json(filler.MODEL)
     amx_operator, amx_model = read_json(filler.AMX_OPERATOR), read_json(filler.AMX_MODEL)
     experiments = filler.measured_experiments()
-    parts = {"known": filler.known(experiments, "results/RESULTS.md")}
+    parts = {"known": filler.known(experiments, "lab/results/RESULTS.md")}
     parts |= {"costs": filler.costs([(operator, model), (amx_operator, amx_model)])}
     for name, part in parts.items():
         assert f"<!-- {name} -->\n{part}\n<!-- /{name} -->" in README
@@ -80,7 +80,7 @@ def test_no_number_is_of_a_checkout_with_changes(filler: Any) -> None:
 
 def test_what_is_known_is_corrected_for_the_number_of_comparisons(filler: Any) -> None:
     """Of the two that the README names, and none that only an uncorrected interval decides."""
-    known = filler.known(filler.measured_experiments(), "results/RESULTS.md")
+    known = filler.known(filler.measured_experiments(), "lab/results/RESULTS.md")
     assert re.findall(r"^- \[([^\]]+)\]", known, flags=re.MULTILINE) == ["V2", "Table 3"]
 
 

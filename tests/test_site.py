@@ -230,7 +230,7 @@ def test_a_tutorial_is_run_once(tmp_path: Path) -> None:
     file.write_text(LESSON.replace("value = 1\n", drawing), encoding="utf-8")
     (lesson,) = tutorial_pages.tutorials(tmp_path, REPOSITORY, tmp_path / "run")
     assert "```text\nsaid\n" in lesson.text
-    assert "['docs', 'examples', 'results']" in lesson.text
+    assert "['docs', 'examples', 'lab']" in lesson.text
     assert list(file.parent.iterdir()) == [file]  # what it writes is gone with the copy of its place
     assert "```python\nimport a_package_of_nobody\n```" in lesson.text  # shown, and not run
     assert list(lesson.pictures) == ["a-lesson-1-1.svg"]
@@ -241,14 +241,18 @@ def test_a_tutorial_is_run_once(tmp_path: Path) -> None:
     assert next((tmp_path / "run").iterdir()).stat().st_mtime_ns == written
 
 
-TARGETS = {"docs/page.md": "page.md", "docs/concepts/other.md": "concepts/other.md", "results/R.md": "results/index.md"}
+TARGETS = {
+    "docs/page.md": "page.md",
+    "docs/concepts/other.md": "concepts/other.md",
+    "lab/results/R.md": "results/index.md",
+}
 
 
 @pytest.mark.parametrize(
     ("source", "text", "moved"),
     [
         ("docs/page.md", "[a](concepts/other.md#part)", "[a](concepts/other.md#part)"),
-        ("docs/concepts/other.md", "[a](../../results/R.md)", "[a](../results/index.md)"),
+        ("docs/concepts/other.md", "[a](../../lab/results/R.md)", "[a](../results/index.md)"),
         ("docs/page.md", "[a](../src/x.py)", f"[a]({REPOSITORY}/blob/main/src/x.py)"),
         ("docs/page.md", "[a](../src)", f"[a]({REPOSITORY}/tree/main/src)"),
         ("docs/page.md", '<img src="../src/x.py">', f'<img src="{REPOSITORY}/blob/main/src/x.py">'),

@@ -21,7 +21,7 @@ pyplot = pytest.importorskip("matplotlib.pyplot")
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "tutorials"
-RESULTS = str(ROOT / "results" / "cpu")
+RESULTS = str(ROOT / "lab" / "results" / "cpu")
 
 # These start processes of their own, or train.
 SLOW = {"laptop_to_cluster", "pretrained_llama", "your_text_both_models"}
@@ -79,7 +79,7 @@ def _commands_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", run)
     # A run that one process begins and the other goes on with is the same to the bit with as many threads.
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
-    monkeypatch.setattr("diff_transformer.lab.experiments.runner.default_workers", lambda *_, **__: 1)
+    monkeypatch.setattr("diff_lab.experiments.runner.default_workers", lambda *_, **__: 1)
 
 
 def test_each_tutorial_has_small_parameters() -> None:

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from diff_lab.experiments.experiment import heads_of
+from diff_lab.record import Result
+from diff_lab.report.figures import variant_style
+from diff_lab.report.wording import variant_label, variants_of
+from diff_lab.train import load_recipe
+from diff_lab.train.step_costs import flops_per_token
+from diff_lab.train.training_plan import Plan
 from diff_transformer import variants
-from diff_transformer.lab.experiments.experiment import heads_of
-from diff_transformer.lab.record import Result
-from diff_transformer.lab.report.figures import variant_style
-from diff_transformer.lab.report.wording import variant_label, variants_of
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import layer_settings
 from diff_transformer.nn import DiffAttentionV2
-from diff_transformer.train import load_recipe
-from diff_transformer.train.step_costs import flops_per_token
-from diff_transformer.train.training_plan import Plan
 from diff_transformer.variants import ATTENTION_TYPES, AttentionType
 from tiny_model import SIZES
 

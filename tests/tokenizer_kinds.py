@@ -6,7 +6,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from diff_transformer.data import byte_tokenizer, train_bpe
+from diff_lab.data import byte_tokenizer, train_bpe
 
 # Tokens of several bytes, of a part of a character, and of spaces come of it.
 _TEXT = "def f(x):\n    if x:\n        return 'é ☃ 日本'\n\u3000\u00a0to be, or not to be\n"

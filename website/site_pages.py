@@ -13,7 +13,7 @@ from pathlib import Path
 
 # Pages that lie outside of docs/ or have another name there, with the name that they have on the site.
 ELSEWHERE = {
-    "results/RESULTS.md": "results/index.md",
+    "lab/results/RESULTS.md": "results/index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "docs/tutorials/README.md": "tutorials/index.md",
@@ -22,7 +22,7 @@ ELSEWHERE = {
 PICTURES = (".svg", ".png")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", flags=re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r'(\]\(|\b(?:src|href)=")(?!https?:|mailto:|#)([^)"#\s]+)((?:#[^)"\s]*)?)(?=[)"])')
-# What marks the places that benchmarks/fill_readme.py fills in.
+# What marks the places that lab/benchmarks/fill_readme.py fills in.
 _MARKS = re.compile(r"^<!-- /?[\w ]+ -->\n", flags=re.MULTILINE)
 
 
@@ -32,7 +32,7 @@ def pages_and_pictures(root: Path) -> dict[str, str]:
     Tutorials are not among them, nor is what git ignores, such as what a tutorial has written in its folder.
     """
     found = {page: target for page, target in ELSEWHERE.items() if (root / page).is_file()}
-    for folder, prefix in (("docs", ""), ("results/figures", "results/figures/")):
+    for folder, prefix in (("docs", ""), ("lab/results/figures", "results/figures/")):
         for file in _files(root, folder):
             path = file.relative_to(root / folder).as_posix()
             if file.suffix in PICTURES or (file.suffix == ".md" and folder == "docs"):

@@ -114,7 +114,7 @@ def executed(file: Path, folder: Path) -> Any:
                 cell.metadata["tags"] = [*tags, "skip-execution"]
         root = file.parents[2]
         with tempfile.TemporaryDirectory() as copy:
-            for name in ("results", "examples"):
+            for name in ("lab", "examples"):
                 (Path(copy) / name).symlink_to(root / name)
             place = Path(copy) / FOLDER
             place.mkdir(parents=True)

@@ -25,7 +25,7 @@
 # measurements at the end.*
 
 # %% tags=["parameters"]
-RESULTS = "../../results/cpu"  # the measurements that the last section reads, in a checkout
+RESULTS = "../../lab/results/cpu"  # the measurements that the last section reads, in a checkout
 
 # %%
 # %config InlineBackend.figure_formats = ["svg"]
@@ -39,10 +39,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diff_lab.experiments.request import as_defined
+from diff_lab.record import Comparison
+from diff_lab.results_files import read_results
 from diff_transformer import DiffAttention, SoftmaxAttention, diff_attention, diff_attention_maps
-from diff_transformer.lab.experiments.request import as_defined
-from diff_transformer.lab.record import Comparison
-from diff_transformer.lab.results_files import read_results
 from diff_transformer.nn import DecoderLayer, Lambda
 from diff_transformer.ops import lambda_init_schedule
 

@@ -18,7 +18,7 @@
 # same recipe in one process and in two, sees that they learn the same, and then reads the files that start it
 # elsewhere, with the parts that matter in each.
 #
-# *Ten minutes to read, two to run on two cores. You need a checkout, and in it `pip install ".[train]"`. No
+# *Ten minutes to read, two to run on two cores. You need a checkout, and in it `pip install . ./lab`. No
 # cluster has run these files here: each is checked as far as its tool can check it without one, as the last section
 # says.*
 
@@ -65,7 +65,7 @@ data: {{kind: retrieval, num_pairs: 4, length: 64, batch_size: 16}}
 train: {{steps: {STEPS}, learning_rate: 3e-3, warmup_steps: 5, log_every: 1, checkpoint_every: 10}}
 """
 Path("mine.yaml").write_text(RECIPE, encoding="utf-8")
-said = shell("diff-transformer train mine.yaml --output runs/one --overwrite")
+said = shell("diff-lab train mine.yaml --output runs/one --overwrite")
 
 # %% [markdown]
 # ## Two processes
@@ -74,7 +74,7 @@ said = shell("diff-transformer train mine.yaml --output runs/one --overwrite")
 # GPUs each takes one of its own. Everything after the module is as before.
 
 # %%
-said = shell("torchrun --nproc-per-node 2 -m diff_transformer.train mine.yaml --output runs/two --overwrite")
+said = shell("torchrun --nproc-per-node 2 -m diff_lab.train mine.yaml --output runs/two --overwrite")
 
 
 def losses(run: str) -> list[float]:
@@ -108,7 +108,7 @@ while process.poll() is None and not (metrics.exists() and metrics.stat().st_siz
     time.sleep(0.05)  # until it has logged its first step
 process.terminate()
 print("exit code", process.wait(), "after", len(losses("runs/three")), "steps")
-said = shell("diff-transformer train mine.yaml --output runs/three --resume auto")
+said = shell("diff-lab train mine.yaml --output runs/three --resume auto")
 print(f"loss after {STEPS} steps: {losses('runs/three')[-1]:.4f}, without the interruption {one[-1]:.4f}")
 assert losses("runs/three")[-1] == one[-1]
 
@@ -122,7 +122,7 @@ assert losses("runs/three")[-1] == one[-1]
 # This is the recipe in `examples/cluster`, on two machines of eight H200:
 
 # %%
-plan = shell(f"diff-transformer plan {CLUSTER}/recipe.yaml model.vocab_size=32000 --gpus 16 --gpu h200")
+plan = shell(f"diff-lab plan {CLUSTER}/recipe.yaml model.vocab_size=32000 --gpus 16 --gpu h200")
 
 # %% [markdown]
 # ## Slurm
@@ -177,7 +177,7 @@ for name, text in commands.items():
     parsed = get_args_parser().parse_args(shlex.split(numbers))
     print(f"{name:10} {parsed.training_script} {' '.join(parsed.training_script_args)}")
     assert parsed.module
-    assert parsed.training_script == "diff_transformer.train"
+    assert parsed.training_script == "diff_lab.train"
     assert re.search("--resume.auto", " ".join(parsed.training_script_args))
 
 # %% [markdown]

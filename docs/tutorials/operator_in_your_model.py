@@ -36,8 +36,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diff_lab.statistics import mean_interval
 from diff_transformer import DiffAttention, diff_attention
-from diff_transformer.lab.statistics import mean_interval
 from diff_transformer.nn import HeadwiseNorm, Lambda
 
 # %% [markdown]

@@ -21,7 +21,7 @@
 # We take a small Llama that we train here for a moment, so that nothing has to be downloaded. With your own
 # checkpoint, replace the folder `llama`; the commands are the same.
 #
-# *Ten minutes to read, two to run on two cores. You need `pip install ".[train,serve]"` in a checkout.*
+# *Ten minutes to read, two to run on two cores. You need `pip install ".[serve]" ./lab` in a checkout.*
 
 # %% tags=["parameters"]
 LLAMA_STEPS = 120  # of the training that stands for the Llama's past
@@ -43,8 +43,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from diff_lab.data import byte_tokenizer
 from diff_transformer import attention_maps
-from diff_transformer.data import byte_tokenizer
 
 disable_progress_bar()  # of loading weights
 torch.manual_seed(0)

@@ -20,7 +20,7 @@
 # The pictures here are drawn by a few lines of matplotlib. `diff-transformer explore` shows the same in the browser,
 # of every head at once and with λ under a slider; the last section says how.
 #
-# *Ten minutes to read, half a minute to run. You need a checkout, and in it `pip install ".[train,explore]"`.*
+# *Ten minutes to read, half a minute to run. You need a checkout, and in it `pip install ".[explore]" ./lab`.*
 
 # %%
 # %config InlineBackend.figure_formats = ["svg"]
@@ -39,10 +39,10 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 import diff_transformer
+from diff_lab.data import RetrievalBatches
+from diff_lab.train import load_recipe
 from diff_transformer import attention_maps
-from diff_transformer.data import RetrievalBatches
 from diff_transformer.explorer import ExploredModel, LambdaSettings
-from diff_transformer.train import load_recipe
 
 disable_progress_bar()  # of loading weights
 # Grey on a transparent ground can be read on a light page and on a dark one.

@@ -18,13 +18,13 @@
 # question that such small models can answer at all? This page makes one verdict by hand, shows the two ways in which a
 # verdict can be taken back, and then reads all of them.
 #
-# Nothing is trained here. The numbers come from the results in the repository, which `diff-transformer reproduce`
+# Nothing is trained here. The numbers come from the results in the repository, which `diff-lab reproduce`
 # measured and wrote.
 #
-# *Ten minutes to read, half a minute to run. You need a checkout, and in it `pip install ".[train]"`.*
+# *Ten minutes to read, half a minute to run. You need a checkout, and in it `pip install . ./lab`.*
 
 # %% tags=["parameters"]
-RESULTS = "../../results/cpu"  # of the checkout
+RESULTS = "../../lab/results/cpu"  # of the checkout
 DRAWS = 2000  # of experiments without a difference
 
 # %%
@@ -38,12 +38,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
 
-from diff_transformer.lab.experiments.experiment import EXPERIMENTS
-from diff_transformer.lab.experiments.request import as_defined
-from diff_transformer.lab.learning import ACCURACY_CURVE, LAST_PART, MOST_ACCURACY, curves_of
-from diff_transformer.lab.record import Comparison
-from diff_transformer.lab.results_files import read_results
-from diff_transformer.lab.statistics import mean_interval, seeds_needed, verdict
+from diff_lab.experiments.experiment import EXPERIMENTS
+from diff_lab.experiments.request import as_defined
+from diff_lab.learning import ACCURACY_CURVE, LAST_PART, MOST_ACCURACY, curves_of
+from diff_lab.record import Comparison
+from diff_lab.results_files import read_results
+from diff_lab.statistics import mean_interval, seeds_needed, verdict
 
 # Grey on a transparent ground can be read on a light page and on a dark one.
 GREY, COLOURS = "#8b949e", {"diff": "#2f7fd1", "softmax": "#e0533d"}
@@ -234,11 +234,11 @@ assert max(sizes) < 2e6
 #
 # ## Do it yourself
 #
-#     diff-transformer reproduce --list                                        # all experiments, and how long they take
-#     diff-transformer reproduce v2                                            # one of them, on two cores
-#     diff-transformer reproduce language --preset evening --text my-novels    # longer trainings, on text of yours
-#     diff-transformer reproduce table6 --preset gpu --rehearse                # a preset for a GPU, tried without one
-#     diff-transformer reproduce table6 --preset paper                         # the commands for the paper's own size
+#     diff-lab reproduce --list                                        # all experiments, and how long they take
+#     diff-lab reproduce v2                                            # one of them, on two cores
+#     diff-lab reproduce language --preset evening --text my-novels    # longer trainings, on text of yours
+#     diff-lab reproduce table6 --preset gpu --rehearse                # a preset for a GPU, tried without one
+#     diff-lab reproduce table6 --preset paper                         # the commands for the paper's own size
 #
 # Any of them ends with the table of its comparisons, and `RESULTS.md` with all figures. A run that was interrupted
 # goes on with `--resume`.

@@ -16,7 +16,7 @@
 # On *your* text, at *your* size: is a Differential Transformer better than a Transformer? This page goes from a folder
 # of text to a verdict with an interval, by one command, and reads with you what the command says.
 #
-# *Ten minutes to read, three to run on two cores. You need `pip install ".[train]"` in a checkout.*
+# *Ten minutes to read, three to run on two cores. You need `pip install . ./lab` in a checkout.*
 
 # %% tags=["parameters"]
 TEXT = None  # a folder of yours with .txt, .jsonl or .parquet files
@@ -37,8 +37,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from diff_transformer.lab.learning import curves_of
-from diff_transformer.lab.results_files import read_results
+from diff_lab.learning import curves_of
+from diff_lab.results_files import read_results
 
 # Grey on a transparent ground can be read on a light page and on a dark one.
 GREY, COLOURS = "#8b949e", {"diff": "#2f7fd1", "softmax": "#e0533d"}
@@ -115,7 +115,7 @@ train:
   warmup_steps: {STEPS // 10}
 """
 Path("your-text.yaml").write_text(RECIPE, encoding="utf-8")
-plan = shell("diff-transformer plan your-text.yaml")
+plan = shell("diff-lab plan your-text.yaml")
 
 # %% [markdown]
 # `plan` reads no data and makes no weights: it is the command to look at before any long run.
@@ -128,7 +128,7 @@ plan = shell("diff-transformer plan your-text.yaml")
 
 # %%
 rates = f"--learning-rates {LEARNING_RATES} --seeds {SEEDS}"
-said = shell(f"diff-transformer compare your-text.yaml {rates} --output {OUTPUT} --overwrite")
+said = shell(f"diff-lab compare your-text.yaml {rates} --output {OUTPUT} --overwrite")
 
 # %% [markdown]
 # ## What it says

@@ -7,7 +7,7 @@ from diff_transformer.suggestions import did_you_mean
 WEIGHTS = Path(__file__).resolve().parent / "weights"  # not there where the package was built without models
 # Text that the tokenizer and the training have not seen, beside a model of text: what its numbers are measured on.
 HELD_OUT = "held_out.jsonl"
-# What a program needs of a model's card: an object of `diff_transformer.lab.record.CardRecord`.
+# What a program needs of a model's card: an object of `diff_lab.record.CardRecord`.
 CARD_RECORD = "card.json"
 # What `diff-transformer generate` takes where no checkpoint is named.
 LANGUAGE_MODEL = "novels-diff"

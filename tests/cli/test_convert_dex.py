@@ -11,8 +11,8 @@ import torch
 from accelerate.state import AcceleratorState
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from diff_lab.data import byte_tokenizer
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.data import byte_tokenizer
 
 
 @pytest.fixture

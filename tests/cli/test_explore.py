@@ -153,8 +153,8 @@ def test_a_text_of_the_users_is_checked_before_needles_are_looked_for(
 
 
 def test_a_model_that_learned_needles_in_text(run: Callable[..., Any], tmp_path: Path, text_file: Path) -> None:
-    """It opens with a document of its own data, up to the number that is asked for; without its file of examples, as the
-    runs of earlier versions are, with any text."""
+    """It opens with a document of its own data, up to the number that is asked for; without the file of examples, as
+    the runs of earlier versions are, with any text."""
     folder = tmp_path / "run"
     data = ["data.kind=needles", f"data.paths={text_file}", "data.length=256", "data.needles=1", "data.queried=1"]
     sizes = ["model.hidden_size=16", "model.intermediate_size=16", "data.batch_size=2", "data.validation_documents=2"]

@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import fresh
 from commands import fails
-from diff_transformer.lab.record import Result
-from diff_transformer.lab.results_files import capture_results, write_json
+from diff_lab.record import Result
+from diff_lab.results_files import capture_results, write_json
+from diff_lab.train import load_recipe
+from diff_lab.train.recipe import dump_recipe
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.train import load_recipe
-from diff_transformer.train.recipe import dump_recipe
 
 Run = Callable[..., Any]
 

@@ -1,7 +1,6 @@
 """`diff-transformer serve`: what it refuses before it loads anything, how it starts, and how it ends."""
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -15,9 +14,9 @@ import openai
 import pytest
 
 from commands import SECONDS, fails
-from diff_transformer.cli.extras import SERVE_EXTRA, TRAIN_EXTRA
+from diff_lab.data import byte_tokenizer
+from diff_transformer.cli.extras import EXTRAS
 from diff_transformer.cli.serve_command import API_KEY_VARIABLE
-from diff_transformer.data import byte_tokenizer
 from diff_transformer.shipped_models import LANGUAGE_MODEL
 from running_server import HAS_SERVER, client_of, new_model, started
 
@@ -90,19 +89,8 @@ def test_without_the_packages_that_it_needs(run: Callable[..., Any], monkeypatch
     fails(run("serve", "nowhere"), "This command needs uvicorn", '".[serve]"')
 
 
-def test_the_extra_is_the_packages_own() -> None:
-    pyproject = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    line = re.search(r"^serve = \[(.*)\]$", pyproject, re.MULTILINE)
-    assert line is not None
-    assert set(re.findall(r'"([\w-]+)>=', line[1])) == set(SERVE_EXTRA.values())
-
-
 def test_the_extra_is_enough(checkpoint: Path) -> None:
-    """But for pydantic, which typer brings along, and yaml, which transformers does.
-
-    accelerate and scipy cannot be hidden from transformers, which uses them where they are installed.
-    """
-    others = sorted(TRAIN_EXTRA.keys() - SERVE_EXTRA.keys() - {"pydantic", "yaml", "accelerate", "scipy"})
+    others = sorted({name for packages in EXTRAS.values() for name in packages} - EXTRAS["serve"].keys())
     lines = [
         f"import sys; sys.modules.update(dict.fromkeys({others!r}))",
         "import diff_transformer.cli, diff_transformer.serve.http_server as http_server",

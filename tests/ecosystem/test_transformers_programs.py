@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from diff_transformer.data import byte_tokenizer
+from diff_lab.data import byte_tokenizer
 from running_server import HAS_SERVER, TEMPLATE, new_model, new_served, running
 
 

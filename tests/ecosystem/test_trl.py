@@ -16,8 +16,8 @@ from peft import LoraConfig
 from torch import Tensor
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
+from diff_lab.data import byte_tokenizer
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.data import byte_tokenizer
 from loss_weighting import GradientRecorder, check_step, check_weights, exact_step
 
 disable_progress_bars()

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from decoded_maps import decode_maps
+from diff_lab.data import byte_tokenizer
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
-from diff_transformer.data import byte_tokenizer
 from diff_transformer.explorer import ExploredModel, Explorer, Side, Task, TokenizerVocabulary, WordVocabulary
 
 TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"

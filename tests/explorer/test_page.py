@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from decoded_maps import decode_maps
+from diff_lab.data import byte_tokenizer
+from diff_lab.report.run_pages import build_run_report
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
-from diff_transformer.data import byte_tokenizer
 from diff_transformer.explorer import (
     Example,
     ExploredModel,
@@ -27,7 +28,6 @@ from diff_transformer.explorer import (
     explore,
 )
 from diff_transformer.explorer.recorded_page import recorded_page
-from diff_transformer.lab.report.run_pages import build_run_report
 
 pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api")

@@ -18,8 +18,8 @@ from transformers import DataCollatorWithFlattening, DynamicCache
 
 import diff_transformer.model.interface_attention as model_attention
 import flash_stand_in
+from diff_lab.data.batches import flattened
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.data.batches import flattened
 from diff_transformer.model import attends_by_document, modeling, packed_documents
 from diff_transformer.nn import differential
 from tiny_model import DIFFERENTIAL, KINDS

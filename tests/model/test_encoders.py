@@ -15,6 +15,8 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, DynamicCache, pipeline
 
 import diff_transformer
+from diff_lab.data import byte_tokenizer
+from diff_lab.data.batches import flattened
 from diff_transformer import (
     DiffTransformerConfig,
     DiffTransformerForCausalLM,
@@ -23,8 +25,6 @@ from diff_transformer import (
     attention_maps,
     text_embeddings,
 )
-from diff_transformer.data import byte_tokenizer
-from diff_transformer.data.batches import flattened
 from diff_transformer.model import language_model_class, pooled
 from tiny_model import SIZES, sizes_for
 

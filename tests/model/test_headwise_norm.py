@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from diff_lab.train import load_recipe
+from diff_lab.train.recipe import build_config
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.train import load_recipe
-from diff_transformer.train.recipe import build_config
 from rounding import check_within, rounding_limits
 from tiny_model import KINDS, PAIRED
 

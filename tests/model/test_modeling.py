@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import oracle
+from diff_lab.train.run_setup import draw_weights
 from diff_transformer import DiffTransformerForCausalLM, DiffTransformerModel
-from diff_transformer.train.run_setup import draw_weights
 from tiny_model import has_lambda_vectors
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import fresh
+from diff_lab.train.run_setup import draw_weights
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.train.run_setup import draw_weights
 from full_run import short_run
 from tiny_model import KINDS, PAIRED, has_lambda_vectors
 

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import distributed as transformers_distributed
 
 import ranks
+from diff_lab.data.batches import flattened
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.data.batches import flattened
 from diff_transformer.model import chunked_loss as model_loss
 
 CONFIGS: dict[str, dict[str, Any]] = {

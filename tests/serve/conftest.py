@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from diff_transformer.data import byte_tokenizer
+from diff_lab.data import byte_tokenizer
 from running_server import HAS_SERVER, client_of, new_model, new_served, running
 
 transformers.utils.logging.disable_progress_bar()

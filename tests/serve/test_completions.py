@@ -10,7 +10,7 @@ import openai
 import pytest
 import torch
 
-from diff_transformer.data import byte_tokenizer
+from diff_lab.data import byte_tokenizer
 from diff_transformer.serve.scored_tokens import Scorer
 from diff_transformer.serve.served_model import ServedModel
 from running_server import client_of, new_model, new_served, running

@@ -13,8 +13,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.evaluator import evaluate
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 
-from diff_transformer.data import byte_tokenizer
-from diff_transformer.lab.measure.harness import load_tasks, wrap_model
+from diff_lab.data import byte_tokenizer
+from diff_lab.measure.harness import load_tasks, wrap_model
 from harness_tasks import write_lines, write_task
 from running_server import CONTEXT, new_model, new_served, running
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from diff_lab.data import byte_tokenizer
 from diff_transformer import pretrained
-from diff_transformer.data import byte_tokenizer
 from diff_transformer.serve.api_requests import Sampling
 from diff_transformer.serve.continuation import Continuation
 from diff_transformer.serve.served_model import ServedModel

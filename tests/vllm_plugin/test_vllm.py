@@ -18,8 +18,8 @@ import pytest
 import torch
 from vllm import LLM, SamplingParams
 
+from diff_lab.data import byte_tokenizer
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.data import byte_tokenizer
 
 HEAD_DIM = {"diff": 16, "diff_grouped": 16, "diff_v2": 32, "softmax": 32}
 NEW_TOKENS = 20

@@ -1,5 +1,6 @@
 """The command line `diff-transformer`: modules of commands, each imported when one of its commands is called."""
 
+import importlib
 import io
 import logging
 import os
@@ -8,8 +9,7 @@ import sys
 from contextlib import suppress
 from typing import Any, TextIO
 
-from diff_transformer.cli.extras import TRAINING, missing_extra
-from diff_transformer.freed_memory import keep_freed_memory
+from diff_transformer.cli.extras import missing_extra
 from diff_transformer.processors import limit_threads
 
 # transformers imports torchao wherever it is installed, and torchao would begin every command with its warnings. Not in
@@ -19,26 +19,30 @@ for _library in ("torchao", "torch.utils._pytree"):
 
 
 def main() -> None:
-    """Run the command line.
+    """Run the command line `diff-transformer`; see :func:`run_program`."""
+    run_program("diff_transformer.cli.app")
+
+
+def run_program(module: str, *, lasts: bool = False) -> None:
+    """Run the typer application `app` of a module on the arguments of this process.
 
     The exit code is 0, or 2 after an error (one line on stderr), or 128 and the number of the signal that ended it.
+
+    Args:
+        module: its name; it is imported when the standard streams are ready.
+        lasts: whether the program goes on where what reads its stdout has ended, since its files are what it makes.
     """
-    is_training = bool(set(sys.argv[1:2]) & set(TRAINING))
     for number in range(3):
         # The next file that is opened would take the number of a closed stream, and what is printed.
         with suppress(OSError):
             os.fstat(number)
             continue
         os.open(os.devnull, os.O_RDWR)
-    sys.stdout = _lasting(sys.stdout, 1, tells_errors=not is_training)
+    sys.stdout = _lasting(sys.stdout, 1, tells_errors=not lasts)
     sys.stderr = _lasting(sys.stderr, 2, tells_errors=False)
     limit_threads()
     try:
-        from diff_transformer.cli.app import app
-
-        if is_training:
-            keep_freed_memory()
-        app()
+        importlib.import_module(module).app()
     except ModuleNotFoundError as error:
         advice = missing_extra(error)
         if advice is None:

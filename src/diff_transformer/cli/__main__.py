@@ -1,10 +1,6 @@
 """Runs the command line as `python -m diff_transformer.cli`, where the script `diff-transformer` is not on the path."""
 
-import sys
-
 from diff_transformer.cli import main
 
 if __name__ == "__main__":
-    # A worker process imports a script, but no module of this name: without its specification this one is a script.
-    sys.modules[__name__].__spec__ = None
     main()

@@ -1,76 +1,72 @@
-"""Makes the typer application from the table of commands, and handles the errors of all commands alike."""
+"""Makes typer applications from tables of commands, and handles the errors of all commands alike."""
 
 import functools
 import importlib
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from diff_transformer._version import __version__
+from diff_transformer._version import INSTALL_LAB, __version__
 from diff_transformer.cli.console import quiet_libraries
-from diff_transformer.cli.extras import TRAINING, missing_extra, require_extra
-from diff_transformer.cli.start_page import start_page
+from diff_transformer.cli.extras import missing_extra
+from diff_transformer.cli.start_page import TRIALS, Trial, start_page
 from diff_transformer.processors import is_first_process
 from diff_transformer.storage.files import is_full_disk
 
 # Command → "module:function".
 COMMANDS = {
-    "demo": "experiment_commands:demo",
-    "tokenizer": "train_commands:tokenizer",
-    "prepare": "train_commands:prepare",
-    "train": "train_commands:command",
-    "watch": "train_commands:watch",
-    "plan": "plan_command:plan",
     "generate": "generate_command:generate",
     "explore": "explore_command:explore",
     "serve": "serve_command:serve",
-    "eval": "eval_command:evaluate",
-    "reproduce": "experiment_commands:reproduce",
-    "compare": "compare_command:compare",
     "convert": "convert_command:convert",
     "export": "export_command:export",
-    "report": "experiment_commands:report",
-    "bench": "bench_command:bench",
     "build": "setup_commands:build",
     "info": "setup_commands:info",
 }
-# Commands that run without the extra [train], so that a user can find out what is missing.
-WITHOUT_EXTRA = ("build", "info")
-# Commands that have an extra of their own instead of [train].
-OWN_EXTRA = {"serve": "serve"}
-# Packages of the extra [train] that only these commands need.
-NEEDED_BY = {"datasets": (*TRAINING, "tokenizer", "prepare"), "tensorboard": TRAINING}
-# The base of what typer raises for a wrong command line, which it has under no name of its own.
+# Commands that were here until version 0.2.0 and are those of `diff-lab`.
+MOVED = ("bench", "compare", "demo", "eval", "plan", "prepare", "report", "reproduce", "tokenizer", "train", "watch")
+# What typer raises for a wrong command line, and the base of it, which it has under no names of its own.
+UsageError: Any = typer.BadParameter.__mro__[1]
 CommandLineError: Any = typer.BadParameter.__mro__[2]
 
 
 class Commands(TyperGroup):
-    """Commands, each of which is imported when it is called."""
+    """Commands of a table, each of which is imported when it is called."""
+
+    program = "diff-transformer"
+    table = COMMANDS
+    package = "diff_transformer.cli"
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         # Only the names: typer lists them, and suggests one of them for a mistyped command.
-        self.commands: Any = dict.fromkeys(COMMANDS)
+        self.commands: Any = dict.fromkeys(self.table)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.table:
             return None
-        module, function = COMMANDS[cmd_name].split(":")
-        loaded = getattr(importlib.import_module(f"diff_transformer.cli.{module}"), function)
+        module, function = self.table[cmd_name].split(":")
+        loaded = getattr(importlib.import_module(f"{self.package}.{module}"), function)
         if isinstance(loaded, typer.Typer):  # made by its module
             commands = loaded
         else:
             commands = typer.Typer(add_completion=False)
-            commands.command(cmd_name)(with_plain_errors(loaded, cmd_name))
+            commands.command(cmd_name)(with_plain_errors(loaded))
         command: Any = typer.main.get_command(commands)
         for each in (command, *getattr(command, "commands", {}).values()):
             each.help = joined_paragraphs(each.help or "")
         return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the words name. One that is `diff-lab`'s is answered with its name there."""
+        if args[0] in MOVED and args[0] not in self.table:
+            raise UsageError(f"`diff-transformer {args[0]}` is `diff-lab {args[0]}` now, which {INSTALL_LAB} installs.")
+        return super().resolve_command(ctx, args)
 
     def main(self, *arguments: Any, **settings: Any) -> Any:
         """Run a command as typer does, but answer a wrong command line with one line, like every other error."""
@@ -82,7 +78,7 @@ class Commands(TyperGroup):
             if message:  # there is none where a group was given no command and its help has been shown
                 end = "" if message.endswith((".", "?")) else "."
                 context = getattr(error, "ctx", None)
-                command = context.command_path if context else "diff-transformer"
+                command = context.command_path if context else self.program
                 typer.echo(f"error: {message}{end} See {command} --help.", err=True)
             sys.exit(error.exit_code)
         except typer.Abort:
@@ -98,19 +94,15 @@ def joined_paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
-def with_plain_errors(command: Callable[..., None], name: str) -> Callable[..., None]:
+def with_plain_errors(command: Callable[..., None]) -> Callable[..., None]:
     """Wrap a command so that expected errors and interruptions end it without a traceback.
 
-    An expected error is one line on stderr with exit code 2; Ctrl-C exits with 130 and SIGTERM with 143. Where the
-    command's packages are not installed, it does not start.
+    An expected error is one line on stderr with exit code 2; Ctrl-C exits with 130 and SIGTERM with 143.
     """
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
-            if name not in WITHOUT_EXTRA:
-                extra = OWN_EXTRA.get(name, "train")
-                require_extra(extra, [module for module, commands in NEEDED_BY.items() if name not in commands])
             quiet_libraries()
             command(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
@@ -140,33 +132,37 @@ def user_message(error: Exception) -> str | None:
         return f"There is no room on the disk: {error}"
     if not isinstance(error, ValueError):
         return None
-    # A ValueError that this package raises is a sentence for users; any other is a bug.
+    # A ValueError that this package or the laboratory raises is a sentence for users; any other is a bug.
     frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
-    return str(error) if frame.f_globals["__name__"].startswith("diff_transformer.") else None
+    return str(error) if frame.f_globals["__name__"].startswith(("diff_transformer.", "diff_lab.")) else None
 
 
-app = typer.Typer(
-    cls=Commands,
-    add_completion=False,
-    invoke_without_command=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+def make_app(commands: type[Commands], introduction: str, trials: Sequence[Trial]) -> typer.Typer:
+    """Make the application of a program: its commands, and what it says of itself without one."""
+    app = typer.Typer(
+        cls=commands,
+        add_completion=False,
+        invoke_without_command=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    def print_version(is_requested: bool) -> None:
+        if is_requested:
+            typer.echo(f"{commands.program} {__version__}")
+            raise typer.Exit
+
+    @app.callback(help=introduction)
+    def root(
+        context: typer.Context,
+        version: Annotated[
+            bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
+        ] = False,
+    ) -> None:
+        if context.invoked_subcommand is None:
+            typer.echo(start_page(commands.program, trials))
+
+    return app
 
 
-def _print_version(is_requested: bool) -> None:
-    if is_requested:
-        typer.echo(f"diff-transformer {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Train, run and measure Differential Transformers beside Transformers of the same size."""
-    if context.invoked_subcommand is None:
-        typer.echo(start_page())
+app = make_app(Commands, "Run, explore, convert, share and serve Differential Transformers.", TRIALS)

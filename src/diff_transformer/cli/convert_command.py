@@ -152,7 +152,7 @@ def convert(
         raise ValueError("--dex-heads, --dex-text and --dex-lambda-start go with --as dex.")
 
     from diff_transformer.cli.checkpoints import find_checkpoint
-    from diff_transformer.cli.terminal_progress import conversion_progress
+    from diff_transformer.cli.task_display import conversion_progress
     from diff_transformer.convert import convert_from, convert_to
     from diff_transformer.storage.files import refuse_existing
     from diff_transformer.storage.manifest import require_unchanged_weights

@@ -51,7 +51,7 @@ def shipped_pairs() -> dict[str, tuple[Path, Path]]:
     if not pairs:
         raise ValueError(
             "No CHECKPOINT is named, and this copy of the package was built without models: train some, for example by "
-            "`diff-transformer demo`, and name the folder of one."
+            "`diff-lab demo`, and name the folder of one."
         )
     return pairs
 

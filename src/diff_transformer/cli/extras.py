@@ -1,44 +1,15 @@
 """Finds out which optional dependencies of the package are missing, and says how to install them."""
 
-from collections.abc import Collection
 from importlib.util import find_spec
 
 from diff_transformer._version import CHECKOUT
 
-# The packages of the extra [train]: the name to import → the name to install.
-TRAIN_EXTRA = {
-    "accelerate": "accelerate",
-    "datasets": "datasets",
-    "jinja2": "jinja2",
-    "matplotlib": "matplotlib",
-    "pydantic": "pydantic",
-    "rich": "rich",
-    "scipy": "scipy",
-    "tensorboard": "tensorboard",
-    "typer": "typer",
-    "yaml": "pyyaml",
-}
-ONNX_EXTRA = {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"}
-HARNESS_EXTRA = {"lm_eval": "lm-eval"}
-EXPLORE_EXTRA = {"starlette": "starlette", "uvicorn": "uvicorn", "anywidget": "anywidget"}
-# The packages of the extra [serve], which is enough for `serve` without [train].
-SERVE_EXTRA = {
-    "jinja2": "jinja2",
-    "rich": "rich",
-    "starlette": "starlette",
-    "typer": "typer",
-    "uvicorn": "uvicorn",
-}
+# Extra → the packages it brings: the name to import → the name to install.
 EXTRAS = {
-    "train": TRAIN_EXTRA,
-    "onnx": ONNX_EXTRA,
-    "harness": HARNESS_EXTRA,
-    "explore": EXPLORE_EXTRA,
-    "serve": SERVE_EXTRA,
+    "onnx": {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"},
+    "explore": {"starlette": "starlette", "uvicorn": "uvicorn", "anywidget": "anywidget"},
+    "serve": {"jinja2": "jinja2", "starlette": "starlette", "uvicorn": "uvicorn"},
 }
-
-# Commands that train in their own process, or may. Their files are what they make, and stdout only tells of it.
-TRAINING = ("demo", "train", "reproduce", "compare")
 
 
 class MissingExtraError(ModuleNotFoundError):
@@ -49,10 +20,10 @@ class MissingExtraError(ModuleNotFoundError):
         self.extra = extra
 
 
-def require_extra(extra: str, without: Collection[str] = ()) -> None:
-    """Raise MissingExtraError where a module of an extra, except `without`, is missing, before torch is imported."""
+def require_extra(extra: str) -> None:
+    """Raise MissingExtraError where a module of an extra is missing, before torch is imported."""
     for name in EXTRAS[extra]:
-        if name not in without and find_spec(name) is None:
+        if find_spec(name) is None:
             raise MissingExtraError(name, extra)
 
 

@@ -108,7 +108,7 @@ def shipped_language_model() -> Path:
     if name not in shipped_models.pretrained_names():
         raise ValueError(
             f"No CHECKPOINT is named, and this copy of the package was built without its model {name}: train one, for "
-            "example by `diff-transformer train language`, and name its folder."
+            "example by `diff-lab train language`, and name its folder."
         )
     folder = shipped_models.pretrained(name)
     console.say(

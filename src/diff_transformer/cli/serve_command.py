@@ -7,6 +7,7 @@ import typer
 
 from diff_transformer.cli import console
 from diff_transformer.cli.console import Device, TextCheckpoint, optional
+from diff_transformer.cli.extras import require_extra
 from diff_transformer.cli.generate_command import shipped_language_model
 
 API_KEY_VARIABLE = "DIFF_TRANSFORMER_API_KEY"
@@ -43,6 +44,7 @@ def serve(
         raise ValueError(f"The API key (--api-key or {API_KEY_VARIABLE}) must be printable ASCII text, not empty.")
     if cache_tokens is not None and not continuous_batching:
         raise ValueError("--cache-tokens needs --continuous-batching.")
+    require_extra("serve")
     _require_continuous_batching()
     from diff_transformer.listening import bound_socket, is_loopback
     from diff_transformer.serve.http_server import ModelServer, run_server, url_of

@@ -28,9 +28,9 @@ def info() -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from diff_transformer._version import CHECKOUT
+    from diff_transformer._version import CHECKOUT, INSTALL_LAB
     from diff_transformer.cli import console
-    from diff_transformer.cli.extras import TRAIN_EXTRA
+    from diff_transformer.cli.extras import EXTRAS
     from diff_transformer.environment import device_name, git_commit, installed_version, versions
     from diff_transformer.ops import candidate_timing, kernel_check
     from diff_transformer.ops.attention_request import triton_is_installed
@@ -40,8 +40,10 @@ def info() -> None:
     rows = {"device": device_name(), "torch threads": str(torch.get_num_threads())}
     rows |= {"commit": commit} if (commit := git_commit()) else {}
     rows |= versions()
-    missing = f'not installed: pip install ".[train]" {CHECKOUT}'
-    rows |= {package: installed_version(package, missing) for package in TRAIN_EXTRA.values()}
+    rows["diff-transformer-lab"] = installed_version("diff-transformer-lab", f"not installed: {INSTALL_LAB} does")
+    for extra, packages in EXTRAS.items():
+        missing = f'not installed: pip install ".[{extra}]" {CHECKOUT}'
+        rows |= {package: installed_version(package, missing) for package in packages.values()}
     # Each device is asked for the dtype that training uses on it.
     for device, dtype in {"cpu": torch.float32, "cuda": torch.bfloat16}.items():
         if device == "cuda" and not torch.cuda.is_available():

@@ -1,5 +1,6 @@
-"""The page that `diff-transformer` without a command shows: three things to try, with the times they take."""
+"""The page that a program shows without a command: what to try, with the times it takes."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -11,19 +12,19 @@ class Trial(NamedTuple):
     shows: str
 
 
-# On two processor cores. tests/cli/test_start_page.py holds the times to what the commands say themselves.
+# On two processor cores.
 TRIALS = (
     Trial("explore", "a minute", "trained models in the browser: move λ, and see what the second map does"),
-    Trial("demo", "4 to 8 minutes", "a DIFF Transformer and a Transformer learn side by side, and are compared"),
-    Trial("reproduce v2", "5 minutes", "an experiment with seeds, intervals and a verdict"),
+    Trial('generate --prompt "It was"', "ten seconds", "a trained model of the package goes on with a text"),
+    Trial("info", "ten seconds", "versions, and which backends can run on this machine"),
 )
 
 
-def start_page() -> str:
-    """The page, as plain text of at most 80 columns."""
-    width = max(len(trial.command) for trial in TRIALS)
+def start_page(program: str, trials: Sequence[Trial]) -> str:
+    """The page of a program, as plain text of at most 80 columns."""
+    width = max(len(trial.command) for trial in trials)
     lines = ["Three things to try, with the times they take on two processor cores:", ""]
-    for trial in TRIALS:
-        lines += [f"  diff-transformer {trial.command:{width}}  {trial.takes}", f"      {trial.shows}", ""]
-    lines.append("diff-transformer --help lists all commands, COMMAND --help the options of one.")
+    for trial in trials:
+        lines += [f"  {program} {trial.command:{width}}  {trial.takes}", f"      {trial.shows}", ""]
+    lines.append(f"{program} --help lists all commands, COMMAND --help the options of one.")
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 """Converts checkpoints from and to other layouts (docs/converting.md), and writes our models as folders to share."""
 
 from diff_transformer.convert.conversion import MAX_SHARD_SIZE, Converted, Progress, convert_from, convert_to
+from diff_transformer.convert.exported_card import Exported, export_card
 from diff_transformer.convert.growth import grow_signal_heads
 from diff_transformer.convert.layout import Layout, Row
 from diff_transformer.convert.layout_tables import LAYOUTS
@@ -12,6 +13,7 @@ __all__ = [
     "LAYOUTS",
     "MAX_SHARD_SIZE",
     "Converted",
+    "Exported",
     "Layout",
     "Phi4FlashAttention",
     "Progress",
@@ -19,6 +21,7 @@ __all__ = [
     "as_our_model",
     "convert_from",
     "convert_to",
+    "export_card",
     "export_folder",
     "export_onnx",
     "grow_signal_heads",

@@ -110,7 +110,7 @@ def removed_weight(first: Tensor, difference: Tensor) -> Tensor:
 def answer_shares(maps: Maps, layers: int, answer: Answer) -> Tensor:
     """The share of the absolute weights of the query's row that lie on the answer, (layers, H), in 0 … 1.
 
-    This is the measure "attention_to_answer_share" of `diff-transformer reproduce table3`, head by head. A row without
+    This is the measure "attention_to_answer_share" of `diff-lab reproduce table3`, head by head. A row without
     any weight, as λ = 1 can leave, gives 0.
     """
     rows = [maps.of(layer, slice(None), slice(answer.query, answer.query + 1)) for layer in range(layers)]

@@ -14,8 +14,8 @@ from diff_transformer.ops.flex import is_block_mask
 from diff_transformer.ops.operator import diff_attention
 
 # Up to this width, and from so many queries on, the fused kernel takes less time than torch's attention for forward and
-# backward together, although it computes the map twice (benchmarks/narrow_heads.json). With fewer queries, and without
-# a backward, torch is often the faster one.
+# backward together, although it computes the map twice (lab/benchmarks/narrow_heads.json). With fewer queries, and
+# without a backward, torch is often the faster one.
 _WIDEST, _FEWEST = 8, 64
 
 

@@ -1,7 +1,7 @@
 """Turns a request into what the kernels take: tensors that they can read, numbers, block sizes and memory for results.
 
 The block sizes are a small table for each kind of device, and nothing is tuned at run time. docs/kernels.md says how
-they were chosen, and `benchmarks/kernel_resources.py` what each costs. Those that `benchmarks/gpu_record.py` has timed
+they were chosen, and `lab/benchmarks/kernel_resources.py` what each costs. Those that `gpu_record.py` there has timed
 on a device, in `measured_blocks.json`, come before the table. `measured_backward.json`, likewise, says where blocks of
 keys add up dQ with atomics. Does not import triton.
 """

@@ -1,0 +1,299 @@
+"""Copy measured numbers into README.md and docs/, so that none is typed by hand.
+
+    diff-lab reproduce all --output lab/results/cpu --resume
+    diff-lab reproduce language --preset evening --text novels --output lab/results/evening --resume
+    diff-lab reproduce language --preset night --text novels --output lab/results/night --resume
+    diff-lab report lab/results --output lab/results/RESULTS.md --overwrite
+    diff-lab bench operator --output lab/benchmarks --overwrite
+    diff-lab bench model --output lab/benchmarks --overwrite
+    diff-lab bench operator --output lab/benchmarks/amx --overwrite    # on a processor with AMX
+    diff-lab bench model --output lab/benchmarks/amx --overwrite
+    python lab/benchmarks/narrow_heads.py
+    python lab/benchmarks/gpu_record.py    # on a machine with a GPU
+    python lab/benchmarks/fill_readme.py
+
+Fills the places between `<!-- name -->` and `<!-- /name -->` from what lab/results/ and lab/benchmarks/ hold, and the
+folders of the trained models that come with the package (lab/benchmarks/pack_weights.py). Where there are results of a
+GPU too (`bench … --device cuda`), the places named "cuda …" are filled as well.
+"""
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from concept_tables import attention_types, known, measured_variants
+from cost_tables import costs
+from diff_lab.bench.bench_pages import (
+    base_of,
+    grouped_table,
+    page_part,
+    ratio_table,
+    replace_sections,
+    write_page,
+)
+from diff_lab.coordinates import Coordinates
+from diff_lab.experiments.request import as_defined
+from diff_lab.record import CardRecord, Comparison, ResultsFile
+from diff_lab.report.experiment_tables import ExperimentResults, name_in_report, read_experiments
+from diff_lab.report.measured_tables import rows_of
+from diff_lab.report.wording import (
+    LEVELS,
+    format_difference,
+    format_number,
+    level_cells,
+    levels_of,
+    measure_label,
+    variant_label,
+    variants_of,
+    verdict_text,
+)
+from diff_lab.results_files import number_of, read_record, read_results, short_commit
+from diff_transformer.shipped_models import CARD_RECORD, LANGUAGE_MODEL, pretrained, pretrained_names
+from diff_transformer.storage.files import files_in, read_json
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RESULTS = ROOT / "lab" / "results"
+OPERATOR, MODEL = HERE / "operator-cpu.json", HERE / "model-cpu.json"
+AMX_OPERATOR, AMX_MODEL = HERE / "amx" / OPERATOR.name, HERE / "amx" / MODEL.name
+CUDA_OPERATOR, CUDA_MODEL = HERE / "operator-cuda.json", HERE / "model-cuda.json"
+NARROW_HEADS = HERE / "narrow_heads.json"
+GPU_RECORD = HERE / "gpu-record.json"
+README, BACKENDS_PAGE = ROOT / "README.md", ROOT / "docs" / "backends.md"
+START_PAGE, COST_PAGE = ROOT / "docs" / "index.md", ROOT / "docs" / "concepts" / "cost.md"
+CHOICE_PAGE = ROOT / "docs" / "concepts" / "which-one.md"
+KERNELS_PAGE, PAPER_PAGE = ROOT / "docs" / "kernels.md", ROOT / "docs" / "concepts" / "paper.md"
+MODELS_PAGE = ROOT / "docs" / "trained-models.md"
+
+
+def measured_experiments() -> list[ExperimentResults]:
+    """All results, of every preset, each with what the definition of its experiment says of it, in a report's order."""
+    return read_experiments([RESULTS], as_defined)
+
+
+def headlines(experiments: Sequence[ExperimentResults]) -> Iterator[tuple[ExperimentResults, Comparison]]:
+    """Each experiment whose definition names the comparison it is about, with that comparison."""
+    for results in experiments:
+        row = results.headline
+        if results.file.headline is not None and row is not None:
+            yield results, row
+
+
+def results_table(experiments: Sequence[ExperimentResults]) -> str:
+    """One row for each experiment that compares two variants."""
+    lines = [
+        "| | compared | measure | paper: first, second | here: first, second | chance; floor | difference | verdict |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for results, row in headlines(experiments):
+        paper = "–" if row.paper is None else _pair(row.paper)
+        levels = "; ".join(level_cells(row)) if levels_of(row) else "–"
+        here = f"{_pair(row.ours)} | {levels} | {format_difference(row)} | {verdict_text(row)}"
+        pair = f"{variant_label(row.variant)} − {variant_label(row.against)}"
+        lines.append(f"| {name_in_report(results, experiments)} | {pair} | {measure_label(row)} | {paper} | {here} |")
+    files = [results.file for results in experiments]
+    commits = ", ".join(dict.fromkeys(short_commit(file.commit) for file in files))
+    devices = ", ".join(dict.fromkeys(file.device for file in files))
+    versions = ", ".join(dict.fromkeys(file.versions["torch"] for file in files))
+    note = (
+        f"One row per experiment, the comparison that its definition names. {LEVELS} {devices}, "
+        f"torch {versions}, commit {commits}, by `diff-lab reproduce` with the commands that the report names."
+    )
+    return "\n".join(lines) + "\n\n" + note
+
+
+def _pair(values: tuple[float, float]) -> str:
+    return ", ".join(format_number(value) for value in values)
+
+
+def speed_table(document: dict[str, Any]) -> str:
+    """The operator's times."""
+    note = (
+        f"Ratios to the time of `{base_of(document)}`, the Transformer's attention, in the same round, median of the "
+        "rounds; causal; heads are the Transformer's. "
+    )
+    return f"{ratio_table(document)}\n\n{note}{page_part('provenance', document)}"
+
+
+def whole_model_table(document: dict[str, Any]) -> str:
+    """The whole model's times, and its size."""
+    shapes = [row["shape"] for row in document["rows"]]
+    hidden, layers, batch = (
+        " and ".join(map(str, dict.fromkeys(shape[name] for shape in shapes))) for name in ("hidden", "layers", "batch")
+    )
+    note = (
+        f"Ratios to the Transformer's time in the same round; a / b is relative to b. Hidden size {hidden}, "
+        f"{layers} layers, batch {batch}. "
+    )
+    return f"{ratio_table(document)}\n\n{note}{page_part('provenance', document)}"
+
+
+def backends_parts(operator: dict[str, Any], amx_operator: dict[str, Any]) -> dict[str, str]:
+    """What docs/backends.md shows of the operator's results on both processors, and of narrow heads."""
+    return {
+        f"{prefix}{name}": part
+        for prefix, document in (("", operator), ("amx ", amx_operator))
+        for name, part in {
+            "speed": speed_table(document),
+            "thresholds": page_part("thresholds", document),
+            "heads": page_part("one_head", document) or "Not measured.",
+            "memory": page_part("memory", document) or "Not measured.",
+        }.items()
+    } | {
+        "amx grouped": grouped_table(amx_operator) or "Not measured.",
+        "narrow heads": narrow_table(read_results(NARROW_HEADS)),
+    }
+
+
+def narrow_table(results: ResultsFile) -> str:
+    """The kernel's time in that of torch's attention, by width and length."""
+    by_place: dict[Coordinates, dict[str, float]] = {}
+    for record in results.records:
+        by_place.setdefault(record.coordinates, {})[record.name] = number_of(record.value)
+    columns = list(dict.fromkeys(record.name for record in results.records))
+    lines = [f"| width | length | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
+    for place in sorted(by_place, key=lambda place: (place["width"], place["length"])):
+        ratios = " | ".join(f"{by_place[place][name]:.2f}" for name in columns)
+        lines.append(f"| {place['width']} | {place['length']} | {ratios} |")
+    settings, commit = results.settings, short_commit(results.commit or "")
+    note = (
+        f"{settings['heads']} heads, {settings['tokens']} tokens, median of {settings['rounds']} rounds. Padded: "
+        f"causal, with a boolean mask. {results.device}, torch {results.versions['torch']}, commit {commit}, "
+        f"`python lab/benchmarks/{results.command}`."
+    )
+    return "\n".join(lines) + f"\n\n{note}"
+
+
+def pages_parts(
+    experiments: Sequence[ExperimentResults], model: dict[str, Any], amx_model: dict[str, Any]
+) -> dict[Path, dict[str, str]]:
+    """What the start page, the pages of concepts and that of the trained models show."""
+    return {
+        PAPER_PAGE: {"results": results_table(experiments)},
+        MODELS_PAGE: {"shipped models": shipped_models(MODELS_PAGE.parent)},
+        START_PAGE: {"known": known(experiments, "../lab/results/RESULTS.md")},
+        CHOICE_PAGE: {"attention types": attention_types(), "measured variants": measured_variants(experiments)},
+        COST_PAGE: {"model": whole_model_table(model), "amx model": whole_model_table(amx_model)},
+    }
+
+
+def cuda_parts(operator: dict[str, Any] | None, model: dict[str, Any] | None) -> dict[Path, dict[str, str]]:
+    """What each page shows of a GPU's results: nothing of what was not measured."""
+    cost, backends = {}, {}
+    if operator is not None:
+        notes = "\n\n".join(operator["notes"])
+        backends["cuda speed"] = f"{speed_table(operator)}\n\n{notes}"
+        backends["cuda throughput"] = page_part("throughput", operator) or "Not measured."
+        backends["cuda decode"] = page_part("bandwidth", operator) or "Not measured."
+        backends["cuda memory"] = page_part("memory", operator) or "Not measured."
+    if model is not None:
+        notes = "\n\n".join(model["notes"])
+        cost["cuda model"] = f"{whole_model_table(model)}\n\n{page_part('tokens', model)}\n\n{notes}"
+    thresholds = [one for document in (operator, model) if document is not None for one in document["thresholds"]]
+    if thresholds:
+        backends["cuda thresholds"] = page_part("thresholds", {"thresholds": thresholds})
+    return {COST_PAGE: cost, BACKENDS_PAGE: backends}
+
+
+def measured_on_cuda() -> dict[Path, dict[str, str]]:
+    """The same of the files that are there."""
+    found = (read_json(path) if path.is_file() else None for path in (CUDA_OPERATOR, CUDA_MODEL))
+    return cuda_parts(*found)
+
+
+def gpu_record_table(record: dict[str, Any]) -> str:
+    """How each stage of gpu_record.py ended, and what it says of the kernels."""
+    lines = ["| stage | outcome | seconds | found |", "|---|---|---|---|"]
+    for name, stage in record["stages"].items():
+        lines.append(f"| {name} | {stage['status']} | {stage['seconds']:.0f} | {_found(name, stage['found'] or {})} |")
+    measured_on = (record["stages"].get("correctness", {}).get("found") or {}).get("environment", {})
+    versions = ", ".join(f"{name} {version}" for name, version in measured_on.get("versions", {}).items())
+    device, commit = measured_on.get("device", "an unknown device"), short_commit(measured_on.get("commit"))
+    stopped = f" Stopped: {record['stopped']}." if "stopped" in record else ""
+    note = f"{device}, {versions}, commit {commit}, `python lab/benchmarks/gpu_record.py`."
+    return "\n".join(lines) + f"\n\n{note}{stopped}"
+
+
+def _found(stage: str, found: Mapping[str, Any]) -> str:
+    if stage == "correctness":
+        errors = [row["error"] for row in found.get("rows", []) if row["error"] is not None]
+        return f"{len(errors)} results, the largest error {max(errors, default=math.nan):.2f} of what is allowed"
+    if stage == "tests":
+        return ", ".join(f"{count} {outcome}" for outcome, count in found.get("outcomes", {}).items()) or "–"
+    if stage == "tuning":
+        fastest = found.get("fastest", {}).items()
+        sizes = "; ".join(f"{kernel}: {' × '.join(map(str, blocks[:2]))}" for kernel, blocks in fastest)
+        return f"{sizes or '–'}{'' if found.get('kept') else ' (not kept)'}{_backwards(found.get('backwards', []))}"
+    return f"`lab/benchmarks/{found['document']}`, {found['wrong']} wrong" if "document" in found else "–"
+
+
+def _backwards(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The time of the backward in one pass relative to the other, for each kind of request, or what is wrong."""
+    parts = [f"{row['heads']} {row['reason'] or format(row['share'], '.2f')}" for row in rows]
+    return f"; backward in one pass, share of the other's time: {', '.join(parts)}" if parts else ""
+
+
+def shipped_models(folder_of_page: Path) -> str:
+    """What a page says of the trained models that come with the package; nothing where there are none."""
+    folders = {name: Path(pretrained(name)) for name in pretrained_names()}
+    if not folders:
+        return ""
+    lines = ["| | | measured | MB |", "|---|---|---|---|"]
+    for name, folder in folders.items():
+        record = read_record(folder / CARD_RECORD, CardRecord)
+        overall = [one for one in read_results(folder / "results.json").records if not one.coordinates]
+        numbers = "; ".join(" ".join([row.label, *row.texts(variants_of(overall))]) for row in rows_of(overall))
+        card = f"[{name}]({os.path.relpath(folder / 'README.md', folder_of_page)})"
+        lines.append(f"| {card} | {record.summary} | {numbers} | {_megabytes([folder])} |")
+    writes = LANGUAGE_MODEL in folders
+    code = [
+        "```python",
+        "import diff_transformer",
+        f"from transformers import AutoModelForCausalLM{', AutoTokenizer' if writes else ''}",
+        "",
+        f'folder = diff_transformer.pretrained("{LANGUAGE_MODEL if writes else next(iter(folders))}")',
+        "model = AutoModelForCausalLM.from_pretrained(folder)",
+        *(["tokenizer = AutoTokenizer.from_pretrained(folder)"] if writes else []),
+        "```",
+    ]
+    prompt = '`diff-transformer generate --prompt "It was"` writes with this one; ' if writes else ""
+    takes = "`generate`, `eval` and `export` take"
+    if not writes:
+        takes = "These read tokens and no text. `eval`, `export` and `explore` take"
+    parts = [
+        f"Trained models come with the package, {_megabytes(folders.values())} MB together:",
+        "\n".join(code),
+        f"{prompt}{takes} these names, and `diff-lab eval NAME` measures the "
+        "numbers again. Each model was trained once, so that they do not tell which kind of attention is better.",
+        "\n".join(lines),
+    ]
+    return "\n\n".join(parts)
+
+
+def _megabytes(folders: Iterable[Path]) -> str:
+    return f"{sum(file.stat().st_size for folder in folders for file in files_in(folder)) / 1e6:.1f}"
+
+
+def main() -> None:
+    operator, model, amx_operator, amx_model = map(read_json, (OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL))
+    experiments = measured_experiments()
+    readme = {
+        "known": known(experiments, "lab/results/RESULTS.md"),
+        "costs": costs([(operator, model), (amx_operator, amx_model)]),
+    }
+    replace_sections(README, readme)
+    replace_sections(BACKENDS_PAGE, backends_parts(operator, amx_operator))
+    for pages in (pages_parts(experiments, model, amx_model), measured_on_cuda()):
+        for path, parts in pages.items():
+            replace_sections(path, parts)
+    if GPU_RECORD.is_file():
+        replace_sections(KERNELS_PAGE, {"gpu record": gpu_record_table(read_json(GPU_RECORD))})
+    for path in (OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL, CUDA_OPERATOR, CUDA_MODEL):
+        if path.is_file():
+            write_page(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,386 @@
+"""Find the fastest block sizes of the Triton kernels on this GPU, from a short list for each kernel.
+
+    python lab/benchmarks/tune_kernels.py  # what is fastest into ops/triton/measured_blocks.json; on a GPU alone
+
+The candidates are compiled ahead, in parallel, and those that spill registers or do not fit are left out. The others
+are timed, the results of the fastest are compared with Equation 1 in float64, and only then are they kept.
+
+With these block sizes, both backwards are timed on the same requests: dQ in a launch of its own, and in one pass. Where
+the results of the second are right, both times go into ops/triton/measured_backward.json, by which the kernels choose.
+The record of a GPU (gpu_record.py) does all this as one of its stages.
+"""
+
+import functools
+import itertools
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from diff_lab.bench.benchmark import DECODE, FORWARD, TRAINING, BenchRow
+from diff_lab.bench.operator_bench import check_candidate
+from diff_lab.bench.operator_candidates import candidates
+from diff_lab.bench.operator_problem import AnswerCheck, Shape, draw
+from diff_lab.results_files import write_json
+from diff_transformer.ops import kernel_check
+from diff_transformer.ops.attention_request import Request
+from diff_transformer.ops.triton import kernel_arguments, triton_backend
+from diff_transformer.ops.triton.kernel_arguments import (
+    IN_LAUNCHES,
+    IN_ONE_PASS,
+    MEASURED_BACKWARD,
+    Blocks,
+    Problem,
+    are_wide,
+    backward_name,
+    capability_of,
+    measured_name,
+    problem_of,
+    program_count,
+)
+from diff_transformer.ops.triton.launch import Launch, plan_backward, plan_decode, plan_forward
+from diff_transformer.storage.files import read_json
+
+# Rows, columns, warps, stages. The first fits twice on a multiprocessor of Hopper, so that one program's softmax runs
+# beside another's products.
+_SQUARE = (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2))
+_OTHERS = (Blocks(64, 32, 4, 3), Blocks(64, 64, 8, 2), Blocks(128, 128, 8, 2), Blocks(64, 32, 8, 3))
+_ATOMICS = ((128, 32, 8, 2), (128, 64, 8, 2), (128, 16, 8, 2), (64, 32, 8, 2), (64, 32, 8, 3), (64, 16, 8, 4))
+_TWO_PASSES = tuple(blocks._replace(two_passes=True) for blocks in (*_SQUARE[:1], *_SQUARE[2:], *_OTHERS[1:2]))
+_DECODING = ((64, 4, 3), (128, 4, 2), (128, 4, 3), (64, 4, 4), (32, 4, 3), (64, 2, 3), (128, 8, 2), (256, 8, 2))
+_CHUNKS = ((32, 8, 2), (64, 4, 2), (64, 8, 2), (32, 4, 2), (64, 8, 3), (32, 8, 3))
+CANDIDATES: dict[str, tuple[Blocks, ...]] = {
+    "forward": (*_SQUARE[:3], *_TWO_PASSES),
+    "save": (*_SQUARE, *_OTHERS),
+    "keys": (*_SQUARE, *_OTHERS),
+    "values": (*_SQUARE, *_OTHERS),
+    "queries": (*_SQUARE, *_OTHERS),
+    "one pass": (*_SQUARE[:1], *(Blocks(*sizes) for sizes in _ATOMICS)),
+    "decode": tuple(Blocks(16, *sizes) for sizes in _DECODING),
+    "chunk": tuple(Blocks(64, *sizes) for sizes in _CHUNKS),
+}
+# What is timed: about so many milliseconds of each candidate, and so often of each backward.
+REPEAT_MILLISECONDS = 40
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is tuned; the defaults are a GPU's. `capability` is what candidates are compiled for; None: the device's."""
+
+    device: str = "cuda"
+    dtype: torch.dtype = torch.bfloat16
+    widths: tuple[int, ...] = (64, 128)
+    channels: int = 1024  # of all heads' queries together
+    tokens: int = 16384
+    length: int = 4096
+    capability: int | None = None
+    workers: int = 16
+    most: int = 8  # candidates of a kernel
+    kernels: tuple[str, ...] = tuple(CANDIDATES)
+
+
+REHEARSAL = Sizes(
+    device="cpu",
+    dtype=torch.float16,
+    widths=(16,),
+    channels=16,
+    tokens=40,
+    length=40,
+    capability=90,
+    workers=1,
+    most=2,
+    kernels=("forward", "one pass", "decode"),
+)
+
+Job = tuple[str, int, Blocks]  # kernel, width, block sizes
+
+
+def problems(sizes: Sizes, d: int, device: str) -> Callable[..., Problem]:
+    """What makes the problem of so many queries, against `length` keys, on a device; the last eighth may be masked."""
+    batch, heads = max(1, sizes.tokens // sizes.length), sizes.channels // d
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, dtype=sizes.dtype)
+
+    def problem(queries: int, *, is_masked: bool = False) -> Problem:
+        q = normal(batch, queries, heads, 2, d).permute(0, 2, 3, 1, 4)
+        k = normal(batch, sizes.length, heads, 2, d).permute(0, 2, 3, 1, 4)
+        v = normal(batch, sizes.length, heads, 2 * d).transpose(1, 2)
+        lam = torch.rand(batch, heads, queries, device=device)
+        mask = None
+        if is_masked:
+            mask = (torch.arange(sizes.length, device=device) < sizes.length * 7 // 8).expand(batch, 1, 1, -1)
+        return problem_of(Request(q, k, v, lam, mask, True, d**-0.5, None, None), sizes.capability)
+
+    return problem
+
+
+def plans(sizes: Sizes, d: int, device: str, *, run: bool) -> dict[str, Callable[[], Launch]]:
+    """For each kernel, what plans its launch with the block sizes that hold then. `run`: what comes before it runs."""
+    problem = problems(sizes, d, device)
+    sequence, token, chunk = problem(sizes.length), problem(1), problem(min(64, sizes.length))
+    (forward,), out, saved = plan_forward(sequence, None, save=True)
+    assert saved is not None
+    if run:
+        forward.run()
+        plan_backward(out, sequence, None, saved)[0][0].run()
+    programs = program_count(torch.device(device))
+
+    def backward(index: int, *, in_one_pass: bool = False) -> Callable[[], Launch]:
+        return lambda: plan_backward(out, sequence, None, saved, in_one_pass=in_one_pass)[0][index]
+
+    launches = {
+        "forward": lambda: plan_forward(sequence, None, save=False)[0][0],
+        "save": lambda: plan_forward(sequence, None, save=True)[0][0],
+        "keys": backward(1),
+        **({"values": backward(2)} if are_wide(d, 2 * d) else {}),
+        "queries": backward(-1),
+        "one pass": backward(1, in_one_pass=True),
+        "decode": lambda: plan_decode(token, None, programs)[0][-2],
+        "chunk": lambda: plan_decode(chunk, None, programs)[0][-2],
+    }
+    return {kernel: plan for kernel, plan in launches.items() if kernel in sizes.kernels}
+
+
+def with_blocks(plan: Callable[[], Launch], kernel: str, blocks: Blocks) -> Launch:
+    """The launch of a kernel with given block sizes."""
+    blocks_of = Problem.blocks
+
+    def chosen(problem: Problem, name: str) -> Blocks:
+        return blocks if name == kernel else blocks_of(problem, name)
+
+    with mock.patch.object(Problem, "blocks", chosen):
+        return plan()
+
+
+def compile_ahead(sizes: Sizes, job: Job) -> str | None:
+    """Why a candidate is not to be timed, or None. Runs in a process of its own, without the interpreter."""
+    import kernel_resources
+
+    kernel, d, blocks = job
+    launch = with_blocks(plans(sizes, d, "meta", run=False)[kernel], kernel, blocks)
+    assert sizes.capability is not None
+    try:
+        needed = kernel_resources.resources(launch, sizes.capability)
+    except Exception as error:  # triton and ptxas each raise their own
+        return _said(error)
+    if needed.spilled:
+        return f"it spills {needed.spilled} bytes"
+    limit = kernel_resources.SHARED_MEMORY.get(sizes.capability)
+    if limit is not None and needed.shared > limit:
+        return f"it takes {needed.shared} bytes of shared memory, {limit} are there"
+    return None
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+@contextmanager
+def _without_interpreter() -> Iterator[None]:
+    """For processes that are started inside: they compile."""
+    value = os.environ.pop("TRITON_INTERPRET", None)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ["TRITON_INTERPRET"] = value
+
+
+def milliseconds(run: Callable[[], Any], device: str) -> float:
+    """The median time that it takes."""
+    run()
+    if device == "cuda":
+        import triton.testing
+
+        return float(triton.testing.do_bench(run, warmup=5, rep=REPEAT_MILLISECONDS, return_mode="median"))
+    begin = time.perf_counter()
+    run()
+    return 1e3 * (time.perf_counter() - begin)
+
+
+def tune(
+    sizes: Sizes,
+    path: Path,
+    write: Callable[[Mapping[str, Any]], None],
+    has_time_for: Callable[[Callable[[], Any]], bool] = lambda part: part() is None,
+) -> None:
+    """Time the candidates, check the fastest, and write them to `path`; `write` is told what is found on the way."""
+    if sizes.capability is None:
+        sizes = replace(sizes, capability=capability_of(torch.cuda.current_device()))
+    rows: list[dict[str, Any]] = []
+    found: dict[str, Any] = {"capability": sizes.capability, "rows": rows, "fastest": {}, "kept": False}
+    found["backwards"] = []
+    launches = {d: plans(sizes, d, sizes.device, run=True) for d in sizes.widths}
+    jobs: list[Job] = [
+        (kernel, d, blocks)
+        for d in sizes.widths
+        for kernel in launches[d]
+        for blocks in CANDIDATES[kernel][: sizes.most]
+    ]
+    pool = ProcessPoolExecutor(sizes.workers, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        with _without_interpreter():
+            compiled: dict[Job, Future[str | None]] = {
+                job: pool.submit(functools.partial(compile_ahead, sizes), job) for job in jobs
+            }
+        for (kernel, d), group in itertools.groupby(jobs, key=lambda job: job[:2]):
+            part = functools.partial(_time_kernel, launches[d][kernel], list(group), compiled, sizes.device, rows)
+            if not has_time_for(part):
+                break
+            timed = [
+                row for row in rows if (row["kernel"], row["d"]) == (kernel, d) and row["milliseconds"] is not None
+            ]
+            if timed:
+                best = min(timed, key=lambda row: row["milliseconds"])
+                found["fastest"][measured_name(kernel, are_wide(d, 2 * d))] = best["blocks"]
+            write(found)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    found |= keep(sizes, path, found["fastest"])
+    write(found)
+    for d, is_masked in itertools.product(sizes.widths, (False, True)):
+        if not has_time_for(functools.partial(compare, sizes, path, d, is_masked, found["backwards"])):
+            break
+        write(found)
+
+
+def _time_kernel(
+    plan: Callable[[], Launch],
+    jobs: list[Job],
+    compiled: Mapping[Job, "Future[str | None]"],
+    device: str,
+    rows: list[dict[str, Any]],
+) -> None:
+    """A row of each candidate of a kernel."""
+    for kernel, d, blocks in jobs:
+        reason, taken = compiled[kernel, d, blocks].result(), None
+        if reason is None:
+            try:
+                taken = milliseconds(with_blocks(plan, kernel, blocks).run, device)
+            except Exception as error:  # as compile_ahead
+                reason = _said(error)
+        rows.append({"kernel": kernel, "d": d, "blocks": list(blocks), "milliseconds": taken, "reason": reason})
+        print(rows[-1], flush=True)
+
+
+def keep(sizes: Sizes, path: Path, fastest: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Write the fastest for the device, and take them back where results are wrong with them."""
+    before = path.read_bytes() if path.is_file() else None
+    known = {} if before is None else json.loads(before)
+    write_json(path, {**known, str(sizes.capability): dict(fastest)}, indent=1)
+    with _blocks_of(path):
+        wrong = [reason for d in sizes.widths for reason in reasons(sizes, d)]
+    if not wrong:
+        return {"kept": True, "file": path.name}
+    path.unlink()
+    if before is not None:
+        path.write_bytes(before)
+    return {"kept": False, "wrong": wrong}
+
+
+def reasons(sizes: Sizes, d: int) -> Iterator[str]:
+    """What is wrong with the kernels' results at a width."""
+    length = min(sizes.length, 1024)
+    with _backward(sizes, in_one_pass=False):
+        yield from _reasons(sizes, Shape(1, 4, d, length, length), (FORWARD, TRAINING))
+        yield from _reasons(sizes, Shape(1, 4, d, 1, length), (DECODE,))
+
+
+def _reasons(sizes: Sizes, shape: Shape, passes: tuple[str, ...]) -> Iterator[str]:
+    device = torch.device(sizes.device)
+    drawn = draw(shape, device)
+    check = AnswerCheck(drawn)
+    for pass_ in passes:
+        row = BenchRow(candidate="triton", pass_=pass_, dtype=str(sizes.dtype), shape=vars(shape))
+        row = check_candidate(candidates(device)["triton"], row, drawn.to(sizes.dtype), check, device)
+        if row.reason is not None:
+            yield f"{pass_}, {row.sizes}: {row.reason}, {row.error} times the allowed error"
+
+
+@contextmanager
+def _blocks_of(path: Path) -> Iterator[None]:
+    """The kernels take the block sizes of that file."""
+    with mock.patch.object(kernel_arguments, "MEASURED_BLOCKS", path):
+        kernel_arguments.measured_blocks.cache_clear()
+        try:
+            yield
+        finally:
+            kernel_arguments.measured_blocks.cache_clear()
+
+
+@contextmanager
+def _backward(sizes: Sizes, *, in_one_pass: bool) -> Iterator[None]:
+    """The operator takes that backward, whatever was measured before; in a rehearsal no device says its capability."""
+    on_device = functools.partial(problem_of, capability=sizes.capability)
+    with (
+        mock.patch.object(triton_backend, "takes_one_pass", return_value=in_one_pass),
+        mock.patch.object(triton_backend, "problem_of", on_device),
+    ):
+        yield
+
+
+def compare(sizes: Sizes, path: Path, d: int, is_masked: bool, rows: list[dict[str, Any]]) -> None:
+    """A row of both backwards; what is right goes into a file beside `path`, which has their block sizes."""
+    row: dict[str, Any] = {"heads": backward_name(are_wide(d, 2 * d), is_masked)}
+    row |= {"milliseconds": None, "share": None, "reason": None}
+    with _blocks_of(path):
+        try:
+            row["reason"] = reason_against_one_pass(sizes, d, is_masked)
+            row["milliseconds"] = times = backward_times(sizes, d, is_masked)
+            row["share"] = times[IN_ONE_PASS] / times[IN_LAUNCHES]
+        except Exception as error:  # as compile_ahead
+            row["reason"] = _said(error)
+    rows.append(row)
+    print(row, flush=True)
+    file = path.with_name(MEASURED_BACKWARD.name)
+    known = read_json(file) if file.is_file() else {}
+    right = {each["heads"]: each["milliseconds"] for each in rows if each["reason"] is None}
+    write_json(file, {**known, str(sizes.capability): right}, indent=1)
+
+
+def reason_against_one_pass(sizes: Sizes, d: int, is_masked: bool) -> str | None:
+    """What is wrong with output or gradients if dQ is added up in one pass, or None."""
+    mask, length = "boolean" if is_masked else "", min(sizes.length, 1024)
+    with _backward(sizes, in_one_pass=True):
+        if not is_masked and (wrong := list(_reasons(sizes, Shape(1, 4, d, length, length), (TRAINING,)))):
+            return wrong[0]
+        kernels = kernel_check.KernelClass(sizes.dtype, d, 2 * d, mask, kernel_check.TRAINING, in_one_pass=True)
+        return kernel_check.outcome(kernels, torch.device(sizes.device))
+
+
+def backward_times(sizes: Sizes, d: int, is_masked: bool) -> dict[str, float]:
+    """Milliseconds of both backwards on one request, zeroing and narrowing of dQ included: the least of some rounds."""
+    problem = problems(sizes, d, sizes.device)(sizes.length, is_masked=is_masked)
+    (forward,), out, saved = plan_forward(problem, None, save=True)
+    assert saved is not None
+    forward.run()
+    runs = {
+        name: functools.partial(triton_backend.run_backward, out, problem, None, saved, in_one_pass=name == IN_ONE_PASS)
+        for name in (IN_LAUNCHES, IN_ONE_PASS)
+    }
+    rounds = [{name: milliseconds(run, sizes.device) for name, run in runs.items()} for _ in range(ROUNDS)]
+    return {name: min(times[name] for times in rounds) for name in runs}
+
+
+def main() -> None:
+    """Tune on this GPU, and print each candidate."""
+    if not torch.cuda.is_available():
+        sys.exit("torch finds no CUDA device.")
+    tune(Sizes(), kernel_arguments.MEASURED_BLOCKS, lambda found: None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Writes the document of a benchmark as JSON, reads it back, and lays it out as Markdown tables and lines of text."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from diff_lab.bench.benchmark import BASELINE, WRONG, BenchRow, Threshold
+from diff_lab.results_files import short_commit, write_json, write_text
+from diff_transformer.storage.files import read_json
+
+Document = dict[str, Any]
+Row = dict[str, Any]
+
+# The columns that say which case a line is, by the kind of benchmark, each with where a case has it.
+_CASE_COLUMNS = {
+    "bench operator": {"batch × heads × width, length": "sizes", "pass": "pass", "dtype": "dtype"},
+    "bench model": {"pass": "pass", "dtype": "dtype", "length": "shape.length"},
+}
+
+
+def results_path(folder: Path, kind: str, device: str) -> Path:
+    """The JSON file of a benchmark ("operator" or "model") in a folder, which is made if it does not exist."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError("it is read-only")
+    except OSError as error:
+        reason = "it is a file" if folder.is_file() else error.strerror or str(error)
+        raise ValueError(f"the output must be a folder that can be written, got {str(folder)!r}: {reason}.") from None
+    path = folder / f"{kind}-{torch.device(device).type}.json"
+    if path.exists():
+        try:
+            title = read_json(path).get("title")
+        except (OSError, ValueError, AttributeError):  # AttributeError: JSON that is not an object
+            title = None
+        if title != f"bench {kind}":
+            raise ValueError(
+                f"{str(path)!r} is no result of bench {kind} and would be replaced; name another output folder."
+            )
+    return path
+
+
+def write_document(path: Path, document: Document) -> tuple[Path, Path]:
+    """Write a document, and beside it the page made from what was written."""
+    return path, write_page(write_json(path, document, indent=1))
+
+
+def write_page(path: Path) -> Path:
+    """Write the page of a document beside it."""
+    return write_text(path.with_suffix(".md"), page(read_json(path)))
+
+
+def page(document: Document) -> str:
+    """The page of one document: a section of each kind that it has."""
+    # Each reason once, with the candidate and the number of cases that it kept from running.
+    reasons = Counter((row["candidate"], row["reason"]) for row in document["rows"] if row.get("reason"))
+    template = _ENVIRONMENT.get_template("bench_page.md")
+    text = template.render(document=document, base=base_of(document), reasons=reasons)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def page_part(name: str, *values: Any) -> str:
+    """A part of a document's page by the name of its macro in `templates/bench_tables.md`: "throughput", "memory", …"""
+    return str(getattr(_ENVIRONMENT.get_template("bench_tables.md").module, name)(*values)).strip()
+
+
+def base_of(document: Document) -> str:
+    """What the ratios of most cases are to: the baseline, or on CUDA its flash kernel."""
+    names = Counter(row["against"] for row in document["rows"] if row["candidate"] == row["against"])
+    return max(names, key=names.__getitem__, default=BASELINE)
+
+
+def ratio_table(document: Document, *, quartiles: bool = False) -> str:
+    """Times: a line for each case, a column for each candidate, "a / b" where it is not relative to the base."""
+    base, digits = base_of(document), 3 if document["settings"]["device"].startswith("cuda") else 1
+    last = f"{base}, ms"
+
+    def column(row: Row) -> str:
+        if row["candidate"] == base:
+            return last
+        return row["candidate"] if row["against"] == base else f"{row['candidate']} / {row['against']}"
+
+    rows = [{**row, "candidate": column(row)} for row in document["rows"]]
+    # A backend that no case here can run has no column; its reason is on the page.
+    shown = dict.fromkeys(row["candidate"] for row in rows if row["ratio"] is not None or row["reason"] == WRONG)
+    names = [name for name in shown if name != last]
+    return page_part("times", rows, _CASE_COLUMNS[document["title"]], [*names, last], digits, quartiles)
+
+
+def row_line(row: BenchRow) -> str:
+    """One row as a line of text."""
+    name = f"{row.candidate} ({row.backend})" if row.backend else row.candidate
+    if row.ratio is None or row.quartiles is None:
+        return f"{name:24} {row.reason}"
+    error = "" if row.error is None else f"   error {row.error:.2f} of the limit"
+    base = "" if row.against == BASELINE else f"   (relative to {row.against})"
+    rates = {"TFLOP/s": row.teraflops_per_second, "GB/s": row.gigabytes_per_second, "tokens/s": row.tokens_per_second}
+    rate = "".join(f"   {value:,.1f} {unit}" for unit, value in rates.items() if value is not None)
+    span = "[{:.2f}–{:.2f}]".format(*row.quartiles)
+    return f"{name:24} {row.ratio:6.2f} {span} {row.milliseconds:10.3f} ms{rate}{error}{base}"
+
+
+def threshold_line(threshold: Threshold) -> str:
+    """One threshold as a line of text."""
+    verdict = {None: "not measured", True: "holds", False: "does not hold"}[threshold.holds]
+    case = f" ({threshold.where})" if threshold.where else ""
+    return f"threshold: {threshold.text}: {_number(threshold.worst)}, limit {threshold.limit:.2f}: {verdict}{case}"
+
+
+def grouped_table(document: Document) -> str:
+    """Times of grouped differential attention, whose rows are a part of the document by themselves."""
+    return ratio_table({**document, "rows": document.get("grouped", [])}, quartiles=True)
+
+
+def _cases(rows: Iterable[Row]) -> list[Row]:
+    """Each case once, with its rows by candidate, and the operator's sizes as a reader takes them in."""
+    cases: dict[str, Row] = {}
+    for row in rows:
+        case = cases.setdefault(f"{row['pass']} {row['dtype']} {row['shape']}", {**row, "by_name": {}})
+        case["by_name"][row["candidate"]] = row
+        if "heads" in row["shape"]:
+            case["sizes"] = "{batch} × {heads} × {width}, {keys}".format_map(row["shape"])
+    return list(cases.values())
+
+
+def _titles(rows: Sequence[Row], names: Iterable[str]) -> list[str]:
+    """Candidates' names, with the backends that "auto" chose."""
+    titles = []
+    for name in names:
+        backends = dict.fromkeys(row["backend"] for row in rows if row["candidate"] == name and row["backend"])
+        titles.append(f"{name} ({', '.join(backends)})" if backends else name)
+    return titles
+
+
+def _has_widths(rows: Iterable[Row]) -> bool:
+    """Whether the operator was measured with several widths."""
+    return len({row["shape"]["width"] for row in rows}) > 1
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def replace_sections(path: Path, sections: Mapping[str, str]) -> None:
+    """Write each text between ``<!-- name -->`` and ``<!-- /name -->`` of a Markdown file, in place of the old one."""
+    text = path.read_text(encoding="utf-8")
+    for name, content in sections.items():
+        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        if text.count(start) != 1 or text.count(end) != 1:
+            raise ValueError(f"{path} must hold {start.strip()} … {end} once.")
+        before, _, behind = text.partition(start)
+        text = f"{before}{start}{content}\n{end}{behind.partition(end)[2]}"
+    write_text(path, text)
+
+
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("diff_lab.bench"),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters |= {"number": _number, "short_commit": short_commit}
+_ENVIRONMENT.globals |= {"baseline": BASELINE, "wrong": WRONG, "case_columns": _CASE_COLUMNS}
+_ENVIRONMENT.globals |= {"ratio_table": ratio_table, "grouped_table": grouped_table}
+_ENVIRONMENT.globals |= {"cases": _cases, "titles": _titles, "has_widths": _has_widths}

@@ -1,0 +1,276 @@
+"""Defines what both benchmarks share: settings and their checks, rows of results, thresholds, the timing of a case."""
+
+import operator
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from diff_lab.bench.timing import LEAST_ROUNDS, Clock, Run, alternate, free_memory, spread, try_run
+from diff_lab.results_files import capture_environment
+from diff_transformer.environment import check_device, installed_version
+
+FORWARD, BACKWARD, TRAINING, DECODE = "forward", "backward", "forward + backward", "decode"
+STEP = "training step"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# The Transformer with the same parameters, whose time the ratios are to.
+BASELINE = "softmax"
+WRONG = "its results are wrong"
+
+Settings = TypeVar("Settings", bound="BenchSettings")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    """The settings that both benchmarks have; the defaults are those of the CPU, `on` takes the device's.
+
+    `batch` counts the sequences at a time; with `tokens` they are as many as have so many tokens together, at least
+    one. `passes` are keys of `PASSES`. `candidates` are measured beside those that always run; None measures all.
+    """
+
+    # Names on the command line → the names in results; and the defaults that differ on CUDA.
+    PASSES: ClassVar[Mapping[str, str]] = {}
+    ON_CUDA: ClassVar[Mapping[str, Any]] = {}
+    # The smallest values of the numbers that need not be just 1 or more.
+    LEAST: ClassVar[Mapping[str, int]] = {"rounds": LEAST_ROUNDS, "memory_length": 0}
+
+    device: str = "cpu"
+    dtypes: tuple[str, ...] = tuple(DTYPES)
+    batch: int = 1
+    tokens: int | None = None
+    passes: tuple[str, ...] = ()
+    candidates: tuple[str, ...] | None = None
+    rounds: int | None = None
+
+    @classmethod
+    def on(cls: type[Settings], device: str, **chosen: Any) -> Settings:
+        """The device's defaults with what is chosen. A chosen batch holds at all lengths."""
+        check_device(device)
+        defaults = cls.ON_CUDA if torch.device(device).type == "cuda" else {}
+        return cls(device=device, **{**defaults, **cls.implied_by(chosen), **chosen})
+
+    @classmethod
+    def implied_by(cls, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings that follow from the chosen ones."""
+        return {"tokens": None} if "batch" in chosen else {}
+
+    def __post_init__(self) -> None:
+        check_device(self.device)
+        check_choice("device", [self.torch_device.type], ("cpu", "cuda"))
+        check_choice("dtype", self.dtypes, DTYPES)
+        check_choice("pass", self.passes, self.PASSES)
+        for name, value in vars(self).items():
+            least = self.LEAST.get(name, 1)
+            for size in value if isinstance(value, tuple) else (value,):
+                if type(size) is int and size < least:  # not a bool
+                    raise ValueError(f"{name} must be {least} or more, got {size}.")
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device(self.device)
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.torch_device.type == "cuda"
+
+    def batch_at(self, length: int) -> int:
+        """Sequences at a time, of a length."""
+        return self.batch if self.tokens is None else max(1, self.tokens // length)
+
+    def document(self, title: str, notes: Iterable[str], **parts: Any) -> dict[str, Any]:
+        """What is written of a benchmark: where it was measured, the settings, and the given parts."""
+        settings = {**vars(self), "threads": torch.get_num_threads()}
+        document = {**vars(capture_environment(self.device)), "title": title, "settings": settings}
+        triton = installed_version("triton", "none")
+        versions = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, Triton {triton}."
+        return {**document, "notes": [*notes, *([versions] if self.on_cuda else [])], **parts}
+
+
+def check_choice(option: str, chosen: Sequence[str], allowed: Iterable[str]) -> None:
+    """Raises ValueError for a name that is not allowed."""
+    names = tuple(allowed)
+    for name in chosen:
+        if name not in names:
+            raise ValueError(f"{option} must be one of {', '.join(map(repr, names))}, got {name!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRow:
+    """One candidate in one case.
+
+    `ratio` is the median over the rounds of (its time / the time of `against` in the same round), with quartiles and
+    extremes; `milliseconds` is its median time, to which the rates belong: bytes of keys and values that a decoding
+    step reads, operations of the Transformer in the same case, tokens of a whole model's batch. `error` is the largest
+    error as a share of what is allowed: above 1 the candidate is wrong and has no time. `reason` says why there is no
+    time, and `backend` which one "auto" chose.
+    """
+
+    candidate: str
+    pass_: str
+    dtype: str
+    shape: dict[str, int]
+    against: str = BASELINE
+    backend: str | None = None
+    error: float | None = None
+    milliseconds: float | None = None
+    ratio: float | None = None
+    quartiles: tuple[float, float] | None = None
+    extremes: tuple[float, float] | None = None
+    rounds: int | None = None
+    gigabytes_per_second: float | None = None
+    teraflops_per_second: float | None = None
+    tokens_per_second: float | None = None
+    reason: str | None = None
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the correctness check refused the candidate; an error that is not a number is wrong, too."""
+        return self.error is not None and not self.error <= 1
+
+    @property
+    def sizes(self) -> str:
+        """The shape in words."""
+        return ", ".join(f"{name} {size}" for name, size in self.shape.items())
+
+    def checked(self, error: float | None, reason: str | None) -> "BenchRow":
+        """The row with the outcome of the correctness check."""
+        row = replace(self, error=error, reason=reason)
+        return replace(row, reason=WRONG) if row.wrong else row
+
+
+def refuse_wrong(rows: Sequence[BenchRow]) -> None:
+    """Raises ValueError naming every candidate that the correctness check refused."""
+    wrong = [
+        f"{row.candidate} ({row.pass_}, {row.dtype}, {row.sizes}: {row.error:.3g} times the allowed error)"
+        for row in rows
+        if row.wrong
+    ]
+    if wrong:
+        raise ValueError(f"wrong results, which were not timed: {'; '.join(wrong)}.")
+
+
+def share_of_allowed(error: Tensor, plain_error: Tensor, rounding: Tensor) -> float:
+    """The largest share of the allowed error, twice the plain formula's plus a band for rounding; infinite for NaN."""
+    return (error / (2 * plain_error + rounding)).nan_to_num(nan=float("inf")).max().item()
+
+
+def time_case(
+    checked: Mapping[str, BenchRow],
+    prepare: Callable[[str], Run],
+    settings: BenchSettings,
+    clock: Clock,
+    *,
+    rates: Callable[[float], dict[str, Any]],
+    bases: Sequence[str] = (BASELINE,),
+    other_bases: Mapping[str, str] | None = None,
+    expected_errors: Callable[[str], tuple[type[Exception], ...]] = lambda name: (),
+) -> list[BenchRow]:
+    """The rows of one case with their times, measured in alternated runs.
+
+    Of the `checked` rows those with a reason are not timed. `prepare` makes what is timed of a candidate, `rates` makes
+    fields of a row from the median seconds of a run. The ratios are to the first of `bases` that can run; without one
+    nothing is timed. Candidates in `other_bases` get a second row, relative to another candidate.
+    """
+    device, rows = settings.torch_device, dict(checked)
+
+    def attempt(name: str, work: Callable[..., Any], *arguments: Any) -> Any:
+        value, reason = try_run(device, work, *arguments, expected_errors=expected_errors(name))
+        rows[name] = replace(rows[name], reason=reason)
+        return value
+
+    runs = {name: attempt(name, prepare, name) for name, row in checked.items() if row.reason is None}
+    # The first run, with the inputs of all candidates held: what compiles, tunes, makes state, or does not fit.
+    for name in list(runs):
+        if runs[name] is not None:
+            attempt(name, runs[name])
+        if rows[name].reason is not None:
+            del runs[name]
+            free_memory(device)
+
+    base = next((name for name in bases if name in runs), bases[-1])
+    failure: str | None = f"{base} has no time: {rows[base].reason}"
+    times = None
+    if base in runs:
+        times, failure = try_run(device, alternate, runs, clock, settings.rounds)
+    if times is None:
+        return [replace(row, against=base, reason=row.reason or failure) for row in rows.values()]
+    finished = []
+    for name, row in rows.items():
+        for against in (base, (other_bases or {}).get(name)):
+            if name in times and against in times:
+                ratios = spread(list(map(operator.truediv, times[name], times[against])))
+                seconds = statistics.median(times[name])
+                fields: dict[str, Any] = {"ratio": ratios.median, "quartiles": ratios.quartiles}
+                fields |= {"extremes": ratios.extremes, "rounds": len(times[name]), "milliseconds": seconds * 1e3}
+                finished.append(replace(row, against=against, **fields, **rates(seconds)))
+            elif against == base:
+                finished.append(replace(row, against=base))
+    return finished
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """A limit: the value furthest from it, where that was, and whether the limit holds (None: nothing was measured)."""
+
+    text: str
+    limit: float
+    worst: float | None
+    where: str | None
+    holds: bool | None
+
+
+def threshold(text: str, limit: float, values: Iterable[tuple[float, str]], *, at_least: bool = False) -> Threshold:
+    """Whether all values, each with the case that it was measured in, keep an upper (or a lower) limit."""
+    worst, where = (min if at_least else max)(values, key=lambda value: value[0], default=(None, None))
+    holds = None if worst is None else worst >= limit if at_least else worst <= limit
+    return Threshold(text=text, limit=limit, worst=worst, where=where, holds=holds)
+
+
+def row_threshold(
+    text: str,
+    limit: float,
+    rows: Sequence[BenchRow],
+    value: Callable[[BenchRow], float | None] = lambda row: row.ratio,
+    *,
+    at_least: bool = False,
+) -> Threshold:
+    """A threshold on a value of each row, by default its ratio; a row without a ratio breaks it."""
+    for row in rows:
+        if row.ratio is None:
+            return Threshold(text=text, limit=limit, worst=None, where=f"{row.sizes}: {row.reason}", holds=False)
+    values = [(number, row.sizes) for row in rows if (number := value(row)) is not None]
+    return threshold(text, limit, values, at_least=at_least)
+
+
+class Watcher(Protocol):
+    """Is told what a benchmark does while it runs."""
+
+    def stage(self, text: str, done: int, total: int) -> None:
+        """Part `done` of `total`, counted from 0, begins."""
+
+    def row(self, row: BenchRow) -> None:
+        """A row is finished."""
+
+
+class Recorder:
+    """Collects the rows of a benchmark, and tells a watcher of each stage and each row."""
+
+    def __init__(self, watcher: Watcher, stages: int) -> None:
+        self.rows: list[BenchRow] = []
+        self._watcher, self._done, self._stages = watcher, 0, stages
+
+    def stage(self, text: str) -> None:
+        self._watcher.stage(text, self._done, self._stages)
+        self._done += 1
+
+    def add(self, rows: Iterable[BenchRow]) -> None:
+        for row in rows:
+            self.rows.append(row)
+            self.show(row)
+
+    def show(self, row: BenchRow) -> None:
+        """Tell the watcher of a row that has its place elsewhere."""
+        self._watcher.row(row)

@@ -1,0 +1,389 @@
+"""Times whole language models (`bench model`): DIFF beside the Transformer, and DiffLlama beside Llama."""
+
+import copy
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.cache_utils import DynamicCache
+
+from diff_lab.bench.benchmark import (
+    BASELINE,
+    DECODE,
+    DTYPES,
+    FORWARD,
+    STEP,
+    BenchRow,
+    BenchSettings,
+    Recorder,
+    Threshold,
+    Watcher,
+    check_choice,
+    row_threshold,
+    share_of_allowed,
+    time_case,
+)
+from diff_lab.bench.timing import Run, free_memory, try_run, wall_clock
+
+DIFF, LLAMA, DIFF_LLAMA = "diff", "Llama", "DiffLlama"
+# Candidates that get a second row, relative to another candidate than the baseline.
+OTHER_BASES = {DIFF_LLAMA: LLAMA}
+LEARNING_RATE = 1e-4
+CPU_LIMITS = {"float32": 1.0, "bfloat16": 1.05}
+CUDA_LIMIT, CUDA_LIMIT_LENGTH = 1.03, 4096
+PAPER_LAYERS = 28
+# Of the free memory, what models may take by the count below, which knows nothing of the allocator's gaps.
+MEMORY_SHARE = 0.85
+# What rounding alone may add to the plain model's error, relative to the quantity: a few roundings to the dtype, and
+# those of a sum over the sequence in float32, which add up as the root of its length.
+ROUNDINGS, ACCUMULATOR_EPS = 8, torch.finfo(torch.float32).eps
+
+# A row that is checked and not timed yet, of each model in a pass at a length in a dtype.
+Checked = dict[tuple[str, int, str], dict[str, BenchRow]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(BenchSettings):
+    """What to measure of whole models, besides what both benchmarks have. The sizes are the Transformer's.
+
+    `lengths` are those of a forward pass and of a training step; when decoding the cache holds so many tokens as
+    `contexts` has. Without `layers` there are as many as the device holds of all models together. Results are checked
+    on models with `check_layers` and `check_vocabulary`, by default those measured.
+    """
+
+    PASSES: ClassVar = {"forward": FORWARD, "step": STEP, "decode": DECODE}
+    # The paper's 3B models (Table 7): the sizes of a layer, and as many layers as the device holds.
+    ON_CUDA: ClassVar = {
+        "dtypes": ("bfloat16",),
+        "tokens": 4096,
+        "lengths": (2048, 4096),
+        "contexts": (2048, 4096),
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "layers": None,
+        "head_dim": 128,
+        "vocabulary": 100_288,
+        # Layers are all alike: a device holds one of them in float64 with all its gradients, beside copies of it.
+        "check_layers": 1,
+        "check_vocabulary": 8192,
+    }
+
+    passes: tuple[str, ...] = tuple(PASSES)
+    lengths: tuple[int, ...] = (1024,)
+    contexts: tuple[int, ...] = (2048,)
+    hidden_size: int = 512
+    intermediate_size: int = 1376
+    layers: int | None = 8
+    head_dim: int = 64
+    vocabulary: int = 8192
+    compile: bool = False
+    check_layers: int | None = None
+    check_vocabulary: int | None = None
+
+    @classmethod
+    def implied_by(cls, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        passes = {"passes": ("forward", "step")} if chosen.get("compile") else {}
+        contexts = {"contexts": chosen["lengths"]} if "lengths" in chosen else {}
+        return {**super().implied_by(chosen), **passes, **contexts}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("candidate", self.candidates or (), MODELS)
+        if self.layers is None and not self.on_cuda:
+            raise ValueError("layers must be a number, got None: how many layers fit is found out on CUDA alone.")
+        if self.compile and "decode" in self.passes:
+            raise ValueError("compile does not go with the pass 'decode', whose cache grows; leave one of them out.")
+
+    @property
+    def names(self) -> list[str]:
+        """The models to measure, the baseline first."""
+        return [name for name in MODELS if self.candidates is None or name in (BASELINE, *self.candidates)]
+
+    @property
+    def for_check(self) -> "ModelSettings":
+        """The same for the models whose results are checked."""
+        layers, vocabulary = self.check_layers or self.layers, self.check_vocabulary or self.vocabulary
+        return replace(self, layers=layers, vocabulary=min(vocabulary, self.vocabulary))
+
+    def cases(self) -> list[tuple[str, int]]:
+        """Each pass, by its name in results, with each length."""
+        passes = [self.PASSES[name] for name in self.passes]
+        return [(name, length) for name in passes for length in (self.contexts if name == DECODE else self.lengths)]
+
+    def batch_of(self, pass_: str, length: int) -> int:
+        """Sequences at a time."""
+        return self.batch if pass_ == DECODE else self.batch_at(length)
+
+    def config(self) -> dict[str, Any]:
+        """The settings that all configurations share."""
+        heads = self.hidden_size // self.head_dim
+        return {
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": max(*self.lengths, *(context + 1 for context in self.contexts)),
+        }
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """A model to measure.
+
+    `plain` names the attention implementation with the plain formula, `implementation` the one that is measured;
+    `options` are the configuration's besides the sizes.
+    """
+
+    about: str
+    plain: str
+    implementation: str
+    options: Mapping[str, str]
+
+
+_OURS, _PLAIN = "diff_attention", "diff_attention_reference"
+_SOFTMAX, _DIFF = ({"model_type": "diff_transformer", "attention_type": kind} for kind in ("softmax", "diff"))
+MODELS = {
+    BASELINE: MeasuredModel("our Transformer, torch's SDPA", "eager", _OURS, _SOFTMAX),
+    DIFF: MeasuredModel("our DIFF Transformer, the operator's backend auto", _PLAIN, _OURS, _DIFF),
+    "diff, sdpa": MeasuredModel('our DIFF Transformer, attn_implementation="sdpa"', _PLAIN, "sdpa", _DIFF),
+    LLAMA: MeasuredModel("transformers' Llama, torch's SDPA", "eager", "sdpa", {"model_type": "llama"}),
+    DIFF_LLAMA: MeasuredModel("transformers' DiffLlama, torch's SDPA", "eager", "sdpa", {"model_type": "diffllama"}),
+}
+
+
+def layers_that_fit(settings: ModelSettings, dtype: torch.dtype, free: int) -> int:
+    """How many layers all models can have together in so many free bytes while one of them takes a training step.
+
+    A model holds its weights and AdamW's two moments, the one that takes the step its gradients and activations too:
+    of a layer about 20 tensors of the hidden size and 4 of the intermediate size for each token, and of the logits one
+    in its dtype and three in float32.
+    """
+    size, models = dtype.itemsize, len(settings.names)
+    hidden, inner, vocabulary = settings.hidden_size, settings.intermediate_size, settings.vocabulary
+    tokens = max(settings.batch_of(STEP, length) * length for length in settings.lengths)
+    of_layer, of_ends = 4 * hidden**2 + 3 * hidden * inner, 2 * vocabulary * hidden
+    weights = (3 * models + 1) * size
+    fixed = weights * of_ends + tokens * vocabulary * (size + 3 * 4)
+    each = weights * of_layer + tokens * (20 * hidden + 4 * inner) * size
+    return max(1, min(PAPER_LAYERS, int((MEMORY_SHARE * free - fixed) // each)))
+
+
+def build(name: str, settings: ModelSettings) -> nn.Module:
+    """A model in float32 whose weights bfloat16 represents exactly, so that all dtypes have the same ones."""
+    device, measured = settings.torch_device, MODELS[name]
+    with torch.random.fork_rng(devices=[device] if settings.on_cuda else []), device:
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(**settings.config(), **measured.options)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=measured.implementation)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    return model.to(device).train()
+
+
+def in_dtype(model: nn.Module, dtype: torch.dtype, settings: ModelSettings) -> nn.Module:
+    """The model itself as it is measured: in a dtype, and compiled where the settings say so."""
+    model = model.to(dtype)
+    if settings.compile:
+        # The stack as one graph: a layer by itself would be compiled anew for every λ_init.
+        model.get_submodule("model").compile(dynamic=False)
+    return model
+
+
+def tokens_of(settings: ModelSettings, pass_: str, length: int) -> Tensor:
+    """The tokens of a pass; when decoding those of the cache, and one more."""
+    generator = torch.Generator().manual_seed(0)
+    size = (settings.batch_of(pass_, length), length + (pass_ == DECODE))
+    return torch.randint(settings.vocabulary, size, generator=generator).to(settings.device)
+
+
+def filled_cache(model: Any, tokens: Tensor) -> DynamicCache:
+    """A cache that holds the tokens."""
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return cache
+
+
+def _answer(model: Any, pass_: str, tokens: Tensor, *, cached: bool) -> list[Tensor]:
+    """What a pass computes: the logits, for a training step also the gradient of all weights as one vector."""
+    if pass_ == STEP:
+        outputs = model(tokens, labels=tokens, use_cache=False)
+        gradients = torch.autograd.grad(outputs.loss, list(model.parameters()))
+        return [outputs.logits.detach(), torch.cat([gradient.double().flatten() for gradient in gradients])]
+    with torch.no_grad():
+        if pass_ == DECODE and cached:
+            cache = filled_cache(model, tokens[:, :-1])
+            return [model(tokens[:, -1:], past_key_values=cache, use_cache=True).logits]
+        return [model(tokens, use_cache=False, logits_to_keep=1 if pass_ == DECODE else 0).logits]
+
+
+class ModelCheck:
+    """The truth of one model in one pass: the same weights in float64 with the plain formula for attention."""
+
+    def __init__(self, model: Any, plain: str, pass_: str, length: int, settings: ModelSettings) -> None:
+        self._model, self._pass, self._length, self._settings = model, pass_, length, settings
+        self._tokens = tokens_of(settings, pass_, length)
+        self._plain = copy.deepcopy(model)
+        self._plain.set_attn_implementation(plain)
+        double = copy.deepcopy(self._plain).double()
+        self._truth = [value.double() for value in _answer(double, pass_, self._tokens, cached=False)]
+
+    def error(self, dtype: torch.dtype) -> float:
+        """The model's error as a share of what is allowed: twice the plain formula's in `dtype`, and a band."""
+        plain = _answer(copy.deepcopy(self._plain).to(dtype), self._pass, self._tokens, cached=False)
+        model = in_dtype(copy.deepcopy(self._model), dtype, self._settings)
+        outputs = _answer(model, self._pass, self._tokens, cached=True)
+        relative = (ROUNDINGS * torch.finfo(dtype).eps + self._length**0.5 * ACCUMULATOR_EPS) / 2
+        return max(
+            share_of_allowed(_rms(value.double() - truth), _rms(of_plain.double() - truth), relative * _rms(truth))
+            for value, of_plain, truth in zip(outputs, plain, self._truth, strict=True)
+        )
+
+
+def _rms(values: Tensor) -> Tensor:
+    return values.square().mean().sqrt()
+
+
+def measure_model(settings: ModelSettings, watcher: Watcher) -> tuple[dict[str, Any], list[BenchRow]]:
+    """The document to write, and its rows."""
+    cases, for_check = settings.cases(), settings.for_check
+    recorder = Recorder(watcher, (1 + len(settings.dtypes)) * len(cases))
+    checked: Checked = {}
+    models = {name: build(name, for_check) for name in settings.names}
+    for pass_, length in cases:
+        recorder.stage(f"check, {pass_}, {length} tokens")
+        checked |= _check(models, pass_, length, settings)
+    del models
+    parameters: dict[str, int] = {}
+    notes = []
+    for dtype in settings.dtypes:
+        free_memory(settings.torch_device)
+        measured, models = _models(settings, DTYPES[dtype])
+        if settings.layers is None:
+            notes.append(f"{measured.layers} layers in {dtype}, as many as the device holds of all models together.")
+        parameters = {name: sum(weight.numel() for weight in model.parameters()) for name, model in models.items()}
+        for pass_, length in cases:
+            recorder.stage(f"{pass_}, {dtype}, {length} tokens")
+            recorder.add(_measure_case(models, checked[pass_, length, dtype], pass_, length, measured))
+        del models
+    if for_check != settings:
+        layers, vocabulary = for_check.layers, for_check.vocabulary
+        notes.append(f"Results were checked with {layers} of the layers and a vocabulary of {vocabulary:,}.")
+    document = settings.document(
+        "bench model",
+        notes,
+        candidates={name: MODELS[name].about for name in parameters},
+        parameters=parameters,
+        thresholds=step_thresholds(recorder.rows, on_cuda=settings.on_cuda),
+        rows=recorder.rows,
+    )
+    return document, recorder.rows
+
+
+def _check(models: dict[str, nn.Module], pass_: str, length: int, settings: ModelSettings) -> Checked:
+    """Each model's error in a pass, in all dtypes, which share one truth."""
+    device = settings.torch_device
+    checked: Checked = {(pass_, length, dtype): {} for dtype in settings.dtypes}
+    for name, model in models.items():
+        torch.compiler.reset()  # torch stops compiling the code that all models share after a number of them
+        check, reason = try_run(device, ModelCheck, model, MODELS[name].plain, pass_, length, settings.for_check)
+        for dtype in settings.dtypes:
+            error, reason = (None, reason) if check is None else try_run(device, check.error, DTYPES[dtype])
+            row = BenchRow(candidate=name, pass_=pass_, dtype=dtype, shape={})
+            checked[pass_, length, dtype][name] = row.checked(error, reason)
+    return checked
+
+
+def _models(settings: ModelSettings, dtype: torch.dtype) -> tuple[ModelSettings, dict[str, nn.Module]]:
+    """The models in a dtype, and the settings with their number of layers.
+
+    Where that is left open it is first counted, then tried with what needs most, a training step of every model while
+    the others hold their optimizers' state; as long as that does not fit, a quarter of the layers go.
+    """
+    if settings.layers is not None:
+        return settings, {name: in_dtype(build(name, settings), dtype, settings) for name in settings.names}
+    device = settings.torch_device
+    layers = layers_that_fit(settings, dtype, torch.cuda.mem_get_info(device)[0])
+    while True:
+        chosen = replace(settings, layers=layers)
+        models, reason = try_run(device, _stepped_models, chosen, dtype)
+        if models is not None:
+            free_memory(device)
+            return chosen, models
+        if layers == 1:
+            raise ValueError(f"one layer of every model is too much here: {reason}.")
+        layers = layers * 3 // 4
+
+
+def _stepped_models(settings: ModelSettings, dtype: torch.dtype) -> dict[str, nn.Module]:
+    """The models, after each of them has taken the longest training step beside the others."""
+    torch.compiler.reset()
+    models = {name: in_dtype(build(name, settings), dtype, settings) for name in settings.names}
+    if "step" in settings.passes:
+        longest = max(settings.lengths, key=lambda length: settings.batch_of(STEP, length) * length)
+        for step in [timed_pass(model, STEP, longest, settings) for model in models.values()]:
+            step()
+    return models
+
+
+def _measure_case(
+    models: dict[str, nn.Module], checked: dict[str, BenchRow], pass_: str, length: int, settings: ModelSettings
+) -> list[BenchRow]:
+    torch.compiler.reset()
+    batch = settings.batch_of(pass_, length)
+    assert settings.layers is not None  # `_models` has chosen where it was left open
+    shape = {"batch": batch, "length": length, "hidden": settings.hidden_size, "layers": settings.layers}
+    tokens = batch * (1 if pass_ == DECODE else length)
+    return time_case(
+        {name: replace(row, shape=shape) for name, row in checked.items()},
+        lambda name: timed_pass(models[name], pass_, length, settings),
+        settings,
+        wall_clock(settings.torch_device),
+        rates=lambda seconds: {"tokens_per_second": tokens / seconds},
+        other_bases=OTHER_BASES,
+    )
+
+
+def timed_pass(model: nn.Module, pass_: str, length: int, settings: ModelSettings) -> Run:
+    """One run of a pass, as it is timed."""
+    tokens = tokens_of(settings, pass_, length)
+    if pass_ == STEP:
+        # One kernel for all weights, without copies of them; on the CPU torch's own choice.
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=settings.on_cuda or None)
+
+        def step() -> None:
+            model(tokens, labels=tokens, use_cache=False).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+    if pass_ == FORWARD:
+        return torch.no_grad()(functools.partial(model, tokens, use_cache=False))
+    cache, last = filled_cache(model, tokens[:, :-1]), tokens[:, -1:]
+
+    @torch.no_grad()
+    def decode() -> None:
+        model(last, past_key_values=cache, use_cache=True)
+        cache.crop(-1)
+
+    return decode
+
+
+def step_thresholds(rows: Sequence[BenchRow], *, on_cuda: bool) -> list[Threshold]:
+    """The limits of DIFF's training step relative to the Transformer's."""
+    steps = [row for row in rows if (row.candidate, row.pass_, row.against) == (DIFF, STEP, BASELINE)]
+    if on_cuda:
+        text = f"{STEP}, bfloat16, length {CUDA_LIMIT_LENGTH}"
+        concerned = [row for row in steps if (row.dtype, row.shape["length"]) == ("bfloat16", CUDA_LIMIT_LENGTH)]
+        return [row_threshold(text, CUDA_LIMIT, concerned)]
+    return [
+        row_threshold(f"{STEP}, {dtype}", limit, [row for row in steps if row.dtype == dtype])
+        for dtype, limit in CPU_LIMITS.items()
+    ]

@@ -1,0 +1,385 @@
+"""Checks each candidate of `bench operator`, and times it relative to the Transformer's attention."""
+
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+
+from diff_lab.bench.benchmark import (
+    BACKWARD,
+    BASELINE,
+    DECODE,
+    DTYPES,
+    FORWARD,
+    TRAINING,
+    BenchRow,
+    BenchSettings,
+    Recorder,
+    Threshold,
+    Watcher,
+    check_choice,
+    row_threshold,
+    threshold,
+    time_case,
+)
+from diff_lab.bench.operator_candidates import (
+    AUTO,
+    BASELINE_FLASH,
+    COMPOSITIONS,
+    Candidate,
+    backend_of_auto,
+    candidates,
+    compute,
+    timed_run,
+    with_noise_maps_repeated,
+)
+from diff_lab.bench.operator_problem import AnswerCheck, OperatorProblem, Shape, draw, flops, matrix_peak
+from diff_lab.bench.peak_memory import measure_memory, memory_threshold
+from diff_lab.bench.timing import Run, alternate, free_memory, kernel_clock, spread, try_run, wall_clock
+
+# Ranges of lengths in the thresholds of the CPU.
+MIDDLE, ALL = ("N 512 to 2048", 512, 2048), ("all lengths", 0, math.inf)
+# The lengths at which both widths are held to the thresholds of CUDA.
+CUDA_WIDTHS, CUDA_LENGTHS = (64, 128), range(4096, 16384 + 1)
+# Signal heads to a noise map in the case of grouped differential attention, and the backends that compute it once.
+RATIO = 4
+GROUPED_BACKENDS = {"cpu": ("cpu", "blockwise"), "cuda": ("triton", "blockwise")}
+# The share of a linear speed-up that one head has to reach on all threads.
+ONE_HEAD_SHARE = 0.75
+CUDA_NOTES = (
+    "Times are the device's: between two CUDA events around a run, with other memory read before each run so that its "
+    "inputs are not in the second-level cache, and launches enqueued ahead.",
+    "Checked against Equation 1 in float64 on the first and the last head of the first and the last sequence, all "
+    "their positions.",
+    "TFLOP/s count the Transformer's operations for all candidates: 4·N²·d/2 for a head and sequence forward (half of "
+    "the pairs are visible), 2.5 times as many backward. The peak is a matrix product of the same dtype, 8192 × 8192 × "
+    "8192, measured in the same process.",
+)
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorSettings(BenchSettings):
+    """What to measure of the operator, besides what both benchmarks have.
+
+    `heads` are the Transformer's, of which two make a differential head, and `head_dims` the widths of a query.
+    `lengths` are those of a causal sequence; when decoding, one query sees so many keys as `caches` has, for each of
+    `decode_batches`. Grouped differential attention is measured at `grouped_length`, and peak memory at
+    `memory_length`, 0 for none.
+    """
+
+    PASSES: ClassVar = {"forward": FORWARD, "backward": BACKWARD, "forward+backward": TRAINING, "decode": DECODE}
+    LEAST: ClassVar = {**BenchSettings.LEAST, "grouped_length": 0}
+    # A constant number of tokens keeps a GPU busy at short lengths.
+    ON_CUDA: ClassVar = {
+        "dtypes": ("bfloat16",),
+        "tokens": 16384,
+        "head_dims": (64, 128),
+        "lengths": (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536),
+        "caches": (512, 2048, 8192, 32768, 65536),
+        "passes": tuple(PASSES),
+    }
+
+    passes: tuple[str, ...] = ("forward", "forward+backward", "decode")
+    heads: int = 16
+    head_dims: tuple[int, ...] = (64,)
+    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
+    caches: tuple[int, ...] = (512, 2048, 8192)
+    decode_batches: tuple[int, ...] = (1, 8)
+    grouped_length: int = 2048
+    one_head_length: int = 2048
+    memory_length: int = 16384
+
+    @classmethod
+    def implied_by(cls, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        batches = {"decode_batches": (chosen["batch"],)} if "batch" in chosen else {}
+        caches = {"caches": chosen["lengths"]} if "lengths" in chosen else {}
+        return {**super().implied_by(chosen), **batches, **caches}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("candidate", self.candidates or (), candidates(self.device))
+        if self.heads % 2:
+            raise ValueError(
+                f"heads must be even, since two of the Transformer's make a differential head, got {self.heads}."
+            )
+
+    @property
+    def causal_passes(self) -> list[str]:
+        """The passes that take a causal sequence, by their names in results."""
+        return [self.PASSES[name] for name in self.passes if name != "decode"]
+
+    def cases(self) -> Iterator[tuple[Shape, list[str]]]:
+        """Each shape, with the passes to run on it."""
+        for width in self.head_dims:
+            if self.causal_passes:
+                for length in self.lengths:
+                    yield self.square(length, width), self.causal_passes
+            for batch, length in itertools.product(self.decode_batches, self.caches):
+                if "decode" in self.passes:
+                    yield Shape(batch, self.heads, width, 1, length), [DECODE]
+
+    def square(self, length: int, width: int) -> Shape:
+        """The shape of a causal sequence."""
+        return Shape(self.batch_at(length), self.heads, width, length, length)
+
+    def grouped(self) -> Shape:
+        """The shape in groups: about as many signal heads as there are differential heads in the other shapes."""
+        groups = max(1, self.heads // (2 * RATIO))
+        square = self.square(self.grouped_length, self.head_dims[0])
+        return replace(square, heads=groups * (RATIO + 1))
+
+    def label(self, pass_: str, dtype: str, shape: Shape) -> str:
+        """A case as a line of progress names it."""
+        width = f", width {shape.width}" if len(self.head_dims) > 1 else ""
+        return f"{pass_}, {dtype}, length {shape.keys}, batch {shape.batch}{width}"
+
+
+def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict[str, Any], list[BenchRow]]:
+    """The document to write, and its rows.
+
+    The last parts are heads in groups, one head on all threads (on the CPU), and memory.
+    """
+    device, cases = settings.torch_device, list(settings.cases())
+    # A backward pass alone needs what a forward pass saved.
+    from_inputs = [part for part in itertools.product(settings.dtypes, settings.causal_passes) if part[1] != BACKWARD]
+    grouped_parts = from_inputs if settings.grouped_length and _grouped_candidates(settings) else []
+    one_head_parts = [] if settings.on_cuda else from_inputs
+    shapes = [settings.square(settings.memory_length, width) for width in settings.head_dims if settings.memory_length]
+    memory_parts = [(dtype, pass_, shape) for dtype, pass_ in from_inputs for shape in shapes]
+    timed = sum(len(passes) for _, passes in cases) * len(settings.dtypes)
+    recorder = Recorder(watcher, timed + len(grouped_parts) + len(one_head_parts) + len(memory_parts))
+    peak = {dtype: matrix_peak(DTYPES[dtype], device) for dtype in settings.dtypes} if settings.on_cuda else {}
+    for shape, passes in cases:
+        _measure_shape(shape, passes, settings, recorder)
+        free_memory(device)
+    grouped = _measure_grouped(grouped_parts, settings, recorder) if grouped_parts else []
+    one_head: list[dict[str, Any]] = []
+    for dtype, pass_ in one_head_parts:
+        recorder.stage(f"one head on all threads, {pass_}, {dtype}")
+        row, parts = measure_one_head(settings, dtype, pass_)
+        one_head += parts
+        recorder.add([row] if row.wrong else [])
+    memory: list[dict[str, Any]] = []
+    for dtype, pass_, shape in memory_parts:
+        recorder.stage(f"memory, {settings.label(pass_, dtype, shape)}")
+        memory += measure_memory((BASELINE, AUTO), shape, dtype, pass_, device)
+    cpu = [*cpu_thresholds(recorder.rows), one_head_threshold(one_head), memory_threshold(memory)]
+    document = settings.document(
+        "bench operator",
+        CUDA_NOTES if settings.on_cuda else (),
+        candidates={name: candidate.about for name, candidate in candidates(device).items()},
+        peak_teraflops_per_second=peak,
+        thresholds=cuda_thresholds(recorder.rows) if settings.on_cuda else cpu,
+        rows=recorder.rows,
+        grouped=grouped,
+        one_head=one_head,
+        memory=memory,
+    )
+    return document, recorder.rows
+
+
+def _measure_shape(shape: Shape, passes: list[str], settings: OperatorSettings, recorder: Recorder) -> None:
+    """The rows of a shape, for each dtype and pass in turn; all of them get the same numbers and one truth."""
+    device = settings.torch_device
+    drawn, reason = try_run(device, draw, shape, device)
+    check = None if drawn is None else AnswerCheck(drawn)
+    for dtype, pass_ in itertools.product(settings.dtypes, passes):
+        recorder.stage(settings.label(pass_, dtype, shape))
+        row = BenchRow(candidate=BASELINE, pass_=pass_, dtype=dtype, shape=vars(shape))
+        problem, reason = (None, reason) if drawn is None else try_run(device, drawn.to, DTYPES[dtype])
+        if problem is None or check is None:
+            recorder.add([replace(row, reason=reason)])
+        else:
+            recorder.add(_measure_case(row, problem, check, settings))
+
+
+def _measure_case(
+    template: BenchRow, problem: OperatorProblem, check: AnswerCheck, settings: OperatorSettings
+) -> list[BenchRow]:
+    """The rows of all candidates in the case of a row."""
+    device, pass_ = settings.torch_device, template.pass_
+    known, backend = candidates(device), backend_of_auto(problem, pass_)
+    rows: dict[str, BenchRow] = {}
+    for name, candidate in known.items():
+        is_chosen = settings.candidates is None or name in (BASELINE, BASELINE_FLASH, AUTO, *settings.candidates)
+        # The backend that "auto" chose need not be measured twice.
+        if is_chosen and name != backend:
+            row = replace(template, candidate=name, backend=backend if name == AUTO else None)
+            rows[name] = check_candidate(candidate, row, problem, check, device)
+    operations = flops(problem.shape, pass_) if settings.on_cuda else None
+
+    def rates(seconds: float) -> dict[str, Any]:
+        read = problem.k.nbytes + problem.v.nbytes
+        return {
+            "gigabytes_per_second": read / seconds / 1e9 if pass_ == DECODE else None,
+            "teraflops_per_second": operations / seconds / 1e12 if operations else None,
+        }
+
+    return time_case(
+        rows,
+        lambda name: timed_run(known[name], problem, pass_),
+        settings,
+        kernel_clock(device),
+        rates=rates,
+        # The thresholds of CUDA are relative to the Transformer's flash kernel, where there is one.
+        bases=(BASELINE_FLASH, BASELINE),
+        expected_errors=lambda name: known[name].expected_errors(device),
+    )
+
+
+def _grouped_candidates(settings: OperatorSettings) -> dict[str, Candidate]:
+    """The backends that compute the noise map of a group once, and each again with the map repeated."""
+    known, chosen = candidates(settings.device), settings.candidates
+    names = [name for name in GROUPED_BACKENDS[settings.torch_device.type] if chosen is None or name in chosen]
+    pairs = [(known[name], with_noise_maps_repeated(known[name])) for name in names]
+    return {candidate.name: candidate for candidate in itertools.chain.from_iterable(pairs)}
+
+
+def _measure_grouped(
+    parts: Sequence[tuple[str, str]], settings: OperatorSettings, recorder: Recorder
+) -> list[BenchRow]:
+    """Rows of grouped differential attention for each (dtype, pass), relative to as many heads of the Transformer.
+
+    They are no rows of the other shapes' tables, unless they are wrong.
+    """
+    device, shape, rows = settings.torch_device, settings.grouped(), list[BenchRow]()
+    known = {BASELINE: candidates(device)[BASELINE], **_grouped_candidates(settings)}
+    drawn, reason = try_run(device, draw, shape, device, RATIO)
+    check = None if drawn is None else AnswerCheck(drawn)
+    for dtype, pass_ in parts:
+        recorder.stage(f"{RATIO} signal heads to a noise map, {settings.label(pass_, dtype, shape)}")
+        template = BenchRow(candidate=BASELINE, pass_=pass_, dtype=dtype, shape=vars(shape))
+        problem, reason = (None, reason) if drawn is None else try_run(device, drawn.to, DTYPES[dtype])
+        if problem is None or check is None:
+            rows.append(replace(template, reason=reason))
+            recorder.show(rows[-1])
+            continue
+        checked = {
+            name: check_candidate(candidate, replace(template, candidate=name), problem, check, device)
+            for name, candidate in known.items()
+        }
+        timed = time_case(
+            checked,
+            lambda name, problem=problem, pass_=pass_: timed_run(known[name], problem, pass_),  # type: ignore[misc]  # defaults
+            settings,
+            kernel_clock(device),
+            rates=lambda seconds: {},
+            expected_errors=lambda name: known[name].expected_errors(device),
+        )
+        for row in timed:
+            (recorder.add([row]) if row.wrong else recorder.show(row))
+        rows += timed
+    free_memory(device)
+    return rows
+
+
+def check_candidate(
+    candidate: Candidate, row: BenchRow, problem: OperatorProblem, check: AnswerCheck, device: torch.device
+) -> BenchRow:
+    """The row with the candidate's error, or the reason why it does not run. The baseline, torch's own, only runs."""
+    if candidate.is_baseline:
+        return row
+    if (reason := candidate.reason(problem, row.pass_)) is not None:
+        return replace(row, reason=reason)
+    expected = candidate.expected_errors(device)
+    outcome = try_run(device, lambda: check.error(compute(candidate, problem, row.pass_)), expected_errors=expected)
+    return row.checked(*outcome)
+
+
+def measure_one_head(settings: OperatorSettings, dtype: str, pass_: str) -> tuple[BenchRow, list[dict[str, Any]]]:
+    """A row of the check, and times on one thread divided by those on all; none where it failed or there is one."""
+    threads, length = torch.get_num_threads(), settings.one_head_length
+    shape = Shape(1, 2, settings.head_dims[0], length, length)
+    row = BenchRow(candidate=AUTO, pass_=pass_, dtype=dtype, shape=vars(shape))
+    if threads == 1:
+        return row, []
+    drawn = draw(shape, _CPU)
+    problem = drawn.to(DTYPES[dtype])
+    row = check_candidate(candidates()[AUTO], row, problem, AnswerCheck(drawn), _CPU)
+    if row.reason is not None:
+        return row, []
+    parts = []
+    try:
+        for name in (BASELINE, AUTO):
+            run = timed_run(candidates()[name], problem, pass_)
+            runs = {str(count): partial(_run_on_threads, count, run) for count in (1, threads)}
+            for limited in runs.values():
+                limited()
+            on_one, on_all = alternate(runs, wall_clock(_CPU), settings.rounds).values()
+            gain = spread(list(map(operator.truediv, on_one, on_all)))
+            part = {"candidate": name, "pass": pass_, "dtype": dtype, "length": length, "threads": threads}
+            part |= {"speed_up": gain.median, "quartiles": gain.quartiles, "milliseconds": spread(on_all).median * 1e3}
+            parts.append(part)
+    finally:
+        torch.set_num_threads(threads)
+    return row, parts
+
+
+def _run_on_threads(count: int, run: Run) -> object:
+    torch.set_num_threads(count)
+    return run()
+
+
+def one_head_threshold(parts: Sequence[dict[str, Any]]) -> Threshold:
+    """Whether one head makes use of all threads."""
+    text = f"speed-up of one head by all threads, as a share of linear, at least {ONE_HEAD_SHARE}"
+    shares = [
+        (part["speed_up"] / part["threads"], f"{part['pass']}, {part['dtype']}, {part['threads']} threads")
+        for part in parts
+        if part["candidate"] == AUTO
+    ]
+    return threshold(text, ONE_HEAD_SHARE, shares, at_least=True)
+
+
+def cpu_thresholds(rows: Sequence[BenchRow]) -> list[Threshold]:
+    """The limits of the time of "auto" relative to the Transformer's; those that no row concerns are left out."""
+    limits: list[tuple[str, str, tuple[str, float, float], float]]
+    limits = [(FORWARD, "float32", MIDDLE, 1.0), (TRAINING, "float32", MIDDLE, 0.95)]
+    for dtype in DTYPES:
+        limits += [(FORWARD, dtype, ALL, 1.1), (TRAINING, dtype, ALL, 1.1), (DECODE, dtype, ALL, 1.05)]
+    thresholds = []
+    for pass_, dtype, (text, shortest, longest), limit in limits:
+        concerned = [row for row in rows if (row.candidate, row.pass_, row.dtype) == (AUTO, pass_, dtype)]
+        in_range = [row for row in concerned if shortest <= row.shape["keys"] <= longest]
+        thresholds.append(row_threshold(f"{pass_}, {dtype}, {text}", limit, in_range))
+    return [limit for limit in thresholds if limit.holds is not None]
+
+
+def cuda_thresholds(rows: Iterable[BenchRow]) -> list[Threshold]:
+    """The limits of "auto" in bfloat16 for each width: to flash, to the best composition, and when decoding."""
+    cases: dict[tuple[str, str], dict[str, BenchRow]] = {}
+    for row in rows:
+        if row.dtype == "bfloat16":
+            cases.setdefault((row.pass_, row.sizes), {})[row.candidate] = row
+
+    def relative(row: BenchRow, name: str) -> float | None:
+        """The ratio to another candidate of the case, from two ratios to one base, in which no drift remains."""
+        other = cases[row.pass_, row.sizes].get(name)
+        return None if other is None or row.ratio is None or other.ratio is None else row.ratio / other.ratio
+
+    def gain(row: BenchRow) -> float | None:
+        """How many times as long the fastest of the compositions takes as "auto"."""
+        ratios = [relative(row, name) for name in COMPOSITIONS]
+        return min((1 / ratio for ratio in ratios if ratio is not None), default=None)
+
+    thresholds = []
+    for width in CUDA_WIDTHS:
+        of_width = [case[AUTO] for case in cases.values() if AUTO in case and case[AUTO].shape["width"] == width]
+        long = [row for row in of_width if row.pass_ == TRAINING and row.shape["keys"] in CUDA_LENGTHS]
+        decoding = [row for row in of_width if row.pass_ == DECODE]
+        span = f"{TRAINING}, d {width}, N {CUDA_LENGTHS[0]} to {CUDA_LENGTHS[-1]}"
+        faster = f"{span}, times faster than the best composition, at least"
+        thresholds += [
+            row_threshold(f"{span}, relative to {BASELINE_FLASH}", 1.25, long, partial(relative, name=BASELINE_FLASH)),
+            row_threshold(faster, 1.4, long, gain, at_least=True),
+            row_threshold(
+                f"{DECODE}, d {width}, relative to {BASELINE}", 1.1, decoding, partial(relative, name=BASELINE)
+            ),
+        ]
+    return thresholds

@@ -1,0 +1,174 @@
+"""Makes a problem for the operator, its true answer, and the limit on how far an answer may be from it.
+
+The truth is Equation 1 with its gradients in float64. An answer in a dtype T may be twice as far from it as the plain
+formula with every step in T, plus a band for rounding: a few roundings to T. Errors are root mean squares over blocks
+of positions, because the first rows of a causal sequence are hundreds of times as large as the last ones and would hide
+any error there.
+
+All dtypes get the same numbers, which bfloat16 represents exactly, so one truth serves all of them. Heads are
+independent, so the first and the last head of the first and the last sequence stand for all.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diff_lab.bench.benchmark import BACKWARD, DECODE, FORWARD, TRAINING, share_of_allowed
+from diff_lab.bench.timing import alternate, kernel_clock, spread
+
+POSITIONS = 256  # in a block of the comparison
+# Queries in a block of the plain formula, which holds all their scores: at most so many, and at most so many scores.
+ROWS, BLOCK_SCORES = 512, 1 << 23
+ROUNDINGS = {"out": 4, "v": 4, "q": 6, "k": 6, "lam": 6}  # on the way to a quantity, each by half an eps
+LAMBDA = 0.5
+# Matrix products of the Transformer: two forward (scores, values), five backward (the scores again, four gradients).
+PRODUCTS = {FORWARD: 2, BACKWARD: 5, TRAINING: 7}
+PEAK_SIZE = 8192
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a case: the Transformer's heads, of which two make a differential head, and the width of a query."""
+
+    batch: int
+    heads: int
+    width: int
+    queries: int
+    keys: int
+
+
+@dataclass(frozen=True)
+class OperatorProblem:
+    """Inputs in the operator's layout, and the gradient that arrives at the output.
+
+    q (B, G, r + 1, N, d), k (B, G, 2, S, d), v (B, G, S, 2d), lam a scalar in float32, grad (B, H, N, 2d): r signal
+    heads to a noise map, H = r·G in all; r is 1 but in grouped differential attention. Where there are fewer queries
+    than keys, the keys are the view that the model's cache gives: both maps' keys side by side.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    lam: Tensor
+    grad: Tensor
+
+    @property
+    def shape(self) -> Shape:
+        batch, groups, maps, queries, width = self.q.shape
+        return Shape(batch, groups * maps, width, queries, self.k.shape[-2])
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "OperatorProblem":
+        """The problem with every tensor but λ changed."""
+        q, k, v, grad = (change(tensor) for tensor in (self.q, self.k, self.v, self.grad))
+        return OperatorProblem(q, k, v, self.lam, grad)
+
+    def to(self, dtype: torch.dtype) -> "OperatorProblem":
+        """The same numbers in another dtype; λ keeps its own."""
+        return self.map(lambda tensor: tensor.to(dtype))
+
+
+def draw(shape: Shape, device: torch.device, ratio: int = 1) -> OperatorProblem:
+    """The problem of a shape, in float32: on one device the same numbers every time."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, device=device).bfloat16().float()
+
+    return arrange(shape, normal, ratio)
+
+
+def arrange(shape: Shape, normal: Callable[..., Tensor], ratio: int = 1) -> OperatorProblem:
+    """The problem of a shape whose tensors `normal(*size)` makes; `ratio` signal heads to a noise map."""
+    batch, groups, n, s, d = shape.batch, shape.heads // (ratio + 1), shape.queries, shape.keys, shape.width
+    q, v = normal(batch, groups, ratio + 1, n, d), normal(batch, groups, s, 2 * d)
+    grad = normal(batch, groups * ratio, n, 2 * d)
+    k = normal(batch, groups, 2, s, d) if n == s else normal(batch, groups, s, 2, d).transpose(2, 3)
+    return OperatorProblem(q, k, v, torch.tensor(LAMBDA, device=q.device), grad)
+
+
+class AnswerCheck:
+    """The truth about a problem, and the plain formula's answer in each dtype, which bounds the allowed error."""
+
+    def __init__(self, problem: OperatorProblem) -> None:
+        self._pick = functools.partial(_pick, groups=problem.q.shape[1])
+        self._problem = problem.map(self._pick)
+        self._answer = functools.cache(self._solve)
+
+    def error(self, answer: dict[str, Tensor]) -> float:
+        """The largest error of an answer, as `compute` gives it, as a share of what is allowed in its dtype."""
+        dtype, backward = answer["out"].dtype, len(answer) > 1
+        shares = []
+        for name, value in answer.items():
+            truth, plain = self._answer(torch.float64, backward)[name], self._answer(dtype, backward)[name]
+            rounding = ROUNDINGS[name] * torch.finfo(dtype).eps / 2 * _rms(truth)
+            shares.append(share_of_allowed(_rms(self._pick(value).double() - truth), _rms(plain - truth), rounding))
+        return max(shares)
+
+    def _solve(self, dtype: torch.dtype, backward: bool) -> dict[str, Tensor]:
+        """The plain formula with every step in `dtype`, by blocks of rows whose gradients are added up in float64."""
+        problem = self._problem
+        n, s = problem.q.shape[-2], problem.k.shape[-2]
+        leaves = {name: getattr(problem, name).detach().to(dtype).requires_grad_(backward) for name in "qkv"}
+        lam = problem.lam.to(dtype).expand(problem.grad.shape[:3])
+        leaves["lam"] = lam.clone().requires_grad_(backward)
+        outputs = []
+        sums = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in leaves.items()}
+        rows = max(1, min(ROWS, BLOCK_SCORES // s))
+        for start in range(0, n, rows):
+            stop = min(n, start + rows)
+            out = _plain_rows(leaves["q"], leaves["k"], leaves["v"], leaves["lam"], start, stop, s - n)
+            outputs.append(out.detach().double())
+            if backward:
+                gradients = torch.autograd.grad(out, list(leaves.values()), problem.grad[:, :, start:stop].to(dtype))
+                for name, gradient in zip(leaves, gradients, strict=True):
+                    sums[name] += gradient
+        return {"out": torch.cat(outputs, dim=2)} | (sums if backward else {})
+
+
+def _plain_rows(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, start: int, stop: int, offset: int) -> Tensor:
+    """Rows start … stop − 1 of (A1 − λA2) V; a query sees the keys up to its own position."""
+    seen, ratio = stop + offset, q.shape[2] - 1
+    keys = k[:, :, [0] * ratio + [1], :seen]  # the signal heads meet the first, the noise map the second
+    scores = q[:, :, :, start:stop] @ keys.transpose(-1, -2) * q.shape[-1] ** -0.5
+    rows = torch.arange(start, stop, device=q.device).unsqueeze(1) + offset
+    hidden = torch.arange(seen, device=q.device) > rows
+    maps = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    lam = lam[:, :, start:stop].unsqueeze(-1).unflatten(1, (-1, ratio))
+    return ((maps[:, :, :-1] - lam * maps[:, :, -1:]) @ v[:, :, None, :seen]).flatten(1, 2)
+
+
+def _pick(tensor: Tensor, groups: int) -> Tensor:
+    """The first and last sequence and group of (B, G, …) or (B, H, …), whose heads fall into so many groups."""
+    rows, picked = sorted({0, tensor.shape[0] - 1}), sorted({0, groups - 1})
+    return tensor[rows].unflatten(1, (groups, -1))[:, picked].flatten(1, 2)
+
+
+def _rms(values: Tensor) -> Tensor:
+    """Root mean square by blocks of positions, of (B, H, …, N, width), or of λ's (B, H, N)."""
+    by_position = values.unsqueeze(-1) if values.dim() == 3 else values
+    squares = by_position.square().movedim(-2, 0).flatten(1).mean(1)
+    return torch.stack([block.mean().sqrt() for block in squares.split(POSITIONS)])
+
+
+def flops(shape: Shape, pass_: str) -> int | None:
+    """Floating-point operations of the Transformer in a causal pass; None for decoding, which is bound by bytes.
+
+    Half of the N × S pairs are visible. All candidates get this count, so that TFLOP/s compare as times do.
+    """
+    if pass_ == DECODE:
+        return None
+    pairs = shape.batch * shape.heads * shape.queries * shape.keys // 2
+    return PRODUCTS[pass_] * 2 * pairs * shape.width
+
+
+def matrix_peak(dtype: torch.dtype, device: torch.device, size: int = PEAK_SIZE) -> float:
+    """TFLOP/s of one large product of two random matrices, the median of some rounds."""
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    product = functools.partial(torch.mm, left, right)
+    for _ in range(3):
+        product()
+    seconds = alternate({"product": product}, kernel_clock(device))["product"]
+    return 2 * size**3 / spread(seconds).median / 1e12

@@ -1,0 +1,17 @@
+"""The command line `diff-lab`: modules of commands, each imported when one of its commands is called."""
+
+import sys
+
+from diff_lab.freed_memory import keep_freed_memory
+from diff_transformer.cli import run_program
+
+# Commands that train in their own process, or may. Their files are what they make, and stdout only tells of it.
+TRAINING = ("demo", "train", "reproduce", "compare")
+
+
+def main() -> None:
+    """Run the command line `diff-lab`; see :func:`diff_transformer.cli.run_program`."""
+    is_training = bool(set(sys.argv[1:2]) & set(TRAINING))
+    if is_training:
+        keep_freed_memory()
+    run_program("diff_lab.cli.app", lasts=is_training)

@@ -1,0 +1,158 @@
+"""The command `bench` measures the operator and whole models, relative to the Transformer."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
+
+from diff_transformer.cli import console
+from diff_transformer.cli.console import optional
+from diff_transformer.cli.task_display import DESCRIPTION, TaskDisplay
+
+if TYPE_CHECKING:
+    from diff_lab.bench.benchmark import BenchRow
+
+# Settings that one of the two benchmarks has alone, with their options. Whole models have one size.
+ONLY_ONE = {"heads": "--heads", "head_dims": "--head-dim", "memory_length": "--memory-length", "compile": "--compile"}
+
+
+def bench(
+    benchmark: Annotated[
+        Literal["operator", "model"],
+        typer.Argument(metavar="operator|model", help="The operator alone, or whole models."),
+    ],
+    device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
+    dtype: Annotated[list[str] | None, optional("May be repeated.", "float32 and bfloat16; on CUDA bfloat16")] = None,
+    length: Annotated[
+        list[int] | None,
+        optional(
+            "Length of the sequence, and when decoding of the cache; may be repeated.",
+            "256 to 8192, decoding 512, 2048, 8192; for the model 1024, decoding 2048; "
+            "on CUDA 512 to 65536; for the model 2048 and 4096",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        optional(
+            "Sequences at a time.",
+            "1; the operator decodes 1 and 8; on CUDA 16384 tokens for the operator, 4096 for the model",
+        ),
+    ] = None,
+    heads: Annotated[
+        int | None, optional("The Transformer's heads (operator); two make a differential head.", "16")
+    ] = None,
+    head_dim: Annotated[
+        list[int] | None, optional("Width of a query (operator); may be repeated.", "64; on CUDA 64 and 128")
+    ] = None,
+    pass_: Annotated[
+        list[str] | None,
+        optional(
+            "forward, backward, forward+backward or decode; for the model forward, step or decode. May be repeated.",
+            "all; on the CPU without backward",
+            "--pass",
+        ),
+    ] = None,
+    candidate: Annotated[
+        list[str] | None, optional("Measure only this beside the Transformer; may be repeated.", "all")
+    ] = None,
+    rounds: Annotated[int | None, optional("Alternated rounds, 5 or more.", "5 to 25, by the time they take")] = None,
+    threads: Annotated[int | None, optional("Threads of torch.", "all", min=1)] = None,
+    memory_length: Annotated[int | None, optional("Length for peak memory, 0 for none (operator).", "16384")] = None,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Compile the decoder layers with torch.compile (model, without decoding).")
+    ] = False,
+    output: Annotated[Path | None, optional("Folder for the results, as JSON and Markdown.", "only printed")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the results of this benchmark that are in the output folder.")
+    ] = False,
+) -> None:
+    """Measure times relative to the Transformer's, in alternated runs, after checking that all results are right.
+
+    It takes about twelve minutes (operator) or five (model) on two processor cores. With `--device cuda` the default
+    sizes are larger; nobody has timed them on a GPU yet. A candidate with wrong results is not timed, and the command
+    ends with an error that names it.
+    """
+    if overwrite and output is None:
+        raise ValueError("--overwrite goes with --output, which names the folder of the results.")
+
+    import torch
+
+    from diff_lab.bench.bench_pages import results_path, threshold_line, write_document
+    from diff_lab.bench.benchmark import refuse_wrong
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    options = {
+        "dtypes": tuple(dtype or ()),
+        "lengths": tuple(length or ()),
+        "batch": batch,
+        "heads": heads,
+        "head_dims": tuple(head_dim or ()),
+        "passes": tuple(pass_ or ()),
+        "candidates": tuple(candidate or ()),
+        "rounds": rounds,
+        "memory_length": memory_length,
+        "compile": compile_ or None,
+    }
+    # The settings have defaults for what was not given.
+    chosen = {name: value for name, value in options.items() if value not in (None, ())}
+    settings, measure_with = _benchmark(benchmark)
+    for name, option in ONLY_ONE.items():
+        if name in chosen and name not in settings.__dataclass_fields__:
+            raise ValueError(f"{option} is an option of bench {'model' if benchmark == 'operator' else 'operator'}.")
+    on_device = settings.on(device, **chosen)
+    path = None if output is None else results_path(output, benchmark, device)
+    if path is None:
+        console.messages().print("The results are printed and not written: --output names a folder for them.")
+    else:
+        console.refuse_existing((path, path.with_suffix(".md")), "results", overwrite=overwrite)
+    watcher = _BenchProgress(console.messages())
+    try:
+        document, rows = measure_with(on_device, watcher)
+    finally:
+        watcher.stop()
+    for threshold in document["thresholds"]:
+        console.print_line(threshold_line(threshold))
+    if path is not None:
+        console.print_line(f"written: {' '.join(map(str, write_document(path, document)))}")
+    refuse_wrong(rows)
+
+
+def _benchmark(benchmark: str) -> tuple[type[Any], Any]:
+    """The settings of a benchmark and its measurement, which takes them and a watcher."""
+    if benchmark == "operator":
+        from diff_lab.bench.operator_bench import OperatorSettings, measure_operator
+
+        return OperatorSettings, measure_operator
+    from diff_lab.bench.model_bench import ModelSettings, measure_model
+
+    return ModelSettings, measure_model
+
+
+class _BenchProgress:
+    """A `diff_lab.bench.benchmark.Watcher` that prints rows to stdout, under a line for their case."""
+
+    def __init__(self, messages: Console) -> None:
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), DESCRIPTION)
+        # A thread that draws by itself would disturb what is measured.
+        self._display = TaskDisplay(messages, *columns, auto_refresh=False, redirect_stdout=False)
+        # If both are the same terminal, lines appear above the bar.
+        self._out = messages if messages.is_terminal and sys.stdout.isatty() else console.output()
+        self._case = ""
+        self.stop = self._display.stop
+        self._display.start()
+
+    def stage(self, text: str, done: int, total: int) -> None:
+        line = f"part {done + 1} of {total}: {text}"
+        self._display.show(lambda: line, is_due=True, description=text, completed=done, total=total, refresh=True)
+
+    def row(self, row: "BenchRow") -> None:
+        from diff_lab.bench.bench_pages import row_line
+
+        case = f"{row.pass_}, {row.dtype}, {row.sizes}"
+        heading = "" if case == self._case else f"{case}\n"
+        self._case = case
+        self._out.print(f"{heading}  {row_line(row)}", markup=False, soft_wrap=True)

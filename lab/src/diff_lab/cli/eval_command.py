@@ -1,0 +1,286 @@
+"""The command `eval` takes measurements of a model, or lets it answer the tasks of lm-evaluation-harness."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from diff_lab.cli.recipe_options import find_recipe, parse_options
+from diff_lab.report.documents import Table
+from diff_transformer._version import CHECKOUT
+from diff_transformer.cli import console
+from diff_transformer.cli.console import Checkpoint, Device, optional
+from diff_transformer.shipped_models import HELD_OUT
+
+if TYPE_CHECKING:
+    from diff_lab.data import Batches, Corpus
+    from diff_lab.measure.measurement import Measurement
+    from diff_lab.record import Result, ResultsFile
+    from diff_lab.train import Recipe
+
+
+def evaluate_tasks(
+    checkpoint: Path, tasks: list[str], include: list[Path], device: str | None, options: dict[str, Any]
+) -> "Iterator[tuple[ResultsFile, Table]]":
+    """The results up to each task, when that is done, and their table."""
+    from diff_lab.measure.harness import load_tasks, measure_tasks, published, table_1_average, task_names
+    from diff_lab.report.measured_tables import harness_table
+    from diff_lab.results_files import capture_results
+    from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer, shown_folder
+    from diff_transformer.environment import installed_version
+
+    names = task_names(tasks)
+    if not names:
+        raise ValueError(
+            f"--tasks must name tasks of lm_eval or .jsonl files, separated by commas, got {','.join(tasks)!r}."
+        )
+    folder = find_checkpoint(checkpoint, ours=False)
+    tokenizer = load_tokenizer(folder)
+    loaded = load_tasks(names, include)
+    console.say(f"Loading {shown_folder(folder)} …")
+    model = load_model(folder, device)
+    console.say(f"Answering {', '.join(names)} …")
+    variant = getattr(model.config, "attention_type", model.config.model_type)
+    settings: dict[str, Any] = {"checkpoint": shown_folder(folder), "tasks": names, **options, "notes": []}
+    records: list[Any] = []
+    for done in measure_tasks(model, tokenizer, loaded, variant, **options):
+        records += done.records
+        if done.cut:
+            settings["notes"].append(
+                f"{done.name}: {done.cut:,} of {done.requests:,} texts were longer than the model's context and lost "
+                "their beginning."
+            )
+        average = table_1_average(records)
+        shown = [*records, average] if average else records
+        settings["published"] = published(shown)
+        results = capture_results(
+            f"lm-evaluation-harness on {shown_folder(folder)}", settings, shown, str(model.device)
+        )
+        results = replace(results, versions={**results.versions, "lm_eval": installed_version("lm_eval")})
+        yield results, harness_table(results)
+
+
+def evaluate_measures(
+    checkpoint: Path, text: list[Path] | None, names: list[str], option_texts: list[str], device: str | None
+) -> "Iterator[tuple[ResultsFile, Table]]":
+    """The results of all measurements at once, and their table: of those named, or else of the standard measurement."""
+    from diff_lab.data import TextFiles
+    from diff_lab.measure.measurement import EvalInput
+    from diff_lab.report.measured_tables import demo_table, measure_table
+    from diff_lab.results_files import capture_results
+    from diff_lab.train.data_kinds import TextData
+    from diff_transformer.cli.checkpoints import (
+        auto_class_of,
+        find_checkpoint,
+        load_model,
+        load_tokenizer,
+        shown_folder,
+    )
+
+    named = _are_measurements(names)
+    if not named:
+        console.refuse("a measurement without a name", {"--option": option_texts})
+    measures = read_measurements(names if named else ["standard"], option_texts)
+    for name, measure in measures.items():
+        if measure.needs == "training":
+            raise ValueError(f"The measure {name} is taken of an experiment's runs, by diff-lab reproduce.")
+    takes_data = any(measure.needs for measure in measures.values())
+    if text and not takes_data:
+        raise ValueError(f"--text does not go with the measure {', '.join(measures)}, which takes no text.")
+    folder = find_checkpoint(checkpoint, ours=not all(measure.any_model for measure in measures.values()))
+    is_encoder = auto_class_of(folder) == "AutoModelForMaskedLM"
+    if is_encoder and named:
+        raise ValueError(
+            f"{str(folder)!r} holds an encoder, which does not predict the next token: eval without --measure tells "
+            "its accuracy and loss at hidden tokens."
+        )
+    shown, held_out = shown_folder(folder), folder / HELD_OUT
+    uses_held_out = takes_data and not text and held_out.is_file()
+    if uses_held_out:
+        text = [held_out]
+    reads_text = bool(text) or (takes_data and isinstance(required_recipe(folder).data, TextData))
+    if takes_data and not reads_text:
+        for name, measure in measures.items():
+            if measure.needs == "text":
+                raise ValueError(
+                    f"The measure {name} needs text, and the run was trained on none: name some by --text."
+                )
+    corpus = TextFiles(text) if text else None
+    tokenizer = load_tokenizer(folder) if reads_text or (folder / "tokenizer.json").is_file() else None
+    console.say(f"Loading {shown} …")
+    model = load_model(folder, device, "AutoModelForMaskedLM" if is_encoder else "AutoModelForCausalLM")
+    variant = getattr(model.config, "attention_type", model.config.model_type)
+    context = getattr(model.config, "max_position_embeddings", None)
+    if uses_held_out:
+        console.say(f"Measured on {HELD_OUT} in the model's folder, text that was kept from training.")
+    batches = None
+    if takes_data:
+        batches = batches_of(folder, tokenizer) if corpus is None else text_batches(folder, corpus, tokenizer, context)
+    console.say(f"Taking the measurement {', '.join(measures)} …" if named else "Measuring …")
+    records: list[Result] = []
+    for measure in measures.values():
+        data = batches if measure.needs else None
+        measured = EvalInput(model=model, variant=variant, batches=data, tokenizer=tokenizer)
+        records += measure.run(measured)
+    settings: dict[str, Any] = {"checkpoint": shown, "text": text}
+    title = f"{', '.join(measures)} of {shown}" if named else f"Evaluation of {shown}"
+    if named:
+        settings["measures"] = {name: measure.model_dump(mode="json") for name, measure in measures.items()}
+        records = [replace(record, documents=()) for record in records]
+    elif names:
+        available = ", ".join(dict.fromkeys(record.name for record in records))
+        records = [record for record in records if record.name in names]
+        if not records:
+            raise ValueError(f"Nothing of {', '.join(names)} is measured on this data, only {available}.")
+    results = capture_results(title, settings, records, str(model.device))
+    recipe = None if text else find_recipe(folder)
+    if recipe is not None:  # the data is the run's own, so chance and floor of its task are known
+        baselines = chain(*(measure.baselines(recipe) for measure in measures.values()))
+        results = replace(results, baselines=tuple(baselines))
+    yield results, measure_table(results) if named else demo_table(results)
+
+
+def _are_measurements(names: list[str]) -> bool:
+    """Whether the names are of measurements; if not, there are none or they are of the standard one's numbers."""
+    from diff_lab.measure.measurement import MEASUREMENTS
+    from diff_lab.report.measured_tables import LABELS
+    from diff_transformer.suggestions import did_you_mean
+
+    known = [*MEASUREMENTS, *LABELS]
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known, f"; known are {', '.join(known)}.")
+            raise ValueError(f"There is no measure {name!r}{hint}")
+    kinds = {name in MEASUREMENTS for name in names}
+    if len(kinds) > 1:
+        raise ValueError(f"--measure names measurements or single numbers, not both: {', '.join(names)}.")
+    return kinds == {True}
+
+
+def read_measurements(names: list[str], option_texts: list[str]) -> "dict[str, Measurement]":
+    """The measurements of these names, with the options given as NAME=VALUE, which one or more of them must have."""
+    from diff_lab.measure.measurement import MeasurementRequest, find_measurement, refuse_unknown
+
+    values = parse_options(option_texts)
+    known = {name: find_measurement(name).model_fields for name in names}
+    refuse_unknown(values, list(dict.fromkeys(chain(*known.values()))), f"The measure {', '.join(names)}")
+    chosen = {name: {option: values[option] for option in values.keys() & known[name]} for name in names}
+    return {name: MeasurementRequest(name=name, options=options).resolve() for name, options in chosen.items()}
+
+
+# Windows of text, where no recipe tells how long the training's were, and how many at a time.
+DEFAULT_LENGTH, BATCH_SIZE = 1024, 16
+
+
+def evaluate(
+    checkpoint: Checkpoint,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Measure on all of this text (.txt, .jsonl, .parquet or a folder; may be repeated) "
+            "instead of the held-out data that the run's recipe names, or that comes with a model of the package."
+        ),
+    ] = None,
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Take this measurement instead, e.g. repeats, outliers or needles, most of them on any causal "
+            "language model of transformers; or show this number only, e.g. language/bits_per_byte. May be repeated.",
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A setting of a measurement that --measure names; may be repeated."),
+    ] = None,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME,…",
+            help="Measure these tasks of lm-evaluation-harness instead, e.g. piqa,boolq, or table1 for the paper's "
+            "seven, on any causal language model of transformers. A name that ends in .jsonl is a file of your own "
+            "questions and needs no network. May be repeated.",
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions of each task.")] = None,
+    num_fewshot: Annotated[
+        int | None, optional("Examples before each question.", "the task's own number, or 0", min=0)
+    ] = None,
+    batch_size: Annotated[int | None, optional("Texts of a task at a time.", str(BATCH_SIZE), min=1)] = None,
+    include_path: Annotated[
+        list[Path] | None, typer.Option(help="A folder with YAML tasks of lm_eval's kind; may be repeated.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Also write the results to this new JSON file.")] = None,
+    device: Device = None,
+) -> None:
+    """Measure a model: loss and bits per byte on text, accuracy and attention on the retrieval task, or harness tasks.
+
+    A file of questions has one JSON object to a line: "question", or "context" (text that the choices continue, or
+    that stands before the question), "choices" (two or more texts) and "answer" (the number of the right one, from 0).
+    """
+    if tasks:
+        console.refuse("--tasks", {"--text": text, "--measure": measure, "--option": option})
+    else:
+        only_tasks = {"--limit": limit, "--num-fewshot": num_fewshot, "--batch-size": batch_size}
+        console.refuse("a measurement without --tasks", {**only_tasks, "--include-path": include_path})
+    if output is not None and (output.exists() or not output.parent.is_dir()):
+        raise FileExistsError(f"--output must be a new file in a folder that exists, got {str(output)!r}.")
+    if tasks:
+        if find_spec("lm_eval") is None:  # said before torch is imported
+            raise ValueError(f'--tasks needs lm-eval, which is not installed: pip install "./lab[harness]" {CHECKOUT}')
+        options = {"limit": limit, "num_fewshot": num_fewshot, "batch_size": batch_size or BATCH_SIZE}
+        evaluated = evaluate_tasks(checkpoint, tasks, include_path or [], device, options)
+    else:
+        evaluated = evaluate_measures(checkpoint, text, list(dict.fromkeys(measure or [])), option or [], device)
+    from diff_lab.results_files import write_json
+
+    table = None
+    try:
+        for results, results_table in evaluated:
+            table = results_table
+            if output is not None:  # after each task, so that what is done is never lost
+                write_json(output, results)
+    finally:
+        if table is not None:
+            console.output().print(table)
+
+
+def batches_of(folder: Path, tokenizer: Any = None) -> "Batches":
+    """What the run was trained on: text is read with the model's own tokenizer, which is loaded unless it is given."""
+    from diff_lab.train import build_data
+    from diff_lab.train.data_kinds import TextData
+    from diff_transformer.cli.checkpoints import load_tokenizer
+
+    recipe = required_recipe(folder)
+    # A tokenizer that is trained again on text that has changed since would give the model other tokens.
+    own = (tokenizer or load_tokenizer(folder)) if isinstance(recipe.data, TextData) else None
+    return build_data(recipe, own).batches
+
+
+def text_batches(folder: Path, corpus: "Corpus", tokenizer: Any, context: int | None) -> "Batches":
+    """All of a text to measure the model in a folder on, which reads `context` tokens at most, if that is known."""
+    from diff_lab.data import MaskedTextBatches, TextBatches, prepare
+    from diff_lab.train.data_kinds import MaskedTextData
+    from diff_transformer.cli.checkpoints import auto_class_of
+
+    recipe = find_recipe(folder)
+    length = recipe.data.length if recipe else min(context or DEFAULT_LENGTH, DEFAULT_LENGTH)
+    cache = prepare(corpus, tokenizer)
+    batches = TextBatches(cache, tokenizer, length=length, batch_size=BATCH_SIZE, validation_fraction=1)
+    if auto_class_of(folder) != "AutoModelForMaskedLM":
+        return batches
+    data = recipe.data if recipe else None
+    fraction = data.mask_fraction if isinstance(data, MaskedTextData) else MaskedTextBatches.mask_fraction
+    return MaskedTextBatches(batches, tokenizer, mask_fraction=fraction)
+
+
+def required_recipe(folder: Path) -> "Recipe":
+    """The recipe that tells what the model in the folder was trained on. Raises ValueError where there is none."""
+    recipe = find_recipe(folder)
+    if recipe is None:
+        raise ValueError(f"No recipe.yaml belongs to {str(folder)!r} and tells its data; name a text with --text.")
+    return recipe

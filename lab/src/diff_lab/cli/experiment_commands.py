@@ -1,0 +1,290 @@
+"""The commands `demo` and `reproduce` train models and compare them; `report` shows what came out."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from diff_lab.cli.recipe_options import TextPaths, Workers, fill_text, parse_options
+from diff_lab.cli.terminal_progress import TrainingProgress
+from diff_lab.record import ResultsFile
+from diff_transformer.cli import console
+from diff_transformer.cli.console import Seed, optional
+
+if TYPE_CHECKING:
+    from diff_lab.experiments.experiment import Experiment
+    from diff_lab.report.documents import Table
+
+ALL = "all"
+
+
+def demo(
+    output: Annotated[
+        Path | None,
+        optional("The folder of everything that the demo writes.", "runs/demo, with --fast runs/demo-fast"),
+    ] = None,
+    text: TextPaths = None,
+    seed: Seed = 0,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Take few steps: in a minute or so, everything of models that hardly learn.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the demo in the output folder.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the demo in the output folder.")] = False,
+) -> None:
+    """Train a Differential Transformer beside a Transformer of the same size and compare them.
+
+    Both learn to find needles, and then language; their curves are drawn while they train. The demo takes 4 to 8
+    minutes on two processor cores and ends with a table and a page to open in a browser.
+    """
+    from diff_lab.cli.demo_display import DemoDisplay
+    from diff_lab.experiments.demo import ATTENTION, EXPLORER_PAGE, run_demo
+    from diff_lab.record import AttentionExample
+    from diff_lab.report.measured_tables import demo_table
+    from diff_lab.report.run_pages import build_run_report
+    from diff_lab.results_files import read_record, read_results
+    from diff_transformer.cli.explored_checkpoints import write_recorded_page
+    from diff_transformer.explorer import Answer, Example
+
+    with DemoDisplay(console.messages()) as display:
+        folder = run_demo(
+            output or Path("runs/demo-fast" if fast else "runs/demo"),
+            text=text,
+            seed=seed,
+            fast=fast,
+            resume=resume,
+            overwrite=overwrite,
+            progress=display,
+        )
+    explorer = folder / EXPLORER_PAGE
+    # The question whose maps the report draws.
+    asked = read_record(folder / ATTENTION, AttentionExample)
+    query, begin = asked.query_position, asked.answer_positions[0]
+    question = Example(
+        "The question of the report", " ".join(asked.tokens[: query + 1]), Answer(query, begin, begin + 1)
+    )
+    write_recorded_page(folder / "retrieval-diff", folder / "retrieval-softmax", explorer, text=question)
+    page, numbers = build_run_report([folder]), folder / "results.json"
+    results = read_results(numbers)
+    console.output().print(demo_table(results, short=True))
+    models = sorted(path for path in folder.glob("*/model") if path.is_dir())
+    for name, paths in {"page": [page], "explorer": [explorer], "numbers": [numbers], "models": models}.items():
+        console.print_line(f"{name + ':':<10}{' '.join(map(str, paths))}")
+    next_steps = {
+        "retrieval": shlex.quote(str(folder / "retrieval-diff")),
+        "twin": shlex.quote(str(folder / "retrieval-softmax")),
+        "language": shlex.quote(str(folder / "language-diff")),
+        "prompt": "Once" if text else "def ",
+        "text": " --text ".join(shlex.quote(str(path)) for path in text or [Path("FOLDER")]),
+    }
+    console.print_line("\n" + fill_text("demo_next.txt", **next_steps))
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME…", help="Experiments, such as table6; all of them: all.", show_default=False),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Say which experiments there are, and stop.")] = False,
+    preset: Annotated[
+        Literal["cpu", "evening", "night", "gpu", "paper"],
+        typer.Option(
+            help="Two processor cores for minutes (cpu) or hours (evening, night), one H200 (gpu), or the paper's own "
+            "size, which is checked and not run."
+        ),
+    ] = "cpu",
+    seeds: Annotated[int | None, optional("How many seeds.", "the preset's", min=1)] = None,
+    text: TextPaths = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A setting of one experiment's measurement; may be repeated."),
+    ] = None,
+    output: Annotated[
+        Path | None, optional("Folder of results, their report, and runs.", "runs/reproduce-PRESET")
+    ] = None,
+    workers: Workers = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the results that are there, and go on.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results that are there.")] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="Check the preset, carry out all of it with models of seconds in a temporary folder, and say how long "
+            "the preset's trainings would take here. The gpu preset needs no GPU for it.",
+        ),
+    ] = False,
+) -> None:
+    """Repeat a table or a figure of the paper at a size of your own, and say whether it comes out.
+
+    Each variant is trained with every seed on the same data in the same order, with a learning rate chosen for it. An
+    interrupted command goes on where it stopped; a run that two experiments need is trained once. The report of all
+    results in the output folder is written last: RESULTS.md with its figures, and RESULTS.html.
+    """
+    if list_:
+        console.output().print(_listing())
+        return
+    from diff_lab.experiments.experiment import EXPERIMENTS, PAPER, find_experiment
+
+    if not names:
+        raise ValueError(f"Name one experiment or more of {', '.join(EXPERIMENTS)}; --list says what they show.")
+    experiments = [find_experiment(name) for name in dict.fromkeys(names) if name != ALL]
+    if ALL in names:
+        every = [find_experiment(name) for name in EXPERIMENTS]
+        experiments = [experiment for experiment in every if preset in experiment.presets or experiment.name in names]
+    files = {"--output": output, "--resume": resume, "--overwrite": overwrite, "--workers": workers}
+    if preset == PAPER:
+        settings = {"--seeds": seeds, "--text": text, "--option": option, "--rehearse": rehearse}
+        console.refuse("--preset paper, which is checked and not run", {**settings, **files})
+        from diff_lab.experiments.paper_preset import check_paper, experiments_by_run, paper_preset
+
+        by_run = experiments_by_run()
+        for experiment in experiments:
+            checked = {"variants": check_paper(experiment), "preset": paper_preset(experiment)}
+            values = {"experiment": experiment, "experiments_by_run": by_run, **checked}
+            console.print_line(fill_text("paper_preset.txt", **values))
+        return
+
+    if rehearse:
+        console.refuse("--rehearse, which keeps no files", files)
+
+    from diff_lab.cli.failures import message_among, refuse_failed
+    from diff_lab.cli.rehearsal_command import rehearse_all
+    from diff_lab.experiments.request import as_defined, check_results, request_experiment, results_path
+    from diff_lab.experiments.runner import run_experiment
+    from diff_lab.report.experiments_report import DOCUMENT, build_results_report
+
+    shared = _shared_out(experiments, preset, text or [], parse_options(option or []))
+    requests = [
+        request_experiment(experiment, preset, seeds=seeds, is_rehearsal=rehearse, **arguments)
+        for experiment, arguments in zip(experiments, shared, strict=True)
+    ]
+    if rehearse:
+        rehearse_all(requests)
+        return
+    folder = output or Path("runs") / f"reproduce-{preset}"
+    for request in requests:
+        check_results(results_path(folder, request.experiment.name), request, resume=resume, overwrite=overwrite)
+    messages = console.messages()
+    failed = []
+    for request in requests:
+        name, minutes = request.experiment.name, request.preset.minutes
+        about = "" if minutes is None else f", planned for about {_duration(minutes)}"
+        messages.print(f"{name}: {request.experiment.shows}{about}", markup=False, soft_wrap=True)
+        try:
+            results = run_experiment(
+                request,
+                folder,
+                resume=resume,
+                overwrite=overwrite,
+                progress=TrainingProgress(messages),
+                workers=workers,
+                times_steps=True,
+            )
+        except Exception as error:
+            # What one of several cannot do, such as fetching a data set, must not keep the others from being done.
+            messages.print(f"error: {name}: {message_among(error, len(requests))}", markup=False, soft_wrap=True)
+            failed.append(name)
+            continue
+        show_results(results, results_path(folder, name))
+    if len(failed) < len(requests):
+        for path in build_results_report([folder], folder / DOCUMENT, as_defined):
+            console.print_line(f"report: {path}")
+    refuse_failed(failed, len(requests), "carried out")
+
+
+def _shared_out(
+    experiments: "list[Experiment]", preset: str, text: list[Path], options: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Text and options for each experiment that knows them; what none of them knows goes to all, and is refused."""
+    from diff_lab.experiments.request import preset_of
+
+    presets = [preset_of(experiment, preset) for experiment in experiments]
+    known = {name for chosen in presets for name in chosen.options}
+    on_text = any(chosen.trains_on_text for chosen in presets)
+    return [
+        {
+            "text": text if chosen.trains_on_text or not on_text else [],
+            "options": {name: value for name, value in options.items() if name in chosen.options or name not in known},
+        }
+        for chosen in presets
+    ]
+
+
+def _listing() -> "Table":
+    from diff_lab.experiments.experiment import EXPERIMENTS, find_experiment
+    from diff_lab.report.documents import Table
+
+    sizes = ("cpu", "evening", "night", "gpu", "paper")
+    rows = []
+    for experiment in map(find_experiment, EXPERIMENTS):
+        cells = dict.fromkeys(sizes, "–")
+        for name, preset in experiment.presets.items():
+            cells[name] = "checked" if name == "paper" else _duration(preset.minutes)
+        rows.append((experiment.name, experiment.shows, *cells.values()))
+    caption = "cpu, evening, night: on two processor cores. gpu: planned for one H200, not timed yet."
+    head, one_line = ("name", "what it shows", *sizes), ("name", *sizes)
+    return Table.of_rows(head, rows, caption=caption, right=sizes[:-1], one_line=one_line)
+
+
+def _duration(minutes: float | None) -> str:
+    """About how long an experiment takes: "7.5 min", "11 h"; "?" where nobody knows."""
+    if minutes is None:
+        return "?"
+    return f"{minutes:g} min" if minutes < 90 else f"{minutes / 60:g} h"
+
+
+def show_results(results: ResultsFile, path: Path) -> None:
+    """The comparisons, the variants, what a reader must know, and where all of it lies."""
+    from diff_lab.report.experiment_tables import variants_table, verdict_table
+    from diff_lab.report.learning_tables import ends_table, ratios_table
+
+    out = console.output()
+    for learning in filter(None, (ends_table(results), ratios_table(results))):
+        out.print(learning)
+    out.print(verdict_table(results))
+    if results.settings["variants"]:
+        out.print(variants_table(results.settings))
+    for note in results.notes:
+        console.print_line(f"note: {note}")
+    console.print_line(f"numbers: {path}")
+
+
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN|RESULTS…",
+            help="Run folders, the folder of a demo, or results of `reproduce` and `compare`: files NAME.json or "
+            "folders with them.",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        optional(
+            "What to write: a page, or of results a Markdown document (.md) or the page alone (.html).",
+            "in the folder of what is shown",
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the report that is there.")] = False,
+) -> None:
+    """Draw the page of a demo, or of training runs side by side; or set out the results of experiments beside the
+    paper's.
+
+    Of results there is a Markdown document (RESULTS.md), its figures in the folder "figures" beside it, and one page
+    that holds everything (RESULTS.html), or with `--output RESULTS.html` this page alone.
+    """
+    from diff_lab.report.experiment_tables import holds_experiments
+    from diff_lab.report.experiments_report import build_results_report, results_report_files
+    from diff_lab.report.run_pages import build_run_report, run_report_path
+
+    of_experiments = any(map(holds_experiments, paths))
+    replaced = results_report_files(paths, output) if of_experiments else (run_report_path(paths, output),)
+    console.refuse_existing(replaced, "report", overwrite=overwrite)
+    if of_experiments:
+        from diff_lab.experiments.request import as_defined
+
+        written = build_results_report(paths, output, as_defined)
+    else:
+        written = (build_run_report(paths, output),)
+    for path in written:
+        console.print_line(str(path))

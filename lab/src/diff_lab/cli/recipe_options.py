@@ -1,0 +1,117 @@
+"""Holds what the commands of the laboratory share: recipes and their settings, text, and texts from templates."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from diff_transformer.cli.console import optional
+from diff_transformer.suggestions import quoted
+
+if TYPE_CHECKING:
+    from diff_lab.train import Recipe
+
+RecipeName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped recipe such as tiny.")
+]
+RecipeSettings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Settings that replace the recipe's, such as train.steps=100."),
+]
+TextPaths = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Text to train on: a .txt, .jsonl or .parquet file, or a folder of them; may be repeated. "
+        "By default the source of Python's standard library."
+    ),
+]
+Workers = Annotated[
+    int | None,
+    optional(
+        "How many trainings go side by side, each in a process of its own.",
+        "one for each processor core, on a GPU 1",
+        min=1,
+    ),
+]
+
+
+def read_recipe(name: str, settings: list[str] | None) -> "Recipe":
+    """The recipe that a command names, with its KEY=VALUE settings. Raises ValueError where a key is given twice."""
+    from diff_lab.train import load_recipe
+
+    _refuse_repeated(settings or ())
+    return load_recipe(name, settings or ())
+
+
+def find_recipe(folder: Path) -> "Recipe | None":
+    """The recipe of the run that made the model in a folder; None where there is none.
+
+    A file of the same name that another program wrote, as llm-compressor does, is passed over. Raises ValueError where
+    the recipe is not valid.
+    """
+    from diff_lab.train.recipe import is_recipe, load_recipe
+    from diff_transformer.cli.checkpoints import files_of
+
+    return next((load_recipe(file) for file in files_of(folder, "recipe.yaml") if is_recipe(file)), None)
+
+
+def parse_options(settings: list[str]) -> dict[str, Any]:
+    """Options NAME=VALUE, each given once, as a mapping of names to values. These are YAML: a number, word or list."""
+    import yaml
+
+    from diff_lab.train.recipe import read_yaml
+
+    _refuse_repeated(settings)
+    options: dict[str, Any] = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{quoted(text)} is not a setting; write NAME=VALUE.")
+        try:
+            options[name] = read_yaml(value)
+        except yaml.YAMLError:
+            raise ValueError(f"The value of {quoted(text)} is not valid YAML.") from None
+    return options
+
+
+def _refuse_repeated(settings: Iterable[str]) -> None:
+    by_name: dict[str, str] = {}
+    for setting in settings:
+        name = setting.partition("=")[0]
+        if name in by_name:
+            raise ValueError(
+                f"{name!r} is set twice, by {quoted(by_name[name])} and by {quoted(setting)}; give it once."
+            )
+        by_name[name] = setting
+
+
+# Units from the largest to the smallest.
+_UNITS = {
+    "count": {"B": 1e9, "M": 1e6},
+    "bytes": {" TB": 1e12, " GB": 1e9, " MB": 1e6, " kB": 1e3, " bytes": 1},
+    "days": {" days": 1, " hours": 1 / 24, " minutes": 1 / (24 * 60), " seconds": 1 / (24 * 60 * 60)},
+}
+
+
+def _scaled(value: float, kind: str) -> str:
+    """A value in the largest unit that it reaches, or in the smallest one."""
+    units = _UNITS[kind]
+    unit = next((name for name, size in units.items() if value >= size), list(units)[-1])
+    return f"{value / units[unit]:.3g}{unit}"
+
+
+def fill_text(template: str, **values: Any) -> str:
+    """The text for a terminal that a template in the folder `templates` makes of some values."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("diff_lab.cli")
+    environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {
+        "thousands": "{:,}".format,
+        "digits": "{:.3g}".format,
+        "billions": lambda value: f"{value / 1e9:.3g}",
+        "percent": "{:.0%}".format,
+        "scaled": _scaled,
+    }
+    return environment.get_template(template).render(values).rstrip()

@@ -1,0 +1,182 @@
+"""The commands from text to a trained model: `tokenizer train`, `prepare`, `train` and `watch`."""
+
+import shutil
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperCommand
+
+from diff_lab.cli.recipe_options import RecipeName, RecipeSettings, read_recipe
+from diff_lab.cli.terminal_progress import TrainingProgress, tokenising_progress
+from diff_transformer.cli import console
+from diff_transformer.cli.app import with_plain_errors
+from diff_transformer.cli.console import optional
+from diff_transformer.processors import usable_processors
+
+tokenizer = typer.Typer(name="tokenizer", add_completion=False, no_args_is_help=True)
+
+
+@tokenizer.callback()  # without a callback typer would turn the only subcommand into the command itself
+def root() -> None:
+    """Make a tokenizer."""
+
+
+@tokenizer.command("train")
+@with_plain_errors
+def train_tokenizer(
+    text: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="TEXT",
+            help="Files (.txt, .jsonl, .parquet) or folders of them.",
+            show_default="Python's standard library",
+        ),
+    ] = None,
+    vocab_size: Annotated[
+        int, typer.Option(help="Number of tokens, including the 256 bytes and the end-of-text token.")
+    ] = 8192,
+    output: Annotated[Path, typer.Option(help="A new folder for the tokenizer.")] = Path("tokenizer"),
+    field: Annotated[
+        str, typer.Option(help="The field of a .jsonl line or a .parquet row that holds the text.")
+    ] = "text",
+) -> None:
+    """Train a byte-level BPE tokenizer. A recipe uses it with data.tokenizer=FOLDER."""
+    from diff_lab.data import TextFiles, train_bpe
+    from diff_transformer.storage.files import atomic_directory
+
+    if output.exists() or not output.parent.is_dir():
+        raise FileExistsError(f"--output must be a new folder inside one that exists, got {str(output)!r}.")
+    corpus = TextFiles(text, field)
+    with console.messages().status(f"Reading {corpus.name}"):
+        trained = train_bpe((piece.text for piece in corpus.pieces() if piece.text), vocab_size)
+    with atomic_directory(output) as folder:
+        trained.save_pretrained(folder)
+    console.print_line(f"{len(trained)} tokens: {output}")
+
+
+def prepare(
+    recipe: RecipeName,
+    settings: RecipeSettings = None,
+    workers: Annotated[
+        int | None, optional("The number of processes that tokenise.", "one for each processor core", min=1)
+    ] = None,
+) -> None:
+    """Train a recipe's tokenizer and tokenise its text before training.
+
+    An interrupted command continues where it stopped when it is run again.
+    """
+    from diff_lab.data import MaskedTextBatches, NeedleBatches, TextBatches
+    from diff_lab.train import build_data
+    from diff_lab.train.data_kinds import KINDS, TextData
+
+    resolved = read_recipe(recipe, settings)
+    if not isinstance(resolved.data, TextData):
+        with_text = " and ".join(repr(name) for name, kind in KINDS.items() if issubclass(kind, TextData))
+        raise ValueError(
+            f"There is nothing to prepare: {resolved.name!r} makes its data as it trains (data.kind is "
+            f"{resolved.data.kind!r}; {with_text} have text)."
+        )
+    with tokenising_progress(console.messages()) as tell:
+        batches = build_data(resolved, tell=tell, workers=workers or usable_processors()).batches
+    text = batches.text if isinstance(batches, NeedleBatches | MaskedTextBatches) else batches
+    if not isinstance(text, TextBatches):
+        console.print_line("There is no text to tokenise: every sequence of a step holds needles (data.share).")
+    else:
+        counts = f"{len(text.cache.tokens):,} tokens, {text.train_tokens:,} of them to train on"
+        console.print_line(f"{counts}, vocabulary of {batches.vocab_size:,}")
+        console.print_line(f"cache: {text.cache.folder}")
+
+
+def watch(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Folders of runs, drawn in the same axes, or the folder of a demo."),
+    ],
+    once: Annotated[
+        bool, typer.Option("--once", help="Draw one picture and exit, as the command always does without a terminal.")
+    ] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two pictures.")] = 2.0,
+) -> None:
+    """Draw the curves of runs in the terminal while they train, until all runs have ended or Ctrl-C is pressed."""
+    from rich.live import Live
+    from rich.text import Text
+
+    from diff_lab.report.run_watch import picture, watched
+
+    watching, out = watched(runs), console.output()
+
+    def draw() -> Text:
+        for run in watching:
+            run.read()
+        width, height = shutil.get_terminal_size()
+        return picture(watching, width, height - 1, time.time())  # the last line is the prompt's
+
+    if out.is_terminal and not once:
+        try:
+            with Live(console=out, screen=True, auto_refresh=False) as live:
+                while not all(run.is_finished for run in watching):
+                    began = time.perf_counter()
+                    live.update(draw(), refresh=True)
+                    # Drawing many lines takes seconds; nine tenths of a processor are left to the training.
+                    time.sleep(max(interval, 9 * (time.perf_counter() - began)))
+        except KeyboardInterrupt:  # the way out
+            pass
+    out.print(draw(), soft_wrap=True)
+
+
+command = typer.Typer(add_completion=False)
+
+
+class ResumableCommand(TyperCommand):
+    """A command whose `--resume` may stand alone, as an empty value, or be followed by "auto": typer has no such."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words: list[str] = []
+        for word in args:
+            if word == "auto" and words[-1:] == ["--resume="]:
+                words[-1] += word
+            else:
+                words.append("--resume=" if word == "--resume" else word)
+        return super().parse_args(ctx, words)
+
+
+@command.command("train", cls=ResumableCommand)
+@with_plain_errors
+def train(
+    recipe: RecipeName,
+    settings: RecipeSettings = None,
+    output: Annotated[Path | None, optional("Folder of the run.", "runs/NAME")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[auto]",
+            help="Continue from the newest checkpoint; with 'auto', start a new run where there is none.",
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the output folder.")] = False,
+) -> None:
+    """Train the model of a recipe. Follow the run with `diff-lab watch` or TensorBoard."""
+    from diff_lab.measure.standard import validation_callback
+    from diff_lab.train import build_data, open_run
+    from diff_transformer.processors import is_first_process
+
+    resolved = read_recipe(recipe, settings)
+    folder = output or Path("runs") / resolved.name
+    messages = console.messages(quiet=not is_first_process())
+    if resume not in (None, "", "auto"):
+        raise ValueError(f"--resume takes no value or 'auto', got {resume!r}.")
+    resume_mode: bool | Literal["auto"] = "auto" if resume == "auto" else resume is not None
+    # A run that cannot begin is refused here, before any text is read or a tokenizer is trained.
+    with open_run(resolved, folder, resume=resume_mode, overwrite=overwrite) as opened:
+        with tokenising_progress(messages) as tell:
+            data = build_data(resolved, tell=tell)
+        run = opened.train(data, TrainingProgress(messages), validation_callback(data.batches))
+    if not is_first_process():
+        return
+    measured = ", ".join(
+        f"{name} {value:.4g}" for name, value in run.last.items() if name == "loss" or name.startswith("validation/")
+    )
+    console.print_line(f"{run.parameters:,} parameters, {run.seconds:.1f} s, last step: {measured}")
+    console.print_line(f"model: {run.model_folder}")

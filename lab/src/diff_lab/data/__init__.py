@@ -1,0 +1,50 @@
+"""Makes batches to train on: text in tokens, packed into blocks, and generated tasks."""
+
+from diff_lab.data.arithmetic_task import ArithmeticBatches, Problem
+from diff_lab.data.batches import Batches
+from diff_lab.data.corpus import Corpus, Fingerprinted, HubDataset, Piece, TextFiles
+from diff_lab.data.labelled_text import LabelledText, read_labelled
+from diff_lab.data.many_shot_task import Episode, ManyShotBatches
+from diff_lab.data.masked_text import MaskedTextBatches, with_mask_token
+from diff_lab.data.needle_task import NeedleBatches, NeedleDocument, NeedleTask
+from diff_lab.data.retrieval_task import RetrievalBatches, RetrievalSample
+from diff_lab.data.split import training_text, validation_text
+from diff_lab.data.text_batches import TextBatches
+from diff_lab.data.token_cache import Tell, TokenCache, prepare, token_dtype
+from diff_lab.data.tokenizers import byte_tokenizer, bytes_of_tokens, encode_documents, train_bpe, trained_bpe
+from diff_transformer.storage.cache_folder import cache_folder
+
+__all__ = [
+    "ArithmeticBatches",
+    "Batches",
+    "Corpus",
+    "Episode",
+    "Fingerprinted",
+    "HubDataset",
+    "LabelledText",
+    "ManyShotBatches",
+    "MaskedTextBatches",
+    "NeedleBatches",
+    "NeedleDocument",
+    "NeedleTask",
+    "Piece",
+    "Problem",
+    "RetrievalBatches",
+    "RetrievalSample",
+    "Tell",
+    "TextBatches",
+    "TextFiles",
+    "TokenCache",
+    "byte_tokenizer",
+    "bytes_of_tokens",
+    "cache_folder",
+    "encode_documents",
+    "prepare",
+    "read_labelled",
+    "token_dtype",
+    "train_bpe",
+    "trained_bpe",
+    "training_text",
+    "validation_text",
+    "with_mask_token",
+]

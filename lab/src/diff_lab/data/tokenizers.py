@@ -1,0 +1,154 @@
+"""Makes byte-level tokenizers, for which every text has tokens, and the tokens give the text back exactly."""
+
+import itertools
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from diff_lab.data.corpus import Corpus, check_characters
+from diff_lab.data.prepared_cache import cache_key, made_once
+from diff_lab.data.split import SPLIT_VERSION, training_text
+from diff_lab.text_workers import encode
+from diff_transformer.brief_threads import in_brief_thread
+from diff_transformer.storage.cache_folder import cache_folder
+from diff_transformer.token_texts import characters_of_bytes, is_byte_level, is_byte_token
+
+END_OF_TEXT = "<|endoftext|>"
+BYTES = 256
+
+# Characters, of which the longest words have twice as many in training.
+_LONGEST_WORD = 1 << 11
+# What a byte-level tokenizer takes for one word, or a part of it: letters, digits, other characters, white space.
+_IN_ONE_WORD = re.compile(r"[^\W\d_]+|\d+|(?:[^\w\s]|_)+|\s+")
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer whose token i < 256 is the byte i; 256 is the end of a text (also used for padding)."""
+    vocabulary = {character: byte for byte, character in enumerate(characters_of_bytes())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    # Without merges a word is no different from a whole document, so the text need not be split into words.
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return _wrap(tokenizer)
+
+
+def train_bpe(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Train byte-level byte-pair encoding on `documents`, which are read once.
+
+    `vocab_size` is the number of tokens, with the 256 bytes and the end of text. A corpus that is too small for so many
+    merges gives fewer: `len(tokenizer)` is the number that counts. Words of many thousand characters, as in a genome
+    without line ends, are trained on in parts. Ctrl-C ends it at once; the computation goes on in a thread of its own,
+    without an effect, where the program does not end.
+
+    Raises:
+        ValueError: `vocab_size` leaves no room for a merge, there are no documents, or one is not valid text.
+    """
+    if vocab_size <= BYTES + 1:
+        raise ValueError(f"A BPE tokenizer must have more than {BYTES + 1} tokens, got vocab_size={vocab_size}.")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=characters_of_bytes(),
+        show_progress=False,
+    )
+    checked = _checked(documents)
+    first = next(checked, None)
+    if first is None:
+        raise ValueError("There are no documents to train a tokenizer on.")
+    is_given_up = threading.Event()
+
+    def parts() -> Iterator[str]:
+        for document in itertools.chain([first], checked):
+            if is_given_up.is_set():
+                raise KeyboardInterrupt
+            yield from _without_long_words(document)
+
+    try:
+        # Its thread is not the one that Ctrl-C interrupts, and that would not be until the library has come to an end.
+        in_brief_thread(lambda: tokenizer.train_from_iterator(parts(), trainer=trainer))
+    finally:
+        is_given_up.set()
+    return _wrap(tokenizer)
+
+
+def _without_long_words(text: str) -> Iterator[str]:
+    """A text, cut inside of words of `_LONGEST_WORD` and more: a merge takes time by the square of a word's length."""
+    start = 0
+    for end in range(_LONGEST_WORD, len(text) + 1, _LONGEST_WORD):
+        if _IN_ONE_WORD.fullmatch(text, end - _LONGEST_WORD, end):
+            yield text[start:end]
+            start = end
+    yield text[start:]
+
+
+def trained_bpe(
+    corpus: Corpus, validation_fraction: float, vocab_size: int, folder: Path | None = None
+) -> PreTrainedTokenizerFast:
+    """`train_bpe` on the corpus without its validation part, trained once: later calls read it from the cache.
+
+    Caches are in `folder`; in `cache_folder()` unless given.
+    """
+    key = cache_key(SPLIT_VERSION, corpus.fingerprint(), validation_fraction, vocab_size)
+
+    def make(unfinished: Path) -> None:
+        train_bpe(training_text(corpus, validation_fraction), vocab_size).save_pretrained(unfinished)
+
+    return PreTrainedTokenizerFast.from_pretrained(made_once((folder or cache_folder()) / "tokenizers" / key, make))
+
+
+def encode_documents(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> list[list[int]]:
+    """The tokens of each document, without an end of text. A literal "<|endoftext|>" in a document is plain text.
+    Raises ValueError where a document is not valid text."""
+    return encode(plain_text_tokenizer(tokenizer), list(_checked(documents)))
+
+
+def plain_text_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """A copy of what encodes text in a tokenizer, for which special tokens in a text are plain text.
+
+    It neither cuts nor pads: a tokenizer keeps, and saves, how it was last told to do so.
+    """
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.encode_special_tokens = True
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def bytes_of_tokens(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """The number of bytes of text that each token stands for; 0 for special tokens.
+
+    Exact for byte-level tokenizers (GPT-2's kind), and for those that write "▁" for a space and fall back to bytes
+    (Llama's first kind), but for the space that they put before a text.
+    """
+    special = set(tokenizer.all_special_ids)
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    size = len if is_byte_level(tokenizer) else _bytes_of_piece
+    return [0 if number in special or token is None else size(token) for number, token in enumerate(tokens)]
+
+
+def _bytes_of_piece(token: str) -> int:
+    return 1 if is_byte_token(token) else len(token.replace("▁", " ").encode())
+
+
+def _checked(documents: Iterable[str]) -> Iterator[str]:
+    for number, document in enumerate(documents, start=1):
+        check_characters(document, f"Document {number}")
+        yield document
+
+
+def _wrap(tokenizer: Any) -> PreTrainedTokenizerFast:
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        padding_side="left",  # prompts of a batch end together, which is what generation needs
+        clean_up_tokenization_spaces=False,  # would change the text
+    )

@@ -1,0 +1,339 @@
+"""Runs the demo: DIFF and the Transformer are trained at the same time on retrieval, then on real text, and compared.
+
+Same configuration but `attention_type`, same data in the same order, same number of steps. Everything is written as
+files; a page and a table are made from these alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, set_seed
+
+from diff_lab.data import RetrievalBatches, RetrievalSample, TextBatches
+from diff_lab.experiments.experiment import section
+from diff_lab.experiments.run_store import load_trained
+from diff_lab.experiments.side_by_side import Job, SideBySide, default_workers, worker_threads
+from diff_lab.experiments.step_timing import seconds_of_step
+from diff_lab.measure.measurement import EvalInput
+from diff_lab.measure.retrieval import retrieval_answers, retrieval_baselines
+from diff_lab.measure.standard import Standard, curve_baselines, curve_records, validation_callback
+from diff_lab.record import Baseline, Result
+from diff_lab.results_files import capture_results, write_json
+from diff_lab.train import Data, Progress, Recipe, build_data, load_recipe, train
+from diff_lab.train.recipe import override_of
+from diff_lab.train.run_folder import METRICS, MODEL, begin_run_folder, check_run_folder, is_run_folder
+from diff_transformer.explorer import ExploredModel, LambdaSettings
+from diff_transformer.explorer.lambda_settings import replaced_lambdas
+from diff_transformer.model import DiffTransformerForCausalLM, attention_maps
+from diff_transformer.storage.files import read_metrics
+from diff_transformer.variants import ATTENTION_TYPES
+
+VARIANTS = ("diff", "softmax")
+TASKS = ("retrieval", "language")
+RESULTS = "results.json"
+ATTENTION = "attention.json"
+SAMPLES = "samples.json"
+# What a demo leaves beside its runs; the page is the report's, made from the rest.
+EXPLORER_PAGE = "explorer.html"  # which the command line writes
+LEFTOVERS = (RESULTS, ATTENTION, SAMPLES, EXPLORER_PAGE, "report.html")
+
+# Every number of the demo's size, in place of the recipes' own. Text: as the experiment `language` has it, where first
+# weights of 0.1 give so narrow a model activations of the scale that 0.02 gives a wide one, and small ones of what is
+# added to the residual stream let DIFF begin sooner (docs/log.md).
+SETTINGS = {
+    "retrieval": (
+        *section("model", hidden_size=64, intermediate_size=172, num_hidden_layers=2, head_dim=16),
+        *section("model", rope_theta=10, initializer_range=0.05),
+        *section("data", num_pairs=4, num_queries=8, repeats=True, vary=True, length=52, batch_size=64),
+        *section("data", num_keys=16, num_values=16, num_noise=16),
+        *section("train", learning_rate="3e-3", steps=2000, evaluate_every=50),
+    ),
+    "language": (
+        *section("model", hidden_size=64, intermediate_size=172, num_hidden_layers=4, head_dim=8),
+        *section("model", tie_word_embeddings=True, initializer_range=0.1, residual_initializer_range=0.01),
+        *section("data", tokenizer="bpe", vocab_size=1024, length=128, batch_size=16),
+        *section("data", isolate_documents=False, validation_tokens=20000),
+        *section("train", learning_rate=0.0125, schedule="cosine", steps=1200, evaluate_every=60),
+    ),
+}
+# The same with fewer steps: everything that the demo shows, of models that have hardly begun to learn.
+FAST = {
+    "retrieval": section("train", steps=300, evaluate_every=20),
+    "language": section("train", steps=80, evaluate_every=10, warmup_steps=10),
+}
+SEQUENCES = 512  # of retrieval, measured at the end
+EXAMPLES = 64  # sequences among which a query is looked for whose maps are shown
+SAMPLE_PROMPT, SAMPLE_LENGTH = 48, 120  # tokens
+
+
+@dataclass(frozen=True)
+class DemoPart:
+    """A task of the demo: both variants are trained on it at the same time.
+
+    `runs` are their folders by variant, `baselines` say which accuracies need no learning; `text` is what it is trained
+    on, in words, and `seconds` about how long that takes on this machine.
+    """
+
+    task: str
+    recipe: Recipe  # DIFF's
+    runs: Mapping[str, Path]
+    baselines: Sequence[Baseline]
+    text: str
+    seconds: float
+
+    @property
+    def levels(self) -> dict[str, float]:
+        """The accuracies that need no learning by name, the lowest first; none of text."""
+        return {name: value for one in self.baselines for name, value in one.levels().items()}
+
+
+class DemoProgress(Progress):
+    """A progress that is told besides what the demo is going to do, and which part of it begins and ends."""
+
+    def expect(self, parts: Sequence[DemoPart], workers: int) -> None:
+        """These parts follow, one after the other, with so many trainings at a time."""
+        return
+
+    def begin(self, part: DemoPart) -> None:
+        """The trainings of this part begin; each asks `run` for what shows it."""
+        return
+
+    def end(self, records: Sequence[Result]) -> None:
+        """The part is over, and this was measured of it."""
+        return
+
+
+def run_demo(
+    output_dir: str | Path,
+    *,
+    text: Sequence[str | Path] | None = None,
+    seed: int = 0,
+    fast: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: DemoProgress | None = None,
+) -> Path:
+    """Train DIFF and the Transformer on both tasks, measure them, and write what a report needs.
+
+    Writes into ``output_dir``, which is returned: a run folder for each task and variant ("retrieval-diff", …, with its
+    model), ``results.json``, ``attention.json`` and ``samples.json``. The two variants of a task are trained at the
+    same time, each in a process with its share of the processor cores; on one core or a GPU, one after the other. So a
+    script that calls this must be importable: what it does stands under `if __name__ == "__main__"`.
+
+    The folder must be new or empty, unless `resume` keeps what an earlier demo in it has finished and goes on from
+    there, or `overwrite` replaces it. `text` (files or folders) is for the language part; without any it is the source
+    of Python's standard library. `fast` takes a few steps alone, to see in a minute or so what the demo shows.
+
+    Raises:
+        FileExistsError, FileNotFoundError, ValueError: the folder or the input is not right; nothing has been written.
+        TrainingInterrupted: Ctrl-C or SIGTERM; with `resume` the same call goes on from the checkpoints.
+    """
+    folder, progress = Path(output_dir), progress or DemoProgress()
+    _check_folder(folder, resume=resume, overwrite=overwrite)
+    overrides = {task: [*SETTINGS[task], *_WITHOUT_EXTRAS, f"train.seed={seed}"] for task in TASKS}
+    for task in TASKS if fast else ():
+        overrides[task] += FAST[task]
+    if text:
+        overrides["language"].append(override_of("data.paths", [str(path) for path in text]))
+    recipes = {
+        task: {
+            variant: load_recipe(task, [*overrides[task], f"model.attention_type={variant}"]) for variant in VARIANTS
+        }
+        for task in TASKS
+    }
+    runs = {task: {variant: folder / f"{task}-{variant}" for variant in VARIANTS} for task in TASKS}
+    existing: dict[str, Any] = {"resume": "auto" if resume else False, "overwrite": overwrite}
+    by_run = [(runs[task][variant], recipes[task][variant]) for task in TASKS for variant in VARIANTS]
+    for run, recipe in by_run:
+        check_run_folder(run, recipe, **existing)
+    # All data before any training: bad input is said at once, not after minutes.
+    data_of = {task: build_data(recipes[task]["diff"]) for task in TASKS}
+    if overwrite:
+        # Everything that an earlier demo wrote is deleted at once, so that old and new are never mixed.
+        for name in LEFTOVERS:
+            (folder / name).unlink(missing_ok=True)
+        for run, recipe in by_run:
+            if is_run_folder(run):
+                begin_run_folder(run, recipe)
+    workers = default_workers(len(VARIANTS), on_cpu=not torch.accelerator.is_available())
+    parts = [_part(task, recipes[task], runs[task], data_of[task], workers) for task in TASKS]
+    progress.expect(parts, workers)
+    records: list[Result] = []
+    with SideBySide[tuple[int, float]](workers, progress) as trainings:
+        for part in parts:
+            task, data = part.task, data_of[part.task]
+            progress.begin(part)
+            names = {variant: f"{task}, {ATTENTION_TYPES[variant].label}" for variant in VARIANTS}
+            for variant, name in names.items():
+                work = partial(_train, recipes[task][variant], part.runs[variant], existing)
+                trainings.add(Job(name, work))
+            trained = {job.name: result for job, result in trainings.results()}
+            models: dict[str, Any] = {
+                variant: load_trained(recipes[task][variant], part.runs[variant] / MODEL) for variant in VARIANTS
+            }
+            measured = []
+            for variant, model in models.items():
+                lines = read_metrics(part.runs[variant] / METRICS)
+                measured += curve_records(lines, variant=variant, seed=seed)
+                given = EvalInput(model=model, variant=variant, batches=data.batches, seed=seed)
+                measured += Standard(sequences=SEQUENCES).run(given)
+                parameters, seconds = trained[names[variant]]
+                time: dict[str, Any] = {"unit": "s", "better": "lower", "seed": seed}
+                measured += [
+                    Result(name=f"{task}/parameters", variant=variant, value=parameters),
+                    Result(name=f"{task}/seconds", variant=variant, value=seconds, **time),
+                ]
+            if isinstance(data.batches, RetrievalBatches):
+                write_json(folder / ATTENTION, attention_example(models, data.batches, seed), indent=None)
+            else:
+                write_json(folder / SAMPLES, text_samples(models, data, seed))
+            progress.end(measured)
+            records += measured
+    settings: dict[str, Any] = {"seed": seed}
+    for task in TASKS:
+        settings[task] = recipes[task]["diff"].model_dump(mode="json", exclude={"model": {"attention_type"}})
+    title = "A Differential Transformer beside a Transformer"
+    results = capture_results(title, settings, records, device=str(models["diff"].device))
+    baselines = (*retrieval_baselines(recipes["retrieval"]["diff"]), *parts[0].baselines)
+    write_json(folder / RESULTS, replace(results, baselines=baselines))
+    return folder
+
+
+# Numbers of each layer take a while, and a page of the demo has no room for them. While a model learns to retrieve, its
+# loss may jump without harm.
+_WITHOUT_EXTRAS = section("train", inspect_every=None, max_loss_rise=None)
+
+
+def _part(task: str, recipes: Mapping[str, Recipe], runs: Mapping[str, Path], data: Data, workers: int) -> DemoPart:
+    """The part of a task, whose trainings that have not ended are timed."""
+    threads = worker_threads(workers) if workers > 1 else None
+    unfinished = [recipes[variant] for variant in VARIANTS if not (runs[variant] / MODEL).is_dir()]
+    left = [recipe.train.steps * seconds_of_step(recipe, data, threads) for recipe in unfinished]
+    recipe = recipes["diff"]
+    seconds = max(left, default=0.0) if workers > 1 else sum(left)
+    return DemoPart(task, recipe, runs, curve_baselines(recipe), recipe.data.describe(), seconds)
+
+
+def _train(recipe: Recipe, folder: Path, existing: Mapping[str, Any], progress: Progress) -> tuple[int, float]:
+    """Train one model: its number of parameters, and the seconds that it took."""
+    data = build_data(recipe)
+    run = train(recipe, folder, progress=progress, on_evaluate=validation_callback(data.batches), data=data, **existing)
+    return run.parameters, run.seconds
+
+
+def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
+    if resume and overwrite:
+        raise ValueError("A demo is either resumed or overwritten, not both.")
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise FileExistsError(f"{str(folder)!r} is a file, not a folder for the demo.")
+    names = {path.name for path in folder.iterdir()}
+    has_runs = any(is_run_folder(folder / f"{task}-{variant}") for task in TASKS for variant in VARIANTS)
+    is_demo = has_runs or (folder / RESULTS).is_file() or (bool(names) and names.issubset(LEFTOVERS))
+    if is_demo and not (resume or overwrite):
+        raise FileExistsError(
+            f"The output folder {str(folder)!r} already holds a demo; "
+            "choose another one with --output, go on with --resume, or replace it with --overwrite."
+        )
+    if not is_demo and names:
+        raise FileExistsError(f"{str(folder)!r} is not empty and holds no demo, so nothing is written there.")
+
+
+def attention_example(
+    models: dict[str, DiffTransformerForCausalLM], batches: RetrievalBatches, seed: int
+) -> dict[str, Any]:
+    """The maps of one head of each variant for a query that is answered right, if there is one.
+
+    The query is the first one, in the order of the evaluation's sequences, that both variants answer right and DIFF
+    with λ = 0 does not; or else that both do; or else that DIFF, or else that another variant does; or else the first.
+    None whose key was asked for before in its sequence, as the answer to that would be in view. Of DIFF the head is the
+    one where λ = 0 changes the answer most, as in the explorer; of a model that subtracts nothing the one with most of
+    its weight on the answer.
+    """
+    sample = batches.sample(EXAMPLES, seed)
+    right = {variant: retrieval_answers(model, sample) for variant, model in models.items()}
+    explored = {variant: ExploredModel(model, variant) for variant, model in models.items()}
+    with replaced_lambdas(models["diff"], LambdaSettings(factor=0.0), explored["diff"].heads):
+        right_without = retrieval_answers(models["diff"], sample)
+    row, place = _first_query(sample, right, right_without)
+    query, answer = int(sample.query_positions[row, place]), int(sample.answer_spans[row, place])
+    input_ids = sample.input_ids[row : row + 1]
+    context = input_ids[0, : batches.context_length]
+    keys = ((context >= batches.first_key) & (context < batches.first_value)).nonzero()[:, 0].tolist()
+    words = batches.words()
+    example: dict[str, Any] = {"layers": {}, "heads": {}, "maps": {}}
+    for variant, model in models.items():
+        layers = attention_maps(model, input_ids.to(model.device))
+        shares = torch.stack([_answer_share(layer.difference[0].cpu(), query, answer) for layer in layers])
+        layer, head = divmod(int(shares.argmax()), shares.shape[1])
+        asked = input_ids[0, : query + 1].tolist()
+        if explored[variant].subtracts and (most_changed := explored[variant].most_changed_head(asked)):
+            layer, head = (number - 1 for number in most_changed)
+        chosen = layers[layer]
+        example["layers"][variant], example["heads"][variant] = layer + 1, head + 1
+        maps = {"A": chosen.difference}
+        if chosen.first is not None and chosen.second is not None:
+            maps = {"A1": chosen.first, "A2": chosen.second, "difference": chosen.difference}
+        example["maps"][variant] = {
+            name: [[round(weight, 5) for weight in row] for row in weights[0, head].tolist()]
+            for name, weights in maps.items()
+        }
+        lambdas = model.lambdas()
+        if lambdas is not None:
+            example["lambda"] = lambdas[layer]
+    return example | {
+        "tokens": [words[token] for token in input_ids[0].tolist()],
+        "query_position": query,
+        "answer_positions": [answer],
+        "needle_positions": [position + offset for position in keys for offset in (0, 1)],
+        "answered": {variant: bool(answers[row, place]) for variant, answers in right.items()},
+    }
+
+
+def _first_query(sample: RetrievalSample, right: Mapping[str, Tensor], right_without: Tensor) -> tuple[int, int]:
+    """The sequence and the place in it of the query whose maps are shown; `right` are the (n, Q) answers, and
+    `right_without` DIFF's with λ = 0."""
+    answers = sample.answer_spans
+    earlier = torch.tril(answers[:, :, None] == answers[:, None, :], diagonal=-1).any(-1)
+    every = torch.stack(list(right.values()))
+    diff = right["diff"]
+    for wanted in (every.all(0) & ~right_without, every.all(0), diff, every.any(0), torch.ones_like(diff)):
+        found = (wanted & ~earlier).nonzero()
+        if len(found):
+            break
+    return int(found[0, 0]), int(found[0, 1])
+
+
+def _answer_share(maps: Tensor, query: int, answer: int) -> Tensor:
+    """(H, N, N) → (H,): share of the query's absolute weight that lies on its answer."""
+    rows = maps[:, query].abs()
+    return rows[:, answer] / rows.sum(-1)
+
+
+def text_samples(models: dict[str, DiffTransformerForCausalLM], data: Data, seed: int) -> dict[str, str]:
+    """How each variant goes on from the beginning of the validation text, drawn at temperature 0.8."""
+    tokenizer, batches = data.tokenizer, data.batches
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    assert isinstance(batches, TextBatches)
+    window = next(iter(batches.validation_batches()))["input_ids"][:1]
+    prompt = window[:, : min(SAMPLE_PROMPT, batches.length // 2)]
+    samples = {"prompt": str(tokenizer.decode(prompt[0]))}
+    for variant, model in models.items():
+        set_seed(seed)
+        prompt = prompt.to(model.device)
+        output = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=min(SAMPLE_LENGTH, model.config.max_position_embeddings - prompt.shape[1]),
+            do_sample=True,
+            temperature=0.8,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        samples[variant] = str(tokenizer.decode(output[0, prompt.shape[1] :], skip_special_tokens=True))
+    return samples

@@ -1,0 +1,337 @@
+"""Defines what an experiment is: variants that are trained alike, measurements of each, and comparisons of these.
+
+Every experiment is an `Experiment` in a module of this package. `EXPERIMENTS` lists them by name, and `runner.py`
+carries them out.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.data import Batches, MaskedTextBatches, NeedleBatches, TextBatches
+from diff_lab.measure.measurement import MeasurementRequest, Options, find_measurement
+from diff_lab.measure.standard import validation_callback
+from diff_lab.record import Comparison, Headline, Result
+from diff_lab.statistics import compare
+from diff_lab.train import Progress, Recipe, build_config, load_recipe
+from diff_lab.train.data_kinds import TextData
+from diff_lab.train.recipe import differences
+from diff_lab.train.step_costs import meta_model
+from diff_transformer.model import DiffTransformerConfig
+from diff_transformer.suggestions import did_you_mean
+from diff_transformer.variants import ATTENTION_TYPES, head_dim
+
+# The preset that is counted on the meta device and never run; the others are "cpu", "evening", "night" and "gpu".
+PAPER = "paper"
+
+
+def section(name: str, **settings: bool | float | str | None) -> tuple[str, ...]:
+    """Settings of one section of a recipe as overrides: ("train.steps=50", "train.evaluate_every=null")."""
+    words = {True: "true", False: "false", None: "null"}
+    return tuple(
+        f"{name}.{key}={words[value] if value is None or isinstance(value, bool) else value}"
+        for key, value in settings.items()
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What is trained: a row of a table.
+
+    Variants with the same coordinates are compared with each other, so they must have the same data, the same training
+    but for the learning rate, and the same parameters but for λ and norms.
+    """
+
+    name: str  # a recipe's attention type where that says all ("diff", "softmax")
+    overrides: tuple[str, ...]  # settings on top of the preset's
+    coordinates: Coordinates = NOWHERE  # of its records, a size for example
+
+    @property
+    def label(self) -> str:
+        """The variant as a reader is told of it."""
+        return ", ".join(part for part in (self.name, self.coordinates.label) if part)
+
+
+def diff_and_softmax(*overrides: str, coordinates: Coordinates = NOWHERE) -> tuple[Variant, ...]:
+    """DIFF and the Transformer with these settings."""
+    return tuple(
+        Variant(name=kind, overrides=(f"model.attention_type={kind}", *overrides), coordinates=coordinates)
+        for kind in ("diff", "softmax")
+    )
+
+
+DIFF_AND_SOFTMAX = diff_and_softmax()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """An experiment at one size."""
+
+    # The name of a shipped one, or plain settings; the paper's own size has stages instead, see `PaperPreset`.
+    recipe: str | Mapping[str, Any] = ""
+    overrides: tuple[str, ...] = ()  # settings of the recipe that are others here, for all variants
+    variants: tuple[Variant, ...] = DIFF_AND_SOFTMAX  # none in an experiment that trains nothing
+    # Tried for each variant, ascending: the one with the best validation is the variant's. The recipe's own where there
+    # are none.
+    learning_rates: tuple[float, ...] = ()
+    # With how many seeds each is tried, from 0, and no more than are compared: the mean of their validations decides.
+    sweep_seeds: int = 1
+    # How many more are tried beyond the smallest or the largest of two or more, as long as that one is the best.
+    more_rates: int = 4
+    # More overrides for these trials, such as fewer steps; without any, the best trials are also the first seeds' runs.
+    sweep: tuple[str, ...] = ()
+    # Overrides of a second stage of training, which begins with the model of the first.
+    extension: tuple[str, ...] = ()
+    seeds: int = 1  # how many, from 0; `--seeds` replaces it
+    # The share by which counts may differ, where variants cannot be made equal; None where they need not be equal.
+    parameter_tolerance: float | None = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the measurement; `--option` replaces them
+    minutes: float | None = None  # about what it takes: two processor cores (cpu, evening, night), one H200
+
+    def variant_recipe(self, variant: Variant, *more: str) -> Recipe:
+        """The recipe of a variant. Raises as `load_recipe` does."""
+        return load_recipe(self.recipe, [*self.overrides, *variant.overrides, *more])
+
+    @property
+    def tries_rates(self) -> bool:
+        """Whether there are learning rates to choose from."""
+        return len(self.learning_rates) > 1
+
+    @property
+    def trials_per_rate(self) -> int:
+        """With how many seeds each learning rate is tried."""
+        return min(self.sweep_seeds, self.seeds)
+
+    @property
+    def trains_on_text(self) -> bool:
+        """Whether its variants are trained on text, which may be the user's (`--text`)."""
+        return any(isinstance(self.variant_recipe(variant).data, TextData) for variant in self.variants)
+
+
+class Heads(NamedTuple):
+    """The heads of a layer: how many, the width d of a query, and whether each has two maps and values of 2d."""
+
+    heads: int
+    head_dim: int
+    differential: bool
+
+
+def heads_of(recipe: Recipe) -> Heads:
+    """The heads of a recipe's model."""
+    config = build_config(recipe, vocab_size=1)
+    described = config.described
+    return Heads(described.heads(config), head_dim(config), described.differential)
+
+
+# Settings in which variants that are compared may differ: the model's own, and the rate that is swept for each.
+_FREE = ("model.", "train.learning_rate ")
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """Parameters of a variant: all of them, and those without λ and norms. Tied ones count once."""
+
+    total: int
+    shared: int
+
+
+def count(config: DiffTransformerConfig) -> ParameterCounts:
+    """The parameters of a model that is not built."""
+    named = list(meta_model(config).named_parameters())
+    # What the attention types do not share: norms, and λ's vectors or projection.
+    unshared = ("norm", *(f".{module}." for module in ATTENTION_TYPES[config.attention_type].lambda_modules))
+    shared = sum(weight.numel() for name, weight in named if not any(part in name for part in unshared))
+    return ParameterCounts(sum(weight.numel() for _, weight in named), shared)
+
+
+def equal_feed_forward(config: DiffTransformerConfig, like: DiffTransformerConfig) -> int:
+    """The width of the feed-forward network with which a model has as many parameters as another of the same hidden
+    size and number of layers: its three matrices give what the attention takes more. λ's vectors and norms aside, and
+    but for rounding. Raises ValueError where there is no such width.
+    """
+    attention, other = (ATTENTION_TYPES[one.attention_type].attention_weights(one) for one in (config, like))
+    width: int = like.intermediate_size - round((attention - other) / (3 * like.hidden_size * like.num_hidden_layers))
+    if width < 1:
+        raise ValueError(
+            f"The attention of {config.attention_type!r} has {attention - other:,} parameters more than that of "
+            f"{like.attention_type!r}, which is more than its feed-forward networks have."
+        )
+    return width
+
+
+def check_recipes(recipes: Mapping[Variant, Recipe]) -> None:
+    """Raises ValueError for a setting outside the model in which two variants that are compared differ."""
+    for first, variant in _pairs(list(recipes)):
+        changed = [text for text in differences(recipes[first], recipes[variant]) if not text.startswith(_FREE)]
+        if changed:
+            raise ValueError(
+                f"The variants {first.label!r} and {variant.label!r} are not trained alike: {', '.join(changed)}."
+            )
+
+
+def check_counts(counts: Mapping[Variant, ParameterCounts], preset: Preset) -> None:
+    """Raises ValueError for variants that are compared and not of equal size but for λ and norms, within the
+    preset's tolerance."""
+    tolerance = preset.parameter_tolerance
+    if tolerance is None:
+        return
+    for first, variant in _pairs(list(counts)):
+        one, other = counts[first].shared, counts[variant].shared
+        if abs(one - other) > tolerance * one:
+            raise ValueError(
+                f"The variants {first.label!r} and {variant.label!r} are not of equal size: without λ and norms they "
+                f"have {one:,} and {other:,} parameters."
+            )
+
+
+def _pairs(variants: Sequence[Variant]) -> list[tuple[Variant, Variant]]:
+    """Each variant with the first of those that it is compared with."""
+    first: dict[Coordinates, Variant] = {}
+    for variant in variants:
+        first.setdefault(variant.coordinates, variant)
+    return [(first[variant.coordinates], variant) for variant in variants if variant is not first[variant.coordinates]]
+
+
+# Up to about so many passes teach nearly as much as new text would (Muennighoff et al., arXiv 2305.16264).
+PASSES = 4
+
+
+def text_notes(recipe: Recipe, batches: Batches) -> list[str]:
+    """What a reader must know of a text that a run reads often; nothing where it does not, or there is no text."""
+    text = batches.text if isinstance(batches, NeedleBatches | MaskedTextBatches) else batches
+    if not isinstance(text, TextBatches) or not text.train_tokens:
+        return []
+    passes = recipe.train.steps * text.batch_size * text.length / text.train_tokens
+    if passes <= PASSES:
+        return []
+    return [
+        f"A run reads its text of {text.train_tokens:,} tokens {passes:.0f} times. After about {PASSES} times a text "
+        "has little left to teach, and losses tell as much of what was learned by heart; more of it (--text) helps."
+    ]
+
+
+def by_name(records: Sequence[Result], name: str) -> list[Result]:
+    """The records of that name."""
+    return [record for record in records if record.name == name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRule:
+    """Which comparisons are made of a number: two variants, wherever both were measured."""
+
+    name: str  # of the records
+    variant: str = "diff"  # the claim is that it is the better one
+    against: str = "softmax"
+    at: Callable[[Coordinates], bool] = lambda _: True  # whether the two are compared there
+    paper: Callable[[Coordinates], tuple[float, float] | None] = lambda _: None  # the paper's values of both, if any
+    claimed: bool | Callable[[Coordinates], bool] = True  # whether anything is claimed, there or at all
+    exploratory: bool = False  # whether the claim is a question that the paper leaves open
+    # Whether the number says how well a variant has learned (an accuracy, a loss, what follows from them), so that a
+    # verdict waits until both have levelled off. Not so a speed, a gradient, or what is asked of a fixed budget.
+    quality: bool = True
+
+    def comparisons(self, records: Sequence[Result]) -> list[Comparison]:
+        """One at each of the coordinates, in the order of the records."""
+        measured: dict[Coordinates, set[str]] = {}
+        for record in by_name(records, self.name):
+            if self.at(record.coordinates):
+                measured.setdefault(record.coordinates, set()).add(record.variant)
+        return [
+            compare(
+                records,
+                self.name,
+                self.variant,
+                self.against,
+                coordinates=coordinates,
+                paper=self.paper(coordinates),
+                claimed=self.claimed if isinstance(self.claimed, bool) else self.claimed(coordinates),
+                exploratory=self.exploratory,
+                quality=self.quality,
+            )
+            for coordinates, variants in measured.items()
+            if {self.variant, self.against} <= variants
+        ]
+
+
+def compared_by(*rules: ComparisonRule) -> Callable[[Sequence[Result], Preset], list[Comparison]]:
+    """What an experiment compares by rules alone, whatever its preset."""
+    return lambda records, _: [comparison for rule in rules for comparison in rule.comparisons(records)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A table or a figure of the paper, or a question beyond it."""
+
+    name: str  # as it is typed: "table6"
+    shows: str  # one line
+    # "cpu", "gpu", for hours on two cores "evening" and "night", and but for questions beyond the paper "paper".
+    presets: Mapping[str, Preset]
+    # What the records of all variants and seeds say; see `compared_by`.
+    compare: Callable[[Sequence[Result], Preset], list[Comparison]]
+    # What is measured on every trained checkpoint: a measurement with the preset's options, or requests of several.
+    measurements: str | Callable[[Preset], Sequence[MeasurementRequest]] = ""
+    # Instead of these, all numbers of an experiment that trains nothing; each of the preset's seeds repeats them.
+    measure_once: Callable[[Preset, Progress], list[Result]] | None = None
+    options: type[Options] | None = None  # what `--option` may replace, if not the measurement's own options
+    # What training logs about its validation data, and a name for it where it is not the usual. The keys of runs hold
+    # the name, so one that was chosen stays.
+    on_evaluate: Callable[[Batches], Callable[[Any, int], dict[str, float]]] = validation_callback
+    logs: str = ""
+    notes: tuple[str, ...] = ()  # sentences that a reader of the numbers must know, whatever they are
+    # From the preset's options, the comparison that an overview shows. None where no comparison of two variants stands
+    # for the experiment.
+    headline: Callable[[Mapping[str, Any]], Headline] | None = None
+    # Of an experiment that trains nothing, the options with which a rehearsal takes seconds; see `rehearsal.py`.
+    rehearsal: Mapping[str, Any] = field(default_factory=dict)
+
+    def requests(self, preset: Preset) -> Sequence[MeasurementRequest]:
+        """What is measured on every trained checkpoint."""
+        if not isinstance(self.measurements, str):
+            return self.measurements(preset)
+        return (MeasurementRequest(name=self.measurements, options=preset.options),) if self.measurements else ()
+
+    def option_model(self) -> type[Options]:
+        """The options that a preset may have, each described."""
+        if self.options is None and self.measurements and isinstance(self.measurements, str):
+            return find_measurement(self.measurements)
+        return self.options or Options
+
+
+# Name → "module:object" in this package. One line for each, in the order of the paper.
+EXPERIMENTS = {
+    "table1": "protocol_experiments:TABLE_1",
+    "fig3": "scaling_experiment:FIG_3",
+    "fig4": "language_experiments:FIG_4",
+    "table2": "needle_experiments:TABLE_2",
+    "fig5": "needle_experiments:FIG_5",
+    "table3": "needle_experiments:TABLE_3",
+    "fig6": "in_context_experiments:FIG_6",
+    "fig7": "in_context_experiments:FIG_7",
+    "table4": "protocol_experiments:TABLE_4",
+    "table5": "inside_experiments:TABLE_5",
+    "fig8": "inside_experiments:FIG_8",
+    "table6": "language_experiments:TABLE_6",
+    "table7": "throughput_experiment:TABLE_7",
+    "table8": "protocol_experiments:TABLE_8",
+    "appendix_c": "protocol_experiments:APPENDIX_C",
+    "appendix_g": "inside_experiments:APPENDIX_G",
+    "recall": "recall_experiments:RECALL",
+    "v2": "recall_experiments:V2",
+    "grouped": "grouped_heads:GROUPED_HEADS",
+    "language": "language_over_training:LANGUAGE",
+    "lr_sensitivity": "recall_experiments:LR_SENSITIVITY",
+    "length_generalisation": "recall_experiments:LENGTH_GENERALISATION",
+}
+
+
+def find_experiment(name: str) -> Experiment:
+    """The experiment of that name. Raises ValueError with the nearest name and all names where there is none."""
+    if name not in EXPERIMENTS:
+        names = ", ".join(EXPERIMENTS)
+        raise ValueError(f"There is no experiment {name!r}{did_you_mean(name, EXPERIMENTS)} There are {names}.")
+    module, attribute = EXPERIMENTS[name].split(":")
+    experiment = getattr(importlib.import_module(f"diff_lab.experiments.{module}"), attribute)
+    assert isinstance(experiment, Experiment)
+    return experiment

@@ -1,0 +1,235 @@
+"""Defines the experiments on outliers (Table 5), quantised logits (Figure 8) and gradients (Appendix G)."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from diff_lab.coordinates import Coordinates
+from diff_lab.data import Batches
+from diff_lab.experiments import language_experiments as language
+from diff_lab.experiments.experiment import (
+    ComparisonRule,
+    Experiment,
+    Preset,
+    by_name,
+    compared_by,
+    section,
+)
+from diff_lab.experiments.paper_preset import PaperPreset, evaluation
+from diff_lab.measure.gradients import ERROR, gradient_callback
+from diff_lab.measure.measurement import MeasurementRequest
+from diff_lab.measure.outliers import MEDIAN, TOKENS
+from diff_lab.measure.standard import validation_callback
+from diff_lab.record import Comparison, Headline, Result
+
+# Of the paper's 3B models over 0.4M tokens, DIFF and then the Transformer.
+RANKS = (1, 2, 3, 10, 100, MEDIAN)
+PAPER = {
+    "outliers/attention_logits": ((38.8, 38.8, 37.3, 32.0, 27.4, 3.3), (318.0, 308.2, 304.9, 284.7, 251.5, 5.4)),
+    "outliers/hidden_states": (
+        (1688.2, 1672.5, 1672.1, 1624.3, 740.9, 1.2),
+        (3608.6, 3607.4, 3603.6, 3552.1, 2448.2, 0.6),
+    ),
+}
+
+TABLE_5 = Experiment(
+    name="table5",
+    shows="activation outliers: the largest attention logits and hidden states (Table 5)",
+    presets=language.language_presets(
+        cpu={"tokens": 40_000},
+        gpu={"tokens": TOKENS},
+        paper=PaperPreset(evaluations=(evaluation("outliers", tokens=TOKENS),)),
+        cpu_minutes=0.5,
+        gpu_minutes=2,
+    ),
+    compare=compared_by(
+        *(
+            ComparisonRule(
+                name=name,
+                paper={
+                    Coordinates(rank=rank): pair for rank, pair in zip(RANKS, zip(*values, strict=True), strict=True)
+                }.get,
+                claimed=lambda coordinates: coordinates["rank"] != MEDIAN,
+                quality=False,
+            )
+            for name, values in PAPER.items()
+        )
+    ),
+    measurements="outliers",
+    headline=lambda _: Headline(
+        name="outliers/attention_logits",
+        coordinates=Coordinates(rank=1),
+        claim="DIFF's largest attention logit is smaller than the Transformer's",
+    ),
+    notes=(
+        "Attention logits are q·k/√d as the softmax gets them, of the keys that a query sees, of all heads and layers, "
+        "and of both maps of DIFF. Hidden states are the residual stream after each layer.",
+        f"The paper's values are of models of 3B parameters over 0.4M tokens. {language.FIXED_TEXT} The largest of "
+        "other text may be larger.",
+    ),
+)
+
+# Accuracy on HellaSwag, read off the figure: DIFF and then the Transformer.
+ACCURACY = {16: (0.662, 0.634), 8: (0.663, 0.627), 6: (0.660, 0.589), 4: (0.588, 0.339)}
+
+
+def paper_drop(bits: int) -> tuple[float, float]:
+    """What DIFF and the Transformer lose on HellaSwag against 16 bits."""
+    diff, softmax = (full - rounded for full, rounded in zip(ACCURACY[16], ACCURACY[bits], strict=True))
+    return round(diff, 3), round(softmax, 3)
+
+
+def _claimed_fig8(coordinates: Coordinates) -> bool:
+    """Where the paper says that DIFF keeps more of its accuracy."""
+    return coordinates["bits"] in (6, 4)
+
+
+FIG_8 = Experiment(
+    name="fig8",
+    shows="loss and accuracy with attention logits of 16, 8, 6 and 4 bits (Figure 8)",
+    presets=language.language_presets(
+        cpu={"tokens": 32_768},
+        gpu={"tokens": 400_000},
+        paper=PaperPreset(
+            evaluations=(evaluation("quantised", tokens=400_000),),
+            remarks=("The paper measures HellaSwag; here it is held-out text, and the paper's task is not measured.",),
+        ),
+        cpu_minutes=2,
+        gpu_minutes=8,
+    ),
+    compare=compared_by(
+        # The paper measures accuracy alone: whether the loss goes the same way is for us to ask. Its loss is against 16
+        # bits, ours against logits as they are, which is the same to 4 digits.
+        ComparisonRule(name="quantised/loss_increase", claimed=_claimed_fig8, exploratory=True),
+        ComparisonRule(
+            name="quantised/accuracy_drop",
+            claimed=_claimed_fig8,
+            paper=lambda coordinates: paper_drop(int(coordinates.position("bits"))),
+        ),
+    ),
+    measurements="quantised",
+    headline=lambda _: Headline(
+        name="quantised/accuracy_drop",
+        coordinates=Coordinates(bits=6, granularity="tensor"),
+        claim="DIFF loses less accuracy than the Transformer with attention logits of 6 bits",
+    ),
+    notes=(
+        "Rounded to 2^b − 1 values, in equal steps from minus the largest size to the largest: of each row (a query in "
+        "a head and map), or of each tensor (all logits of a layer for one sequence). The paper does not say which.",
+        "Accuracy is the share of tokens of held-out text that the model holds most likely; the paper's is on "
+        f"HellaSwag, and its drop is against 16 bits. {language.FIXED_TEXT}",
+    ),
+)
+
+# Parameters that both variants have; no "output" where it is tied to the embedding.
+KINDS = ("q", "k", "v", "o", "mlp", "norm", "embedding", "output")
+# "Equivalent in magnitude" taken at its word: within a power of ten, each way.
+LIMIT = 1.0
+LIMIT_VARIANT = "a tenfold difference"
+# What float64 leaves of a gradient over a few hundred tokens, and some more.
+ROUNDING = 1e-9
+ROUNDING_VARIANT = "rounding, at most"
+
+
+def _on_evaluate(batches: Batches) -> Callable[[Any, int], dict[str, float]]:
+    validation, gradients = validation_callback(batches), gradient_callback(batches)
+
+    def on_evaluate(model: Any, step: int) -> dict[str, float]:
+        return validation(model, step) | gradients(model, step)
+
+    return on_evaluate
+
+
+def _compare_appendix_g(records: Sequence[Result], preset: Preset) -> list[Comparison]:
+    """Whether the sizes are apart by less than a power of ten, before training and in it; the sizes; the equations."""
+    steps = list(dict.fromkeys(record.coordinates for record in records if record.name == "gradient/q"))
+    of_equations = [record for record in records if (record.name, record.variant) == (ERROR, "diff")]
+    limits = [replace(record, value=ROUNDING, variant=ROUNDING_VARIANT) for record in of_equations]
+    distances = [record for kind in KINDS for record in distance_records(records, kind)]
+    return compared_by(
+        *(
+            ComparisonRule(name=f"gradient/{kind}_distance", against=LIMIT_VARIANT, exploratory=True, quality=False)
+            for kind in KINDS
+        ),
+        *(
+            ComparisonRule(
+                name=f"gradient/{kind}", at=lambda step: step in (steps[0], steps[-1]), claimed=False, quality=False
+            )
+            for kind in KINDS
+        ),
+        *(
+            ComparisonRule(name=ERROR, variant=variant, against=ROUNDING_VARIANT, exploratory=True, quality=False)
+            for variant in ("diff", "softmax")
+        ),
+    )([*records, *distances, *limits], preset)
+
+
+def distance_records(records: Sequence[Result], kind: str) -> list[Result]:
+    """How far apart the gradients of both variants are, |log10 of their ratio|: before training, and the mean of all
+    steps that were looked at in it. The limit stands beside each as a variant of its own.
+    """
+    name = f"gradient/{kind}"
+    sizes = {(one.seed, one.coordinates, one.variant): one.value for one in by_name(records, name)}
+    distances: dict[tuple[int | None, Coordinates], list[float]] = {}
+    for (seed, step, variant), value in sizes.items():
+        other = sizes.get((seed, step, "softmax"))
+        if variant == "diff" and other is not None:
+            phase = Coordinates(phase="before training" if step == Coordinates(step=0) else "in training")
+            decades = abs(math.log10(value / other)) if value > 0 and other > 0 else math.nan
+            distances.setdefault((seed, phase), []).append(decades)
+    shared: dict[str, Any] = {"name": f"{name}_distance", "unit": "powers of ten", "better": "lower"}
+    return [
+        Result(variant=variant, value=value, seed=seed, coordinates=phase, **shared)
+        for (seed, phase), decades in distances.items()
+        for variant, value in (("diff", fmean(decades)), (LIMIT_VARIANT, LIMIT))
+    ]
+
+
+APPENDIX_G = Experiment(
+    name="appendix_g",
+    shows="gradients of both models by kind of parameter; Equations 7 and 9 against autograd (Appendix G)",
+    presets={
+        "cpu": Preset(
+            recipe="language",
+            overrides=(
+                *language.LANGUAGE_CPU,
+                "data.validation_tokens=16384",
+                *section("train", steps=300, warmup_steps=30, evaluate_every=30),
+            ),
+            seeds=3,
+            minutes=5,
+        ),
+        "gpu": Preset(
+            recipe="language",
+            overrides=(
+                *language.LANGUAGE_GPU,
+                "data.validation_tokens=65536",
+                *section("train", steps=800, learning_rate="1e-3", evaluate_every=50),
+            ),
+            seeds=5,
+            minutes=10,
+        ),
+        "paper": PaperPreset(
+            evaluations=(evaluation("gradients"), evaluation("closed_forms")),
+            remarks=("The appendix argues and measures nothing; this is of the trained models alone.",),
+        ),
+    },
+    compare=_compare_appendix_g,
+    measurements=lambda _: [
+        MeasurementRequest(name="gradients_in_training"),
+        MeasurementRequest(name="closed_forms"),
+    ],
+    on_evaluate=_on_evaluate,
+    logs="gradients",
+    notes=(
+        "Both variants have the same learning rate: that this needs no change is what the appendix is about.",
+        "A size is the root mean square over the entries of the loss' gradient, on the same held-out sequences; a "
+        "distance is |log10| of the ratio of DIFF's to the Transformer's, and \"equivalent in magnitude\" is taken to "
+        "mean below 1: that limit is ours, and so is the question whether it holds. That the closed forms agree with "
+        "autograd tells that code and equations are the same, and nothing of the models.",
+        "The closed forms are those of a causal head without rotary embedding, with the weights of the trained model; "
+        "Equation 7 with the headwise norm's own derivative, which the paper takes for 1.",
+    ),
+)

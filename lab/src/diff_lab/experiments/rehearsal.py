@@ -1,0 +1,211 @@
+"""Rehearses an experiment: everything that its preset does, on its own data, with models and samples of seconds.
+
+What is made smaller follows from the preset, so an experiment is rehearsed as soon as it is registered. First the
+preset itself is checked, as it would be before its first training.
+"""
+
+import itertools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diff_lab.experiments.experiment import (
+    Preset,
+    Variant,
+    heads_of,
+    section,
+)
+from diff_lab.experiments.preset_check import DataOnce, check_measurements, check_preset
+from diff_lab.experiments.request import ExperimentRequest
+from diff_lab.experiments.runner import run_experiment
+from diff_lab.experiments.step_timing import seconds_of_step
+from diff_lab.record import ResultsFile
+from diff_lab.train import Progress, Recipe
+
+# Of the models: the width of the narrowest variant's heads, to which all widths are in proportion, and the layers.
+HEAD_DIM, LAYERS = 4, 2
+SEQUENCES = 2  # in the batch of a step, or of each of its parts
+# Steps, and of shorter runs that try learning rates. Evaluations and checkpoints that a run has in its midst come after
+# every second one.
+STEPS, TRIAL_STEPS, EVERY = 3, 2, 2
+SEEDS, RATES, MORE_RATES = 2, 2, 1
+VALIDATION_TOKENS, VALIDATION_SEQUENCES = 4096, 8
+# The parts of their length to which sequences are cut: the smallest that the data and the measurements take.
+PARTS = (16, 8, 4, 2, 1)
+# Options that count tokens of a sequence, or what it is made of: cut as sequences are.
+LENGTHS = ("characters", "first", "length", "lengths", "longest", "shots")
+# Options that say how much is measured, and how much is enough to see that it can be.
+ENOUGH = {
+    "documents": 4,
+    "episodes": 2,
+    "new_tokens": 8,
+    "orders": 3,
+    "problems": 4,
+    "queries": 4,
+    "questions": 12,
+    "samples": 2,
+    "sequences": 16,
+    "sets": 2,
+    "tokens": 1024,
+    "windows": 2,
+}
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a rehearsal came to: the results of the small experiment, and how many seconds the checks and that one took.
+
+    `minutes` is what all trainings of the preset would take here at their own size, one after the other; None where
+    nothing is trained, or the preset is for a GPU and there is none.
+    """
+
+    results: ResultsFile
+    seconds: Mapping[str, float]
+    minutes: float | None
+
+
+def rehearse(request: ExperimentRequest, folder: Path, progress: Progress | None = None) -> Rehearsal:
+    """Check an experiment's preset, and carry it out in a small size in a folder for that.
+
+    Raises whatever the experiment itself would raise.
+    """
+    began = time.monotonic()
+    data = DataOnce()
+    for note in check_preset(request, data).notes:
+        if progress is not None:
+            progress.tell(f"At full size: {note}")
+    minutes = minutes_of_training(request, data)
+    checked = time.monotonic()
+    results = run_experiment(rehearsed(request), folder, progress=progress, resume=True)
+    seconds = {"checks": checked - began, "small experiment": time.monotonic() - checked}
+    return Rehearsal(results, seconds, minutes)
+
+
+def minutes_of_training(request: ExperimentRequest, data: DataOnce) -> float | None:
+    """What all trainings of a preset take on this machine one after the other, by a few steps of each variant and stage
+    at full size; rates that a sweep adds come on top.
+
+    None where nothing is trained, or the preset is for a GPU and there is none.
+    """
+    preset = request.preset
+    if not preset.variants or (request.preset_name == "gpu" and not torch.accelerator.is_available()):
+        return None
+    trials = len(preset.learning_rates) * preset.trials_per_rate if preset.tries_rates else 0
+    # How often each stage is trained. Without a sweep of its own, the best trials are the first seeds' runs.
+    others = max(0, trials - preset.trials_per_rate)
+    runs: dict[tuple[str, ...], int] = {(): preset.seeds if preset.sweep else preset.seeds + others}
+    if preset.sweep:
+        runs[preset.sweep] = trials
+    if preset.extension:
+        runs[preset.extension] = preset.seeds
+    seconds = 0.0
+    for variant, (stage, number) in itertools.product(preset.variants, runs.items()):
+        recipe = preset.variant_recipe(variant, *stage)
+        seconds += number * recipe.train.steps * seconds_of_step(recipe, data.of(recipe))
+    return seconds / 60
+
+
+def rehearsed(request: ExperimentRequest) -> ExperimentRequest:
+    """The request with models, data, training and measurements as small as they can be.
+
+    What is trained and measured stays: the variants, the kinds of data, precision, the choice among learning rates, a
+    second stage, and all of the options but those that say how long or how much. Raises ValueError where the preset
+    itself cannot be carried out.
+    """
+    if not request.preset.variants:
+        return replace(request, preset=_small_benchmark(request))
+    data = DataOnce()
+    for part in PARTS:
+        small = replace(request, preset=_small(request.preset, part))
+        try:
+            check_measurements(small, data)
+        except ValueError:
+            if part == PARTS[-1]:
+                raise
+            continue
+        break
+    return small
+
+
+def _small_benchmark(request: ExperimentRequest) -> Preset:
+    """A preset that trains nothing, with the options of the experiment's rehearsal."""
+    options = {**request.preset.options, **request.experiment.rehearsal}
+    if not torch.accelerator.is_available() and "device" in options:
+        options["device"] = "cpu"
+    return replace(request.preset, options=options, seeds=min(SEEDS, request.preset.seeds))
+
+
+def _small(preset: Preset, part: int) -> Preset:
+    """A preset with sequences of so small a part of their length."""
+    first = preset.variants[0]
+    narrowest = min(heads_of(preset.variant_recipe(variant)).head_dim for variant in preset.variants)
+    factor = max(1, narrowest // HEAD_DIM)
+    rates = preset.learning_rates
+    return replace(
+        preset,
+        variants=tuple(_small_variant(preset, variant, part, factor) for variant in preset.variants),
+        learning_rates=rates if len(rates) <= RATES else (rates[0], rates[-1]),
+        sweep=_small_stage(preset, first, preset.sweep, part, TRIAL_STEPS),
+        extension=_small_stage(preset, first, preset.extension, part, STEPS),
+        more_rates=min(MORE_RATES, preset.more_rates),
+        seeds=min(SEEDS, preset.seeds),
+        # Widths that are cut in proportion may leave a remainder.
+        parameter_tolerance=None if preset.parameter_tolerance is None else max(0.02, preset.parameter_tolerance),
+        options={name: _small_option(name, value, part) for name, value in preset.options.items()},
+    )
+
+
+def _small_option(name: str, value: Any, part: int) -> Any:
+    if name in LENGTHS and isinstance(value, list | tuple):
+        return [max(1, one // part) for one in value]
+    if name in LENGTHS and value is not None:
+        return max(1, value // part)
+    return min(value, ENOUGH[name]) if name in ENOUGH else value
+
+
+def _small_variant(preset: Preset, variant: Variant, part: int, factor: int) -> Variant:
+    recipe = preset.variant_recipe(variant)
+    model = recipe.model
+    sizes = section(
+        "model",
+        hidden_size=max(1, model.hidden_size // factor),
+        intermediate_size=max(1, model.intermediate_size // factor),
+        num_hidden_layers=min(LAYERS, model.num_hidden_layers),
+        num_attention_heads=model.heads,
+        head_dim=max(1, heads_of(recipe).head_dim // factor),
+    )
+    return replace(variant, overrides=(*variant.overrides, *sizes, *_less(recipe, part, STEPS)))
+
+
+def _small_stage(
+    preset: Preset, variant: Variant, overrides: tuple[str, ...], part: int, steps: int
+) -> tuple[str, ...]:
+    """The overrides of another stage; none where there is none."""
+    return (*overrides, *_less(preset.variant_recipe(variant, *overrides), part, steps)) if overrides else ()
+
+
+def _less(recipe: Recipe, part: int, steps: int) -> tuple[str, ...]:
+    """Overrides by which a recipe has less data and fewer steps."""
+    data, train = recipe.data, recipe.train
+    fields = {name: getattr(data, name) for name in type(data).model_fields}
+    settings: dict[str, Any] = {"batch_size": SEQUENCES * train.accumulation}
+    settings |= {name: max(1, fields[name] // part) for name in ("length", "shots") if name in fields}
+    for name, value in fields.items():
+        if name.startswith("validation_") and (value is None or isinstance(value, int)):
+            enough = VALIDATION_TOKENS if name == "validation_tokens" else VALIDATION_SEQUENCES
+            settings[name] = enough if value is None else min(value, enough)
+    rhythm = {
+        name: EVERY if every < train.steps else steps
+        for name in ("evaluate_every", "checkpoint_every")
+        if (every := getattr(train, name)) is not None
+    }
+    if train.decay_steps is not None:
+        rhythm["decay_steps"] = 1
+    return (
+        *section("data", **settings),
+        *section("train", steps=steps, warmup_steps=min(1, train.warmup_steps), log_every=1, **rhythm),
+    )

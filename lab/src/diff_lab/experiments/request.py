@@ -1,0 +1,194 @@
+"""Checks the request for an experiment, and whether existing results are in its way, are its own, or of another one."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diff_lab.coordinates import NOWHERE
+from diff_lab.data import TextFiles
+from diff_lab.experiments.experiment import EXPERIMENTS, PAPER, Experiment, Preset, find_experiment
+from diff_lab.experiments.recipe_comparison import recorded_experiment
+from diff_lab.learning import curves_of
+from diff_lab.measure.measurement import read_options, refuse_unknown
+from diff_lab.measure.standard import curve_baselines
+from diff_lab.record import OWN, Headline, ResultsFile
+from diff_lab.results_files import read_results
+from diff_lab.train import load_recipe
+from diff_lab.train.recipe import override_of
+from diff_lab.verdicts import judge
+
+
+def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> ResultsFile:
+    """The results with the headline and the baselines of their experiment, and verdicts by the whole rule.
+
+    These follow from the settings that the file records: the recipe, its overrides, and the preset's options. Results
+    of an experiment that is not known, or that record no settings, stay as they are.
+    """
+    request = file.settings.get("request", {})
+    if experiment is None:
+        is_own = request.get("preset") == OWN
+        is_known = is_own or request.get("experiment") in EXPERIMENTS
+        if not is_known or not {"recipe", "overrides", "options"} <= request.keys():
+            return file
+        experiment = recorded_experiment(request) if is_own else find_experiment(request["experiment"])
+    preset = Preset(recipe=request["recipe"], overrides=tuple(request["overrides"]), options=request["options"])
+    baselines = [
+        baseline
+        for requested in experiment.requests(preset)
+        for baseline in requested.baselines(load_recipe(preset.recipe, preset.overrides))
+    ]
+    if curves_of(file.records):
+        baselines += curve_baselines(load_recipe(preset.recipe, preset.overrides))
+    headline = None if experiment.headline is None else _present(experiment.headline(preset.options), file)
+    return judge(replace(file, headline=headline, baselines=tuple(baselines)))
+
+
+def _present(headline: Headline, file: ResultsFile) -> Headline:
+    """The headline, or the first comparison of the same two in the same number where this preset has none there.
+
+    A claim is of the headline's own coordinates, so another comparison goes without it, unless the headline has none.
+    """
+    if any(headline.names(row) for row in file.comparisons):
+        return headline
+    alike = (row for row in file.comparisons if replace(headline, coordinates=row.coordinates).names(row))
+    first = next(alike, None)
+    if first is None:
+        return headline
+    claim = headline.claim if headline.coordinates == NOWHERE else ""
+    return replace(headline, coordinates=first.coordinates, claim=claim)
+
+
+@dataclass(frozen=True)
+class ExperimentRequest:
+    """An experiment as it is to be run: its preset has the user's seeds, text and options."""
+
+    experiment: Experiment
+    preset_name: str
+    preset: Preset
+    text: tuple[str, ...] = ()
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides the numbers, as JSON has it."""
+        request = {"experiment": self.experiment.name, "preset": self.preset_name, "text": self.text}
+        settings: dict[str, Any] = json.loads(json.dumps({**request, **asdict(self.preset)}, default=dict))
+        del settings["minutes"]  # what it is thought to take decides nothing
+        del settings["more_rates"]  # results of earlier versions, which tried none, are kept
+        if self.preset.sweep_seeds == 1:  # as in earlier versions
+            del settings["sweep_seeds"]
+        return settings
+
+
+def request_experiment(
+    experiment: Experiment,
+    preset: str = "cpu",
+    *,
+    seeds: int | None = None,
+    text: Sequence[str | Path] = (),
+    options: Mapping[str, Any] | None = None,
+    is_rehearsal: bool = False,
+) -> ExperimentRequest:
+    """Check what is requested, and put it into the preset.
+
+    The preset is "cpu", "evening", "night" or "gpu"; "paper" is only checked, see
+    `diff_lab.experiments.paper_preset`. Seeds and options stand in place of the preset's, text (files or
+    folders) in place of the standard library's source.
+    A rehearsal of the gpu preset needs no GPU.
+
+    Raises:
+        FileNotFoundError: a text that is not there.
+        ValueError: no such preset, one that this machine cannot run, settings that mean nothing to the experiment, or
+            an option of another kind than the preset's.
+    """
+    chosen = preset_of(experiment, preset)
+    name = experiment.name
+    if preset == PAPER:
+        raise ValueError(f"The paper preset of {name!r} is for a cluster; it is checked, and not run.")
+    if preset == "gpu" and not is_rehearsal and not torch.accelerator.is_available():
+        raise ValueError(
+            f"The gpu preset of {name!r} is planned for one H200, and this machine has no GPU; "
+            f"--preset cpu takes about {experiment.presets['cpu'].minutes:g} min, and --rehearse tries the gpu preset."
+        )
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"The number of seeds must be 1 or more, got {seeds}.")
+    if text and not chosen.trains_on_text:
+        raise ValueError(f"--text does not go with {name!r} at --preset {preset}, which uses no text.")
+    if text:
+        TextFiles(text)  # refuses what is no text
+    refuse_unknown(options or {}, chosen.options, repr(name))
+    all_options = read_options(experiment.option_model(), {**chosen.options, **(options or {})}, repr(name))
+    paths = tuple(str(Path(path).expanduser().resolve()) for path in text)
+    resolved = replace(
+        chosen,
+        overrides=(*chosen.overrides, override_of("data.paths", list(paths))) if paths else chosen.overrides,
+        seeds=chosen.seeds if seeds is None else seeds,
+        options=all_options.model_dump(mode="json", include=set(chosen.options)),
+    )
+    return ExperimentRequest(experiment, preset, resolved, paths)
+
+
+def preset_of(experiment: Experiment, preset: str) -> Preset:
+    """A preset by name. Raises ValueError where the experiment has none of it."""
+    if preset not in experiment.presets:
+        has = ", ".join(experiment.presets)
+        raise ValueError(f"The experiment {experiment.name!r} has no preset {preset!r}; it has {has}.")
+    return experiment.presets[preset]
+
+
+def results_path(output: Path, name: str) -> Path:
+    """Where an experiment's results are written."""
+    return output / f"{name}.json"
+
+
+def refuse_results(path: Path, *, resume: bool, overwrite: bool) -> None:
+    """Say why there may be no results at `path`, if so, whatever they are of. Raises as `run_experiment`."""
+    if resume and overwrite:
+        raise ValueError("Results are either kept (--resume) or replaced (--overwrite), not both.")
+    if path.exists() and not (resume or overwrite):
+        raise FileExistsError(
+            f"There are results in {str(path)!r} already; choose another --output, keep them with --resume, or replace "
+            "them with --overwrite, which trains nothing twice."
+        )
+
+
+def check_results(path: Path, request: ExperimentRequest, *, resume: bool, overwrite: bool) -> None:
+    """Say why an experiment's results cannot be written to `path` or kept there, if so. Raises as `run_experiment`."""
+    refuse_results(path, resume=resume, overwrite=overwrite)
+    if resume and path.exists():
+        differs = _differences(read_results(path).settings.get("request"), request.settings())
+        if differs:
+            raise FileExistsError(
+                f"The results in {str(path)!r} were asked for otherwise ({differs}), and --resume would lose them; "
+                "ask for the same, choose another --output, or replace them with --overwrite, which trains nothing "
+                "twice."
+            )
+
+
+def _differences(before: object, now: Mapping[str, Any]) -> str:
+    """Where two requests differ: "seeds: 10 there, 3 asked for; options.sequences: …"; empty where they do not."""
+    if not isinstance(before, Mapping):
+        return "they do not tell how"
+    there, here = _flat(before), _flat(now)
+    differences = []
+    for name in {**there, **here}:
+        # A setting may be None, which is a value; one that is not there is shown as "none".
+        if name in there and name in here and there[name] == here[name]:
+            continue
+        shown = [str(side.get(name, "none")) for side in (there, here)]
+        is_short = max(map(len, shown)) <= 60
+        differences.append(f"{name}: {shown[0]} there, {shown[1]} asked for" if is_short else name)
+    return "; ".join(differences)
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, those of sections such as the options by dotted names."""
+    flat = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{name}.{key}": one for key, one in _flat(value).items()})
+        else:
+            flat[name] = value
+    return flat

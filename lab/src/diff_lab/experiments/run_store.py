@@ -1,0 +1,178 @@
+"""Stores trained runs, each in a folder named by what made it: experiments share them, and none is trained twice."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from diff_lab.data import Batches
+from diff_lab.results_files import capture_environment, write_json
+from diff_lab.train import Data, DivergenceError, Progress, Recipe, build_data, train
+from diff_lab.train.checkpoint import without_progress_bars
+from diff_lab.train.run_folder import CHECKPOINTS, METRICS, MODEL, WITHOUT_EFFECT
+from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
+from diff_transformer.storage.files import read_json, read_metrics
+
+RUN = "run"
+BEGUN, TRAINED = "begun.json", "trained.json"
+
+
+def training_device(recipe: Recipe) -> torch.device:
+    """Where a single process trains by a recipe on this machine."""
+    if recipe.train.device == "cpu" or not torch.accelerator.is_available():
+        return torch.device("cpu")
+    device = torch.accelerator.current_accelerator()
+    assert device is not None  # one is available
+    return device
+
+
+def load_trained(recipe: Recipe, model_folder: Path) -> LanguageModel:
+    """The model in a folder in evaluation mode, where the recipe would train it."""
+    with without_progress_bars():
+        model_class = language_model_class(DiffTransformerConfig.from_pretrained(model_folder))
+        return model_class.from_pretrained(model_folder).eval().to(training_device(recipe))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A finished run.
+
+    Its key is the hash of what made it, and names the folder that `folder`, the run's own, lies in. `diverged` says why
+    there is no model, if so; `commit` is of the code that finished its training, and `begun_at` of the code that began
+    it, None outside git; `seconds` of training; `device` the name of the one that finished it.
+    """
+
+    key: str
+    folder: Path
+    diverged: str | None
+    commit: str | None
+    begun_at: str | None
+    seconds: float
+    device: str
+
+    @property
+    def model_folder(self) -> Path:
+        return self.folder / MODEL
+
+    @property
+    def measured(self) -> Path:
+        """Where measurements of it are kept."""
+        return self.folder.parent / "measured"
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of its `metrics.jsonl`; none of a run that diverged before the first of them."""
+        path = self.folder / METRICS
+        return read_metrics(path) if path.is_file() else []
+
+    def load(self, recipe: Recipe) -> LanguageModel:
+        """The model in evaluation mode, where the recipe would train it."""
+        return load_trained(recipe, self.model_folder)
+
+
+class Store:
+    """A folder of runs, made where it is not there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, key: str) -> Stored | None:
+        """The finished run of that key, or None."""
+        file = self._folder / key / TRAINED
+        if not file.is_file():
+            return None
+        outcome = read_json(file)
+        names = ("diverged", "commit", "begun_at", "seconds", "device")
+        return Stored(key, self._folder / key / RUN, *(outcome[name] for name in names))
+
+    def train(
+        self,
+        key: str,
+        recipe: Recipe,
+        data: Data,
+        on_evaluate: Callable[[Any, int], dict[str, float]],
+        progress: Progress | None = None,
+        commit: str | None = None,
+    ) -> Stored:
+        """The finished run of that key: as it lies there, or trained, from where an interrupted training stopped.
+
+        The commit is of the code, to be remembered. Raises ValueError where another process is training it, and
+        TrainingInterrupted as `train`; the next call goes on.
+        """
+        folder = self._folder / key / RUN
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(folder.parent / ".lock", timeout=0):
+                if self.find(key) is None:
+                    seconds, diverged = 0.0, None
+                    begun = folder.parent / BEGUN
+                    if not begun.is_file():
+                        write_json(begun, {"commit": commit})
+                    settings: dict[str, Any] = {"data": data, "on_evaluate": on_evaluate, "progress": progress}
+                    try:
+                        seconds = train(recipe, folder, resume="auto", **settings).seconds
+                    except DivergenceError as error:
+                        diverged = str(error)
+                    outcome = {"commit": commit, "begun_at": read_json(begun)["commit"]}
+                    outcome |= {"diverged": diverged, "seconds": seconds}
+                    environment = capture_environment(str(training_device(recipe)))
+                    write_json(folder.parent / TRAINED, {**vars(environment), **outcome})
+                    begun.unlink()
+                    # They hold the optimizer's state, twice the size of the model, and nothing goes on from a finished
+                    # run's.
+                    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        except Timeout:
+            raise ValueError(
+                f"Another command is training the run in {str(folder.parent)!r}; wait for it, or choose another "
+                "--output."
+            ) from None
+        run = self.find(key)
+        assert run is not None  # it has been there, or was just written
+        return run
+
+
+def train_in_store(
+    store: Store,
+    key: str,
+    recipe: Recipe,
+    on_evaluate: Callable[[Batches], Callable[[Any, int], dict[str, float]]],
+    commit: str | None,
+    data: Data | None,
+    progress: Progress,
+) -> Stored:
+    """`Store.train` by arguments that another process can get. It makes the data itself, which come as None."""
+    data = data or build_data(recipe)
+    return store.train(key, recipe, data, on_evaluate(data.batches), progress, commit)
+
+
+def run_key(recipe: Recipe, batches: Batches, before: str | None = None, logs: str = "") -> str:
+    """16 hexadecimal digits for what makes a run: the settings of its recipe, its data, the run it starts from, and
+    what it logs of its validation, where that is not the usual.
+
+    Data are known by what they are made of and by the first batch of training and of validation: the same text gives
+    the same key wherever it lies. Where a recipe starts from another run's model, that run's key, `before`, stands for
+    the folder.
+    """
+    settings = recipe.model_dump(mode="json")
+    for name in WITHOUT_EFFECT:
+        section, _, key = name.partition(".")
+        settings[section].pop(key, None)  # not every kind of data has each
+    # What is off unless asked for is left out where nobody has asked: so a setting that is new changes no key.
+    for section in ("model", "data", "train"):
+        part = getattr(recipe, section)
+        for name, field in type(part).model_fields.items():
+            if (field.default is None or field.default is False) and getattr(part, name) is field.default:
+                settings[section].pop(name, None)
+    if before is not None:
+        settings["model"]["init_from"] = before
+    digest = hashlib.sha256(json.dumps([settings, logs, batches.source], sort_keys=True).encode())
+    for batch in (batches.train_batch(1), next(iter(batches.validation_batches()))):
+        for name, tensor in sorted(batch.items()):
+            digest.update(name.encode())
+            digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,311 @@
+"""Fits losses by size, and defines the experiment on what DIFF needs for the loss of the Transformer (Figure 3)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean
+from typing import Any
+
+import numpy as np
+
+from diff_lab.coordinates import Coordinates
+from diff_lab.experiments import language_experiments as language
+from diff_lab.experiments.experiment import (
+    ComparisonRule,
+    Experiment,
+    Preset,
+    Variant,
+    by_name,
+    compared_by,
+    diff_and_softmax,
+    section,
+)
+from diff_lab.experiments.paper_preset import PaperPreset, Stage, evaluation
+from diff_lab.learning import LOSS_CURVE, TOKENS_FOR_EQUAL_LOSS, curves_of, steps_ratio
+from diff_lab.measure.document_losses import AR_HIT, OTHER, WHOLE, Repeats
+from diff_lab.measure.standard import LANGUAGE_LOSS
+from diff_lab.record import Comparison, Headline, Interval, Result
+from diff_lab.statistics import mean_interval, seeds_needed, t_quantile, verdict
+
+# Exponents that are tried. With few sizes the best one is poorly known, and matters little between the sizes.
+EXPONENTS = tuple(step / 20 for step in range(31))
+# Ratios beyond this factor are of no size that was trained: one of the two does not get there at all.
+FURTHEST = 1000.0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """loss(N) = c − a·φ(N) for each of two variants, a > 0, with φ(N) = (1 − (N/N₀)^−b)/b, which is ln(N/N₀) for b = 0.
+
+    That is a·N^−b + c with other constants, or log-linear. N₀ is the middle: the geometric mean of the smallest and the
+    largest size. Where a ≤ 0, a variant does not improve with size.
+    """
+
+    exponent: float  # b, which the variants share
+    levels: Sequence[float]  # c of each
+    slopes: Sequence[float]  # a of each
+
+    def equal_loss_ratio(self) -> float:
+        """The middle, as the size of the first variant, over that of the second at which both have the same loss.
+
+        Below 1 where the first variant needs less. NaN where one gets worse with size, or where the two do not meet
+        within a factor of 1000.
+        """
+        if min(self.slopes) <= 0:
+            return math.nan
+        level, other_level = self.levels
+        distance = (other_level - level) / self.slopes[1]  # φ of the second variant's size
+        if self.exponent * distance >= 1:  # below the loss that the second variant tends to
+            return math.nan
+        log_ratio = -distance if self.exponent == 0 else math.log1p(-self.exponent * distance) / self.exponent
+        return math.exp(log_ratio) if abs(log_ratio) < math.log(FURTHEST) else math.nan
+
+
+def fits(sizes: np.ndarray, losses: np.ndarray) -> list[Fit]:
+    """The least-squares fit to each of losses (fits, 2, S): of two variants at sizes (S,), three or more different."""
+    middle = math.sqrt(float(sizes.min()) * float(sizes.max()))
+    logs = np.log(sizes / middle)
+    errors, coefficients = [], []
+    for exponent in EXPONENTS:
+        basis = logs if exponent == 0 else (1 - (sizes / middle) ** -exponent) / exponent
+        columns = np.stack([np.ones(len(sizes)), -basis], axis=1)
+        solutions = losses @ np.linalg.pinv(columns).T  # (fits, 2, level and slope)
+        coefficients.append(solutions)
+        errors.append(((solutions @ columns.T - losses) ** 2).sum((1, 2)))
+    best = np.argmin(errors, axis=0)
+    chosen = np.stack(coefficients)[best, np.arange(len(losses))].swapaxes(1, 2)  # (fits, level and slope, 2)
+    return [Fit(EXPONENTS[index], *both) for index, both in zip(best, chosen.tolist(), strict=True)]
+
+
+def ratio_interval(sizes: np.ndarray, losses: np.ndarray, *, resamples: int = 1000) -> Interval | None:
+    """The 95 % interval of :meth:`Fit.equal_loss_ratio` by a bootstrap over the seeds of losses (K, 2, S) at sizes
+    (S,).
+
+    Seeds are drawn for each size by itself, the same for both variants, as those share their data. Few seeds vary less
+    among themselves than all would, so what is drawn is spread by √(K/(K − 1)), and by Student's t over the normal
+    quantile for the S·(K − 1) degrees of freedom that S sizes of K seeds have. None for one seed, or where more than
+    one in forty of the drawn fits has no ratio.
+    """
+    seeds = len(losses)
+    if seeds < 2:
+        return None
+    random = np.random.default_rng(0)
+    mean = losses.mean(0)
+    freedom = len(sizes) * (seeds - 1)
+    spread = math.sqrt(seeds / (seeds - 1)) * t_quantile(freedom) / NormalDist().inv_cdf(0.975)
+    drawn = random.integers(seeds, size=(resamples, seeds, len(sizes)))
+    deviations = (losses - mean)[drawn, :, np.arange(len(sizes))].mean(1).swapaxes(1, 2)  # (resamples, 2, S)
+    ratios = [fit.equal_loss_ratio() for fit in fits(sizes, mean + spread * deviations)]
+    finite = [ratio for ratio in ratios if not math.isnan(ratio)]
+    if len(finite) < 0.975 * resamples:
+        return None
+    low, high = np.quantile(finite, [0.025, 0.975])
+    return float(low), float(high)
+
+
+PARAMETERS = "scaling/parameters_for_equal_loss"
+# Where a run diverged, or the fits do not meet.
+LOST: Interval = (math.nan, math.nan)
+APART = f"the fits of these sizes do not fall with size, or do not meet within a factor of {FURTHEST:g}"
+UNSTEADY = f"in more than one in forty draws of the seeds, {APART}"
+SIZE = "training/parameters_without_lambda_and_norms"
+# The paper: DIFF of 6.8B is as good as a Transformer of 11B; 160B tokens do for DIFF what 251B do for the Transformer.
+PAPER_PARAMETERS, PAPER_TOKENS = 0.622, 0.637
+# Figure 3a's sizes with their losses, read off the figure: DIFF, Transformer.
+PAPER_SIZES = {
+    0.83e9: ("paper-830m", (3.138, 3.170)),
+    1.4e9: ("paper-1.4b", (3.062, 3.087)),
+    2.8e9: ("paper-2.8b", (2.977, 3.003)),
+    6.8e9: ("paper-6.8b", (2.934, 2.961)),
+    13.1e9: ("paper-13.1b", (2.872, 2.899)),
+}
+PAPER_LOSSES = {Coordinates(parameters=size): losses for size, (_, losses) in PAPER_SIZES.items()}
+# Figure 3b, read off: the same gap of the 3B models after so many tokens of training.
+PAPER_GAPS = {"40B": -0.092, "160B": -0.045, "360B": -0.034}
+# The same sizes, and the models of Figure 3b.
+PAPER_RECIPES = {
+    **{Coordinates(parameters=size): recipe for size, (recipe, _) in PAPER_SIZES.items()},
+    Coordinates(parameters=3e9, part="by tokens"): "paper-3b",
+}
+
+
+def sized(parameters: float, layers: int, width: int, feed_forward: int, head_dim: int) -> tuple[Variant, ...]:
+    """DIFF and the Transformer at a size: parameters as the paper counts them."""
+    overrides = section(
+        "model", num_hidden_layers=layers, hidden_size=width, intermediate_size=feed_forward, head_dim=head_dim
+    )
+    return diff_and_softmax(*overrides, coordinates=Coordinates(parameters=parameters))
+
+
+def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
+    sizes = list(dict.fromkeys(variant.coordinates for variant in preset.variants))
+    largest = sizes[-1]
+    rules = (
+        # Of whole documents, so that the interval knows of others.
+        ComparisonRule(name=WHOLE),
+        *(ComparisonRule(name=name, at=lambda size: size == largest) for name in (AR_HIT, OTHER)),
+    )
+    return [*_by_size(records, sizes), *_by_tokens(records, largest), *compared_by(*rules)(records, preset)]
+
+
+def _by_size(records: Sequence[Result], sizes: Sequence[Coordinates]) -> list[Comparison]:
+    """Parameters for an equal loss, from the fit through all sizes; nothing where sizes are too few.
+
+    Of a seed that lacks a size nothing can be said, and so nothing of the mean over seeds. Nor can it where the fits
+    of a seed or of all do not meet, or too many of those drawn for the interval. How many seeds it takes is not told:
+    the interval is a bootstrap of all sizes, and the spread of the seeds' ratios another statistic.
+    """
+    parameters = {record.coordinates: record.value for record in by_name(records, SIZE) if record.variant == "softmax"}
+    losses = {
+        (r.variant, r.coordinates, r.seed): r.value for r in by_name(records, LANGUAGE_LOSS) if r.seed is not None
+    }
+    seeds = sorted({seed for _, _, seed in losses if seed is not None})
+    if not seeds or len(sizes) < 3:
+        return []
+    numbers = np.array([parameters[size] for size in sizes])
+    kinds = ("diff", "softmax")
+    measured = np.array(
+        [[[losses.get((kind, size, seed), math.nan) for size in sizes] for kind in kinds] for seed in seeds]
+    )
+    logs, log = [_fitted(numbers, one) for one in measured], _fitted(numbers, measured.mean(0))
+    interval: Interval | None = LOST
+    reason = ""
+    if np.isfinite(measured).all():
+        interval = ratio_interval(numbers, measured)
+        if not all(map(math.isfinite, [log, *logs])):
+            reason = APART
+        elif interval is None and len(seeds) > 1:
+            reason = UNSTEADY
+    if reason:
+        log, interval = math.nan, LOST
+    method = f"fit through {len(sizes)} sizes, bootstrap over the seeds of each"
+    return [
+        _share_comparison(
+            PARAMETERS, log, interval, logs, paper=(PAPER_PARAMETERS, 1.0), quality=True, method=method, reason=reason
+        )
+    ]
+
+
+def _fitted(parameters: np.ndarray, losses: np.ndarray) -> float:
+    """ln of the share of parameters that does, from losses (2, sizes); NaN where one is lost, or no share does."""
+    return math.log(fits(parameters, losses[None])[0].equal_loss_ratio()) if np.isfinite(losses).all() else math.nan
+
+
+def _by_tokens(records: Sequence[Result], size: Coordinates) -> list[Comparison]:
+    """Tokens for an equal loss, from the validation curves of a size; Student's t over the logarithms of the seeds'
+    ratios. It is the ratio of steps, as a step has as many tokens for both.
+    """
+    curves = {one.variant: one for one in curves_of(by_name(records, LOSS_CURVE)) if one.coordinates == size}
+    reached = steps_ratio(curves["diff"], curves["softmax"]) if {"diff", "softmax"} <= curves.keys() else None
+    if reached is None:  # records that no runs of this size have left
+        return []
+    logs = [math.log(one / other) for one, other in zip(*reached.steps, strict=True)]
+    reason = ""
+    if all(map(math.isfinite, logs)) and (reached.bound is not None or math.isnan(reached.ratio)):
+        logs, reason = [math.nan] * len(logs), "the curves give no more than a bound"
+    interval = mean_interval(logs)
+    bounds = None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
+    method = f"validation curves of {size.label}, Student's t over ln of the ratio, paired seeds"
+    needed, paper = seeds_needed(logs), (PAPER_TOKENS, 1.0)
+    return [
+        _share_comparison(
+            TOKENS_FOR_EQUAL_LOSS, fmean(logs), bounds, logs, needed, paper=paper, method=method, reason=reason
+        )
+    ]
+
+
+def _share_comparison(
+    name: str, log: float, interval: Interval | None, logs: Sequence[float], needed: int | None = None, **fields: Any
+) -> Comparison:
+    """A share of what the Transformer needs, which is 1: from ln of the share and of each seed's, and its interval.
+
+    `needed` is the number of seeds that would decide it, by the statistic of the interval.
+    """
+    ratio = math.exp(log)
+    shifted = None if interval is None else (interval[0] - 1, interval[1] - 1)
+    judged = verdict(shifted, "lower", seeds=len(logs))
+    return Comparison(
+        name=name,
+        variant="diff",
+        against="softmax",
+        unit="of the Transformer's",
+        better="lower",
+        ours=(ratio, 1.0),
+        difference=ratio - 1,
+        differences=tuple(math.exp(one) - 1 for one in logs),
+        interval=shifted,
+        verdict=judged,
+        seeds_needed=needed if judged == "inconclusive" else None,
+        **fields,
+    )
+
+
+FIG_3 = Experiment(
+    name="fig3",
+    shows="language loss by size and by tokens: what DIFF needs to be as good as the Transformer (Figure 3)",
+    presets={
+        # Sizes of which the smallest is too small for these few tokens: of larger ones none is better than another yet.
+        "cpu": language.language_preset(
+            *language.LANGUAGE_CPU,
+            steps=250,
+            evaluate_every=50,
+            variants=(
+                *sized(20_000, 2, 16, 44, 4),
+                *sized(40_000, 2, 24, 64, 4),
+                *sized(60_000, 2, 32, 84, 4),
+                *sized(130_000, 3, 48, 128, 4),
+            ),
+            learning_rates=(1.25e-2, 3e-2, 7.5e-2),
+            seeds=3,
+            options={"documents": 60, "longest": 2048, "frequent": 100},
+            minutes=8,
+        ),
+        "gpu": language.language_preset(
+            *language.LANGUAGE_GPU,
+            steps=900,
+            evaluate_every=90,
+            variants=(
+                *sized(3_000_000, 4, 128, 344, 16),
+                *sized(9_000_000, 6, 256, 688, 32),
+                *sized(17_000_000, 6, 384, 1024, 32),
+                *sized(34_000_000, 8, 512, 1376, 32),
+            ),
+            learning_rates=(5e-4, 1e-3, 2e-3),
+            seeds=3,
+            options={"documents": 200, "longest": 65536, "frequent": 1000},
+            minutes=25,
+        ),
+        "paper": PaperPreset(
+            stages=(Stage(recipe="paper-830m"),),
+            recipes=PAPER_RECIPES,
+            variants=tuple(variant for size in PAPER_RECIPES for variant in diff_and_softmax(coordinates=size)),
+            evaluations=(evaluation("standard"),),
+            remarks=(
+                "Figure 3a is the loss of the five sizes after 10B tokens. Figure 3b is the 3B models' loss by tokens: "
+                "validation/loss at every 1000th step, of 4.2M tokens each, in metrics.jsonl of their runs.",
+            ),
+        ),
+    },
+    options=Repeats,
+    measurements=language.loss_and_repeats,
+    compare=_compare,
+    headline=lambda _: Headline(
+        name=PARAMETERS, claim="DIFF needs fewer parameters than the Transformer for the same loss"
+    ),
+    notes=(
+        f"{PARAMETERS} is read at the middle of the sizes (their geometric mean), with all parameters but λ and norms "
+        f"counted; the paper reads it at 6.8B. Where {APART}, for one seed, for all, or for "
+        "more than one in forty draws of the seeds, it is not known.",
+        f"{PARAMETERS} and {TOKENS_FOR_EQUAL_LOSS} are of {LANGUAGE_LOSS}. {language.FIXED_TEXT} The losses by size "
+        f"({WHOLE}) are of whole documents, each in contexts of its own, and their intervals allow for other "
+        "documents.",
+        f"{TOKENS_FOR_EQUAL_LOSS} compares two runs of one schedule and one learning rate: before its end a run has a "
+        "higher rate than one that ends there would have. It is of a fixed budget, so its verdict does not wait until "
+        "both have levelled off.",
+        "The paper's gaps by size, read off Figure 3a: "
+        + ", ".join(f"{first - second:+.3f} at {size.label}" for size, (first, second) in PAPER_LOSSES.items())
+        + "; by tokens of training, read off Figure 3b: "
+        + ", ".join(f"{gap:+.3f} after {tokens}" for tokens, gap in PAPER_GAPS.items())
+        + ".",
+    ),
+)

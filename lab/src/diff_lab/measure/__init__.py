@@ -1,0 +1,1 @@
+"""Measures trained models; each measurement also runs on a checkpoint alone, by `diff-lab eval`."""

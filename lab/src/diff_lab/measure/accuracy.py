@@ -1,0 +1,107 @@
+"""Makes records of accuracies, and computes those that are reached without retrieval."""
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Any, TypedDict
+
+from torch import Tensor
+
+from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.data.retrieval_guesses import most_frequent, right_ways
+from diff_lab.measure.measurement import EvalInput
+from diff_lab.record import Interval, Result
+from diff_lab.statistics import mean_interval, proportion_interval
+
+BY_SEQUENCE = "Student's t over sequences (Wilson's interval where none differ)"
+
+
+def share_interval(means: Tensor) -> Interval | None:
+    """The interval of a mean of shares, inside 0 … 1; Wilson's where all are 0 or all are 1 and show no spread."""
+    if bool((means == means[0]).all()) and float(means[0]) in (0.0, 1.0):
+        return proportion_interval(int(means.sum()), len(means))
+    interval = mean_interval(means.tolist())
+    return None if interval is None else (max(0.0, interval[0]), min(1.0, interval[1]))
+
+
+def ratio_samples(sums: Tensor, counts: Tensor) -> Tensor:
+    """For each sequence (n,) a number, so that their mean is Σ `sums` / Σ `counts` and their spread that of this ratio.
+
+    To first order: the ratio plus what the sequence adds to it. Sequences with more counts weigh more, as in the ratio.
+    """
+    sums, counts = sums.double(), counts.double()
+    ratio = sums.sum() / counts.sum()
+    return ratio + (sums - ratio * counts) * len(counts) / counts.sum()
+
+
+def share_record(measured: EvalInput, name: str, right: Tensor, coordinates: Coordinates = NOWHERE) -> Result:
+    """The share of right answers among `right`, (sequences, answers) boolean, with its interval over sequences.
+
+    It carries no documents: sequences are drawn anew for each seed, so what differs between seeds tells of both.
+    """
+    values = right.double()
+    interval = share_interval(values.mean(1))
+    fields = {"interval": interval, "n": values.numel(), "coordinates": coordinates}
+    return measured.record(name, values.mean().item(), better="higher", method=BY_SEQUENCE, **fields)
+
+
+def proportion_record(measured: EvalInput, name: str, right: Sequence[bool], **fields: Any) -> Result:
+    """The share of right ones among answers that are independent of each other, with Wilson's interval."""
+    interval = proportion_interval(sum(right), len(right))
+    return measured.record(name, sum(right) / len(right), interval=interval, n=len(right), better="higher", **fields)
+
+
+class Levels(TypedDict):
+    """The levels of a `Baseline`."""
+
+    chance: float
+    floor: float
+    by_elimination: float | None
+
+
+def token_levels(pairs: int, queries: int, values: int, *, repeats: bool = False) -> Levels:
+    """Of the accuracy over all queries of the retrieval task, in random order, the right answers to earlier ones in
+    view.
+
+    Elimination leaves out the values already given to other keys, and copies the answer to a key that was already
+    asked for, where queries are drawn with repeats.
+    """
+    eliminated = None
+    if queries > 1:
+        eliminated = fmean(_by_elimination(pairs, queries, values, repeats))
+    return Levels(chance=1 / values, floor=most_frequent(pairs, values), by_elimination=eliminated)
+
+
+def joint_levels(pairs: int, queries: int, values: int) -> Levels:
+    """Of the share of sequences whose queries, all different, are all answered right.
+
+    The best answers without binding are the most frequent values one after the other, each as often as it occurs.
+    """
+    all_right = float(right_ways(pairs, values, queries)[pairs]) / math.perm(pairs, queries)
+    return Levels(chance=values**-queries, floor=all_right, by_elimination=None)
+
+
+def text_levels(needles: int, queried: int, digits: int, *, joint: bool = False) -> Levels:
+    """Of needles in text: an answer that lists as many of the context's numbers as are asked for, at random. `joint` is
+    whether all numbers of a question have to be right."""
+    floor = 1 / math.comb(needles, queried) if joint else queried / needles
+    guess = 1 / (9 * 10 ** (digits - 1))  # the first digit is not 0
+    return Levels(chance=guess**queried if joint else guess, floor=max(floor, guess), by_elimination=None)
+
+
+def _by_elimination(pairs: int, queries: int, values: int, repeats: bool) -> Iterator[float]:
+    """The accuracy of each query: those left are again independent draws, one for each key not asked for so far."""
+    ways = right_ways(pairs, values, 1)
+    blind = [0.0, *(float(ways[left]) / left for left in range(1, pairs + 1))]  # by how many keys are left
+    likelihoods = {0: 1.0}  # how many different keys were asked for → how likely that is
+    for _ in range(queries):
+        seen = {count: count / pairs if repeats else 0.0 for count in likelihoods}
+        yield math.fsum(
+            share * (seen[count] + (1 - seen[count]) * blind[pairs - count]) for count, share in likelihoods.items()
+        )
+        after: dict[int, float] = {}
+        for count, share in likelihoods.items():
+            for new, part in ((count, seen[count]), (count + 1, 1 - seen[count])):
+                if part:
+                    after[new] = after.get(new, 0.0) + share * part
+        likelihoods = after

@@ -1,0 +1,245 @@
+"""Measures the loss on whole documents: by position (Figure 4), and on what repeats in them, AR-hit (Table 6).
+
+A token x_t is a *hit* where the pair (x_{t−1}, x_t) stands earlier in its own context: x_{s−1} = x_{t−1} and x_s = x_t
+for some s < t, both of them after the context's beginning. Such a token can be found by looking back for its
+predecessor (associative recall). Pairs that the training text holds often can be known without looking, and are left
+out: they count among the *others*. The paper follows Arora et al., "Zoology" (arXiv 2312.04927), and does not say from
+which frequency on a pair is left out; here it is the setting `frequent`.
+"""
+
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch.nn.utils.rnn import pad_sequence
+
+from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.data import Batches
+from diff_lab.data.batches import grouped
+from diff_lab.measure.measurement import Count, EvalInput, Measurement, Several
+from diff_lab.measure.standard import text_part
+from diff_lab.record import Result
+from diff_lab.statistics import bootstrap_interval
+
+CUMULATIVE_LOSS = "positions/cumulative_loss"
+# Table 6's columns: of all tokens, of hits, of others.
+WHOLE, AR_HIT, OTHER = REPEAT_COLUMNS = ("repeats/loss", "repeats/ar_hit", "repeats/other")
+# Logits to hold at a time, in float32.
+_LOGITS = 1 << 27
+_CHUNK = 1 << 24  # bigrams of the training text that are counted at a time
+
+Parts = Sequence[tuple[float, float]]  # the summed loss and the number of tokens of each document
+
+
+def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) -> list[np.ndarray]:
+    """At most `most` of the documents with `shortest` tokens or more, spread evenly over their order. Raises ValueError
+    where fewer than two are so long, which leaves nothing to draw other documents from."""
+    documents = list(documents)
+    long = [document for document in documents if len(document) >= shortest]
+    if len(long) < 2:
+        raise ValueError(
+            f"This needs two documents of {shortest} tokens or more, and of {len(documents)} the longest has "
+            f"{max(map(len, documents), default=0)}: give more or longer text, or ask for shorter contexts."
+        )
+    numbers = np.linspace(0, len(long) - 1, min(most, len(long))).round().astype(int)
+    return [long[number] for number in numbers]
+
+
+@torch.no_grad()
+def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """−ln p of each token of each row but the first, given all that stands before it in the row: (n − 1,) float64 in
+    nats.
+
+    Rows of similar lengths go through the model together, without a mask: causal attention does not see what stands
+    after the end of a shorter one. Raises ValueError for a row of fewer than two tokens, or a token the model has not.
+    """
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    for row in rows:
+        if len(row) < 2 or int(row.max()) >= vocabulary:
+            raise ValueError(
+                f"A row must have two tokens or more, all of them below {vocabulary}, got {len(row)} of up to "
+                f"{int(row.max()) if len(row) else 'none'}."
+            )
+    # Nothing is to be padded: a model's rule for what is not told may look for padding tokens.
+    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    device = next(model.parameters()).device
+    order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
+    losses: list[np.ndarray] = [np.empty(0)] * len(rows)
+    while order:
+        count = max(1, _LOGITS // (len(rows[order[0]]) * vocabulary))
+        batch, order = order[:count], order[count:]
+        tokens = [torch.from_numpy(rows[index].astype(np.int64)) for index in batch]
+        input_ids = pad_sequence(tokens, batch_first=True).to(device)
+        logits = model(input_ids=input_ids, **options).logits
+        for number, index in enumerate(batch):
+            size = len(rows[index])
+            loss = F.cross_entropy(logits[number, : size - 1].float(), input_ids[number, 1:size], reduction="none")
+            losses[index] = loss.double().cpu().numpy()
+    return losses
+
+
+def loss_record(name: str, parts: Parts, measured: EvalInput, coordinates: Coordinates = NOWHERE) -> Result:
+    """The mean loss of a token, with the interval over documents."""
+    total, count = np.sum(parts, axis=0)
+    return measured.record(
+        name,
+        float(total / count),
+        interval=bootstrap_interval(parts),
+        n=int(count),
+        unit="nats/token",
+        better="lower",
+        coordinates=coordinates,
+        method="bootstrap over documents",
+        documents=tuple((float(loss), float(tokens)) for loss, tokens in parts),
+    )
+
+
+def position_marks(length: int, first: int) -> list[int]:
+    """first, 2·first, 4·first … up to `length`, which is always the last."""
+    return [*(first << n for n in range(length.bit_length()) if first << n < length), length]
+
+
+def position_losses(model: Any, documents: Sequence[np.ndarray], length: int, windows: int = 1) -> np.ndarray:
+    """−ln p of each token of the first contexts of documents, by its position: (documents, length − 1, 2) float64.
+
+    That is the summed loss of the tokens with 1, 2 … length − 1 tokens before them, and how many they are, in at most
+    `windows` contexts of a document, none of which is shorter.
+    """
+    rows, owners = [], []
+    for number, document in enumerate(documents):
+        for window in range(min(windows, len(document) // length)):
+            rows.append(document[window * length : (window + 1) * length])
+            owners.append(number)
+    sums = np.zeros((len(documents), length - 1, 2))
+    for owner, losses in zip(owners, token_losses(model, rows), strict=True):
+        sums[owner, :, 0] += losses
+        sums[owner, :, 1] += 1
+    return sums
+
+
+class Positions(Measurement):
+    """Loss by position in long documents, and cumulated up to it (Figure 4), in nats per token.
+
+    "positions/cumulative_loss" at 256 first tokens is the mean over all tokens with fewer than 256 before them;
+    "positions/loss" at the positions 128 to 255 that of the tokens with so many before them.
+    """
+
+    needs = "text"
+
+    length: Count | None = Field(default=None, description="tokens of a context; as in training unless given")
+    first: Count = Field(default=64, description="the first position that is reported; then twice as many, and so on")
+    documents: Several = Field(default=100, description="documents, at most")
+    windows: Count = Field(default=1, description="contexts of each document, at most")
+
+    def check(self, batches: Batches | None, tokenizer: Any) -> tuple[list[np.ndarray], int]:
+        """The documents whose loss by position is measured, and the tokens of a context."""
+        text = text_part(batches)
+        length = self.length or text.length
+        if not 2 <= self.first <= length:
+            raise ValueError(f"first must lie in 2 … length = {length}, got {self.first}.")
+        return chosen_documents(text.documents(), length, self.documents), length
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        documents, length = self.check(measured.batches, None)
+        sums = position_losses(measured.model, documents, length, self.windows)
+        records = []
+        before = 1  # the token at the very beginning is not predicted
+        for mark in position_marks(length, self.first):
+            cumulated, between = sums[:, : mark - 1].sum(1), sums[:, before - 1 : mark - 1].sum(1)
+            records.append(loss_record(CUMULATIVE_LOSS, cumulated, measured, Coordinates(first_tokens=mark)))
+            records.append(loss_record("positions/loss", between, measured, Coordinates(position=(before, mark - 1))))
+            before = mark
+        return records
+
+
+def bigrams(tokens: np.ndarray) -> np.ndarray:
+    """Each token with the one before it as one number: (n,) → (n − 1,) int64."""
+    wide = tokens.astype(np.int64)
+    return wide[:-1] << 32 | wide[1:]
+
+
+def repeated(pairs: np.ndarray) -> np.ndarray:
+    """Which of the numbers (n,) stand earlier in the row already: (n,) bool."""
+    _, first = np.unique(pairs, return_index=True)
+    seen = np.ones(len(pairs), dtype=bool)
+    seen[first] = False
+    return seen
+
+
+def frequent_bigrams(documents: Iterable[np.ndarray], most: int) -> np.ndarray:
+    """The bigrams that stand more than `most` times in all documents together, sorted."""
+    numbers, counts = np.empty(0, np.int64), np.empty(0, np.int64)
+    for parts in grouped(map(bigrams, documents), len, _CHUNK):
+        new_numbers, new_counts = np.unique(np.concatenate(parts), return_counts=True)
+        numbers, indices = np.unique(np.concatenate([numbers, new_numbers]), return_inverse=True)
+        counts = np.bincount(indices, weights=np.concatenate([counts, new_counts])).astype(np.int64)
+    return numbers[counts > most]
+
+
+def repeat_losses(
+    model: Any, documents: Sequence[np.ndarray], frequent: np.ndarray, length: int
+) -> dict[str, np.ndarray]:
+    """The summed loss and the number of tokens of each document, (documents, 2), of "hit" and of "other".
+
+    Longer documents are cut into contexts of `length`, each of which begins anew; `frequent` bigrams are no hits.
+    """
+    contexts = list(_contexts(documents, frequent, length))
+    sums = {name: np.zeros((len(documents), 2)) for name in ("hit", "other")}
+    for (owner, _, hits), losses in zip(contexts, token_losses(model, [row for _, row, _ in contexts]), strict=True):
+        for name, chosen in (("hit", hits), ("other", ~hits)):
+            sums[name][owner] += losses[chosen].sum(), chosen.sum()
+    return sums
+
+
+def _contexts(
+    documents: Sequence[np.ndarray], frequent: np.ndarray, length: int
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Each context with the number of its document, and which of its tokens but the first are hits."""
+    for number, document in enumerate(documents):
+        # Contexts overlap by one token, so that each but the first is predicted once.
+        for start in range(0, len(document) - 1, length - 1):
+            row = document[start : start + length]
+            pairs = bigrams(row)
+            yield number, row, repeated(pairs) & ~np.isin(pairs, frequent)
+
+
+class Repeats(Measurement):
+    """AR-hit (Table 6): the loss on tokens that complete an earlier bigram of their context, and on others."""
+
+    needs = "text"
+
+    length: Count | None = Field(default=None, description="tokens of a context; as in training unless given")
+    documents: Several = Field(default=200, description="documents, at most")
+    frequent: Count = Field(default=100, description="how often a bigram may stand in the text and be left in the hits")
+    longest: Count = Field(default=16384, description="tokens of a document, at most")
+
+    def check(self, batches: Batches | None, tokenizer: Any) -> tuple[list[np.ndarray], np.ndarray, int]:
+        """The documents, the bigrams that are left out of the hits, and the tokens of a context. Raises ValueError for
+        too few documents, or no hit or no other token in them.
+        """
+        text = text_part(batches)
+        documents = [document[: self.longest] for document in chosen_documents(text.documents(), 2, self.documents)]
+        # The training part says which bigrams are frequent; the measured part where there is none.
+        frequent = frequent_bigrams(text.documents(training=bool(text.train_tokens)), self.frequent)
+        length = self.length or text.length
+        marked = [hits for _, _, hits in _contexts(documents, frequent, length)]
+        hit, tokens = sum(int(hits.sum()) for hits in marked), sum(map(len, marked))
+        for name, count in {"hit": hit, "other": tokens - hit}.items():
+            if not count:
+                raise ValueError(
+                    f"None of {tokens} tokens is a {name!r} token where bigrams that occur more than {self.frequent} "
+                    "times in the text are no hits: give more text, or another limit as `frequent`."
+                )
+        return documents, frequent, length
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        parts = repeat_losses(measured.model, *self.check(measured.batches, None))
+        hit, other = parts["hit"], parts["other"]
+        columns = zip(REPEAT_COLUMNS, (hit + other, hit, other), strict=True)
+        records = [loss_record(name, column, measured) for name, column in columns]
+        tokens, hits = (record.n or 0 for record in records[:2])
+        return [*records, measured.record("repeats/share", hits / tokens, n=tokens)]

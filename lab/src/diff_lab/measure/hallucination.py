@@ -1,0 +1,231 @@
+"""Measures contextual hallucination: whether all of an answer follows from the document it is about (Table 4)."""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it ships no types
+
+from diff_lab.data import Batches
+from diff_lab.measure.accuracy import proportion_record
+from diff_lab.measure.decoding import greedy_answers, prompt_tokens
+from diff_lab.measure.judge import FORM, TASK, Judge, Judgement, JudgeOptions, evidence, judge_of
+from diff_lab.measure.measurement import Count, EvalInput, Measurement, Text
+from diff_lab.measure.question_files import PAPER_SETS, Source, held_out_sources, read_sources
+from diff_lab.measure.standard import text_part
+from diff_lab.record import Result
+from diff_transformer.storage.files import parse_json
+
+
+@dataclass
+class Account:
+    """What the judging cost so far: new judgements, with what the judge read and wrote and how long it took, and
+    judgements that an earlier run or an equal answer had already.
+    """
+
+    new_judgements: int = 0
+    known_judgements: int = 0
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.new_judgements:,} judgements asked for and {self.known_judgements:,} kept from before; "
+            f"{self.prompt_tokens:,} tokens read and {self.reply_tokens:,} written in {self.seconds:,.0f} s"
+        )
+
+
+class Judgements:
+    """A judge with a memory: each judgement is written down, so that none is asked for twice.
+
+    The .jsonl file `path` may exist: each judgement is added, and on the disk, as soon as it is made. A line holds the
+    judge's name, what the judgement is of, the reply and what it cost. Without a path nothing is written. Two processes
+    that use one file at once lose nothing but may ask the same. Raises FileNotFoundError where the file's folder does
+    not exist, and ValueError, which names the line, where the file holds something else.
+    """
+
+    def __init__(self, judge: Judge, path: Path | None = None) -> None:
+        self.judge, self.path, self.account = judge, path, Account()
+        self._known = {} if path is None else _read(path)
+
+    def of(self, source: Source, answer: str) -> Judgement:
+        """The judgement of one answer, asked for where it is not known. Raises JudgeError as the judge."""
+        # Who judges, and all that it reads.
+        key = hashlib.sha256(json.dumps([self.judge.name, TASK, FORM, evidence(source, answer)]).encode()).hexdigest()
+        if key in self._known:
+            self.account.known_judgements += 1
+        else:
+            begun = time.monotonic()
+            judgement = self._known[key] = self.judge.judge(source, answer)
+            seconds = time.monotonic() - begun
+            self.account.new_judgements += 1
+            self.account.prompt_tokens += judgement.prompt_tokens
+            self.account.reply_tokens += judgement.reply_tokens
+            self.account.seconds += seconds
+            if self.path is not None:
+                line = {"key": key, "judge": self.judge.name, "question": source.question, "answer": answer}
+                costs = {**vars(judgement), "seconds": round(seconds, 3)}
+                with self.path.open("ab") as file:
+                    file.write(json.dumps(line | costs, ensure_ascii=True).encode() + b"\n")
+        return self._known[key]
+
+
+def _read(path: Path) -> dict[str, Judgement]:
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"The folder of the file of judgements {str(path)!r} does not exist.")
+    if not path.exists():
+        return {}
+    data = path.read_bytes()
+    complete = data.rfind(b"\n") + 1
+    if complete < len(data):  # a kill in the middle of a line: that judgement is asked for again
+        with path.open("r+b") as file:
+            file.truncate(complete)
+    judgements = {}
+    for number, line in enumerate(data[:complete].split(b"\n")[:-1], start=1):
+        try:
+            fields = parse_json(line, str(path))
+            counts = {name: int(fields[name]) for name in ("prompt_tokens", "reply_tokens")}
+            judgement = Judgement(supported=fields["supported"], reply=fields["reply"], **counts)
+            if judgement.supported not in (True, False, None) or not isinstance(judgement.reply, str):
+                raise TypeError
+            judgements[str(fields["key"])] = judgement
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(
+                f"{path}, line {number} is no judgement; name a new file, or one that this command has written."
+            ) from None
+    return judgements
+
+
+def prompt_of(source: Source) -> str:
+    """What a model is given: the document and the question, or the request to summarise it."""
+    if source.question is None:
+        return f"Document:\n{source.document}\n\nA summary of the document in a few sentences:\n"
+    return f"Document:\n{source.document}\n\nQuestion about the document: {source.question}\nAnswer:"
+
+
+def answer_of(source: Source, text: str) -> str:
+    """The answer in what a model wrote: one line to a question, one paragraph of a summary.
+
+    A model that only ever continues text goes on to the next question or document.
+    """
+    text = text.strip()
+    return (text.split("\n\n") if source.question is None else text.splitlines() or [""])[0].strip()
+
+
+def states_nothing(answer: str) -> bool:
+    """Whether an answer has no letter and no digit."""
+    return not any(map(str.isalnum, answer))
+
+
+def judged_answers(
+    model: Any,
+    tokenizer: Any,
+    sources: Sequence[Source],
+    judgements: Judgements,
+    *,
+    new_tokens: int = 128,
+    batch_size: int = 16,
+) -> Iterator[tuple[str, Judgement]]:
+    """Has a model answer greedily and its answers judged, a batch after the other.
+
+    An answer without a letter or a digit states nothing. It is not supported, and no judge is asked: a model that
+    stays silent would be the best one otherwise. Raises ValueError, before anything is written, where a document does
+    not fit the model's context, and JudgeError where the judge cannot be asked; the same call goes on from there.
+    """
+    rows = prompt_tokens(model, tokenizer, [prompt_of(source) for source in sources], new_tokens)
+    for source, tokens in zip(sources, greedy_answers(model, tokenizer, rows, new_tokens, batch_size), strict=True):
+        answer = answer_of(source, tokenizer.decode(tokens, skip_special_tokens=True))
+        silence = Judgement(supported=False, reply="")
+        yield answer, silence if states_nothing(answer) else judgements.of(source, answer)
+
+
+def hallucination_records(
+    measured: EvalInput, judged: Sequence[tuple[str, Judgement]], name: str, judge: str
+) -> list[Result]:
+    """The share of answers that are free of hallucination, among those whose judgement could be read.
+
+    With it, the share of answers that state nothing, and what the judge read and wrote. Raises ValueError where no
+    judgement could be read.
+    """
+    verdicts = [judgement.supported for _, judgement in judged]
+    readable = [verdict for verdict in verdicts if verdict is not None]
+    if not readable:
+        raise ValueError(f"None of the {len(judged)} replies of the judge {judge!r} holds a verdict.")
+    silent = sum(states_nothing(answer) for answer, _ in judged)
+    cost = sum(judgement.prompt_tokens + judgement.reply_tokens for _, judgement in judged)
+    name = f"hallucination/{name}"
+    accuracy = proportion_record(
+        measured,
+        name,
+        readable,
+        seed=None,
+        documents=tuple((float(bool(verdict)), float(verdict is not None)) for verdict in verdicts),
+        method=(
+            f"Wilson's score interval over documents; judge: {judge}; {silent} answers state nothing and count as not "
+            f"supported; {len(judged) - len(readable)} replies without a verdict are left out"
+        ),
+    )
+    shared: dict[str, Any] = {"seed": None, "n": len(judged)}
+    records = [accuracy, measured.record(f"{name}/silent_answers", silent / len(judged), **shared)]
+    if cost:  # not of a judge that costs nothing, or does not tell
+        records.append(measured.record(f"{name}/judge_tokens", float(cost), unit="tokens", **shared))
+    return records
+
+
+class Hallucination(JudgeOptions, Measurement):
+    """The share of answers about documents that a judge finds supported by them (Table 4)."""
+
+    needs = None
+
+    sources: Text = Field(
+        default="",
+        description=f".jsonl files or {', '.join(PAPER_SETS)}, separated by commas; nothing for an experiment's text",
+    )
+    documents: Count = Field(default=100, description="documents of each set, at most")
+    characters: Count = Field(default=8000, description="characters of a document, at most")
+    new_tokens: Count = Field(default=128, description="tokens of an answer, at most")
+    judgements: Text = Field(default="judgements.jsonl", description="the file of all judgements; nothing for none")
+
+    def sets(self, batches: Batches | None, tokenizer: Any) -> dict[str, list[Source]]:
+        """The documents that the options name; of an experiment's run, pieces of its held-out text unless they do.
+        Raises ValueError where there are none, or two sets of one name; a file is called by its stem."""
+        size = {"limit": self.documents, "characters": self.characters}
+        if not self.sources and batches is not None:
+            return {"held_out": held_out_sources(text_part(batches), tokenizer, **size)}
+        paths = [path.strip() for path in self.sources.split(",") if path.strip()]
+        names = [Path(path).stem if path.endswith(".jsonl") else path for path in paths]
+        if not paths or len(set(names)) < len(names):
+            raise ValueError(
+                f"Name documents, each once: .jsonl files or {', '.join(PAPER_SETS)}, separated by commas; got "
+                f"{self.sources!r}."
+            )
+        return {name: read_sources(path, **size) for name, path in zip(names, paths, strict=True)}
+
+    def check(self, batches: Batches | None, tokenizer: Any) -> None:
+        judge_of(self)
+        self.sets(batches, tokenizer)
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        if measured.tokenizer is None:
+            raise ValueError("Documents are read as text, and this model has no tokenizer.")
+        model, tokenizer = measured.model, measured.tokenizer
+        sets = self.sets(measured.batches, tokenizer)
+        judge = judge_of(self, str(model.device))
+        folder = Path() if measured.training is None else measured.training.folder
+        judgements = Judgements(judge, folder / self.judgements if self.judgements else None)
+        records = []
+        for name, sources in sets.items():
+            answers = judged_answers(model, tokenizer, sources, judgements, new_tokens=self.new_tokens)
+            judged = []
+            progress = tqdm(answers, f"judging {measured.variant} on {name}", total=len(sources), disable=None)
+            for answer in progress:
+                judged.append(answer)
+                progress.set_postfix_str(str(judgements.account))
+            records += hallucination_records(measured, judged, name, judge.name)
+        return records

@@ -1,0 +1,347 @@
+"""Measures classification after many labelled examples, and how much their order matters (Figures 6 and 7).
+
+`episodes` and `episode_orders` show synthetic words, on models that were trained on such data; `many_shot` and
+`many_shot_orders` show questions of TREC, Banking-77 and CLINC-150 to any language model.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it ships no types
+from transformers import DynamicCache
+
+from diff_lab.coordinates import Coordinates
+from diff_lab.data import Episode, LabelledText, ManyShotBatches, read_labelled
+from diff_lab.measure.accuracy import proportion_record, share_record
+from diff_lab.measure.decoding import LabelTrie, greedy_label, label_log_likelihoods
+from diff_lab.measure.measurement import (
+    Count,
+    Counts,
+    EvalInput,
+    Measurement,
+    Several,
+    Shares,
+    Text,
+    data_of,
+)
+from diff_lab.record import Baseline, Result
+from diff_lab.statistics import mean_interval, variance_beyond_chance
+
+ACCURACY = "many_shot/accuracy"
+ORDER_VARIANCE, ORDER_MEAN = "many_shot/order_variance", "many_shot/order_mean"
+ORDERS = ("random", "alternating")
+# The best less the worst grows with the number of orders: the paper has ten.
+RANGE_ORDERS = 10
+
+
+def drawn_orders(classes: Tensor, count: int, kind: str, seed: int) -> list[Tensor]:
+    """Different orders of demonstrations of these classes (shots,): `count` of them, or fewer where there are no more.
+
+    They are "random", or "alternating": one of each class in turn for as long as there are any, the classes in an order
+    of their own and each class' demonstrations as well.
+    """
+    random = np.random.default_rng(seed)
+    shown = classes.numpy()
+    orders: dict[tuple[int, ...], Tensor] = {}
+    for _ in range(20 * count):
+        order = random.permutation(len(shown))
+        if kind == "alternating":
+            rank_of_class = random.permutation(int(shown.max()) + 1)
+            rounds = np.zeros(len(shown), dtype=int)  # of each demonstration, how many of its class come before it
+            for number in range(int(shown.max()) + 1):
+                of_class = order[shown[order] == number]
+                rounds[of_class] = np.arange(len(of_class))
+            order = np.lexsort((rank_of_class[shown], rounds))
+        orders.setdefault(tuple(order.tolist()), torch.from_numpy(order))
+        if len(orders) == count:
+            break
+    return list(orders.values())
+
+
+def order_results(
+    measured: EvalInput, right: Sequence[Sequence[int]], queries: int, name: str, coordinates: Coordinates
+) -> list[Result]:
+    """What numbers of right answers after different orders say, as means over sets of demonstrations.
+
+    Of the shares of right answers, "_range" is the best less the worst of the first ten orders, "_variance" the
+    variance over orders without what counting so many answers gives by chance, which may be below 0, "_spread" the root
+    of the mean variance (0 where that is below 0), "_mean" their mean. The numbers are those of each set, after each of
+    two orders or more, of `queries` that were drawn for this order alone.
+    """
+    shares = [[count / queries for count in row] for row in right]
+    variances = [variance_beyond_chance(row, queries) for row in shares]
+    columns: dict[str, list[float]] = {
+        "range": [max(row[:RANGE_ORDERS]) - min(row[:RANGE_ORDERS]) for row in shares],
+        "variance": variances,
+        "spread": variances,
+        "mean": [fmean(row) for row in shares],
+    }
+    shared = {"coordinates": coordinates, "n": len(right), "method": "Student's t over sets of demonstrations"}
+    records = []
+    for column, values in columns.items():
+        mean, interval = fmean(values), mean_interval(values)
+        if column == "spread":
+            mean, low, high = (math.sqrt(max(0.0, variance)) for variance in (mean, *(interval or (0.0, 0.0))))
+            interval = interval and (low, high)
+        better = "higher" if column == "mean" else "lower"
+        records.append(measured.record(f"{name}_{column}", mean, interval=interval, better=better, **shared))
+    return records
+
+
+@torch.no_grad()
+def episode_answers(model: Any, episode: Episode, order: Tensor | None = None) -> Tensor:
+    """Which queries get their right label, the most likely of the episode's labels: (Q,) boolean. They stand after the
+    demonstrations in an order (shots,), or as these were drawn."""
+    cache = DynamicCache(config=model.config)
+    model(input_ids=episode.prompt(order)[None].to(model.device), past_key_values=cache, use_cache=True)
+    cache.batch_repeat_interleave(len(episode.queries))
+    logits = model(input_ids=episode.queries.to(model.device), past_key_values=cache, use_cache=True).logits
+    chosen = logits[:, -1].cpu()[:, episode.candidates].argmax(-1)
+    return episode.candidates[chosen] == episode.answers
+
+
+def order_accuracies(model: Any, episode: Episode, count: int, kind: str, seed: int) -> list[int]:
+    """How many queries are answered right after each of `count` orders; each has its own share of the queries."""
+    queries = len(episode.queries) // count
+    parts = zip(
+        drawn_orders(episode.classes, count, kind, seed),
+        episode.queries.split(queries),
+        episode.answers.split(queries),
+        strict=False,  # there may be fewer orders than asked for
+    )
+    return [
+        int(episode_answers(model, replace(episode, queries=part, answers=answers), order).sum())
+        for order, part, answers in parts
+    ]
+
+
+class Episodes(Measurement):
+    """Many-shot classification of synthetic words by the number of shots and of wrong labels (Figure 6)."""
+
+    any_model = False
+
+    shots: Counts = Field(default=(8, 16, 32), description="numbers of demonstrations")
+    noises: Shares = Field(default=(0.0, 0.1, 0.3), description="shares of wrong labels, 0 to 1")
+    episodes: Count = Field(default=64, description="sets of demonstrations")
+    queries: Count = Field(default=32, description="questions after each set")
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        task, seed = (
+            data_of(measured.batches, ManyShotBatches, "many_shot data", "episodes", "many_shot"),
+            measured.seed,
+        )
+        records = []
+        for noise, shots in product(self.noises, self.shots):
+            drawn = (task.episode(seed, number, shots, self.queries, noise) for number in range(self.episodes))
+            right = torch.stack([episode_answers(measured.model, episode) for episode in drawn])
+            # The queries of an episode share its demonstrations, so the interval is over episodes.
+            records.append(share_record(measured, ACCURACY, right, Coordinates(noise=noise, shots=shots)))
+        return records
+
+    def baselines(self, recipe: Any) -> list[Baseline]:
+        cells = product(self.noises, self.shots)
+        return [guessing(ACCURACY, Coordinates(noise=noise, shots=shots), recipe) for noise, shots in cells]
+
+
+class EpisodeOrders(Measurement):
+    """How much the answers to it depend on the order of the same demonstrations (Figure 7)."""
+
+    any_model = False
+
+    shots: Several = Field(default=32, description="demonstrations")
+    noises: Shares = Field(default=(0.1, 0.3), description="shares of wrong labels, 0 to 1")
+    orders: Several = Field(default=30, description="orders of each set of demonstrations")
+    queries: Several = Field(default=200, description="questions after each order")
+    sets: Count = Field(default=4, description="sets of demonstrations")
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        task = data_of(measured.batches, ManyShotBatches, "many_shot data", "episode_orders", "many_shot_orders")
+        seed, queries = measured.seed, self.queries * self.orders
+        records = []
+        for noise, kind in product(self.noises, ORDERS):
+            drawn = (task.episode(seed, number, self.shots, queries, noise) for number in range(self.sets))
+            right = [order_accuracies(measured.model, episode, self.orders, kind, seed) for episode in drawn]
+            coordinates = Coordinates(orders=kind, noise=noise)
+            records += order_results(measured, right, self.queries, "many_shot/order", coordinates)
+        return records
+
+    def baselines(self, recipe: Any) -> list[Baseline]:
+        baselines = []
+        for noise, kind in product(self.noises, ORDERS):
+            at = Coordinates(orders=kind, noise=noise)
+            # A variance of accuracies means nothing in a model whose mean accuracy is that of guessing.
+            mean: dict[str, Any] = {"accuracy": ORDER_MEAN, "accuracy_coordinates": at, "is_accuracy": False}
+            baselines += [guessing(ORDER_VARIANCE, at, recipe, **mean), guessing(ORDER_MEAN, at, recipe)]
+        return baselines
+
+
+def guessing(name: str, coordinates: Coordinates, recipe: Any, **fields: Any) -> Baseline:
+    """What guessing among a sequence's labels gives: an item's class does not depend on how often others are shown, so
+    knowing which labels occur gives no more.
+    """
+    chance = 1 / recipe.data.classes
+    return Baseline(name=name, coordinates=coordinates, chance=chance, floor=chance, steps=recipe.train.steps, **fields)
+
+
+Rows = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class LabelledPrompt:
+    """Demonstrations (N,) and questions in a model's tokens, and the numbers of the right labels in a trie of all."""
+
+    demonstrations: Tensor
+    questions: tuple[Tensor, ...]
+    answers: tuple[int, ...]
+    trie: LabelTrie
+
+
+def labelled_prompt(
+    measured: EvalInput, task: LabelledText, demonstrations: Rows, labelled_questions: Rows
+) -> LabelledPrompt:
+    """Write demonstrations and questions for a model. Raises ValueError where they are longer than its positions."""
+    tokenizer = measured.tokenizer
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    # A label stands after a space, with the end of the line.
+    trie = LabelTrie([encode(f" {label}\n") for label in task.labels])
+    # Some tokenizers, such as Llama's, begin a text with a token of their own.
+    begin = [token for token in tokenizer.encode("")[:1] if token == tokenizer.bos_token_id]
+    prefix = torch.tensor(begin + encode("".join(task.demonstration(*row) for row in demonstrations)))
+    questions = tuple(torch.tensor(encode(task.query(text))) for text, _ in labelled_questions)
+    longest = len(prefix) + max(map(len, questions)) + trie.depth
+    positions = measured.model.config.max_position_embeddings
+    if longest > positions:
+        raise ValueError(
+            f"{len(demonstrations)} shots of {task.name} take {longest} tokens and the model has {positions} "
+            "positions; ask for fewer shots."
+        )
+    return LabelledPrompt(prefix, questions, tuple(task.labels.index(label) for _, label in labelled_questions), trie)
+
+
+@torch.no_grad()
+def labelled_answers(model: Any, prompt: LabelledPrompt, *, exact: bool = False) -> list[bool]:
+    """Which questions get their right label. The demonstrations are read once, and every question after them.
+
+    The label is what greedy decoding along the labels finds, or (`exact`) that of the highest constrained likelihood.
+    """
+    read = DynamicCache(config=model.config)
+    model(input_ids=prompt.demonstrations[None].to(model.device), past_key_values=read, use_cache=True)
+    right = []
+    for question, answer in zip(prompt.questions, prompt.answers, strict=True):
+        tokens, cache = torch.cat((prompt.demonstrations, question)), copy.deepcopy(read)
+        if exact:
+            label = int(label_log_likelihoods(model, prompt.trie, tokens, cache)[1].argmax())
+        else:
+            label = greedy_label(model, prompt.trie, tokens, cache)
+        right.append(label == answer)
+    return right
+
+
+class LabelledMeasurement(Measurement):
+    """Which labelled questions are asked."""
+
+    needs = None
+
+    task: Text = Field(default="trec", description="trec, trec-fine, banking77 or clinc150")
+    folder: Text = Field(default="", description="the folder of its files")
+    queries: Count = Field(default=100, description="questions")
+    exact: bool = Field(default=False, description="whether the likeliest label is taken, not the greedy one")
+
+    def read(self, measured: EvalInput, name: str) -> LabelledText:
+        """The questions. Raises ValueError, which begins with the measurement's name, where they cannot be asked."""
+        if not self.folder:
+            raise ValueError(
+                f"{name} reads labelled questions: name the folder of their files with --option folder=FOLDER, and "
+                "which they are with --option task=NAME."
+            )
+        if measured.tokenizer is None:
+            raise ValueError(f"{name} reads labelled questions as text, and this model has no tokenizer.")
+        return read_labelled(self.task, self.folder)
+
+
+class ManyShot(LabelledMeasurement):
+    """Labelled questions after many examples, answers held to the labels: trec, trec-fine, banking77, clinc150.
+
+    Accuracy by the number of demonstrations (Figure 6): records "many_shot/trec". Demonstrations are drawn from the
+    training part, more of them beginning with those that are fewer, and questions from the test part, the same for all.
+    """
+
+    shots: Counts = Field(default=(16, 64), description="numbers of examples before a question")
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        task = self.read(measured, "many_shot")
+        _check_texts(task, shots=max(self.shots), queries=self.queries)
+        random = np.random.default_rng(measured.seed)
+        demonstrations = [task.train[number] for number in random.permutation(len(task.train))]
+        questions = [task.test[number] for number in random.permutation(len(task.test))[: self.queries]]
+        prompts = [labelled_prompt(measured, task, demonstrations[:count], questions) for count in self.shots]
+        return [
+            proportion_record(
+                measured,
+                f"many_shot/{task.name}",
+                labelled_answers(measured.model, prompt, exact=self.exact),
+                coordinates=Coordinates(shots=shots),
+                method="Wilson's score interval over questions after the same demonstrations",
+            )
+            for shots, prompt in zip(self.shots, tqdm(prompts, desc=task.name, disable=None), strict=True)
+        ]
+
+
+class ManyShotOrders(LabelledMeasurement):
+    """How much the answers to them depend on the order of the same examples (Figure 7), random ones and such that
+    alternate.
+
+    The records are "many_shot/trec_order_range", "…_variance", "…_spread" and "…_mean", see `order_results`. Each order
+    has questions of its own, drawn from the test part with replacement: shares of right answers then differ by chance
+    as independent ones do, which the variance leaves out.
+    """
+
+    queries: Several = Field(default=100, description="questions")
+    shots: Several = Field(default=64, description="examples before a question")
+    orders: Several = Field(default=10, description="orders of each set of examples")
+    sets: Count = Field(default=1, description="sets of examples")
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        task = self.read(measured, "many_shot_orders")
+        _check_texts(task, shots=self.shots)
+        prompts: dict[str, list[list[LabelledPrompt]]] = {kind: [] for kind in ORDERS}
+        for number in range(self.sets):
+            random = np.random.default_rng((measured.seed, number))
+            rows = [task.train[row] for row in random.permutation(len(task.train))[: self.shots]]
+            classes = torch.tensor([task.labels.index(label) for _, label in rows])
+            for kind, of_sets in prompts.items():
+                of_sets.append([])
+                for order in drawn_orders(classes, self.orders, kind, measured.seed):
+                    questions = [task.test[row] for row in random.integers(len(task.test), size=self.queries)]
+                    demonstrations = [rows[row] for row in order.tolist()]
+                    of_sets[-1].append(labelled_prompt(measured, task, demonstrations, questions))
+        records = []
+        for kind, of_sets in prompts.items():
+            right = [
+                [
+                    sum(labelled_answers(measured.model, prompt, exact=self.exact))
+                    for prompt in tqdm(of_set, desc=kind, disable=None)
+                ]
+                for of_set in of_sets
+            ]
+            coordinates = Coordinates(orders=kind, shots=self.shots)
+            records += order_results(measured, right, self.queries, f"many_shot/{task.name}_order", coordinates)
+        return records
+
+
+def _check_texts(task: LabelledText, *, shots: int, queries: int | None = None) -> None:
+    for name, count, rows in (("shots", shots, task.train), ("queries", queries, task.test)):
+        if count is not None and count > len(rows):
+            raise ValueError(f"{name} must be between 1 and {len(rows)}, the texts of {task.name}, got {count}.")

@@ -1,0 +1,259 @@
+"""Measures what every model is measured by: the loss on text, the answers of a synthetic task."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.data import (
+    ArithmeticBatches,
+    Batches,
+    MaskedTextBatches,
+    NeedleBatches,
+    RetrievalBatches,
+    TextBatches,
+)
+from diff_lab.data.batches import IGNORED, flattened
+from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE
+from diff_lab.measure.arithmetic import Arithmetic
+from diff_lab.measure.many_shot import guessing
+from diff_lab.measure.measurement import Count, EvalInput, Measurement
+from diff_lab.measure.retrieval import (
+    FIRST_QUERY,
+    retrieval_answers,
+    retrieval_baselines,
+    retrieval_records,
+)
+from diff_lab.record import Baseline, Better, Result
+from diff_lab.results_files import number_of
+from diff_transformer.model import DiffTransformerForCausalLM, attends_by_document
+
+LANGUAGE_LOSS = "language/validation_loss"
+LABEL_ACCURACY = "validation/accuracy"
+MASKED_LOSS = "masked/loss"
+VALIDATION_LOSS = "validation/loss"
+GUESS = "sensitivity/loss_of_a_guess"
+VALIDATION_SEQUENCES = 1024  # of the retrieval task, in training
+# What training logs → the name of the curve, its direction and unit.
+_LOGGED: dict[str, tuple[str, Better, str]] = {
+    LABEL_ACCURACY: (ACCURACY_CURVE, "higher", ""),
+    VALIDATION_LOSS: (LOSS_CURVE, "lower", "nats/token"),
+}
+
+# For one pass, unless a sequence has more: the logits of all of them are held at once.
+_AT_A_TIME = 1 << 14
+
+
+def first_tokens(batches: Batches, tokens: int) -> Iterator[dict[str, Tensor]]:
+    """The validation batches up to so many tokens, in parts. The last sequence is cut where they end."""
+    for batch in batches.validation_batches():
+        count, length = batch["input_ids"].shape
+        complete = min(count, tokens // length)
+        rows = max(1, _AT_A_TIME // length)
+        for start in range(0, complete, rows):
+            yield {name: values[start : min(complete, start + rows)] for name, values in batch.items()}
+        tokens -= complete * length
+        if complete < count:
+            if tokens:
+                yield {name: values[complete : complete + 1, :tokens] for name, values in batch.items()}
+            return
+
+
+@dataclass(frozen=True)
+class LanguageLoss:
+    """Negative log-likelihood of a text: the sum over all targets in nats, how many they are, and the bytes of text."""
+
+    nats: float
+    targets: int
+    bytes: int
+
+    @property
+    def per_token(self) -> float:
+        """Mean loss in nats per token."""
+        return self.nats / self.targets
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per byte: does not depend on how the text is cut into tokens."""
+        return self.nats / math.log(2) / self.bytes
+
+
+@torch.no_grad()
+def language_loss(model: Any, batches: TextBatches) -> LanguageLoss:
+    """The loss of a causal language model of transformers on the validation windows."""
+    device = next(model.parameters()).device
+    nats, targets = 0.0, 0
+    options = {"chunked_loss": True} if isinstance(model, DiffTransformerForCausalLM) else {}
+    for batch in batches.validation_batches():
+        targets += int((batch["labels"][:, 1:] != IGNORED).sum())
+        row = flattened(batch) if attends_by_document(model.config) else batch
+        row = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in row.items()}
+        # Dividing by one item gives the sum instead of the mean.
+        nats += float(model(**row, num_items_in_batch=1, use_cache=False, **options).loss)
+    return LanguageLoss(nats, targets, batches.validation_bytes)
+
+
+@torch.no_grad()
+def label_answers(model: Any, batches: Batches) -> tuple[int, int]:
+    """How many of the validation data's labels the model finds the likeliest, given all before them; of how many."""
+    device = next(model.parameters()).device
+    right = labels = 0
+    for batch in batches.validation_batches():
+        predicted = model(input_ids=batch["input_ids"].to(device), use_cache=False).logits[:, :-1].argmax(-1).cpu()
+        expected = batch["labels"][:, 1:]
+        right += int((predicted == expected).sum())
+        labels += int((expected != IGNORED).sum())
+    return right, labels
+
+
+@dataclass(frozen=True)
+class MaskedAnswers:
+    """What an encoder makes of hidden tokens: their negative log-likelihood in nats, how many it finds, of how many."""
+
+    nats: float
+    right: int
+    targets: int
+
+    @property
+    def loss(self) -> float:
+        """Mean loss in nats per hidden token."""
+        return self.nats / self.targets
+
+    @property
+    def accuracy(self) -> float:
+        """The share of hidden tokens that are the likeliest one."""
+        return self.right / self.targets
+
+
+@torch.no_grad()
+def masked_answers(model: Any, batches: MaskedTextBatches) -> MaskedAnswers:
+    """The answers of an encoder of ours to the validation data."""
+    device = next(model.parameters()).device
+    nats, right, targets = 0.0, 0, 0
+    for batch in batches.validation_batches():
+        row = flattened(batch) if attends_by_document(model.config) else batch
+        row = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in row.items()}
+        labels = row.pop("labels")
+        hidden = labels != IGNORED
+        logits = model(**row).logits[hidden].float()
+        nats += float(F.cross_entropy(logits, labels[hidden], reduction="sum"))
+        right += int((logits.argmax(-1) == labels[hidden]).sum())
+        targets += int(hidden.sum())
+    return MaskedAnswers(nats, right, targets)
+
+
+def text_part(batches: Batches | None) -> TextBatches:
+    """The text of validation data, which may have needle documents beside it. Raises ValueError where there is none."""
+    text = batches.text if isinstance(batches, NeedleBatches) else batches
+    if not isinstance(text, TextBatches):
+        raise ValueError("This is measured on whole documents of text, and the data holds none: name some with --text.")
+    return text
+
+
+def validation_callback(batches: Batches) -> Callable[[Any, int], dict[str, float]]:
+    """What training logs about its validation data: a function of the model and the step.
+
+    Of the retrieval task it is the accuracy of first queries: an answer that is in view helps with those that follow.
+    """
+    retrieval = None
+    if isinstance(batches, RetrievalBatches):
+        retrieval = batches.asking(batches.num_pairs, 1).sample(VALIDATION_SEQUENCES, seed=0)
+
+    def on_evaluate(model: Any, step: int) -> dict[str, float]:
+        if isinstance(batches, MaskedTextBatches):
+            answers = masked_answers(model, batches)
+            return {VALIDATION_LOSS: answers.loss, LABEL_ACCURACY: answers.accuracy}
+        if isinstance(batches, TextBatches):
+            loss = language_loss(model, batches)
+            return {VALIDATION_LOSS: loss.per_token, "validation/bits_per_byte": loss.bits_per_byte}
+        if retrieval is not None:
+            return {LABEL_ACCURACY: retrieval_answers(model, retrieval).float().mean().item()}
+        right, labels = label_answers(model, batches)
+        return {LABEL_ACCURACY: right / labels}
+
+    return on_evaluate
+
+
+def curve_records(
+    metrics: Sequence[Mapping[str, Any]], *, variant: str, seed: int, coordinates: Coordinates = NOWHERE
+) -> list[Result]:
+    """The validation curve of a run, from the lines of its `metrics.jsonl`: a record for each validation, with the step
+    among its coordinates. NaN where a validation was not finite.
+    """
+    return [
+        Result(
+            name=name,
+            variant=variant,
+            value=number_of(line[logged]),
+            unit=unit,
+            seed=seed,
+            better=better,
+            coordinates=Coordinates(coordinates, step=line["step"]),
+        )
+        for line in metrics
+        for logged, (name, better, unit) in _LOGGED.items()
+        if logged in line
+    ]
+
+
+def curve_baselines(recipe: Any) -> list[Baseline]:
+    """What the validation accuracy during training comes to without learning; nothing is known of text."""
+    match recipe.data.kind:
+        case "retrieval":
+            levels = next(one for one in retrieval_baselines(recipe) if one.name == FIRST_QUERY)
+            return [replace(levels, name=ACCURACY_CURVE)]
+        case "many_shot":
+            return [guessing(ACCURACY_CURVE, NOWHERE, recipe)]
+    return []
+
+
+class Standard(Measurement):
+    """Loss and bits per byte on text, an encoder's accuracy and loss at hidden tokens, accuracy and attention mass on
+    the retrieval task, exact match on arithmetic, and on any other data the accuracy of the predicted labels."""
+
+    sequences: Count = Field(default=512, description="sequences of the retrieval task")
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        model, batches = measured.model, measured.data
+        if batches.vocab_size > model.config.vocab_size:
+            raise ValueError(
+                f"The data has a vocabulary of {batches.vocab_size} tokens, the model only {model.config.vocab_size}."
+            )
+        match batches:
+            case TextBatches():
+                loss = language_loss(model, batches)
+                text: dict[str, Any] = {"seed": None, "better": "lower", "n": loss.targets}
+                return [
+                    measured.record("language/bits_per_byte", loss.bits_per_byte, unit="bits/byte", **text),
+                    measured.record(LANGUAGE_LOSS, loss.per_token, unit="nats/token", **text),
+                ]
+            case MaskedTextBatches():
+                answers = masked_answers(model, batches)
+                hidden: dict[str, Any] = {"seed": None, "n": answers.targets}
+                return [
+                    measured.record(LABEL_ACCURACY, answers.accuracy, better="higher", **hidden),
+                    measured.record(MASKED_LOSS, answers.loss, unit="nats/token", better="lower", **hidden),
+                ]
+            case RetrievalBatches():
+                return retrieval_records(measured, batches, self.sequences)
+            case ArithmeticBatches():
+                return Arithmetic().run(replace(measured, tokenizer=batches.tokenizer))
+        right, labels = label_answers(model, batches)
+        return [measured.record(LABEL_ACCURACY, right / labels, seed=None, n=labels, better="higher")]
+
+    def baselines(self, recipe: Any) -> list[Baseline]:
+        labels = [guessing(LABEL_ACCURACY, NOWHERE, recipe)] if recipe.data.kind == "many_shot" else []
+        return [*retrieval_baselines(recipe), *labels]
+
+
+class LossOfAGuess(Measurement):
+    """The loss of a guess among all tokens of the data's vocabulary, in nats."""
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        return [measured.record(GUESS, math.log(measured.data.vocab_size))]

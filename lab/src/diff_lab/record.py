@@ -1,0 +1,248 @@
+"""Defines the records of a measured number, of a comparison of two variants, and of the file that holds both."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from diff_lab.coordinates import NOWHERE, Coordinates
+
+
+class _NullAsNaN:
+    """Tells pydantic to read null, which files hold for a number that is not finite, as NaN."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        # Here and not above: `info` writes an environment without what only reading needs.
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(
+            lambda value: math.nan if value is None else value, handler(source)
+        )
+
+
+Number = Annotated[float, _NullAsNaN()]
+Interval = tuple[Number, Number]
+Better = Literal["higher", "lower"]
+Verdict = Literal["reproduced", "inconclusive", "contrary", "still learning", "not comparable"]
+
+# The preset of results that compare variants of a recipe of the user's; all others are of an experiment's presets.
+OWN = "own"
+
+
+class FileRecord:
+    """A record that is read from a file strictly: no value of another type, no unknown key.
+
+    The field `lambda_` is "lambda" in files; the word is Python's.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {
+        "extra": "forbid",
+        "strict": True,
+        "alias_generator": lambda name: name.rstrip("_"),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(FileRecord):
+    """One measured value of one variant."""
+
+    name: str
+    variant: str
+    value: Number
+    interval: Interval | None = None  # 95 %, as `method` describes
+    n: int | None = None  # the number of things averaged over
+    unit: str = ""
+    seed: int | None = None
+    better: Better | None = None  # the direction in which the number improves; None: neither
+    coordinates: Coordinates = NOWHERE  # where on its axes it was measured; an overall value has none
+    method: str = ""
+    # The (sum, count) of each document, in an order that all variants share; the value is then Σ sum / Σ count. The
+    # results of an experiment leave them out.
+    documents: tuple[tuple[Number, Number], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.variant:
+            raise ValueError(f"a result needs a name and a variant, got name={self.name!r}, variant={self.variant!r}")
+        if self.interval is not None and self.interval[0] > self.interval[1]:
+            raise ValueError(f"the interval of {self.name} must be (low, high), got {self.interval!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline(FileRecord):
+    """The accuracy that a model reaches without having learned what is measured."""
+
+    name: str
+    coordinates: Coordinates = NOWHERE
+    chance: Number  # of guessing among all possible answers
+    # Of knowing which answers occur in the context, and how often, without knowing which of them belongs to which
+    # question. Not below `chance`.
+    floor: Number
+    # Of leaving out, besides, the answers that were already given to other questions; None where none are in view.
+    by_elimination: Number | None = None
+    steps: int  # of training, after which it was measured
+    # The accuracy that is compared with these levels, if it is not the number itself.
+    accuracy: str | None = None
+    accuracy_coordinates: Coordinates = NOWHERE
+    # Whether the number is an accuracy, and so stands beside these levels. Another one, such as a variance of
+    # accuracies, means nothing for a model at the floor.
+    is_accuracy: bool = True
+
+    def levels(self) -> dict[str, float]:
+        """The known levels by name, the lowest first."""
+        levels = {"chance": self.chance, "floor": self.floor}
+        return levels if self.by_elimination is None else levels | {"by elimination": self.by_elimination}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline(FileRecord):
+    """The comparison that an experiment is about, by the fields of `Comparison` that name it."""
+
+    name: str
+    variant: str = "diff"
+    against: str = "softmax"
+    coordinates: Coordinates = NOWHERE
+    claim: str = ""  # what it claims, in words; results of earlier versions do not tell
+
+    def names(self, row: "Comparison") -> bool:
+        """Whether `row` is that comparison."""
+        fields = ("name", "variant", "against", "coordinates")
+        return all(getattr(row, name) == getattr(self, name) for name in fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(FileRecord):
+    """Two variants in one number: what the paper found of them, what we found, and what that says.
+
+    The claim is that `variant` is the better one. The verdict is "reproduced" where all of the interval is on the
+    claim's side of 0, "contrary" where all of it is on the other, else "inconclusive". `judge` replaces it with "not
+    comparable" where the variants have not learned enough for the difference to mean anything, and with "still
+    learning" where training ended before they had levelled off.
+    """
+
+    name: str
+    variant: str
+    against: str
+    ours: tuple[Number, Number]  # the means over seeds of `variant` and of `against`
+    difference: Number  # the mean of the `differences`
+    differences: tuple[Number, ...] = ()  # `variant` − `against` for each seed that both have
+    interval: Interval | None = None  # the mean's, 95 %; None where one seed tells no spread
+    method: str = ""  # of the interval
+    coordinates: Coordinates = NOWHERE
+    unit: str = ""
+    better: Better | None = None  # None where nothing is claimed, and so nothing judged
+    paper: tuple[Number, Number] | None = None  # the paper's values of the two; NaN for one it does not give
+    verdict: Verdict | None = None
+    # With how many seeds, more than there are, a difference of this size and spread would come out in 80 % of such
+    # experiments, the documents staying as they are; where the verdict is "inconclusive" and the number can be told.
+    seeds_needed: int | None = None
+    # The verdict is "inconclusive" for want of documents: over the seeds alone it would not be, or what other documents
+    # might do is as large as the difference, whatever the number of seeds.
+    documents_needed: bool = False
+    reason: str = ""  # why the difference is not known (NaN), where that is not that a run diverged
+    exploratory: bool = False  # whether the claim is a question that the paper leaves open
+    # Whether the number says how well a variant has learned, such as an accuracy or a loss, so that a verdict waits
+    # until both have levelled off. Results of earlier versions do not tell.
+    quality: bool = False
+    steps: int | None = None  # of the variants' training, where their validation curves are known
+    still_learning: tuple[str, ...] = ()  # which of the two had not levelled off by then
+    baseline: Baseline | None = None  # what a model comes to that has not learned what is measured, if known
+    at_floor: tuple[str, ...] = ()  # which of the two are not above its floor
+    at_elimination: tuple[str, ...] = ()  # which are above its floor, and not above what elimination gives
+
+    def __post_init__(self) -> None:
+        if (self.better is None) != (self.verdict is None):
+            raise ValueError(
+                f"a verdict on {self.name} goes with a direction, got {self.verdict!r} and {self.better!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment(FileRecord):
+    """Where a number comes from: the command line, the device's name, versions, and the commit (None outside git)."""
+
+    command: str
+    device: str
+    versions: dict[str, str]
+    commit: str | None
+    created: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultsFile(Environment):
+    """The content of a `results.json`: an environment, the settings of the run, its results, and what they say.
+
+    `notes` are sentences that a reader of the numbers must know. `headline` names the comparison that stands for the
+    experiment in an overview, `baselines` say what its accuracies are to be read against.
+    """
+
+    title: str
+    settings: dict[str, Any]
+    records: tuple[Result, ...]
+    comparisons: tuple[Comparison, ...] = ()
+    notes: tuple[str, ...] = ()
+    headline: Headline | None = None
+    baselines: tuple[Baseline, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionExample(FileRecord):
+    """The content of an `attention.json`: the maps of one head of every variant, for one example.
+
+    `maps[variant][map]` is an (N, N) matrix, rows are queries; positions count from 0, `layers` and `heads` from 1.
+    `answered` says which variants answer the query right; it is empty in files of earlier versions.
+    """
+
+    tokens: tuple[str, ...]
+    layers: dict[str, int]
+    heads: dict[str, int]
+    query_position: int
+    answer_positions: tuple[int, ...]
+    needle_positions: tuple[int, ...]
+    maps: dict[str, dict[str, list[list[Number]]]]
+    lambda_: Number
+    answered: dict[str, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.layers.keys() == self.heads.keys() == self.maps.keys():
+            raise ValueError("layers, heads and maps must be of the same variants")
+        size = len(self.tokens)
+        positions = (self.query_position, *self.answer_positions, *self.needle_positions)
+        if any(not 0 <= position < size for position in positions):
+            raise ValueError(f"positions must lie in 0 … {size - 1}, got {positions}")
+        for variant, maps in self.maps.items():
+            for name, rows in maps.items():
+                if len(rows) != size or any(len(row) != size for row in rows):
+                    raise ValueError(f"the map {name} of {variant} must have {size} rows of {size} weights")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples(FileRecord):
+    """The content of a `samples.json`: one prompt and how each variant goes on from it."""
+
+    prompt: str
+    diff: str
+    softmax: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardRecord(FileRecord):
+    """The content of the `card.json` of a model that comes with the package: what neither its recipe nor its results
+    tell, for its model card and for programs.
+
+    `commit` is of the code that trained it, `license` of the weights by its name on the Hub, `dtype` of the weights in
+    their file, which has so many `bytes`. `validation` are the numbers that training logged at its last step on the
+    held-out part of its data. Measured again on another processor, each number of `results.json` is within `tolerance`.
+    """
+
+    summary: str  # what it is, in a few words
+    use: str  # what it is for
+    limits: str
+    data: str  # what it was trained on, and where that is to be had
+    data_license: str
+    license: str
+    commit: str
+    parameters: int
+    dtype: str
+    bytes: int
+    validation: dict[str, Number]
+    tolerance: Number
+    held_out: str | None  # where the text comes from that its numbers are measured on; None for a generated task

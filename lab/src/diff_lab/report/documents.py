@@ -1,0 +1,141 @@
+"""Holds tables of text for all their forms, and fills the templates of pages and Markdown documents."""
+
+import functools
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+# What tells a report of this package from another file of the same name.
+HTML_MARK = '<meta name="generator" content="diff-transformer">'
+MARKDOWN_MARK = "<!-- Written by diff-lab report; it is replaced as a whole. -->"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Text of one cell, with an optional mark: `strong` sets it in bold, `anchor` makes it a link in its document."""
+
+    text: str
+    strong: bool = False
+    anchor: str = ""
+
+    def markdown(self) -> str:
+        text = escape_markdown(self.text)
+        text = f"**{text}**" if self.strong else text
+        return f"[{text}](#{self.anchor})" if self.anchor else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Columns with a heading each, and rows of cells, or of a single one: a heading for the rows below it.
+
+    In the terminal `title` and `caption` stand above and below, `right` names columns that are aligned to the right,
+    and `one_line` those whose cells are not wrapped.
+    """
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    title: str = ""
+    caption: str = ""
+    right: tuple[str, ...] = ()
+    one_line: tuple[str, ...] = ()
+
+    @classmethod
+    def of_rows(cls, head: Sequence[str], rows: Sequence[Sequence[str | Cell]], **more: Any) -> "Table":
+        """A table from rows of text or cells; `more` are the other attributes."""
+        assert all(len(row) in (1, len(head)) for row in rows)
+        cells = tuple(tuple(Cell(cell) if isinstance(cell, str) else cell for cell in row) for row in rows)
+        return cls(head=tuple(head), rows=cells, **more)
+
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, Sequence[str | Cell]], **more: Any) -> "Table":
+        """A table from columns by heading, each with a text or cell for every row."""
+        return cls.of_rows(tuple(columns), list(zip(*columns.values(), strict=True)), **more)
+
+    def markdown(self) -> str:
+        """The table for a Markdown document, everything in it escaped."""
+        rows = [[*(cell.markdown() for cell in row), *[""] * (len(self.head) - len(row))] for row in self.rows]
+        lines = [[escape_markdown(name) for name in self.head], ["---"] * len(self.head), *rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def __rich__(self) -> "RichTable":
+        """The table for a terminal, as rich prints it."""
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        caption = Text(self.caption) if self.caption else None
+        table = RichTable(title=Text(self.title), title_justify="left", caption=caption, caption_justify="left")
+        for name in self.head:
+            justify: Literal["left", "right"] = "right" if name in self.right else "left"
+            table.add_column(Text(name), no_wrap=name in self.one_line, overflow="fold", justify=justify)
+        for row in self.rows:
+            if len(row) == 1:
+                table.add_section()
+            table.add_row(*(Text(cell.text, style="bold" if cell.strong or len(row) == 1 else "") for cell in row))
+        return table
+
+
+def escape_markdown(text: str) -> str:
+    """Text that means nothing to Markdown or HTML, on one line."""
+    flat = " ".join(text.split())
+    return re.sub(r"([\\`*_\[\]<>|#~$])", r"\\\1", flat.replace("&", "&amp;"))
+
+
+def _markdown_code(text: str) -> str:
+    """Text as it is typed, between more backticks than it holds."""
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    flat = " ".join(text.split())
+    return f"{fence} {flat} {fence}" if "`" in flat else f"{fence}{flat}{fence}"
+
+
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("diff_lab.report"),
+    autoescape=select_autoescape(["html"]),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters |= {
+    "md": escape_markdown,
+    "code": _markdown_code,
+    "pretty": functools.partial(json.dumps, indent=2, ensure_ascii=False),
+}
+_ENVIRONMENT.globals |= {"html_mark": HTML_MARK, "markdown_mark": MARKDOWN_MARK}
+
+
+def fill_page(template: str, **values: Any) -> str:
+    """A page, every value escaped, whose figures have ids of their own: those drawn alike name their parts alike."""
+    # Here and not above: tables for a terminal need no matplotlib.
+    from diff_lab.report.figures import DARK, LIGHT
+
+    numbers = itertools.count(1)
+
+    def renamed(drawing: re.Match[str]) -> str:
+        prefix = f"figure{next(numbers)}-"
+        return re.sub(r'( id="| href="#|url\(#)', lambda match: match[1] + prefix, drawing[0])
+
+    page = _ENVIRONMENT.get_template(template).render(values, light=LIGHT, dark=DARK)
+    return re.sub(r"<svg .*?</svg>", renamed, page, flags=re.DOTALL)
+
+
+def fill_markdown(template: str, **values: Any) -> str:
+    """A Markdown document: blocks with one blank line between them, whatever its template left out."""
+    text = _ENVIRONMENT.get_template(template).render(values)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def refuse_others(path: Path, mark: str) -> None:
+    """Raises FileExistsError where something else than a report lies at `path`: a file without the mark of one."""
+    if path.is_dir():
+        inside = str(path / "report.html")
+        raise FileExistsError(f"{str(path)!r} is a folder; a report is a file in one, such as {inside!r}")
+    if path.exists() and mark not in path.read_text(encoding="utf-8", errors="replace"):
+        raise FileExistsError(f"{str(path)!r} exists and is not a report of ours, so it is left as it is")

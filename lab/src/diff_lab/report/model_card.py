@@ -1,0 +1,150 @@
+"""Writes the model card, README.md of a shared folder, from results files and a recipe and from nothing else."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Literal
+
+import yaml
+from huggingface_hub import EvalResult, ModelCardData
+
+from diff_lab.record import CardRecord, Result, ResultsFile
+from diff_lab.report.documents import Table, fill_markdown
+from diff_lab.report.measured_tables import NOTE, UNPAIRED, rows_of
+from diff_lab.report.wording import LEVELS, levels_text, variant_label, variants_of
+from diff_transformer._version import INSTALL
+from diff_transformer.variants import ATTENTION_TYPES
+
+# A folder for this package, such a folder inside the package, or a graph of ONNX.
+Form = Literal["package", "shipped", "onnx"]
+
+# The settings of a recipe's retrieval task that tell what its sequences are.
+_TASK = ("num_pairs", "length", "num_queries", "repeats", "num_keys", "num_values", "num_noise")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedModel:
+    """What a card says about a model that is neither in its recipe nor in its results.
+
+    `needed` is the version of this package that loads it, `config` the content of its config.json, `task` the Hub's
+    name of what it does, and `step` that of a run's checkpoint, None for the run's end. Of its recipe there are the
+    data in a few words and the tokens of a training sequence.
+    """
+
+    name: str
+    form: Form
+    needed: str
+    config: Mapping[str, Any]
+    parameters: int
+    task: str | None
+    auto_class: str
+    has_tokenizer: bool
+    step: int | None = None
+    data: str | None = None
+    length: int | None = None
+
+    @property
+    def variant(self) -> str:
+        return str(self.config["attention_type"])
+
+
+def model_card(
+    model: SharedModel,
+    recipe: Mapping[str, Any] | None,
+    results: Sequence[ResultsFile] = (),
+    *,
+    license: str | None = None,  # noqa: A002  # the front matter's own word
+    facts: CardRecord | None = None,
+) -> str:
+    """The text of README.md: front matter for the Hub, how to load the model, how it was trained, what was measured.
+
+    All of `results` is shown, whichever model is better; no licence is claimed unless the Hub's name of one is given,
+    here or by `facts`. Raises ValueError where two files hold the same measurement.
+    """
+    records = _all_records(results)
+    index = list(_index(model, recipe, results))
+    front = ModelCardData(
+        license=license or (facts.license if facts else None),
+        library_name="onnx" if model.form == "onnx" else "transformers",
+        pipeline_tag=model.task if model.has_tokenizer else None,
+        tags=["diff-transformer", "arxiv:2410.05258", *(["onnx"] if model.form == "onnx" else [])],
+        model_name=model.name if index else None,
+        eval_results=index or None,
+    )
+    variants = variants_of(records)
+    heads = [variant_label(variant) + " (this model)" * (variant == model.variant) for variant in variants]
+    baselines = [level for file in results for level in file.baselines if level.is_accuracy]
+    levels = {level.name: f" ({levels_text(level)})" for level in baselines}
+    rows = [
+        [f"{row.section}: {row.label}{levels.get(row.name, '')}", *row.texts(variants)]
+        for row in rows_of(records, by_coordinates=False)
+    ]
+    notes = [UNPAIRED if len(variants) > 1 else "No other model was measured beside it.", *([LEVELS] if levels else [])]
+    caption = " ".join([f"{NOTE}.", *notes])
+    described = ATTENTION_TYPES.get(model.variant)
+    return fill_markdown(
+        "model_card.md",
+        front=front.to_yaml(),
+        model=model,
+        kind=f"with attention of the type {model.variant!r}." if described is None else described.summary,
+        install=INSTALL,
+        attention=variant_label(model.variant),
+        recipe=recipe,
+        recipe_text=yaml.safe_dump(dict(recipe or {}), sort_keys=False, allow_unicode=True),
+        measured=Table.of_rows(["measure", *heads], rows, caption=caption) if records else None,
+        is_measured=model.variant in variants,
+        files=results,
+        facts=facts,
+        task={} if recipe is None else {name: value for name, value in recipe["data"].items() if name in _TASK},
+    )
+
+
+def _all_records(results: Sequence[ResultsFile]) -> list[Result]:
+    """The records of all files: models that were measured by two commands stand in one table."""
+    records = [record for file in results for record in file.records]
+    counts = Counter((record.name, record.variant, record.coordinates, record.seed) for record in records)
+    for (name, variant, *_), count in counts.items():
+        if count > 1:
+            raise ValueError(
+                f"Two results hold {name} of {variant_label(variant)}; give one of the files that hold it."
+            )
+    return records
+
+
+def _index(
+    model: SharedModel, recipe: Mapping[str, Any] | None, results: Sequence[ResultsFile]
+) -> Iterator[EvalResult]:
+    """What was measured of this model, for the Hub: without times and sizes, and without what is not finite."""
+    for file in results:
+        for row in rows_of(file.records):
+            result = next(iter(row.results.get(model.variant, ())), None)
+            if result is None or result.better is None or result.unit == "s" or not math.isfinite(result.value):
+                continue
+            kind, data = _data(row.section, model, recipe, file)
+            low, high = result.interval or (None, None)
+            details = {"n": result.n, "seed": result.seed, "low": low, "high": high}
+            yield EvalResult(
+                task_type=model.task or "text-generation",
+                dataset_type=kind,
+                dataset_name=data,
+                metric_type=result.name.split("/", 1)[-1],
+                metric_name=row.label.rstrip(" ↑↓") + (f", {row.coordinates.label}" if row.coordinates else ""),
+                metric_value=result.value,
+                metric_args={name: value for name, value in details.items() if value is not None} or None,
+            )
+
+
+def _data(section: str, model: SharedModel, recipe: Mapping[str, Any] | None, file: ResultsFile) -> tuple[str, str]:
+    """The Hub's kind of a dataset and its name, for what was measured under `section`."""
+    if section == "retrieval":
+        return "synthetic", "multi-needle retrieval from a seeded generator"
+    if section == "harness":
+        return "lm-evaluation-harness", ", ".join(map(str, file.settings.get("tasks", []))) or "lm-evaluation-harness"
+    if texts := file.settings.get("text"):
+        # The names of files; the folders that they lay in are in the recipe.
+        return "text", ", ".join(PurePath(path).name or path for path in texts)
+    if section == "language" and recipe is not None and recipe["data"]["kind"] == "text":
+        return "text", f"held-out part of {model.data}"
+    return "unknown", "not recorded"

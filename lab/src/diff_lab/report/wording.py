@@ -1,0 +1,266 @@
+"""Puts numbers, differences, variants and verdicts into words, the same in every table, figure and page."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from diff_lab.coordinates import Coordinates
+from diff_lab.learning import LAST_PART, MOST_ACCURACY, MOST_LOSS
+from diff_lab.record import Baseline, Comparison, Interval, Result, Verdict
+from diff_lab.statistics import verdict as verdict_of_interval
+from diff_transformer.variants import ATTENTION_TYPES
+
+ARROWS = {"higher": " ↑", "lower": " ↓", None: ""}
+DIRECTIONS = "↑ higher is better, ↓ lower is better."
+# A number that is not finite; "diverged" where that is known to be why.
+NOT_KNOWN, DIVERGED = "not known", "diverged"
+# Verdict → what it is called on a question that the paper leaves open, which is no claim to reproduce; in the order of
+# reports.
+ANSWERS: dict[Verdict | None, str] = {
+    "reproduced": "yes",
+    "inconclusive": "inconclusive",
+    "contrary": "no",
+    "still learning": "still learning",
+    "not comparable": "not comparable",
+    None: "nothing claimed",
+}
+LEVELS = (
+    "Chance is the accuracy of guessing among all answers. The floor is the accuracy of knowing which answers occur in "
+    "the context, and how often, but not which answer belongs to which question; elimination also leaves out the "
+    "answers already given. A variant is shown to have begun to learn the task when its whole 95 % interval lies above "
+    "these levels. Where that is not shown of one of the two, because it guesses or because its seeds differ too much, "
+    "they cannot be compared. For contexts longer than in training, the accuracy at the shortest length decides this, "
+    "and for attention and the order of demonstrations the accuracy in the same task."
+)
+STILL_LEARNING = (
+    "A difference in an accuracy, in a loss, or in what follows from them waits until both variants have levelled off, "
+    "unless it is asked of a fixed budget: until neither improves, over the last "
+    f"{100 * LAST_PART:g} % of its training and on average over the seeds, by more than {MOST_ACCURACY:g} of "
+    f"validation accuracy or {100 * MOST_LOSS:g} % of its validation loss. Before that the verdict is still learning, "
+    "with the variant that is ahead so far. Where the schedule lowers the learning rate, by default to a tenth, it is "
+    "low by then, which flattens every curve, and the limit for a loss is larger than some differences: a longer "
+    "training goes further and may decide otherwise. Results without validation curves, or with too few validations, "
+    "do not tell; there the interval decides alone."
+)
+UNCORRECTED = (
+    "No verdict is corrected for the number of comparisons: without any true difference, one comparison in twenty "
+    "comes out for one side or the other by chance."
+)
+# The authors of the paper advise at least this many heads for DIFF.
+ADVISED_HEADS = 8
+# A longer name of a variant does not fit behind a verdict in a figure.
+_SHORT_NAME = 12
+
+
+def variant_label(variant: str) -> str:
+    """A variant's name for a reader; of "softmax, half the heads" the attention type stands first."""
+    kind, comma, change = variant.partition(",")
+    return (ATTENTION_TYPES[kind].label if kind in ATTENTION_TYPES else kind) + comma + change
+
+
+def trained_label(trained: Mapping[str, Any]) -> str:
+    """A trained variant, as the settings of a results file describe it, with its size or rate if there are several."""
+    return ", ".join(filter(None, (variant_label(trained["name"]), Coordinates(trained["coordinates"]).label)))
+
+
+def pair_label(row: Comparison, separator: str = " − ") -> str:
+    """The two variants of a comparison, by default as they are subtracted."""
+    return pair_of(row.variant, row.against, separator)
+
+
+def pair_of(variant: str, against: str, separator: str = " − ") -> str:
+    """Two variants, by default as they are subtracted."""
+    return f"{variant_label(variant)}{separator}{variant_label(against)}"
+
+
+def variants_of(records: Sequence[Result]) -> list[str]:
+    """The variants that occur, the known ones first, in the order of the columns."""
+    present = dict.fromkeys(record.variant for record in records)
+    return list(dict.fromkeys([*(name for name in ATTENTION_TYPES if name in present), *present]))
+
+
+def measure_words(name: str) -> str:
+    """A measure's name for a reader: "needles/accuracy_by_depth" is "needles: accuracy by depth"."""
+    return name.replace("/", ": ", 1).replace("/", " ").replace("_", " ")
+
+
+def measure_label(row: Comparison) -> str:
+    """The measure of a comparison with its part, unit and direction."""
+    return row.name + (f", {row.coordinates.label}" if row.coordinates else "") + unit_and_direction(row)
+
+
+def unit_and_direction(row: Comparison | Result) -> str:
+    """What follows the name of a measure: " (nats) ↓"."""
+    return (f" ({row.unit})" if row.unit else "") + ARROWS[row.better]
+
+
+def format_number(value: float, digits: int | None = None, *, missing: str = NOT_KNOWN) -> str:
+    """A number with about three significant digits; `missing` for one that is not finite."""
+    if not math.isfinite(value):
+        return missing
+    if digits is None and 0 < abs(value) < 0.001:
+        return f"{value:.3g}"
+    text = f"{value:,.{_digits(value) if digits is None else digits}f}"
+    return text if text.strip("-0.") else text.removeprefix("-")  # a number that is rounded to 0 has no sign
+
+
+def format_result(result: Result, *, separate_digits: bool = False) -> str:
+    """The value, and its interval with as many decimals or each end with its own: `0.547 [0.512, 0.582]`."""
+    digits = None if separate_digits else _digits(result.value)
+    ends = "" if result.interval is None else ", ".join(format_number(end, digits) for end in result.interval)
+    return format_number(result.value, digits) + (f" [{ends}]" if ends else "")
+
+
+def format_difference(row: Comparison, trained: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The difference with its interval and telling decimals: "−0.02 [−0.04, +0.00]"; a word where it is not finite."""
+    if not math.isfinite(row.difference):
+        return missing_word(row, trained)
+    ends: Interval | tuple[()] = row.interval or ()
+    sizes = [abs(value) for value in (row.difference, *ends) if math.isfinite(value) and value]
+    digits = max(0, 2 - math.floor(math.log10(max(sizes)))) if sizes else 3
+    # More decimals than can be counted at a glance are written as a power of ten.
+    form = f"+.{digits}f" if digits <= 6 else "+.2e"
+    numbers = [f"{value:{form}}".replace("-", "−") for value in (row.difference, *ends)]
+    return numbers[0] + (f" [{numbers[1]}, {numbers[2]}]" if ends else ", no interval")
+
+
+def missing_word(row: Comparison, trained: Sequence[Mapping[str, Any]]) -> str:
+    """What stands for a number that is not finite: "diverged" where a run of its variants, of its size, diverged."""
+    compared = [variant for variant in trained if variant["name"] in (row.variant, row.against)]
+    size = row.coordinates
+    same_size = [variant for variant in compared if size and Coordinates(variant["coordinates"]) == size]
+    return DIVERGED if not row.reason and any(variant["diverged"] for variant in same_size or compared) else NOT_KNOWN
+
+
+def few_heads(trained: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence where DIFF has fewer heads than its authors advise; "" where it has enough."""
+    differential = [variant for variant in trained if variant.get("differential")]
+    few = [variant for variant in differential if variant["heads"] < ADVISED_HEADS]
+    if not few:
+        return ""
+    counts = ", ".join(f"{trained_label(variant)}: {variant['heads']}" for variant in few)
+    sentence = f"DIFF has fewer heads here than the {ADVISED_HEADS} or more that its authors advise ({counts})."
+    by_size = {Coordinates(variant["coordinates"]): variant["heads"] for variant in differential}
+    if len(set(by_size.values())) > 1:
+        sentence += " Their number differs between the sizes, so its effect cannot be separated from that of the size."
+    return sentence
+
+
+def levels_text(baseline: Baseline) -> str:
+    """ "chance 0.016, floor 0.273, by elimination 0.560", without a level that equals chance."""
+    levels = baseline.levels()
+    shown = {name: value for name, value in levels.items() if name == "chance" or value != levels["chance"]}
+    return ", ".join(f"{name} {format_number(value)}" for name, value in shown.items())
+
+
+def levels_of(row: Comparison) -> dict[str, float]:
+    """The levels that an accuracy is read against; none where the measure is not an accuracy, or they are not known."""
+    return row.baseline.levels() if row.baseline is not None and row.baseline.is_accuracy else {}
+
+
+def level_cells(row: Comparison) -> tuple[str, str]:
+    """Chance, and the accuracy without any binding ("0.531; 0.766 by elimination"); "–" where there are no levels."""
+    levels = {name: format_number(value) for name, value in levels_of(row).items()}
+    chance = levels.pop("chance", "–")
+    floor = [number + (" by elimination" if name == "by elimination" else "") for name, number in levels.items()]
+    return chance, "; ".join(floor) or "–"
+
+
+def levels_mark(row: Comparison) -> str:
+    """Chance and the highest level, for a figure: " (0.06, 0.77)"; "" where there are no levels."""
+    levels = levels_of(row)
+    return f" ({levels['chance']:.2f},\N{NO-BREAK SPACE}{max(levels.values()):.2f})" if levels else ""
+
+
+def leader(row: Comparison) -> str | None:
+    """The variant of a claim that the interval of the difference shows to be ahead; None where it shows neither."""
+    found = None if row.better is None else verdict_of_interval(row.interval, row.better, seeds=len(row.differences))
+    return row.variant if found == "reproduced" else row.against if found == "contrary" else None
+
+
+def verdict_mark(row: Comparison) -> str:
+    """What follows the word of a verdict in a figure: "DIFF ahead" of one that is still learning."""
+    if row.verdict != "still learning":
+        return ""
+    if len(row.differences) < 2:
+        return "one seed"
+    ahead = leader(row)
+    if ahead is None:
+        return "no difference yet"
+    label = variant_label(ahead)
+    short = "first" if ahead == row.variant else "second"
+    return f"{label if len(label) <= _SHORT_NAME else short} ahead"
+
+
+def so_far(row: Comparison) -> str:
+    """What a comparison says of two variants that are still learning: "DIFF is ahead so far"."""
+    if len(row.differences) < 2:
+        return "one seed"
+    ahead = leader(row)
+    return "no difference so far" if ahead is None else f"{with_article(ahead)} is ahead so far"
+
+
+def not_begun(row: Comparison) -> str:
+    """Which of the two is not above the levels, as far as its seeds show; "" where both are, or that is not known."""
+    if row.baseline is None or not (row.at_floor or row.at_elimination):
+        return ""
+    when = f"at {row.baseline.steps:,} steps"
+    if len(row.at_floor) == 2:
+        return f"neither is shown to be above the floor {when}"
+    if len(row.at_elimination) == 2:
+        return f"neither is shown to be above elimination {when}"
+    parts = [f"{with_article(variant)} is not shown to be above the floor" for variant in row.at_floor]
+    parts += [f"{with_article(variant)} is not shown to be above elimination" for variant in row.at_elimination]
+    return f"{' and '.join(parts)} {when}"
+
+
+def verdict_word(verdict: Verdict | None, exploratory: bool) -> str:
+    """What a verdict is called: on a claim of the paper's, or on an exploratory question."""
+    word = verdict_words(verdict, [exploratory])
+    return f"open question: {word}" if exploratory and verdict else word
+
+
+def verdict_words(verdict: Verdict | None, kinds: Iterable[bool] = (False, True)) -> str:
+    """What a verdict is called on claims (False), on exploratory questions (True), or on both: "reproduced, or yes"."""
+    names = [ANSWERS[verdict] if exploratory or verdict is None else verdict for exploratory in kinds]
+    return ", or ".join(dict.fromkeys(names))
+
+
+def verdict_text(row: Comparison, *, needs: bool = True) -> str:
+    """The verdict with what limits its meaning and, of an inconclusive one, what it needs: "inconclusive: one seed"."""
+    word = verdict_word(row.verdict, row.exploratory)
+    limits = "" if row.verdict == "inconclusive" and not needs else verdict_limits(row)
+    if not limits:
+        return word
+    return f"{word} {limits}" if row.verdict == "still learning" else f"{word}: {limits}"
+
+
+def verdict_limits(row: Comparison) -> str:
+    """Why a verdict does not decide, or what it would take: "one seed"; "" of one that decides."""
+    if row.verdict == "still learning":
+        return f"at {row.steps:,} steps; {so_far(row)}"
+    if row.verdict == "not comparable":
+        return not_begun(row)
+    if row.verdict != "inconclusive":
+        return ""
+    if row.reason:
+        return row.reason
+    if len(row.differences) < 2:
+        return "one seed"
+    if row.documents_needed:
+        return "needs more documents"
+    if row.seeds_needed is None:
+        return ""
+    return f"{row.seeds_needed:,} seeds would find such a difference in 80 % of repetitions"
+
+
+def with_article(variant: str) -> str:
+    """A variant in a sentence: "the Transformer", "DIFF"."""
+    label = variant_label(variant)
+    return f"the {label}" if label.startswith("Transformer") else label
+
+
+def _digits(value: float) -> int:
+    if not math.isfinite(value):
+        return 3
+    return 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 3

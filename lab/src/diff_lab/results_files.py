@@ -1,0 +1,141 @@
+"""Reads and writes the files of results, and captures the environment that they were measured in.
+
+Files are JSON without NaN: a number that is not finite is written as null and read back as NaN. Every file is written
+under a temporary name and then renamed, so that a reader never sees half of one.
+"""
+
+import json
+import math
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from diff_lab.coordinates import NOWHERE
+from diff_lab.record import Comparison, Environment, Result, ResultsFile
+from diff_transformer.environment import device_name, git_commit, versions
+from diff_transformer.storage.files import finite, read_json, write_atomically
+from diff_transformer.suggestions import quoted
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+T = TypeVar("T")
+
+
+def capture_environment(device: str | None = None) -> Environment:
+    """What every results file says about its origin; `device` is a torch device string, by default the one in use."""
+    return Environment(
+        command=command_line(),
+        device=device_name(device),
+        versions=versions(),
+        commit=git_commit(),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def capture_results(
+    title: str,
+    settings: Mapping[str, Any],
+    records: Sequence[Result],
+    device: str | None = None,
+    *,
+    comparisons: Sequence[Comparison] = (),
+    notes: Sequence[str] = (),
+) -> ResultsFile:
+    """`records` with the environment they were measured in, ready for `write_json(run / "results.json", …)`."""
+    return ResultsFile(
+        **vars(capture_environment(device)),
+        title=title,
+        settings=dict(settings),
+        records=tuple(records),
+        comparisons=tuple(comparisons),
+        notes=tuple(notes),
+    )
+
+
+def command_line() -> str:
+    """The command as it can be typed again, without the folder that its program lies in."""
+    program = Path(sys.argv[0])
+    name = "diff-transformer" if program.stem in ("__main__", "diff-transformer") else program.name
+    return shlex.join([name, *sys.argv[1:]])
+
+
+def short_commit(commit: str | None) -> str:
+    """A commit as pages print it: twelve digits, and "-dirty" where files were changed since."""
+    if commit is None:
+        return "unknown"
+    digits, dirty, _ = commit.partition("-dirty")
+    return digits[:12] + dirty
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write UTF-8 text; the old file stays until the new one is complete."""
+    path = Path(path)
+    write_atomically(path, text, concurrent=True)
+    return path
+
+
+def write_json(path: str | Path, value: Any, *, indent: int | None = 2) -> Path:
+    """Write records, mappings, sequences, numbers, tensors and arrays as strict JSON (not finite → null)."""
+    plain = finite(json.loads(json.dumps(value, default=_plain)))
+    return write_text(path, json.dumps(plain, ensure_ascii=False, allow_nan=False, indent=indent) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for in one that it has, at least on the outside."""
+    if is_dataclass(value):
+        items = ((field, getattr(value, field.name)) for field in fields(value))
+        # What most records have none of is not written for each.
+        written = ((field, item) for field, item in items if item not in ((), NOWHERE) or item != field.default)
+        return {field.name.rstrip("_"): item for field, item in written}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # tensors and arrays, without importing what they come from
+        return value.tolist()
+    raise ValueError(f"a results file holds numbers, text, lists and mappings, not {type(value).__name__}")
+
+
+def read_results(path: str | Path) -> ResultsFile:
+    """Read a `results.json`. Raises as `read_record` does."""
+    return read_record(path, ResultsFile)
+
+
+def number_of(value: float | None) -> float:
+    """A number of a metrics line: null, which is what JSON has for one that is not finite, is NaN."""
+    return math.nan if value is None else float(value)
+
+
+def read_record(path: str | Path, kind: type[T]) -> T:
+    """Read a file that holds one record. Raises FileNotFoundError, or ValueError naming the file and what is wrong."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        # Of JSON pydantic takes a list for a tuple without taking a text for a number.
+        return TypeAdapter(kind).validate_json(json.dumps(read_json(path)))
+    except ValidationError as error:
+        raise ValueError(f"{path}: {_sentence(error)}") from None
+
+
+def _sentence(error: "ValidationError") -> str:
+    """The first thing that is wrong in a file: where it stands, what it should be, and what it is."""
+    problems = error.errors()
+    first = problems[0]
+    item, parent = _item(first["loc"]), _item(first["loc"][:-1])
+    if first["type"] == "value_error":  # the record's own sentence
+        return f"{item}: {first['msg'].removeprefix('Value error, ')}"
+    if first["type"] == "missing":
+        missing = [one["loc"] for one in problems if one["type"] == "missing" and _item(one["loc"][:-1]) == parent]
+        return f"{parent} lacks {', '.join(str(keys[-1]) for keys in missing)}"
+    if first["type"] == "unexpected_keyword_argument":
+        return f"{parent} has the unknown key {first['loc'][-1]}"
+    return f"{first['msg'].replace('Input', item, 1)}, got {quoted(first['input'])}"
+
+
+def _item(keys: Sequence[int | str]) -> str:
+    return "the file" + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)

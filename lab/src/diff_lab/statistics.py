@@ -1,0 +1,287 @@
+"""Computes intervals of measured values, and comparisons of two variants over paired seeds.
+
+`verdict` looks at the interval of a difference alone. Whether the two variants have learned enough for it to mean
+anything is told by `lab.verdicts`.
+"""
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean, stdev, variance
+
+from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.record import Better, Comparison, Interval, Result, Verdict
+
+SEEDS = "Student's t over paired seeds"
+DOCUMENTS = "bootstrap over paired documents"
+BOTH = f"{SEEDS} and {DOCUMENTS}, half widths added in squares"
+# More seeds than anyone will train.
+MOST_SEEDS = 10_000
+# In which share of experiments `seeds_needed` is to find a difference.
+_POWER = 0.8
+# Resamples of documents, and how many are held in memory together.
+_RESAMPLES, _RESAMPLES_AT_A_TIME = 10_000, 500
+_NORMAL_QUANTILE = 1.959963984540054  # 0.975
+# The share of them that may hold no document with a count.
+_MOST_EMPTY = 0.01
+
+
+def proportion_interval(successes: int, n: int) -> Interval:
+    """Wilson's 95 % score interval of a proportion: `successes` out of `n` independent trials."""
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"successes must lie in 0 … n with n ≥ 1, got successes={successes}, n={n}")
+    # Here and not above, as in other functions: reading a results file must not cost an import of scipy or numpy.
+    from scipy.stats import binomtest
+
+    low, high = binomtest(successes, n).proportion_ci(method="wilson")
+    return float(low), float(high)
+
+
+def mean_interval(values: Sequence[float]) -> Interval | None:
+    """Student's 95 % interval of the mean of independent `values`; None for one value, whose spread is unknown."""
+    if not values:
+        raise ValueError("the mean of no values has no interval")
+    if len(values) == 1:
+        return None
+    if not all(map(math.isfinite, values)):
+        return (math.nan, math.nan)
+    half = t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return (fmean(values) - half, fmean(values) + half)
+
+
+def bootstrap_interval(
+    documents: Sequence[tuple[float, float]], against: Sequence[tuple[float, float]] | None = None
+) -> Interval | None:
+    """The 95 % interval of Σ sum / Σ count of documents, resampled with replacement from a fixed seed.
+
+    It is the percentile interval, whose halves are then widened as Student's t is wider than the normal distribution,
+    and by √(n / (n − 1)) for n documents with a count: resamples vary less than documents do. Without that, of two
+    documents it would hold the truth in half of the cases, of ten in 91 %. Where `against` has the same documents
+    measured otherwise, it is the interval of the difference of the two ratios, with the same documents drawn for both.
+    None where so few documents have a count that one draw in a hundred has none of them.
+    """
+    import numpy as np
+
+    if len(documents) < 2 or (against is not None and len(against) != len(documents)):
+        sides = str(len(documents)) if against is None else f"{len(documents)} and {len(against)}"
+        raise ValueError(f"a bootstrap needs two documents or more, the same for both variants, got {sides}")
+    columns = np.concatenate(
+        [np.asarray(side, dtype=float) for side in (documents, against) if side is not None], axis=1
+    )
+    random = np.random.default_rng(0)
+    size = len(documents)
+
+    def difference(totals: np.ndarray) -> np.ndarray:
+        ratios = totals[:, ::2] / totals[:, 1::2]
+        return ratios[:, 0] - (ratios[:, 1] if against is not None else 0.0)
+
+    resampled = []
+    for _ in range(_RESAMPLES // _RESAMPLES_AT_A_TIME):
+        totals = random.multinomial(size, [1 / size] * size, size=_RESAMPLES_AT_A_TIME) @ columns
+        resampled.append(difference(totals[(totals[:, 1::2] > 0).all(axis=1)]))
+    known = np.concatenate(resampled)
+    if len(known) < _RESAMPLES * (1 - _MOST_EMPTY):
+        return None
+    (found,) = difference(columns.sum(axis=0, keepdims=True))
+    counted = max(2, int((columns[:, 1::2] > 0).sum(axis=0).min()))  # documents without a count tell nothing
+    wider = t_quantile(counted - 1) / _NORMAL_QUANTILE * math.sqrt(counted / (counted - 1))
+    low, high = found + wider * (np.quantile(known, [0.025, 0.975]) - found)
+    return float(low), float(high)
+
+
+def variance_beyond_chance(shares: Sequence[float], trials: int) -> float:
+    """The variance of shares of right answers without what counting `trials` answers alone would give.
+
+    A share p of n independent answers varies by p (1 − p) / n without any cause; its unbiased estimate,
+    p (1 − p) / (n − 1), is taken from the variance of the shares. What remains is unbiased, and so below 0 now and
+    then: cut off at 0, or its root, it would be the larger the nearer p is to one half. The questions of each share are
+    drawn anew. Raises ValueError for fewer than two shares or two trials.
+    """
+    if len(shares) < 2 or trials < 2:
+        raise ValueError(f"a spread needs two shares and two trials or more, got {len(shares)} and {trials}")
+    chance = fmean(share * (1 - share) / (trials - 1) for share in shares)
+    return variance(shares) - chance
+
+
+def t_quantile(df: int) -> float:
+    """The 0.975 quantile of Student's t with `df` degrees of freedom."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(df, 0.975))
+
+
+def compare(
+    records: Sequence[Result],
+    name: str,
+    variant: str,
+    against: str,
+    *,
+    coordinates: Coordinates = NOWHERE,
+    paper: tuple[float, float] | None = None,
+    claimed: bool = True,
+    exploratory: bool = False,
+    quality: bool = False,
+) -> Comparison:
+    """Compare two variants in a measure, over the seeds for which both have a record.
+
+    The interval of the mean difference is Student's over seeds. Where the records carry documents, it also allows for
+    other documents: a bootstrap over them, with the mean of all seeds for each, is added in squares, which is a little
+    too wide, as what a seed does to a document counts in both. With one seed it is the bootstrap alone, and the
+    verdict stays open: other documents say nothing about other seeds.
+
+    `variant` is the one that is claimed to be better; where nothing is `claimed`, there is a difference and no verdict.
+    An `exploratory` claim is a question that the paper leaves open; a number of `quality` says how well a
+    variant has learned; `paper` holds the paper's values of both, NaN where it gives none. Raises ValueError where the
+    variants have no seed in common, two records are of one seed, or a claim has no direction.
+    """
+    compared = [one for one in records if (one.name, one.coordinates) == (name, coordinates)]
+    for (measured, seed), count in Counter((one.variant, one.seed) for one in compared).items():
+        if count > 1 and measured in (variant, against):
+            raise ValueError(f"{name} of {measured!r} was measured twice for seed {seed}")
+    first, second = ({one.seed: one for one in compared if one.variant == side} for side in (variant, against))
+    pairs = [(one, second[seed]) for seed, one in first.items() if seed in second]
+    if not pairs:
+        part = f" of {coordinates.label}" if coordinates else ""
+        raise ValueError(f"{name}{part} was not measured in both {variant!r} and {against!r} for any seed")
+    better = pairs[0][0].better if claimed else None
+    if claimed and better is None:
+        raise ValueError(f"{name} has no better direction, so nothing can be claimed of it")
+    differences = tuple(one.value - other.value for one, other in pairs)
+    difference, interval, method = fmean(differences), mean_interval(differences), SEEDS if len(pairs) > 1 else ""
+    over_seeds, other_documents = interval, 0.0
+    if all(record.documents for pair in pairs for record in pair):
+        documents = [_over_seeds([pair[side] for pair in pairs]) for side in (0, 1)]
+        drawn = bootstrap_interval(*documents)
+        if drawn is None:
+            interval, method, other_documents = None, "", math.inf
+        else:
+            other_documents = abs(drawn[0 if difference > 0 else 1] - difference)  # the half that may reach 0
+            if interval is None:
+                interval, method = drawn, DOCUMENTS
+            else:
+                low, high = (math.hypot(interval[end] - difference, drawn[end] - difference) for end in (0, 1))
+                interval, method = (difference - low, difference + high), BOTH
+    judged = None if better is None else verdict(interval, better, seeds=len(pairs))
+    needed, too_few_documents = None, False
+    if judged == "inconclusive" and better is not None:
+        if len(pairs) > 1 and other_documents > 0:
+            decided = verdict(over_seeds, better, seeds=len(pairs)) != "inconclusive"
+            too_few_documents = decided or other_documents >= abs(difference)
+        needed = None if too_few_documents else seeds_needed(differences, other_documents)
+        # A bootstrap's halves differ, so that by one of them the seeds there are may seem to be enough.
+        needed = needed if needed is not None and needed > len(pairs) else None
+    return Comparison(
+        name=name,
+        variant=variant,
+        against=against,
+        coordinates=coordinates,
+        unit=pairs[0][0].unit,
+        better=better,
+        paper=paper,
+        ours=(fmean(one.value for one, _ in pairs), fmean(other.value for _, other in pairs)),
+        differences=differences,
+        difference=difference,
+        interval=interval,
+        method=method,
+        verdict=judged,
+        seeds_needed=needed,
+        documents_needed=too_few_documents,
+        exploratory=exploratory,
+        quality=quality,
+    )
+
+
+def p_value(row: Comparison) -> float | None:
+    """Return the two-sided p of no difference, by the Student's t over seeds that has the comparison's interval.
+
+    For an interval of a bootstrap that is an approximation. None where nothing is known of the spread.
+    """
+    from scipy.stats import t
+
+    seeds = len(row.differences)
+    if row.interval is None or seeds < 2 or not all(map(math.isfinite, row.interval)):
+        return None
+    low, high = row.interval
+    half = (high - low) / 2
+    statistic = abs(row.difference) / half * t_quantile(seeds - 1) if half > 0 else math.inf
+    return float(2 * t.sf(statistic, seeds - 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the p of each test after Holm's correction for their number (Scand. J. Statist. 6, 65, 1979)."""
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, p_values[index] * (len(p_values) - rank)))
+        corrected[index] = largest
+    return corrected
+
+
+def remark_on_seeds(comparisons: Sequence[Comparison]) -> str | None:
+    """What a reader must know of verdicts over one or two seeds; None where every verdict is over more."""
+    fewest = min((len(row.differences) for row in comparisons if row.verdict is not None), default=MOST_SEEDS)
+    if fewest > 2:
+        return None
+    if fewest < 2:
+        return "Verdicts on one seed are inconclusive by the rule, whatever came out: it tells nothing of other seeds."
+    # Half the width is t s / √2, and s = |d₁ − d₂| / √2.
+    return (
+        f"With two seeds Student's t is {t_quantile(1):.1f}, so little can be decided: only a mean difference more "
+        f"than {t_quantile(1) / 2:.1f} times as large as what the two seeds' differences are apart."
+    )
+
+
+def verdict(interval: Interval | None, better: Better, *, seeds: int) -> Verdict:
+    """The rule: whether the 95 % interval of a difference, claimed better − other, lies on the claim's side of 0.
+
+    With one seed, or where nothing is known of the spread (None), the verdict is "inconclusive".
+    """
+    if interval is None or seeds < 2:
+        return "inconclusive"
+    low, high = interval if better == "higher" else (-interval[1], -interval[0])
+    return "reproduced" if low > 0 else "contrary" if high < 0 else "inconclusive"
+
+
+def seeds_needed(differences: Sequence[float], other: float = 0.0) -> int | None:
+    """With how many paired seeds a t-test at 5 % (two sides) finds such a difference in 80 % of experiments.
+
+    The mean and the standard deviation of `differences`, one for each seed so far, are taken for the true ones, which
+    for two or three of them is a rough guess. `other` is half the width of an interval, added in squares, that more
+    seeds do not make narrower. The number is 2 or more; None where the spread is not known, the difference is not
+    finite or not larger than `other`, or the number would be above 10,000.
+    """
+    if len(differences) < 2 or not all(map(math.isfinite, differences)):
+        return None
+    mean, spread = abs(fmean(differences)), stdev(differences)
+    if mean <= other:
+        return None
+    if spread == 0:
+        return 2
+    effect, floor = mean / spread, other / spread
+    needed = bisect_left(range(MOST_SEEDS + 1), _POWER, lo=2, key=lambda seeds: _power(effect, seeds, floor))
+    return needed if needed <= MOST_SEEDS else None
+
+
+def _power(effect: float, seeds: int, floor: float) -> float:
+    """How often a t-test over `seeds` pairs finds a difference of `effect` standard deviations, on its own side.
+
+    That is P(Z + effect √n > √(t² U² + floor² n)) with Z normal and U = √(χ²ᵥ / ν), ν = n − 1: an integral over U, by
+    Simpson's rule where its density is not negligible. `floor` is half the width, in standard deviations, of an
+    interval that does not shrink with n.
+    """
+    import numpy as np
+    from scipy import integrate, stats
+
+    df, root = seeds - 1, math.sqrt(seeds)
+    reach = 8 / math.sqrt(2 * df)
+    u = np.linspace(max(0.0, 1 - reach), 1 + reach, 401)
+    power = stats.norm.cdf(effect * root - np.hypot(t_quantile(df) * u, floor * root))
+    return float(integrate.simpson(stats.chi.pdf(u, df, scale=1 / math.sqrt(df)) * power, x=u))
+
+
+def _over_seeds(records: Sequence[Result]) -> list[tuple[float, float]]:
+    """The documents of several seeds together: sums and counts added, document by document."""
+    return [
+        (math.fsum(sums for sums, _ in document), math.fsum(counts for _, counts in document))
+        for document in zip(*(record.documents for record in records), strict=True)
+    ]

@@ -1,0 +1,348 @@
+"""Defines the kinds of data of a recipe: the settings of each, how it is made, and what plans and model cards say.
+
+A kind is a class here, listed in `AnyData`, and a file in `diff_lab.data` that makes its batches.
+"""
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from diff_lab.data import (
+    ArithmeticBatches,
+    Batches,
+    Corpus,
+    Fingerprinted,
+    HubDataset,
+    ManyShotBatches,
+    MaskedTextBatches,
+    NeedleBatches,
+    NeedleTask,
+    RetrievalBatches,
+    Tell,
+    TextBatches,
+    TextFiles,
+    byte_tokenizer,
+    prepare,
+    trained_bpe,
+    training_text,
+    validation_text,
+    with_mask_token,
+)
+from diff_lab.train.process_errors import broadcast_from_first, plain_connection_errors
+
+# Of whole numbers that tensors and generators of random numbers take.
+LARGEST_INTEGER = (1 << 63) - 1
+Count = Annotated[int, Field(ge=1, le=LARGEST_INTEGER)]
+BatchSize = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+class Section(BaseModel):
+    """A part of a recipe: no unknown keys, no conversions ("3" is not 3), no changes afterwards."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Batches, and the tokenizer that made them (None for data that never was text)."""
+
+    batches: Batches
+    tokenizer: PreTrainedTokenizerFast | None = None
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """What a run gives its data beside the settings of the recipe's `data` section; see `run_setup.build_data`."""
+
+    seed: int  # of the training batches
+    timeout_minutes: float  # how long a process waits for the others
+    tokenizer: PreTrainedTokenizerFast | None = None
+    tell: Tell | None = None
+    workers: int | None = None
+
+
+class DataSection(Section):
+    """What every kind of data has, beside its settings `kind`, `length` and `batch_size`."""
+
+    is_causal: ClassVar[bool] = True  # whether the model predicts the next token; else it is an encoder
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What the data is, in a few words, for plans and model cards."""
+
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """Tokens of the vocabulary, as far as the settings tell them; raises ValueError where they do not."""
+
+    @abstractmethod
+    def build(self, request: DataRequest) -> Data:
+        """Find or make the data; see :func:`diff_lab.train.run_setup.build_data`."""
+
+
+class TextData(DataSection):
+    """Language modelling of real text; see `diff_lab.data.text_batches.TextBatches`.
+
+    The text is files and folders (`paths`), a data set of the `datasets` library (`dataset`, with `dataset_config` and
+    `dataset_split`), or, where neither is given, the source of Python's standard library. `tokenizer` is "bytes",
+    "bpe" (trained on the training documents, with `vocab_size` tokens), or a tokenizer's folder or name on the Hub.
+    `batch_size` is the number of sequences of one optimizer step. `isolate_documents` false lets a document see those
+    that stand before it in its sequence. Tokens are kept in `cache`, or in the user's cache folder.
+    """
+
+    kind: Literal["text"] = "text"
+    paths: Annotated[list[str], BeforeValidator(lambda path: [path] if isinstance(path, str) else path)] | None = None
+    dataset: str | None = None
+    dataset_config: str | None = None
+    dataset_split: str = "train"
+    text_field: str = "text"
+    tokenizer: Annotated[str, Field(min_length=1)] = "bytes"
+    vocab_size: Annotated[int, Field(gt=257, le=LARGEST_INTEGER)] | None = None
+    length: Annotated[int, Field(ge=2, le=LARGEST_INTEGER)]
+    batch_size: BatchSize
+    isolate_documents: bool = True
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    validation_tokens: Count | None = 100_000
+    cache: str | None = None
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "TextData":
+        if (self.tokenizer == "bpe") != (self.vocab_size is not None):
+            raise ValueError('vocab_size is given with tokenizer "bpe", and only then')
+        if self.paths is not None and self.dataset is not None:
+            raise ValueError("the text is either in paths or in a dataset, not in both")
+        return self
+
+    def describe(self) -> str:
+        if self.dataset is not None:
+            return f"the data set {self.dataset}"
+        if self.paths is None:
+            return "the source of Python's standard library"
+        # Names alone: the folders that they lay in are in the recipe.
+        return ", ".join(PurePath(path).name or path for path in self.paths)
+
+    def vocabulary(self) -> int:
+        if self.tokenizer == "bytes":
+            return len(byte_tokenizer())
+        if self.vocab_size is not None:
+            return self.vocab_size
+        if not Path(self._tokenizer_name).is_dir():
+            raise ValueError(
+                f"a plan downloads nothing, and data.tokenizer {self.tokenizer!r} is no folder: give its number of "
+                "tokens as model.vocab_size."
+            )
+        return len(self._loaded_tokenizer())
+
+    def build(self, request: DataRequest) -> Data:
+        corpus = self._corpus(request)
+        tokenizer = request.tokenizer or self._tokenizer(corpus)
+        return Data(self._batches(corpus, tokenizer, request), tokenizer)
+
+    @property
+    def _folder(self) -> Path | None:
+        return None if self.cache is None else Path(os.path.expanduser(self.cache))
+
+    @property
+    def _tokenizer_name(self) -> str:
+        """The folder of a tokenizer or its name on the Hub."""
+        return os.path.expanduser(self.tokenizer)
+
+    def _corpus(self, request: DataRequest) -> Corpus:
+        """The text; the first process of a run looks whether it has changed."""
+        corpus: Corpus
+        if self.dataset is not None:
+            corpus = HubDataset(self.dataset, self.dataset_config, self.dataset_split, self.text_field)
+        else:
+            corpus = TextFiles(self.paths, self.text_field, self._folder)
+        with plain_connection_errors(request.timeout_minutes):
+            return Fingerprinted(corpus, broadcast_from_first(corpus.fingerprint))
+
+    def _tokenizer(self, corpus: Corpus) -> PreTrainedTokenizerFast:
+        if self.tokenizer == "bytes":
+            return byte_tokenizer()
+        if self.vocab_size is not None:
+            return trained_bpe(corpus, self.validation_fraction, self.vocab_size, self._folder)
+        return self._loaded_tokenizer()
+
+    def _loaded_tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer in a folder or on the Hub."""
+        try:
+            return AutoTokenizer.from_pretrained(self._tokenizer_name)
+        except Exception as error:  # of a damaged file: tokenizers raises nothing more specific
+            raise ValueError(
+                f'data.tokenizer is "bytes", "bpe", or the folder or name of a tokenizer, and {self.tokenizer!r} '
+                f"cannot be loaded: {' '.join(str(error).split())}"
+            ) from None
+
+    def _batches(
+        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int | None = None
+    ) -> Batches:
+        return TextBatches(
+            prepare(corpus, tokenizer, self._folder, request.tell, request.workers),
+            tokenizer,
+            batch_size=batch_size or self.batch_size,
+            seed=request.seed,
+            isolated=self.isolate_documents,
+            **self.model_dump(include={"length", "validation_fraction", "validation_tokens"}),
+        )
+
+
+class NeedleData(TextData):
+    """Text and, among it, documents with needles; see `diff_lab.data.needle_task.NeedleBatches`.
+
+    Every key of text has its meaning. `share` of the sequences of a step, one or more, are needle documents, whose
+    haystacks are the text's own.
+    """
+
+    kind: Literal["needles"] = "needles"  # type: ignore[assignment]  # what tells it from text
+    share: Annotated[float, Field(gt=0, le=1)] = 0.2
+    needles: Count = 4
+    queried: Count = 2
+    digits: Annotated[int, Field(ge=1, le=18)] = 7
+    turns: Count = 1
+    validation_documents: Count = 128
+
+    @property
+    def documents(self) -> int:
+        """Needle documents in the batch of a step."""
+        return max(1, round(self.share * self.batch_size))
+
+    def describe(self) -> str:
+        return f"{super().describe()}, with needle documents among it"
+
+    def _batches(
+        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int | None = None
+    ) -> Batches:
+        sequences = (batch_size or self.batch_size) - self.documents
+        text: Any = super()._batches(corpus, tokenizer, request, sequences) if sequences else None
+
+        def task(read: Callable[[Corpus, float], Any], turns: int, vary: bool) -> NeedleTask:
+            haystack = "".join(read(corpus, self.validation_fraction))
+            settings = self.model_dump(include={"length", "needles", "queried", "digits"})
+            return NeedleTask(tokenizer, haystack, turns=turns, vary=vary, **settings)
+
+        return NeedleBatches(
+            text,
+            task(training_text, self.turns, vary=True),
+            task(validation_text, 1, vary=False),
+            documents=self.documents,
+            vocab_size=len(tokenizer),
+            seed=request.seed,
+            validation_documents=self.validation_documents,
+        )
+
+
+class MaskedTextData(TextData):
+    """Text of which an encoder finds hidden tokens; see `diff_lab.data.masked_text.MaskedTextBatches`.
+
+    Every key of text has its meaning; a tokenizer without a mask token gets one more token. `mask_fraction` is the
+    share of each sequence that is to be found.
+    """
+
+    is_causal: ClassVar[bool] = False
+
+    kind: Literal["masked_text"] = "masked_text"  # type: ignore[assignment]  # what tells it from text
+    mask_fraction: Annotated[float, Field(gt=0, le=1)] = 0.3
+
+    def describe(self) -> str:
+        return f"{super().describe()}, with hidden tokens"
+
+    def vocabulary(self) -> int:
+        made_here = self.tokenizer == "bytes" or self.vocab_size is not None
+        if made_here or not Path(self._tokenizer_name).is_dir():  # where it raises
+            return super().vocabulary() + 1
+        return len(with_mask_token(self._loaded_tokenizer()))
+
+    def _tokenizer(self, corpus: Corpus) -> PreTrainedTokenizerFast:
+        return with_mask_token(super()._tokenizer(corpus))
+
+    def _batches(
+        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int | None = None
+    ) -> Batches:
+        text: Any = super()._batches(corpus, tokenizer, request, batch_size)
+        return MaskedTextBatches(text, tokenizer, mask_fraction=self.mask_fraction, seed=request.seed)
+
+
+class GeneratedData(DataSection):
+    """Data that a seeded generator makes as it is read; its settings are the arguments of the generator."""
+
+    generator: ClassVar[Callable[..., Batches]]  # makes the batches; its `tokenizer`, if any, goes with the model
+    summary: ClassVar[str]  # what `describe` says
+
+    def describe(self) -> str:
+        return self.summary
+
+    def vocabulary(self) -> int:
+        return self._generated().vocab_size
+
+    def build(self, request: DataRequest) -> Data:
+        batches = self._generated(seed=request.seed)
+        return Data(batches, getattr(batches, "tokenizer", None))
+
+    def _generated(self, **arguments: int) -> Batches:
+        return type(self).generator(**self.model_dump(exclude={"kind"}), **arguments)
+
+
+class RetrievalData(GeneratedData):
+    """Multi-needle retrieval among noise tokens; see `diff_lab.data.retrieval_task.RetrievalBatches`."""
+
+    generator = RetrievalBatches
+    summary = "multi-needle retrieval from a seeded generator"
+
+    kind: Literal["retrieval"] = "retrieval"
+    num_pairs: Count = 4
+    length: Count = 128
+    num_queries: Count | None = None
+    repeats: bool = False
+    vary: bool = False
+    batch_size: BatchSize = 32
+    num_keys: Count = 64
+    num_values: Count = 64
+    num_noise: Count = 128
+    validation_sequences: Count = 1024
+
+
+class ManyShotData(GeneratedData):
+    """Words of classes shown with labels; see `diff_lab.data.many_shot_task.ManyShotBatches`."""
+
+    generator = ManyShotBatches
+    summary = "many-shot classification from a seeded generator"
+
+    kind: Literal["many_shot"] = "many_shot"
+    shots: Count = 48
+    classes: Annotated[int, Field(ge=2, le=LARGEST_INTEGER)] = 6
+    labels: Count = 32
+    words: Count = 36
+    item_length: Count = 2
+    noise: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    vary: bool = False
+    batch_size: BatchSize = 32
+    validation_sequences: Count = 512
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence."""
+        return self.shots * (self.item_length + 1)
+
+
+class ArithmeticData(GeneratedData):
+    """Sums worked out step by step, as text; see `diff_lab.data.arithmetic_task.ArithmeticBatches`."""
+
+    generator = ArithmeticBatches
+    summary = "sums worked out step by step, from a seeded generator"
+
+    kind: Literal["arithmetic"] = "arithmetic"
+    operations: Count = 4
+    length: Count = 48
+    batch_size: BatchSize = 64
+    largest: Count = 9
+    validation_problems: Count = 512
+
+
+AnyData = TextData | NeedleData | MaskedTextData | RetrievalData | ManyShotData | ArithmeticData
+KINDS: dict[str, type[DataSection]] = {section.model_fields["kind"].default: section for section in get_args(AnyData)}

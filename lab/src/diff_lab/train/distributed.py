@@ -1,0 +1,316 @@
+"""Divides a run among several processes: the model, the batch, and the gradients that they add up.
+
+Data parallelism (DDP, FSDP2) gives each process some rows of a batch; tensor parallelism gives all of them the whole
+batch and each some of the heads. :meth:`DistributedContext.describe` reads off the model what is really used.
+"""
+
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+from transformers import distributed as transformers_distributed
+
+from diff_lab.data.batches import flattened
+from diff_lab.train.process_errors import is_first, plain_connection_errors
+from diff_lab.train.recipe import Precision, Recipe, TrainRecipe, build_config
+from diff_transformer.model.parallel_plan import check_ranks
+from diff_transformer.nn import KeepsFloat32
+
+UNFINISHED_START = ".unfinished-start"  # the folder in a run's through which tensor parallelism passes a model
+
+
+def shard(model: Any, device: str, count: int, precision: str) -> None:
+    """Shard a model with FSDP2: each decoder layer is a unit, as is each module that stays in float32, and the root.
+
+    With bfloat16 the layers' weights travel in it. Gradients are added up in float32, and nothing else is cast:
+    autocast chooses the precision of each operation, as in one process.
+    """
+    mesh = init_device_mesh(device, (count,))
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if precision == "bf16" else None,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+    )
+    for module in model.modules():
+        if isinstance(module, KeepsFloat32) and module._parameters:
+            fully_shard(module, mesh=mesh)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh)
+
+
+@contextmanager
+def materialized(module: nn.Module) -> Iterator[None]:
+    """Give a module its own sharded parameters in full size, uninitialised on the CPU, for the block to fill.
+
+    Afterwards each shard holds this process' part of what its parameter was filled with.
+    """
+    shards: dict[str, Any] = {name: part for name, part in module._parameters.items() if isinstance(part, DTensor)}
+    full = {name: nn.Parameter(torch.empty(part.shape, dtype=part.dtype)) for name, part in shards.items()}
+    module._parameters.update(full)
+    yield
+    for name, part in shards.items():
+        drawn = distribute_tensor(full[name].detach(), part.device_mesh, part.placements, src_data_rank=None)
+        part.to_local().detach().copy_(drawn.to_local())
+    module._parameters.update(shards)
+
+
+def reshard(model: nn.Module) -> None:
+    """Put the sharded parameters of an FSDP2 model back in place after a forward pass that no backward pass follows.
+
+    FSDP2 keeps the outermost unit's weights unsharded until then, and they are not the parameters of any optimizer.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process' part of a tensor; all of it where it is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+# Variables of launchers that tell of other processes where they are above this: torchrun's, and those of MPI.
+_TORCHRUN = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": -1}
+_MPI = dict.fromkeys(("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"), 1)
+
+
+def check_launcher() -> None:
+    """Raise ValueError where variables of the environment tell of other processes, and none how to reach them, as where
+    a notebook or a container has some of a launcher's.
+    """
+    alone = {**_TORCHRUN, **_MPI}
+    numbers = (*alone, "MASTER_PORT") if "WORLD_SIZE" in os.environ else alone
+    values = {name: os.environ[name] for name in numbers if name in os.environ}
+    for name, value in values.items():
+        if not re.fullmatch(r"-1|\d+", value):
+            raise ValueError(f"{name} is {value!r} in the environment, where a launcher puts a whole number: unset it.")
+    found = [name for name in alone if name in values and int(values[name]) > alone[name]]
+    needed = ("MASTER_ADDR",) if _MPI.keys() & set(found) else ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in needed if not os.environ.get(name)]
+    is_joined = dist.is_initialized() or dist.is_mpi_available()  # or will be without an address
+    if found and missing and not is_joined:
+        raise ValueError(
+            f"The environment has a launcher's {', '.join(f'{name}={values[name]}' for name in found)} without "
+            f"{', '.join(missing)}: start several processes with torchrun, or unset {', '.join(found)} to train in one."
+        )
+
+
+Kind = Literal["single", "ddp", "fsdp", "tensor"]
+
+
+@dataclass(frozen=True)
+class DistributedContext:
+    """What one process knows of the processes that train a model with it, and the operations between them.
+
+    It is process `rank` of `count`, on `device`. `kind` says how the work is divided: "single" for one process.
+    """
+
+    kind: Kind
+    device: torch.device
+    rank: int
+    count: int
+    precision: Precision
+
+    @classmethod
+    def from_env(cls, settings: TrainRecipe) -> "DistributedContext":
+        """Join the processes that a launcher started; without one the process trains alone.
+
+        Raises ValueError where the launcher and the recipe do not go together, and ConnectionError where the others do
+        not join within the recipe's `timeout_minutes`. :meth:`check` looks at the rest of the recipe.
+        """
+        for name in ("DeepSpeed", "Megatron-LM"):
+            if parse_flag_from_env(f"ACCELERATE_USE_{name.upper().replace('-', '_')}"):
+                raise ValueError(
+                    f"The launcher is configured for {name}, which training does not use: train.parallel is "
+                    "'ddp', 'fsdp' or 'tensor'."
+                )
+        precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+        if precision not in ("no", settings.precision):
+            raise ValueError(
+                f"The launcher asks for mixed precision {precision!r} and the recipe for train.precision "
+                f"{settings.precision!r}: make them equal, or leave the launcher's out."
+            )
+        if parse_flag_from_env("ACCELERATE_USE_FSDP") and settings.parallel not in ("auto", "fsdp"):
+            raise ValueError(
+                f"The launcher asks for FSDP and the recipe for train.parallel {settings.parallel!r}: make "
+                "them equal, or leave the launcher's out."
+            )
+        check_launcher()
+        launched = int(os.environ.get("WORLD_SIZE", "1"))
+        # Without a GPU, accelerate connects processes only where the CPU is asked for; else each would train alone.
+        cpu = settings.device == "cpu" or not torch.accelerator.is_available()
+        with plain_connection_errors(settings.timeout_minutes):
+            state = PartialState(cpu=cpu, timeout=timedelta(minutes=settings.timeout_minutes))
+        count = state.num_processes
+        if launched > count:
+            raise ValueError(
+                f"{launched} processes were launched, but accelerate connects this one with {count - 1} others: "
+                "start them with torchrun, or check the launcher's configuration."
+            )
+        kind: Kind = "fsdp" if parse_flag_from_env("ACCELERATE_USE_FSDP") else "ddp"
+        if settings.parallel != "auto":
+            kind = settings.parallel
+        if count == 1:
+            kind = "single"
+        return cls(kind, state.device, state.process_index, count, settings.precision)
+
+    @property
+    def dp_size(self) -> int:
+        """The number of parts into which a batch is divided among the processes (the data-parallel size)."""
+        return self.count if self.kind in ("ddp", "fsdp") else 1
+
+    def check(self, recipe: Recipe) -> None:
+        """Raises ValueError where the processes cannot train in this precision, or cannot share a recipe's model or
+        batch.
+        """
+        if self.precision == "fp16" and self.device.type == "cpu":
+            raise ValueError("train.precision 'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'.")
+        if self.precision == "fp16" and self.kind in ("fsdp", "tensor"):
+            raise ValueError(
+                f"train.precision 'fp16' runs in one process or with train.parallel 'ddp', not with {self.kind!r}: "
+                "take 'bf16'."
+            )
+        batch_size, accumulation = recipe.data.batch_size, recipe.train.accumulation
+        if self.kind == "tensor":
+            check_ranks(self.count, build_config(recipe, vocab_size=1))
+            if "tp_size" not in getattr(transformers_distributed.DistributedConfig, "__dataclass_fields__", {}):
+                raise ValueError("train.parallel 'tensor' needs a later release of transformers: pip install -U it.")
+        if batch_size % (self.dp_size * accumulation):
+            raise ValueError(
+                f"data.batch_size={batch_size} cannot be divided among {self.dp_size} processes and "
+                f"train.accumulation={accumulation}: it must be a multiple of {self.dp_size * accumulation}."
+            )
+
+    def parallelize(self, model: Any, folder: Path, draw: Callable[[Any], None]) -> tuple[Any, nn.Module]:
+        """Give this process its part of a float32 model that is the same on every process, on the CPU.
+
+        For "fsdp" it may be on the meta device: `draw` then gives it its first weights, once its shards exist. Tensor
+        parallelism puts the model into the run's folder for a moment. Returns the model, and the module to call in
+        training: the same, but for DDP's wrapper.
+        """
+        if self.kind == "tensor":
+            model = self._tensor_parallel(model, folder)
+        elif self.kind == "fsdp":
+            on_meta = any(parameter.is_meta for parameter in model.parameters())
+            shard(model, self.device.type, self.count, self.precision)
+            if on_meta:
+                model.to_empty(device=self.device)
+                model.tie_weights()
+                draw(model)
+        else:
+            model.to(self.device)
+        if self.kind != "ddp":
+            return model, model
+        devices = None if self.device.type == "cpu" else [self.device]
+        return model, DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+
+    def _tensor_parallel(self, model: Any, folder: Path) -> Any:
+        """transformers divides a model by its plan while it loads one, so the model is saved first."""
+        start = folder / UNFINISHED_START
+        if is_first():
+            shutil.rmtree(start, ignore_errors=True)
+            model.save_pretrained(start)
+        self.wait()
+        plan: Any = transformers_distributed.DistributedConfig(tp_size=self.count)
+        divided = type(model).from_pretrained(start, dtype=torch.float32, distributed_config=plan)
+        self.wait()
+        if is_first():
+            shutil.rmtree(start)
+        return divided.train()
+
+    def local_batch(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """This process' rows of a batch."""
+        if self.dp_size == 1:
+            return batch
+        return {name: tensor.chunk(self.dp_size)[self.rank] for name, tensor in batch.items()}
+
+    def model_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor | int]:
+        """Rows of a batch on this process' device as the model takes them: packed documents in one row."""
+        return {
+            name: value.to(self.device) if isinstance(value, Tensor) else value
+            for name, value in flattened(batch).items()
+        }
+
+    def no_gradient_exchange(self, call: nn.Module) -> AbstractContextManager[None]:
+        """Keep DDP from exchanging gradients in a block: a later part of the same batch exchanges their sum.
+
+        FSDP2 could do so as well, but would keep the gradients of all parameters on every process meanwhile.
+        """
+        return call.no_sync() if isinstance(call, DistributedDataParallel) else nullcontext()
+
+    def autocast(self) -> torch.autocast:
+        """The recipe's precision for the operations that allow it."""
+        dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
+        return torch.autocast(self.device.type, dtype=dtype, enabled=self.precision != "no")
+
+    def sum(self, numbers: Tensor) -> Tensor:
+        """Add up numbers, in place, over the processes that divide a batch; they stay where none do."""
+        if self.dp_size > 1:
+            dist.all_reduce(numbers)
+        return numbers
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any process."""
+        if self.count == 1:
+            return flag
+        flags = torch.tensor(float(flag), device=self.device)
+        dist.all_reduce(flags, dist.ReduceOp.MAX)
+        return bool(flags)
+
+    def wait(self) -> None:
+        """Wait until every process is here."""
+        if self.count > 1:
+            dist.barrier()
+
+    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float | None) -> float:
+        """Scale the gradients down to a total norm of `max_norm` if it is larger; returns the norm before.
+
+        A sharded gradient counts with its parts on all processes, any other with its value on one.
+        """
+        replicated: list[Tensor] = []
+        sharded: list[Tensor] = []
+        for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
+            is_sharded = isinstance(gradient, DTensor) and any(isinstance(each, Shard) for each in gradient.placements)
+            (sharded if is_sharded else replicated).append(local(gradient))
+        square = torch.nn.utils.get_total_norm(replicated).to(self.device).square()
+        if sharded:
+            sharded_square = torch.nn.utils.get_total_norm(sharded).to(self.device).square()
+            dist.all_reduce(sharded_square)
+            square = square + sharded_square
+        norm = square.sqrt()
+        if max_norm is not None:
+            scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+            for gradient in replicated + sharded:
+                gradient.mul_(scale)
+        return float(norm)
+
+    def describe(self, model: Any, call: nn.Module) -> str:
+        """Say what the model really uses: "2 processes (gloo, cpu): FSDP2, 3 units, 51 % on each"."""
+        precision = {"no": "float32", "bf16": "bfloat16 autocast", "fp16": "float16 autocast"}[self.precision]
+        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
+        if self.count == 1:
+            return f"1 process ({device}), {precision}"
+        share = sum(local(p).numel() for p in model.parameters()) / sum(p.numel() for p in model.parameters())
+        units = sum(isinstance(module, FSDPModule) for module in model.modules())
+        how = f"FSDP2, {units} units" if units else "tensor parallelism"
+        if isinstance(call, DistributedDataParallel):
+            how = "DDP"
+        processes = f"{self.count} processes ({dist.get_backend()}, {device})"
+        return f"{processes}: {how}, {math.ceil(100 * share)} % of the parameters on each, {precision}"

@@ -1,0 +1,377 @@
+"""Trains the model of a recipe in a loop that resumes, logs, evaluates, saves and stops."""
+
+import hashlib
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import set_seed
+from torch import Tensor
+
+from diff_lab.train import run_folder
+from diff_lab.train.checkpoint import RunState, bytes_of, load_checkpoint, save_model, weights_of
+from diff_lab.train.checkpoint_folder import Checkpoints, collective_directory
+from diff_lab.train.distributed import DistributedContext
+from diff_lab.train.divergence import BadStep, DivergenceError, SpikeDetector, diagnose
+from diff_lab.train.hardware import peak_flops
+from diff_lab.train.layer_statistics import measure_layers, reduced
+from diff_lab.train.process_errors import (
+    Interrupt,
+    TimeLimit,
+    TrainingInterrupted,
+    gathered,
+    is_first,
+    plain_connection_errors,
+    propagate_errors,
+)
+from diff_lab.train.recipe import Recipe
+from diff_lab.train.run_setup import Data, build_data, build_model, draw_weights
+from diff_lab.train.step import backward, build_optimizers, learning_rate, prefetched
+from diff_lab.train.step_costs import flops_per_token
+from diff_lab.train.task_examples import write_examples
+from diff_lab.train.training_progress import Metrics, Progress, Silent, default_progress, peak_memory
+from diff_transformer.storage.files import read_metrics
+
+# (model, step) → numbers to log, by name. The model is in evaluation mode and gradients are off.
+Evaluate = Callable[[Any, int], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run in `folder`."""
+
+    folder: Path
+    model_folder: Path  # the trained model in the folder (`save_pretrained`), with its tokenizer if there is one
+    model: Any  # the same model, still on its device, in evaluation mode
+    parameters: int
+    seconds: float  # spent in training steps, those before an interruption included; no evaluation, no saving
+    last: dict[str, Any]  # the last line of `metrics.jsonl`, if there is one
+
+
+def train(
+    recipe: Recipe,
+    output_dir: str | Path,
+    *,
+    resume: run_folder.Resume = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    on_evaluate: Evaluate | None = None,
+    data: Data | None = None,
+) -> TrainedRun:
+    """Train the model of a recipe.
+
+    Writes into `output_dir`: `recipe.yaml`, `metrics.jsonl`, `tensorboard/`, `checkpoints/step-000100/`, at the end
+    `model/`, and `divergence.json` where a step went wrong. Where a launcher has started several processes, all of them
+    call this; the first one writes. A resumed run ends with the very weights it would have had without the
+    interruption (on one device, with the same number of threads).
+
+    Args:
+        output_dir: the folder of the run: new or empty, unless one of the next two says otherwise.
+        resume: go on from the newest checkpoint of the run in `output_dir`; "auto" begins one where there is none.
+        overwrite: replace the run in `output_dir`.
+        progress: shows every step; unless given, a line below the cell in a notebook, and nothing elsewhere.
+        on_evaluate: called every `evaluate_every` steps and after the last one; what it returns is logged.
+        data: the recipe's data, if `build_data(recipe)` has been called already.
+
+    Raises:
+        FileExistsError, FileNotFoundError, ValueError: the folder or the input is not right; nothing has been written.
+        DivergenceError: the loss or its gradient is not finite, or the loss jumped; the weights are those before.
+        TrainingInterrupted: Ctrl-C, SIGTERM or the end of the terminal (SIGHUP, unless it is ignored); a checkpoint was
+            saved, and after the last step the model as well. An evaluation is left, and done when the run goes on.
+        OSError: the disk is full, or the folder was removed; none of the checkpoints to resume from is complete; or, as
+            ConnectionError, another process has ended. One that hangs ends this process with a sentence on stderr.
+    """
+    with open_run(recipe, output_dir, resume=resume, overwrite=overwrite) as run:
+        return run.train(data or build_data(recipe), progress, on_evaluate)
+
+
+@contextmanager
+def open_run(
+    recipe: Recipe, output_dir: str | Path, *, resume: run_folder.Resume = False, overwrite: bool = False
+) -> Iterator["TrainingRun"]:
+    """Before any data is read, check as :func:`train` does, and lock the folder for the block. On every process."""
+    folder = Path(output_dir)
+    resumes = run_folder.check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
+    context = DistributedContext.from_env(recipe.train)
+    context.check(recipe)
+    with plain_connection_errors(recipe.train.timeout_minutes), ExitStack() as lock:
+        with propagate_errors():
+            if is_first():
+                lock.enter_context(run_folder.locked(folder))
+        yield TrainingRun(recipe, folder, context, gathered(resumes)[0])
+
+
+class TrainingRun:
+    """A run in its folder, which :func:`open_run` has checked and locked. It is trained once.
+
+    With `resumes`, it goes on from the newest checkpoint in the folder.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path, context: DistributedContext, resumes: bool) -> None:
+        self.recipe, self.settings = recipe, recipe.train
+        self.folder, self.context, self.resumes = folder, context, resumes
+
+    def train(self, data: Data, progress: Progress | None = None, on_evaluate: Evaluate | None = None) -> TrainedRun:
+        """Train to the last step and save the model; see :func:`train`."""
+        self._start_or_resume(data, progress, on_evaluate)
+        self.metrics = None
+        if is_first():
+            files = self.folder / run_folder.METRICS, self.folder / run_folder.TENSORBOARD
+            self.metrics = Metrics(*files, self.state.step)
+        with self.metrics or nullcontext(), Interrupt() as interrupt:
+            self.interrupt = interrupt
+            self.progress.start(self.settings.steps, f"{self.recipe.name} · {self.recipe.model.attention_type}")
+            self.progress.tell(self.context.describe(self.model, self.call))
+            if self.resumes:
+                step = f"goes on after step {self.state.step}"
+                self.progress.tell(step if self.resumed_from else "no checkpoint: begins at step 1")
+            try:
+                self.call.train()
+                if self.state.unlogged is not None:
+                    self._log_evaluated(self.state.unlogged)
+                    self.limit.end()
+                    if self._is_unlogged():
+                        raise self._stopped(self.resumed_from)
+                for number, batch in prefetched(data.batches.train_batch, self.state.step + 1, self.settings.steps):
+                    self.limit.begin()
+                    self._log(self._train_step(number, batch), batch)
+                    stopping = self.context.any(interrupt.requested)
+                    self.limit.end()
+                    if stopping or self._is_due(self.settings.checkpoint_every):
+                        run_folder.require_run_folder(self.folder)
+                        checkpoint = self._save()
+                        if stopping and (number < self.settings.steps or self._is_unlogged()):
+                            raise self._stopped(checkpoint)
+            finally:
+                self.limit.end()
+                self.progress.stop()
+            stopping = self.context.any(interrupt.requested)
+        run = self._finish()
+        if stopping:  # nothing is left to do here, but whoever trains several runs must not begin the next
+            raise TrainingInterrupted(
+                f"Stopped after the last step; {run.model_folder} holds the trained model.",
+                interrupt.signal,
+                is_saved=True,
+            )
+        return run
+
+    def _is_unlogged(self) -> bool:
+        """Whether any process has left the evaluation of the last step."""
+        return self.context.any(self.state.unlogged is not None)
+
+    def _stopped(self, checkpoint: Path | None) -> TrainingInterrupted:
+        return TrainingInterrupted(
+            f"Stopped after step {self.state.step} of {self.settings.steps}; {checkpoint} holds the run. "
+            "The same command with --resume (in Python: resume=True) goes on from there.",
+            self.interrupt.signal,
+            is_saved=True,
+        )
+
+    def _start_or_resume(self, data: Data, progress: Progress | None, on_evaluate: Evaluate | None) -> None:
+        settings, context = self.settings, self.context
+        self.data, self.on_evaluate = data, on_evaluate
+        self.warn = warnings.warn if progress is None else progress.tell
+        self.progress = (progress or default_progress()) if is_first() else Silent()
+        set_seed(settings.seed)
+        self.checkpoints = Checkpoints(self.folder / run_folder.CHECKPOINTS, settings.keep_checkpoints, self.warn)
+        self.resumed_from = self.checkpoints.newest() if self.resumes else None
+        model = build_model(
+            self.recipe, data, init_from=self.resumed_from is None, without_weights=context.kind == "fsdp"
+        )
+        if not self.resumes and is_first():
+            run_folder.begin_run_folder(self.folder, self.recipe)
+        context.wait()
+        if settings.gradient_checkpointing:
+            # transformers renamed it within version 5; the old name warns where the new one exists.
+            enable: Any = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+            enable()
+        # `call` is the module to call in training: the model, or DDP's wrapper of it.
+        self.model, self.call = context.parallelize(
+            model, self.folder, lambda model: draw_weights(model, settings.seed)
+        )
+        if settings.compile:
+            for layer in self.model.model.layers:
+                layer.compile()
+        self.optimizers = build_optimizers(self.model, settings)
+        self.scaler = torch.amp.GradScaler(context.device.type, enabled=settings.precision == "fp16")
+        self.detector = SpikeDetector(settings.max_loss_rise, overflow_is_normal=settings.precision == "fp16")
+        # A number for the data: of all text, and of the first batch, which other settings or another seed change.
+        first = data.batches.train_batch(1)["input_ids"].numpy().tobytes()
+        self.state = RunState(data=hashlib.sha256(first + data.batches.source.encode()).hexdigest())
+        if self.resumed_from is not None:
+            state = load_checkpoint(self.resumed_from, self.model, self.optimizers)
+            if state.data != self.state.data:
+                raise ValueError(
+                    f"The data is not what the run in {str(self.folder)!r} was started on; "
+                    "choose another output folder, or overwrite (--overwrite, in Python overwrite=True)."
+                )
+            if state.scaler is not None:
+                self.scaler.load_state_dict(state.scaler)
+            if state.spike_detector is not None:
+                self.detector.load_state_dict(state.spike_detector)
+            self.state = state
+        if self.resumes and is_first():  # nothing is refused from here on
+            run_folder.continue_run_folder(self.folder, self.recipe)
+        if is_first():
+            write_examples(self.folder, data)
+        self.limit = TimeLimit(settings.timeout_minutes, self._standstill)
+        self.tokens, self.seconds_logged = 0, self.state.seconds  # since the last logged step, and until it
+        self.layers: dict[str, list[float]] = {}  # the statistics that were logged last
+
+    def _train_step(self, number: int, batch: dict[str, Tensor]) -> dict[str, Any]:
+        """Change the weights by one batch, unless its loss or gradient goes wrong. Returns what the log says of it."""
+        started = time.perf_counter()
+        rate = learning_rate(number, self.settings)
+        for group in chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers):
+            group["lr"] = rate
+        loss = backward(self.call, batch, self.context, self.scaler, self.settings.accumulation)
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
+        norm = self.context.clip(self.model.parameters(), self.settings.max_grad_norm)
+        bad_step = self.detector.check(loss, norm)
+        if bad_step is not None:
+            self._report(bad_step, number, batch)
+        for optimizer in self.optimizers:
+            # fp16's overflows are normal, and one in the gradients of one optimizer skips the step of all.
+            if bad_step is None and math.isfinite(norm):
+                self.scaler.step(optimizer)
+            optimizer.zero_grad()
+        self.scaler.update()
+        self.state.step = number
+        self.state.seconds += time.perf_counter() - started
+        self.tokens += batch["input_ids"].numel()
+        line = {"step": number, "loss": loss, "learning_rate": rate, "grad_norm": norm}
+        return line if bad_step is None else line | {"skipped": bad_step.reason}
+
+    def _report(self, bad_step: BadStep, number: int, batch: dict[str, Tensor]) -> None:
+        """Find out where a step went wrong, and raise DivergenceError unless it may be skipped."""
+        settings, report = self.settings, self.folder / run_folder.DIVERGENCE
+        divergence = diagnose(
+            self.model, batch, self.context, bad_step, number, accumulation=settings.accumulation, before=self.layers
+        )
+        if is_first():
+            divergence.write(report)
+        if settings.on_divergence == "stop" or not self.detector.may_skip or divergence.weights_are_broken:
+            checkpoint = self.checkpoints.last
+            resumable = f"the newest checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
+            raise DivergenceError(
+                f"{divergence} All of it is in {report}; {resumable}. A lower train.learning_rate (now "
+                f"{settings.learning_rate}) or a longer warm-up usually helps, in a run of its own, which may start "
+                "from a checkpoint (model.init_from). This run goes on with --resume and train.on_divergence=skip, "
+                "which skips such steps, or with another train.max_loss_rise."
+            )
+        if is_first():
+            self.warn(f"The step is skipped. {divergence}")
+
+    def _log(self, line: dict[str, Any], batch: dict[str, Tensor]) -> None:
+        """Show the progress, and log the step if it is due, with an evaluation and layer statistics if those are."""
+        settings, number = self.settings, line["step"]
+        speed = self.tokens / (self.state.seconds - self.seconds_logged)
+        self.progress.update(number, line["loss"], speed)
+        evaluates = self.on_evaluate is not None and self._is_due(settings.evaluate_every)
+        measures_layers = settings.inspect_every is not None and (number == 1 or self._is_due(settings.inspect_every))
+        if not (evaluates or measures_layers or "skipped" in line or self._is_due(settings.log_every)):
+            return
+        line |= {"tokens_per_second": speed, "seconds": self.state.seconds, "lambdas": self.model.lambdas()}
+        # The share of the devices' peak that the model's own arithmetic takes; None where no peak is known.
+        peak = peak_flops(self.context.device, settings.precision)
+        flops = speed * flops_per_token(self.model.config, self.recipe.data.length) / self.context.count
+        line |= {"mfu": None if peak is None else flops / peak, "memory": peak_memory(self.context.device)}
+        if measures_layers:
+            # From one sequence of each process.
+            row = {name: tensor[:1] for name, tensor in self.context.local_batch(batch).items()}
+            with self.context.autocast():
+                self.layers = reduced(measure_layers(self.model, self.context.model_inputs(row)))
+            line |= self.layers
+        if evaluates:
+            self.state.unlogged = line
+        self._log_evaluated(line)
+
+    def _log_evaluated(self, line: dict[str, Any]) -> None:
+        """Log a step, with an evaluation if it is to have one, unless the run is to stop before that is done."""
+        if self.state.unlogged is not None and self.on_evaluate is not None:
+            results = self._evaluate(line["step"])
+            if results is None:
+                return
+            line = line | results
+        self.state.unlogged = None
+        run_folder.require_run_folder(self.folder)
+        if self.metrics is not None:
+            self.metrics.log(line)
+        self.tokens, self.seconds_logged = 0, self.state.seconds
+
+    def _is_due(self, every: int | None) -> bool:
+        """Whether what is done every so many steps, and after the last one, is to be done now."""
+        return self.state.step == self.settings.steps or (every is not None and self.state.step % every == 0)
+
+    def _evaluate(self, number: int) -> dict[str, float] | None:
+        """What the evaluation finds; None where it was left: a system that stops the run may not wait for its end."""
+        assert self.on_evaluate is not None  # the caller's own check
+        self.limit.end()  # an evaluation may take as long as it likes
+        self.model.eval()
+        results, devices = None, [self.context.device] if self.context.device.type == "cuda" else []
+        asked = self.model.register_forward_pre_hook(self._leave_evaluation, prepend=True)
+        # Processes that compute one forward pass together leave together, before it; of others each may leave alone.
+        alone = nullcontext() if self._computes_together else self.interrupt.raised_at_once()
+        try:
+            # Training draws the same random numbers afterwards, whether all of an evaluation was done or a part twice.
+            with alone, torch.random.fork_rng(devices), torch.no_grad(), self.context.autocast():
+                results = self.on_evaluate(self.model, number)
+        except TrainingInterrupted:
+            pass
+        except Exception:
+            if self.context.count == 1:  # of several processes, the others may be elsewhere in the run
+                self._save()
+            raise
+        finally:
+            asked.remove()
+        self.model.train()
+        if results is not None:
+            self.progress.evaluated(number, results)
+        self.limit.begin()
+        return results
+
+    def _leave_evaluation(self, *_: Any) -> None:
+        """Raise TrainingInterrupted before a use of the model where the run is to stop."""
+        self.progress.evaluating()  # a worker's asks its parent
+        requested = self.interrupt.requested
+        if self.context.any(requested) if self._computes_together else requested:
+            raise TrainingInterrupted("The evaluation is left.")
+
+    @property
+    def _computes_together(self) -> bool:
+        return self.context.kind in ("fsdp", "tensor")
+
+    def _save(self) -> Path:
+        scaler = self.scaler.state_dict() if self.scaler.is_enabled() else None
+        state = replace(self.state, spike_detector=self.detector.state_dict(), scaler=scaler)
+        return self.checkpoints.save(state, self.model, self.optimizers, self.data.tokenizer)
+
+    def _finish(self) -> TrainedRun:
+        self.model.eval()
+        folder, size = self.folder / run_folder.MODEL, bytes_of(weights_of(self.model).values())
+        with collective_directory(folder, size=size, intact=self.checkpoints.intact()) as target:
+            save_model(target, self.model, self.data.tokenizer)
+        self.context.wait()
+        return TrainedRun(
+            folder=self.folder,
+            model_folder=folder,
+            model=self.model,
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            seconds=self.state.seconds,
+            last=(read_metrics(self.folder / run_folder.METRICS) or [{}])[-1],
+        )
+
+    def _standstill(self) -> str:
+        return (
+            f"The run has stood still after step {self.state.step} of {self.settings.steps} for longer than "
+            f"train.timeout_minutes={self.settings.timeout_minutes:g}: this process or another one hangs; "
+            f"{self.checkpoints.intact()}; the same command with --resume goes on."
+        )

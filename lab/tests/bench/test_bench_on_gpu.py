@@ -1,0 +1,128 @@
+"""Both benchmarks on a GPU, at sizes that take no time."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from diff_lab.bench.bench_pages import results_path, write_document
+from diff_lab.bench.benchmark import BACKWARD, DECODE, FORWARD, STEP, TRAINING, refuse_wrong
+from diff_lab.bench.model_bench import ModelSettings, measure_model
+from diff_lab.bench.operator_bench import OperatorSettings, measure_operator
+from diff_lab.bench.operator_candidates import AUTO, BASELINE, BASELINE_FLASH
+from diff_lab.bench.operator_problem import Shape
+from diff_lab.bench.peak_memory import measure_memory
+from diff_lab.bench.timing import (
+    NO_MEMORY,
+    EventClock,
+    alternate,
+    free_memory,
+    spread,
+    try_run,
+    wall_clock,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    # torch says why it does not take a kernel that it was held to.
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+CUDA = torch.device("cuda")
+
+
+def test_the_operator(notes: Any, tmp_path: Path) -> None:
+    settings = OperatorSettings.on(
+        "cuda", heads=4, head_dims=(64, 128), tokens=512, lengths=(256, 512), caches=(512,), decode_batches=(1,),
+        rounds=5, memory_length=512,
+    )  # fmt: skip
+    document, rows = measure_operator(settings, notes)
+    refuse_wrong(rows)
+    assert {row.pass_ for row in rows} == {FORWARD, BACKWARD, TRAINING, DECODE}
+    for row in rows:
+        assert row.against == BASELINE_FLASH
+        if row.candidate in (BASELINE, BASELINE_FLASH, AUTO, "sdpa_split_v flash", "DiffLlama"):
+            assert row.ratio is not None, row.reason
+    assert all(part["total"] > part["own"] > 0 for part in document["memory"])
+    assert document["peak_teraflops_per_second"]["bfloat16"] > 1
+    path = results_path(tmp_path, "operator", "cuda")
+    write_document(path, document)
+    assert path.name == "operator-cuda.json"
+    assert "TFLOP/s" in path.with_suffix(".md").read_text(encoding="utf-8")
+
+
+def test_whole_models(notes: Any) -> None:
+    settings = ModelSettings.on(
+        "cuda", tokens=256, lengths=(128, 256), contexts=(64,), hidden_size=256, intermediate_size=512, layers=2,
+        head_dim=64, vocabulary=500, rounds=5,
+    )  # fmt: skip
+    document, rows = measure_model(settings, notes)
+    refuse_wrong(rows)
+    assert {row.pass_ for row in rows} == {FORWARD, STEP, DECODE}
+    assert all(row.tokens_per_second for row in rows), [row.reason for row in rows]
+    assert "1 of the layers" in document["notes"][0]
+
+
+def test_layers_are_counted(notes: Any) -> None:
+    settings = ModelSettings.on(
+        "cuda", lengths=(128,), contexts=(64,), passes=("forward", "step"), hidden_size=256, intermediate_size=512,
+        head_dim=64, vocabulary=500, rounds=5, candidates=("diff",),
+    )  # fmt: skip
+    document, rows = measure_model(settings, notes)
+    assert {row.shape["layers"] for row in rows} == {28}
+    assert document["notes"][0].startswith("28 layers in bfloat16")
+
+
+def test_memory_that_runs_out_is_given_back() -> None:
+    free_memory(CUDA)
+    before = torch.cuda.memory_allocated()
+
+    def too_large() -> list[torch.Tensor]:
+        held = []
+        while True:
+            held.append(torch.empty(1 << 32, dtype=torch.uint8, device=CUDA))
+
+    assert try_run(CUDA, too_large) == (None, NO_MEMORY)
+    assert torch.cuda.memory_allocated() == before
+
+
+def _product(size: int) -> Callable[[], object]:
+    left, right = (torch.randn(size, size, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
+    for _ in range(3):
+        left @ right
+    return lambda: left @ right
+
+
+def _both_clocks(run: Callable[[], object]) -> tuple[float, float]:
+    """Seconds by events and on the wall."""
+    by_events, by_wall = (alternate({"": run}, clock)[""] for clock in (EventClock(CUDA), wall_clock(CUDA)))
+    return spread(by_events).median, spread(by_wall).median
+
+
+def test_both_clocks_agree_on_long_runs() -> None:
+    run = _product(8192)
+    by_events, by_wall = (
+        spread(alternate({"": run}, clock)[""]).median for clock in (EventClock(CUDA), wall_clock(CUDA))
+    )
+    assert by_events == pytest.approx(by_wall, rel=0.2)
+
+
+def test_launches_are_not_in_the_time() -> None:
+    run = _product(64)
+    by_events, by_wall = (
+        spread(alternate({"": run}, clock)[""]).median for clock in (EventClock(CUDA), wall_clock(CUDA))
+    )
+    assert by_events < 2 * by_wall
+    assert by_events < 50e-6
+
+
+def test_memory_of_a_process_of_its_own() -> None:
+    shape = Shape(batch=4, heads=8, width=64, queries=1024, keys=1024)
+    baseline, auto = measure_memory((BASELINE, AUTO), shape, "bfloat16", TRAINING, CUDA)
+    one = 4 * 8 * 1024 * 64 * 2 / 2**20
+    for part in (baseline, auto):
+        assert "reason" not in part, json.dumps(part)
+        assert part["inputs"] == pytest.approx(4 * one, rel=0.1)
+        assert part["own"] >= 4 * one * 0.9

@@ -1,0 +1,112 @@
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diff_lab.bench import bench_pages
+from diff_lab.bench.bench_pages import (
+    page,
+    page_part,
+    ratio_table,
+    results_path,
+    write_document,
+)
+from diff_lab.bench.operator_bench import OperatorSettings, measure_operator
+from diff_transformer.ops import flex
+from diff_transformer.storage.files import read_json
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    class Nobody:
+        def stage(self, text: str, done: int, total: int) -> None: ...
+
+        def row(self, row: Any) -> None: ...
+
+    settings = OperatorSettings(
+        heads=2, head_dims=(8,), lengths=(12,), caches=(24,), decode_batches=(1,), rounds=5, memory_length=0,
+        grouped_length=20, candidates=("blockwise", "flex"), passes=("forward+backward", "decode"),
+    )  # fmt: skip
+    return measure_operator(settings, Nobody())[0]
+
+
+def test_both_files_are_written_whole(document: dict[str, Any], tmp_path: Path) -> None:
+    path = results_path(tmp_path / "new" / "folder", "operator", "cpu")
+    assert write_document(path, document) == (path, path.with_suffix(".md"))
+    assert sorted(os.listdir(path.parent)) == ["operator-cpu.json", "operator-cpu.md"]
+    written = read_json(path)
+    assert written["rows"][0]["pass"] == "forward + backward"
+    text = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert text == page(written)
+    refused = "no backward on the CPU" if flex._cpu_has_vectors() else "for processors with AVX2"
+    in_groups = "| 1 × 5 × 8, 20 | forward + backward | float32 |"  # a group of four signal heads and a noise head
+    for part in (written["device"], written["command"], written["versions"]["torch"], refused, in_groups):
+        assert part in text
+    assert results_path(path.parent, "operator", "cpu:0") == path
+
+
+def test_the_table_has_a_line_for_each_case_and_a_column_for_each_candidate(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    path = results_path(tmp_path, "operator", "cpu")
+    write_document(path, document)
+    table = ratio_table(read_json(path))
+    cases = {(row["pass"], row["dtype"], str(row["shape"])) for row in read_json(path)["rows"]}
+    assert len(table.splitlines()) == 2 + len(cases)
+    assert "| 1 × 2 × 8, 12 | forward + backward | float32 |" in table
+    assert "auto (" in table
+    assert "blockwise" in table.splitlines()[0]
+
+
+def test_what_never_ran_has_no_column(document: dict[str, Any], tmp_path: Path) -> None:
+    path = results_path(tmp_path, "operator", "cpu")
+    rows = [dataclasses.replace(row, ratio=None, reason="not here") for row in document["rows"]]
+    rows = [row if row.candidate == "flex" else old for row, old in zip(rows, document["rows"], strict=True)]
+    write_document(path, {**document, "rows": rows})
+    assert "flex |" not in ratio_table(read_json(path))
+    assert "- flex: not here (cases: 4)" in path.with_suffix(".md").read_text(encoding="utf-8")
+
+
+def test_a_failure_leaves_the_old_files(
+    document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = results_path(tmp_path, "operator", "cpu")
+    write_document(path, document)
+    old = path.read_bytes()
+
+    def fail(*args: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_document(path, {**document, "title": "other"})
+    assert path.read_bytes() == old
+    assert sorted(os.listdir(tmp_path)) == ["operator-cpu.json", "operator-cpu.md"]
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.write_text("", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"must be a folder that can be written, got '.*file': it is a file\."):
+        results_path(file, "operator", "cpu")
+    with pytest.raises(ValueError, match=r"got '.*inside': Not a directory"):
+        results_path(file / "inside", "operator", "cpu")
+    monkeypatch.setattr(bench_pages.os, "access", lambda path, mode: False)
+    with pytest.raises(ValueError, match="it is read-only"):
+        results_path(tmp_path, "operator", "cpu")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"title": "bench model"}', "{}"])
+def test_a_file_of_something_else_is_not_replaced(tmp_path: Path, content: str) -> None:
+    (tmp_path / "operator-cpu.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match="no result of bench operator and would be replaced"):
+        results_path(tmp_path, "operator", "cpu")
+
+
+def test_an_installed_package_has_no_commit(document: dict[str, Any]) -> None:
+    line = page_part("provenance", {**document, "commit": None})
+    assert ", commit" not in line
+    assert document["command"] in line
+    assert "commit abc" in page_part("provenance", {**document, "commit": "abc"})

@@ -1,0 +1,281 @@
+"""The record of a GPU: stages, limits and files, with stages made up; tuning; and a whole rehearsal without a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+NAMES = ("gpu_record", "gpu_stages", "tune_kernels", "kernel_resources")
+RIGHT = {"rows": [{"pass": "forward", "reason": None}]}
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports a program of lab/benchmarks/ by its name."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield __import__
+    for name in NAMES:
+        sys.modules.pop(name, None)
+
+
+def made_up(folder: Path, stages: dict[str, str]) -> Callable[[str, float], list[str]]:
+    """Stages that are a line of Python each; `write` writes what was found."""
+    begin = f"import json, pathlib, sys, time\nfolder = pathlib.Path({str(folder)!r})\n"
+
+    def command(stage: str, seconds: float) -> list[str]:
+        write = f"write = lambda found: (folder / 'gpu-record-{stage}.json').write_text(json.dumps(found))\n"
+        return [sys.executable, "-c", begin + write + stages[stage]]
+
+    return command
+
+
+def run(programs: Callable[[str], Any], folder: Path, limit: float = 30.0, **stages: str) -> dict[str, Any]:
+    program = programs("gpu_record")
+    limits = dict.fromkeys(stages, limit)
+    program.record(
+        folder, made_up(folder, stages), os.environ, seconds=limit * len(stages), limits=limits, say=lambda text: None
+    )  # fmt: skip
+    document: dict[str, Any] = json.loads((folder / "gpu-record.json").read_text(encoding="utf-8"))
+    assert sorted(path.name for path in folder.iterdir()) == ["gpu-record.json"]
+    return document
+
+
+def test_every_stage_has_its_place_in_the_record(programs: Callable[[str], Any], tmp_path: Path) -> None:
+    document = run(programs, tmp_path, correctness=f"write({RIGHT})", tuning="write({'kept': True})")
+    assert {name: stage["status"] for name, stage in document["stages"].items()} == {
+        "correctness": "finished",
+        "tuning": "finished",
+    }
+    assert document["stages"]["tuning"]["found"] == {"kept": True}
+    assert "stopped" not in document
+
+
+@pytest.mark.parametrize(
+    ("stage", "reason"),
+    [
+        ("write({'rows': [{'pass': 'forward', 'reason': 'its results are wrong'}]})", "1 of 1 results are not right"),
+        ("raise ValueError('no device')", "the check of correctness failed"),
+        ("pass", "the check of correctness finished"),
+    ],
+    ids=["wrong", "failed", "silent"],
+)
+def test_nothing_is_measured_after_wrong_results(
+    programs: Callable[[str], Any], tmp_path: Path, stage: str, reason: str
+) -> None:
+    document = run(programs, tmp_path, correctness=stage, operator="write({})")
+    assert document["stopped"].startswith(reason)
+    assert list(document["stages"]) == ["correctness"]
+
+
+def test_a_stage_is_stopped_at_its_limit_with_all_that_it_started(
+    programs: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """What it had found is kept, and the next stage runs."""
+    program = programs("gpu_record")
+    program.LEAST_SECONDS = 0
+    child = (
+        "import subprocess; child = subprocess.Popen(['sleep', '600']); write({'child': child.pid}); time.sleep(600)"
+    )
+    begin = time.monotonic()
+    document = run(programs, tmp_path, 8.0, tuning=f"print('begins', flush=True); {child}", operator="write({})")
+    assert time.monotonic() - begin < 500  # the child is not waited for
+    tuning = document["stages"]["tuning"]
+    assert (tuning["status"], tuning["last_lines"]) == ("stopped at its limit", ["begins"])
+    assert _has_ended(tuning["found"]["child"])
+    assert document["stages"]["operator"]["status"] != "failed"
+
+
+def _has_ended(process: int) -> bool:
+    path = Path(f"/proc/{process}/stat")
+    for _ in range(50):
+        try:
+            if path.read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_stage_that_fails_says_why_and_the_next_one_runs(programs: Callable[[str], Any], tmp_path: Path) -> None:
+    document = run(programs, tmp_path, tests="write({'failed': 3}); sys.exit('three failed')", model="write({})")
+    tests = document["stages"]["tests"]
+    assert (tests["status"], tests["found"], tests["last_lines"]) == ("failed", {"failed": 3}, ["three failed"])
+    assert document["stages"]["model"]["status"] == "finished"
+
+
+def test_the_record_is_written_before_the_next_stage_begins(programs: Callable[[str], Any], tmp_path: Path) -> None:
+    look = "write(json.loads((folder / 'gpu-record.json').read_text())['stages'])"
+    document = run(programs, tmp_path, tests="write({'passed': 5})", model=look)
+    assert document["stages"]["model"]["found"]["tests"]["found"] == {"passed": 5}
+
+
+def test_without_time_a_stage_is_not_begun(programs: Callable[[str], Any], tmp_path: Path) -> None:
+    document = run(programs, tmp_path, 1.0, model="write({})")
+    assert document["stages"]["model"]["status"] == "not begun: no time was left"
+
+
+def test_the_limits_add_up_to_eight_minutes(programs: Callable[[str], Any]) -> None:
+    program = programs("gpu_record")
+    assert sum(program.STAGES.values()) <= program.SECONDS <= 480
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rehearsal"], "--rehearsal goes with --output"),
+        (["--seconds", "1"], "--seconds must be 5 or more, got 1"),
+    ],
+)
+def test_bad_arguments(
+    programs: Callable[[str], Any],
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    program = programs("gpu_record")
+    monkeypatch.setattr(program, "record", lambda *_, **__: pytest.fail("it was measured"))
+    monkeypatch.setattr(sys, "argv", ["gpu_record.py", *arguments])
+    with pytest.raises(SystemExit):
+        program.main()
+    assert message in capsys.readouterr().err
+
+
+# Tuning.
+
+
+def test_the_fastest_blocks_are_kept_only_where_results_are_right(
+    programs: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    tune = programs("tune_kernels")
+    path = tmp_path / "measured_blocks.json"
+    before = '{"80": {"forward, narrow heads": [64, 32, 4, 2, false]}}'
+    path.write_text(before, encoding="utf-8")
+    monkeypatch.setattr(tune, "reasons", lambda *_: iter(["forward: its results are wrong"]))
+    fastest = {"forward, narrow heads": [64, 64, 4, 2, False]}
+    assert tune.keep(tune.REHEARSAL, path, fastest) == {"kept": False, "wrong": ["forward: its results are wrong"]}
+    assert path.read_text(encoding="utf-8") == before
+    monkeypatch.setattr(tune, "reasons", lambda *_: iter(()))
+    assert tune.keep(tune.REHEARSAL, path, fastest)["kept"]
+    assert json.loads(path.read_text(encoding="utf-8")) == {**json.loads(before), "90": fastest}
+
+
+def test_the_kernels_take_measured_blocks(
+    programs: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of their own capability, in half precision, without a mask."""
+    pytest.importorskip("triton")
+    tune = programs("tune_kernels")
+    arguments = tune.kernel_arguments
+    path = tmp_path / "measured_blocks.json"
+    path.write_text('{"90": {"forward, narrow heads": [64, 64, 4, 2, false]}}', encoding="utf-8")
+    monkeypatch.setattr(arguments, "MEASURED_BLOCKS", path)
+    arguments.measured_blocks.cache_clear()
+    try:
+        problem = tune.problems(tune.REHEARSAL, 16, "cpu")(4)
+        assert problem.blocks("forward") == (64, 64, 4, 2, False)
+        assert problem.blocks("save") != (64, 64, 4, 2, False)
+        assert problem._replace(capability=80).blocks("forward") != (64, 64, 4, 2, False)
+        masked = problem.readable._replace(attn_mask=problem.readable.q)
+        assert problem._replace(readable=masked).blocks("forward") != (64, 64, 4, 2, False)
+    finally:
+        arguments.measured_blocks.cache_clear()
+
+
+@pytest.mark.parametrize("outcome", ["right", "wrong", "does not run"])
+def test_both_backwards_are_written_only_where_results_are_right(
+    programs: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    """And then the kernels take the faster one, on that device."""
+    pytest.importorskip("triton")
+    tune = programs("tune_kernels")
+    arguments, times = tune.kernel_arguments, {tune.IN_LAUNCHES: 2.0, tune.IN_ONE_PASS: 1.5}
+    before, path = {"80": {"wide heads": times}}, tmp_path / "measured_backward.json"
+    path.write_text(json.dumps(before), encoding="utf-8")
+
+    def reason(sizes: Any, d: int, is_masked: bool) -> str | None:
+        if is_masked and outcome == "does not run":
+            raise RuntimeError("out of resource\nmore lines")
+        return "its results are wrong" if is_masked and outcome == "wrong" else None
+
+    monkeypatch.setattr(tune, "reason_against_one_pass", reason)
+    monkeypatch.setattr(tune, "backward_times", lambda *_: times)
+    rows: list[dict[str, Any]] = []
+    for is_masked in (False, True):
+        tune.compare(tune.REHEARSAL, tmp_path / "measured_blocks.json", 16, is_masked, rows)
+    allowed = ["narrow heads", *(["narrow heads, masked"] if outcome == "right" else [])]
+    assert json.loads(path.read_text(encoding="utf-8")) == {**before, "90": dict.fromkeys(allowed, times)}
+    said = {"right": None, "wrong": "its results are wrong", "does not run": "RuntimeError: out of resource"}
+    assert [row["reason"] for row in rows] == [None, said[outcome]]
+    assert rows[0]["share"] == 0.75
+    monkeypatch.setattr(arguments, "MEASURED_BACKWARD", path)
+    arguments.measured_backwards.cache_clear()
+    try:
+        taken = [
+            arguments.takes_one_pass(90, tune.torch.bfloat16, is_wide=False, has_mask=has_mask, in_groups=False)
+            for has_mask in (False, True)
+        ]
+    finally:
+        arguments.measured_backwards.cache_clear()
+    assert taken == [True, outcome == "right"]
+
+
+def test_a_backward_that_is_wrong_in_one_pass_is_found(
+    programs: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the other backward is what a record so far says."""
+    pytest.importorskip("triton")
+    tune = programs("tune_kernels")
+    if not tune.triton_backend.interpreted():
+        pytest.skip("there is a GPU: the kernels do not run on the CPU")
+    monkeypatch.setattr(tune.kernel_check, "LENGTH", 40)
+    assert tune.reason_against_one_pass(tune.REHEARSAL, 16, False) is None
+    run = tune.triton_backend.run_backward
+
+    def wrong(*arguments: Any, in_one_pass: bool) -> Any:
+        grad_q, *others = run(*arguments, in_one_pass=in_one_pass)
+        return grad_q.neg() if in_one_pass else grad_q, *others
+
+    monkeypatch.setattr(tune.triton_backend, "run_backward", wrong)
+    assert "forward + backward" in tune.reason_against_one_pass(tune.REHEARSAL, 16, False)
+    assert "the gradient of q is wrong" in tune.reason_against_one_pass(tune.REHEARSAL, 16, True)
+
+
+def test_every_list_of_candidates_is_short_and_begins_as_it_should(programs: Callable[[str], Any]) -> None:
+    pytest.importorskip("triton")
+    tune = programs("tune_kernels")
+    for kernel, blocks in tune.CANDIDATES.items():
+        assert len(set(blocks)) == len(blocks) <= tune.Sizes().most, kernel
+        if kernel not in ("decode", "chunk"):
+            assert blocks[0] == (64, 64, 4, 2, False), kernel
+
+
+@pytest.mark.all
+def test_a_rehearsal_of_everything(tmp_path: Path) -> None:
+    """Each stage as on a GPU, with the CPU in its place; many minutes on a busy machine."""
+    pytest.importorskip("triton")
+    command = [sys.executable, str(BENCHMARKS / "gpu_record.py"), "--rehearsal", "--output", str(tmp_path)]
+    done = subprocess.run([*command, "--seconds", "2400"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, textwrap.indent(done.stdout + done.stderr, "> ")
+    stages = json.loads((tmp_path / "gpu-record.json").read_text(encoding="utf-8"))["stages"]
+    assert {stage["status"] for stage in stages.values()} == {"finished"}
+    assert list(stages) == ["correctness", "tests", "tuning", "operator", "model"]
+    assert stages["tests"]["found"]["outcomes"] == {"passed": 3}
+    assert stages["tuning"]["found"]["kept"]
+    backwards = {row["heads"]: row for row in stages["tuning"]["found"]["backwards"]}
+    assert list(backwards) == ["narrow heads", "narrow heads, masked"]
+    assert {row["reason"] for row in backwards.values()} == {None}
+    written = json.loads((tmp_path / "measured_backward.json").read_text(encoding="utf-8"))
+    assert written == {"90": {name: row["milliseconds"] for name, row in backwards.items()}}
+    assert (tmp_path / "operator-cpu.md").is_file()
+    assert (tmp_path / "model-cpu.md").is_file()

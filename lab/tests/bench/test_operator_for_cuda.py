@@ -1,0 +1,335 @@
+"""What the benchmarks do on CUDA, told from a machine without it: the device is made believe."""
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diff_lab.bench import benchmark, operator_bench, operator_candidates, peak_memory, timing
+from diff_lab.bench.bench_pages import (
+    page,
+    page_part,
+    ratio_table,
+    row_line,
+)
+from diff_lab.bench.benchmark import BACKWARD, DECODE, FORWARD, TRAINING, BenchRow
+from diff_lab.bench.operator_bench import OperatorSettings, cuda_thresholds, measure_operator
+from diff_lab.bench.operator_candidates import (
+    AUTO,
+    BASELINE,
+    BASELINE_CUDNN,
+    BASELINE_FLASH,
+    COMPOSITIONS,
+    candidates,
+    timed_run,
+)
+from diff_lab.bench.operator_problem import Shape, arrange, draw, flops, matrix_peak
+from diff_lab.bench.timing import BURST, CYCLES, NO_MEMORY, EventClock, try_run, wall_clock
+from diff_lab.results_files import write_json
+from diff_transformer.ops.backends import BACKENDS
+from diff_transformer.storage.files import read_json
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+PEAK = 800.0
+
+
+@pytest.fixture
+def believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA device whose tensors lie on the CPU."""
+    monkeypatch.setattr(benchmark, "check_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(operator_bench, "draw", lambda shape, device, *ratio: draw(shape, CPU, *ratio))
+    monkeypatch.setattr(operator_bench, "kernel_clock", lambda device: wall_clock(CPU))
+    monkeypatch.setattr(operator_bench, "matrix_peak", lambda dtype, device: PEAK)
+    monkeypatch.setattr(operator_bench, "measure_memory", lambda *args: [])
+
+
+def tiny(**chosen: Any) -> OperatorSettings:
+    sizes = {"heads": 4, "head_dims": (8,), "lengths": (24,), "caches": (40,), "decode_batches": (1,)}
+    return OperatorSettings.on("cuda", **sizes, tokens=48, rounds=5, grouped_length=20, **chosen)
+
+
+def test_defaults_are_the_devices(believed: None) -> None:
+    assert OperatorSettings.on("cpu") == OperatorSettings()
+    on_cuda = OperatorSettings.on("cuda")
+    assert (on_cuda.dtypes, on_cuda.head_dims) == (("bfloat16",), (64, 128))
+    shapes = [shape for shape, passes in on_cuda.cases() if passes != [DECODE]]
+    assert [shape.keys for shape in shapes] == [2**power for power in range(9, 17)] * 2
+    assert {shape.batch * shape.keys for shape in shapes if shape.keys <= 16384} == {16384}
+    assert [shape.batch for shape in shapes if shape.keys > 16384] == [1] * 4
+    assert on_cuda.causal_passes == [FORWARD, BACKWARD, TRAINING]
+
+
+def test_what_is_given_goes_before_the_devices(believed: None) -> None:
+    chosen = OperatorSettings.on("cuda", batch=3, lengths=(512,), head_dims=(64,), passes=("forward", "decode"))
+    assert [shape.batch for shape, _ in chosen.cases()] == [3] * (1 + len(chosen.caches))
+    assert chosen.square(chosen.memory_length, 64) == Shape(3, 16, 64, 16384, 16384)
+    with pytest.raises(ValueError, match="tokens must be 1 or more, got 0"):
+        OperatorSettings.on("cuda", tokens=0)
+
+
+def test_candidates_of_cuda_have_names_of_their_own() -> None:
+    on_cuda = candidates("cuda")
+    assert next(iter(on_cuda)) == BASELINE
+    assert {AUTO, *BACKENDS} < on_cuda.keys()
+    assert len(on_cuda) == 3 + len((AUTO, *BACKENDS)) + 4 + 2
+    assert {name for name, candidate in on_cuda.items() if candidate.is_baseline} == {
+        BASELINE,
+        BASELINE_FLASH,
+        BASELINE_CUDNN,
+    }
+    assert {"sdpa_full_v efficient", "sdpa_full_v cuDNN", "sdpa_split_v flash", "sdpa_split_v cuDNN", "sdpa"} == set(
+        COMPOSITIONS
+    ) & set(on_cuda)
+    assert not {BASELINE_FLASH, BASELINE_CUDNN, "sdpa_split_v flash"} & set(candidates("cpu"))
+
+
+def test_a_kernel_is_forced() -> None:
+    problem = draw(Shape(2, 4, 8, 20, 20), CPU)
+    on_cuda = candidates("cuda")
+    plain, flash = (
+        timed_run(on_cuda[name], problem, TRAINING)() for name in (BASELINE, BASELINE_FLASH)
+    )  # the CPU has one, too
+    torch.testing.assert_close(flash, plain)
+    refused = on_cuda[BASELINE_CUDNN]
+    assert refused.expected_errors(CUDA) == (Exception,)
+    value, reason = try_run(CPU, timed_run(refused, problem, FORWARD), expected_errors=refused.expected_errors(CUDA))
+    assert value is None
+    assert str(reason).startswith("RuntimeError: ")
+
+
+def test_lengths_are_not_limited_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties:
+        total_memory = 16 * (4 * 2 * 4096 * 4096)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    monkeypatch.setattr(operator_candidates, "reason_against", lambda name, request: None)
+    # Tensors without content are on no CPU, which is all that matters here.
+    long, longer = (
+        arrange(Shape(1, 2, 64, length, length), lambda *size: torch.empty(size, device="meta"))
+        for length in (4096, 8192)
+    )
+    for name in ("sdpa_full_v efficient", "sdpa_split_v flash", "sdpa_padded_q", "DiffLlama", "flex"):
+        assert candidates("cuda")[name].reason(longer, TRAINING) is None
+    plain = candidates("cuda")["reference"]
+    assert plain.reason(long, FORWARD) is None
+    assert "holds all scores, 0 GiB" in str(plain.reason(longer, FORWARD))
+
+
+def test_operations_are_the_transformers() -> None:
+    shape = Shape(batch=4, heads=16, width=64, queries=4096, keys=4096)
+    forward = 4 * 4096 * 4096 * 64 * 16 * 4 // 2
+    assert flops(shape, FORWARD) == forward
+    assert flops(shape, BACKWARD) == forward * 5 // 2
+    assert flops(shape, TRAINING) == forward * 7 // 2
+    assert flops(shape, DECODE) is None
+    assert matrix_peak(torch.float32, CPU, size=32) > 0
+
+
+def test_memory_that_runs_out_is_a_reason() -> None:
+    def too_large() -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def refused() -> Tensor:
+        raise LookupError("")
+
+    assert try_run(CPU, too_large) == (None, NO_MEMORY)
+    assert try_run(CPU, refused, expected_errors=(Exception,)) == (None, "LookupError: ")
+    assert try_run(CPU, lambda: 3) == (3, None)
+    with pytest.raises(LookupError):
+        try_run(CPU, refused)
+
+
+def test_a_run(believed: None, notes: Any, tmp_path: Any) -> None:
+    without_flex = tuple(name for name in candidates("cuda") if name not in ("flex", "reference"))
+    document, rows = measure_operator(tiny(candidates=without_flex), notes)
+    memory = [text for text, _, _ in notes.stages if text.startswith("memory")]
+    assert memory == [f"memory, {pass_}, bfloat16, length 16384, batch 1" for pass_ in (FORWARD, TRAINING)]
+    assert {(row.pass_, row.shape["batch"]) for row in rows} == {
+        (FORWARD, 2), (BACKWARD, 2), (TRAINING, 2), (DECODE, 1)
+    }  # fmt: skip
+    assert len({(row.candidate, row.pass_) for row in rows}) == len(rows)
+    for row in rows:
+        assert row.against == BASELINE_FLASH
+        if row.candidate in (BASELINE, BASELINE_FLASH, AUTO, "sdpa_split_v flash"):
+            assert row.ratio is not None
+            assert (row.teraflops_per_second is None) == (row.pass_ == DECODE)
+            assert (row.gigabytes_per_second is None) == (row.pass_ != DECODE)
+    auto = next(row for row in rows if row.candidate == AUTO and row.pass_ == FORWARD)
+    assert auto.milliseconds is not None
+    count = flops(Shape(2, 4, 8, 24, 24), FORWARD)
+    assert count is not None
+    assert auto.teraflops_per_second == pytest.approx(count / auto.milliseconds / 1e9)
+    assert " TFLOP/s" in row_line(auto)
+    assert [row.ratio for row in rows if row.candidate == BASELINE_FLASH] == [1.0] * 4
+    refused = [row.reason for row in rows if row.candidate == BASELINE_CUDNN]
+    assert all(str(reason).startswith("RuntimeError: ") for reason in refused)
+    written = read_json(write_json(tmp_path / "operator-cuda.json", document))
+    assert written["peak_teraflops_per_second"] == {"bfloat16": PEAK}
+    text = page(written)
+    assert "relative to `softmax flash`" in text
+    assert "softmax flash, ms" in ratio_table(written)
+    assert f"Peak of a matrix product: bfloat16 {PEAK:.0f} TFLOP/s." in page_part("throughput", written)
+    assert all(note in text for note in operator_bench.CUDA_NOTES)
+    assert f"CUDA {torch.version.cuda}, cuDNN" in text
+    assert [done for _, done, _ in notes.stages] == list(range(notes.stages[0][2]))
+    grouped = {row.candidate: row.reason for row in document["grouped"]}
+    assert grouped.keys() == {BASELINE, "triton", "triton, repeated", "blockwise", "blockwise, repeated"}
+    assert grouped["triton"] == grouped["triton, repeated"] is not None  # the device is made up
+    assert grouped["blockwise, repeated"] is None
+
+
+def test_a_candidate_that_does_not_fit_has_a_reason(
+    believed: None, notes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, runs = operator_candidates.diff_attention, []
+
+    def attention(*args: Any, backend: str, **options: Any) -> Tensor:
+        runs.append(backend)
+        # "sdpa" passes the check and does not fit beside the others any more.
+        if backend == "reference" or (backend == "sdpa" and runs.count("sdpa") > 1):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return right(*args, backend=backend, **options)
+
+    monkeypatch.setattr(operator_candidates, "diff_attention", attention)
+    chosen = tiny(passes=("forward",), candidates=("reference", "sdpa"), memory_length=0)
+    _, rows = measure_operator(chosen, notes)
+    assert not any(text.startswith("memory") for text, _, _ in notes.stages)
+    reasons = {row.candidate: row.reason for row in rows}
+    assert reasons == {BASELINE: None, BASELINE_FLASH: None, AUTO: None, "reference": NO_MEMORY, "sdpa": NO_MEMORY}
+
+
+def test_a_case_that_does_not_fit_at_all(believed: None, notes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*args: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(operator_bench, "draw", too_large)
+    document, rows = measure_operator(tiny(passes=("forward",)), notes)
+    for part in (rows, document["grouped"]):
+        assert [(row.candidate, row.reason) for row in part] == [(BASELINE, NO_MEMORY)]
+    assert {one.holds for one in document["thresholds"]} == {None}
+
+
+def test_without_the_baseline_nothing_is_timed(believed: None, notes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*args: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", too_large)
+    _, rows = measure_operator(tiny(passes=("forward",), candidates=()), notes)
+    assert {row.candidate: row.reason for row in rows}[AUTO] == f"softmax has no time: {NO_MEMORY}"
+    assert all(row.ratio is None for row in rows)
+
+
+def row(name: str, ratio: float | None, pass_: str = TRAINING, width: int = 64, keys: int = 4096) -> BenchRow:
+    shape = {"batch": 4, "heads": 16, "width": width, "queries": 1 if pass_ == DECODE else keys, "keys": keys}
+    reason = None if ratio is not None else "refused"
+    return BenchRow(candidate=name, pass_=pass_, dtype="bfloat16", shape=shape, ratio=ratio, reason=reason)
+
+
+def test_the_thresholds_of_cuda() -> None:
+    rows = [row(BASELINE_FLASH, 1.0), row(AUTO, 1.2), row("sdpa_full_v cuDNN", 1.8), row("sdpa_split_v flash", 2.0)]
+    rows += [row(AUTO, 9.0, keys=2048), row(BASELINE_FLASH, 1.0, keys=2048), row("sdpa_padded_q", 0.1)]
+    rows += [row(BASELINE_FLASH, 1.0, width=128), row(AUTO, 1.3, width=128), row("sdpa", 1.3, width=128)]
+    rows += [row(BASELINE, 0.9, DECODE), row(AUTO, 0.98, DECODE), row(BASELINE_FLASH, 1.0, DECODE)]
+    thresholds = [(one.text, one.limit, one.worst, one.holds) for one in cuda_thresholds(rows)]
+    narrow, wide = (f"forward + backward, d {width}, N 4096 to 16384" for width in (64, 128))
+    assert thresholds == [
+        (f"{narrow}, relative to softmax flash", 1.25, 1.2, True),
+        (f"{narrow}, times faster than the best composition, at least", 1.4, pytest.approx(1.5), True),
+        ("decode, d 64, relative to softmax", 1.1, pytest.approx(0.98 / 0.9), True),
+        (f"{wide}, relative to softmax flash", 1.25, 1.3, False),
+        (f"{wide}, times faster than the best composition, at least", 1.4, 1.0, False),
+        ("decode, d 128, relative to softmax", 1.1, None, None),
+    ]
+
+
+def test_a_threshold_of_cuda_breaks_where_auto_has_no_time() -> None:
+    flash, gain, decoding, *_ = cuda_thresholds([row(BASELINE_FLASH, 1.0), row(AUTO, None), row("sdpa", 2.0)])
+    assert (flash.holds, gain.holds, decoding.holds) == (False, False, None)
+    assert str(flash.where).endswith("keys 4096: refused")
+
+
+class _Cuda:
+    """In the place of torch.cuda: writes down what is launched, and lets time pass in events."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.slept: list[int] = []
+        self.now = 0.0
+
+    def __call__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cuda = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                cuda.calls.append("event")
+                self.at = cuda.now
+
+            def elapsed_time(self, end: Any) -> float:
+                return float(end.at - self.at)
+
+        class Properties:
+            L2_cache_size = 1024
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: self.calls.append("wait"))
+        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "_sleep", self.slept.append)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+        ones = torch.ones
+        monkeypatch.setattr(timing.torch, "ones", lambda size, device: ones(size))
+
+
+def test_runs_are_timed_between_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = _Cuda()
+    cuda(monkeypatch)
+    measure = EventClock(CUDA)
+    assert measure._other.nbytes == timing.FLUSH * 1024
+
+    def run() -> None:
+        cuda.calls.append("run")
+        cuda.now += 2.0  # milliseconds
+
+    assert measure(run, 1) == pytest.approx(2e-3)
+    assert cuda.slept == []  # how long the host takes is not known yet
+    assert cuda.calls == ["wait", "event", "run", "event", "wait"]
+    assert measure(run, BURST + 1) == pytest.approx(2e-3)
+    assert len(cuda.slept) == 2
+    assert 0 <= cuda.slept[1] < cuda.slept[0] <= timing.LONGEST_START * CYCLES
+
+
+def test_the_clock_is_the_devices() -> None:
+    assert not isinstance(timing.kernel_clock(CPU), EventClock)
+
+
+def test_widths_have_a_column_where_there_are_several() -> None:
+    def part(width: int) -> dict[str, Any]:
+        shape = {"batch": 1, "heads": 2, "width": width, "queries": 1, "keys": 16}
+        base = {"candidate": "softmax", "pass": "decode", "dtype": "bfloat16", "shape": shape, "backend": None}
+        return {**base, "gigabytes_per_second": 5.0, "total": 1.0, "own": 1.0, "ratio": 1.0}
+
+    one, two = ({"rows": parts, "memory": parts} for parts in ([part(64)], [part(64), part(128)]))
+    for table in ("bandwidth", "memory"):
+        assert "width" not in page_part(table, one)
+        assert "width" in page_part(table, two)
+        assert "| 128 |" in page_part(table, two)
+
+
+def test_a_process_is_requests_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[Any] = []
+
+    def compute(command: list[str], **options: Any) -> Any:
+        requests.append(command[-1])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(peak_memory.subprocess, "run", compute)
+    with pytest.raises(KeyboardInterrupt):
+        peak_memory.measure_memory(("softmax",), Shape(1, 2, 8, 4, 4), "bfloat16", FORWARD, CUDA)
+    assert '"device": "cuda"' in requests[0]

@@ -1,0 +1,42 @@
+import gc
+
+import pytest
+import torch
+
+from diff_lab.bench.timing import MOST_ROUNDS, alternate, spread, wall_clock
+
+CLOCK = wall_clock(torch.device("cpu"))
+
+
+def test_spread_is_median_quartiles_and_extremes() -> None:
+    measured = spread([5.0, 1.0, 3.0, 2.0, 4.0])
+    assert (measured.median, measured.quartiles, measured.extremes) == (3.0, (2.0, 4.0), (1.0, 5.0))
+
+
+def test_every_candidate_runs_once_a_round_in_rotating_order() -> None:
+    calls: list[str] = []
+    times = alternate({name: lambda name=name: calls.append(name) for name in "abc"}, CLOCK, rounds=6)
+    assert {name: len(values) for name, values in times.items()} == dict.fromkeys("abc", 6)
+    assert all(value > 0 for values in times.values() for value in values)
+    # The first run of each tells how long it takes.
+    assert "".join(calls) == "abc" + "abcbcacab" * 2
+
+
+def test_fast_candidates_are_repeated_and_get_more_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diff_lab.bench.timing.SAMPLE_SECONDS", 0.001)
+    calls: list[int] = []
+    times = alternate({"fast": lambda: calls.append(0)}, CLOCK)
+    assert len(times["fast"]) == MOST_ROUNDS
+    assert len(calls) > 10 * MOST_ROUNDS
+
+
+def test_collection_goes_on_after_a_failure() -> None:
+    runs = iter([False, False, True])
+
+    def fails() -> None:
+        assert gc.isenabled() or not next(runs)
+
+    assert next(runs) is False
+    with pytest.raises(AssertionError):
+        alternate({"a": fails}, CLOCK, rounds=5)
+    assert gc.isenabled()

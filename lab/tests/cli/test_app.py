@@ -1,0 +1,131 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from commands import fails, interrupt
+from diff_lab.cli import app
+from diff_lab.cli.app import COMMANDS, LabCommands
+from diff_transformer._version import __version__
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+SCRIPT = str(Path(sys.executable).with_name("diff-lab"))
+SMALL = """
+name: mine
+model: {hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, head_dim: 8}
+data: {kind: retrieval, length: 32, num_pairs: 2, batch_size: 2, validation_sequences: 4}
+train: {steps: 2000, learning_rate: 1e-3, inspect_every: null}
+"""
+
+
+def python(code: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+
+
+def test_help_of_every_command_costs_no_torch() -> None:
+    lines = ["import sys", "from diff_lab.cli import main"]
+    for arguments in (["--help"], *([command, "--help"] for command in COMMANDS)):
+        lines += [f"sys.argv = {['diff-lab', *arguments]!r}", "try:\n    main()", "except SystemExit as end:"]
+        lines += ["    assert not end.code", "for heavy in ('torch', 'transformers', 'matplotlib', 'datasets'):"]
+        lines += ["    assert heavy not in sys.modules, heavy"]
+    result = python("\n".join(lines))
+    assert result.returncode == 0, result.stderr
+    for command in COMMANDS:
+        assert f"diff-lab {command}" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_breaks_lines_at_the_width_of_the_terminal_alone(name: str) -> None:
+    command = LabCommands().get_command(None, name)
+    for each in (command, *getattr(command, "commands", {}).values()):
+        paragraphs = each.help.split("\n\n")
+        assert all(paragraphs)
+        assert not any("\n" in paragraph for paragraph in paragraphs)
+
+
+def test_the_module_runs_as_the_script_does() -> None:
+    command = [sys.executable, "-m", "diff_lab.cli", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (result.returncode, result.stdout) == (0, f"diff-lab {__version__}\n")
+
+
+def test_every_command_of_the_table_exists() -> None:
+    group = typer.main.get_command(app.app)
+    for name in COMMANDS:
+        command = group.get_command(None, name)
+        assert command.name == name
+        assert command.help
+    assert group.get_command(None, "nothing") is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begin", [(SCRIPT,), (sys.executable, "-m", "diff_lab.cli")], ids=["script", "module"])
+def test_nor_do_the_workers_of_a_command(begin: tuple[str, ...], tmp_path: Path) -> None:
+    """Each is a process of its own, which imports transformers anew."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(SMALL, encoding="utf-8")
+    command = [*begin, "compare", str(recipe), "--workers", "2", "--seeds", "1", "--learning-rates", "1e-3"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path) as process:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if line.endswith(": 1 process (cpu), float32\n"):  # a worker says so, and has imported all by then
+                process.terminate()
+    assert process.returncode == 143, lines
+    for word in ("torchao", "site-packages", "deprecated", "Warning", "_pytree"):
+        assert word not in "".join(lines)
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest(run: Callable[..., Any]) -> None:
+    fails(run("trian"), "Did you mean 'train'? See ")
+
+
+def test_an_option_that_does_not_exist_is_an_error_on_stderr(run: Callable[..., Any]) -> None:
+    fails(run("report", "--nonsense"), "--nonsense", "See ", " report --help.")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan"],
+        ["plan", "tiny", "--gpus", "many"],
+        ["reproduce", "--preset", "huge"],
+        ["tokenizer", "make"],
+        ["tokenizer", "train", "--vocab-size"],
+        ["--nonsense"],
+    ],
+    ids=str,
+)
+def test_a_wrong_command_line_is_one_line(arguments: list[Any], run: Callable[..., Any]) -> None:
+    fails(run(*arguments), " --help.")
+
+
+def test_no_command_of_a_group_shows_its_help(run: Callable[..., Any]) -> None:
+    result = run("tokenizer")
+    assert result.exit_code == 2
+    assert "Commands" in result.stdout
+    assert result.stderr == ""
+
+
+def test_the_harness_that_is_missing_is_said_before_torch_is_imported() -> None:
+    lines = ["import sys; sys.modules['lm_eval'] = None; sys.argv[1:] = ['eval', 'folder', '--tasks', 'piqa']"]
+    lines += ["from diff_lab.cli import main", "try:\n    main()", "finally:\n    print('torch' in sys.modules)"]
+    result = python("\n".join(lines))
+    assert (result.returncode, result.stdout) == (2, "False\n")
+    assert 'needs lm-eval, which is not installed: pip install "./lab[harness]"' in result.stderr
+
+
+def test_ctrl_c_stops_a_training_without_a_traceback(tmp_path: Path, text_file: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = ["train", "tiny", f"data.paths={text_file}", "train.steps=1000000", "--output", str(folder)]
+    metrics = folder / "metrics.jsonl"
+    message = interrupt(tmp_path, arguments, lambda: metrics.is_file() and metrics.stat().st_size > 0)
+    assert "--resume" in message

@@ -1,0 +1,138 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from commands import fails
+from diff_lab.bench import operator_bench, operator_candidates
+
+Run = Callable[..., Any]
+
+TINY = [
+    "--length",
+    12,
+    "--heads",
+    2,
+    "--head-dim",
+    8,
+    "--rounds",
+    5,
+    "--memory-length",
+    0,
+    "--candidate",
+    "sdpa_split_v",
+]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diff_lab.bench.timing.SAMPLE_SECONDS", 0.0)
+
+
+def test_bench_operator(run: Run, tmp_path: Path) -> None:
+    result = run("bench", "operator", *TINY, "--batch", 3, "--dtype", "float32", "--output", tmp_path)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0] == "forward, float32, batch 3, heads 2, width 8, queries 12, keys 12"
+    assert [line.split()[0] for line in lines[1:4]] == ["softmax", "auto", "sdpa_split_v"]
+    assert "decode, float32, batch 3, heads 2, width 8, queries 1, keys 12" in lines
+    assert any(line.startswith("threshold: forward, float32, all lengths: ") for line in lines)
+    assert "part 1 of 5: forward, float32, length 12, batch 3" in result.stderr
+    document = json.loads((tmp_path / "operator-cpu.json").read_text(encoding="utf-8"))
+    assert document["title"] == "bench operator"
+    assert document["settings"]["decode_batches"] == [3]
+    assert (tmp_path / "operator-cpu.md").is_file()
+
+
+def test_results_are_only_printed_unless_a_folder_is_named(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    once = [*TINY, "--pass", "forward", "--dtype", "float32"]
+    result = run("bench", "operator", *once)
+    assert result.exit_code == 0
+    assert "threshold: forward, float32" in result.stdout
+    assert "--output" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+    fails(run("bench", "operator", *once, "--overwrite"), "--overwrite goes with --output")
+
+
+def test_earlier_results_are_not_replaced_without_overwrite(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [*TINY, "--pass", "forward", "--dtype", "float32", "--output", tmp_path]
+    assert run("bench", "operator", *options).exit_code == 0
+    before = (tmp_path / "operator-cpu.json").read_bytes()
+    with monkeypatch.context() as context:
+        context.setattr(operator_bench, "measure_operator", lambda *_: pytest.fail("it was measured"))
+        fails(run("bench", "operator", *options), "operator-cpu.json' is there already", "--overwrite")
+        (tmp_path / "operator-cpu.json").unlink()
+        fails(run("bench", "operator", *options), "operator-cpu.md' is there already")
+    (tmp_path / "operator-cpu.json").write_bytes(before)
+    assert run("bench", "operator", *options, "--overwrite").exit_code == 0
+    assert (tmp_path / "operator-cpu.json").read_bytes() != before
+
+
+def test_a_wrong_candidate_ends_with_its_name(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator_candidates, "diff_attention", lambda q, k, v, lam, **settings: torch.zeros_like(v))
+    result = run("bench", "operator", *TINY, "--pass", "forward", "--dtype", "float32", "--output", tmp_path)
+    assert result.exit_code == 2
+    assert "error: wrong results, which were not timed: auto (forward, float32" in result.stderr
+    rows = json.loads((tmp_path / "operator-cpu.json").read_text(encoding="utf-8"))["rows"]
+    assert {row["candidate"]: row["ratio"] is not None for row in rows} == {
+        "softmax": True,
+        "auto": False,
+        "sdpa_split_v": True,
+    }
+    assert "| wrong |" in (tmp_path / "operator-cpu.md").read_text(encoding="utf-8")
+
+
+def test_interrupted_nothing_is_written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*args: Any) -> None:  # the rows are finished by then
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(operator_bench, "measure_one_head", stop)
+    result = run("bench", "operator", *TINY, "--dtype", "float32", "--pass", "forward", "--output", tmp_path)
+    assert result.exit_code == 130
+    assert "sdpa_split_v" in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bench_sets_the_threads(run: Run, tmp_path: Path) -> None:
+    options = [*TINY, "--pass", "decode", "--dtype", "float32", "--threads", 1, "--output", tmp_path]
+    assert run("bench", "operator", *options).exit_code == 0
+    document = json.loads((tmp_path / "operator-cpu.json").read_text(encoding="utf-8"))
+    assert document["settings"]["threads"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["layer"], "'layer' is not one of 'operator', 'model'"),
+        (["operator", "--dtype", "int8"], "dtype must be one of 'float32', 'bfloat16', got 'int8'"),
+        (["operator", "--rounds", 0], "rounds must be 5 or more, got 0"),
+        (["operator", "--threads", 0], "Invalid value for '--threads'"),
+        (["operator", "--heads", 7], "heads must be even"),
+        (["operator", "--length", 0], "must be 1 or more, got 0"),
+        (["model", "--heads", 8], "--heads is an option of bench operator"),
+        (["model", "--memory-length", 0], "--memory-length is an option of bench operator"),
+        (["model", "--head-dim", 8], "--head-dim is an option of bench operator"),
+        (["operator", "--compile"], "--compile is an option of bench model"),
+        (["model", "--compile", "--pass", "decode"], "compile does not go with the pass 'decode'"),
+        (["operator", "--device", "moon"], "The device 'moon' cannot be used here"),
+        (["model", "--pass", "backward"], "pass must be one of 'forward', 'step', 'decode', got 'backward'"),
+    ],
+)
+def test_bad_input_before_any_measurement(run: Run, tmp_path: Path, arguments: list[Any], message: str) -> None:
+    fails(run("bench", *arguments, "--output", tmp_path), message)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("benchmark", ["operator", "model"])
+def test_bad_output_before_any_measurement(run: Run, tmp_path: Path, benchmark: str) -> None:
+    file = tmp_path / "file"
+    file.write_text("", encoding="utf-8")
+    fails(run("bench", benchmark, "--output", file), "must be a folder that can be written", "it is a file")

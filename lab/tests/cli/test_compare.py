@@ -1,0 +1,176 @@
+"""`diff-lab compare`: what it says before and after, what it refuses, and its results beside others."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import fails
+from diff_lab.experiments.request import request_experiment
+from diff_lab.experiments.runner import run_experiment
+from diff_lab.results_files import read_results
+from small_experiment import SMALL, TINY
+
+Run = Callable[..., Any]
+RECIPE = """
+name: mine
+model: {hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, head_dim: 8}
+data: {kind: retrieval, length: 32, num_pairs: 2, batch_size: 2, validation_sequences: 4}
+train: {steps: 4, learning_rate: 2e-3, inspect_every: null}
+"""
+OF_TEXT = RECIPE.replace("{kind: retrieval, length: 32, num_pairs: 2,", "{kind: text, length: 16,").replace(
+    "validation_sequences: 4", "validation_tokens: 64, validation_fraction: 0.3"
+)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE, encoding="utf-8")
+    return path
+
+
+def test_options_of_what_is_measured(run: Run, recipe: Path, tmp_path: Path) -> None:
+    command = (
+        "compare",
+        recipe,
+        "train.steps=2",
+        "--seeds",
+        1,
+        "--learning-rates",
+        "2e-3",
+        "--output",
+        tmp_path / "out",
+    )
+    fails(run(*command, "--option", "sequence=3"), "sequence", "sequences")
+    assert not (tmp_path / "out").exists()
+    assert run(*command, "--option", "sequences=3").exit_code == 0
+    written = read_results(tmp_path / "out" / "recipe_mine.json")
+    assert written.settings["request"]["options"] == {"sequences": 3}
+    queries = {record.n for record in written.records if record.name == "retrieval/first_query_accuracy"}
+    assert queries == {3}
+
+
+def test_a_wrong_option_is_refused_before_any_text_is_read(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diff_lab.train.build_data", lambda *_, **__: pytest.fail("the text is read"))
+    recipe = tmp_path / "of text.yaml"
+    recipe.write_text(OF_TEXT, encoding="utf-8")
+    result = run("compare", recipe, "--option", "document=3", "--output", tmp_path / "out")
+    fails(result, "'recipe_mine' has no option 'document'", "documents")
+    recipe.write_text(re.sub("data: .*", "data: {kind: arithmetic, batch_size: 2}", RECIPE), encoding="utf-8")
+    fails(run("compare", recipe, "--option", "documents=3", "--output", tmp_path / "out"), "it has none")
+
+
+def test_a_comparison_ends_with_its_table_and_a_report(
+    run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ("compare", recipe, "train.steps=3", "--seeds", 1, "--learning-rates", "2e-3")
+    result = run(*command)
+    assert result.exit_code == 0
+    folder = Path("runs") / "compare-mine"
+    written = read_results(folder / "recipe_mine.json")
+    assert written.settings["request"]["recipe"]["train"]["steps"] == 3
+    assert "\n2 trainings; less than a minute left.\n" in result.stderr
+    assert "With one seed there are no intervals, and every answer is inconclusive." in result.stderr
+    assert "variants of the recipe mine: diff; softmax" in result.stdout
+    assert "DIFF / Transformer" in result.stdout
+    assert "paper" not in result.stdout.split("verdict")[0]
+    lines = result.stdout.splitlines()
+    names = [f"numbers: {folder / 'recipe_mine.json'}"]
+    names += [f"report: {folder / name}" for name in ("RESULTS.md", "RESULTS.html")]
+    assert lines[-3:] == names
+    report = (folder / "RESULTS.md").read_text(encoding="utf-8")
+    assert "# Variants of a recipe side by side" in report
+    assert "## Recipe mine" in report
+    assert "Figure 7" not in report
+    assert "than the paper's" not in report
+    linked = re.findall(r"\((figures/[^)]+)\)", report)
+    assert {folder / path for path in linked} == set((folder / "figures").iterdir())
+
+    fails(run(*command), "There are results in", "--resume", "--overwrite")
+    resumed = run(*command, "--resume")
+    assert resumed.stdout == result.stdout
+    assert "trainings" not in resumed.stderr
+    fails(run(*command, "train.weight_decay=0", "--resume"), "recipe.train.weight_decay: 0.1 there, 0.0 asked for")
+    more = run(*command, "--variants", "diff,softmax,diff_v2", "--overwrite")
+    assert "3 trainings, of which 2 are finished; less than a minute left." in more.stderr
+    assert set(re.findall(r"^(\S+) · seed 0 · learning", more.stderr, flags=re.MULTILINE)) == {"diff_v2"}
+    assert "note: The attention of diff_v2 has more parameters" in more.stdout
+    # A report needs neither the recipe nor the runs.
+    recipe.unlink()
+    assert run("report", folder, "--overwrite").exit_code == 0
+    assert "DIFF V2 − Transformer" in (folder / "RESULTS.md").read_text(encoding="utf-8")
+
+
+def test_a_report_shows_a_comparison_beside_an_experiment(run: Run, recipe: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "both"
+    settings = ("data.validation_sequences=4", "--seeds", 1, "--learning-rates", "1e-3", "--output", folder)
+    assert run("compare", recipe, *settings).exit_code == 0
+    experiment = replace(SMALL, presets={"cpu": replace(TINY, learning_rates=(), seeds=1)})
+    run_experiment(request_experiment(experiment), folder)
+    assert run("report", folder, "--overwrite").exit_code == 0
+    report = (folder / "RESULTS.md").read_text(encoding="utf-8")
+    assert "# Results beside the paper's" in report
+    assert [line for line in report.splitlines() if line.startswith("## ")] == [
+        "## Overview",
+        "## How to read the tables",
+        "## Recall, preset cpu",
+        "## Recipe mine",
+    ]
+    assert "The models of the experiments are far smaller than the paper's" in report
+
+
+def test_the_users_text_is_what_is_compared_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIFF_TRANSFORMER_CACHE", str(tmp_path / "cache"))
+    recipe, text = tmp_path / "of text.yaml", tmp_path / "novels"
+    recipe.write_text(OF_TEXT, encoding="utf-8")
+    text.mkdir()
+    for number in range(12):
+        (text / f"{number}.txt").write_text(
+            f"Chapter {number}. A dark night, {number} times {number}. " * 6, encoding="utf-8"
+        )
+    settings = ("--text", text, "--seeds", 1, "--learning-rates", "1e-3", "--output", tmp_path / "out")
+    result = run("compare", recipe, *settings)
+    assert result.exit_code == 0
+    written = read_results(tmp_path / "out" / "recipe_mine.json")
+    request = written.settings["request"]
+    assert request["recipe"]["data"]["paths"] == [str(text)]
+    assert "repeats/loss" in result.stdout
+    fewer = run("compare", recipe, *settings, "--option", "documents=2", "--overwrite")
+    assert fewer.exit_code == 0, fewer.stderr
+    measured = read_results(tmp_path / "out" / "recipe_mine.json")
+    of_all, of_two = (next(one.n for one in file.records if one.name == "repeats/loss") for file in (written, measured))
+    assert of_all is not None
+    assert of_two is not None
+    assert 0 < of_two < of_all
+    fails(run("compare", recipe, f"data.paths={text}", *settings), "'data.paths' is set twice")
+    taken = run("compare", recipe, "data.dataset=novels", *settings)
+    fails(taken, "--text does not go with the recipe 'mine', whose text is the data set novels; data.dataset=null")
+    short = tmp_path / "short.txt"
+    fails(run("compare", recipe, "--text", tmp_path / "no", "--output", tmp_path / "none"), "There is no text file")
+    short.write_text("It was a dark and stormy night.", encoding="utf-8")
+    refused = run("compare", recipe, "--text", short, "--output", tmp_path / "none")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "fewer than one block of 16" in refused.stderr.splitlines()[-1]
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_cannot_be_compared_is_one_sentence(run: Run, recipe: Path, tmp_path: Path) -> None:
+    output = ("--output", tmp_path / "none")
+    fails(run("compare", "nosuch", *output), "There is no recipe 'nosuch'; shipped ones are")
+    fails(run("compare", recipe, "train.step=1", *output), "unknown key 'train.step'; did you mean 'train.steps'?")
+    fails(run("compare", recipe, "--variants", "diff,transformer", *output), "There is no variant 'transformer'")
+    fails(run("compare", recipe, "--variants", "diff", *output), "A comparison needs two variants or more, got diff.")
+    fails(run("compare", recipe, "model.init_from=runs/a", *output), "starts from the model 'runs/a'")
+    fails(run("compare", recipe, "--learning-rates", "1e-3,fast", *output), "a list of numbers such as 1e-3,3e-3")
+    fails(run("compare", recipe, "--learning-rates", "0", *output), "Learning rates are above 0")
+    fails(run("compare", recipe, "--text", tmp_path, *output), "--text does not go with the recipe 'mine'", "retrieval")
+    fails(run("compare", recipe, "--resume", "--overwrite", *output), "not both")
+    assert run("compare", recipe, "--seeds", 0).exit_code == 2
+    assert not (tmp_path / "none").exists()

@@ -1,0 +1,400 @@
+"""`diff-lab eval`: text is read with the model's own tokenizer, and lm-evaluation-harness runs on any model."""
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+
+from commands import fails
+from diff_lab.cli.eval_command import batches_of
+from diff_lab.cli.recipe_options import find_recipe
+from diff_lab.data import byte_tokenizer
+from diff_lab.record import Result
+from diff_lab.report.measured_tables import harness_table
+from diff_lab.results_files import capture_results, read_results
+from diff_lab.train import load_recipe
+from diff_transformer.cli.checkpoints import load_tokenizer
+from diff_transformer.storage.files import read_metrics
+from harness_tasks import write_lines, write_task
+from table_cells import column
+
+Run = Callable[..., Any]
+
+
+def test_a_run_is_measured_with_its_own_tokenizer(run: Callable[..., Any], tmp_path: Path) -> None:
+    text = tmp_path / "corpus.txt"
+    text.write_text("the cat sat on the mat and the dog lay by the door. " * 200, encoding="utf-8")
+    folder = tmp_path / "run"
+    settings = [
+        "data.tokenizer=bpe",
+        "data.vocab_size=270",
+        f"data.paths=['{text}']",
+        "train.steps=1",
+        "data.length=16",
+    ]
+    assert run("train", "tiny", *settings, "--output", folder).exit_code == 0
+    trained = AutoTokenizer.from_pretrained(folder / "model")
+    text.write_text("QUITE ANOTHER TEXT, IN WHICH OTHER PAIRS OF LETTERS ARE FREQUENT. " * 200, encoding="utf-8")
+    batch = next(iter(batches_of(folder / "model").validation_batches()))
+    read = trained.decode(batch["input_ids"][0])
+    assert read in text.read_text(encoding="utf-8")
+
+
+def test_examples_before_the_questions_are_named() -> None:
+    shared: dict[str, Any] = {"variant": "diff", "better": "higher", "n": 2}
+    records = [
+        Result(name=f"harness/{task}/acc", value=0.5, method=method, **shared)
+        for task, method in (("a", "0-shot"), ("b", "5-shot"), ("c", "2-shot; Wilson's score interval"), ("d", ""))
+    ]
+    table = harness_table(capture_results("Evaluation", {}, records, "cpu"))
+    assert column(table, "task") == ["a", "b (5-shot)", "c (2-shot)", "d"]
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tasks") / "mine.jsonl"
+    lines: list[dict[str, Any]] = [
+        {"question": "To be?", "choices": ["or not to be", "xyz"], "answer": 0},
+        {"context": "to be, or", "choices": ["not to be", "q"], "answer": 1},
+    ]
+    return write_lines(path, lines)
+
+
+def test_questions_of_ones_own_are_measured(run: Run, text_run: Path, questions: Path, tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    result = run("eval", text_run, "--tasks", questions, "--output", output, "--batch-size", 1)
+    assert result.exit_code == 0
+    written = read_results(output)
+    assert [record.name for record in written.records] == ["harness/mine/acc", "harness/mine/acc_norm"]
+    assert {(record.variant, record.n) for record in written.records} == {("diff", 2)}
+    assert written.settings["tasks"] == [str(questions)]
+    assert written.settings["batch_size"] == 1
+    assert written.settings["published"] == {}
+    assert "lm_eval" in written.versions
+    for record in written.records:
+        line = next(line for line in result.stdout.splitlines() if f" {record.name.split('/')[-1]} ↑" in line)
+        assert f" {record.value:.3f} [" in line
+    assert "DIFF here" in result.stdout
+    assert "paper" not in result.stdout
+    assert written.settings["notes"] == []
+    fails(run("eval", text_run, "--tasks", questions, "--output", output), "--output must be a new file")
+    assert read_results(output) == written
+
+
+def test_the_paper_stands_beside_what_was_measured(run: Run, text_run: Path, questions: Path, tmp_path: Path) -> None:
+    for name in ("piqa", "hellaswag"):
+        write_task(tmp_path / "tasks", name, ["or not to be" * 5, "xyz"])
+    output = tmp_path / "results.json"
+    options = ("--include-path", tmp_path / "tasks", "--limit", 2, "--num-fewshot", 0, "--output", output)
+    result = run("eval", text_run, "--tasks", f"piqa, hellaswag,{questions}", *options)
+    assert result.exit_code == 0
+    lines = {tuple(line.split()[1:4:2]): line for line in result.stdout.splitlines() if "↑" in line and "│" in line}
+    numbers = {key: [cell.strip() for cell in line.split("│")[4:8]] for key, line in lines.items()}
+    assert numbers["piqa", "acc"] == ["2", "0.768", "0.767", "0.760"]
+    assert numbers["hellaswag", "acc_norm"] == ["2", "0.714", "0.700", "0.686"]
+    assert numbers["piqa", "acc_norm"] == ["2", "–", "–", "–"]
+    assert numbers["mine", "acc"] == ["2", "–", "–", "–"]
+    assert "DIFF-3B (paper)" in result.stdout
+    assert "3B parameters after 1T tokens" in result.stdout
+    notes = read_results(output).settings["notes"]
+    assert notes == [
+        f"{name}: 2 of 4 texts were longer than the model's context and lost their beginning."
+        for name in ("piqa", "hellaswag")
+    ]
+    assert notes[0].split(" longer")[0] in result.stdout
+
+
+def test_what_is_done_is_kept_where_a_later_task_fails(
+    run: Run, text_run: Path, questions: Path, tmp_path: Path
+) -> None:
+    long = tmp_path / "long.jsonl"
+    long.write_text(json.dumps({"context": "", "choices": ["a", "b" * 80], "answer": 0}), encoding="utf-8")
+    output = tmp_path / "results.json"
+    result = run("eval", text_run, "--tasks", questions, "--tasks", long, "--output", output)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[0] == f"Loading {text_run / 'model'} …"
+    assert result.stderr.endswith(
+        "has 81 tokens of its own, and it must have 1 to 64, which the model's context holds.\n"
+    )
+    assert {record.name for record in read_results(output).records} == {"harness/mine/acc", "harness/mine/acc_norm"}
+    assert "acc_norm" in result.stdout
+
+
+def test_any_causal_language_model_can_be_measured(run: Run, questions: Path, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    llama = tmp_path / "llama"
+    LlamaForCausalLM(LlamaConfig(vocab_size=257, **sizes, **heads)).save_pretrained(llama)
+    fails(run("eval", llama, "--tasks", questions), "has no tokenizer")
+    byte_tokenizer().save_pretrained(llama)
+    result = run("eval", llama, "--tasks", questions)
+    assert result.exit_code == 0
+    assert "llama here" in result.stdout
+    t5 = tmp_path / "t5"
+    T5ForConditionalGeneration(
+        T5Config(vocab_size=257, d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2)
+    ).save_pretrained(t5)
+    fails(run("eval", t5, "--tasks", questions), "is no causal language model: its model_type is 't5'")
+
+
+def test_options_that_do_not_go_together(run: Run, text_run: Path, questions: Path) -> None:
+    fails(run("eval", text_run, "--tasks", questions, "--text", questions), "--text does not go with --tasks")
+    measure = ("--measure", "language/bits_per_byte")
+    fails(run("eval", text_run, "--tasks", questions, *measure), "--measure does not go with --tasks")
+    for option in ("--limit", "--num-fewshot", "--batch-size", "--include-path"):
+        fails(run("eval", text_run, option, 1), f"{option} does not go with a measurement without --tasks")
+    fails(
+        run("eval", text_run, "--tasks", " , "),
+        "--tasks must name tasks of lm_eval or .jsonl files, separated by commas, got ' , '.",
+    )
+    assert run("eval", text_run, "--tasks", questions, "--limit", 0).exit_code == 2
+
+
+def test_a_bad_file_of_questions_is_one_sentence(run: Run, text_run: Path, retrieval_run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"question": "x", "choices": ["a", "b"], "answer": 2}', encoding="utf-8")
+    fails(run("eval", text_run, "--tasks", path), "line 1: 'answer' must be the number of a choice, 0 to 1, got 2.")
+    fails(run("eval", text_run, "--tasks", tmp_path / "none.jsonl"), "There is no file of questions at", "none.jsonl")
+    fails(run("eval", retrieval_run, "--tasks", path), "has no tokenizer")
+
+
+def test_without_lm_eval_the_extra_is_named(
+    run: Run, text_run: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("lm_eval", "lm_eval.tasks"):
+        monkeypatch.setitem(sys.modules, name, None)
+    result = run("eval", text_run, "--tasks", questions)
+    fails(result, 'lm-eval, which is not installed: pip install ".[harness]"')
+
+
+def test_a_measurement_is_taken_by_its_name(run: Run, text_run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "standard.json"
+    result = run("eval", text_run, "--measure", "standard", "--output", output)
+    assert result.exit_code == 0
+    written = read_results(output)
+    run("eval", text_run, "--output", tmp_path / "unnamed.json")
+    assert written.records == read_results(tmp_path / "unnamed.json").records
+    assert written.settings["measures"] == {"standard": {"sequences": 512}}
+    for record in written.records:
+        assert f"{record.value:.3f}" in result.stdout
+    fails(run("eval", text_run, "--measure", "standard", "--output", output), "--output must be a new file")
+
+
+def test_settings_reach_the_measurement(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    options = ("--option", "sequences=6", "--output", output)
+    assert run("eval", retrieval_run, "--measure", "standard", *options).exit_code == 0
+    counts = {record.name: record.n for record in read_results(output).records}
+    assert counts["retrieval/first_query_accuracy"] == 6
+
+
+def test_a_measurement_for_any_model_takes_one_that_is_not_ours(run: Run, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    llama = tmp_path / "llama"
+    LlamaForCausalLM(LlamaConfig(vocab_size=257, **sizes, **heads)).save_pretrained(llama)
+    byte_tokenizer().save_pretrained(llama)
+    folder, output = tmp_path / "text", tmp_path / "results.json"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(f"{number} to be, or not to be " * 4, encoding="utf-8")
+    small = ("--option", "frequent=1000", "--output", output)
+    assert run("eval", llama, "--measure", "repeats", "--text", folder, *small).exit_code == 0
+    records = {record.name: record for record in read_results(output).records}
+    assert {record.variant for record in records.values()} == {"llama"}
+    assert records["repeats/ar_hit"].value == pytest.approx(math.log(257), abs=0.2), "as good as nothing is learnt"
+    assert records["repeats/ar_hit"].documents == ()
+    plain = tmp_path / "plain.json"
+    assert run("eval", llama, "--text", folder, "--output", plain).exit_code == 0
+    (loss,) = [record for record in read_results(plain).records if record.name == "language/validation_loss"]
+    assert (loss.variant, loss.value) == ("llama", pytest.approx(math.log(257), abs=0.2))
+    fails(run("eval", llama, "--measure", "episodes"), "is not a model of this project")
+    without_text = run("eval", llama, "--measure", "repeats")
+    fails(without_text, "No recipe.yaml belongs to", "name a text with --text")
+    assert "Loading" not in without_text.stderr
+
+
+def test_a_recipe_of_another_program_is_none_of_ours(run: Run, text_run: Path, text_file: Path, tmp_path: Path) -> None:
+    """llm-compressor writes a recipe.yaml beside the weights; one of ours that is broken is still an error."""
+    model = shutil.copytree(text_run / "model", tmp_path / "model")
+    recipe = model / "recipe.yaml"
+    recipe.write_text("test_stage:\n  modifiers:\n    QuantizationModifier: {targets: [Linear]}\n", encoding="utf-8")
+    assert find_recipe(model) is None
+    assert run("eval", model, "--text", text_file, "--output", tmp_path / "results.json").exit_code == 0
+    fails(run("eval", model), "No recipe.yaml belongs to", "name a text with --text")
+    in_run = shutil.copytree(text_run, tmp_path / "run")
+    shutil.copy(recipe, in_run / "model")
+    assert find_recipe(in_run / "model") == load_recipe(text_run / "recipe.yaml")
+    shutil.copy(text_run / "recipe.yaml", recipe)
+    recipe.write_text(recipe.read_text().replace("warmup_steps", "warmup_step"), encoding="utf-8")
+    fails(run("eval", model, "--text", text_file), "unknown key 'train.warmup_step'; did you mean")
+    recipe.write_text("{", encoding="utf-8")
+    fails(run("eval", model, "--text", text_file), "recipe.yaml is not valid YAML")
+
+
+def test_a_text_that_cannot_be_read_is_said_before_a_model_is_loaded(
+    run: Run, text_run: Path, retrieval_run: Path, text_file: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(text_run / "model", tmp_path / "run" / "model")
+    shutil.copy(text_run / "recipe.yaml", tmp_path / "run")
+    (model / "tokenizer.json").unlink()
+    for arguments, message in (
+        ((text_run, "--text", tmp_path / "missing.txt"), "There is no text file or folder"),
+        ((retrieval_run, "--text", text_file), "has no tokenizer (tokenizer.json)"),
+        ((model,), "has no tokenizer (tokenizer.json)"),
+    ):
+        result = run("eval", *arguments)
+        fails(result, message)
+        assert "Loading" not in result.stderr
+
+
+def test_a_tokenizer_is_loaded_once(
+    run: Run, text_run: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Path] = []
+
+    def load(folder: Path) -> Any:
+        loaded.append(folder)
+        return load_tokenizer(folder)
+
+    monkeypatch.setattr("diff_transformer.cli.checkpoints.load_tokenizer", load)
+    for number, text in enumerate(([], ["--text", text_file])):
+        assert run("eval", text_run, *text, "--output", tmp_path / f"{number}.json").exit_code == 0
+    assert loaded == 2 * [text_run / "model"]
+
+
+def test_every_record_has_a_row(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    options = ("--option", "factors=[1, 2]", "--option", "sequences=8", "--output", output)
+    result = run("eval", retrieval_run, "--measure", "retrieval_lengths", *options)
+    assert result.exit_code == 0
+    records = read_results(output).records
+    assert [record.coordinates.label for record in records] == ["context × 1", "context × 2"]
+    for record in records:
+        (line,) = [line for line in result.stdout.splitlines() if f" {record.coordinates.label} " in line]
+        assert "length/accuracy ↑" in line
+        assert f" {record.value:.3f} [" in line
+        assert " 8 " in line
+
+
+def test_a_run_on_many_shot_data_is_measured(run: Run, tmp_path: Path) -> None:
+    data = "data={kind: many_shot, shots: 8, classes: 2, labels: 4, words: 4, item_length: 1, batch_size: 2}"
+    sizes = ["model.hidden_size=16", "model.head_dim=8", "model.num_hidden_layers=1"]
+    settings = ["data.validation_sequences=4", "train.steps=1", "train.warmup_steps=0", "train.inspect_every=null"]
+    folder, output = tmp_path / "run", tmp_path / "results.json"
+    assert run("train", "retrieval", data, *sizes, *settings, "--output", folder).exit_code == 0
+    plain = run("eval", folder, "--output", tmp_path / "plain.json")
+    assert "accuracy of the labels" in plain.stdout
+    (accuracy,) = read_results(tmp_path / "plain.json").records
+    logged = [line for line in read_metrics(folder / "metrics.jsonl") if "validation/accuracy" in line]
+    assert (accuracy.name, accuracy.value) == ("validation/accuracy", logged[-1]["validation/accuracy"])
+    measures = ("--measure", "episodes", "--measure", "episode_orders")
+    few = ("noises=[0.1]", "episodes=3", "orders=2", "queries=4", "sets=2")
+    options = [part for option in few for part in ("--option", option)]
+    # What both have under one name must suit both.
+    fails(run("eval", folder, *measures, "--option", "shots=4"), "episodes cannot take 4 for shots", "a list")
+    result = run("eval", folder, *measures, *options, "--output", output)
+    assert result.exit_code == 0
+    written = read_results(output)
+    groups = dict.fromkeys(record.coordinates.label for record in written.records)
+    assert list(groups)[:3] == [f"noise 0.1, {shots} shots" for shots in (8, 16, 32)]
+    assert list(groups)[3:] == ["random orders, noise 0.1", "alternating orders, noise 0.1"]
+    assert {record.n for record in written.records} == {3 * 4, 2}
+    assert result.stdout.count("many_shot/") == len(written.records) == 3 + 8
+    assert written.settings["measures"]["episode_orders"]["shots"] == 32
+
+
+def test_measures_of_other_data_say_so(run: Run, retrieval_run: Path, text_run: Path) -> None:
+    fails(run("eval", retrieval_run, "--measure", "episodes"), "on many_shot data alone, which the model was not")
+    fails(run("eval", retrieval_run, "--measure", "episode_orders"), "of a model of text, measure many_shot_orders.")
+    fails(run("eval", text_run, "--measure", "retrieval_lengths"), "on the retrieval task alone, which the model was")
+
+
+@pytest.mark.parametrize("name", ["repeats", "positions", "harness"])
+def test_a_measure_of_text_says_that_the_run_has_none(run: Run, retrieval_run: Path, name: str) -> None:
+    message = f"The measure {name} needs text, and the run was trained on none: name some by --text."
+    result = run("eval", retrieval_run, "--measure", "standard", "--measure", name)
+    fails(result, message)
+    assert "Loading" not in result.stderr
+
+
+def test_what_is_logged_in_training_is_measured_by_experiments(run: Run, retrieval_run: Path) -> None:
+    sentence = "The measure gradients_in_training is taken of an experiment's runs"
+    fails(run("eval", retrieval_run, "--measure", "gradients_in_training"), sentence)
+
+
+def test_needles_are_measured_among_the_tokens_of_a_run(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
+    """Chance and floor of the run's own task stand in the results."""
+    sizes = ["--option", "needles=2", "--option", "queried=1", "--option", "samples=4"]
+    path = tmp_path / "needles.json"
+    measures = ["--measure", "needles", "--measure", "needle_attention"]
+    assert run("eval", retrieval_run, *measures, *sizes, "--output", path).exit_code == 0
+    results = read_results(path)
+    assert {record.name for record in results.records} > {"needles/accuracy", "needles/attention_noise_share"}
+    assert [baseline.floor for baseline in results.baselines if baseline.name == "needles/accuracy"] == [
+        pytest.approx(0.5, abs=0.05)
+    ]
+
+
+def test_of_a_run_on_needles_whole_documents_of_its_text_are_measured(run: Run, text_run: Path, tmp_path: Path) -> None:
+    sentences = "".join(f"Line {number} is about sheep. " for number in range(200))
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(40):
+        (text / f"{number}.txt").write_text(f"{number}: {sentences}", encoding="utf-8")
+    data = ["data.kind=needles", f"data.paths=['{text}']", "data.tokenizer=bytes", "data.length=512"]
+    data += ["data.needles=1", "data.queried=1", "data.turns=1", "data.validation_documents=2"]
+    data += ["data.validation_fraction=0.3", "data.batch_size=2"]
+    steps = ["train.steps=1", "train.warmup_steps=0", "model.hidden_size=16", "model.intermediate_size=16"]
+    few = ("--measure", "positions", "--option", "documents=2", "--option", "first=64")
+    for share, fine in ((0.5, True), (1.0, False)):
+        folder, output = tmp_path / f"run-{share}", tmp_path / f"{share}.json"
+        trained = run("train", "tiny", *data, f"data.share={share}", *steps, "--output", folder)
+        assert trained.exit_code == 0, trained.stderr
+        result = run("eval", folder, *few, "--output", output)
+        if fine:
+            assert result.exit_code == 0, result.stderr
+            assert {record.n for record in read_results(output).records} & {2 * 511}
+        else:
+            fails(result, "This is measured on whole documents of text, and the data holds none: name some")
+
+
+def test_settings_of_another_kind_are_refused_before_a_model_is_read(run: Run, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    for measure, option, message in (
+        ("many_shot", "shots=abc", ("many_shot cannot take 'abc' for shots", "a list such as [16, 64]")),
+        ("many_shot", "queries=x", ("many_shot cannot take 'x' for queries", "integer")),
+        ("needles", "length=long", ("needles cannot take 'long' for length", "integer")),
+    ):
+        fails(run("eval", nowhere, "--measure", measure, "--option", option), *message)
+    both = ("--measure", "many_shot", "--measure", "many_shot_orders", "--option", "shots=[4]")
+    fails(
+        run("eval", nowhere, *both),
+        "many_shot_orders cannot take [4] for shots",
+    )
+    fails(run("eval", nowhere, "--measure", "many_shot", "--option", "shots=[4]"), "nowhere' does not exist")
+
+
+def test_measurements_that_there_are_not(run: Run, text_run: Path, text_file: Path) -> None:
+    fails(run("eval", text_run, "--measure", "repeat"), "There is no measure 'repeat'; did you mean 'repeats'?")
+    fails(run("eval", text_run, "--measure", "zzz"), "known are standard, ")
+    both = ("--measure", "standard", "--measure", "language/bits_per_byte")
+    fails(run("eval", text_run, *both), "measurements or single numbers, not both")
+    wrong = ("--measure", "standard", "--option", "sequence=3")
+    fails(run("eval", text_run, *wrong), "The measure standard has no option 'sequence'; did you mean 'sequences'?")
+    fails(run("eval", text_run, "--option", "a=1"), "--option does not go with a measurement without a name")
+    fails(run("eval", text_run, "--measure", "arithmetic", "--text", text_file), "arithmetic, which takes no text")
+
+
+def test_the_closed_forms_of_a_checkpoint(run: Run, text_run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    assert run("eval", text_run, "--measure", "closed_forms", "--output", output).exit_code == 0
+    (record,) = read_results(output).records
+    assert (record.name, record.variant) == ("closed_form/error", "diff")
+    assert 0 < record.value < 1e-9

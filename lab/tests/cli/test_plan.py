@@ -1,0 +1,80 @@
+"""`diff-lab plan`"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from commands import fails
+
+Run = Callable[..., Any]
+
+
+def test_a_plan_is_printed(run: Run) -> None:
+    result = run("plan", "paper-3b", "--gpus", 64, "--gpu", "h200", "--utilisation", 0.5)
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stdout
+    for part in (
+        "parameters       3,479,175,168 (3.48B)",
+        "operations       2.3e+10 FLOPs per token",
+        "data             ",
+        "on               64 × h200, weights sharded (fsdp), precision bf16",
+        "2.94 days at 50% of 990 TFLOP/s",
+        "communication    110 GB to each GPU per step",
+        "12.2 GB through its network card, hidden behind the computation at 4 GB/s or more; a GPU has 50",
+        "disk             41.8 GB a checkpoint, 125 GB with those that stay",
+        "1.4 TB of tokens are read",
+        "without checkpointing (the recipe's)   with checkpointing",
+        "train.gradient_checkpointing=true: fits with train.accumulation=1, 16 sequences at a time",
+    ):
+        assert part in result.stdout
+
+
+def test_settings_and_the_way_of_sharing_are_taken(run: Run) -> None:
+    printed = run("plan", "paper-830m", "train.accumulation=2", "--gpu", "l4", "--gpus", 4, "--parallel", "tensor")
+    assert "4 × l4, heads shared out (tensor)" in printed.stdout
+    assert "64 sequences at a time (train.accumulation=2)" in printed.stdout
+    assert "does not fit, not even one sequence at a time" not in printed.stdout
+
+
+def test_what_communication_allows_takes_the_place_of_what_is_assumed(run: Run) -> None:
+    printed = run("plan", "paper-13.1b", "--gpu", "h200", "--gpus", 64, "--network", 6.25).stdout
+    assert "18% of 990 TFLOP/s" in printed
+    assert "40% cannot be reached" in printed
+    assert "cannot be reached" not in run("plan", "paper-13.1b", "--gpu", "h200", "--gpus", 64).stdout
+    assert (
+        "nothing can run meanwhile"
+        in run("plan", "paper-1.4b", "--gpu", "h100", "--gpus", 8, "--parallel", "tensor").stdout
+    )
+    assert "--network GB/s" in run("plan", "paper-1.4b", "--gpu", "l4", "--gpus", 16, "--parallel", "ddp").stdout
+
+
+def test_small_ones_are_told_in_small_units(run: Run) -> None:
+    printed = run("plan", "tiny", "--gpu", "RTX 4090")
+    assert "memory           MiB on each when most is held" in printed.stdout
+    assert "seconds at 40% of 82.6 TFLOP/s" in printed.stdout
+    assert "parameters       37,184 (0.0372M)" in printed.stdout
+    assert "MALLOC" not in printed.stdout
+    assert "data             the source of Python's standard library" in printed.stdout
+
+
+def test_without_a_name_it_is_this_machine(run: Run) -> None:
+    printed = run("plan", "tiny")
+    assert "on               this machine's processor, precision no" in printed.stdout
+    assert "MALLOC_MMAP_THRESHOLD_=65536" in printed.stdout
+
+
+def test_json(run: Run) -> None:
+    printed = json.loads(run("plan", "paper-830m", "--gpus", 8, "--gpu", "h100", "--json").stdout)
+    assert printed["kind"] == "ddp"
+    memory = printed["ways"][1]["memory"]
+    parts = ("weights", "gradients", "optimizer", "activations", "workspace")
+    assert memory["total"] == pytest.approx(sum(memory[name] for name in parts))
+
+
+def test_bad_input(run: Run) -> None:
+    fails(run("plan", "paper-3b", "--gpu", "tpu"), "GPU 'tpu' is not known; known ones are b200")
+    fails(run("plan", "paper-4b"), "There is no recipe 'paper-4b'")
+    fails(run("plan", "tiny", "train.stepz=3"), "did you mean 'train.steps'?")
+    fails(run("plan", "tiny", "--gpu", "l4", "--gpus", -1), "must be 1 or more, got -1")

@@ -1,0 +1,89 @@
+"""`diff-lab prepare`"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import fails, interrupt
+from diff_lab.data import TextBatches, token_cache
+from diff_lab.train import build_data, load_recipe
+
+Run = Callable[..., Any]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def files_of(cache: Path) -> dict[str, bytes]:
+    """What is in a cache's folders of tokens, tokenizers and tables, by path; but for locks and what holds times."""
+    folders = [cache / name for name in ("tokens", "tokenizers", "tables")]
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    files = [file for file in files if not file.name.endswith((".lock", ".verified.json"))]
+    return {str(file.relative_to(cache)): file.read_bytes() for file in files}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(4):
+        lines = [json.dumps({"text": f"{number} {line}: to be, or not to be " * 3}) for line in range(300)]
+        (folder / f"{number}.jsonl").write_text("\n".join(lines))
+        (folder / f"{number}.txt").write_text(f"{number} that is the question\n" * 400)
+    return folder
+
+
+def test_it_leaves_what_training_makes_and_training_finds_it(
+    run: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [f"data.paths={text}", "data.tokenizer=bpe", "data.vocab_size=300"]
+    data = build_data(load_recipe("tiny", [*settings, f"data.cache={tmp_path / 'own'}"]))
+    monkeypatch.setattr(token_cache, "_BATCH_CHARACTERS", 5000)  # many batches for the workers
+    result = run("prepare", "tiny", *settings, f"data.cache={tmp_path / 'cache'}", "--workers", 2)
+    assert result.exit_code == 0
+    assert files_of(tmp_path / "cache") == files_of(tmp_path / "own")
+    batches = data.batches
+    assert isinstance(batches, TextBatches)
+    assert f"{len(batches.cache.tokens):,} tokens, {batches.train_tokens:,} of them to train on" in result.stdout
+    assert "vocabulary of 300" in result.stdout
+    assert "tokenised: " in result.stderr
+    monkeypatch.setattr(token_cache, "_tokenise", None)  # would be called to make it
+    build_data(load_recipe("tiny", [*settings, f"data.cache={tmp_path / 'cache'}"]))
+
+
+def test_ctrl_c_and_the_same_command_go_on(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text(f"{number} to be, or not to be\n" * 3000)
+    cache = tmp_path / "cache"
+    command = ["prepare", "tiny", f"data.paths={tmp_path}", f"data.cache={cache}", "--workers", "1"]
+    message = interrupt(
+        tmp_path,
+        command,
+        lambda: any(file.stat().st_size for file in cache.glob("tokens/.unfinished-*/pieces.bin")),
+        batch_characters=100_000,
+    )
+    assert "goes on from there" in message
+    (begun,) = (cache / "tokens").glob(".unfinished-*/tokens.bin")
+    tokens = begun.stat().st_size // 2
+    assert tokens
+    # Here, in one process, as training would: only the rest is tokenised, and all is what it would have been.
+    token_counts: list[int] = []
+    data = build_data(load_recipe("tiny", command[2:4]), tell=lambda _, tokens: token_counts.append(tokens))
+    assert token_counts[0] > tokens
+    uninterrupted = build_data(load_recipe("tiny", [command[2], f"data.cache={tmp_path / 'whole'}"]))
+    assert files_of(cache) == files_of(tmp_path / "whole")
+    assert data.batches.source == uninterrupted.batches.source
+
+
+def test_bad_input(run: Run, tmp_path: Path) -> None:
+    fails(run("prepare", "retrieval"), "nothing to prepare", "data.kind is 'retrieval'")
+    fails(run("prepare", "tiny", f"data.paths={tmp_path / 'none'}"), "There is no text file or folder")
+    assert run("prepare", "tiny", "--workers", 0).exit_code == 2
+
+
+def test_needles_alone_have_no_text(run: Run, text: Path, tmp_path: Path) -> None:
+    settings = ["data.kind=needles", "data.length=512", "data.share=1", f"data.paths={text}"]
+    result = run("prepare", "tiny", *settings, f"data.cache={tmp_path}")
+    assert result.exit_code == 0, result.stderr
+    assert "no text to tokenise" in result.stdout

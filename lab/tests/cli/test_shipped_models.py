@@ -1,0 +1,404 @@
+"""The trained models that come with the package: how they are packed and found, and that their numbers hold."""
+
+import importlib.util
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM
+
+import fresh
+from commands import fails
+from diff_lab.cli.eval_command import evaluate_measures
+from diff_lab.data import RetrievalBatches, TextFiles, training_text, validation_text
+from diff_lab.record import CardRecord
+from diff_lab.results_files import read_record, read_results
+from diff_lab.train import load_recipe
+from diff_transformer import pretrained, pretrained_names, shipped_models
+from diff_transformer.cli import console
+from diff_transformer.model.remote_code import code_files
+from diff_transformer.shipped_models import LANGUAGE_MODEL
+
+Run = Callable[..., Any]
+PROGRAMS = Path(__file__).resolve().parents[2] / "benchmarks"
+SHIPPED = pretrained_names()
+NAMES = ["needles-diff", "novels-diff"]  # those that the tests pack
+
+
+def program(name: str) -> Any:
+    """A program of the folder `benchmarks` as a module."""
+    spec = importlib.util.spec_from_file_location(name, PROGRAMS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def packer() -> Any:
+    return program("pack_weights")
+
+
+@pytest.fixture(scope="module")
+def packed(packer: Any, text_run: Path, retrieval_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two tiny models, packed as those that come with the package."""
+    root = tmp_path_factory.mktemp("weights")
+    for name, run in zip(NAMES, (retrieval_run, text_run), strict=True):
+        packer.pack(name, run, root, trained_at="0123abc")
+    return root
+
+
+@pytest.fixture
+def weights(packed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same while the package finds these models, and no others."""
+    monkeypatch.setattr(shipped_models, "WEIGHTS", packed)
+    return packed
+
+
+@pytest.fixture
+def no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped_models, "WEIGHTS", tmp_path / "weights")
+
+
+def check_model(name: str) -> None:
+    """A model loads, generates, and has the numbers that its card states, which are of the weights in its folder."""
+    folder = Path(pretrained(name))
+    record = read_record(folder / shipped_models.CARD_RECORD, CardRecord)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.config.attention_type == name.partition("-")[2]
+    assert model.dtype == torch.float32
+    assert sum(parameter.numel() for parameter in model.parameters()) == record.parameters
+    assert record.validation
+    assert all(key.startswith("validation/") for key in record.validation)
+    generated = model.generate(torch.tensor([[1, 2]]), max_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert generated.shape == (1, 5)
+
+    stated = read_results(folder / "results.json")
+    ((again, _),) = evaluate_measures(folder, None, [], [], "cpu")
+    assert 0 < record.tolerance <= 0.005
+    for ours, theirs in zip(again.records, stated.records, strict=True):
+        assert (ours.name, ours.coordinates, ours.n) == (theirs.name, theirs.coordinates, theirs.n)
+        assert ours.value == pytest.approx(theirs.value, abs=record.tolerance, rel=0), ours.name
+    for level, stated_level in zip(again.baselines, stated.baselines, strict=True):
+        floats = {name: value for name, value in vars(stated_level).items() if isinstance(value, float)}
+        assert {name: vars(level)[name] for name in floats} == pytest.approx(floats, rel=1e-12)
+        assert replace(level, **floats) == stated_level
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    for text in (record.use, record.limits, record.data_license, record.commit, f"{record.parameters:,}"):
+        assert text in card
+
+    files = {file.name for file in folder.iterdir()}
+    needed = {"README.md", "card.json", "config.json", "generation_config.json", "model.safetensors", "recipe.yaml"}
+    text = {"held_out.jsonl", "tokenizer.json", "tokenizer_config.json"} if record.held_out else set()
+    assert files == needed | text | {"results.json"}
+    recipe = load_recipe(folder / "recipe.yaml")
+    assert recipe.model.attention_type == model.config.attention_type
+    for value in yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))["data"].values():
+        assert "/" not in str(value)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_model_of_the_package_has_its_stated_numbers(name: str) -> None:
+    check_model(name)
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith("novels")])
+def test_a_model_of_the_package_writes(name: str, run: Run) -> None:
+    result = run("generate", name, "--prompt", "It was", "--max-new-tokens", 5)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith("It was")
+
+
+def test_the_models_of_the_package_are_small(packer: Any) -> None:
+    total = sum(file.stat().st_size for file in shipped_models.WEIGHTS.rglob("*") if file.is_file())
+    assert total <= packer.LARGEST_TOTAL == 12_000_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_packed_model_has_its_stated_numbers(name: str, weights: Path) -> None:
+    before = {file: file.stat().st_mtime_ns for file in weights.rglob("*")}
+    check_model(name)
+    assert {file: file.stat().st_mtime_ns for file in weights.rglob("*")} == before  # the package may be read-only
+
+
+def test_numbers_that_do_not_hold_are_found(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(weights, tmp_path / "copy")
+    monkeypatch.setattr(shipped_models, "WEIGHTS", tmp_path / "copy")
+    results = tmp_path / "copy" / "novels-diff" / "results.json"
+    content = json.loads(results.read_text())
+    content["records"][0]["value"] += 0.002
+    results.write_text(json.dumps(content))
+    with pytest.raises(AssertionError, match="language/bits_per_byte"):
+        check_model("novels-diff")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_cards_code_runs(name: str, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = (weights / name / "README.md").read_text(encoding="utf-8")
+    namespace: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
+        exec(code, namespace)
+    assert namespace["model"].config.attention_type == "diff"
+    if name == "novels-diff":
+        assert namespace["tokenizer"]("to be")["input_ids"] == [116, 111, 32, 98, 101]
+        return
+    task = namespace["task"]
+    assert isinstance(task, RetrievalBatches)
+    assert namespace["answers"].shape == (1, task.queries)
+    assert capsys.readouterr().out.count("?") == task.queries
+
+
+def test_text_that_training_has_seen_is_not_what_is_measured_on(packer: Any, tmp_path: Path, text_run: Path) -> None:
+    for number in range(30):
+        document = "".join(f"Book {number}, paragraph {each}.\n\n" for each in range(400))
+        (tmp_path / f"book-{number}.txt").write_text(document, encoding="utf-8")
+    settings = [f"data.paths={tmp_path}", "data.validation_fraction=0.1"]
+    passages = packer.held_out_passages(packer.documents_of(load_recipe(text_run / "recipe.yaml", settings)))
+    seen, kept = ("".join(part(TextFiles([tmp_path]), 0.1)) for part in (training_text, validation_text))
+    assert len(passages) > 1
+    assert sum(len(passage["text"]) for passage in passages) <= packer.HELD_OUT_CHARACTERS
+    for passage in passages:
+        paragraphs = passage["text"].split("\n\n")
+        assert passage["text"] in kept
+        assert paragraphs[0] not in seen
+        assert passage["source"] == f"book-{paragraphs[0].split()[1][:-1]}"
+        assert re.fullmatch(r"Book \d+, paragraph \d+\.", paragraphs[0])  # a whole one
+        assert re.fullmatch(r"Book \d+, paragraph \d+\.", paragraphs[-1])
+
+
+def test_no_passage_is_of_a_protected_novel(packer: Any, tmp_path: Path) -> None:
+    (name,) = packer.PROTECTED
+    documents = []
+    for stem in (name, "ENG18400_Trollope"):
+        file = tmp_path / f"{stem}.txt"
+        file.write_text("A paragraph.\n\n" * 100, encoding="utf-8")
+        documents.append(packer.Document(file, file.stat().st_size, 0))
+    assert [passage["source"] for passage in packer.held_out_passages(documents)] == ["ENG18400_Trollope"]
+
+
+def test_a_passage_is_from_the_middle(packer: Any) -> None:
+    text = "\n\n".join(f"{number:03}" * 5 for number in range(100))
+    passage = packer.middle(text, 100)
+    assert len(passage) <= 100
+    assert passage == "\n\n".join(f"{number:03}" * 5 for number in range(48, 52))
+    assert packer.middle("short", 100) == "short"
+    assert packer.middle("x" * 1000, 100) == "x" * 100
+
+
+def test_weights_are_rounded_once_and_computed_in_float32(text_run: Path, weights: Path) -> None:
+    exact = AutoModelForCausalLM.from_pretrained(text_run / "model").state_dict()
+    stored = AutoModelForCausalLM.from_pretrained(pretrained("novels-diff")).state_dict()
+    for name, value in stored.items():
+        assert value.dtype == torch.float32
+        expected = exact[name] if ".lam." in name else exact[name].bfloat16().float()
+        assert torch.equal(value, expected), name
+    size = (weights / "novels-diff" / "model.safetensors").stat().st_size
+    assert size < 0.7 * (text_run / "model" / "model.safetensors").stat().st_size
+    notes = read_results(weights / "novels-diff" / "results.json").settings["notes"]
+    assert "Before the weights were rounded to bfloat16, the loss on this text was" in notes[0]
+
+
+def test_nothing_of_this_machine_is_in_a_folder(weights: Path, text_file: Path, text_run: Path) -> None:
+    for file in weights.rglob("*"):
+        if file.is_file() and file.suffix != ".safetensors":
+            text = file.read_text(encoding="utf-8")
+            assert str(text_file.parent) not in text, file
+            assert str(text_run.parent) not in text, file
+            assert str(weights) not in text, file
+    assert load_recipe(weights / "novels-diff" / "recipe.yaml").data.paths == [text_file.name]  # type: ignore[union-attr]
+
+
+def test_a_copy_to_share_has_the_code_files_and_the_card(run: Run, weights: Path, tmp_path: Path) -> None:
+    assert not any((weights / name / file).exists() for name in NAMES for file in code_files())
+    assert "auto_map" not in (weights / "novels-diff" / "config.json").read_text()
+    result = run("export", "novels-diff", tmp_path / "mine")
+    assert result.exit_code == 0, result.stderr
+    assert set(code_files()) < {file.name for file in (tmp_path / "mine").iterdir()}
+    assert "auto_map" in (tmp_path / "mine" / "config.json").read_text()
+    card = (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
+    stated = read_results(weights / "novels-diff" / "results.json").records[0].value
+    record = read_record(weights / "novels-diff" / "card.json", CardRecord)
+    for text in (f"value: {stated}", "license: mit", record.limits, record.commit):
+        assert text in card
+    assert "diff_transformer.pretrained" not in card
+
+
+def test_eval_takes_a_name_and_the_text_beside_the_model(
+    run: Run, weights: Path, text_file: Path, tmp_path: Path
+) -> None:
+    result = run("eval", "novels-diff", "--output", tmp_path / "results.json")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        "Loading novels-diff …",
+        "Measured on held_out.jsonl in the model's folder, text that was kept from training.",
+        "Measuring …",
+    ]
+    files = (tmp_path / "results.json", weights / "novels-diff" / "results.json")
+    assert result.stdout.split("\n")[0].strip() == "Evaluation of novels-diff"
+    values = [[one.value for one in read_results(file).records] for file in files]
+    assert values[0] == pytest.approx(values[1], abs=1e-6)
+    assert "held_out" not in run("eval", "novels-diff", "--text", text_file).stderr
+    assert run("eval", "novels-diff", "--measure", "outliers").exit_code == 0
+    needles = run("eval", "needles-diff")
+    assert needles.exit_code == 0
+    assert needles.stderr.splitlines() == ["Loading needles-diff …", "Measuring …"]
+    assert "chance" in needles.stdout
+
+
+def test_generate_without_a_checkpoint_takes_the_model_of_the_package(run: Run, weights: Path) -> None:
+    result = run("generate", "--prompt", "to be", "--max-new-tokens", 8, "--greedy")
+    assert result.exit_code == 0
+    assert (
+        result.stdout == run("generate", "novels-diff", "--prompt", "to be", "--max-new-tokens", 8, "--greedy").stdout
+    )
+    assert result.stderr == (
+        "No checkpoint is named, so this is novels-diff: DIFF with 0.01M parameters, trained on 1 English novels. It "
+        f"comes with the package; {weights / 'novels-diff' / 'README.md'} says what it can do.\n"
+    )
+    listed = run("generate", "--list")
+    assert (listed.exit_code, listed.stderr) == (0, "")
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == NAMES
+    fails(run("generate", "needles-diff", "--prompt", "x"), "has no tokenizer")
+
+
+def test_a_package_without_models_says_so(run: Run, no_weights: None) -> None:
+    assert pretrained_names() == []
+    with pytest.raises(ValueError, match="'novels-diff': this copy of the package was built without trained models"):
+        pretrained("novels-diff")
+    fails(
+        run("generate", "--prompt", "x"),
+        "No CHECKPOINT is named, and this copy of the package was built without its model novels-diff",
+        "`diff-lab train language`",
+    )
+    assert run("generate", "--list").stdout == "This copy of the package was built without trained models.\n"
+    fails(run("eval", "novels-diff"), "The checkpoint 'novels-diff' does not exist.")
+
+
+def test_a_program_needs_one_import_and_the_name(weights: Path) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nimport diff_transformer\nimport diff_transformer.shipped_models\n"
+        "diff_transformer.shipped_models.WEIGHTS = Path(sys.argv[1])\n"
+        "from transformers import pipeline\n"
+        "writer = pipeline('text-generation', model=diff_transformer.pretrained('novels-diff'))\n"
+        "print(type(writer.model).__name__, writer('to be', max_new_tokens=2)[0]['generated_text'][:5])"
+    )
+    done = fresh.run(code, weights, warnings_are_errors=True)
+    assert (done.returncode, done.stdout) == (0, "DiffTransformerForCausalLM to be\n"), done.stderr[-1000:]
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones(run: Run, weights: Path) -> None:
+    assert pretrained_names() == NAMES
+    message = "The package has no model 'novel-diff', only needles-diff, novels-diff; did you mean 'novels-diff'?"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pretrained("novel-diff")
+    fails(run("eval", "novel-diff"), "The checkpoint 'novel-diff' does not exist; did you mean 'novels-diff'?")
+    fails(run("eval", "nowhere/at/all"), "does not exist; the package has needles-diff, novels-diff.")
+
+
+def test_a_folder_of_the_same_name_comes_first(
+    run: Run, weights: Path, retrieval_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(retrieval_run / "model", tmp_path / "novels-diff")
+    fails(run("generate", "novels-diff", "--prompt", "x"), "has no tokenizer")
+
+
+def left(root: Path) -> Iterator[tuple[str, int]]:
+    return ((str(file), file.stat().st_mtime_ns) for file in sorted(root.rglob("*")))
+
+
+def test_what_does_not_suit_is_refused_and_changes_nothing(
+    packer: Any, packed: Path, text_run: Path, retrieval_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = list(left(packed))
+
+    def refused(name: str, run: Path, match: str, **settings: Any) -> None:
+        with pytest.raises((ValueError, OSError), match=match):
+            packer.pack(name, run, packed, **{"trained_at": "0123abc", **settings})
+        assert list(left(packed)) == before
+
+    refused("novels-diff", text_run, "exists already")
+    refused("novels-dif", text_run, "cannot be called 'novels-dif', only novels-diff, ")
+    refused("books-diff", text_run, "cannot be called 'books-diff'")
+    refused("novels-softmax", text_run, "has attention type 'diff' and data of the kind 'text', which is not what")
+    refused("needles-diff", text_run, "data of the kind 'text'", overwrite=True)
+    refused("novels-diff", text_run / "checkpoints" / "step-000002", "not the folder of a finished run", overwrite=True)
+    refused("novels-diff", text_run, "Name the commit .* by --commit: nothing says it", overwrite=True, trained_at=None)
+    blind = shutil.copytree(text_run, tmp_path / "blind")
+    (blind / "metrics.jsonl").write_text('{"step": 3, "loss": 5.0}\n')
+    refused("novels-diff", blind, "logged no validation at its last step", overwrite=True)
+    monkeypatch.setattr(packer, "ROUNDING", -1.0)
+    refused("novels-diff", text_run, "Rounding the weights to bfloat16 changes the loss from", overwrite=True)
+    monkeypatch.setattr(packer, "ROUNDING", 1.0)
+    monkeypatch.setattr(packer, "LARGEST_TOTAL", 1000)
+    refused("needles-diff", retrieval_run, "models would take .* bytes together, and the package", overwrite=True)
+
+
+def test_a_model_can_be_packed_anew_and_others_stay(
+    packer: Any, packed: Path, retrieval_run: Path, tmp_path: Path
+) -> None:
+    root = shutil.copytree(packed, tmp_path / "weights")
+    novels = dict(left(root / "novels-diff"))
+    packer.pack("needles-diff", retrieval_run, root, trained_at="feedbeef", overwrite=True)
+    assert read_record(root / "needles-diff" / "card.json", CardRecord).commit == "feedbeef"
+    assert dict(left(root / "novels-diff")) == novels
+    assert sorted(path.name for path in root.iterdir()) == NAMES
+
+
+def test_a_run_of_an_experiment_tells_its_commit(packer: Any, tmp_path: Path) -> None:
+    (tmp_path / "trained.json").write_text('{"commit": "0123abc"}')
+    assert packer.recorded_commit(tmp_path / "run") == "0123abc"
+    (tmp_path / "trained.json").write_text('{"commit": "0123abc-dirty"}')
+    with pytest.raises(ValueError, match="by --commit: 0123abc-dirty was changed"):
+        packer.recorded_commit(tmp_path / "run")
+
+
+def test_the_program_says_what_it_packed(
+    packer: Any, text_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packer.main(["novels-diff", str(text_run), "--commit", "0123abc", "--output", str(tmp_path / "new")])
+    out = capsys.readouterr().out
+    assert "language/validation_loss: " in out
+    assert "model.safetensors (" in out
+    assert "of at most 12,000,000 bytes" in out
+    with pytest.raises(SystemExit, match=r"error: .* exists already"):
+        packer.main(["novels-diff", str(text_run), "--output", str(tmp_path / "new")])
+
+
+def test_the_page_shows_the_models_that_there_are(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filler = program("fill_readme")
+    part = filler.shipped_models(weights.parent)
+    record = read_record(weights / "novels-diff" / "card.json", CardRecord)
+    loss = read_results(weights / "novels-diff" / "results.json").records[1]
+    row = next(line for line in part.splitlines() if line.startswith("| [novels-diff]("))
+    assert record.summary in row
+    assert f"validation loss (nats/token) ↓ {loss.value:.3f}" in row
+    assert (weights.parent / re.findall(r"\((.*?)\)", row)[0]).is_file()
+    namespace: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", part, re.DOTALL)[0], namespace)
+    assert namespace["model"].config.attention_type == "diff"
+    monkeypatch.setattr(shipped_models, "WEIGHTS", weights / "nowhere")
+    assert filler.shipped_models(weights.parent) == ""
+
+
+def test_help_names_the_models_that_are_there() -> None:
+    assert console.checkpoint_help(["one", "two"]).endswith("comes with the package: one, two.")
+    assert console.checkpoint_help([]) == "The folder of a run, or a folder with config.json and weights."
+    assert console.default_checkpoint([LANGUAGE_MODEL]) == f"{LANGUAGE_MODEL}, which comes with the package"
+    assert console.default_checkpoint(["needles-diff"]).startswith("none: no model that writes text")
+
+
+@pytest.mark.parametrize("command", ["generate", "serve", "eval", "export"])
+def test_help_is_of_this_copy_of_the_package(command: str, run: Run) -> None:
+    shown = " ".join(re.sub(r"[│\n]", " ", run(command, "--help").stdout).split())
+    assert console.checkpoint_help(pretrained_names()) in shown
+    if command in ("generate", "serve"):
+        assert f"[default: ({console.default_checkpoint(pretrained_names())})]" in shown

@@ -1,0 +1,91 @@
+"""Many-shot sequences hold what they promise."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from diff_lab.data import ManyShotBatches
+
+
+def test_without_noise_every_item_has_the_label_of_its_words() -> None:
+    task = ManyShotBatches(40, classes=3, labels=5, words=10, item_length=2, noise=0.0, batch_size=4)
+    batch = task.train_batch(1)
+    rows = batch["input_ids"].reshape(4, 40, 3)
+    assert batch["input_ids"].shape == (4, task.length)
+    for row in rows.tolist():
+        label_of: dict[int, int] = {}
+        for *words, label in row:
+            assert label < 5
+            for word in words:
+                assert 5 <= word < task.vocab_size
+                assert label_of.setdefault(word, label) == label
+        assert len(set(label_of.values())) == 3
+        assert max(Counter(label_of.values()).values()) <= 4  # ten words dealt out to three classes
+    assert len({tuple(sorted(set(row[:, 2].tolist()))) for row in rows}) > 1  # sequences have labels of their own
+    learned = batch["labels"].reshape(4, 40, 3)
+    assert (learned[..., :2] == -100).all()
+    assert learned[..., 2].equal(rows[..., 2])
+
+
+def test_batches_depend_on_seed_and_step_and_labelling_is_drawn_anew() -> None:
+    task, other = ManyShotBatches(8, seed=1), ManyShotBatches(8, seed=2)
+    first = task.train_batch(1)["input_ids"]
+    assert first.equal(ManyShotBatches(8, seed=1).train_batch(1)["input_ids"])
+    assert not first.equal(task.train_batch(2)["input_ids"])
+    assert not first.equal(other.train_batch(1)["input_ids"])
+    for one, two in zip(task.validation_batches(), other.validation_batches(), strict=True):
+        assert one["input_ids"].equal(two["input_ids"])
+
+
+def test_noise_is_the_share_of_labels_drawn_from_all() -> None:
+    task = ManyShotBatches(classes=4, labels=4, words=8, item_length=1, noise=0.4)
+    episode = task.episode(0, 0, shots=4000, queries=10, noise=0.4)
+    label_of_class = episode.candidates[episode.classes]
+    assert (episode.labels != label_of_class).float().mean().item() == pytest.approx(0.4 * 3 / 4, abs=0.03)
+    clean = task.episode(0, 0, shots=4000, queries=10, noise=0.0)
+    assert clean.labels.equal(clean.candidates[clean.classes])
+
+
+def test_an_episode_and_its_orders() -> None:
+    task = ManyShotBatches(words=12, noise=0.0)
+    episode = task.episode(3, 7, shots=60, queries=20, noise=0.0)
+    assert episode.prompt().shape == (180,)
+    order = torch.arange(59, -1, -1)
+    assert episode.prompt(order).reshape(60, 3).equal(episode.prompt().reshape(60, 3).flip(0))
+    # Queries are answered by what was shown: their words have one label each.
+    label_of = dict(zip(episode.items.flatten().tolist(), episode.labels.repeat_interleave(2).tolist(), strict=True))
+    for words, answer in zip(episode.queries.tolist(), episode.answers.tolist(), strict=True):
+        assert {label_of.get(word, answer) for word in words} == {answer}
+    assert set(episode.answers.tolist()) <= set(episode.candidates.tolist())
+    other = task.episode(3, 8, shots=60, queries=20, noise=0.0)
+    assert not other.items.equal(episode.items)
+
+
+def test_varied_numbers_of_classes() -> None:
+    task = ManyShotBatches(60, classes=3, labels=5, words=6, item_length=1, noise=0.0, vary=True, batch_size=90)
+    counts: Counter[tuple[int, int]] = Counter()
+    for row in task.train_batch(1)["input_ids"].reshape(90, 60, 2).tolist():
+        label_of: dict[int, int] = {}
+        for word, label in row:
+            assert label_of.setdefault(word, label) == label
+        counts[len(set(label_of.values())), len(label_of)] += 1
+    assert set(counts) == {(1, 2), (2, 4), (3, 6)}
+    assert min(counts.values()) > 15
+    validation = next(iter(task.validation_batches()))["input_ids"].reshape(-1, 60, 2)
+    assert all(len(set(labels)) == 3 for labels in validation[..., 1].tolist())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"classes": 1}, "classes=1"),
+        ({"shots": 0}, "shots=0"),
+        ({"words": 5}, "words=5"),
+        ({"labels": 5}, "labels=5"),
+        ({"noise": 1.0}, "got 1.0"),
+    ],
+)
+def test_what_is_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ManyShotBatches(**settings)  # type: ignore[arg-type]  # one number each

@@ -1,0 +1,209 @@
+"""What the definitions say of the results in this repository, which were written by an earlier version."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diff_lab.experiments.experiment import EXPERIMENTS, find_experiment
+from diff_lab.experiments.request import as_defined
+from diff_lab.learning import CURVES, TOKENS_FOR_EQUAL_LOSS
+from diff_lab.record import Comparison, ResultsFile
+from diff_lab.report.wording import STILL_LEARNING, verdict_text
+from diff_lab.results_files import read_results, write_json
+from diff_lab.verdicts import judge
+
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "cpu"
+
+
+def committed(name: str) -> ResultsFile:
+    return as_defined(read_results(RESULTS / f"{name}.json"))
+
+
+def row(name: str, measure: str, coordinates: str = "", against: str = "softmax") -> Comparison:
+    (comparison,) = [
+        one
+        for one in committed(name).comparisons
+        if (one.name, one.coordinates.label, one.variant, one.against) == (measure, coordinates, "diff", against)
+    ]
+    return comparison
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_headline_is_one_of_the_comparisons_that_are_judged(name: str) -> None:
+    file = committed(name)
+    if file.headline is None:
+        # Nothing is claimed of two variants, or what they are compared with is a limit.
+        pairs = {(one.variant, one.against) for one in file.comparisons if one.verdict is not None}
+        assert ("diff", "softmax") not in pairs
+    else:
+        assert [one.verdict is not None for one in file.comparisons if file.headline.names(one)] == [True]
+
+
+def test_a_claim_of_any_size_is_made_of_the_size_that_was_trained() -> None:
+    """One without coordinates; one that names a cell is not made of another cell."""
+    language = committed("language")
+    assert language.headline is not None
+    assert language.headline.coordinates.label == "0.26M"
+    assert language.headline.claim == "DIFF has a lower loss on text than the Transformer"
+    table2 = committed("table2")
+    kept = tuple(one for one in table2.comparisons if one.coordinates.label != "2 needles, 2 queried")
+    headline = as_defined(replace(table2, comparisons=kept)).headline
+    assert headline is not None
+    assert (headline.coordinates.label, headline.claim) == ("1 needle, 1 queried", "")
+
+
+def test_a_headline_of_table_2_is_a_cell_that_is_measured() -> None:
+    headline = find_experiment("table2").headline
+    assert headline is not None
+    found = {
+        str(cells): (headline({"cells": cells}).coordinates.label, headline({"cells": cells}).claim)
+        for cells in ([[1, 1], [4, 2], [2, 2]], [[1, 1], [4, 2], [6, 2]], [[1, 1]])
+    }
+    assert list(found.values()) == [
+        ("2 needles, 2 queried", "DIFF finds more of 2 needles that are both asked for than the Transformer"),
+        ("4 needles, 2 queried", "DIFF finds more of the needles asked for, 2 of 4, than the Transformer"),
+        ("1 needle, 1 queried", "DIFF finds more of the needles asked for, 1 of 1, than the Transformer"),
+    ]
+
+
+def test_a_comparison_in_the_headlines_place_goes_without_its_claim() -> None:
+    file = committed("fig8")
+    fewer = tuple(one for one in file.comparisons if one.coordinates.get("bits") != 6)
+    other = as_defined(replace(file, comparisons=fewer))
+    assert file.headline is not None
+    assert other.headline is not None
+    assert "6 bits" in file.headline.claim
+    assert (other.headline.name, other.headline.claim) == (file.headline.name, "")
+    assert any(map(other.headline.names, fewer))
+
+
+def test_what_is_asked_of_a_fixed_budget_does_not_wait_and_says_so() -> None:
+    (waits,) = {one.quality for one in committed("fig3").comparisons if one.name == TOKENS_FOR_EQUAL_LOSS}
+    assert not waits
+    (note,) = [note for note in find_experiment("fig3").notes if note.startswith(f"{TOKENS_FOR_EQUAL_LOSS} compares")]
+    assert "its verdict does not wait" in note
+    assert "unless it is asked of a fixed budget" in STILL_LEARNING
+
+
+def test_the_second_version_is_what_its_experiment_is_about() -> None:
+    file = committed("v2")
+    assert file.headline is not None
+    (headline,) = [one for one in file.comparisons if file.headline.names(one)]
+    text = "open question: still learning at 200 steps; DIFF V2 is ahead so far"
+    assert (headline.variant, headline.against, verdict_text(headline)) == ("diff_v2", "softmax", text)
+    assert headline.difference == pytest.approx(-0.0179, abs=5e-5)
+
+
+def test_longer_contexts_are_what_their_experiment_is_about() -> None:
+    coordinates = {
+        name: committed(name).headline.coordinates.label for name in ("length_generalisation", "fig4", "fig6")
+    }  # type: ignore[union-attr]
+    assert coordinates == {
+        "length_generalisation": "context × 4",
+        "fig4": "first 1024 tokens",
+        "fig6": "noise 0, 24 shots",
+    }
+    assert committed("lr_sensitivity").headline.name == "sensitivity/excess_loss"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "measure", "coordinates", "levels", "verdict"),
+    [
+        (
+            "table2",
+            "needles/accuracy",
+            "2 needles, 2 queried",
+            (1 / 16, 0.53125, 0.765625),
+            "still learning at 5,000 steps; no difference so far",
+        ),
+        (
+            "fig5",
+            "needles/accuracy",
+            "all lengths",
+            (1 / 16, 0.3372, None),
+            "still learning at 5,000 steps; no difference so far",
+        ),
+        (
+            "fig6",
+            "many_shot/accuracy",
+            "noise 0, 6 shots",
+            (1 / 4, 1 / 4, None),
+            "reproduced",
+        ),
+        (
+            "recall",
+            "retrieval/accuracy",
+            "",
+            (1 / 16, 0.3372, 0.7842),
+            "open question: inconclusive: 90 seeds would find such a difference in 80 % of repetitions",
+        ),
+        ("table1", "harness/held_out_text/acc", "0-shot", (1 / 4, 1 / 4, None), "nothing claimed"),
+    ],
+)
+def test_chance_and_floor_follow_from_the_recorded_settings(
+    name: str, measure: str, coordinates: str, levels: tuple[float | None, ...], verdict: str
+) -> None:
+    comparison = row(name, measure, coordinates)
+    assert comparison.baseline is not None
+    baseline = (comparison.baseline.chance, comparison.baseline.floor, comparison.baseline.by_elimination)
+    assert baseline == pytest.approx(levels, abs=5e-5)
+    assert verdict_text(comparison) == verdict
+
+
+def test_an_order_effect_of_one_that_guesses_is_not_comparable() -> None:
+    file = committed("fig7")
+    guessing = [
+        replace(one, value=0.25) if (one.name, one.variant) == ("many_shot/order_mean", "softmax") else one
+        for one in file.records
+    ]
+    for records, comparable in ((file.records, True), (guessing, False)):
+        effects = [
+            one for one in judge(replace(file, records=records)).comparisons if one.name == "many_shot/order_variance"
+        ]
+        assert len(effects) == 4
+        assert {one.better for one in effects} == {"lower"}
+        begins = {
+            verdict_text(one).startswith("not comparable: the Transformer is not shown to be above the floor")
+            for one in effects
+        }
+        assert begins == {not comparable}
+
+
+def test_every_accuracy_of_a_synthetic_task_has_its_levels() -> None:
+    for name in ("table2", "fig5", "fig6", "length_generalisation", "recall"):
+        file = committed(name)
+        known = {(one.name, one.coordinates) for one in file.baselines}
+        measured = [one for one in file.records if one.name not in CURVES]
+        accuracies = {(one.name, one.coordinates) for one in measured if "accuracy" in one.name.split("/")[1]}
+        assert accuracies <= known
+
+
+@pytest.mark.parametrize(
+    "name", ["table1", "table2", "fig5", "fig6", "fig7", "table8", "recall", "length_generalisation"]
+)
+def test_baselines_are_told_at_every_size(name: str) -> None:
+    experiment = find_experiment(name)
+    for preset in (experiment.presets[size] for size in ("cpu", "gpu")):
+        recipe = preset.variant_recipe(preset.variants[0])
+        baselines = [baseline for requested in experiment.requests(preset) for baseline in requested.baselines(recipe)]
+        assert baselines
+        for baseline in baselines:
+            assert 0 < baseline.chance <= baseline.floor <= (baseline.by_elimination or 1.0) <= 1
+
+
+def test_what_was_added_is_written_read_and_not_added_twice(tmp_path: Path) -> None:
+    file = committed("recall")
+    again = read_results(write_json(tmp_path / "recall.json", file))
+    assert again == file == as_defined(again) == judge(again)
+
+
+def test_results_of_an_unknown_experiment_stay_as_they_are() -> None:
+    file = read_results(RESULTS / "recall.json")
+    for settings in (
+        {},
+        {"request": {"experiment": "nobody's"}},
+        {"request": {"experiment": "recall", "preset": "cpu"}},
+    ):
+        other = replace(file, settings=settings)
+        assert as_defined(other) == other

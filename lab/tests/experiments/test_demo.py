@@ -1,0 +1,310 @@
+"""The demo end to end with models that are smaller still, in this process unless a test says otherwise."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import diff_lab.experiments.demo as demo
+from diff_lab.data import RetrievalBatches
+from diff_lab.experiments.demo import DemoPart, DemoProgress, run_demo
+from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE, curves_of
+from diff_lab.measure import standard
+from diff_lab.measure.retrieval import FIRST_QUERY
+from diff_lab.record import AttentionExample, Result, Samples
+from diff_lab.report.measured_tables import demo_table
+from diff_lab.report.run_pages import build_run_report
+from diff_lab.results_files import read_record, read_results
+from diff_lab.train import TrainingInterrupted, load_recipe
+from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.storage.files import read_metrics
+from tiny_demo import TINY
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tiny() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "FAST", TINY)
+        patch.setattr(demo, "SEQUENCES", 16)
+        patch.setattr(standard, "VALIDATION_SEQUENCES", 16)
+        patch.setattr(demo, "default_workers", lambda *_, **__: 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "corpus.txt"
+    path.write_text("A short text about nothing in particular, repeated. " * 400, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
+    return run_demo(tmp_path_factory.mktemp("demo") / "run", text=[text], seed=3, fast=True)
+
+
+def test_both_twins_are_measured_on_both_tasks(finished: Path) -> None:
+    results = read_results(finished / "results.json")
+    measured = {(record.name, record.variant) for record in results.records}
+    for variant in ("diff", "softmax"):
+        for name in ("retrieval/accuracy", "retrieval/attention_noise_share", "language/bits_per_byte"):
+            assert (name, variant) in measured
+    assert results.settings["seed"] == 3
+    assert "attention_type" not in results.settings["retrieval"]["model"]
+
+
+def test_twins_differ_in_lambda_and_norm_alone(finished: Path) -> None:
+    counts = {
+        r.variant: r.value for r in read_results(finished / "results.json").records if r.name == "language/parameters"
+    }
+    config = DiffTransformerForCausalLM.from_pretrained(finished / "language-diff" / "model").config
+    assert counts["diff"] - counts["softmax"] == config.num_hidden_layers * 6 * config.head_dim
+
+
+def test_twins_see_the_same_batches_and_steps(finished: Path) -> None:
+    for task in ("retrieval", "language"):
+        steps = [
+            [line["step"] for line in read_metrics(finished / f"{task}-{variant}" / "metrics.jsonl")]
+            for variant in demo.VARIANTS
+        ]
+        assert steps[0] == steps[1]
+
+
+def test_checkpoints_load(finished: Path) -> None:
+    for task in ("retrieval", "language"):
+        for variant in ("diff", "softmax"):
+            model = DiffTransformerForCausalLM.from_pretrained(finished / f"{task}-{variant}" / "model")
+            assert model.config.attention_type == variant
+
+
+def test_example_maps_are_the_difference(finished: Path) -> None:
+    example = read_record(finished / "attention.json", AttentionExample)
+    maps = example.maps["diff"]
+    for a1, a2, difference in zip(maps["A1"], maps["A2"], maps["difference"], strict=True):
+        for first, second, weight in zip(a1, a2, difference, strict=True):
+            assert weight == pytest.approx(first - example.lambda_ * second, abs=3e-5)
+    assert set(example.maps["softmax"]) == {"A"}
+    assert example.answered.keys() == {"diff", "softmax"}
+    assert example.tokens[example.query_position].startswith("k")
+    assert all(example.tokens[position].startswith("v") for position in example.answer_positions)
+
+
+def test_samples_are_text(finished: Path) -> None:
+    samples = read_record(finished / "samples.json", Samples)
+    assert samples.prompt
+    assert samples.diff
+    assert samples.softmax
+
+
+def test_page_and_table(finished: Path) -> None:
+    page = build_run_report([finished]).read_text(encoding="utf-8")
+    assert page.count("<svg") >= 4
+    assert len(demo_table(read_results(finished / "results.json")).rows) > 4
+
+
+def test_resuming_a_finished_demo_trains_nothing(finished: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = read_results(finished / "results.json").records
+
+    class Watch(DemoProgress):
+        def __init__(self) -> None:
+            self.steps, self.seconds = 0, [1.0]
+
+        def expect(self, parts: Sequence[DemoPart], workers: int) -> None:
+            self.seconds = [part.seconds for part in parts]
+
+        def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+            self.steps += 1
+
+    watch = Watch()
+    run_demo(finished, text=[text], seed=3, fast=True, resume=True, progress=watch)
+    assert watch.steps == 0
+    assert watch.seconds == [0.0, 0.0]
+    after = read_results(finished / "results.json").records
+    assert [(r.name, r.variant, r.value) for r in after] == [(r.name, r.variant, r.value) for r in before]
+
+
+def test_validation_curves_are_of_first_queries_and_have_their_levels(finished: Path) -> None:
+    results = read_results(finished / "results.json")
+    curves = curves_of(results.records)
+    assert [(one.name, one.variant) for one in curves] == [
+        (name, variant) for name in (ACCURACY_CURVE, LOSS_CURVE) for variant in demo.VARIANTS
+    ]
+    assert all(one.by_seed[3].steps == (2, 4, 6) for one in curves)
+    levels = {one.name: one.levels() for one in results.baselines}
+    assert levels[ACCURACY_CURVE] == levels[FIRST_QUERY]
+    assert set(levels[ACCURACY_CURVE]) == {"chance", "floor"}, "no answer is in view"
+
+
+class Told(DemoProgress):
+    """What a demo tells, in order."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def expect(self, parts: Sequence[DemoPart], workers: int) -> None:
+        assert all(0 < part.seconds < 100 for part in parts)
+        self.words.append(f"{workers} at a time: {', '.join(part.task for part in parts)}")
+
+    def begin(self, part: DemoPart) -> None:
+        self.words.append(f"{part.task} begins")
+
+    def run(self, name: str) -> DemoProgress:
+        self.words.append(name)
+        return DemoProgress()
+
+    def end(self, records: Sequence[Result]) -> None:
+        self.words.append(f"ends with {records[0].name}")
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_both_variants_train_at_the_same_time(
+    finished: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They become the models that they become one after the other; each has one thread here in either case."""
+    monkeypatch.setattr(demo, "default_workers", lambda *_, **__: 2)
+    told = Told()
+    folder = run_demo(tmp_path / "run", text=[text], seed=3, fast=True, progress=told)
+    assert told.words == [
+        "2 at a time: retrieval, language",
+        "retrieval begins",
+        "retrieval, DIFF",
+        "retrieval, Transformer",
+        f"ends with {ACCURACY_CURVE}",
+        "language begins",
+        "language, DIFF",
+        "language, Transformer",
+        f"ends with {LOSS_CURVE}",
+    ]
+    for run in ("retrieval-softmax", "language-diff"):
+        weights = [
+            DiffTransformerForCausalLM.from_pretrained(one / run / "model").state_dict() for one in (folder, finished)
+        ]
+        assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_an_interrupted_demo_goes_on(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What interrupts it is raised where results are waited for, as Ctrl-C is."""
+    monkeypatch.setattr(demo, "default_workers", lambda *_, **__: 2)
+
+    class Stops(DemoProgress):
+        def end(self, records: Sequence[Result]) -> None:
+            raise TrainingInterrupted("Stopped.")
+
+    folder = tmp_path / "run"
+    with pytest.raises(TrainingInterrupted):
+        run_demo(folder, text=[text], fast=True, progress=Stops())
+    assert (folder / "retrieval-diff" / "model").is_dir()
+    assert not (folder / "language-diff").exists()
+    with pytest.raises(FileExistsError, match="already holds a demo"):
+        run_demo(folder, text=[text], fast=True)
+    assert (run_demo(folder, text=[text], fast=True, resume=True) / "results.json").is_file()
+
+
+def answers(*rows: str) -> torch.Tensor:
+    return torch.tensor([[letter == "x" for letter in row] for row in rows])
+
+
+def test_the_query_that_is_shown_is_answered_and_was_not_asked_before() -> None:
+    batches = RetrievalBatches(
+        num_pairs=2, length=20, num_queries=4, repeats=True, num_keys=4, num_values=4, num_noise=4
+    )
+    sample = batches.sample(3, 0)
+    sample.answer_spans[:] = torch.tensor([[1, 1, 3, 1], [3, 1, 3, 1], [1, 3, 1, 3]])
+    none = answers("....", "....", "....")
+
+    def chosen(diff: torch.Tensor, softmax: torch.Tensor, without: torch.Tensor = none) -> tuple[int, int]:
+        return demo._first_query(sample, {"diff": diff, "softmax": softmax}, without)
+
+    every = answers(".xx.", "xxxx", "xxxx")
+    assert chosen(every, answers(".x..", ".x..", "xx..")) == (1, 1)
+    assert chosen(every, answers(".x..", ".x..", "xx.."), without=answers("....", "xx..", "....")) == (2, 0)
+    assert chosen(every, answers(".x..", ".x..", "xx.."), without=every) == (1, 1)
+    assert chosen(answers("....", "..x.", "x..."), answers("..x.", "....", "....")) == (2, 0)
+    assert chosen(answers("....", "..x.", "...."), answers(".x..", "....", ".x..")) == (2, 1)
+    assert chosen(none, none) == (0, 0)
+
+
+def test_the_demo_and_its_fast_form_are_the_same_models() -> None:
+    for task in demo.TASKS:
+        for key in demo.SETTINGS[task]:
+            assert key.partition("=")[0].split(".")[0] in ("model", "data", "train")
+        recipe = load_recipe(task, demo.SETTINGS[task])
+        assert recipe.train.evaluate_every
+        assert recipe.train.steps / recipe.train.evaluate_every >= 20, "a curve has enough points"
+
+
+def test_a_folder_that_is_taken(finished: Path, text: Path, tmp_path: Path) -> None:
+    before = (finished / "results.json").read_bytes()
+    with pytest.raises(FileExistsError, match="already holds a demo"):
+        run_demo(finished, text=[text], fast=True)
+    assert (finished / "results.json").read_bytes() == before
+    (tmp_path / "letter.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="holds no demo"):
+        run_demo(tmp_path, text=[text], fast=True, overwrite=True)
+    with pytest.raises(ValueError, match="not both"):
+        run_demo(finished, fast=True, resume=True, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [("absent.txt", "absent.txt"), ("empty.txt", "There is no text"), ("table.csv", "table.csv")],
+)
+def test_bad_text_is_refused_before_any_work(
+    tmp_path: Path, wrong: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if wrong != "absent.txt":
+        (tmp_path / wrong).write_text("" if wrong == "empty.txt" else "a,b")
+
+    def no_training(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("training began")
+
+    monkeypatch.setattr(demo, "seconds_of_step", no_training)
+    monkeypatch.setattr(demo, "train", no_training)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run_demo(tmp_path / "run", text=[tmp_path / wrong], fast=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_overwriting_deletes_all_of_the_old_demo_before_the_first_run(
+    finished: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    (folder / "notes.txt").write_text("mine")
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(FileNotFoundError):
+        run_demo(folder, text=[tmp_path / "absent.txt"], fast=True, overwrite=True)
+    with pytest.raises(ValueError, match=r"was started with another recipe.*choose another --output"):
+        run_demo(folder, text=[text], seed=4, fast=True, resume=True)
+    assert sorted(folder.rglob("*")) == before
+
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(demo, "train", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_demo(folder, text=[text], seed=4, fast=True, overwrite=True)
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert files == {
+        "notes.txt",
+        *(f"{task}-{variant}/recipe.yaml" for task in demo.TASKS for variant in demo.VARIANTS),
+    }
+    run_demo(folder, text=[text], seed=4, fast=True, resume=True)
+    assert read_results(folder / "results.json").settings["seed"] == 4
+
+
+def test_what_a_demo_leaves_counts_as_a_demo(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("old")
+    with pytest.raises(FileExistsError, match="already holds a demo"):
+        run_demo(tmp_path, text=[text], fast=True)
+    (tmp_path / "retrieval-diff").mkdir()
+    (tmp_path / "retrieval-diff" / "letter.txt").write_text("mine")
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(FileExistsError, match="not a run of ours"):
+        run_demo(tmp_path, text=[text], fast=True, overwrite=True)
+    assert (tmp_path / "report.html").read_text() == "old"

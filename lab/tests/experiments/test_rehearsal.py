@@ -1,0 +1,223 @@
+"""Every experiment's gpu preset from its checks to its report, small and on the CPU; and what a rehearsal keeps."""
+
+import math
+import re
+import sysconfig
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from corpora import written
+from diff_lab.experiments import experiment, rehearsal
+from diff_lab.experiments.experiment import (
+    EXPERIMENTS,
+    PASSES,
+    Preset,
+    find_experiment,
+    text_notes,
+)
+from diff_lab.experiments.preset_check import DataOnce, check_preset
+from diff_lab.experiments.rehearsal import minutes_of_training, rehearse, rehearsed
+from diff_lab.experiments.request import ExperimentRequest, as_defined, request_experiment, results_path
+from diff_lab.experiments.runner import run_experiment
+from diff_lab.measure import gradients
+from diff_lab.measure.measurement import MeasurementRequest
+from diff_lab.report.experiments_report import build_results_report
+from diff_lab.results_files import read_results
+from diff_lab.train import build_data, build_model, load_recipe
+from diff_lab.train.training_plan import Plan
+from small_experiment import SMALL, TINY, Heard
+
+# Those with many variants or long texts take long; the others have each measurement but those of needles in text, which
+# `test_in_context.py` has.
+LONG = {"fig3", "fig5", "table2", "table3", "table6", "table7", "table8", "recall", "language", "lr_sensitivity", "v2"}
+LONG |= {"length_generalisation", "grouped"}
+NAMES = [pytest.param(name, marks=pytest.mark.all) if name in LONG else name for name in EXPERIMENTS]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Source with documents of 8192 tokens, also among the fifth of them that is held out."""
+    folder = tmp_path_factory.mktemp("text")
+    sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"), key=lambda path: path.stat().st_size)
+    written([source.read_text(encoding="utf-8") for source in sources[-24:]], folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all: experiments that train the same find each other's runs."""
+    return tmp_path_factory.mktemp("output")
+
+
+def requested(name: str, text: Path, preset: str = "gpu") -> ExperimentRequest:
+    found = find_experiment(name)
+    paths = [text] if found.presets[preset].trains_on_text else []
+    return request_experiment(found, preset, text=paths, is_rehearsal=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gpu_preset_from_its_checks_to_its_report(name: str, text: Path, output: Path, tmp_path: Path) -> None:
+    request = requested(name, text)
+    results = rehearse(request, output).results
+    path = results_path(output, name)
+    assert results == as_defined(read_results(path), request.experiment)
+    assert results.comparisons
+    if results.headline is not None:
+        about = (results.headline.name, results.headline.variant, results.headline.against)
+        assert about in {(one.name, one.variant, one.against) for one in results.comparisons}
+    for variant, entry in zip(request.preset.variants, results.settings["variants"], strict=True):
+        assert entry["name"] == variant.name
+        assert list(entry["runs"]) == ["0", "1"]
+        assert entry["diverged"] == []
+    assert all(math.isfinite(record.value) for record in results.records)
+    document, page = build_results_report([path], tmp_path / "RESULTS.md", as_defined)
+    assert "preset gpu" in document.read_text(encoding="utf-8")
+    assert page.stat().st_size
+    assert list((tmp_path / "figures").glob("*.svg"))
+
+
+def tokens(preset: Preset) -> int:
+    """Of all trainings."""
+    total = 0
+    for variant in preset.variants:
+        for stage, number in (((), preset.seeds), (preset.sweep, len(preset.learning_rates)), (preset.extension, 1)):
+            recipe = preset.variant_recipe(variant, *stage)
+            total += number * recipe.train.steps * recipe.data.batch_size * recipe.data.length
+    return total
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "table7"])
+def test_a_rehearsal_is_small_and_keeps_what_is_trained_and_measured(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearsal, "check_measurements", lambda request, data: None)
+    request = request_experiment(find_experiment(name), "gpu", is_rehearsal=True)
+    small = rehearsed(request)
+    before, after = request.preset, small.preset
+    assert tokens(after) < 1e-3 * tokens(before)
+    assert (bool(after.sweep), bool(after.extension)) == (bool(before.sweep), bool(before.extension))
+    assert len(after.learning_rates) == min(2, len(before.learning_rates))
+    assert [one.name for one in small.experiment.requests(after)] == [
+        one.name for one in request.experiment.requests(before)
+    ]
+    for variant, smaller in zip(before.variants, after.variants, strict=True):
+        assert (variant.name, variant.coordinates) == (smaller.name, smaller.coordinates)
+        full, tiny = before.variant_recipe(variant), after.variant_recipe(smaller)
+        assert tiny.train.precision == full.train.precision
+        assert type(tiny.data) is type(full.data)
+        model, tiny_model = (recipe.model.model_dump() for recipe in (full, tiny))
+        sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
+        assert {key for key in model if model[key] != tiny_model[key]} <= set(sizes)
+        assert tiny.model.heads == full.model.heads
+        # Validation curves have more than one point, or there are none.
+        assert full.train.evaluate_every is not None
+        assert full.train.evaluate_every <= full.train.steps / 8
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_training_of_a_gpu_preset_fits_one_h200(name: str) -> None:
+    preset = find_experiment(name).presets["gpu"]
+    for variant in preset.variants:
+        for stage in ((), preset.sweep, preset.extension):
+            assert Plan(preset.variant_recipe(variant, *stage), "h200").ways[0].fits
+
+
+def test_data_that_a_preset_has_no_use_for_fail_first(text: Path, tmp_path: Path) -> None:
+    short = written(["A sheep jumps over the fence. " * 40] * 8, tmp_path)
+    folder = Path(short.files()[0]).parent
+    with pytest.raises(ValueError, match="The validation part of the corpus has 456 tokens"):
+        rehearse(requested("fig4", folder), tmp_path / "output")
+    assert not (tmp_path / "output").exists()
+
+
+def test_how_long_trainings_take_is_told_by_the_steps_of_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "seconds_of_step", lambda recipe, data: 60.0)
+    request = request_experiment(SMALL)  # 2 variants, 2 rates, 2 seeds, 2 steps
+    assert minutes_of_training(request, DataOnce()) == 2 * (2 + 2 - 1) * 2
+    staged = replace(TINY, sweep=("train.steps=1",), extension=("train.steps=5",))
+    assert minutes_of_training(replace(request, preset=staged), DataOnce()) == 2 * (2 * 1 + 2 * 2 + 2 * 5)
+    assert minutes_of_training(replace(request, preset=replace(TINY, variants=())), DataOnce()) is None
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert minutes_of_training(replace(request, preset_name="gpu"), DataOnce()) is None
+
+
+def test_steps_are_timed_without_the_first(tmp_path: Path) -> None:
+    request = request_experiment(SMALL)
+    minutes = minutes_of_training(request, DataOnce())
+    assert minutes is not None
+    assert 0 < minutes < 1
+
+
+def test_a_benchmark_has_one_dtype() -> None:
+    """Its records do not tell dtypes apart."""
+    with pytest.raises(ValueError, match=r"'table7' cannot take .* for dtypes"):
+        request_experiment(find_experiment("table7"), options={"dtypes": ["float32", "bfloat16"]})
+
+
+def test_a_rehearsal_finds_the_cpu_where_the_preset_names_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = request_experiment(find_experiment("table7"), "gpu", is_rehearsal=True)
+    assert rehearsed(request).preset.options["lengths"] == request.preset.options["lengths"]
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert rehearsed(request).preset.options["device"] == "cpu"
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert rehearsed(request).preset.options["device"] == "cuda"
+
+
+def test_a_text_that_is_read_often_is_told(text: Path) -> None:
+    def notes(steps: int, *overrides: str) -> list[str]:
+        recipe = load_recipe("language", [f"data.paths={text}", f"train.steps={steps}", *overrides])
+        return text_notes(recipe, build_data(recipe).batches)
+
+    recipe = load_recipe("language", [f"data.paths={text}"])
+    batches: Any = build_data(recipe).batches
+    once = batches.train_tokens / (recipe.data.batch_size * recipe.data.length)
+    assert notes(int(PASSES * once)) == []
+    (note,) = notes(round(7 * once))
+    assert f"{batches.train_tokens:,} tokens 7 times" in note
+    assert "--text" in note
+    # A fourth of the sequences are needle documents, and the rest reads the text more slowly.
+    (note,) = notes(round(8 * once), "data.kind=needles", "data.length=256", "data.share=0.25", "data.needles=1",
+                    "data.queried=1")  # fmt: skip
+    assert " 6 times" in note
+    retrieval = load_recipe("retrieval")
+    assert text_notes(retrieval, build_data(retrieval).batches) == []
+
+
+def test_an_experiment_tells_it_before_training_and_in_its_results(
+    text: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "PASSES", 0)
+    heard = Heard()
+    results = run_experiment(rehearsed(requested("table5", text)), output, overwrite=True, progress=heard)
+    (note,) = [message for message in heard.messages if "learned by heart" in message]
+    assert note in results.notes
+    assert heard.messages.index(note) == 0
+
+
+def test_a_rehearsal_tells_it_of_the_preset_itself(text: Path) -> None:
+    (note,) = check_preset(requested("table5", text), DataOnce()).notes
+    assert re.search(r"[\d,]+ tokens \d\d+ times", note)
+
+
+def test_gradients_do_not_go_through_what_validation_has_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autocast before torch 2.11 keeps weights that it has cast without gradients."""
+    calls: list[str] = []
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: calls.append("cleared"))
+    recipe = load_recipe("retrieval", TINY.overrides)
+    data = build_data(recipe)
+    model = build_model(recipe, data)
+    model.register_forward_hook(lambda *_: calls.append("forward"))
+    gradients.gradient_callback(data.batches, 2)(model, 1)
+    assert calls == ["cleared", "forward"]
+
+
+def test_more_examples_than_questions_are_refused_before_training(text: Path) -> None:
+    recipe = load_recipe("language", [f"data.paths={text}", "data.validation_tokens=2048"])
+    data = build_data(recipe)
+    few = MeasurementRequest(name="harness", options={"questions": 5, "examples": 5})
+    with pytest.raises(ValueError, match=r"5 examples before each question need more than the \d questions that the"):
+        few.check(data.batches, data.tokenizer)

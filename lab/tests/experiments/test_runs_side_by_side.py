@@ -1,0 +1,225 @@
+"""Experiments whose trainings go side by side, and sweeps of learning rates that widen."""
+
+import json
+import math
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, ParameterCounts, Preset
+from diff_lab.experiments.learning_rates import next_rate
+from diff_lab.experiments.request import request_experiment
+from diff_lab.experiments.runner import run_experiment
+from diff_lab.experiments.time_left import ManyTrainings
+from diff_lab.experiments.variant_training import TrainedVariant, TrainingOfVariant
+from diff_lab.record import Result, ResultsFile
+from diff_lab.train import Progress, TrainingInterrupted
+from diff_lab.train.training_progress import Silent
+from small_experiment import SMALL, TINY, Heard, trainings
+
+STAGES = replace(TINY, extension=("data.length=40", "train.steps=1"), seeds=2)
+
+
+def small(preset: Preset = TINY) -> Any:
+    return request_experiment(replace(SMALL, presets={"cpu": preset}))
+
+
+def numbers(results: ResultsFile) -> list[Result]:
+    """All but times."""
+    return [record for record in results.records if record.name != "training/seconds"]
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    """Run → the model's file."""
+    return {path.parents[2].name: path.read_bytes() for path in (folder / "runs").glob("*/run/model/model.safetensors")}
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_weights_and_numbers_are_those_of_one_process(tmp_path: Path) -> None:
+    heard = Heard()
+    beside = run_experiment(small(STAGES), tmp_path / "beside", workers=2, progress=heard)
+    alone = run_experiment(small(STAGES), tmp_path / "alone")
+    assert weights(tmp_path / "beside") == weights(tmp_path / "alone")
+    assert len(weights(tmp_path / "beside")) == 10
+    assert numbers(beside) == numbers(alone)
+    assert beside.notes == alone.notes
+    assert [variant["runs"] for variant in beside.settings["variants"]] == [
+        variant["runs"] for variant in alone.settings["variants"]
+    ]
+    assert sum("trying the learning rate" in run for run in heard.runs[:4]) == 4, "all trials come first"
+    assert "10 trainings, 2 at a time; the first steps will tell how long they take." in heard.messages
+    trained, _ = trainings(tmp_path / "beside", small(STAGES), overwrite=True, workers=2)
+    assert trained == []
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_an_interrupted_experiment_goes_on_side_by_side(tmp_path: Path) -> None:
+    long = replace(TINY, overrides=(*TINY.overrides, "train.steps=40"), seeds=1)
+
+    class Stops(Silent):
+        def __init__(self) -> None:
+            self.begun: set[str] = set()
+
+        def start(self, total: int, description: str) -> None:
+            self.begun.add(description)
+            if len(self.begun) == 2:
+                signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(TrainingInterrupted, match=r"Stopped after the step .*trying the learning rate.*--resume"):
+        run_experiment(small(long), tmp_path / "twice", progress=Stops(), workers=2)
+    assert list((tmp_path / "twice").glob("runs/*/run/checkpoints/step-*"))
+    again = run_experiment(small(long), tmp_path / "twice", resume=True, workers=2)
+    once = run_experiment(small(long), tmp_path / "once")
+    assert weights(tmp_path / "twice") == weights(tmp_path / "once")
+    assert numbers(again) == numbers(once)
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_run_that_diverges_in_a_worker_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    results = run_experiment(small(replace(TINY, learning_rates=(1e-3, 1e30), seeds=1)), tmp_path, workers=2)
+    for variant in results.settings["variants"]:
+        assert variant["tried"]["1e+30"] is None
+        assert variant["learning_rate"] == 1e-3
+    assert "diff diverged at the learning rate 1e+30 with seed 0." in results.notes
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_run_that_another_command_trains_is_named_and_the_others_stop(tmp_path: Path) -> None:
+    done = run_experiment(small(replace(TINY, learning_rates=(), seeds=1)), tmp_path / "done")
+    key = done.settings["variants"][1]["runs"]["0"]
+    (tmp_path / "new" / "runs" / key).mkdir(parents=True)
+    lock = FileLock(tmp_path / "new" / "runs" / key / ".lock")
+    with lock, pytest.raises(ValueError, match=f"^softmax · seed 0 · .*Another command is training the run in .*{key}"):
+        run_experiment(small(replace(TINY, learning_rates=(), seeds=1)), tmp_path / "new", workers=2)
+    assert [path.parent.name for path in tmp_path.glob("new/runs/*/.lock") if not _is_free(path)] == []
+
+
+def _is_free(path: Path) -> bool:
+    with FileLock(path, timeout=0):
+        return True
+
+
+class Run:
+    """A trained run that has a validation accuracy, NaN for one that diverged."""
+
+    def __init__(self, accuracy: float) -> None:
+        self.accuracy, self.key, self.model_folder = accuracy, "key", Path("model")
+        self.diverged = "The loss is not finite." if math.isnan(accuracy) else None
+
+    def metrics(self) -> list[dict[str, float]]:
+        return [{"validation/accuracy": self.accuracy}]
+
+
+def outcome_of(
+    preset: Preset, accuracy_at: Mapping[Any, float], progress: Progress | None = None
+) -> tuple[TrainedVariant, list[list[str]]]:
+    """What comes of a variant whose runs validate so, by rate or (rate, seed), and what it asked for at a time."""
+    training, trainings = (
+        TrainingOfVariant(preset, DIFF_AND_SOFTMAX[0], ParameterCounts(1, 1)),
+        ManyTrainings(progress or Silent(), 1),
+    )
+    for cost in training.costs():
+        trainings.expect(cost)
+    plan = training.plan("validation/accuracy", "higher", trainings)
+    asked, runs, done = [], None, set()
+    while True:
+        try:
+            wanted = next(plan) if runs is None else plan.send(runs)
+        except StopIteration as end:
+            return end.value, asked
+        asked.append([training.name for training in wanted])
+        settings = [training.recipe.train for training in wanted]
+        keys: list[Any] = [((one.learning_rate, one.seed), one.learning_rate) for one in settings]
+        for one, (key, _) in zip(wanted, keys, strict=True):
+            if (key, one.cost) not in done:
+                trainings.plan(one.name, one.cost)
+            done.add((key, one.cost))
+        trainings.announce()
+        runs: Any = [Run(accuracy_at.get(both, accuracy_at.get(rate, 0.0))) for both, rate in keys]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "tried", "best", "remark"),
+    [
+        ({1e-3: 0.2, 3e-3: 0.5, 1e-2: 0.3}, [1e-3, 3e-3, 1e-2], 3e-3, ""),
+        ({1e-3: 0.4, 3e-3: 0.3, 1e-2: 0.2, 3.3e-4: 0.5, 1.1e-4: 0.1}, [1.1e-4, 3.3e-4, 1e-3, 3e-3, 1e-2], 3.3e-4, ""),
+        ({3e-3: 0.3, 1e-2: 0.4, 3.3e-2: 0.3}, [1e-3, 3e-3, 1e-2, 3.3e-2], 1e-2, ""),
+        ({3e-3: 0.3, 1e-2: 0.4, 3.3e-2: math.nan}, [1e-3, 3e-3, 1e-2, 3.3e-2], 1e-2, ""),
+        (
+            {1e-3: 0.1, 3e-3: 0.2, 1e-2: 0.3, 3.3e-2: 0.4, 0.11: 0.5, 0.37: 0.6, 1.2: 0.7, 3.9: 0.8},
+            [1e-3, 3e-3, 1e-2, 3.3e-2, 0.11, 0.37, 1.2],
+            1.2,
+            "was the largest tried",
+        ),
+    ],
+)
+def test_a_sweep_widens_until_the_best_rate_lies_inside(
+    accuracies: dict[float, float], tried: list[float], best: float, remark: str
+) -> None:
+    preset = replace(TINY, learning_rates=(1e-3, 3e-3, 1e-2), more_rates=4)
+    outcome, asked = outcome_of(preset, accuracies)
+    assert sorted(outcome.tried) == tried
+    assert outcome.learning_rate == best
+    assert remark in " ".join(outcome.remarks)
+    assert bool(outcome.remarks) == bool(remark)
+    assert len(asked[0]) == 3, "the planned rates at a time"
+    assert [len(one) for one in asked[1:-1]] == [1] * (len(tried) - 3), "each further one when the best is known"
+    assert asked[-1] == [f"diff · seed {seed} · learning rate {best:g}" for seed in (0, 1)]
+
+
+def test_the_mean_over_several_seeds_decides_where_rates_are_tried_with_them() -> None:
+    accuracies = {(1e-3, 0): 0.99, (1e-3, 1): 0.3, 3e-3: 0.9, (1e-2, 0): 0.95, (1e-2, 1): math.nan}
+    preset = replace(TINY, learning_rates=(1e-3, 3e-3, 1e-2), sweep_seeds=2, seeds=3)
+    outcome, asked = outcome_of(preset, accuracies)
+    assert outcome.learning_rate == 3e-3
+    assert outcome.tried[1e-3] == pytest.approx(0.645)
+    assert math.isnan(outcome.tried[1e-2])
+    assert asked[0][:2] == [f"diff · trying the learning rate 0.001 with seed {seed}" for seed in (0, 1)]
+    assert len(asked[0]) == 6
+    assert len(asked[1]) == 3
+    one = replace(preset, seeds=1)
+    assert outcome_of(one, accuracies)[0].learning_rate == 1e-3, "no more seeds than are compared"
+
+
+@pytest.mark.parametrize(("sweep", "total"), [((), 9), (("train.steps=1",), 11)])
+def test_the_trainings_of_a_rate_that_is_added_are_counted_as_more(sweep: tuple[str, ...], total: int) -> None:
+    """They are none of those that were expected, which are still to come."""
+
+    totals = []
+
+    class Counted(Silent):
+        def update_all(self, done: int, total: int, time_left: str) -> None:
+            totals.append(total)
+
+    preset = replace(TINY, learning_rates=(1e-3, 3e-3, 1e-2), sweep_seeds=2, seeds=3, sweep=sweep, more_rates=4)
+    outcome_of(preset, {3e-3: 0.3, 1e-2: 0.4, 3.3e-2: 0.3}, Counted())
+    assert totals == [total - 2, total, total]
+
+
+@pytest.mark.parametrize(("sweep", "trainings"), [((), 7), (("train.steps=1",), 9)])
+def test_trials_of_full_length_are_runs_of_the_first_seeds(sweep: tuple[str, ...], trainings: int) -> None:
+    preset = replace(TINY, learning_rates=(1e-3, 3e-3, 1e-2), sweep_seeds=2, seeds=3, sweep=sweep)
+    assert len(TrainingOfVariant(preset, DIFF_AND_SOFTMAX[0], ParameterCounts(1, 1)).costs()) == trainings
+
+
+def test_one_rate_is_not_swept_and_a_diverged_run_has_no_second_stage() -> None:
+    outcome, asked = outcome_of(replace(STAGES, learning_rates=(1e-3,)), {1e-3: math.nan})
+    assert asked == [["diff · seed 0 · learning rate 0.001", "diff · seed 1 · learning rate 0.001"], []]
+    assert [len(stages) for stages in outcome.stages] == [1, 1]
+    outcome, asked = outcome_of(replace(STAGES, learning_rates=(1e-3,)), {})
+    assert asked[1] == [f"diff · seed {seed} · learning rate 0.001 · extension" for seed in (0, 1)]
+    assert [len(stages) for stages in outcome.stages] == [2, 2]
+
+
+def test_all_rates_that_were_tried_are_in_the_results(tmp_path: Path) -> None:
+    results = run_experiment(small(replace(TINY, more_rates=2, seeds=1)), tmp_path)
+    for variant in results.settings["variants"]:
+        tried = {float(rate): value for rate, value in variant["tried"].items()}
+        assert 2 <= len(tried) <= 4
+        assert len(tried) == 4 or next_rate(tried, "higher") is None
+    assert "more_rates" not in json.dumps(results.settings["request"]), "results of earlier versions are kept"

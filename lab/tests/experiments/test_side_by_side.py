@@ -1,0 +1,421 @@
+"""Jobs that several processes do: results, progress, errors, and how they are stopped."""
+
+import errno
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import forked
+from diff_lab.experiments import side_by_side
+from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX
+from diff_lab.experiments.side_by_side import Job, SideBySide, default_workers
+from diff_lab.measure.standard import validation_callback
+from diff_lab.train import DivergenceError, Progress, TrainingInterrupted, build_data, train
+from diff_lab.train.training_progress import Silent
+from diff_transformer.processors import usable_processors
+from small_experiment import TINY
+
+
+@pytest.fixture(autouse=True)
+def _forked(forked_workers: None) -> None:
+    """No worker has to import torch."""
+
+
+class Shown(Silent):
+    """A progress that remembers what it hears of each run, and does something at the first step of any."""
+
+    def __init__(self, at_step: Callable[[], object] = lambda: None, name: str = "") -> None:
+        self.name, self.at_step = name, at_step
+        self.runs: dict[str, Shown] = {}
+        self.heard: list[tuple[Any, ...]] = []
+
+    def run(self, name: str) -> "Shown":
+        self.runs[name] = Shown(self.at_step, name)
+        return self.runs[name]
+
+    def start(self, total: int, description: str) -> None:
+        self.heard.append(("start", total))
+
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        self.heard.append(("update", step))
+        self.at_step()
+
+    def evaluated(self, step: int, results: Mapping[str, float]) -> None:
+        self.heard.append(("evaluated", step, dict(results)))
+
+    def tell(self, message: str) -> None:
+        self.heard.append(("tell", message))
+
+    def stop(self) -> None:
+        self.heard.append(("stop",))
+
+
+def process_and_threads(_: Progress) -> tuple[int, int]:
+    time.sleep(0.05)  # so that no process is quick enough to do all of them
+    return os.getpid(), torch.get_num_threads()
+
+
+def raises(error: BaseException, _: Progress) -> None:
+    raise error
+
+
+def raises_what_cannot_be_sent(_: Progress) -> None:
+    raise UnsendableError(1, 2)
+
+
+def raises_inside_python(_: Progress) -> None:
+    int("seven")
+
+
+class UnsendableError(Exception):
+    """Made with other arguments than its message."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def train_tiny(folder: Path, variant: int, steps: int, progress: Progress) -> Path:
+    recipe = TINY.variant_recipe(
+        DIFF_AND_SOFTMAX[variant], f"train.steps={steps}", "train.evaluate_every=1", "train.checkpoint_every=null"
+    )
+    data = build_data(recipe)
+    settings: dict[str, Any] = {"data": data, "on_evaluate": validation_callback(data.batches), "progress": progress}
+    return train(recipe, folder / str(variant), resume="auto", **settings).model_folder / "model.safetensors"
+
+
+def steps_for_ever(progress: Progress) -> None:
+    progress.start(1 << 30, "steps")
+    for step in range(1 << 30):
+        progress.update(step, 1.0, 1.0)
+        time.sleep(0.01)
+
+
+def fails_when_stopped(progress: Progress) -> None:
+    try:
+        steps_for_ever(progress)
+    except TrainingInterrupted:
+        raise OSError(errno.ENOSPC, "No space left on device") from None
+
+
+def evaluates_for_ever(folder: Path, variant: int, progress: Progress) -> None:
+    recipe = TINY.variant_recipe(DIFF_AND_SOFTMAX[variant], "train.steps=9", "train.evaluate_every=1")
+    data = build_data(recipe)
+    batch = next(data.batches.validation_batches())["input_ids"]
+
+    def evaluate(model: Any, _: int) -> dict[str, float]:
+        (folder / f"{variant} evaluates").touch()
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            model(batch)
+        raise AssertionError("nobody has left the evaluation")
+
+    train(recipe, folder / str(variant), data=data, on_evaluate=evaluate, progress=progress)
+
+
+def steps_until_a_tidy_end(mark: Path, progress: Progress) -> None:
+    """The end of the process takes a while, and leaves a mark."""
+    Finalize(None, time.sleep, args=(0.3,), exitpriority=1)
+    Finalize(None, mark.touch, exitpriority=0)
+    steps_for_ever(progress)
+
+
+def kills_itself(number: int, progress: Progress) -> None:
+    """As a signal does that comes before a worker can take it."""
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def results_of(*jobs: Callable[[Progress], Any], workers: int = 2, shown: Shown | None = None) -> list[Any]:
+    with SideBySide[Any](workers, shown or Shown(), threads=1) as trainings:
+        for number, work in enumerate(jobs):
+            trainings.add(Job(f"job {number}", work))
+        return [result for _, result in trainings.results()]
+
+
+def fails_at_the_first_result() -> None:
+    with SideBySide[Any](2, Shown(), threads=1) as trainings:
+        trainings.add(Job("long", steps_for_ever))
+        trainings.add(Job("short", process_and_threads))
+        for _ in trainings.results():
+            raise ZeroDivisionError
+
+
+def is_stopped_after_the_last_result() -> None:
+    with SideBySide[Any](2, Shown(), threads=1) as trainings:
+        trainings.add(Job("only", process_and_threads))
+        assert len(list(trainings.results())) == 1
+        signal.raise_signal(signal.SIGTERM)
+
+
+def children() -> set[int]:
+    """This process' own, and those that the process which forks for it has begun."""
+    return {child.pid for child in psutil.Process().children(recursive=True) if child.status() != "zombie"}
+
+
+def test_jobs_are_done_by_processes_that_are_used_again() -> None:
+    before = children()
+    results = results_of(*[process_and_threads] * 6, workers=2)
+    processes = {process for process, _ in results}
+    assert len(results) == 6
+    assert len(processes) == 2
+    assert os.getpid() not in processes
+    assert {threads for _, threads in results} == {1}
+    assert not children() & processes
+    assert len(children() - before) <= 2, "the process that forks, and the tracker of multiprocessing"
+
+
+def test_one_worker_is_this_process() -> None:
+    threads = torch.get_num_threads()
+    assert results_of(process_and_threads, process_and_threads, workers=1) == [(os.getpid(), threads)] * 2
+    with pytest.raises(ValueError, match="1 worker or more, got 0"):
+        SideBySide(0, Shown())
+
+
+def test_a_result_may_lead_to_more_jobs() -> None:
+    done = []
+    with SideBySide[Any](2, Shown(), threads=1) as trainings:
+        trainings.add(Job("first", process_and_threads))
+        for job, _ in trainings.results():
+            done.append(job.name)
+            if len(done) < 3:
+                trainings.add(Job(f"after {job.name}", process_and_threads))
+    assert done == ["first", "after first", "after after first"]
+
+
+def test_trainings_have_the_weights_that_they_have_alone_and_are_shown_each(tmp_path: Path) -> None:
+    shown = Shown()
+    jobs = [partial(train_tiny, tmp_path / "beside", variant, 3) for variant in (0, 1)]
+    beside = sorted(results_of(*jobs, shown=shown))
+    alone = [train_tiny(tmp_path / "alone", variant, 3, Silent()) for variant in (0, 1)]
+    assert [path.read_bytes() for path in beside] == [path.read_bytes() for path in alone]
+    assert shown.runs.keys() == {"job 0", "job 1"}
+    for run in shown.runs.values():
+        assert run.heard[0] == ("start", 3)
+        assert ("update", 3) in run.heard
+        assert [one[1] for one in run.heard if one[0] == "evaluated"] == [1, 2, 3]
+        assert all(0 <= one[2]["validation/accuracy"] <= 1 for one in run.heard if one[0] == "evaluated")
+        assert run.heard[-1] == ("stop",)
+
+
+def test_ctrl_c_stops_every_training_with_a_checkpoint_and_they_go_on(tmp_path: Path) -> None:
+    running: set[str] = set()
+
+    class Stops(Shown):
+        def run(self, name: str) -> Shown:
+            def at_step() -> None:
+                running.add(name)
+                if len(running) == 2:
+                    signal.raise_signal(signal.SIGINT)
+
+            return Shown(at_step, name)
+
+    jobs = [partial(train_tiny, tmp_path / "stopped", variant, 20_000) for variant in (0, 1)]
+    with pytest.raises(TrainingInterrupted, match=r"job [01]; job [01].*--resume") as caught:
+        results_of(*jobs, shown=Stops())
+    assert caught.value.signal == signal.SIGINT
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    stopped = []
+    for variant in (0, 1):
+        (checkpoint,) = (tmp_path / "stopped" / str(variant) / "checkpoints").glob("step-*")
+        stopped.append(int(checkpoint.name.removeprefix("step-")))
+        assert not (tmp_path / "stopped" / str(variant) / ".lock").exists()
+    assert max(stopped) < 20_000
+
+
+def test_workers_that_were_stopped_end_by_themselves(tmp_path: Path) -> None:
+    """Killed ones would leave the semaphores that they have made, of which multiprocessing warns."""
+    marks = [tmp_path / "0", tmp_path / "1"]
+    running: set[str] = set()
+
+    class Stops(Shown):
+        def run(self, name: str) -> Shown:
+            def at_step() -> None:
+                if name not in running:
+                    running.add(name)
+                    if len(running) == 2:
+                        signal.raise_signal(signal.SIGTERM)
+
+            return Shown(at_step, name)
+
+    with pytest.raises(TrainingInterrupted):
+        results_of(*(partial(steps_until_a_tidy_end, mark) for mark in marks), shown=Stops())
+    assert all(mark.exists() for mark in marks)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (ValueError("The text is too short."), RuntimeError, "job 1: ValueError: The text is too short."),
+        (DivergenceError("It diverged."), DivergenceError, "job 1: It diverged."),
+        (OSError("The disk is full."), OSError, "job 1: The disk is full."),
+        (FileNotFoundError(2, "Nothing there", "a/b"), FileNotFoundError, "job 1: Nothing there: 'a/b'"),
+        (KeyError("name"), KeyError, "job 1: name"),
+    ],
+)
+def test_an_error_is_raised_as_itself_after_the_others_have_stopped(
+    error: Exception, kind: type[Exception], message: str
+) -> None:
+    before = children()
+    with pytest.raises(kind) as caught:
+        results_of(steps_for_ever, partial(raises, error))
+    assert message in str(caught.value)
+    assert len(children() - before) <= 2
+
+
+def test_what_this_package_says_of_a_training_is_said_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "novel.txt").touch()
+    with pytest.raises(FileExistsError, match=r"^job 1: .*is not a run of ours, so nothing is written there\.$"):
+        results_of(steps_for_ever, partial(train_tiny, tmp_path, 0, 3))
+
+
+def test_an_error_of_another_package_is_told_with_its_place() -> None:
+    with pytest.raises(RuntimeError, match="job 0: ValueError: invalid literal") as caught:
+        results_of(raises_inside_python)
+    assert "in raises_inside_python" in str(caught.value.__cause__)
+    with pytest.raises(RuntimeError, match="job 0: UnsendableError: 1 and 2"):
+        results_of(raises_what_cannot_be_sent)
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        results_of(lambda _: None)
+
+
+def test_a_killed_worker_is_named_and_the_others_stop(tmp_path: Path) -> None:
+    before = children()
+    with pytest.raises(OSError, match=r"^job 1: its process was killed \(signal 9\).*fewer workers.*--resume"):
+        results_of(partial(train_tiny, tmp_path, 0, 20_000), partial(kills_itself, signal.SIGKILL))
+    assert len(children() - before) <= 2
+    assert not (tmp_path / "0" / ".lock").exists()
+    with pytest.raises(OSError, match=r"^job 0: its process was ended by signal 10 \(") as caught:
+        results_of(partial(kills_itself, signal.SIGUSR1))
+    assert "memory" not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_worker_that_was_told_to_stop_before_it_could_is_no_error(number: int) -> None:
+    """As where all processes of a command get a signal in its first seconds."""
+    with pytest.raises(TrainingInterrupted) as caught:
+        results_of(steps_for_ever, partial(kills_itself, number))
+    assert caught.value.signal == number
+    message = str(caught.value)
+    assert message.startswith("Stopped with nothing new saved: job 1; job 0. The same command with --resume")
+    assert "checkpoint" not in message
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_parent_alone_leaves_an_evaluation(tmp_path: Path, number: int) -> None:
+    marks = [tmp_path / "0 evaluates", tmp_path / "1 evaluates"]
+
+    class Stops(Shown):
+        def run(self, name: str) -> Shown:
+            def wait_and_stop() -> None:
+                wait_until(lambda: all(mark.exists() for mark in marks))
+                signal.raise_signal(number)
+
+            return Shown(wait_and_stop if name == "job 0" else lambda: None, name)
+
+    with pytest.raises(TrainingInterrupted, match=r"^Stopped after the step .*: job [01]; job [01]\.") as caught:
+        results_of(*(partial(evaluates_for_ever, tmp_path, variant) for variant in (0, 1)), shown=Stops())
+    assert caught.value.signal == number
+
+
+def test_an_error_while_jobs_are_stopped_is_told() -> None:
+    class Stops(Shown):
+        def run(self, name: str) -> Shown:
+            return Shown((lambda: signal.raise_signal(signal.SIGTERM)) if name == "job 1" else lambda: None, name)
+
+    with pytest.raises(TrainingInterrupted) as caught:
+        results_of(steps_for_ever, fails_when_stopped, shown=Stops())
+    message = str(caught.value)
+    assert "Stopped with nothing new saved: job 0." in message
+    assert "Failed while it was stopped: [Errno 28] job 1: No space left on device." in message
+
+
+def test_only_checkpoints_that_are_there_are_promised(tmp_path: Path) -> None:
+    class Stops(Shown):
+        def run(self, name: str) -> Shown:
+            return Shown((lambda: signal.raise_signal(signal.SIGHUP)) if name == "job 0" else lambda: None, name)
+
+    with pytest.raises(TrainingInterrupted) as caught:
+        results_of(partial(train_tiny, tmp_path, 0, 20_000), steps_for_ever, shown=Stops())
+    assert caught.value.signal == signal.SIGHUP
+    held, others, resume = str(caught.value).split(". ")
+    assert held == "Stopped after the step that each was in, which checkpoints hold: job 0"
+    assert others == "Stopped with nothing new saved: job 1"
+    assert "--resume" in resume
+    assert len(list(tmp_path.glob("0/checkpoints/step-*"))) == 1
+
+
+def test_a_signal_after_the_last_result_is_not_lost() -> None:
+    with pytest.raises(TrainingInterrupted, match="while nothing was trained") as caught:
+        is_stopped_after_the_last_result()
+    assert caught.value.signal == signal.SIGTERM
+
+
+def test_an_error_of_the_caller_stops_all_jobs() -> None:
+    before = children()
+    with pytest.raises(ZeroDivisionError):
+        fails_at_the_first_result()
+    assert len(children() - before) <= 2
+
+
+def test_a_worker_without_a_parent_saves_a_checkpoint_and_ends(tmp_path: Path) -> None:
+    """The end of its connection is all that it hears of the end of a parent that was killed."""
+    worker = side_by_side._Worker[Path](1)
+    worker.begin(Job("alone", partial(train_tiny, tmp_path, 0, 100_000)), Silent())
+    while worker.connection.recv()[0] != "update":
+        assert worker.process.is_alive()
+    worker.end()
+    assert len(list(tmp_path.glob("0/checkpoints/step-*"))) == 1
+    assert not (tmp_path / "0" / ".lock").exists()
+
+
+@pytest.mark.all
+def test_workers_that_are_begun_anew_end_after_their_parent_was_killed(tmp_path: Path) -> None:
+    parent = forked.start(tmp_path / "log", _train_two_in_a_parent, tmp_path)
+    begun = [tmp_path / str(variant) / "metrics.jsonl" for variant in (0, 1)]
+    wait_until(lambda: all(path.exists() and path.stat().st_size for path in begun))
+    assert parent.pid is not None
+    workers = psutil.Process(parent.pid).children(recursive=True)
+    parent.kill()
+    parent.join()
+    assert len(workers) >= 2
+    wait_until(lambda: all(len(list(path.parent.glob("checkpoints/step-*"))) == 1 for path in begun))
+    wait_until(lambda: all(not worker.is_running() or worker.status() == "zombie" for worker in workers))
+    assert not any((path.parent / ".lock").exists() for path in begun)
+
+
+def _train_two_in_a_parent(folder: Path) -> None:
+    assert side_by_side.START == "spawn"
+    results_of(*[partial(train_tiny, folder, variant, 100_000) for variant in (0, 1)])
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_the_default_is_a_worker_for_each_core_that_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "usable_processors", lambda: 16)
+    monkeypatch.setattr(side_by_side, "available_memory", lambda: 5 << 30)
+    assert default_workers(40, on_cpu=True) == 5
+    assert default_workers(3, on_cpu=True) == 3
+    assert default_workers(0, on_cpu=True) == 1
+    assert default_workers(40, on_cpu=False) == 1
+    monkeypatch.setattr(side_by_side, "available_memory", lambda: 1)
+    assert default_workers(40, on_cpu=True) == 1
+    monkeypatch.setattr(side_by_side, "available_memory", lambda: None)
+    assert default_workers(40, on_cpu=True) == 16
+    assert usable_processors() >= 1

@@ -1,0 +1,380 @@
+"""lm-evaluation-harness on our models and on others: its scores are the models' own, and its answers become records."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+import yaml
+from lm_eval import tasks as lm_eval_tasks
+from lm_eval.evaluator import evaluate
+from torch import Tensor
+from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from diff_lab.data import byte_tokenizer, train_bpe
+from diff_lab.measure.harness import (
+    AVERAGE,
+    FEWSHOT_SEED,
+    TABLE_1,
+    TABLE_1_MEASURES,
+    TaskResult,
+    load_tasks,
+    measure_tasks,
+    published,
+    table_1_average,
+    task_names,
+    wrap_model,
+)
+from diff_lab.measure.question_files import read_questions
+from diff_lab.record import Result
+from diff_lab.statistics import proportion_interval
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from harness_tasks import write_lines, write_task
+from tiny_model import KINDS, SIZES
+
+MODEL: dict[str, Any] = {**SIZES, "vocab_size": 270, "max_position_embeddings": 48, "initializer_range": 0.4}
+QUESTIONS = [
+    {"question": "What is 1 + 1?", "choices": ["one", "two", "a"], "answer": 1},
+    {"context": "to be, or", "choices": ["not to be", "xyz", "no"], "answer": 0, "id": 7},
+    {"context": "", "choices": ["the cat sat", "cat the sat"], "answer": 0},
+    {"context": "It rains.", "question": "Is it dry?", "choices": ["no", "λ yes"], "answer": 0},
+    {"context": "a long story of which the beginning does not fit, " * 2, "choices": ["end", "ends"], "answer": 1},
+]
+PROMPTS = [
+    "Question: What is 1 + 1?\nAnswer:",
+    "to be, or",
+    "",
+    "It rains.\nQuestion: Is it dry?\nAnswer:",
+    "a long story of which the beginning does not fit, a long story of which the beginning does not fit,",
+]
+MODELS = (*KINDS, "llama", "diffllama")
+
+
+def make(name: str) -> Any:
+    torch.manual_seed(3)
+    if name == "llama":
+        model: Any = LlamaForCausalLM(LlamaConfig(**MODEL))
+    elif name == "diffllama":
+        model = DiffLlamaForCausalLM(DiffLlamaConfig(**MODEL))
+    else:
+        model = DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=name, **MODEL))
+    return model.double().eval()
+
+
+def bpe() -> Any:
+    return train_bpe(["to be, or not to be; the cat sat on the mat. Question: Answer: " * 20], 266)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_lines(tmp_path_factory.mktemp("tasks") / "mine.jsonl", QUESTIONS))
+
+
+@pytest.fixture
+def small() -> Any:
+    return make("diff")
+
+
+def only(results: Iterator[TaskResult]) -> TaskResult:
+    (result,) = results
+    return result
+
+
+def value(result: TaskResult, metric: str) -> Result:
+    return next(record for record in result.records if record.name.endswith(f"/{metric}"))
+
+
+@torch.no_grad()
+def by_hand(model: Any, tokenizer: Any, prompt: str, choice: str) -> float:
+    """log P(choice | prompt) from plain logits, one text at a time, without padding."""
+    before: list[int] = tokenizer(prompt)["input_ids"]
+    tokens: list[int] = tokenizer(f"{prompt} {choice}")["input_ids"]
+    count = len(tokens) - len(before)
+    if not before:
+        tokens = [tokenizer.eos_token_id, *tokens]
+    tokens = tokens[-(MODEL["max_position_embeddings"] + 1) :]
+    logits: Tensor = model(torch.tensor([tokens[:-1]]), use_cache=False).logits[0]
+    chosen = logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:]).unsqueeze(1))[:, 0]
+    return float(chosen[-count:].sum())
+
+
+@pytest.mark.parametrize("tokenizer", [byte_tokenizer, bpe], ids=["bytes", "bpe"])
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_are_the_models_own(name: str, tokenizer: Callable[[], Any], file: str) -> None:
+    model, tokens = make(name), tokenizer()
+    expected = [
+        [by_hand(model, tokens, prompt, choice) for choice in line["choices"]]  # type: ignore[attr-defined]
+        for prompt, line in zip(PROMPTS, QUESTIONS, strict=True)
+    ]
+    tasks = load_tasks([file])
+    for batch_size in (1, 3, 64):
+        answer = evaluate(wrap_model(model, tokens, batch_size), tasks[file], bootstrap_iters=0, log_samples=True)
+        for sample, scores in zip(answer["samples"]["mine"], expected, strict=True):
+            found = [response[0] for response in sample["filtered_resps"]]
+            assert found == pytest.approx(scores, rel=1e-10)
+    result = only(measure_tasks(model, tokens, tasks, name, batch_size=2))
+    right = [scores.index(max(scores)) == line["answer"] for scores, line in zip(expected, QUESTIONS, strict=True)]
+    normalised = [
+        [score / len(choice) for score, choice in zip(scores, line["choices"], strict=True)]  # type: ignore[call-overload]
+        for scores, line in zip(expected, QUESTIONS, strict=True)
+    ]
+    right_normalised = [
+        scores.index(max(scores)) == q["answer"] for scores, q in zip(normalised, QUESTIONS, strict=True)
+    ]
+    assert value(result, "acc").value == sum(right) / 5
+    assert value(result, "acc_norm").value == sum(right_normalised) / 5
+    assert result.requests == 12
+    assert result.cut == 2
+
+
+def test_a_tokenizer_with_a_bos_token_begins_with_it(small: Any, tmp_path: Path) -> None:
+    tokens = byte_tokenizer()
+    tokens.add_special_tokens({"bos_token": "<s>"})
+    path = str(write_lines(tmp_path / "q.jsonl", [{"context": "", "choices": ["a", "b"], "answer": 0}]))
+    answer = evaluate(wrap_model(small, tokens, 2), load_tasks([path])[path], bootstrap_iters=0, log_samples=True)
+    with torch.no_grad():
+        logits = small(torch.tensor([[tokens.bos_token_id, ord(" ")]])).logits[0].log_softmax(-1)
+    expected = [float(logits[0, ord(" ")] + logits[1, ord(letter)]) for letter in "ab"]
+    assert [r[0] for r in answer["samples"]["q"][0]["filtered_resps"]] == pytest.approx(expected, rel=1e-10)
+
+
+def test_records_say_what_was_measured(small: Any, file: str) -> None:
+    result = only(measure_tasks(small, byte_tokenizer(), load_tasks([file]), "diff"))
+    assert result.name == file
+    assert [record.name for record in result.records] == ["harness/mine/acc", "harness/mine/acc_norm"]
+    for record in result.records:
+        assert (record.variant, record.n, record.better, record.seed) == ("diff", 5, "higher", None)
+        share, (low, high) = record.value, record.interval or (math.nan, math.nan)
+        if share in (0, 1):
+            assert (low, high) == proportion_interval(round(share * 5), 5)
+            assert record.method == "0-shot; Wilson's score interval"
+        else:
+            error = math.sqrt(share * (1 - share) / 4)  # the mean's standard error, with the sample's own variance
+            assert (low, high) == pytest.approx((max(0, share - 1.96 * error), min(1, share + 1.96 * error)), abs=1e-4)
+            assert record.method == "0-shot; value ± 1.96 of lm_eval's standard error"
+    assert only(measure_tasks(small, byte_tokenizer(), load_tasks([file]), "diff", limit=2)).records[0].n == 2
+
+
+def test_examples_stand_before_a_question_and_are_never_the_question(small: Any, file: str) -> None:
+    seen: list[list[str]] = []
+    for _ in range(2):
+        tasks = load_tasks([file])
+        language_model = wrap_model(small, byte_tokenizer(), 4)
+        result = only(measure_tasks(small, byte_tokenizer(), tasks, "diff", num_fewshot=2))
+        assert {record.method.partition(";")[0] for record in result.records} == {"2-shot"}
+        assert {record.seed for record in result.records} == {FEWSHOT_SEED}
+        answer = evaluate(language_model, tasks[file], bootstrap_iters=0, log_samples=True)
+        seen.append([sample["arguments"][0][0] for sample in answer["samples"]["mine"]])
+    shown = [f"{prompt} {line['choices'][line['answer']]}" for prompt, line in zip(PROMPTS, QUESTIONS, strict=True)]  # type: ignore[index]
+    for number, prompt in enumerate(seen[0]):
+        assert prompt.endswith(PROMPTS[number])
+        examples = prompt.removesuffix(PROMPTS[number])
+        assert sum(text in examples for text in shown) == 2
+        assert shown[number] not in examples
+    assert seen[0] == seen[1]
+
+
+BAD_LINES = {
+    "is not JSON": '{"question": "x"',
+    "lists in lists too deep": "[" * 100_000,
+    "must be an object": '["question"]',
+    "lacks the field 'choices'": '{"question": "x", "answer": 0}',
+    "lacks the field 'answer'": '{"question": "x", "choices": ["a", "b"]}',
+    "lacks a field 'question' or 'context'": '{"choices": ["a", "b"], "answer": 0}',
+    "'choices' must be a list of two or more texts": '{"question": "x", "choices": ["a"], "answer": 0}',
+    "'choices' must be a list of two or more texts that are not empty, got ['a', ' ']": (
+        '{"question": "x", "choices": ["a", " "], "answer": 0}'
+    ),
+    "'choices' must be a list of two or more texts that are not empty, got 'ab'": (
+        '{"question": "x", "choices": "ab", "answer": 0}'
+    ),
+    "'choices' must differ": '{"question": "x", "choices": ["a", "a"], "answer": 0}',
+    "'answer' must be the number of a choice, 0 to 1, got 2": '{"question": "x", "choices": ["a", "b"], "answer": 2}',
+    "0 to 1, got -1": '{"question": "x", "choices": ["a", "b"], "answer": -1}',
+    "0 to 1, got 'a'": '{"question": "x", "choices": ["a", "b"], "answer": "a"}',
+    "0 to 1, got True": '{"question": "x", "choices": ["a", "b"], "answer": true}',
+    "'question' must be a text that is not empty, got ''": '{"question": "", "choices": ["a", "b"], "answer": 0}',
+    "'context' must be a text, got 3": '{"context": 3, "choices": ["a", "b"], "answer": 0}',
+}
+
+
+@pytest.mark.parametrize("message", list(BAD_LINES))
+def test_a_bad_line_is_named(message: str, tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text(f"{json.dumps(QUESTIONS[0])}\n\n{BAD_LINES[message]}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="line 3") as caught:
+        load_tasks([str(path)])
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_questions_are_read_as_they_stand(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text("\r\n".join(map(json.dumps, QUESTIONS)) + "\n\n", encoding="utf-8")
+    assert [question["prompt"] for question in read_questions(path)] == PROMPTS
+    path.write_text("\r\n".join(map(json.dumps, QUESTIONS)), encoding="utf-8-sig")
+    assert [question["prompt"] for question in read_questions(path)] == PROMPTS
+    # A separator that splitlines() would take for the end of a line.
+    path.write_text('{"context": "a\u2028b", "choices": ["c", "d"], "answer": 0}', encoding="utf-8")
+    assert read_questions(path) == [{"prompt": "a\u2028b", "choices": ["c", "d"], "answer": 0}]
+
+
+@pytest.mark.parametrize("field", ["question", "context", "choices", "answer"])
+def test_a_wrong_value_is_quoted_in_short(field: str, tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({**QUESTIONS[0], "context": "", "question": "x", field: [["word"] * 100_000]}))
+    with pytest.raises(ValueError, match=rf"line 1: '{field}' .*got \[\['word', .*…\.$"):
+        read_questions(path)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no file of questions at '.*nowhere\.jsonl'"):
+        load_tasks([str(tmp_path / "nowhere.jsonl")])
+    (tmp_path / "empty.jsonl").write_text("\n\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="holds no questions"):
+        load_tasks([str(tmp_path / "empty.jsonl")])
+    (tmp_path / "latin.jsonl").write_bytes(b'{"context": "\xe9"}')
+    with pytest.raises(ValueError, match="is not UTF-8 text"):
+        load_tasks([str(tmp_path / "latin.jsonl")])
+    with pytest.raises(FileNotFoundError, match="The folder of tasks"):
+        load_tasks(["mine"], [tmp_path / "none"])
+
+
+def test_the_same_task_twice_is_refused(file: str) -> None:
+    with pytest.raises(ValueError, match="'mine' is named twice"):
+        load_tasks([file, str(Path(file).parent / ".." / Path(file).parent.name / "mine.jsonl")])
+
+
+def test_own_questions_do_not_stand_beside_the_paper(tmp_path: Path) -> None:
+    path = str(write_lines(tmp_path / "piqa.jsonl", QUESTIONS))
+    with pytest.raises(ValueError, match=r"piqa\.jsonl' has the name of the paper's task 'piqa', .*; rename the file"):
+        load_tasks([path])
+
+
+@pytest.fixture(scope="module")
+def all_tasks() -> Any:
+    """lm_eval's own tasks in the folders that Table 1's are in; to read all of its folders takes five seconds."""
+    folder = Path(lm_eval_tasks.__file__).parent
+    names = ("arc", "hellaswag", "openbookqa", "piqa", "super_glue", "winogrande")
+    return lm_eval_tasks.TaskManager(include_defaults=False, include_path=[str(folder / name) for name in names])
+
+
+def test_unknown_names_get_a_hint(all_tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lm_eval_tasks, "TaskManager", lambda **settings: all_tasks)
+    with pytest.raises(ValueError, match="lm_eval has no task 'arc_chalenge'; did you mean 'arc_challenge'"):
+        load_tasks(["arc_chalenge"])
+
+
+def test_the_paper_s_tasks_are_lm_eval_s(all_tasks: Any) -> None:
+    for task, measure in TABLE_1_MEASURES.items():
+        definition = yaml.load(Path(all_tasks.task_index[task].yaml_path).read_text(), Loader=Ignorant)
+        if "include" in definition:
+            definition = yaml.load(
+                (Path(all_tasks.task_index[task].yaml_path).parent / definition["include"]).read_text(), Loader=Ignorant
+            )
+        assert measure in {entry["metric"] for entry in definition["metric_list"]}
+
+
+class Ignorant(yaml.SafeLoader):
+    """Reads lm_eval's tags for functions as nothing."""
+
+
+Ignorant.add_constructor("!function", lambda loader, node: None)
+
+
+def test_own_yaml_tasks_are_found(small: Any, file: str, tmp_path: Path) -> None:
+    write_task(tmp_path / "tasks", "piqa", ["not", "xyz"], num_fewshot=0)
+    tasks = load_tasks(["piqa", file], [tmp_path / "tasks"])
+    piqa, mine = measure_tasks(small, byte_tokenizer(), tasks, "diff", num_fewshot=1)
+    scores = [by_hand(small, byte_tokenizer(), "to be or", choice) for choice in ("not", "xyz")]
+    assert [record.name for record in piqa.records] == ["harness/piqa/acc", "harness/piqa/acc_norm"]
+    assert {(record.value, record.n) for record in piqa.records} == {(float(scores[0] > scores[1]), 4)}
+    assert mine.records[0].n == 5
+    # The first says in its definition that it cannot do with examples.
+    assert [done.records[0].method.partition(";")[0] for done in (piqa, mine)] == ["0-shot", "1-shot"]
+
+
+def test_data_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(**settings: Any) -> None:
+        raise ConnectionError("Couldn't reach 'piqa'\non the Hub")
+
+    write_task(tmp_path, "piqa", ["not", "xyz"])
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(ValueError, match="data of the task 'piqa' cannot be had: Couldn't reach 'piqa' on the Hub"):
+        load_tasks(["piqa"], [tmp_path])
+
+
+def test_definitions_that_do_not_work(tmp_path: Path) -> None:
+    write_task(tmp_path, "broken", ["not", "xyz"], metric_list=[{"metrik": "acc"}])
+    with pytest.raises(ValueError, match="lm_eval cannot load the task 'broken': 'metric' key not provided"):
+        load_tasks(["broken"], [tmp_path])
+    write_task(tmp_path, "unsafe", ["not", "xyz"], unsafe_code=True)
+    with pytest.raises(ValueError, match="'unsafe' runs code that the model writes"):
+        load_tasks(["unsafe"], [tmp_path])
+
+
+def test_what_does_not_fit_the_model_is_refused(small: Any, file: str, tmp_path: Path) -> None:
+    tokens = byte_tokenizer()
+    with pytest.raises(ValueError, match="5 examples before each question need more than the 5 of 'mine'"):
+        only(measure_tasks(small, tokens, load_tasks([file]), "diff", num_fewshot=5))
+    path = str(write_lines(tmp_path / "long.jsonl", [{"context": "a", "choices": ["b", "c" * 48], "answer": 0}]))
+    with pytest.raises(ValueError, match=r"'.*ccc.* has 49 tokens of its own, and it must have 1 to 48"):
+        only(measure_tasks(small, tokens, load_tasks([path]), "diff"))
+    # 47 tokens of context and two of each answer, the last of which is never read.
+    fits = [{"context": "a" * 46 + end, "choices": ["b", "c"], "answer": 0} for end in ("a", "aa")]
+    path = str(write_lines(tmp_path / "fits.jsonl", fits))
+    assert only(measure_tasks(small, tokens, load_tasks([path]), "diff")).cut == 2
+    tokens.add_tokens([f"<{number}>" for number in range(20)])
+    with pytest.raises(ValueError, match="The tokenizer has 277 tokens, the model only 270"):
+        only(measure_tasks(small, tokens, load_tasks([file]), "diff"))
+    tokens = byte_tokenizer()
+    tokens.eos_token = None
+    with pytest.raises(ValueError, match="neither a bos nor an eos token"):
+        only(measure_tasks(small, tokens, load_tasks([file]), "diff"))
+
+
+def records_of(values: dict[str, float], n: int = 101) -> list[Result]:
+    return [
+        Result(name=f"harness/{task}/{measure}", variant="diff", value=values[task], n=n)
+        for task, measure in TABLE_1_MEASURES.items()
+        if task in values
+    ]
+
+
+def test_table_1_and_its_average() -> None:
+    values = dict(zip(TABLE_1_MEASURES, TABLE_1["DIFF-3B"], strict=True))
+    records = records_of(values)
+    average = table_1_average(records)
+    assert average is not None
+    assert average.value == pytest.approx(0.606, abs=5e-4)
+    errors = [value * (1 - value) / 100 for value in values.values()]
+    half = 1.96 * math.sqrt(sum(errors)) / 7
+    assert average.interval == pytest.approx((average.value - half, average.value + half), abs=1e-4)
+    assert (average.n, average.name) == (707, AVERAGE)
+    # The averages that the paper prints.
+    columns = published([*records, average])
+    assert {model: column[AVERAGE] for model, column in columns.items()} == {
+        "DIFF-3B": 0.606,
+        "OpenLLaMA-3B-v2": 0.575,
+        "StableLM-base-alpha-3B-v2": 0.568,
+    }
+    assert columns["DIFF-3B"]["harness/hellaswag/acc_norm"] == 0.714
+    some = records_of({"piqa": 0.5})
+    assert table_1_average(some) is None
+    assert published(some) == {
+        "DIFF-3B": {"harness/piqa/acc": 0.768},
+        "OpenLLaMA-3B-v2": {"harness/piqa/acc": 0.767},
+        "StableLM-base-alpha-3B-v2": {"harness/piqa/acc": 0.76},
+    }
+    assert published([Result(name="harness/mine/acc", variant="diff", value=0.5)]) == {}
+
+
+def test_table1_stands_for_the_papers_seven() -> None:
+    seven = ["arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande"]
+    assert task_names(["table1"]) == seven
+    assert task_names(["mine.jsonl, table1", "mmlu"]) == ["mine.jsonl", *seven, "mmlu"]
+    assert task_names([" , "]) == []

@@ -1,0 +1,245 @@
+"""A judge behind an address: replies that are right, malformed, slow or missing, and a key that nobody sees."""
+
+import contextlib
+import json
+import logging
+import re
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from diff_lab.measure.judge import LONGEST_WAIT, EndpointJudge, JudgeError, evidence, read_verdict
+from diff_lab.measure.question_files import Source
+from judge_server import JudgeServer, Reply, fails, judge_server, says
+
+KEY = "sk-a-very-secret-key"
+SOURCE = Source(document="It rains in Bergen.", question="Where does it rain?", reference="Bergen")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with judge_server() as running:
+        yield running
+
+
+def a_judge(server: JudgeServer, waits: list[float] | None = None, **settings: Any) -> EndpointJudge:
+    """A judge that does not wait but notes how long it would have."""
+    noted = waits if waits is not None else []
+    return EndpointJudge(server.url, "a-judge", wait=noted.append, **settings)
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        ("It does.\nVERDICT: SUPPORTED", True),
+        ("It does not.\n\nVERDICT: UNSUPPORTED\n", False),
+        ("**Verdict: supported.**", True),
+        ("reason\n```\nVERDICT: UNSUPPORTED\n```", False),
+        ("unsupported", False),
+        ("It is unsupported that this is SUPPORTED", None),
+        ("VERDICT: SUPPORTED\nbut then again", None),
+        ("VERDICT: SUPPORTED or UNSUPPORTED", None),
+        ("VERDICT: NOT SUPPORTED", None),
+        ("", None),
+        ("   \n***\n", None),
+    ],
+)
+def test_a_verdict_is_the_last_line_and_nothing_else(reply: str, verdict: bool | None) -> None:
+    assert read_verdict(reply) is verdict
+
+
+def test_what_is_asked_and_what_comes_back(server: JudgeServer) -> None:
+    server.replies = [says("No.\nVERDICT: UNSUPPORTED", prompt_tokens=90, completion_tokens=7), says("Hm.")]
+    judge = a_judge(server, body={"max_tokens": None, "max_completion_tokens": 50})
+    judgement = judge.judge(SOURCE, "It rains in Oslo.")
+    assert (judgement.supported, judgement.reply) == (False, "No.\nVERDICT: UNSUPPORTED")
+    assert (judgement.prompt_tokens, judgement.reply_tokens) == (90, 7)
+    assert server.paths == ["/v1/chat/completions"]
+    (request,) = server.requests
+    assert request.keys() == {"model", "messages", "temperature", "max_completion_tokens"}
+    assert (request["model"], request["temperature"], request["max_completion_tokens"]) == ("a-judge", 0, 50)
+    system, user = request["messages"]
+    assert "VERDICT: UNSUPPORTED" in system["content"]
+    assert user["content"] == evidence(SOURCE, "It rains in Oslo.")
+    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
+    # A reply without a verdict is a judgement that cannot be read; it is not asked for again.
+    assert judge.judge(SOURCE, "x").supported is None
+    assert len(server.requests) == 2
+
+
+def test_a_judge_sees_the_reference_of_a_question_alone() -> None:
+    assert "Bergen\n</reference>" in evidence(SOURCE, "a")
+    summary = evidence(Source(document="It rains.", reference="Rain."), "a")
+    assert "reference" not in summary
+    assert "question" not in summary
+
+
+def test_no_key_is_sent_to_a_server_that_needs_none(server: JudgeServer) -> None:
+    a_judge(server, key_variable=None).judge(SOURCE, "x")
+    assert "Authorization" not in server.headers[0]
+
+
+TRANSIENT = {
+    "overloaded": fails(429, "slow down"),
+    "server error": fails(500, "oops"),
+    "an error that is no JSON": Reply(status=503, body=b"<html>down</html>"),
+    "not JSON": Reply(body=b"<html>hello</html>"),
+    "JSON of another kind": Reply(body=b'{"choices": []}'),
+    "a list": Reply(body=b"[1]"),
+    "content that is no text": says(["VERDICT: SUPPORTED"]),
+    "half a reply": Reply(body=says("VERDICT: SUPPORTED").body, share=0.5),
+    "nothing": Reply(),
+    "not UTF-8": Reply(body=b"\xff\xfe{"),
+    "too deep": Reply(body=b"[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("kind", TRANSIENT)
+def test_what_may_pass_is_asked_again_with_growing_waits(server: JudgeServer, kind: str) -> None:
+    server.replies = [TRANSIENT[kind]] * 3
+    waits: list[float] = []
+    judge = a_judge(server, waits)
+    assert judge.judge(SOURCE, "x").supported is True
+    assert waits == [1, 2, 4]
+    assert len(server.requests) == 4
+    server.replies = [TRANSIENT[kind]] * 2
+    with pytest.raises(JudgeError, match=r"http://127.0.0.1:\d+/v1 failed 2 times, at last: "):
+        a_judge(server, waits, attempts=2).judge(SOURCE, "x")
+
+
+def test_the_server_says_how_long_to_wait(server: JudgeServer) -> None:
+    server.replies = [
+        fails(429, Retry_After="7"),
+        fails(429, Retry_After="0"),
+        fails(503, Retry_After="100000"),
+        fails(503, Retry_After="Wed, 21 Oct 2026 07:28:00 GMT"),
+        fails(503, Retry_After="nan"),
+    ]
+    waits: list[float] = []
+    a_judge(server, waits).judge(SOURCE, "x")
+    assert waits == [7, 2, LONGEST_WAIT, 8, 16]
+
+
+def test_slow_replies_end_with_the_time_that_was_given(server: JudgeServer) -> None:
+    reply = says("VERDICT: SUPPORTED")
+    # One that never begins, and one that comes in small pieces for ever: each piece is in time, the reply is not.
+    server.replies = [Reply(body=reply.body, wait=1.5), Reply(body=reply.body, pause=0.15)]
+    for _ in range(2):
+        with pytest.raises(JudgeError, match=r"failed 1 time, at last: .*(timed out|took longer than 0\.4 seconds)"):
+            a_judge(server, timeout=0.4, attempts=1).judge(SOURCE, "x")
+    server.replies = [Reply(body=b" " * (2 << 20) + reply.body)]
+    with pytest.raises(JudgeError, match="larger than 1,048,576 bytes"):
+        a_judge(server, attempts=1).judge(SOURCE, "x")
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(JudgeError, match=r"failed 2 times, at last: .*refused"):
+        EndpointJudge(url, "m", key_variable=None, attempts=2, wait=lambda _: None).judge(SOURCE, "x")
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+def test_a_refusal_is_final_and_hides_the_key(server: JudgeServer, status: int) -> None:
+    server.replies = [fails(status, f"Bearer {KEY} is\nnot welcome")]
+    with pytest.raises(JudgeError, match=rf"refuses: HTTP {status} .*Bearer \[key\] is not welcome") as caught:
+        a_judge(server).judge(SOURCE, "x")
+    assert KEY not in str(caught.value)
+    assert len(server.requests) == 1
+
+
+def test_a_redirect_is_not_followed_with_the_key(server: JudgeServer) -> None:
+    with judge_server() as other:
+        for status in (301, 302, 303, 307, 308):
+            server.replies = [Reply(status=status, headers={"Location": f"{other.url}/chat/completions"})]
+            with pytest.raises(JudgeError, match=f"refuses: HTTP {status}"):
+                a_judge(server).judge(SOURCE, "x")
+        assert other.requests == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.1.2.3"])
+def test_no_proxy_is_asked_for_an_address_of_this_machine(
+    server: JudgeServer, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """It would read the documents and the key."""
+    port = server.url.split(":")[-1].removesuffix("/v1")
+    with judge_server() as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url.removesuffix("/v1"))
+        monkeypatch.delenv("no_proxy", raising=False)
+        with contextlib.suppress(JudgeError):  # the server listens at the first two alone
+            EndpointJudge(f"http://{host}:{port}/v1", "m", attempts=1).judge(SOURCE, "x")
+        assert proxy.requests == []
+    assert len(server.requests) == (host in ("127.0.0.1", "localhost"))
+
+
+def test_an_error_names_the_proxy_without_its_password(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = server.url.removesuffix("/v1")
+    monkeypatch.setenv("http_proxy", address.replace("//", "//me:secret@"))
+    monkeypatch.setenv("no_proxy", "inside.invalid")
+    where = re.escape(f"http://judge.invalid/v1, by the proxy {address.removeprefix('http://')},")
+    server.replies = [fails(502, "no such host"), fails(403, "not through me")]
+    for reason in ("failed 1 time, at last: HTTP 502 .*no such host", "refuses: HTTP 403 .*not through me"):
+        with pytest.raises(JudgeError, match=f"^The judge at {where} {reason}$"):
+            EndpointJudge("http://judge.invalid/v1", "m", attempts=1).judge(SOURCE, "x")
+    assert server.paths == ["http://judge.invalid/v1/chat/completions"] * 2
+    with pytest.raises(JudgeError, match=r"^The judge at http://inside.invalid/v1 failed 1 time"):
+        EndpointJudge("http://inside.invalid/v1", "m", attempts=1).judge(SOURCE, "x")
+    assert len(server.requests) == 2
+
+
+def test_the_key_is_nowhere(
+    server: JudgeServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server.replies = [says(f"{KEY}\nVERDICT: SUPPORTED"), Reply(body=KEY.encode()), fails(500, KEY)]
+    judge = a_judge(server, attempts=2)
+    shown = [repr(judge), judge.name, repr(judge.judge(SOURCE, "x"))]
+    with pytest.raises(JudgeError) as caught:
+        judge.judge(SOURCE, "x")
+    server.replies = [Reply(status=418, reason=f"I know {KEY}")]
+    with pytest.raises(JudgeError, match=r"HTTP 418 I know \[key\]"):
+        judge.judge(SOURCE, "x")
+    out, err = capfd.readouterr()
+    cause = caught.value.__cause__
+    for text in (*shown, str(caught.value), repr(cause), caplog.text, out, err):
+        assert KEY not in text
+    assert server.headers[-1]["Authorization"] == f"Bearer {KEY}"
+
+
+def test_settings_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOD", KEY)
+    monkeypatch.setenv("BAD", f"{KEY}\u2028x")
+    monkeypatch.setenv("INSIDE", f"{KEY}\r\nHost: x")
+    monkeypatch.delenv("NONE", raising=False)
+    for url in ("ftp://x", "127.0.0.1:80", "http://", "https://me:pw@host/v1", "https://host/v1?key=1"):
+        with pytest.raises(ValueError, match="judge's address"):
+            EndpointJudge(url, "m", key_variable="GOOD")
+    with pytest.raises(ValueError, match="'NONE' that holds the judge's key is not set"):
+        EndpointJudge("http://x", "m", key_variable="NONE")
+    with pytest.raises(ValueError, match="what was given is no name of one") as caught:
+        EndpointJudge("http://x", "m", key_variable=KEY)
+    assert KEY not in str(caught.value)
+    for variable in ("BAD", "INSIDE"):
+        with pytest.raises(ValueError, match=f"'{variable}' holds characters that no key has") as caught:
+            EndpointJudge("http://x", "m", key_variable=variable)
+        assert KEY not in str(caught.value)
+    for settings in ({"attempts": 0}, {"timeout": 0.0}, {"timeout": float("inf")}):
+        with pytest.raises(ValueError, match="at least one attempt and a time above 0"):
+            EndpointJudge("http://x", "m", key_variable="GOOD", **settings)  # type: ignore[arg-type]  # of both kinds
+    with pytest.raises(ValueError, match="needs a model's name"):
+        EndpointJudge("http://x", " ", key_variable="GOOD")
+
+
+def test_the_name_tells_settings_apart() -> None:
+    names = {
+        EndpointJudge("http://x", model, key_variable=None, body=body).name
+        for model in ("m", "n")
+        for body in (None, {"temperature": 1}, {"max_tokens": 9})
+    }
+    assert len(names) == 6
+    assert json.loads(sorted(names)[0].partition(" ")[2])["temperature"] in (0, 1)

@@ -1,0 +1,356 @@
+"""Attention that shows its logits: what it computes, what it records, what it quantises, in our models and others'."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.cache_utils import DynamicCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from corpora import written
+from diff_lab.data import RetrievalBatches, TextBatches, byte_tokenizer, prepare
+from diff_lab.measure import attention_logits as room
+from diff_lab.measure.attention_logits import (
+    BITS,
+    GRANULARITIES,
+    WHOLE_LOGITS,
+    attending,
+    quantise,
+    quantised_implementation,
+)
+from diff_lab.measure.measurement import EvalInput, MeasurementRequest
+from diff_lab.measure.outliers import (
+    MEDIAN_ERROR,
+    TOPS,
+    Magnitudes,
+    activation_outliers,
+)
+from diff_lab.measure.standard import first_tokens, language_loss
+from diff_lab.record import Result
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.nn import DifferentialAttention
+from tiny_model import KINDS, SIZES, check_rounding
+
+THEIRS = {"Llama": (LlamaConfig, LlamaForCausalLM), "DiffLlama": (DiffLlamaConfig, DiffLlamaForCausalLM)}
+# Two documents in the first row, three in the second.
+POSITIONS = torch.tensor([[*range(7), *range(5)], [*range(2), *range(4), *range(6)]])
+
+
+class Windows:
+    """Validation data: batches of tokens, two documents and more in a row."""
+
+    vocab_size = 29
+
+    def __init__(self, batches: int = 2) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.tokens = [torch.randint(0, 29, POSITIONS.shape, generator=generator) for _ in range(batches)]
+
+    def train_batch(self, step: int) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
+        for tokens in self.tokens:
+            yield {"input_ids": tokens, "labels": tokens, "position_ids": POSITIONS}
+
+
+def build(kind: str) -> Any:
+    torch.manual_seed(0)
+    if kind in THEIRS:
+        config_class, model_class = THEIRS[kind]
+        model = model_class(config_class(**SIZES, attn_implementation="eager"))
+    else:
+        model = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, attention_type=kind))
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(len(name)))
+    return model.eval().double()
+
+
+def records_of(name: str, model: Any, batches: Any, **options: Any) -> dict[tuple[str, str], Result]:
+    """What the measurement of this name says of a model called "ours", by name and label."""
+    measured = EvalInput(model=model, variant="ours", batches=batches)
+    records = MeasurementRequest(name=name, options=options).run(measured)
+    return {(record.name, record.coordinates.label): record for record in records}
+
+
+@pytest.fixture(params=[*KINDS, *THEIRS])
+def model(request: pytest.FixtureRequest) -> Any:
+    return build(request.param)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one to three queries."""
+    monkeypatch.setitem(room._LOGITS, "cpu", 2 * 16 * 12)
+
+
+@torch.no_grad()
+def test_whole_logits_are_ordinary_attention(model: Any, small_blocks: None) -> None:
+    """Packed documents, padding, a causal row, and tokens after a cache: as torch's own attention answers."""
+    tokens = Windows().tokens[0]
+    padding = torch.ones_like(tokens)
+    padding[0, :4] = 0
+    situations: list[dict[str, Tensor]] = [{}, {"position_ids": POSITIONS}, {"attention_mask": padding}]
+    model.set_attn_implementation("sdpa")
+    expected = [model(tokens, use_cache=False, **situation).logits for situation in situations]
+    with attending(model, WHOLE_LOGITS):
+        assert model.config._attn_implementation == WHOLE_LOGITS
+        for situation, output in zip(situations, expected, strict=True):
+            answer = model(tokens, use_cache=False, **situation).logits
+            shown = padding.bool() if "attention_mask" in situation else torch.ones_like(padding).bool()
+            check_rounding(answer[shown], output[shown])
+        cache = DynamicCache(config=model.config)
+        parts = [model(part, past_key_values=cache, use_cache=True).logits for part in tokens.split([5, 6, 1], dim=1)]
+        check_rounding(torch.cat(parts, dim=1), expected[0])
+    assert model.config._attn_implementation == "sdpa"
+
+
+def logits_of(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    """All visible logits of our model, from its projections alone, and hidden states after each layer."""
+    blocks = []
+
+    def look(attention: Any, arguments: tuple[Any, ...], more: dict[str, Any]) -> None:
+        hidden = more["hidden_states"] if "hidden_states" in more else arguments[0]
+        queries, keys, _ = attention.project(hidden, more["position_embeddings"])
+        if isinstance(attention, DifferentialAttention):
+            q, k = attention.split_queries(queries), attention.split_keys(keys)
+            if k.shape[2] == 2:  # the first key for all queries of a group but the last
+                k = k[:, :, [0] * attention.ratio + [1]]
+        else:
+            q, k = queries.transpose(1, 2).unsqueeze(2), keys.unsqueeze(2)
+        scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).mT / math.sqrt(attention.head_dim)
+        document = (batch["position_ids"] == 0).cumsum(1)
+        seen = (document[:, :, None] == document[:, None]) & torch.ones(12, 12).tril().bool()
+        blocks.append(scores.permute(0, 3, 4, 1, 2)[seen].flatten())
+
+    hooks = [layer.self_attn.register_forward_pre_hook(look, with_kwargs=True) for layer in model.model.layers]
+    with torch.no_grad():
+        model(batch["input_ids"], position_ids=batch["position_ids"], use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return torch.cat(blocks)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outliers_are_those_of_all_visible_logits(kind: str, small_blocks: None) -> None:
+    model, data = build(kind), Windows()
+    logits = torch.cat([logits_of(model, batch) for batch in data.validation_batches()]).abs().sort().values
+    records = records_of("outliers", model, data)
+    for rank in TOPS:
+        record = records["outliers/attention_logits", f"top-{rank}"]
+        assert record.value == pytest.approx(logits[-rank].item(), rel=1e-6)
+        assert (record.n, record.better, record.variant) == (len(logits), "lower", "ours")
+    median = logits[(len(logits) - 1) // 2].item()
+    assert records["outliers/attention_logits", "median"].value == pytest.approx(median, rel=MEDIAN_ERROR + 1e-6)
+
+
+@torch.no_grad()
+def test_hidden_states_are_those_after_each_layer(model: Any) -> None:
+    states: list[Tensor] = []
+    # The last of transformers' hidden states is normed; what the final norm gets is not.
+    hook = model.model.norm.register_forward_pre_hook(lambda _, arguments: states.append(arguments[0]))
+    for batch in Windows().validation_batches():
+        inputs = {"position_ids": batch["position_ids"], "use_cache": False}
+        states += model(batch["input_ids"], output_hidden_states=True, **inputs).hidden_states[1:-1]
+    hook.remove()
+    expected = torch.cat([state.flatten() for state in states]).abs().sort().values
+    magnitudes = activation_outliers(model, Windows())["hidden_states"]
+    assert magnitudes.count == len(expected) == 2 * 2 * 24 * 24
+    for rank in TOPS:
+        assert magnitudes.largest(rank) == pytest.approx(expected[-rank].item(), rel=1e-5)
+
+
+def test_llama_and_diffllama_have_the_logits_of_ours() -> None:
+    """The softmax with Llama's weights shows Llama's logits. DiffLlama's second call by the same queries adds none."""
+    source, softmax = build("Llama"), build("softmax")
+    softmax.load_state_dict(source.state_dict())
+    ours, theirs = (activation_outliers(model, Windows())["attention_logits"] for model in (softmax, source))
+    assert theirs.count == ours.count
+    assert [theirs.largest(rank) for rank in TOPS] == pytest.approx([ours.largest(rank) for rank in TOPS], rel=1e-4)
+    assert activation_outliers(build("DiffLlama"), Windows())["attention_logits"].count == ours.count
+
+
+def test_so_many_tokens_and_no_more() -> None:
+    lengths = [tuple(batch["input_ids"].shape) for batch in first_tokens(Windows(3), 40)]
+    assert lengths == [(2, 12), (1, 12), (1, 4)]
+    assert [tuple(b["position_ids"].shape) for b in first_tokens(Windows(3), 12)] == [(1, 12)]
+    assert sum(batch["input_ids"].numel() for batch in first_tokens(Windows(3), 999)) == 72
+    hidden = activation_outliers(build("diff"), Windows(3), tokens=40)["hidden_states"]
+    assert hidden.count == 40 * 2 * 24
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-30, 1e30])
+def test_magnitudes_in_parts_are_those_of_the_whole(spread: float) -> None:
+    values = torch.randn(5001) * torch.logspace(-6, 6, 5001) * spread
+    values[10:40] = 0
+    values[50:60] = values[:10]
+    magnitudes, sizes = Magnitudes(torch.device("cpu"), keep=7), values.abs().sort().values
+    for part in values.split(613):
+        magnitudes.add(part)
+    assert magnitudes.count == 5001
+    assert [magnitudes.largest(rank) for rank in range(1, 8)] == sizes.flip(0)[:7].tolist()
+    assert magnitudes.median() == pytest.approx(sizes[2500].item(), rel=MEDIAN_ERROR)
+
+
+def test_magnitudes_of_what_is_seen_alone() -> None:
+    magnitudes = Magnitudes(torch.device("cpu"))
+    magnitudes.add(torch.tensor([[1.0, -5.0, 9.0], [2.0, 3.0, -9.0]]), torch.tensor([True, True, False]))
+    assert (magnitudes.count, magnitudes.largest(1), magnitudes.largest(4)) == (4, 5.0, 1.0)
+    assert magnitudes.median() == pytest.approx(2.0, rel=MEDIAN_ERROR)
+    with pytest.raises(ValueError, match=r"^of 4 values the 4 largest are kept, got rank 5\.$"):
+        magnitudes.largest(5)
+    magnitudes.add(torch.tensor([math.nan, -math.inf]))
+    with pytest.raises(ValueError, match=r"^2 of 6 values are not finite\.$"):
+        magnitudes.median()
+    with pytest.raises(ValueError, match=r"^there is no median of no values\.$"):
+        Magnitudes(torch.device("cpu")).median()
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_quantised_values_lie_on_a_grid(bits: int) -> None:
+    x = torch.randn(3, 400, dtype=torch.float64)
+    largest = x.abs().amax(-1, keepdim=True)
+    step = largest / (2 ** (bits - 1) - 1)
+    quantised = quantise(x, largest, bits)
+    steps = quantised / step
+    assert (steps - steps.round()).abs().max() < 1e-9
+    assert ((quantised - x).abs() <= step / 2 * (1 + 1e-9)).all()
+    assert (quantised.abs().amax(-1, keepdim=True) - largest).abs().max() < 1e-12
+    assert not quantise(torch.zeros(2, 3), torch.zeros(2, 1), bits).any()
+
+
+def expected_heads(attention: Any, batch: dict[str, Tensor], hidden: Tensor, tables: Any, per_row: bool) -> Tensor:
+    """The formula of a quantised layer of the first DIFF, with whole matrices, before its norm: (B, N, H, 2d)."""
+    queries, keys, values = attention.project(hidden, tables)
+    q, k = queries.unflatten(2, (-1, 2)).permute(0, 2, 3, 1, 4), attention.split_keys(keys)
+    groups = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(groups, dim=1).mT / math.sqrt(attention.head_dim)
+    document = (batch["position_ids"] == 0).cumsum(1)
+    seen = ((document[:, :, None] == document[:, None]) & torch.ones(12, 12).tril().bool())[:, None, None]
+    sizes = scores.abs().masked_fill(~seen, 0)
+    step = (sizes.amax(-1, keepdim=True) if per_row else sizes.amax((1, 2, 3, 4), keepdim=True)) / 7
+    scores = torch.where(step > 0, (scores / step).round() * step, scores).masked_fill(~seen, -math.inf)
+    first, second = scores.softmax(-1).unbind(2)
+    return ((first - attention.lam() * second) @ values.repeat_interleave(groups, dim=1)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@torch.no_grad()
+def test_four_bits_against_the_formula(granularity: Any, small_blocks: None) -> None:
+    model = build("diff")
+    layer, batch = model.model.layers[0], next(Windows().validation_batches())
+    hidden = layer.input_layernorm(model.model.embed_tokens(batch["input_ids"]))
+    outputs: list[Tensor] = []
+    seen: list[Any] = []
+    inner = layer.self_attn
+    hooks = [
+        inner.register_forward_pre_hook(lambda _, __, more: seen.append(more["position_embeddings"]), with_kwargs=True),
+        inner.head_norm.register_forward_pre_hook(lambda _, args: outputs.append(args[0])),
+    ]
+    with attending(model, quantised_implementation(4, granularity)):
+        model(batch["input_ids"], position_ids=batch["position_ids"], use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    expected = expected_heads(inner, batch, hidden, seen[0], granularity == "row")
+    check_rounding(outputs[0].reshape(expected.shape), expected)
+    heads = expected_heads(inner, batch, hidden, seen[0], granularity != "row")
+    assert (expected - heads).abs().max() > 1e-3  # the two are not the same thing
+
+
+def test_fewer_bits_are_further_off(model: Any) -> None:
+    tokens = Windows().tokens[0]
+
+    def answers(name: str) -> Tensor:
+        with attending(model, name), torch.no_grad():
+            return model(tokens, use_cache=False).logits
+
+    unquantised = answers(WHOLE_LOGITS)
+    for granularity in GRANULARITIES:
+        errors = [(answers(quantised_implementation(bits, granularity)) - unquantised).abs().mean() for bits in BITS]
+        assert 0 < errors[0] < errors[1] < errors[2] < errors[3]
+        assert errors[0] < errors[1] / 50
+
+
+def test_what_a_sequence_gets_does_not_depend_on_the_batch() -> None:
+    model, tokens = build("diff"), Windows().tokens[0]
+    with attending(model, quantised_implementation(4, "tensor")), torch.no_grad():
+        both = model(tokens, use_cache=False).logits
+        check_rounding(model(tokens[1:], use_cache=False).logits, both[1:])
+
+
+def test_records_of_the_retrieval_task() -> None:
+    batches = RetrievalBatches(num_pairs=2, length=24, batch_size=4)
+    sizes = {**SIZES, "vocab_size": batches.vocab_size}
+    model = DiffTransformerForCausalLM(DiffTransformerConfig(**sizes)).eval()
+    records = records_of("quantised", model, batches, sequences=8)
+    assert len(records) == 1 + 2 * len(BITS) * len(GRANULARITIES)
+    unquantised = records["quantised/accuracy", "whole"]
+    four = records["quantised/accuracy", "4 bits, per row"]
+    drop = records["quantised/accuracy_drop", "4 bits, per row"]
+    assert drop.value == unquantised.value - four.value
+    assert (unquantised.better, drop.better, unquantised.n) == ("higher", "lower", 16)
+
+
+def test_records_of_text(tmp_path: Path) -> None:
+    """With the logits as they are the loss is the language model's; a model that is made certain loses more."""
+    text = ["some text to look at, and more of it. " * 20, "and another one, somewhat longer than that. " * 20]
+    tokenizer = byte_tokenizer()
+    cache = prepare(written(text, tmp_path), tokenizer)
+    batches = TextBatches(cache, tokenizer, length=16, batch_size=3, validation_fraction=0.5)
+    config = DiffTransformerConfig(**{**SIZES, "vocab_size": batches.vocab_size}, initializer_range=0.5)
+    model = DiffTransformerForCausalLM(config).eval()
+    records = records_of("quantised", model, batches)
+    unquantised, loss = records["quantised/loss", "whole"], language_loss(model, batches)
+    assert unquantised.n == loss.targets
+    assert unquantised.value == pytest.approx(loss.per_token, rel=1e-5)
+    right = [
+        (model(**batch, use_cache=False).logits[:, :-1].argmax(-1) == batch["labels"][:, 1:]).float()
+        for batch in batches.validation_batches()
+    ]
+    assert records["quantised/accuracy", "whole"].value == pytest.approx(
+        sum(r.sum().item() for r in right) / loss.targets, abs=1e-6
+    )
+    four = records["quantised/loss", "4 bits, per tensor"]
+    increase = records["quantised/loss_increase", "4 bits, per tensor"]
+    assert increase.value == four.value - unquantised.value != 0
+    assert (four.better, increase.better, increase.unit) == ("lower", "lower", "nats/token")
+    assert abs(records["quantised/loss_increase", "16 bits, per row"].value) < 1e-3 * abs(increase.value)
+    fewer = records_of("quantised", model, batches, tokens=40)
+    assert fewer["quantised/loss", "whole"].n is not None
+    assert fewer["quantised/loss", "whole"].n <= 40 - 3
+
+
+@pytest.mark.parametrize("name", ["outliers", "quantised", "gradients"])
+def test_each_runs_by_its_name(name: str) -> None:
+    """As the command line runs it, with its defaults."""
+    batches = RetrievalBatches(num_pairs=2, length=24, batch_size=4, validation_sequences=8)
+    model = DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "vocab_size": batches.vocab_size})).eval()
+    records = MeasurementRequest(name=name).run(EvalInput(model=model, variant="mine", batches=batches))
+    assert records
+    assert {record.variant for record in records} == {"mine"}
+    assert all(record.name.startswith(name.removesuffix("s")) for record in records)
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match=r"16, 8, 6, 4 bits per tensor or per row, got 5 bits per row\.$"):
+        quantised_implementation(5, "row")
+    model, tokens = build("softmax"), Windows().tokens[0]
+    with attending(model, WHOLE_LOGITS):
+        with pytest.raises(ValueError, match=r"^softcap .* 'whole_logits' does not compute it .*, got 30\.0\.$"):
+            model(tokens, use_cache=False, softcap=30.0)
+        with pytest.raises(ValueError, match=r"takes a boolean mask .*, got torch.float64\.$"):
+            model(tokens, use_cache=False, attention_mask=torch.zeros(2, 1, 12, 12, dtype=torch.float64))
+    # What a model of transformers may say by itself.
+    attention, q = build("Llama").model.layers[0].self_attn, torch.randn(1, 4, 3, 6)
+    with pytest.raises(ValueError, match=r"^'whole_logits' .* LlamaAttention asks for s_aux\.$"):
+        ALL_ATTENTION_FUNCTIONS[WHOLE_LOGITS](attention, q, q, q, None, s_aux=torch.ones(4))
+    model._supports_attention_backend = False
+    with pytest.raises(ValueError, match=r"^DiffTransformerForCausalLM computes attention by itself"):
+        activation_outliers(model, Windows())
+    with pytest.raises(ValueError, match=r"^There is no measurement for data of type Windows\.$"):
+        records_of("quantised", build("diff"), Windows())

@@ -1,0 +1,167 @@
+"""Settings as a user gives them, and those of every measurement and experiment."""
+
+import re
+from typing import Any
+
+import pytest
+from pydantic import Field, FiniteFloat
+
+from diff_lab.experiments.experiment import EXPERIMENTS, PAPER, find_experiment
+from diff_lab.experiments.request import request_experiment
+from diff_lab.measure.measurement import (
+    MEASUREMENTS,
+    Count,
+    Counts,
+    Measurement,
+    MeasurementRequest,
+    Options,
+    Shares,
+    Text,
+    find_measurement,
+    read_options,
+)
+
+
+class Some(Options):
+    count: Count = Field(default=4, description="how many")
+    examples: int = Field(default=0, ge=0, description="how many before")
+    rate: FiniteFloat = Field(default=0.5, description="how fast")
+    exact: bool = Field(default=False, description="whether exactly")
+    folder: Text = Field(default="", description="where")
+    length: Count | None = Field(default=None, description="how long")
+    shots: Counts = Field(default=(16, 64), description="how many each")
+    noises: Shares = Field(default=(0.0, 0.1), description="how much each")
+    body: dict[str, Any] = Field(default={}, description="what else")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("count", 7),
+        ("count", 1),
+        ("examples", 0),
+        ("rate", 2),
+        ("rate", 0.25),
+        ("exact", True),
+        ("folder", "here"),
+        ("length", 512),
+        ("length", None),
+        ("shots", [1]),
+        ("shots", (1, 2)),
+        ("noises", [0, 0.3]),
+        ("body", {"seed": 1}),
+    ],
+)
+def test_values_of_the_kind_are_taken(name: str, value: Any) -> None:
+    options = read_options(Some, {name: value}, "It")
+    assert options == Some(**{name: tuple(value) if isinstance(value, list) else value})
+
+
+def test_nothing_is_no_text() -> None:
+    assert read_options(Some, {"folder": None}, "It").folder == ""
+
+
+WHOLE = "it should be a valid integer"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("count", "x", f"It cannot take 'x' for count (how many): {WHOLE}."),
+        ("count", 2.0, f"It cannot take 2.0 for count (how many): {WHOLE}."),
+        ("count", True, f"It cannot take True for count (how many): {WHOLE}."),
+        ("count", 0, "It cannot take 0 for count (how many): it should be greater than or equal to 1."),
+        ("examples", -1, "It cannot take -1 for examples (how many before): it should be greater than or equal to 0."),
+        ("length", 0, "It cannot take 0 for length (how long): it should be greater than or equal to 1."),
+        ("count", None, f"It cannot take nothing for count (how many): {WHOLE}."),
+        ("count", [4], f"It cannot take [4] for count (how many): {WHOLE}."),
+        ("rate", "fast", "It cannot take 'fast' for rate (how fast): it should be a valid number."),
+        ("rate", float("nan"), "It cannot take nan for rate (how fast): it should be a finite number."),
+        ("rate", float("inf"), "It cannot take inf for rate (how fast): it should be a finite number."),
+        ("rate", False, "It cannot take False for rate (how fast): it should be a valid number."),
+        ("exact", 1, "It cannot take 1 for exact (whether exactly): it should be a valid boolean."),
+        ("exact", "no", "It cannot take 'no' for exact (whether exactly): it should be a valid boolean."),
+        (
+            "folder",
+            2024,
+            "It cannot take 2024 for folder (where): it should be a valid string; in quotation marks a number is text.",
+        ),
+        ("length", "abc", f"It cannot take 'abc' for length (how long): {WHOLE}."),
+        ("length", False, f"It cannot take False for length (how long): {WHOLE}."),
+        ("shots", "abc", "It cannot take 'abc' for shots (how many each): it should be a list such as [16, 64]."),
+        ("shots", 16, "It cannot take 16 for shots (how many each): it should be a list such as [16, 64]."),
+        (
+            "shots",
+            [],
+            "It cannot take [] for shots (how many each): Tuple should have at least 1 item after validation, not 0.",
+        ),
+        (
+            "shots",
+            [16, 0],
+            "It cannot take [16, 0] for shots (how many each): it should be greater than or equal to 1.",
+        ),
+        ("shots", [16, "x"], f"It cannot take [16, 'x'] for shots (how many each): {WHOLE}."),
+        (
+            "noises",
+            [0.1, 1.5],
+            "It cannot take [0.1, 1.5] for noises (how much each): it should be less than or equal to 1.",
+        ),
+        ("noises", ["a"], "It cannot take ['a'] for noises (how much each): it should be a valid number."),
+        ("body", "x", "It cannot take 'x' for body (what else): it should be an object."),
+        ("counts", 1, "It has no option 'counts'; did you mean 'count'?"),
+    ],
+)
+def test_others_are_one_sentence(name: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        read_options(Some, {name: value}, "It")
+
+
+def test_an_option_where_there_is_none() -> None:
+    with pytest.raises(ValueError, match=r"^'recall' has no option 'a'; it has none\.$"):
+        read_options(Options, {"a": 1}, "'recall'")
+
+
+def of_no_kind(kind: type[Options]) -> None:
+    """Each option is described, takes its own default, and is refused what is of no kind."""
+    assert read_options(kind, kind().model_dump(), "It") == kind()
+    for name, field in kind.model_fields.items():
+        assert field.description
+        if not name.startswith("judge") and field.annotation is not str:
+            with pytest.raises(ValueError, match=rf"^It cannot take .* for {name} \("):
+                read_options(kind, {name: {1, 2}}, "It")
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_every_measurement_is_described_and_so_are_its_options(name: str) -> None:
+    measurement = find_measurement(name)
+    assert issubclass(measurement, Measurement)
+    assert measurement.__doc__
+    of_no_kind(measurement)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiments_options_are_of_their_kind(name: str) -> None:
+    experiment = find_experiment(name)
+    of_no_kind(experiment.option_model())
+    for preset in (one for size, one in experiment.presets.items() if size != PAPER):
+        read_options(experiment.option_model(), preset.options, "It")
+        for requested in experiment.requests(preset):
+            requested.resolve()
+
+
+def test_an_experiment_is_asked_for_values_of_the_kind() -> None:
+    with pytest.raises(
+        ValueError, match=r"^'fig6' cannot take 8 for shots \(.*: it should be a list such as \[16, 64\]\.$"
+    ):
+        request_experiment(find_experiment("fig6"), options={"shots": 8})
+    request = request_experiment(find_experiment("fig6"), options={"shots": [8]})
+    assert request.preset.options["shots"] == [8]
+    assert request.preset.options["queries"] == 32
+
+
+def test_options_of_an_earlier_version_do_not_matter_where_there_are_no_baselines() -> None:
+    """A results file holds the options it was made with; a report of it asks for chance and floor alone."""
+    request = MeasurementRequest(name="outliers", options={"an_option_that_is_gone": 1})
+    assert request.baselines(None) == []
+    with pytest.raises(ValueError, match="an_option_that_is_gone"):
+        request.resolve()

@@ -1,0 +1,611 @@
+"""The report of experiments: nothing that was compared is left out of it, and what was lost stands as what was won."""
+
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from markdown_it import MarkdownIt
+from markupsafe import escape
+
+from diff_lab.coordinates import Coordinates
+from diff_lab.experiments.experiment import EXPERIMENTS
+from diff_lab.record import Baseline, Better, Comparison, Headline, Result, ResultsFile
+from diff_lab.report.coordinate_figures import line_figures, panels
+from diff_lab.report.experiment_tables import (
+    ExperimentResults,
+    comparison_table,
+    holds_experiments,
+    overview,
+    read_experiments,
+    variants_table,
+    verdict_counts,
+)
+from diff_lab.report.experiments_report import build_results_report
+from diff_lab.report.forest_figures import overview_figure
+from diff_lab.report.wording import few_heads
+from diff_lab.results_files import read_results, write_json
+from diff_lab.statistics import compare
+from table_cells import column
+
+PAIR = ("diff", "softmax")
+LONG = "softmax, half the heads, headwise norm, and a name that goes on for longer than any table is wide"
+EVIL = "<script>alert(1)</script> | `x` *y* [z](http://w) &"
+NOTE = "A note that must be read: 5 % | of <b>it</b>."
+# Differences of three seeds → the verdict on "lower is better".
+OUTCOMES = {
+    "reproduced": (-0.20, -0.21, -0.19),
+    "contrary": (0.20, 0.21, 0.19),
+    "inconclusive": (0.20, -0.21, 0.19),
+}
+
+
+def records(
+    name: str,
+    differences: Sequence[float],
+    *,
+    variants: tuple[str, str] = PAIR,
+    better: Better | None = "lower",
+    **more: Any,
+) -> list[Result]:
+    """A measure of two variants that are so far apart, seed by seed."""
+    return [
+        Result(
+            name=name,
+            variant=variant,
+            value=2.0 + 0.01 * seed + apart * (variant == variants[0]),
+            seed=seed,
+            better=better,
+            **more,
+        )
+        for seed, apart in enumerate(differences)
+        for variant in variants
+    ]
+
+
+def file(measured: Sequence[Result], compared: Sequence[Comparison], name: str, **more: Any) -> ResultsFile:
+    variant = {"overrides": [], "parameters": 812_825, "shared_parameters": 812_345, "learning_rate": 0.003}
+    variants = [
+        {
+            **variant,
+            "name": variant_name,
+            "coordinates": {},
+            "tried": {"0.003": 1.5, "0.006": None},
+            "runs": {},
+            "diverged": [2],
+        }
+        for variant_name in PAIR
+    ]
+    settings = {"request": {"experiment": name, "preset": "cpu"}, "variants": variants, "seconds": 90.0}
+    return ResultsFile(
+        command=f"diff-lab reproduce {name}",
+        device="AMD EPYC 7763, 2 threads",
+        versions={"python": "3.11.7", "torch": "2.13.0"},
+        commit="0123456789abcdef0123456789abcdef01234567",
+        created="2026-01-01T12:00:00+00:00",
+        title=f"what {name} shows",
+        settings={**settings, **more},
+        records=tuple(measured),
+        comparisons=tuple(compared),
+        notes=(NOTE,),
+    )
+
+
+def outcomes() -> ResultsFile:
+    """Every verdict, and none; variants that vary; the paper's values, one of them, and none."""
+    measured, compared = [], []
+    for verdict, differences in OUTCOMES.items():
+        measured += records(f"made_up/{verdict}", differences, unit="nats/token")
+        compared.append(compare(measured, f"made_up/{verdict}", *PAIR, paper=(3.062, 3.087)))
+    measured += records("made_up/reproduced", OUTCOMES["contrary"], variants=(LONG, EVIL), unit="nats/token")
+    compared.append(compare(measured, "made_up/reproduced", LONG, EVIL, claimed=False))
+    measured += records("made_up/alone", (0.1,), better="higher")
+    compared.append(compare(measured, "made_up/alone", *PAIR, paper=(0.606, math.nan)))
+    measured += records("made_up/lost", (0.1, math.nan, 0.2), coordinates=Coordinates(part=EVIL))
+    compared.append(compare(measured, "made_up/lost", *PAIR, coordinates=Coordinates(part=EVIL), paper=(318.0, 38.8)))
+    return file(measured, compared, "table6")
+
+
+def steps() -> ResultsFile:
+    """More parts than one figure holds, with numbers in their names; one run of the last diverged."""
+    measured, compared = [], []
+    for step in range(0, 300, 10):
+        apart = (math.nan, 0.1) if step == 290 else (-0.001 * step, -0.0011 * step)
+        measured += records("made_up/loss", apart, coordinates=Coordinates(step=step))
+        compared.append(compare(measured, "made_up/loss", *PAIR, coordinates=Coordinates(step=step), paper=(1.0, 1.2)))
+    return file(measured, compared, "fig3", variants=[])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three results files and their report."""
+    place = tmp_path_factory.mktemp("results")
+    write_json(place / "table6.json", outcomes())
+    write_json(place / "fig3.json", steps())
+    write_json(place / "v2.json", file([], [], "v2", variants=[]))
+    (place / "other.json").write_text('{"not": "ours"}', encoding="utf-8")
+    build_results_report([place])
+    return place
+
+
+def with_heads(*counts: int) -> list[dict[str, Any]]:
+    """Variants of DIFF with so many heads, a size each, and their twins."""
+    variant, _ = file([], [], "fig3").settings["variants"]
+    return [
+        {
+            **variant,
+            "name": variant_name,
+            "coordinates": {"parameters": number * 1_000_000},
+            "heads": heads,
+            "head_dim": 8,
+            "differential": variant_name == "diff",
+        }
+        for number, count in enumerate(counts)
+        for variant_name, heads in (("diff", count), ("softmax", 2 * count))
+    ]
+
+
+def document(folder: Path) -> str:
+    return (folder / "RESULTS.md").read_text(encoding="utf-8")
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """All tables of a Markdown text, each with its head, as somebody else's reader of Markdown sees them."""
+    parsed: list[list[list[str]]] = []
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        if token.type == "table_open":
+            parsed.append([])
+        elif token.type == "tr_open":
+            parsed[-1].append([])
+        elif token.type == "inline" and token.level >= 4 and parsed:
+            parsed[-1][-1].append("".join(part.content for part in token.children or ()))
+    return parsed
+
+
+def all_comparisons(folder: Path) -> list[Comparison]:
+    return [row for results in read_experiments([folder]) for row in results.file.comparisons]
+
+
+def test_tables_are_well_formed_and_hold_every_comparison(folder: Path) -> None:
+    parsed = tables(document(folder))
+    # A reader of Markdown fills rows up and cuts them off in silence.
+    written = [block.splitlines() for block in document(folder).split("\n\n") if block.startswith("|")]
+    for lines, rows in zip(written, parsed, strict=True):
+        assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(rows[0]) + 1}
+        assert len(lines) == len(rows) + 1
+    # The overview, and of what was compared two tables; what was trained, one.
+    assert len(parsed) == 4
+    compared = [rows for rows in parsed if rows[0][0] == "Measure"]
+    expected = all_comparisons(folder)
+    assert sum(len(rows) - 1 for rows in compared) == len(expected) == 36
+    (of_table_6,) = [rows for rows in compared if "First − second" in rows[0]]
+    verdicts = [dict(zip(of_table_6[0], row, strict=True))["Verdict"] for row in of_table_6[1:]]
+    assert verdicts == ["reproduced", "contrary", "inconclusive", "nothing claimed", "inconclusive", "inconclusive"]
+
+
+def test_every_number_of_a_row(folder: Path) -> None:
+    (table,) = [rows for rows in tables(document(folder)) if "First − second" in rows[0]]
+    rows = [dict(zip(table[0], row, strict=True)) for row in table[1:]]
+    assert rows[1] == {
+        "Measure": "made_up/contrary (nats/token) ↓",
+        "Part": "–",
+        "First − second": "DIFF − Transformer",
+        "Paper, first": "3.062",
+        "Paper, second": "3.087",
+        "Paper, difference": "−0.025",
+        "Here, first": "2.210",
+        "Here, second": "2.010",
+        "Here, difference": "+0.200 [+0.175, +0.225]",
+        "Seeds": "3",
+        "Verdict": "contrary",
+        "Seeds needed": "–",
+    }
+    needed = compare(records("a", OUTCOMES["inconclusive"]), "a", *PAIR).seeds_needed
+    assert rows[2]["Seeds needed"] == str(needed)
+    assert rows[3]["First − second"] == f"Transformer{LONG[7:]} − {EVIL}"
+    assert rows[3]["Paper, first"] == rows[3]["Paper, difference"] == "–"
+    alone = rows[4]
+    assert (alone["Paper, first"], alone["Paper, second"], alone["Paper, difference"]) == ("0.606", "–", "–")
+    assert (alone["Here, difference"], alone["Seeds needed"]) == ("+0.100, no interval", "not known from one seed")
+    lost = rows[5]
+    assert (lost["Here, first"], lost["Here, difference"], lost["Seeds needed"]) == (
+        "diverged",
+        "diverged",
+        "not known",
+    )
+
+
+def test_the_overview_counts_what_was_lost_as_what_was_won(folder: Path) -> None:
+    head, *rows = tables(document(folder))[0]
+    verdicts = ["Reproduced, or yes", "Inconclusive", "Contrary, or no"]
+    verdicts += ["Still learning", "Not comparable", "Nothing claimed"]
+    assert head[2:9] == ["Claims", *verdicts]
+    assert {row[2] for row in rows} == {"the paper's"}
+    counts = {row[0]: row[3:9] for row in rows}
+    assert counts["Table 6"] == ["1", "3", "1", "0", "0", "1"]
+    assert counts["Figure 3"] == ["28", "2", "0", "0", "0", "0"]
+    assert counts["V2"] == ["0"] * 6
+    assert len(counts) == 3, "no sum: comparisons of the same runs are not independent"
+    assert "**Of 6 comparisons: 1 reproduced, 3 inconclusive, 1 contrary, 1 nothing claimed.**" in document(folder)
+    # In no place does a verdict decide how something is set.
+    assert not re.search(r"[*_]{1,2}(reproduced|contrary|inconclusive)", document(folder))
+    page = (folder / "RESULTS.html").read_text(encoding="utf-8")
+    classes = {
+        verdict: set(re.findall(rf'<td data-head="Verdict" class="([^"]*)">{verdict}</td>', page))
+        for verdict in ("reproduced", "inconclusive", "contrary")
+    }
+    assert list(classes.values()) == [{"number"}] * 3
+
+
+def test_the_page_holds_the_same(folder: Path) -> None:
+    page = (folder / "RESULTS.html").read_text(encoding="utf-8")
+    for rows in tables(document(folder)):
+        for row in rows:
+            for cell in row:
+                assert re.search(rf">{re.escape(str(escape(cell)))}(</a>)?</t", page), cell
+    for text in (
+        NOTE,
+        "diff-lab reproduce fig3",
+        "AMD EPYC 7763, 2 threads",
+        "torch 2.13.0",
+        "commit 01234567",
+    ):
+        assert str(escape(text)) in page
+    assert "<script" not in page
+    assert 'id="table6-cpu"' in page
+    assert 'href="#table6-cpu"' in page
+    assert not re.search(r"(?:src|href)=\"(?!#|data:)", page)
+    assert not re.search(r"url\((?!#)", page)
+
+
+def test_the_document_says_where_numbers_come_from(folder: Path) -> None:
+    text = document(folder)
+    for words in (
+        "`diff-lab reproduce table6`",
+        "- Device: AMD EPYC 7763, 2 threads",
+        "- Commit: 0123456789abcdef0123456789abcdef01234567",
+        "- Versions: python 3.11.7, torch 2.13.0",
+        "- Time taken: 1.5 min",
+        "- A note that must be read: 5 % \\| of \\<b\\>it\\</b\\>.",
+        "| DIFF | 812,825 | 812,345 | – | 0.003 | 0.003: 1.500; 0.006: diverged | 2 |",
+        "Nothing could be compared.",
+        "Intervals by: Student's t over paired seeds.",
+    ):
+        assert words in text, words
+    rendered = MarkdownIt("commonmark").enable("table").render(text)
+    assert "<script" not in rendered
+    assert not re.search(r'href="http', rendered)
+    assert '<a href="#table6-cpu">Table 6</a>' in rendered
+    assert '<a id="table6-cpu"></a>' in rendered
+
+
+def test_figures_are_xml_are_linked_and_show_every_comparison(folder: Path) -> None:
+    linked = set(re.findall(r"\]\((figures/[^)]+\.svg)\)", document(folder)))
+    files = {f"figures/{path.name}": path for path in (folder / "figures").iterdir()}
+    assert linked == files.keys()
+    assert len(files) == 7
+    drawn = ""
+    for path in files.values():
+        root = ET.parse(path).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert float(root.attrib["width"]) > 400
+        text = path.read_text(encoding="utf-8")
+        # It brings the colours that it names, for a light page and for a dark one.
+        light, dark = text[text.index("<style>") : text.index("</style>")].split("prefers-color-scheme: dark")
+        for colour in set(re.findall(r"var\((--\w+)\)", text)):
+            assert f"{colour}: #" in light
+            assert f"{colour}: #" in dark
+        assert "#ffffff" not in text.replace(light, "")
+        drawn += " ".join("".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")) + "\n"
+        drawn += "".join(root.findtext("{http://www.w3.org/2000/svg}desc") or "")
+    for row in all_comparisons(folder):
+        assert row.name.replace("/", ": ").replace("_", " ") in drawn
+        assert row.coordinates.label is None or row.coordinates.label == EVIL or row.coordinates.label in drawn
+    assert {"contrary", "inconclusive", "reproduced", "no claim", "diverged", "the paper"} <= set(
+        re.findall(r"contrary|inconclusive|reproduced|no claim|diverged|the paper", drawn)
+    )
+
+
+def test_the_same_results_give_the_same_files_and_old_figures_go(tmp_path: Path) -> None:
+    write_json(tmp_path / "table6.json", outcomes())
+    write_json(tmp_path / "fig3.json", replace(steps(), records=()))
+    build_results_report([tmp_path])
+    mine = tmp_path / "figures" / "mine.svg"
+    mine.write_text("<svg/>", encoding="utf-8")
+    (tmp_path / "fig3.json").unlink()
+    build_results_report([tmp_path])
+    first = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert "mine.svg" in first
+    assert not any(name.startswith("fig3") for name in first)
+    build_results_report([tmp_path / "table6.json"])
+    assert {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == first
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_where_the_report_goes(tmp_path: Path) -> None:
+    for preset in ("cpu", "gpu"):
+        (tmp_path / "all" / preset).mkdir(parents=True)
+        request = {"experiment": "table6", "preset": preset}
+        write_json(tmp_path / "all" / preset / "table6.json", file([], [], "table6", request=request, variants=[]))
+    assert build_results_report([tmp_path / "all"])[0] == tmp_path / "all" / "RESULTS.md"
+    assert re.findall("^## (.*)", document(tmp_path / "all"), re.MULTILINE) == [
+        "Overview",
+        "How to read the tables",
+        "Table 6, preset cpu",
+        "Table 6, preset gpu",
+    ]
+    files = [tmp_path / "all" / preset / "table6.json" for preset in ("gpu", "cpu")]
+    assert build_results_report(files)[0] == (tmp_path / "all").resolve() / "RESULTS.md"
+    assert build_results_report(files, tmp_path / "here.md") == (tmp_path / "here.md", tmp_path / "here.html")
+    assert (tmp_path / "figures" / "overview.svg").is_file()
+
+
+def test_two_presets_of_one_experiment_are_told_apart_in_their_figures(tmp_path: Path) -> None:
+    """In titles and descriptions; an experiment with one preset is called by its title alone."""
+    measured = [
+        record for step in range(3) for record in records("a", OUTCOMES["contrary"], coordinates=Coordinates(step=step))
+    ]
+    measured = [
+        replace(record, value=record.value + (record.coordinates == Coordinates(step=1))) for record in measured
+    ]
+    compared = [compare(measured, "a", *PAIR, coordinates=Coordinates(step=step)) for step in range(3)]
+    for name, presets in (("table6", ("cpu", "gpu")), ("fig3", ("cpu",))):
+        for preset in presets:
+            request = {"experiment": name, "preset": preset}
+            write_json(tmp_path / f"{name}-{preset}.json", file(measured, compared, name, request=request, variants=[]))
+    build_results_report([tmp_path])
+    page = (tmp_path / "RESULTS.html").read_text(encoding="utf-8")
+    for kind in ("differences", "a"):
+        for preset in ("cpu", "gpu"):
+            root = ET.parse(tmp_path / "figures" / f"table6-{preset}-{kind}.svg").getroot()
+            drawn = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
+            assert any(text.startswith(f"Table 6, preset {preset}: a") for text in drawn), drawn
+            assert (root.findtext("{http://www.w3.org/2000/svg}desc") or "").startswith(f"Table 6, preset {preset}, ")
+            assert f"[![Table 6, preset {preset}: a" in document(tmp_path)
+            assert f"Table 6, preset {preset}, differences" in page
+    assert len(list((tmp_path / "figures").glob("table6-*.svg"))) == 4
+    assert "[![Figure 3: a" in document(tmp_path)
+
+
+def test_results_on_different_texts_stand_beside_each_other(tmp_path: Path) -> None:
+    compared = [compare(records("a", OUTCOMES["inconclusive"]), "a", *PAIR)]
+    for number, text in enumerate(([], ["/data/novels"], ["/data/книги", "/data/play.txt"])):
+        request = {"experiment": "language", "preset": "cpu", "text": text}
+        write_json(tmp_path / f"{number}.json", file([], compared, "language", request=request, variants=[]))
+    build_results_report([tmp_path])
+    titles = ("Language on Python code", "Language on novels", "Language on книги, play.txt")
+    anchors = ("language-cpu", "language-cpu-novels", "language-cpu-книги-play.txt")
+    for title, anchor in zip(titles, anchors, strict=True):
+        assert f'<a id="{anchor}">' in document(tmp_path)
+        assert f"[{title}](#{anchor})" in document(tmp_path)
+        assert (tmp_path / "figures" / f"{anchor}-differences.svg").is_file()
+    write_json(tmp_path / "3.json", file([], compared, "language", request=request, variants=[]))
+    with pytest.raises(ValueError, match=r"'language' with the preset 'cpu' on книги, play.txt; give one of them"):
+        build_results_report([tmp_path])
+
+
+def test_why_a_difference_is_not_known_is_said(tmp_path: Path) -> None:
+    row = compare(records("a", OUTCOMES["inconclusive"]), "a", *PAIR)
+    nothing = {"difference": math.nan, "ours": (math.nan, 1.0), "interval": None, "seeds_needed": None}
+    apart = replace(row, **nothing, reason="the fits do not meet")
+    write_json(tmp_path / "fig3.json", file([], [apart], "fig3"))  # a run of it diverged besides
+    build_results_report([tmp_path])
+    cells = dict(zip(*next(table for table in tables(document(tmp_path)) if "Here, DIFF" in table[0]), strict=True))
+    assert (cells["Here, DIFF"], cells["Here, difference"], cells["Seeds needed"]) == ("not known",) * 3
+    for written in (document(tmp_path), (tmp_path / "RESULTS.html").read_text(encoding="utf-8")):
+        assert "Not known: a: the fits do not meet." in written
+    assert "not known" in (tmp_path / "figures" / "fig3-cpu-differences.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_what_is_wrong_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", outcomes())
+    with pytest.raises(FileNotFoundError, match="nowhere' does not exist"):
+        build_results_report([tmp_path / "nowhere"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty' holds no results of an experiment"):
+        build_results_report([tmp_path, tmp_path / "empty"])
+    with pytest.raises(ValueError, match=r"page\.txt' must end in \.md"):
+        build_results_report([tmp_path], tmp_path / "page.txt")
+    with pytest.raises(FileNotFoundError, match=r"the folder of .*R\.md' does not exist"):
+        build_results_report([tmp_path], tmp_path / "no" / "R.md")
+    for name in ("letter.md", "letter.html"):
+        (tmp_path / name).write_text("mine", encoding="utf-8")
+        with pytest.raises(FileExistsError, match=f"{name}' exists and is not a report"):
+            build_results_report([tmp_path], tmp_path / "letter.md")
+        assert (tmp_path / name).read_text(encoding="utf-8") == "mine"
+        (tmp_path / name).unlink()
+    (tmp_path / "figures").mkdir()
+    mine = tmp_path / "figures" / "overview.svg"
+    mine.write_text("<svg/>", encoding="utf-8")
+    with pytest.raises(FileExistsError, match=r"overview\.svg' exists"):
+        build_results_report([tmp_path])
+    mine.unlink()
+    write_json(tmp_path / "b.json", outcomes())
+    with pytest.raises(ValueError, match="are both results of 'table6' with the preset 'cpu'; give one"):
+        build_results_report([tmp_path])
+    content = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    del content["records"]
+    (tmp_path / "b.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"b\.json: the file lacks records"):
+        build_results_report([tmp_path])
+    assert not list(tmp_path.rglob("RESULTS*"))
+
+
+def test_runs_and_demos_are_none(tmp_path: Path, make_demo: Callable[[Path], Path]) -> None:
+    demo = make_demo(tmp_path / "demo")
+    assert not holds_experiments(demo)
+    assert not holds_experiments(demo / "language-diff")
+    assert not holds_experiments(tmp_path / "nowhere")
+    write_json(tmp_path / "table6.json", outcomes())
+    assert holds_experiments(tmp_path)
+    assert holds_experiments(tmp_path / "table6.json")
+    # One level down, and not two.
+    assert not holds_experiments(demo / "results.json")
+
+
+def test_columns_that_nobody_fills_are_left_out() -> None:
+    measured = records("a", OUTCOMES["reproduced"])
+    table = comparison_table([compare(measured, "a", *PAIR)])
+    assert table.head == ("Measure", "Here, DIFF", "Here, Transformer", "Here, difference", "Seeds", "Verdict")
+
+
+def test_titles_and_order(tmp_path: Path) -> None:
+    names = ("recall", "fig8", "table10", "appendix_g", "table6", "lr_sensitivity", "fig10")
+    for name in names:
+        write_json(tmp_path / f"{name}.json", file([], [], name))
+    assert [results.title for results in read_experiments([tmp_path])] == [
+        "Table 6",
+        "Table 10",
+        "Figure 8",
+        "Figure 10",
+        "Appendix G",
+        "LR sensitivity",
+        "Recall",
+    ]
+
+
+def test_an_experiment_without_comparisons_is_counted() -> None:
+    assert verdict_counts([]) == "Nothing could be compared."
+    empty = ExperimentResults("v2", "cpu", file([], [], "v2"))
+    assert [[cell.text for cell in row[2:9]] for row in overview([empty]).rows] == [
+        ["the paper's", "0", "0", "0", "0", "0", "0"]
+    ]
+
+
+def test_our_own_questions_are_told_from_the_papers_claims(tmp_path: Path) -> None:
+    measured, compared = [], []
+    for name, differences in zip("abc", OUTCOMES.values(), strict=True):
+        measured += records(name, differences)
+        compared.append(compare(measured, name, *PAIR, exploratory=True))
+    alone = file(measured, [*compared, compare(measured, "a", *PAIR, claimed=False)], "v2")
+    mixed = file(measured, [*compared, *(replace(row, exploratory=False) for row in compared[:1])], "table7")
+    assert verdict_counts(alone.comparisons) == (
+        "Of 4 comparisons: to open questions 1 yes, 1 inconclusive, 1 no; 1 nothing claimed."
+    )
+    assert verdict_counts(mixed.comparisons) == (
+        "Of 4 comparisons: 1 reproduced, 0 inconclusive, 0 contrary; to open questions 1 yes, 1 inconclusive, 1 no."
+    )
+    write_json(tmp_path / "v2.json", alone)
+    write_json(tmp_path / "table7.json", mixed)
+    build_results_report([tmp_path])
+    _, *rows = tables(document(tmp_path))[0]
+    assert [[row[0], *row[2:9]] for row in rows] == [
+        ["Table 7", "the paper's", "1", "0", "0", "0", "0", "0"],
+        ["Table 7", "open questions", "1", "1", "1", "0", "0", "0"],
+        ["V2", "open questions", "1", "1", "1", "0", "0", "1"],
+    ]
+    assert re.findall(r"\[(.*?)\]\(#(.*?)\)", document(tmp_path)) == [
+        ("Table 7", "table7-cpu"),
+        ("Table 7", "table7-cpu"),
+        ("V2", "v2-cpu"),
+    ]
+    of_v2 = tables(document(tmp_path))[-2]
+    words = [dict(zip(of_v2[0], row, strict=True))["Verdict"] for row in of_v2[1:]]
+    assert words == ["open question: yes", "open question: no", "open question: inconclusive", "nothing claimed"]
+    drawn = {path.stem: path.read_text(encoding="utf-8") for path in (tmp_path / "figures").iterdir()}
+    assert "V2, cpu, open questions" in drawn["overview"]
+    assert "open question: no" in drawn["v2-cpu-differences"]
+    assert "contrary" not in drawn["v2-cpu-differences"]
+
+
+def test_the_overview_names_every_experiment_in_full() -> None:
+    measured = records("a", (0.1, 0.2))
+    compared = [compare(measured, "a", *PAIR, exploratory=True)]
+    all_results = [ExperimentResults(name, "cpu", file(measured, compared, name)) for name in EXPERIMENTS]
+    drawn = overview_figure(all_results).svg
+    assert [one.title for one in all_results if f"{one.title}, cpu, open questions<" not in drawn] == []
+
+
+def test_the_headline_is_the_one_that_is_named_else_the_first_that_is_judged() -> None:
+    measured, compared = [], []
+    for name, differences in zip("abc", OUTCOMES.values(), strict=True):
+        measured += records(name, differences)
+        compared.append(compare(measured, name, *PAIR, claimed=name != "a", paper=(1.0, 2.0) if name == "c" else None))
+    results = file(measured, compared, "v2")
+    assert [
+        ExperimentResults("v2", "cpu", replace(results, headline=headline)).headline.name  # type: ignore[union-attr]
+        for headline in (Headline(name="b"), None, Headline(name="b", variant="other"))
+    ] == ["b", "c", "c"]
+    unclaimed = ExperimentResults("v2", "cpu", replace(results, comparisons=tuple(compared[:1])))
+    assert unclaimed.headline is None
+
+
+def test_what_was_fixed_beforehand_and_what_was_not_is_said(folder: Path) -> None:
+    for written in (document(folder), (folder / "RESULTS.html").read_text(encoding="utf-8")):
+        assert "fixed before anything was run" in written
+        assert "changed after a look at results" in written
+        assert "docs/log.md" in written
+
+
+def test_chance_and_floor_are_lines_of_a_figure() -> None:
+    places = [Coordinates(shots=count) for count in (8, 16, 32)]
+    measured = [
+        Result(name="a/accuracy", variant=variant, value=0.3 + 0.01 * number, seed=0, coordinates=place)
+        for number, place in enumerate(places)
+        for variant in PAIR
+    ]
+    baselines = [
+        Baseline(name="a/accuracy", coordinates=place, chance=0.1, floor=0.2, by_elimination=0.2, steps=1)
+        for place in places
+    ]
+    results = replace(file(measured, [], "fig6", variants=[]), baselines=tuple(baselines))
+    (drawn,) = line_figures(ExperimentResults("fig6", "cpu", results), "Figure 6")
+    # What is equal to another level is drawn once.
+    assert "by elimination goes from 0.200 to 0.200; chance goes from 0.100 to 0.100" in drawn.alt
+    assert "floor" not in drawn.svg
+    assert "chance</text>" in drawn.svg
+    (alone,) = panels(measured, (), baselines[:2])
+    assert alone.levels == ()
+
+
+def test_what_a_reader_must_know_of_many_verdicts_is_said(folder: Path) -> None:
+    for written in (document(folder), (folder / "RESULTS.html").read_text(encoding="utf-8")):
+        assert "No verdict is corrected for the number of comparisons" in written
+        assert "not independent of each other" in written
+
+
+def test_where_documents_are_lacking_no_seeds_are_asked_for() -> None:
+    row = compare(records("a", OUTCOMES["inconclusive"]), "a", *PAIR)
+    lacking = replace(row, documents_needed=True, seeds_needed=None)
+    assert column(comparison_table([lacking]), "Seeds needed") == ["more documents"]
+
+
+def test_it_is_drawn_from_what_reproduce_writes(tmp_path: Path) -> None:
+    """Nothing of a file is needed but what it says when it is read back."""
+    path = write_json(tmp_path / "table6.json", outcomes())
+    assert read_results(path).comparisons[0] == outcomes().comparisons[0]
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_heads_stand_with_the_variants_and_too_few_are_said(tmp_path: Path) -> None:
+    variants = with_heads(2, 4, 8)
+    results = file(records("a", OUTCOMES["contrary"]), [], "fig3", variants=variants)
+    write_json(tmp_path / "fig3.json", results)
+    build_results_report([tmp_path])
+    (trained,) = [rows for rows in tables(document(tmp_path)) if rows[0][0] == "Variant"]
+    position = trained[0].index("Heads × d")
+    assert [row[position] for row in trained[1:]] == ["2 × 8", "4 × 8", "4 × 8", "8 × 8", "8 × 8", "16 × 8"]
+    sentence = few_heads(variants)
+    assert "fewer heads here than the 8 or more" in sentence
+    assert "(DIFF, 0M: 2, DIFF, 1M: 4)" in sentence
+    assert "differs between the sizes" in sentence
+    assert sentence in document(tmp_path)
+    assert str(escape(sentence)) in (tmp_path / "RESULTS.html").read_text(encoding="utf-8")
+    table = variants_table(results.settings)
+    assert column(table, "Heads × d") == [row[position] for row in trained[1:]]
+    assert table.caption == sentence
+
+
+def test_heads_that_are_enough_or_not_known_need_no_words() -> None:
+    assert few_heads(with_heads(8, 16)) == ""
+    assert few_heads(with_heads(4)).endswith("(DIFF, 0M: 4).")
+    settings = file([], [], "fig3").settings  # of results that were written before heads were told
+    assert few_heads(settings["variants"]) == ""
+    assert column(variants_table(settings), "Heads × d") == ["–", "–"]
+    assert variants_table(settings).caption == ""

@@ -1,0 +1,274 @@
+"""What a report shows of validation curves: tables of steps, curves with their levels, and differences of losses."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE, curves_of
+from diff_lab.record import Baseline, Result, ResultsFile
+from diff_lab.report.experiment_tables import ExperimentResults
+from diff_lab.report.experiments_report import build_results_report
+from diff_lab.report.learning_figures import differences, learning_figures
+from diff_lab.report.learning_tables import NO_CURVES, TOO_FEW, ends_table, ratios_table
+from diff_lab.results_files import capture_results, write_json
+from diff_lab.statistics import compare, mean_interval
+from diff_lab.verdicts import judge
+from table_cells import column
+
+NAN = math.nan
+FAST, SLOW, FLAT = (0.2, 0.6, 0.8, 0.95, 0.95), (0.1, 0.2, 0.3, 0.6, 0.8), (0.1, 0.1, 0.1, 0.1, 0.1)
+LEVELS = Baseline(name=ACCURACY_CURVE, chance=0.1, floor=0.3, by_elimination=0.5, steps=500)
+
+
+def results(
+    curves: Mapping[str, Sequence[Sequence[float]]],
+    *,
+    name: str = ACCURACY_CURVE,
+    baselines: Sequence[Baseline] = (LEVELS,),
+    at: Coordinates = NOWHERE,
+    rates: Mapping[str, float] | None = None,
+    **trained: Any,
+) -> ResultsFile:
+    """The curves of each variant by seed, with a validation at every hundredth step, and a comparison of their ends."""
+    records = []
+    better: Any = "higher" if name == ACCURACY_CURVE else "lower"
+    for variant, by_seed in curves.items():
+        for seed, values in enumerate(by_seed):
+            shared: dict[str, Any] = {"variant": variant, "seed": seed, "better": better}
+            for number, value in enumerate(values, start=1):
+                where = Coordinates(at, step=100 * number)
+                records.append(Result(name=name, value=value, coordinates=where, **shared))
+            records.append(Result(name="x", value=values[-1] if values else 0.0, coordinates=at, **shared))
+    first, *others = curves
+    rows = [compare(records, "x", first, other, coordinates=at, quality=True) for other in others]
+    variants = [
+        {
+            "name": variant,
+            "coordinates": dict(at),
+            "parameters": 10,
+            "shared_parameters": 9,
+            "heads": 8,
+            "head_dim": 4,
+            "learning_rate": (rates or {}).get(variant, 1e-3),
+            "tried": {},
+            "diverged": [],
+            "differential": True,
+            **trained,
+        }
+        for variant in curves
+    ]
+    settings = {"request": {"experiment": "recall", "preset": "cpu"}, "variants": variants}
+    file = capture_results("t", settings, records, "cpu", comparisons=rows)
+    return judge(replace(file, baselines=tuple(baselines)))
+
+
+def test_how_each_variant_ends() -> None:
+    table = ends_table(results({"diff": [FAST, FAST], "softmax": [SLOW, FLAT], "diff_v2": [FAST, (0.1, NAN)]}))
+    assert table is not None
+    assert column(table, "Variant") == ["DIFF", "Transformer", "DIFF V2"]
+    assert column(table, "Ends at")[0] == "accuracy 0.950 [0.950, 0.950]"
+    assert column(table, "Ends at")[2] == "diverged"
+    assert column(table, "Gain in the last fifth") == ["+0.000", "+0.100", "not known"]
+    assert column(table, "Levelled off") == ["yes", "no", "not known"]
+    # .5 is what elimination gives.
+    assert "Steps to 0.5" not in table.head
+    assert column(table, "Steps to 0.7") == ["250", "450 (1 of 2 seeds)", "diverged"]
+    assert column(table, "Steps to 0.9") == ["367", "not within 500", "diverged"]
+    assert "Part" not in table.head
+    assert table.caption == ""
+
+
+def test_too_few_validations_are_told() -> None:
+    table = ends_table(results({"diff": [(0.9,)], "softmax": [(0.8,)]}))
+    assert table is not None
+    assert column(table, "Levelled off") == ["not known", "not known"]
+    assert table.caption == TOO_FEW
+
+
+def test_the_ratio_of_two_variants_for_each_accuracy() -> None:
+    table = ratios_table(results({"diff": [FAST, FAST], "softmax": [SLOW, SLOW], "diff_v2": [FLAT, FLAT]}))
+    assert table is not None
+    assert column(table, "First / second") == [*["DIFF / Transformer"] * 2, *["DIFF / DIFF V2"] * 2]
+    assert column(table, "To reach") == ["accuracy 0.7", "accuracy 0.9"] * 2
+    assert column(table, "Steps of the second") == ["450", "not within 500", "not within 500", "not within 500"]
+    assert column(table, "Ratio") == [
+        "0.56 [0.56, 0.56]",
+        "less than 0.74, no interval",
+        "less than 0.50, no interval",
+        "less than 0.74, no interval",
+    ]
+
+
+def test_variants_of_different_learning_rates_have_no_ratio() -> None:
+    """The lower rate of two alone is sooner at some levels and later at others."""
+    curves = {"diff": [FAST], "softmax": [SLOW], "diff_v2": [SLOW]}
+    table = ratios_table(results(curves, rates={"softmax": 3e-3}))
+    assert table is not None
+    assert set(column(table, "First / second")) == {"DIFF / DIFF V2"}
+    assert ratios_table(results({"diff": [FAST], "softmax": [SLOW]}, rates={"diff": 3e-4})) is None
+
+
+def test_their_curves_have_no_line_to_reach_and_a_caption() -> None:
+    losses = {"diff": [LOW], "softmax": [HIGH]}
+    curves, difference = drawings(results(losses, name=LOSS_CURVE))
+    assert texts(curves) == ["end 3.000"]
+    assert "Dotted" in curves.caption
+    assert "rates" not in difference.caption
+    curves, difference = drawings(results(losses, name=LOSS_CURVE, rates={"diff": 3e-4}))
+    assert texts(curves) == []
+    assert "Dotted" not in curves.caption
+    assert "comes of the rates as well" in difference.caption
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cells"),
+    [
+        ([FAST], [SLOW], ("250", "450", "0.56, one seed")),
+        ([FLAT], [FAST], ("not within 500", "250", "more than 2.00")),
+        ([FLAT], [FLAT], ("not within 500", "not within 500", "neither")),
+        ([FAST, FLAT], [FLAT, FAST], ("250 (1 of 2 seeds)", "250 (1 of 2 seeds)", "not known")),
+        ([FAST], [(0.1, NAN)], ("250", "diverged", "not known")),
+        ([(0.8, 0.9)], [SLOW], ("at most 100", "450", "less than 0.23")),
+    ],
+)
+def test_what_is_not_reached_is_told_as_such(
+    first: list[Sequence[float]], second: list[Sequence[float]], cells: tuple[str, ...]
+) -> None:
+    table = ratios_table(results({"diff": first, "softmax": second}))
+    assert table is not None
+    names = ("Steps of the first", "Steps of the second", "Ratio")
+    assert tuple(column(table, name)[0] for name in names) == cells
+
+
+HIGH, LOW = (5.0, 4.0, 3.5, 3.2, 3.0), (4.0, 3.0, 2.8, 2.7, 2.6)
+
+
+def test_losses_are_read_at_the_final_one_of_the_worse_variant() -> None:
+    size = Coordinates(parameters=1_000_000)
+    for first, second, target, ratio in (
+        (LOW, HIGH, "loss 3.000, with which the Transformer ends", "0.40, one seed"),
+        (HIGH, LOW, "loss 3.000, with which DIFF ends", "2.50, one seed"),
+    ):
+        table = ratios_table(results({"diff": [first], "softmax": [second]}, name=LOSS_CURVE, at=size))
+        assert table is not None
+        assert column(table, "To reach") == [target]
+        assert column(table, "Ratio") == [ratio]
+        assert column(table, "Part") == ["1M"]
+    mixed = ratios_table(results({"diff": [LOW, HIGH], "softmax": [HIGH, LOW]}, name=LOSS_CURVE))
+    assert mixed is not None
+    assert column(mixed, "To reach") == ["loss 3.000, the worse final one of each seed"]
+    ends = ends_table(results({"diff": [LOW], "softmax": [HIGH]}, name=LOSS_CURVE))
+    assert ends is not None
+    assert column(ends, "Gain in the last fifth") == ["+3.8 %", "+6.7 %"]
+    assert not any("Steps to" in name for name in ends.head)
+
+
+def drawings(file: ResultsFile) -> list[Any]:
+    return list(learning_figures(ExperimentResults("recall", "cpu", file), "Recall"))
+
+
+def texts(drawing: Any) -> list[str]:
+    return [text.get_text() for text in drawing.figure.axes[0].texts]
+
+
+def test_curves_are_drawn_with_their_levels() -> None:
+    (drawing,) = drawings(results({"diff": [FAST, SLOW], "softmax": [SLOW, FLAT]}))
+    assert texts(drawing) == ["chance 0.10", "floor 0.30", "by elimination 0.50", "0.7", "0.9"]
+    assert drawing.figure.axes[0].get_ylim() == (0.0, 1.0)
+    assert drawing.name == "recall-cpu-learning"
+    assert "DIFF goes from 0.150 to 0.875; Transformer goes from 0.100 to 0.450" in drawing.alt
+    # Bands of two seeds would go far beyond the axis.
+    for band in drawing.figure.axes[0].collections:
+        heights = band.get_paths()[0].vertices[:, 1]
+        assert 0 <= heights.min() <= heights.max() <= 1
+    assert "mean of 2 seeds" in drawing.caption
+    assert "<svg" in drawing.svg
+
+
+def test_levels_of_one_height_are_one_line() -> None:
+    guessing = Baseline(name=ACCURACY_CURVE, chance=0.25, floor=0.25, steps=500)
+    (drawing,) = drawings(results({"diff": [FAST], "softmax": [SLOW]}, baselines=[guessing]))
+    assert texts(drawing) == ["floor 0.25", "0.5", "0.7", "0.9"]
+    assert "one seed" in drawing.caption
+
+
+def test_of_losses_the_differences_are_drawn_too_over_tokens() -> None:
+    file = results({"diff": [LOW, HIGH], "softmax": [HIGH, HIGH]}, name=LOSS_CURVE, tokens_per_step=2048)
+    curves, difference = drawings(file)
+    for drawing in (curves, difference):
+        axes = drawing.figure.axes[0]
+        assert axes.get_xlabel() == "tokens of training"
+        assert axes.get_xlim() == (0, 500 * 2048)
+    assert texts(curves) == ["end 3.000"]
+    assert difference.name == "recall-cpu-learning-difference"
+    assert "DIFF − Transformer ends at -0.200" in difference.alt
+    first, second = curves_of(file.records)
+    steps, means, intervals = differences(first, second)
+    assert steps == [100, 200, 300, 400, 500]
+    assert means[0] == pytest.approx(-0.5)
+    assert intervals[-1] == mean_interval((LOW[-1] - HIGH[-1], 0.0))
+    # Results that do not tell how many tokens a step has are drawn over steps.
+    (curves, _) = drawings(results({"diff": [LOW], "softmax": [HIGH]}, name=LOSS_CURVE))
+    assert curves.figure.axes[0].get_xlabel() == "step of training"
+
+
+def test_runs_that_diverged_and_single_validations_leave_no_curve() -> None:
+    assert drawings(results({"diff": [(0.9,)], "softmax": [(0.8,)]})) == []
+    lost = results({"diff": [LOW, (5.0, 4.0, NAN)], "softmax": [HIGH, HIGH]}, name=LOSS_CURVE)
+    curves, _ = drawings(lost)
+    assert "DIFF goes from 4.500 to" in curves.alt
+
+
+@pytest.mark.parametrize(
+    ("diverged", "low", "high"),
+    [((5.0, *[NAN] * 19), 4.94, 5.06), ((5.0, 4.0, *[NAN] * 18), 3.94, 4.06), ([NAN] * 20, 0, 1)],
+)
+def test_losses_that_all_diverged_in_the_beginning_are_drawn(
+    tmp_path: Path, diverged: Sequence[float], low: float, high: float
+) -> None:
+    """As with `compare --learning-rates 1`: no mean is left after the first tenth of training, and no level."""
+    file = results({"diff": [diverged], "softmax": [diverged]}, name=LOSS_CURVE)
+    assert drawings(file)[0].figure.axes[0].get_ylim() == pytest.approx((low, high))
+    write_json(tmp_path / "recall.json", file)
+    document, _ = build_results_report([tmp_path])
+    assert "recall-cpu-learning.svg" in document.read_text(encoding="utf-8")
+
+
+def test_an_accuracy_and_a_loss_have_a_figure_each(tmp_path: Path) -> None:
+    """A run on masked text logs both."""
+    accuracies = results({"diff": [FAST], "softmax": [SLOW]})
+    losses = results({"diff": [LOW], "softmax": [HIGH]}, name=LOSS_CURVE)
+    curves = tuple(record for record in losses.records if record.name == LOSS_CURVE)
+    both = replace(accuracies, records=(*accuracies.records, *curves))
+    names = ["recall-cpu-learning-accuracy", "recall-cpu-learning-loss", "recall-cpu-learning-difference"]
+    assert [drawing.name for drawing in drawings(both)] == names
+    write_json(tmp_path / "recall.json", both)
+    build_results_report([tmp_path])
+    assert {f"{name}.svg" for name in names} <= {path.name for path in (tmp_path / "figures").iterdir()}
+
+
+def test_the_report_has_figures_and_tables_of_learning(tmp_path: Path) -> None:
+    write_json(tmp_path / "recall.json", results({"diff": [FAST, FAST], "softmax": [SLOW, SLOW]}))
+    document, page = build_results_report([tmp_path])
+    text = document.read_text(encoding="utf-8")
+    assert "figures/recall-cpu-learning.svg" in text
+    assert (tmp_path / "figures" / "recall-cpu-learning.svg").is_file()
+    assert "| DIFF / Transformer | accuracy 0.7 | 250 | 450 | 0.56 \\[0.56, 0.56\\] |" in text
+    assert "still learning at 500 steps" in text
+    assert NO_CURVES not in text
+    html = page.read_text(encoding="utf-8")
+    assert "DIFF / Transformer" in html
+    assert "Steps to 0.7" in html
+
+
+def test_results_without_curves_say_so(tmp_path: Path) -> None:
+    file = results({"diff": [()], "softmax": [()]})
+    assert (ends_table(file), ratios_table(file), drawings(file)) == (None, None, [])
+    write_json(tmp_path / "recall.json", file)
+    for path in build_results_report([tmp_path]):
+        assert NO_CURVES in path.read_text(encoding="utf-8")

@@ -1,0 +1,153 @@
+import math
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.record import Baseline, Result, ResultsFile
+from diff_lab.report.measured_tables import demo_table, rows_of
+from diff_lab.report.wording import format_number, format_result, variants_of
+from table_cells import column
+
+
+def pair(
+    diff: float,
+    softmax: float,
+    *,
+    better: str | None = "higher",
+    intervals: tuple | None = None,
+    name: str = "task/measure",
+    coordinates: Coordinates = NOWHERE,
+    seed: int | None = 0,
+) -> list[Result]:
+    low, high = intervals or (None, None)
+    common = {"name": name, "coordinates": coordinates, "seed": seed, "better": better}
+    return [
+        Result(variant="diff", value=diff, interval=low, **common),
+        Result(variant="softmax", value=softmax, interval=high, **common),
+    ]
+
+
+def results_file(*records: Result) -> ResultsFile:
+    return ResultsFile(
+        title="[red]title[/red]",
+        command="demo",
+        device="[bold]cpu",
+        versions={},
+        commit=None,
+        created="now",
+        settings={},
+        records=records,
+    )
+
+
+def test_records_pair_by_measure_coordinates_and_seed() -> None:
+    records = [
+        *pair(1, 2, seed=0),
+        *pair(3, 4, seed=1),
+        *pair(5, 6, coordinates=Coordinates(depth=(0.0, 0.5))),
+        *pair(7, 8, coordinates=Coordinates(depth=(0.5, 1.0))),
+    ]
+    rows = rows_of(records)
+    assert [[result.value for (result,) in row.results.values()] for row in rows] == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert [row.label for row in rows] == ["measure ↑, seed 0", "measure ↑, seed 1", "measure ↑", "measure ↑"]
+    assert [row.coordinates.label for row in rows] == ["", "", "depth 0–50 %", "depth 50–100 %"]
+
+
+def test_variants_come_in_a_fixed_order_and_unknown_ones_last() -> None:
+    records = [Result(name="m", variant=variant, value=1.0) for variant in ("softmax", "mine", "diff")]
+    assert variants_of(records) == ["diff", "softmax", "mine"]
+
+
+def test_a_line_sums_up_its_places() -> None:
+    first, second = Coordinates(part="a"), Coordinates(part="b")
+    variants = ["diff", "softmax"]
+    (row,) = rows_of([*pair(0.5, 0.2, coordinates=first), *pair(0.7, 0.1, coordinates=second)], by_coordinates=False)
+    assert row.texts(variants) == ["0.500 … 0.700", "0.100 … 0.200"]
+    one_each = [pair(0.5, 0.2, coordinates=first)[0], pair(0.5, 0.2, coordinates=second)[1]]
+    (row,) = rows_of(one_each, by_coordinates=False)
+    assert row.texts([*variants, "dex"]) == ["0.500", "0.200", "–"]
+
+
+def test_single_measurements_get_no_verdict() -> None:
+    """However far apart their intervals are: they say nothing of other seeds."""
+    apart = ((0.4, 0.6), (0.1, 0.3))
+    for better in ("higher", "lower"):
+        table = demo_table(results_file(*pair(0.5, 0.2, intervals=apart, better=better)))
+        assert table.head == ("Measure", "DIFF", "Transformer")
+        assert [cell.text for cell in table.rows[1]][1:] == ["0.500 [0.400, 0.600]", "0.200 [0.100, 0.300]"]
+        assert not any(cell.strong for row in table.rows for cell in row)
+        assert "paired seeds" in table.caption
+    assert "paired seeds" not in demo_table(results_file(*pair(0.5, 0.2)[:1])).caption
+
+
+def test_chance_and_floor_stand_behind_the_label_of_an_accuracy() -> None:
+    levels = {"chance": 0.25, "floor": 0.25, "steps": 1}
+    known = [
+        Baseline(name="task/accuracy", **(levels | {"floor": 0.5, "by_elimination": 0.75})),
+        Baseline(name="task/guess", **levels),
+        Baseline(name="task/variance", is_accuracy=False, **levels),
+    ]
+    records = [record for name in ("accuracy", "guess", "variance") for record in pair(0.5, 0.2, name=f"task/{name}")]
+    table = demo_table(replace(results_file(*records), baselines=tuple(known)))
+    assert column(table, "Measure") == [
+        "accuracy ↑ (chance 0.250, floor 0.500, by elimination 0.750)",
+        "guess ↑ (chance 0.250)",
+        "variance ↑",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.54721, "0.547"),
+        (-0.0214, "-0.021"),
+        (14.25, "14.2"),
+        (143.2, "143"),
+        (812825.0, "812,825"),
+        (0.00012345, "0.000123"),
+        (-1.2e-15, "-1.2e-15"),
+        (math.inf, "not known"),
+        (-0.0, "0.000"),
+        (0.0, "0.000"),
+        (-10.0, "-10.0"),
+    ],
+)
+def test_numbers_keep_their_telling_digits(value: float, text: str) -> None:
+    assert format_number(value) == text
+
+
+@pytest.mark.parametrize(("value", "digits", "text"), [(-0.0004, 3, "0.000"), (-0.4, 0, "0"), (-0.0006, 3, "-0.001")])
+def test_what_is_rounded_to_nothing_has_no_sign(value: float, digits: int, text: str) -> None:
+    assert format_number(value, digits) == text
+
+
+def test_intervals_keep_the_digits_of_their_value() -> None:
+    assert (
+        format_result(Result(name="m", variant="diff", value=-0.0, interval=(-0.0004, 0.2))) == "0.000 [0.000, 0.200]"
+    )
+    assert format_result(Result(name="m", variant="diff", value=9.98, interval=(9.5, 10.26))) == "9.980 [9.500, 10.260]"
+    assert format_result(Result(name="m", variant="diff", value=2000.4, interval=(90, 3000))) == "2,000 [90, 3,000]"
+
+
+def test_the_terminal_table_shows_every_measure_and_no_markup_of_its_input() -> None:
+    results = results_file(
+        *pair(0.547, 0.254, name="retrieval/accuracy"),
+        *pair(2.1, 2.0, name="language/bits_per_byte", better="lower"),
+    )
+    stream = StringIO()
+    Console(file=stream, width=120).print(demo_table(results))
+    text = stream.getvalue()
+    assert "[red]title[/red]" in text
+    assert "[bold]cpu" in text
+    assert "\x1b" not in text
+    rows = {
+        cells[1].strip(): [cell.strip() for cell in cells[2:4]]
+        for line in text.splitlines()
+        if len(cells := line.split("│")) > 3
+    }
+    assert rows["accuracy ↑"] == ["0.547", "0.254"]
+    assert rows["bits per byte ↓"] == ["2.100", "2.000"]
+    assert list(rows)[:2] == ["Retrieval", "accuracy ↑"]

@@ -1,0 +1,205 @@
+"""Differences in words."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from diff_lab.coordinates import Coordinates
+from diff_lab.record import Baseline, Comparison, Interval, ResultsFile
+from diff_lab.report.experiment_tables import comparison_table, verdict_table
+from diff_lab.report.wording import (
+    format_difference,
+    level_cells,
+    levels_mark,
+    missing_word,
+    variant_label,
+    verdict_mark,
+    verdict_text,
+)
+from table_cells import column
+
+
+@pytest.mark.parametrize(
+    ("difference", "interval", "text"),
+    [
+        (-0.0214, (-0.0431, 0.0003), "−0.0214 [−0.0431, +0.0003]"),
+        (0.5, None, "+0.500, no interval"),
+        (-279.2, (-300.0, -250.0), "−279 [−300, −250]"),
+        (-1e-9, (-1.5e-9, -5e-10), "−1.00e−09 [−1.50e−09, −5.00e−10]"),
+        (math.nan, (math.nan, math.nan), "not known"),
+        (0.0, (0.0, 0.0), "+0.000 [+0.000, +0.000]"),
+    ],
+)
+def test_a_difference_has_the_decimals_that_tell_it(difference: float, interval: Interval | None, text: str) -> None:
+    row = Comparison(name="a", variant="diff", against="softmax", ours=(1, 1), difference=difference, interval=interval)
+    assert format_difference(row) == text
+
+
+def test_a_variant_is_named_after_its_variant() -> None:
+    assert variant_label("softmax, half the heads") == "Transformer, half the heads"
+    assert variant_label("diff") == "DIFF"
+    assert variant_label("a tenfold difference") == "a tenfold difference"
+
+
+def judged(**settings: Any) -> Comparison:
+    return Comparison(
+        **{
+            "name": "a",
+            "variant": "diff",
+            "against": "softmax",
+            "ours": (1, 1),
+            "difference": -1,
+            "differences": (-1.0, -1.0),
+            "better": "lower",
+            **settings,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"verdict": "contrary"}, "contrary"),
+        ({"verdict": "contrary", "exploratory": True}, "open question: no"),
+        ({"verdict": "reproduced", "exploratory": True}, "open question: yes"),
+        (
+            {"verdict": "inconclusive", "seeds_needed": 1200},
+            "inconclusive: 1,200 seeds would find such a difference in 80 % of repetitions",
+        ),
+        ({"verdict": "inconclusive", "documents_needed": True}, "inconclusive: needs more documents"),
+        (
+            {"verdict": "inconclusive", "differences": (1.0,), "exploratory": True},
+            "open question: inconclusive: one seed",
+        ),
+        ({"verdict": None, "better": None, "exploratory": True}, "nothing claimed"),
+        ({"verdict": "inconclusive", "reason": "the fits do not meet"}, "inconclusive: the fits do not meet"),
+    ],
+)
+def test_a_verdict_in_words(settings: dict[str, Any], text: str) -> None:
+    assert verdict_text(judged(**settings)) == text
+
+
+def trained(name: str, millions: int | None = None, diverged: tuple[int, ...] = ()) -> dict[str, Any]:
+    size = {} if millions is None else {"parameters": millions * 1_000_000}
+    return {"name": name, "coordinates": size, "diverged": list(diverged)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "variants", "word"),
+    [
+        ({}, [], "not known"),
+        ({}, [trained("diff"), trained("softmax")], "not known"),
+        ({}, [trained("diff"), trained("softmax", diverged=(1,))], "diverged"),
+        ({}, [trained("diff"), trained("softmax"), trained("diff_v2", diverged=(0,))], "not known"),
+        ({"coordinates": Coordinates(depth=0.0)}, [trained("diff", diverged=(2,)), trained("softmax")], "diverged"),
+        (
+            {"coordinates": Coordinates(parameters=1_000_000)},
+            [trained("diff", 1, (0,)), trained("diff", 2)],
+            "diverged",
+        ),
+        (
+            {"coordinates": Coordinates(parameters=2_000_000)},
+            [trained("diff", 1, (0,)), trained("diff", 2)],
+            "not known",
+        ),
+        ({}, [trained("diff", 1, (0,)), trained("diff", 2)], "diverged"),
+        ({"reason": "the fits do not meet"}, [trained("diff", diverged=(1,))], "not known"),
+    ],
+)
+def test_what_is_missing_diverged_only_where_a_run_of_its_variants_did(
+    settings: dict[str, Any], variants: list[dict[str, Any]], word: str
+) -> None:
+    assert missing_word(judged(verdict="inconclusive", **settings), variants) == word
+
+
+def test_the_terminal_tells_what_diverged_from_what_is_not_known() -> None:
+    nothing = {"ours": (math.nan, 1.0), "difference": math.nan, "verdict": "inconclusive"}
+    rows = (judged(**nothing), judged(**nothing, against="other"))
+    variants = [trained("diff"), trained("softmax", diverged=(1,)), trained("other")]
+    environment = {"command": "x", "device": "a machine", "versions": {}, "commit": None, "created": "today"}
+    table = verdict_table(
+        ResultsFile(title="t", settings={"variants": variants}, records=(), comparisons=rows, **environment)
+    )
+    here, difference = column(table, "here"), column(table, "difference")
+    assert here == ["diverged / 1.000", "not known / 1.000"]
+    assert difference == ["diverged", "not known"]
+
+
+def test_the_terminal_says_that_verdicts_are_uncorrected() -> None:
+    environment = {"command": "x", "device": "a machine", "versions": {}, "commit": None, "created": "today"}
+    table = verdict_table(ResultsFile(title="t", settings={}, records=(), **environment))
+    assert "No verdict is corrected for the number of comparisons" in str(table.caption)
+
+
+LEVELS = Baseline(name="a", chance=0.0625, floor=0.53125, by_elimination=0.765625, steps=1000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            {"at_floor": ("softmax",)},
+            "not comparable: the Transformer is not shown to be above the floor at 1,000 steps",
+        ),
+        (
+            {"against": "softmax, half the heads", "at_elimination": ("softmax, half the heads",)},
+            "not comparable: the Transformer, half the heads is not shown to be above elimination at 1,000 steps",
+        ),
+        (
+            {"at_floor": ("diff", "softmax"), "exploratory": True},
+            "open question: not comparable: neither is shown to be above the floor at 1,000 steps",
+        ),
+        (
+            {"at_elimination": ("diff", "softmax")},
+            "not comparable: neither is shown to be above elimination at 1,000 steps",
+        ),
+    ],
+)
+def test_a_verdict_says_who_has_not_begun_to_learn(settings: dict[str, Any], text: str) -> None:
+    row = judged(baseline=LEVELS, verdict="not comparable", **settings)
+    assert verdict_text(row) == text
+    assert verdict_mark(row) == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "mark"),
+    [
+        ({"interval": (-2.0, -0.5)}, "still learning at 1,500 steps; DIFF is ahead so far", "DIFF ahead"),
+        (
+            {"interval": (0.5, 2.0), "exploratory": True},
+            "open question: still learning at 1,500 steps; the Transformer is ahead so far",
+            "Transformer ahead",
+        ),
+        (
+            {"interval": (0.5, 2.0), "against": "softmax, half the heads"},
+            "still learning at 1,500 steps; the Transformer, half the heads is ahead so far",
+            "second ahead",
+        ),
+        ({"interval": (-2.0, 0.5)}, "still learning at 1,500 steps; no difference so far", "no difference yet"),
+        ({"interval": None, "differences": (-1.0,)}, "still learning at 1,500 steps; one seed", "one seed"),
+    ],
+)
+def test_a_verdict_says_who_is_ahead_while_they_learn(settings: dict[str, Any], text: str, mark: str) -> None:
+    row = judged(verdict="still learning", steps=1500, still_learning=("softmax",), **settings)
+    assert verdict_text(row) == text
+    assert verdict_mark(row) == mark
+
+
+def test_chance_and_floor_stand_beside_accuracies_alone() -> None:
+    row = judged(verdict="reproduced", baseline=LEVELS)
+    assert level_cells(row) == ("0.062", "0.531; 0.766 by elimination")
+    assert levels_mark(row) == " (0.06,\N{NO-BREAK SPACE}0.77)"
+    assert column(comparison_table([row]), "Chance") == ["0.062"]
+    assert column(comparison_table([row]), "Floor") == ["0.531; 0.766 by elimination"]
+    for unlevelled in (
+        judged(verdict="reproduced"),
+        judged(verdict="reproduced", baseline=replace(LEVELS, is_accuracy=False)),
+    ):
+        assert (*level_cells(unlevelled), levels_mark(unlevelled)) == ("–", "–", "")
+        assert "Chance" not in comparison_table([unlevelled]).head
+    environment = {"command": "x", "device": "a machine", "versions": {}, "commit": None, "created": "today"}
+    table = verdict_table(ResultsFile(title="t", settings={}, records=(), comparisons=(row,), **environment))
+    assert column(table, "chance / floor") == ["0.062 / 0.531; 0.766 by elimination"]
+    assert "begun to learn" in table.caption

@@ -1,0 +1,74 @@
+"""An experiment at a size of seconds, and what its runs tell."""
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, Preset
+from diff_lab.experiments.recall_experiments import RECALL
+from diff_lab.experiments.request import ExperimentRequest
+from diff_lab.experiments.runner import run_experiment
+from diff_lab.record import ResultsFile
+from diff_lab.train.training_progress import Silent
+
+SIZES = (
+    "model.hidden_size=16",
+    "model.intermediate_size=16",
+    "model.head_dim=8",
+    "model.num_hidden_layers=1",
+    "data.length=32",
+    "data.num_pairs=2",
+    "data.batch_size=2",
+    "data.validation_sequences=4",
+    "train.steps=2",
+    "train.warmup_steps=0",
+    "train.inspect_every=null",
+)
+TINY = Preset(
+    recipe="retrieval",
+    overrides=SIZES,
+    variants=DIFF_AND_SOFTMAX,
+    learning_rates=(1e-3, 2e-3),
+    more_rates=0,
+    seeds=2,
+    options={"sequences": 8},
+    minutes=0.1,
+)
+SMALL = replace(RECALL, presets={"cpu": TINY})
+
+
+class Heard(Silent):
+    """A progress that remembers."""
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+        self.messages: list[str] = []
+        self.steps: list[int] = []
+
+    def start(self, total: int, description: str) -> None:
+        self.runs.append(description)
+
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        self.steps.append(step)
+
+    def tell(self, message: str) -> None:
+        self.messages.append(message)
+
+
+class Stop(Silent):
+    """A user who presses Ctrl-C after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        self._left -= 1
+        if self._left == 0:
+            signal.raise_signal(signal.SIGINT)
+
+
+def trainings(folder: Path, request: ExperimentRequest, **settings: Any) -> tuple[list[str], ResultsFile]:
+    """Which runs are trained, as the progress hears of them, and the results."""
+    heard = Heard()
+    return heard.runs, run_experiment(request, folder, progress=heard, **settings)

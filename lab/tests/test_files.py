@@ -1,0 +1,216 @@
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diff_lab.coordinates import Coordinates
+from diff_lab.record import AttentionExample, Comparison, Result, ResultsFile, Samples
+from diff_lab.results_files import read_record, read_results, write_json, write_text
+from diff_transformer.storage.files import read_metrics
+
+
+@pytest.fixture
+def results_file() -> ResultsFile:
+    records = (
+        Result(
+            name="a/accuracy", variant="diff", value=0.5, interval=(0.4, 0.6), n=100, better="higher", method="Wilson"
+        ),
+        Result(
+            name="a/loss",
+            variant="softmax",
+            value=1.0,
+            seed=0,
+            better="lower",
+            coordinates=Coordinates(depth=(0.0, 0.25)),
+            unit="nats",
+        ),
+    )
+    environment = {"command": "demo", "device": "cpu", "versions": {"python": "3"}, "commit": None, "created": "now"}
+    return ResultsFile(**environment, title="t", settings={"steps": 3, "name": None}, records=records)
+
+
+def test_results_survive_a_round_trip(tmp_path: Path, results_file: ResultsFile) -> None:
+    assert read_results(write_json(tmp_path / "results.json", results_file)) == results_file
+    assert [entry.name for entry in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_comparisons_notes_and_documents_survive_a_round_trip(tmp_path: Path, results_file: ResultsFile) -> None:
+    compared = Comparison(
+        name="a/loss",
+        variant="diff",
+        against="softmax",
+        ours=(1.0, 2.0),
+        difference=-1.0,
+        differences=(-1.5, -0.5),
+        interval=(-2.0, 0.5),
+        better="lower",
+        paper=(3.062, math.nan),
+        verdict="inconclusive",
+        seeds_needed=7,
+        documents_needed=True,
+        exploratory=True,
+    )
+    record = replace(results_file.records[0], documents=((1.0, 2.0), (3.0, 4.0)))
+    complete = replace(results_file, records=(record,), comparisons=(replace(compared, paper=None),), notes=("a note",))
+    assert read_results(write_json(tmp_path / "results.json", complete)) == complete
+    half_known = read_results(write_json(tmp_path / "half.json", replace(complete, comparisons=(compared,))))
+    paper = half_known.comparisons[0].paper
+    assert paper is not None
+    assert paper[0] == 3.062
+    assert math.isnan(paper[1])
+
+
+def test_a_file_from_before_comparisons_is_read(tmp_path: Path, results_file: ResultsFile) -> None:
+    path = write_json(tmp_path / "results.json", results_file)
+    data = json.loads(path.read_text())
+    assert "documents" not in data["records"][0]
+    data.pop("comparisons", None)
+    data.pop("notes", None)
+    path.write_text(json.dumps(data))
+    assert read_results(path) == results_file
+
+
+def test_attention_and_samples_survive_a_round_trip(tmp_path: Path) -> None:
+    example = AttentionExample(
+        tokens=("a", "b"),
+        layers={"diff": 1},
+        heads={"diff": 2},
+        query_position=1,
+        answer_positions=(0,),
+        needle_positions=(0, 1),
+        maps={"diff": {"A1": [[1.0, 0.0], [0.5, 0.5]]}},
+        lambda_=0.2,
+    )
+    path = write_json(tmp_path / "attention.json", example, indent=None)
+    assert json.loads(path.read_text())["lambda"] == 0.2
+    assert read_record(path, AttentionExample) == example
+    samples = Samples(prompt="def ", diff="λ\n", softmax="</b>")
+    assert read_record(write_json(tmp_path / "samples.json", samples), Samples) == samples
+
+
+def test_what_is_not_finite_is_strict_json_and_comes_back(tmp_path: Path, results_file: ResultsFile) -> None:
+    diverged = replace(results_file.records[0], value=math.nan, interval=(math.nan, math.inf))
+    path = write_json(tmp_path / "results.json", replace(results_file, records=(diverged,)))
+    json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    back = read_results(path).records[0]
+    assert math.isnan(back.value)
+    assert back.interval is not None
+    assert math.isnan(back.interval[1])
+
+
+def test_tensors_and_paths_are_written_plainly(tmp_path: Path) -> None:
+    import torch
+
+    content = {"map": torch.eye(2), "path": Path("a"), "flag": True, "inf": torch.tensor(math.inf)}
+    path = write_json(tmp_path / "x.json", content)
+    assert json.loads(path.read_text()) == {"map": [[1.0, 0.0], [0.0, 1.0]], "path": "a", "flag": True, "inf": None}
+    with pytest.raises(ValueError, match="not set"):
+        write_json(tmp_path / "x.json", {"bad": {1}})
+    assert json.loads(path.read_text())["flag"] is True
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_text(tmp_path / "x.txt", "old")
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+COMPARED = {"name": "a", "variant": "diff", "against": "softmax", "ours": [1, 2], "difference": -1}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.pop("device"), "the file lacks device"),
+        (lambda data: [data.pop(key) for key in ("device", "commit")], "lacks device, commit|lacks commit, device"),
+        (lambda data: data.update(devise="x"), "unknown key devise"),
+        (lambda data: data["records"][0].update(vlaue=1), r"records\[0\] has the unknown key vlaue"),
+        (lambda data: data.update(records={}), r"the file\.records .* array, got {}"),
+        (lambda data: data["records"].append(1), r"the file\.records\[2\] .* object, got 1"),
+        (lambda data: data["records"][0].update(value="high"), r"records\[0\]\.value .* number, got 'high'"),
+        (lambda data: data["records"][0].update(value="1.5"), r"records\[0\]\.value .* number, got '1.5'"),
+        (lambda data: data["records"][0].update(value=True), r"records\[0\]\.value .* number, got True"),
+        (lambda data: data.update(comparisons=[COMPARED | {"documents_needed": 1}]), "documents_needed .* boolean"),
+        (lambda data: data["records"][0].update(n=True), r"records\[0\]\.n .* integer, got True"),
+        (lambda data: data["records"][0].update(n=1.0), r"records\[0\]\.n .* integer, got 1.0"),
+        (lambda data: data["records"][0].update(better="more"), r"records\[0\]\.better .*'lower', got 'more'"),
+        (lambda data: data["records"][0].update(interval=[1]), r"records\[0\]\.interval lacks 1"),
+        (lambda data: data["records"][0].update(interval=[1, 2, 3]), r"at most 2 items"),
+        (lambda data: data["records"][0].update(interval=[2, 1]), "the interval of a/accuracy must be"),
+        (lambda data: data["records"][0].update(variant=""), "needs a name and a variant"),
+        (lambda data: data["versions"].update(python=3), r"versions\.python .* string, got 3"),
+    ],
+)
+def test_a_wrong_results_file_is_named_with_what_is_wrong(
+    tmp_path: Path, results_file: ResultsFile, change, message: str
+) -> None:
+    path = write_json(tmp_path / "results.json", results_file)
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=message) as caught:
+        read_results(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    with pytest.raises(FileNotFoundError, match=r"results\.json does not exist"):
+        read_results(path)
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"results\.json is not JSON"):
+        read_results(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"results\.json is not UTF-8"):
+        read_results(path)
+    path.write_text("[]")
+    with pytest.raises(ValueError, match=r"results\.json: the file .* an object, got \[\]"):
+        read_results(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query_position": 2}, r"positions must lie in 0 … 1, got \(2, 0\)"),
+        ({"layers": {"diff": 1}}, "layers, heads and maps must be of the same variants"),
+        (
+            {"layers": {"a": 1}, "heads": {"a": 1}, "maps": {"a": {"A2": [[1.0]]}}},
+            "the map A2 of a must have 2 rows of 2 weights",
+        ),
+    ],
+)
+def test_an_attention_file_whose_parts_disagree_is_refused(tmp_path: Path, change: dict, message: str) -> None:
+    good = {"tokens": ["a", "b"], "layers": {}, "heads": {}, "query_position": 1, "answer_positions": [0]}
+    good |= {"needle_positions": [], "maps": {}, "lambda": 0.5}
+    with pytest.raises(ValueError, match=message):
+        read_record(write_json(tmp_path / "attention.json", good | change), AttentionExample)
+
+
+def test_metrics_leave_out_the_line_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": NaN}\n{"step": 3, "lo')
+    assert [line["step"] for line in read_metrics(path)] == [1, 2]
+    path.write_text('{"step": 1}\n{"loss": 1}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: expected an object with a whole number 'step'"):
+        read_metrics(path)
+    path.write_text('{"step": 1}\n{"loss\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 is not JSON"):
+        read_metrics(path)
+
+
+def test_reading_results_does_not_import_torch() -> None:
+    code = "import sys, diff_lab.results_files; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

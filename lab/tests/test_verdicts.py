@@ -1,0 +1,219 @@
+"""A difference means something where both have learned something, and have levelled off."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE, TOKENS_FOR_EQUAL_LOSS
+from diff_lab.record import Baseline, Result
+from diff_lab.results_files import capture_results
+from diff_lab.statistics import compare
+from diff_lab.verdicts import judge, lower_end
+
+NAME = "task/accuracy"
+ABOVE, AT_ELIMINATION, AT_FLOOR = (0.90, 0.91, 0.92), (0.60, 0.61, 0.62), (0.48, 0.49, 0.50)
+
+
+def records(name: str, variant: str, values: Sequence[float], half: float | None = None) -> list[Result]:
+    return [
+        Result(
+            name=name,
+            variant=variant,
+            value=value,
+            seed=seed,
+            better="higher",
+            interval=None if half is None else (value - half, value + half),
+        )
+        for seed, value in enumerate(values)
+    ]
+
+
+def judged(first: Sequence[float], second: Sequence[float], *, claimed: bool = True, **more: Any) -> Any:
+    """The comparison of two variants beside a floor of 0.5 and elimination of 0.7."""
+    measured = [*records(NAME, "diff", first), *records(NAME, "softmax", second)]
+    row = compare(measured, NAME, "diff", "softmax", claimed=claimed)
+    levels = {"name": NAME, "chance": 0.1, "floor": 0.5, "by_elimination": 0.7, "steps": 100, **more}
+    file = capture_results("t", {}, measured, "cpu", comparisons=[row])
+    (result,) = judge(replace(file, baselines=(Baseline(**levels),))).comparisons
+    return result
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict", "at_floor", "at_elimination"),
+    [
+        (ABOVE, (0.80, 0.81, 0.82), "reproduced", (), ()),
+        ((0.80, 0.81, 0.82), ABOVE, "contrary", (), ()),
+        (ABOVE, AT_FLOOR, "not comparable", ("softmax",), ()),
+        (ABOVE, AT_ELIMINATION, "not comparable", (), ("softmax",)),
+        (AT_FLOOR, ABOVE, "not comparable", ("diff",), ()),
+        (AT_ELIMINATION, AT_FLOOR, "not comparable", ("softmax",), ("diff",)),
+        (AT_FLOOR, (0.30, 0.31, 0.32), "not comparable", ("diff", "softmax"), ()),
+        # Above it on average, and not by the interval.
+        (ABOVE, (0.68, 0.75, 0.72), "not comparable", (), ("softmax",)),
+        # One seed tells nothing of others.
+        (ABOVE[:1], AT_FLOOR[:1], "inconclusive", (), ()),
+        # Of a run that diverged nothing is known.
+        (ABOVE, (0.48, math.nan, 0.50), "inconclusive", (), ()),
+    ],
+)
+def test_who_is_not_above_the_floor(
+    first: Sequence[float], second: Sequence[float], verdict: str, at_floor: tuple[str], at_elimination: tuple[str]
+) -> None:
+    row = judged(first, second)
+    assert (row.verdict, row.at_floor, row.at_elimination) == (verdict, at_floor, at_elimination)
+
+
+def test_what_is_no_accuracy_follows_the_accuracy_that_it_belongs_to() -> None:
+    assert judged(ABOVE, AT_FLOOR, is_accuracy=False).verdict == "not comparable"
+    assert judged(ABOVE, (0.80, 0.81, 0.82), is_accuracy=False).verdict == "reproduced"
+
+
+def test_nothing_is_judged_where_nothing_is_claimed_or_known() -> None:
+    row = judged(AT_FLOOR, AT_FLOOR, claimed=False)
+    assert (row.verdict, row.baseline.floor) == (None, 0.5)
+    assert judged(AT_FLOOR, AT_FLOOR, name="task/other").baseline is None
+
+
+def test_another_accuracy_may_tell() -> None:
+    assert judged(ABOVE, AT_FLOOR, accuracy="task/other").at_floor == ()
+
+
+# Validation at each fifth of 500 steps, ending in a curve that is level or one that still rises.
+LEVEL, RISING = (0.2, 0.5, 0.8, 0.9, 0.91), (0.2, 0.3, 0.4, 0.6, 0.8)
+
+
+def curve(
+    variant: str, values: Sequence[float], *, seeds: int = 3, name: str = ACCURACY_CURVE, **at: float
+) -> list[Result]:
+    return [
+        Result(name=name, variant=variant, value=value, seed=seed, coordinates=Coordinates(at, step=100 * number))
+        for seed in range(seeds)
+        for number, value in enumerate(values, start=1)
+    ]
+
+
+def with_curves(
+    first: Sequence[float],
+    second: Sequence[float],
+    *curves: Sequence[Result],
+    quality: bool = True,
+    floor: float | None = None,
+    better: str = "higher",
+    at: Coordinates = NOWHERE,
+) -> Any:
+    """The comparison of two variants whose runs have these curves."""
+    numbers = [
+        replace(one, better=better, coordinates=at)
+        for one in (*records(NAME, "diff", first), *records(NAME, "softmax", second))
+    ]
+    row = compare(numbers, NAME, "diff", "softmax", coordinates=at, quality=quality)
+    file = capture_results("t", {}, [*numbers, *(one for part in curves for one in part)], "cpu", comparisons=[row])
+    if floor is not None:
+        levels = (Baseline(name=NAME, coordinates=at, chance=0.1, floor=floor, steps=500),)
+        file = replace(file, baselines=levels)
+    once = judge(file)
+    assert judge(once) == once, "what was judged is not judged otherwise"
+    return once.comparisons[0]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "curves", "more", "verdict", "still_learning"),
+    [
+        (ABOVE, AT_FLOOR, [LEVEL, LEVEL], {}, "reproduced", ()),
+        (AT_FLOOR, ABOVE, [LEVEL, LEVEL], {}, "contrary", ()),
+        (ABOVE, AT_FLOOR, [LEVEL, RISING], {}, "still learning", ("softmax",)),
+        (ABOVE, AT_FLOOR, [RISING, LEVEL], {}, "still learning", ("diff",)),
+        (ABOVE, (0.90, 0.92, 0.91), [RISING, RISING], {}, "still learning", ("diff", "softmax")),
+        # Who has not begun to learn is told first: a flat curve at the floor is level too.
+        (ABOVE, AT_FLOOR, [RISING, LEVEL], {"floor": 0.5}, "not comparable", ("diff",)),
+        (ABOVE, (0.80, 0.81, 0.82), [RISING, LEVEL], {"floor": 0.5}, "still learning", ("diff",)),
+        # A speed, or a question on a fixed budget, does not wait.
+        (ABOVE, AT_FLOOR, [RISING, RISING], {"quality": False}, "reproduced", ("diff", "softmax")),
+        # Of too few validations nothing is known, nor of none.
+        (ABOVE, AT_FLOOR, [LEVEL[:1], RISING[:1]], {}, "reproduced", ()),
+        (ABOVE, AT_FLOOR, [(), ()], {}, "reproduced", ()),
+        # It is known of one, and that is enough.
+        (ABOVE, AT_FLOOR, [RISING, ()], {}, "still learning", ("diff",)),
+        # Nothing is concluded of a run that diverged.
+        (ABOVE, (0.48, math.nan, 0.50), [RISING, LEVEL], {}, "inconclusive", ()),
+    ],
+)
+def test_a_verdict_of_quality_waits_until_both_have_levelled_off(
+    first: Sequence[float],
+    second: Sequence[float],
+    curves: list[Sequence[float]],
+    more: dict[str, Any],
+    verdict: str,
+    still_learning: tuple[str, ...],
+) -> None:
+    row = with_curves(first, second, curve("diff", curves[0]), curve("softmax", curves[1]), **more)
+    assert (row.verdict, row.still_learning) == (verdict, still_learning)
+    assert row.seeds_needed is None or verdict == "inconclusive"
+    assert row.steps == max((100 * len(values) for values in curves if values), default=None)
+
+
+def test_losses_level_off_by_a_share() -> None:
+    level, falling = (5.0, 4.0, 3.5, 3.05, 3.0), (5.0, 4.5, 4.0, 3.6, 3.3)
+    for second, verdict in ((level, "reproduced"), (falling, "still learning")):
+        curves = (curve("diff", level, name=LOSS_CURVE), curve("softmax", second, name=LOSS_CURVE))
+        row = with_curves((3.0, 3.01, 3.02), (3.3, 3.31, 3.32), *curves, better="lower")
+        assert row.verdict == verdict
+
+
+def test_the_curves_are_those_of_the_comparisons_own_size() -> None:
+    """One of several sizes follows its own curves; what is made of all sizes, all of them."""
+    curves = [
+        curve(variant, values, parameters=size)
+        for size, values in ((1e6, LEVEL), (2e6, RISING))
+        for variant in ("diff", "softmax")
+    ]
+    for at, verdict in (
+        (Coordinates(parameters=1_000_000, depth=0.5), "reproduced"),
+        (Coordinates(parameters=2_000_000), "still learning"),
+        (Coordinates(), "still learning"),
+    ):
+        assert with_curves(ABOVE, AT_FLOOR, *curves, at=at).verdict == verdict
+
+
+def test_the_curves_of_another_kind_of_the_same_size_are_not_followed() -> None:
+    own = [curve(variant, LEVEL, parameters=1e6) for variant in ("diff", "softmax")]
+    others = [curve(variant, RISING, parameters=1e6, part="other") for variant in ("diff", "softmax")]
+    at = Coordinates(parameters=1_000_000)
+    assert with_curves(ABOVE, AT_FLOOR, *own, *others, at=at).verdict == "reproduced"
+    assert with_curves(ABOVE, AT_FLOOR, *others, at=at).verdict == "still learning"
+    assert with_curves(ABOVE, AT_FLOOR, *own, *others, at=Coordinates(at, part="other")).verdict == "still learning"
+
+
+def test_the_interval_allows_for_other_seeds_and_other_questions() -> None:
+    values = (0.20, 0.21, 0.22)
+    over_seeds, both = (lower_end(records(NAME, "diff", values, half)) for half in (None, 0.06))
+    assert over_seeds is not None
+    assert both == pytest.approx(0.21 - math.hypot(0.21 - over_seeds, 0.06 / math.sqrt(3)))
+    assert lower_end(records(NAME, "diff", (0.2,), half=0.06)) is None
+    assert lower_end([]) is None
+
+
+def test_a_ratio_of_steps_is_one_of_equal_learning_rates() -> None:
+    """The tokens for an equal loss (Figure 3), of runs of the largest size."""
+    measured = [*records(TOKENS_FOR_EQUAL_LOSS, "diff", ABOVE), *records(TOKENS_FOR_EQUAL_LOSS, "softmax", AT_FLOOR)]
+    row = compare(measured, TOKENS_FOR_EQUAL_LOSS, "diff", "softmax")
+    sizes = {size: Coordinates(parameters=size) for size in (1e6, 2e6)}
+
+    def found(*rates: float) -> Any:
+        """The comparison where DIFF had these rates at the two sizes, and the Transformer .01."""
+        trained = [("diff", at, rate) for at, rate in zip(sizes.values(), rates, strict=True)]
+        trained += [("softmax", at, 0.01) for at in sizes.values()]
+        variants = [{"name": name, "coordinates": dict(at), "learning_rate": rate} for name, at, rate in trained]
+        (result,) = judge(capture_results("t", {"variants": variants}, measured, "cpu", comparisons=[row])).comparisons
+        return result
+
+    assert (found(0.03, 0.01).verdict, found(0.03, 0.01).difference) == (row.verdict, row.difference)
+    assert row.verdict == "reproduced"
+    unlike = found(0.01, 0.03)
+    assert (unlike.verdict, unlike.reason) == ("inconclusive", "the two have different learning rates")
+    assert math.isnan(unlike.difference)
+    assert math.isnan(unlike.ours[0])

@@ -1,0 +1,420 @@
+"""Checkpoints: complete or passed over, whatever happened while one was written."""
+
+import errno
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from commands import largest_file
+from diff_lab.train import process_errors
+from diff_lab.train.checkpoint import RunState, load_checkpoint, save_model
+from diff_lab.train.checkpoint_folder import (
+    Checkpoints,
+    collective_directory,
+    validation_error,
+    write_manifest,
+)
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.model.remote_code import code_files
+from diff_transformer.storage.manifest import why_incomplete
+from tiny_model import SIZES
+
+FILES = (
+    "complete.json",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "optimizer.safetensors",
+    "random.safetensors",
+    "state.json",
+)
+DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
+    "deleted": lambda content: None,
+    "empty": lambda content: b"",
+    "one byte short": lambda content: content[:-1],
+    "one byte long": lambda content: content + b" ",
+    "garbage": lambda content: b"\xf7" * len(content),
+    "flipped bit": lambda content: content[:-3] + bytes([content[-3] ^ 1]) + content[-2:],
+    "zeros": lambda content: content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> DiffTransformerForCausalLM:
+    return DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "num_hidden_layers": 1}))
+
+
+@pytest.fixture(scope="module")
+def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """After one step: with a state."""
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.step()
+    return [optimizer]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory, model: Any, optimizers: Any) -> Path:
+    """A folder with the checkpoints of steps 1 and 2; not to be changed."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for step in (1, 2):
+        Checkpoints(folder, keep=2).save(RunState("x", step), model, optimizers, None)
+    return folder
+
+
+@pytest.fixture
+def folder(two: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(two, tmp_path / "checkpoints")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_these_are_all_files(two: Path) -> None:
+    assert names(two / "step-000002") == sorted((*FILES, *code_files()))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", FILES)
+def test_a_torn_checkpoint_is_passed_over_with_a_message(folder: Path, name: str, damage: str) -> None:
+    file = folder / "step-000002" / name
+    content = DAMAGES[damage](file.read_bytes())
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    messages: list[str] = []
+    checkpoints = Checkpoints(folder, keep=1, tell=messages.append)
+    if (name, damage) == ("complete.json", "one byte long"):  # a space after the JSON: nothing is lost
+        assert checkpoints.newest() == folder / "step-000002"
+        return
+    assert checkpoints.newest() == checkpoints.last == folder / "step-000001"
+    assert len(messages) == 1
+    assert messages[0].startswith(f"The checkpoint {str(folder / 'step-000002')!r} cannot be used and is passed over: ")
+    assert "\n" not in messages[0]
+    if damage != "garbage":
+        assert name in messages[0] or name == "complete.json"
+    assert names(folder) == ["step-000001", "step-000002"]  # looking deletes nothing
+
+
+@pytest.mark.parametrize("manifest", ["[]", "3", "{}", '{"files": 3}', '{"files": {"state.json": "1"}}'])
+def test_a_manifest_that_is_none(folder: Path, manifest: str) -> None:
+    (folder / "step-000002" / "complete.json").write_text(manifest)
+    with pytest.warns(UserWarning, match="step-000002' cannot be used"):
+        assert Checkpoints(folder, keep=1).newest() == folder / "step-000001"
+
+
+def test_files_in_folders_count(tmp_path: Path) -> None:
+    (tmp_path / "optimizer").mkdir()
+    part = tmp_path / "optimizer" / "shard.json"
+    part.write_text("[]")
+    write_manifest(tmp_path)
+    assert why_incomplete(tmp_path) is None
+    part.write_text("{}")
+    assert why_incomplete(tmp_path) is None  # which looks at names and sizes
+    assert validation_error(tmp_path) == "optimizer/shard.json does not hold what was written, by its SHA-256"
+    part.unlink()
+    assert why_incomplete(tmp_path) == "optimizer/shard.json is missing"
+
+
+def test_a_manifest_has_every_file_with_size_and_hash(two: Path) -> None:
+    entries = json.loads((two / "step-000002" / "complete.json").read_text())["files"]
+    assert sorted([*entries, "complete.json"]) == sorted((*FILES, *code_files()))
+    for name, entry in entries.items():
+        content = (two / "step-000002" / name).read_bytes()
+        assert entry == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def test_a_checkpoint_of_an_earlier_version_has_sizes_alone(folder: Path, model: Any, optimizers: Any) -> None:
+    for path in folder.iterdir():
+        sizes = {file.name: file.stat().st_size for file in path.iterdir() if file.name != "complete.json"}
+        (path / "complete.json").write_text(json.dumps({"files": sizes}, indent=1))
+    checkpoint = Checkpoints(folder, keep=1).newest()
+    assert checkpoint == folder / "step-000002"
+    assert load_checkpoint(checkpoint, model, optimizers).step == 2
+    (checkpoint / "state.json").write_text("{")
+    with pytest.warns(UserWarning, match="state.json has 1 bytes instead of"):
+        assert Checkpoints(folder, keep=1).newest() == folder / "step-000001"
+
+
+def test_a_damaged_checkpoint_takes_no_place_of_a_whole_one(folder: Path, model: Any, optimizers: Any) -> None:
+    """It is known to be damaged from when it was passed over: its content is not read again for every checkpoint."""
+    weights = folder / "step-000002" / "model.safetensors"
+    weights.write_bytes(DAMAGES["zeros"](weights.read_bytes()) or b"")
+    checkpoints = Checkpoints(folder, keep=2, tell=lambda message: None)
+    assert checkpoints.newest() == folder / "step-000001"
+    checkpoints.save(RunState("x", 3), model, optimizers, None)
+    assert names(folder) == ["step-000001", "step-000003"]
+
+
+def test_none_that_can_be_used(folder: Path) -> None:
+    (folder / "step-000001" / "state.json").write_text("")
+    (folder / "step-000002" / "complete.json").unlink()
+    message = r"No checkpoint in .*step-000002: it has no complete\.json.*; step-000001: state\.json has 0 bytes"
+    with pytest.raises(OSError, match=message):
+        Checkpoints(folder, keep=1).newest()
+
+
+def test_no_checkpoint_at_all(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "missing", keep=1).newest() is None
+    (tmp_path / "step-old").mkdir()  # not ours
+    (tmp_path / "step-000003").write_text("a file")
+    assert Checkpoints(tmp_path, keep=1).newest() is None
+
+
+def test_only_complete_checkpoints_count(folder: Path, model: Any, optimizers: Any) -> None:
+    """What is torn is deleted when a later one is complete, and takes nobody's place before."""
+    (folder / "step-000002" / "state.json").unlink()
+    shutil.copytree(folder / "step-000002", folder / "step-000009")
+    messages: list[str] = []
+    checkpoints = Checkpoints(folder, keep=2, tell=messages.append)
+    assert checkpoints.newest() == folder / "step-000001"
+    assert ["step-000009" in messages[0], "step-000002" in messages[1], len(messages)] == [True, True, 2]
+    assert checkpoints.save(RunState("x", 3), model, optimizers, None) == checkpoints.last == folder / "step-000003"
+    assert names(folder) == ["step-000001", "step-000003", "step-000009"]
+    checkpoints.save(RunState("x", 9), model, optimizers, None)
+    assert names(folder) == ["step-000003", "step-000009"]
+    assert len(messages) == 2
+    assert Checkpoints(folder, keep=2).newest() == folder / "step-000009"
+
+
+def test_what_is_restored(two: Path, model: Any, optimizers: Any) -> None:
+    torch.manual_seed(3)
+    loaded = DiffTransformerForCausalLM(model.config)
+    fresh = torch.optim.AdamW(loaded.parameters())
+    assert load_checkpoint(two / "step-000002", loaded, [fresh]) == RunState("x", 2)
+    for mine, saved in zip(loaded.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, saved)
+        restored, expected = fresh.state[mine], optimizers[0].state[saved]
+        assert restored.keys() == expected.keys() == {"step", "exp_avg", "exp_avg_sq"}
+        assert all(torch.equal(restored[key], expected[key]) for key in expected)
+    again = torch.rand(3)
+    load_checkpoint(two / "step-000002", loaded, [fresh])
+    assert torch.equal(torch.rand(3), again)
+
+
+def test_another_model_is_named_and_nothing_is_restored(two: Path, model: Any) -> None:
+    for settings, message in (
+        ({"vocab_size": 31}, r"lm_head\.weight has shape \(29, 24\) in it and \(31, 24\) here"),
+        ({"num_hidden_layers": 2}, r"model\.layers\.1\..* is not in it, and here"),
+        ({"attention_type": "softmax"}, r"model\.layers\.0\.self_attn\..* is in it, and not here"),
+    ):
+        different = DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "num_hidden_layers": 1, **settings}))
+        before = {name: tensor.clone() for name, tensor in different.state_dict().items()}
+        with pytest.raises(ValueError, match=message):
+            load_checkpoint(two / "step-000002", different, [torch.optim.AdamW(different.parameters())])
+        assert all(torch.equal(before[name], tensor) for name, tensor in different.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("data", 3),
+        ("step", True),
+        ("step", -1),
+        ("seconds", float("nan")),
+        ("scaler", []),
+        ("spike_detector", [3.0]),
+        ("watch", [3.0]),
+    ],
+)
+def test_a_state_is_checked(tmp_path: Path, field: str, value: Any) -> None:
+    (tmp_path / "state.json").write_text(json.dumps({"data": "x", field: value}))
+    with pytest.raises(ValueError, match=f"state.json' is not the state of a run: {field} is "):
+        load_checkpoint(tmp_path, nn.Linear(1, 1), [])
+
+
+def test_a_state_of_an_earlier_version_is_read(folder: Path, model: Any, optimizers: Any) -> None:
+    file = folder / "step-000002" / "state.json"
+    detector = {"losses": [3.0], "faults": 1, "overflows": 0}
+    former = {"data": "x", "step": 2, "seconds": 1.5, "scaler": None, "watch": detector}
+    file.write_text(json.dumps(former, indent=1))
+    state = load_checkpoint(folder / "step-000002", model, optimizers)
+    assert state == RunState("x", 2, 1.5, None, detector)
+
+
+# A disk that is full
+
+
+@pytest.mark.parametrize("size", [10, 3000, 30_000])
+def test_a_full_disk(folder: Path, model: Any, optimizers: Any, size: int) -> None:
+    """In the configuration, the weights, the optimizer's state."""
+    checkpoints = Checkpoints(folder, keep=1)
+    intact = checkpoints.newest()
+    with largest_file(size), pytest.raises(OSError, match="cannot be written") as raised:
+        checkpoints.save(RunState("x", 3), model, optimizers, None)
+    message = str(raised.value)
+    assert message.startswith(f"{str(folder / 'step-000003')!r} cannot be written: there is no room for it (")
+    assert "File too large" in message
+    assert " MB, and " in message
+    assert message.endswith(f"are free; the checkpoint {str(intact)!r} is intact.")
+    assert "\n" not in message
+    assert names(folder) == ["step-000001", "step-000002"]
+    assert checkpoints.newest() == intact
+    checkpoints.save(RunState("x", 3), model, optimizers, None)
+    assert names(folder) == ["step-000003"]
+
+
+def test_too_little_room_is_known_before(
+    tmp_path: Path, model: Any, optimizers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written."""
+    usage = shutil.disk_usage(tmp_path)
+    needed = sum(parameter.numel() for parameter in model.parameters()) * 4 * 3
+    checkpoints = Checkpoints(tmp_path / "new", keep=1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
+    with pytest.raises(OSError, match=r"no room for it .*No space left.*; there is no checkpoint\."):
+        checkpoints.save(RunState("x", 3), model, optimizers, None)
+    assert not (tmp_path / "new").exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2 * needed))
+    checkpoints.save(RunState("x", 3), model, optimizers, None)
+
+
+def test_another_error_is_told_as_it_is(tmp_path: Path, model: Any) -> None:
+    (tmp_path / "file").write_text("x")
+    expected = r"file/model' cannot be written: .*Not a directory.*; so it is\."
+    with pytest.raises(OSError, match=expected), collective_directory(tmp_path / "file" / "model", intact="so it is"):
+        pass
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_folder_that_is_not_finished_leaves_the_one_before(tmp_path: Path, error: type[BaseException]) -> None:
+    target = tmp_path / "model"
+    with collective_directory(target) as folder:
+        (folder / "a").write_text("1")
+
+    def fail() -> None:
+        with collective_directory(target) as folder:
+            (folder / "a").write_text("2")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert names(tmp_path) == ["model"]
+    assert (target / "a").read_text() == "1"
+    with collective_directory(target) as folder:
+        (folder / "b").write_text("3")
+    assert names(tmp_path) == ["model"]
+    assert names(target) == ["b"]
+
+
+def test_all_is_on_the_disk_before_the_folder_is_moved(tmp_path: Path, model: Any, disk: Any) -> None:
+    with collective_directory(tmp_path / "model") as folder:
+        save_model(folder, model, None)
+        (folder / "more").mkdir()
+        (folder / "more" / "file").write_text("x")
+    assert disk.moved == [tmp_path / "model"]
+    assert tmp_path.stat().st_ino in disk.flushed  # the folder's new name as well
+
+
+# Killed
+
+
+class Killed(BaseException):
+    """The process is no more: nothing that it does afterwards has an effect."""
+
+
+class Killer:
+    """Raises at the n-th operation on files, and at all that follow, as no clean-up happens in a process that is gone.
+
+    Python announces each operation to an audit hook before it does it.
+    """
+
+    CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree")
+
+    def __init__(self) -> None:
+        self.remaining: int | None = None  # operations until the end; None while nobody is to be killed
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        writes = event == "open" and isinstance(arguments[1], str) and set("wxa+") & set(arguments[1])
+        if self.remaining is not None and (event in self.CHANGES or writes):
+            if self.remaining == 0:
+                raise Killed
+            self.remaining -= 1
+
+    @contextmanager
+    def after(self, operations: int) -> Iterator[None]:
+        self.remaining = operations
+        try:
+            yield
+        finally:
+            self.remaining = None
+
+
+@pytest.fixture(scope="module")
+def killer() -> Killer:
+    """One for all tests: an audit hook stays for good."""
+    killer = Killer()
+    sys.addaudithook(killer)
+    return killer
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_killed_at_any_operation(
+    two: Path, tmp_path: Path, model: Any, optimizers: Any, killer: Killer, step: int
+) -> None:
+    """While step 3 is written and step 2 deleted, and while step 2 is written again: there always is a newest one."""
+    is_finished, sources = False, []
+    for operations in range(200):
+        folder = shutil.copytree(two, tmp_path / str(operations))
+        try:
+            with killer.after(operations):
+                Checkpoints(folder, keep=1).save(RunState("y", step), model, optimizers, None)
+            is_finished = True
+        except Killed:
+            pass
+        newest = Checkpoints(folder, keep=1).newest()  # a message would be a warning, and that an error
+        assert newest is not None
+        state = load_checkpoint(newest, model, optimizers)
+        assert state in (RunState("x", 2), RunState("y", step))
+        sources.append(state.data)
+        if is_finished:
+            break
+        Checkpoints(folder, keep=1).save(RunState("z", 4), model, optimizers, None)
+        assert names(folder) == ["step-000004"]
+        assert why_incomplete(folder / "step-000004") is None
+        shutil.rmtree(folder)
+    assert is_finished
+    assert sources == sorted(sources)  # the earlier one, and from some operation on the new one
+    assert set(sources) == {"x", "y"}
+    assert operations > 15
+
+
+def test_killed_while_a_model_is_replaced(tmp_path: Path, killer: Killer) -> None:
+    contents = []
+    for operations in range(50):
+        target = tmp_path / str(operations) / "model"
+        with collective_directory(target) as folder:
+            (folder / "a").write_text("1")
+        try:
+            with killer.after(operations), collective_directory(target) as folder:
+                (folder / "a").write_text("2")
+        except Killed:
+            with pytest.raises(RuntimeError), collective_directory(target):  # the next attempt finds what was there
+                raise RuntimeError from None
+        else:
+            break
+        finally:
+            contents.append((target / "a").read_text())
+        assert names(target.parent) == ["model"]
+    assert contents == sorted(contents)
+    assert set(contents) == {"1", "2"}
+
+
+def test_one_process_is_the_first_and_waits_for_nobody() -> None:
+    assert process_errors.is_first()
+    assert process_errors.gathered("x") == ["x"]
+    with pytest.raises(OSError, match="mine") as raised, process_errors.propagate_errors():
+        raise OSError(errno.EIO, "mine")
+    assert raised.value.errno == errno.EIO

@@ -1,0 +1,80 @@
+"""Every kind of data that a recipe can name says what it is, and its plan agrees with its batches."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from diff_lab.data import byte_tokenizer, cache_folder
+from diff_lab.train.data_kinds import KINDS, AnyData, Data, DataRequest, GeneratedData
+
+SMALL: dict[str, dict[str, Any]] = {
+    "text": {"length": 64, "batch_size": 2},
+    "needles": {"length": 700, "batch_size": 5},
+    "masked_text": {"length": 64, "batch_size": 2},
+    "retrieval": {"batch_size": 2},
+    "many_shot": {"shots": 6, "batch_size": 2},
+    "arithmetic": {"batch_size": 2},
+}
+OF_TEXT = ("text", "needles", "masked_text")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("corpus") / "text.txt"
+    file.write_text("One sentence of a text. Another one that is a little longer!\n" * 2000)
+    return file
+
+
+def settings(kind: str, text: Path) -> dict[str, Any]:
+    return {"kind": kind, **SMALL[kind], **({"paths": [str(text)]} if kind in OF_TEXT else {})}
+
+
+def test_a_tilde_is_the_users_folder(text: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_bytes(text.read_bytes())
+    byte_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    named = {"paths": ["~/a.txt"], "cache": "~/cache", "tokenizer": "~/tokenizer"}
+    section: Any = TypeAdapter(AnyData).validate_python({**settings("text", text), **named})
+    assert section.vocabulary() == 257
+    section.build(DataRequest(seed=3, timeout_minutes=1))
+    assert {path.name for path in tmp_path.iterdir()} == {"a.txt", "cache", "tokenizer"}
+    monkeypatch.setenv("DIFF_TRANSFORMER_CACHE", "~/other")
+    assert cache_folder() == tmp_path / "other"
+
+
+def test_this_file_has_settings_for_every_kind() -> None:
+    assert SMALL.keys() == KINDS.keys()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_kind_says_of_its_batches_is_true(kind: str, text: Path) -> None:
+    section: Any = TypeAdapter(AnyData).validate_python(settings(kind, text))
+    assert type(section) is KINDS[kind]
+    data: Data = section.build(DataRequest(seed=3, timeout_minutes=1))
+    batch = data.batches.train_batch(1)
+    assert batch["input_ids"].shape == (section.batch_size, section.length)
+    assert int(batch["input_ids"].max()) < data.batches.vocab_size == section.vocabulary()
+    assert data.tokenizer is not None or issubclass(KINDS[kind], GeneratedData)
+    assert data.tokenizer is None or len(data.tokenizer) == data.batches.vocab_size
+    reseeded = section.build(DataRequest(seed=4, timeout_minutes=1)).batches
+    assert not batch["input_ids"].equal(reseeded.train_batch(1)["input_ids"])
+    described = section.describe()
+    assert ("text.txt" in described) == (kind in OF_TEXT)
+    assert not described.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("source", "described"),
+    [
+        ({}, "the source of Python's standard library"),
+        ({"paths": ["here/a.txt", "there/b"]}, "a.txt, b"),
+        ({"dataset": "wikitext"}, "the data set wikitext"),
+    ],
+)
+def test_where_text_comes_from(source: dict[str, Any], described: str) -> None:
+    assert KINDS["text"](**SMALL["text"], **source).describe() == described
+    assert KINDS["needles"](**SMALL["needles"], **source).describe() == f"{described}, with needle documents among it"
+    assert KINDS["masked_text"](**SMALL["masked_text"], **source).describe() == f"{described}, with hidden tokens"

@@ -1,0 +1,398 @@
+"""Two processes train what one process trains. The ranks run this file as a script."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+import ranks
+from diff_lab.train import (
+    Recipe,
+    TrainingInterrupted,
+    build_data,
+    build_model,
+    distributed,
+    parse_recipe,
+    read_metrics,
+    train,
+)
+from diff_lab.train.distributed import DistributedContext
+from diff_lab.train.recipe import TrainRecipe
+from diff_lab.train.run_setup import draw_weights
+from diff_lab.train.training_progress import Silent
+from diff_transformer.variants import ATTENTION_TYPES
+from tiny_model import KINDS
+
+WAYS = ("ddp", "fsdp", "tensor")
+STEPS, HALF = 10, 5
+# Tensor parallelism divides the kinds by plans of their own, and FSDP2 has units of its own for λ, but DDP is the same
+# for all; tests/model/test_tensor_parallel.py has the Transformer in `make test`.
+IN_SHORT_RUN = (*(("diff", way) for way in WAYS), ("diff_v2", "fsdp"), ("diff_v2", "tensor"), ("softmax", "fsdp"))
+RUNS = [(kind, way) for kind in KINDS for way in WAYS]
+
+
+def recipe(kind: str, way: str, text: Path, **settings: Any) -> Recipe:
+    """Text in blocks of packed documents: rows with different numbers of targets, in two parts on each process."""
+    return parse_recipe(
+        {
+            "name": "test",
+            "model": {"attention_type": kind, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+            | {"head_dim": 4, "num_key_value_heads": 4, "num_noise_heads": 2}
+            | {"token_lambda": ATTENTION_TYPES[kind].grouped},  # the layer's own λ is spread as DIFF's
+            "data": {"kind": "text", "paths": [str(text)], "length": 24, "batch_size": 8}
+            | {"validation_tokens": 100, "validation_fraction": 0.2},
+            "train": {"steps": STEPS, "learning_rate": 1e-2, "warmup_steps": 2, "log_every": 1, "device": "cpu"}
+            | {"parallel": way, "accumulation": 2, "checkpoint_every": HALF, "max_grad_norm": 0.5}
+            | settings,
+        }
+    )
+
+
+class MessageRecorder(Silent):
+    """A progress that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def tell(self, message: str) -> None:
+        self.messages.append(message)
+
+
+def evaluate(model: Any, step: int) -> dict[str, float]:
+    return {"spread": float(model(torch.ones(1, 3, dtype=torch.int64)).logits[0, 0, 0])}
+
+
+def on_a_rank() -> None:
+    """The runs that are listed; then DIFF goes on from what one process has left."""
+    rank, folder = ranks.join()
+    text = folder / "text"
+    for kind, way in json.loads((folder / "runs.json").read_text()):
+        recorder = MessageRecorder()
+        run = train(recipe(kind, way, text), folder / f"{kind} {way}", progress=recorder, on_evaluate=evaluate)
+        (folder / f"{kind} {way} {rank}.json").write_text(json.dumps([recorder.messages, run.parameters]))
+    for way in WAYS:
+        train(recipe("diff", way, text), folder / f"one then two {way}", resume=True)
+    for settings in ({"precision": "bf16"}, {"optimizer": "muon"}):
+        name = next(iter(settings.values()))
+        train(recipe("diff", "fsdp", text, **settings), folder / f"{name} fsdp")
+    first_weights(folder, rank)
+    stopped_by_second_rank(folder, rank)
+    travelling(folder, rank)
+    torch.distributed.destroy_process_group()
+
+
+def first_weights(folder: Path, rank: int) -> None:
+    """Of a sharded model that is nowhere whole."""
+    settings = odd(folder / "text")
+    group = DistributedContext.from_env(settings.train)
+    model = build_model(settings, build_data(settings), without_weights=True)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    model, _ = group.parallelize(model, folder, lambda model: draw_weights(model, settings.train.seed))
+    tensors = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
+    tensors["frequencies"] = model.model.rotary_emb.inv_freq
+    tensors["logits"] = model(torch.arange(7)[None]).logits
+    if rank == 0:
+        save_file({name: value.detach().contiguous() for name, value in tensors.items()}, folder / "first.safetensors")
+
+
+def stopped_by_second_rank(folder: Path, rank: int) -> None:
+    """The second process alone gets a signal; both save the same step and end."""
+
+    def stop(model: Any, step: int) -> dict[str, float]:
+        if rank == 1 and step == HALF:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {}
+
+    settings = recipe("diff", "ddp", folder / "text", evaluate_every=HALF)
+    with pytest.raises(TrainingInterrupted, match=f"Stopped after step {HALF} of {STEPS}"):
+        train(settings, folder / "stopped", on_evaluate=stop)
+
+
+def travelling(folder: Path, rank: int) -> None:
+    """In which dtypes the layers' weights come to a process with FSDP2 and bfloat16; λ is left in float32."""
+    settings = recipe("diff", "fsdp", folder / "text", precision="bf16")
+    group = DistributedContext.from_env(settings.train)
+    model, call = group.parallelize(build_model(settings, build_data(settings)), folder, lambda model: None)
+    seen = {}
+    for name, module in model.named_modules():
+        if name in ("model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.lam", "lm_head"):
+            module.register_forward_pre_hook(
+                lambda module, _, name=name: seen.update({name: str(next(module.parameters()).dtype)})
+            )
+    with group.autocast():
+        call(torch.arange(7)[None])
+    (folder / f"dtypes {rank}").write_text(json.dumps(seen))
+
+
+def odd(text: Path) -> Recipe:
+    """Sizes that two processes cannot share evenly, and one matrix for embedding and output."""
+    settings = recipe("diff", "fsdp", text).model_dump()
+    settings["model"] |= {"intermediate_size": 33, "tie_word_embeddings": True}
+    return parse_recipe(settings)
+
+
+def half_of(run: Path, copy: Path) -> Path:
+    """A copy of a run as it was after half of its steps."""
+    shutil.copytree(run, copy)
+    shutil.rmtree(copy / "model")
+    shutil.rmtree(copy / "checkpoints" / f"step-{STEPS:06d}")
+    return copy
+
+
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "runs.json").write_text(json.dumps(RUNS if pytestconfig.getoption("--all") else IN_SHORT_RUN))
+    text = folder / "text"
+    text.mkdir()
+    for number in range(60):  # of very different lengths
+        (text / f"{number:02d}.txt").write_text(f"{number} and {number * 7} make {number * 8}. " * (1 + number % 5))
+    for kind in KINDS:
+        train(recipe(kind, "auto", text), folder / f"{kind} single", on_evaluate=evaluate)
+    for way in WAYS:
+        train(recipe("diff", way, text), folder / f"{way} on one")
+        half_of(folder / f"{way} on one", folder / f"one then two {way}")
+    train(recipe("diff", "auto", text, precision="bf16"), folder / "bf16 single")
+    train(recipe("diff", "auto", text, optimizer="muon"), folder / "muon single")
+    ranks.run(__file__, folder)
+    return folder
+
+
+def logged(run: Path) -> Tensor:
+    """The loss and the gradient's norm before clipping of each step, (STEPS, 2)."""
+    lines = read_metrics(run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    return torch.tensor([[line["loss"], line["grad_norm"]] for line in lines], dtype=torch.float64)
+
+
+def check_equal(resumed: Path, expected: Path) -> None:
+    """Within float32's rounding: over 20 steps the losses are 3e-7 apart, and by one wrong factor more than 1e-2."""
+    torch.testing.assert_close(logged(resumed), logged(expected), rtol=1e-5, atol=0)
+    one, two = (AutoModelForCausalLM.from_pretrained(run / "model").state_dict() for run in (expected, resumed))
+    assert one.keys() == two.keys()
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"), [pytest.param(*run, marks=() if run in IN_SHORT_RUN else pytest.mark.all) for run in RUNS]
+)
+def test_the_losses_are_those_of_one_process(spread: Path, kind: str, way: str) -> None:
+    check_equal(spread / f"{kind} {way}", spread / f"{kind} single")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_checkpoint_of_one_process_goes_on_with_two(spread: Path, way: str) -> None:
+    check_equal(spread / f"one then two {way}", spread / "diff single")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_checkpoint_of_two_processes_goes_on_with_one(spread: Path, way: str, tmp_path: Path) -> None:
+    half = half_of(spread / f"diff {way}", tmp_path / "run")
+    recorder = MessageRecorder()
+    train(recipe("diff", way, spread / "text"), half, resume=True, progress=recorder)
+    assert recorder.messages == ["1 process (cpu), float32", f"goes on after step {HALF}"]
+    check_equal(half, spread / "diff single")
+
+
+def test_a_sharded_model_starts_with_the_weights_of_one_process(spread: Path) -> None:
+    """To the last bit, although no process ever had all of them."""
+    tensors = load_file(spread / "first.safetensors")
+    settings = odd(spread / "text")
+    model = build_model(settings, build_data(settings))
+    expected = dict(model.named_parameters()) | {"frequencies": model.model.rotary_emb.inv_freq}
+    torch.testing.assert_close(tensors.pop("logits"), model(torch.arange(7)[None]).logits)
+    assert tensors.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert torch.equal(tensors[name], weight), name
+
+
+@pytest.mark.parametrize(("name", "bound"), [("bf16", 5e-3), ("muon", 5e-4)])
+def test_sharded_in_bfloat16_and_with_muon(spread: Path, name: str, bound: float) -> None:
+    """Muon computes in bfloat16. The losses differ by the rounding of sums in another order."""
+    losses, expected = (logged(spread / f"{name} {way}")[:, 0] for way in ("fsdp", "single"))
+    torch.testing.assert_close(losses, expected, rtol=bound, atol=0)
+
+
+def test_the_run_says_what_is_used(spread: Path) -> None:
+    """Read off the model: how many units there are, and how much of it is on a process."""
+    parameter_count = json.loads((spread / "diff ddp 0.json").read_text())[1]
+    shown = {}
+    for way in WAYS:
+        messages, parameters = json.loads((spread / f"diff {way} 0.json").read_text())
+        assert parameters == parameter_count
+        (shown[way],) = messages
+        assert json.loads((spread / f"diff {way} 1.json").read_text())[0] == []  # the second one is silent
+    assert shown["ddp"] == "2 processes (gloo, cpu): DDP, 100 % of the parameters on each, float32"
+    # The root, two layers, and the λ of each.
+    assert shown["fsdp"] == "2 processes (gloo, cpu): FSDP2, 5 units, 51 % of the parameters on each, float32"
+    assert shown["tensor"] == "2 processes (gloo, cpu): tensor parallelism, 51 % of the parameters on each, float32"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_evaluation_sees_the_model(spread: Path, way: str) -> None:
+    """On every process: λ of a sharded layer is put together first."""
+    last, expected = (read_metrics(spread / f"diff {name}" / "metrics.jsonl")[-1] for name in (way, "single"))
+    assert last["spread"] == pytest.approx(expected["spread"], rel=1e-3)
+    assert last["lambdas"] == pytest.approx(expected["lambdas"], rel=1e-4)
+
+
+@pytest.mark.parametrize("command", ["in a forked process", pytest.param("as it is", marks=pytest.mark.all)])
+def test_torchrun(tmp_path: Path, command: str) -> None:
+    """The command of the README; three processes that import everything take ten seconds for that."""
+    (tmp_path / "text.txt").write_text("one, two, three, and so on. " * 400)
+    arguments = ["tiny", f"data.paths=[{tmp_path / 'text.txt'}]", "--output", str(tmp_path / "run")]
+    arguments += ["train.parallel=fsdp", "data.validation_fraction=0.3"]
+    if command == "as it is":
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        done = subprocess.run(
+            [*launcher, "-m", "diff_lab.train", *arguments],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        code, out, err = done.returncode, done.stdout, done.stderr
+    else:
+        code, out, err = ranks.torchrun("diff_lab.train", arguments, tmp_path)
+    assert code == 0, err[-3000:]
+    assert err.count("2 processes (gloo, cpu): FSDP2, 5 units, 51 % of the parameters on each, float32") == 1
+    assert out.count("parameters, ") == out.count("model: ") == 1
+    AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+
+
+def settings(**values: Any) -> TrainRecipe:
+    return TrainRecipe(steps=1, learning_rate=1.0, **values)
+
+
+RENDEZVOUS = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "values", "message"),
+    [
+        (RENDEZVOUS, {}, r"2 processes were launched, but accelerate connects this one with 0 others"),
+        (
+            {"WORLD_SIZE": "2"},
+            {},
+            r"a launcher's WORLD_SIZE=2 without RANK, MASTER_ADDR, MASTER_PORT: .* unset WORLD_SIZE",
+        ),
+        ({"LOCAL_RANK": "0"}, {}, r"a launcher's LOCAL_RANK=0 without RANK, .* unset LOCAL_RANK to train in one"),
+        ({**RENDEZVOUS, "MASTER_PORT": "abc"}, {}, r"MASTER_PORT is 'abc' in the environment"),
+        ({"WORLD_SIZE": "1", "RANK": "1"}, {}, r"a launcher's RANK=1 without MASTER_ADDR, MASTER_PORT"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, {}, r"a launcher's OMPI_COMM_WORLD_SIZE=2 without MASTER_ADDR: "),
+        ({"PMI_SIZE": "2", "WORLD_SIZE": "2"}, {}, r"a launcher's WORLD_SIZE=2, PMI_SIZE=2 without MASTER_ADDR: "),
+        ({"LOCAL_RANK": ""}, {}, r"LOCAL_RANK is '' in the environment, .* whole number"),
+        ({"WORLD_SIZE": "two"}, {}, r"WORLD_SIZE is 'two' in the environment, .* whole number"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}, r"configured for DeepSpeed, which training does not use"),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {}, r"asks for mixed precision 'bf16' and the recipe .* 'no'"),
+        ({"ACCELERATE_USE_FSDP": "true"}, {"parallel": "ddp"}, r"asks for FSDP and the recipe .* 'ddp'"),
+    ],
+)
+def test_what_cannot_be(
+    environment: dict[str, str], values: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    alone = SimpleNamespace(num_processes=1, device=torch.device("cpu"), process_index=0)
+    monkeypatch.setattr(distributed, "PartialState", lambda **_: alone)
+    with pytest.raises(ValueError, match=message):
+        DistributedContext.from_env(settings(**values))
+
+
+@pytest.mark.parametrize("environment", [{"WORLD_SIZE": "1"}, {"RANK": "0"}, {"LOCAL_RANK": "-1"}, {"PMI_SIZE": "1"}])
+def test_variables_that_tell_of_one_process(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert DistributedContext.from_env(settings(device="cpu")).kind == "single"
+
+
+@pytest.mark.parametrize(
+    ("environment", "parallel", "kind"),
+    [
+        ({}, "auto", "ddp"),
+        ({"ACCELERATE_USE_FSDP": "true"}, "auto", "fsdp"),
+        ({"ACCELERATE_USE_FSDP": "false"}, "auto", "ddp"),
+        ({"ACCELERATE_USE_FSDP": "true"}, "fsdp", "fsdp"),
+        ({}, "tensor", "tensor"),
+    ],
+)
+def test_what_accelerate_launch_asks_for(
+    environment: dict[str, str], parallel: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    two = SimpleNamespace(num_processes=2, device=torch.device("cpu"), process_index=1)
+    monkeypatch.setattr(distributed, "PartialState", lambda **_: two)
+    assert DistributedContext.from_env(settings(parallel=parallel)).kind == kind
+    monkeypatch.setattr(distributed, "PartialState", lambda **_: SimpleNamespace(**vars(two) | {"num_processes": 1}))
+    assert DistributedContext.from_env(settings(parallel=parallel)).kind == "single"
+
+
+def processes(kind: Any, count: int = 2, device: str = "cpu", precision: Any = "no") -> DistributedContext:
+    return DistributedContext(kind, torch.device(device), 0, count, precision)
+
+
+def test_a_signal_to_one_process_stops_all(spread: Path) -> None:
+    saved = [path.name for path in (spread / "stopped" / "checkpoints").iterdir()]
+    assert saved == [f"step-{HALF:06d}"]
+
+
+def test_weights_travel_in_bfloat16(spread: Path) -> None:
+    for rank in range(ranks.RANKS):
+        assert json.loads((spread / f"dtypes {rank}").read_text()) == {
+            "model.layers.1.self_attn.q_proj": "torch.bfloat16",
+            "model.layers.1.self_attn.lam": "torch.float32",
+            "lm_head": "torch.float32",
+        }
+
+
+def batches_of(size: int) -> Recipe:
+    settings = recipe("diff", "auto", Path("text")).model_dump()
+    settings["data"]["batch_size"] = size
+    return parse_recipe(settings)
+
+
+def test_a_batch_that_cannot_be_divided() -> None:
+    with pytest.raises(ValueError, match=r"batch_size=6 cannot be divided among 2 processes and train.accumulation=2"):
+        processes("ddp").check(batches_of(6))
+    processes("ddp").check(batches_of(8))
+    processes("single", 1).check(batches_of(6))
+
+
+def test_float16_needs_a_gpu_and_whole_weights() -> None:
+    with pytest.raises(ValueError, match=r"'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'\."):
+        processes("single", 1, precision="fp16").check(batches_of(8))
+    for kind in ("fsdp", "tensor"):
+        with pytest.raises(ValueError, match=f"'fp16' runs in one process or with .* 'ddp', not with '{kind}'"):
+            processes(kind, device="cuda", precision="fp16").check(batches_of(8))
+    processes("ddp", device="cuda", precision="fp16").check(batches_of(8))
+
+
+@pytest.mark.parametrize("max_norm", [None, 1e9, 0.1])
+def test_clipping_in_one_process_is_torchs(max_norm: float | None) -> None:
+    torch.manual_seed(0)
+    models = [nn.Linear(5, 7) for _ in range(2)]
+    for model in models:
+        for parameter, size in zip(model.parameters(), (3.0, 0.5), strict=True):
+            parameter.grad = torch.full_like(parameter, size)
+    norm = processes("single", 1).clip(models[0].parameters(), max_norm)
+    expected = torch.nn.utils.clip_grad_norm_(models[1].parameters(), max_norm or float("inf"))
+    assert norm == pytest.approx(float(expected), rel=1e-6)
+    for one, two in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(one.grad, two.grad)
+
+
+if __name__ == "__main__":
+    on_a_rank()

@@ -1,0 +1,848 @@
+"""Training: resuming, overwriting, accumulating, stopping."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from diff_lab.data.corpus import TextFiles
+from diff_lab.data.split import training_text
+from diff_lab.data.tokenizers import train_bpe
+from diff_lab.train import (
+    Data,
+    DivergenceError,
+    Recipe,
+    TrainingInterrupted,
+    build_data,
+    build_model,
+    divergence,
+    load_recipe,
+    parse_recipe,
+    read_metrics,
+    train,
+)
+from diff_lab.train.checkpoint import load_checkpoint
+from diff_lab.train.distributed import DistributedContext
+from diff_lab.train.process_errors import Interrupt
+from diff_lab.train.run_folder import locked
+from diff_lab.train.training_progress import Silent
+from diff_transformer.model import DiffTransformerForCausalLM
+
+# What a line has that is another one each time.
+TIMES = {"tokens_per_second", "seconds", "mfu", "memory"}
+
+
+def recipe(**train_settings: Any) -> Recipe:
+    return parse_recipe(
+        {
+            "name": "test",
+            "model": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 4},
+            "data": {"kind": "retrieval", "num_pairs": 2, "length": 24, "batch_size": 8}
+            | {"num_keys": 4, "num_values": 4, "num_noise": 8, "validation_sequences": 8},
+            "train": {"steps": 6, "learning_rate": 1e-2, "warmup_steps": 2, "log_every": 1, "device": "cpu"}
+            | train_settings,
+        }
+    )
+
+
+def retyped(of: Recipe, attention_type: str = "softmax") -> Recipe:
+    settings = of.model_dump()
+    settings["model"]["attention_type"] = attention_type
+    return parse_recipe(settings)
+
+
+def weights(model_folder: Path) -> dict[str, Tensor]:
+    return load_file(model_folder / "model.safetensors")
+
+
+def assert_identical(first: Path, second: Path) -> None:
+    left, right = weights(first), weights(second)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def checkpoint_names(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+class Watcher(Silent):
+    """A progress that can press Ctrl-C after a step."""
+
+    def __init__(self, interrupt_after: int | None = None) -> None:
+        self.interrupt_after = interrupt_after
+        self.steps: list[int] = []
+        self.started: list[tuple[int, str]] = []
+        self.messages: list[str] = []
+        self.stopped = 0
+
+    def start(self, total: int, description: str) -> None:
+        self.started.append((total, description))
+
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        assert tokens_per_second > 0
+        self.steps.append(step)
+        if step == self.interrupt_after:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def tell(self, message: str) -> None:
+        self.messages.append(message)
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+class Fixed:
+    """Batches given by a function of the step."""
+
+    def __init__(self, make: Callable[[int], dict[str, Tensor]]) -> None:
+        self.vocab_size, self.source = 20, ""
+        self.train_batch = make
+
+    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
+        yield self.train_batch(0)
+
+
+def unequal(step: int) -> dict[str, Tensor]:
+    """A batch whose rows have from one to eight targets, and a label of the first token, which is none."""
+    generator = torch.Generator().manual_seed(step)
+    input_ids = torch.randint(0, 20, (8, 12), generator=generator)
+    keep = torch.arange(12) > torch.arange(3, 11).flip(0)[:, None]
+    keep[:, 0] = True
+    return {"input_ids": input_ids, "labels": torch.where(keep, input_ids, -100)}
+
+
+def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
+    watcher = Watcher()
+    calls = []
+
+    def evaluate(model: Any, step: int) -> dict[str, float]:
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        calls.append(step)
+        return {"validation/loss": float(step)}
+
+    settings = recipe(log_every=2, evaluate_every=3, checkpoint_every=4)
+    run = train(settings, tmp_path / "run", progress=watcher, on_evaluate=evaluate)
+    assert calls == [3, 6]
+    assert watcher.steps == [1, 2, 3, 4, 5, 6]
+    assert watcher.started == [(6, "test · diff")]
+    assert watcher.stopped == 1
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 6]
+    assert [line.get("validation/loss") for line in lines] == [None, None, 3.0, None, 6.0]
+    logged = {"step", "loss", "learning_rate", "grad_norm", "lambdas", *TIMES}
+    layers = {"norm_input_rms", "logit_max", "hidden_rms"}
+    assert [set(line) for line in lines[:2]] == [logged | layers, logged]  # layers at the first step, and every 100
+    assert set(lines[-1]) == logged | layers | {"validation/loss"}
+    assert all(len(lines[0][name]) == 2 for name in (*layers, "lambdas"))
+    assert lines[1]["tokens_per_second"] > 0
+    assert lines[1]["memory"] > 1e7
+    assert lines[1]["seconds"] < lines[-1]["seconds"] == pytest.approx(run.seconds)
+    assert 0 < lines[1]["mfu"] < 1
+    assert watcher.messages == ["1 process (cpu), float32"]
+    assert run.last == lines[-1]
+    assert run.seconds > 0
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "checkpoints",
+        "metrics.jsonl",
+        "model",
+        "recipe.yaml",
+        "tensorboard",
+    ]
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    assert checkpoint_names(tmp_path / "run") == [
+        "step-000004",
+        "step-000006",
+    ]
+    model = DiffTransformerForCausalLM.from_pretrained(run.model_folder)
+    assert model.num_parameters() == run.parameters
+    batch = build_data(settings).batches.train_batch(1)["input_ids"]
+    assert torch.equal(model(batch).logits, run.model(batch).logits)
+
+
+def test_nothing_is_pickled(tmp_path: Path) -> None:
+    train(recipe(steps=1), tmp_path / "run")
+    endings = {path.suffix for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    endings = {ending for ending in endings if not ending.removeprefix(".").isdigit()}  # TensorBoard's event files
+    assert endings <= {".yaml", ".json", ".jsonl", ".safetensors", ".py"}
+
+
+def test_training_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    train(recipe(steps=1), tmp_path / "run")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_loss_falls(tmp_path: Path) -> None:
+    data = Data(Fixed(lambda step: unequal(0)))
+    train(recipe(steps=40), tmp_path / "run", data=data)
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert lines[-1]["loss"] < lines[0]["loss"] - 1
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(
+    ("attention_type", "optimizer"), [("diff", "adamw"), ("softmax", "adamw"), ("diff_v2", "muon")]
+)
+def test_an_interrupted_and_resumed_run_ends_with_the_same_weights(
+    tmp_path: Path, attention_type: str, optimizer: str, accumulation: int
+) -> None:
+    settings = retyped(recipe(accumulation=accumulation, optimizer=optimizer, checkpoint_every=2), attention_type)
+    uninterrupted = train(settings, tmp_path / "whole")
+    watcher = Watcher(interrupt_after=3)
+    with pytest.raises(TrainingInterrupted, match=r"Stopped after step 3 of 6; .*step-000003 .*--resume") as raised:
+        train(settings, tmp_path / "halves", progress=watcher)
+    assert "\n" not in str(raised.value)
+    assert watcher.steps == [1, 2, 3]
+    assert watcher.stopped == 1
+    assert not (tmp_path / "halves" / "model").exists()
+    torch.rand(3)  # the state of the process does not matter
+    watcher = Watcher()
+    resumed = train(settings, tmp_path / "halves", resume=True, progress=watcher)
+    assert watcher.steps == [4, 5, 6]
+    assert_identical(uninterrupted.model_folder, resumed.model_folder)
+    checkpoints = [tmp_path / name / "checkpoints" / "step-000006" for name in ("whole", "halves")]
+    assert_identical(*checkpoints)
+    left, right = (load_file(checkpoint / "optimizer.safetensors") for checkpoint in checkpoints)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    first, second = (read_metrics(run.folder / "metrics.jsonl") for run in (uninterrupted, resumed))
+    for line in (*first, *second):
+        assert line.keys() >= TIMES
+        for name in TIMES:
+            del line[name]
+    assert first == second
+
+
+def test_a_killed_run_is_resumed_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    settings = recipe(checkpoint_every=2, keep_checkpoints=5)
+    uninterrupted = train(settings, tmp_path / "run")
+    before = weights(uninterrupted.model_folder)
+    # As if the machine had stopped after step 5, in the middle of writing.
+    shutil.rmtree(tmp_path / "run" / "model")
+    os.rename(
+        tmp_path / "run" / "checkpoints" / "step-000006", tmp_path / "run" / "checkpoints" / ".unfinished-step-000006"
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    lines = metrics.read_text().splitlines()
+    metrics.write_text("\n".join(lines[:5]) + '\n{"step": 6, "lo')
+    resumed = train(settings, tmp_path / "run", resume=True)
+    after = weights(resumed.model_folder)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert [line["step"] for line in read_metrics(metrics)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_resuming_before_the_first_checkpoint_and_after_the_end(tmp_path: Path) -> None:
+    settings = recipe()
+    uninterrupted = train(settings, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "early", ignore=shutil.ignore_patterns("checkpoints", "model"))
+    assert_identical(uninterrupted.model_folder, train(settings, tmp_path / "early", resume=True).model_folder)
+    watcher = Watcher()
+    again = train(settings, tmp_path / "early", resume=True, progress=watcher)
+    assert watcher.steps == []
+    assert_identical(uninterrupted.model_folder, again.model_folder)
+    assert again.last["step"] == 6
+    assert again.seconds > 0
+
+
+def test_tied_weights_are_resumed(tmp_path: Path) -> None:
+    settings = recipe(steps=4).model_dump()
+    settings["model"]["tie_word_embeddings"] = True
+    tied = parse_recipe(settings)
+    uninterrupted = train(tied, tmp_path / "whole")
+    with pytest.raises(TrainingInterrupted):
+        train(tied, tmp_path / "halves", progress=Watcher(interrupt_after=2))
+    resumed = train(tied, tmp_path / "halves", resume=True)
+    assert_identical(uninterrupted.model_folder, resumed.model_folder)
+
+
+def test_a_signal_in_the_last_step_leaves_the_model_and_is_not_lost(tmp_path: Path) -> None:
+    with pytest.raises(TrainingInterrupted, match=r"Stopped after the last step; .*model holds the trained model"):
+        train(recipe(), tmp_path / "run", progress=Watcher(interrupt_after=6))
+    assert_identical(tmp_path / "run" / "model", train(recipe(), tmp_path / "other").model_folder)
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    train(recipe(checkpoint_every=1, keep_checkpoints=2), tmp_path / "run")
+    assert checkpoint_names(tmp_path / "run") == [
+        "step-000005",
+        "step-000006",
+    ]
+
+
+def test_resuming_with_another_recipe_names_what_differs(tmp_path: Path) -> None:
+    train(recipe(), tmp_path / "run")
+    with pytest.raises(
+        ValueError,
+        match=r"differ in: train\.steps \(6, 8\), train\.seed \(0, 1\); choose .*--overwrite",
+    ):
+        train(recipe(steps=8, seed=1), tmp_path / "run", resume=True)
+
+
+def test_resuming_on_other_data_is_refused(tmp_path: Path) -> None:
+    train(recipe(steps=1), tmp_path / "run", data=Data(Fixed(unequal)))
+    other = Data(Fixed(lambda step: unequal(step + 1)))
+    with pytest.raises(ValueError, match="The data is not what the run"):
+        train(recipe(steps=1, keep_checkpoints=9), tmp_path / "run", resume=True, data=other)
+    assert load_recipe(tmp_path / "run" / "recipe.yaml") == recipe(steps=1)
+
+
+def test_a_run_is_never_overwritten_unasked(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(recipe(steps=2), folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(FileExistsError, match=r"already holds a run; .*--resume.*--overwrite"):
+        train(recipe(), folder)
+    with pytest.raises(ValueError, match="not both"):
+        train(recipe(), folder, resume=True, overwrite=True)
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (folder / "recipe.yaml").write_bytes(BOM_UTF8 + before[folder / "recipe.yaml"])  # as an editor may leave it
+    with pytest.raises(FileExistsError, match="already holds a run"):
+        train(recipe(), folder)
+
+
+def test_overwriting_deletes_what_a_run_wrote_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(recipe(steps=3), folder)
+    (folder / "notes.txt").write_text("mine")
+    train(recipe(steps=2), folder, overwrite=True)
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-000002"]
+    assert len(read_metrics(folder / "metrics.jsonl")) == 2
+    assert len(list((folder / "tensorboard").iterdir())) == 1
+
+
+def test_a_folder_that_is_not_a_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("name: somebody else's\n")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "file").write_text("x")
+    for folder in (tmp_path, tmp_path / "file"):
+        for overwrite in (False, True):
+            with pytest.raises(FileExistsError, match="not a run of ours"):
+                train(recipe(), folder, overwrite=overwrite)
+    with pytest.raises(FileNotFoundError, match="no run to resume"):
+        train(recipe(), tmp_path, resume=True)
+    with pytest.raises(FileNotFoundError, match="no run to resume"):
+        train(recipe(), tmp_path / "nowhere", resume=True)
+    assert not (tmp_path / "nowhere").exists()
+    (tmp_path / "empty").mkdir()
+    train(recipe(steps=1), tmp_path / "empty")
+
+
+def test_bad_data_is_found_before_a_run_is_overwritten(tmp_path: Path) -> None:
+    train(recipe(steps=1), tmp_path / "run")
+    settings = recipe().model_dump()
+    settings["data"] = {"kind": "text", "length": 24, "batch_size": 8, "paths": [str(tmp_path / "missing.txt")]}
+    with pytest.raises(FileNotFoundError, match=r"missing\.txt"):
+        train(parse_recipe(settings), tmp_path / "run", overwrite=True)
+    assert (tmp_path / "run" / "model").exists()
+
+
+@pytest.mark.parametrize("accumulation", [2, 4])
+def test_accumulation_does_not_change_the_result(tmp_path: Path, accumulation: int) -> None:
+    """The parts of a batch have unequal numbers of targets: a mean of the parts' means would be another loss."""
+    data = Data(Fixed(unequal))
+    one, many = (
+        train(recipe(accumulation=parts, steps=3), tmp_path / str(parts), data=data) for parts in (1, accumulation)
+    )
+    for first, second in zip(*(read_metrics(run.folder / "metrics.jsonl") for run in (one, many)), strict=True):
+        assert first["loss"] == pytest.approx(second["loss"], rel=1e-5)
+        assert first["grad_norm"] == pytest.approx(second["grad_norm"], rel=1e-4)
+    left, right = weights(one.model_folder), weights(many.model_folder)
+    assert all(torch.allclose(left[name], right[name], atol=1e-4) for name in left)
+
+
+def test_the_loss_is_the_mean_over_the_targets(tmp_path: Path) -> None:
+    settings, data = recipe(steps=1, accumulation=4), Data(Fixed(unequal))
+    run = train(settings, tmp_path / "run", data=data)
+    batch = unequal(1)
+    logits = build_model(settings, data)(batch["input_ids"]).logits[:, :-1]
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten())
+    assert run.last["loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_twins_start_with_the_same_weights_and_see_the_same_data(tmp_path: Path) -> None:
+    settings = recipe()
+    data = build_data(settings)
+    diff, softmax = (dict(build_model(each, data).named_parameters()) for each in (settings, retyped(settings)))
+    assert set(softmax) < set(diff)
+    assert all(torch.equal(softmax[name], diff[name]) for name in softmax)
+    reseeded = dict(build_model(recipe(seed=1), data).named_parameters())
+    assert not torch.equal(reseeded["lm_head.weight"], diff["lm_head.weight"])
+    matrices = [parameter for parameter in diff.values() if parameter.ndim == 2]
+    assert all(0.015 < parameter.std() < 0.025 for parameter in matrices)
+    assert len({parameter.flatten()[0].item() for parameter in matrices}) == len(matrices)  # no stream twice
+    softmax_data = build_data(retyped(settings))
+    assert torch.equal(data.batches.train_batch(5)["input_ids"], softmax_data.batches.train_batch(5)["input_ids"])
+
+
+def test_the_softmax_twin_has_no_lambdas(tmp_path: Path) -> None:
+    train(retyped(recipe(steps=1)), tmp_path / "run")
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[0]["lambdas"] is None
+
+
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
+    class Poison(Watcher):
+        def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+            super().update(step, loss, tokens_per_second)
+            if step == 2:
+                models[0].lm_head.weight.data.fill_(float("nan"))
+
+    models: list[Any] = []
+
+    def evaluate(model: Any, step: int) -> dict[str, float]:
+        models[:] = [model]
+        return {}
+
+    watcher = Poison()
+    # A weight that is broken is not mended by leaving a batch out.
+    settings = recipe(checkpoint_every=1, evaluate_every=1, on_divergence="skip")
+    message = r"At step 3 the loss became nan\. It began in lm_head: .* the newest checkpoint is .*step-000002\."
+    with pytest.raises(DivergenceError, match=message):
+        train(settings, tmp_path / "run", progress=watcher, on_evaluate=evaluate)
+    assert watcher.stopped == 1
+    assert json.loads((tmp_path / "run" / "divergence.json").read_text())["module"] == "lm_head"
+
+
+def test_a_step_that_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights are those before it, the run says so and goes on; it also does without a progress to tell."""
+    seen: list[Tensor] = []
+
+    def evaluate(model: Any, step: int) -> dict[str, float]:
+        seen.append(model.lm_head.weight.detach().clone())
+        return {}
+
+    original = divergence.SpikeDetector.check
+
+    def check(detector: divergence.SpikeDetector, loss: float, norm: float) -> divergence.BadStep | None:
+        return original(detector, float("inf") if len(seen) == 2 else loss, norm)
+
+    monkeypatch.setattr(divergence.SpikeDetector, "check", check)
+    settings = recipe(evaluate_every=1, on_divergence="skip", accumulation=2)
+    watcher = Watcher()
+    train(settings, tmp_path / "run", progress=watcher, on_evaluate=evaluate)
+    assert [torch.equal(one, two) for one, two in pairwise(seen)] == [False, True, False, False, False]
+    assert watcher.messages[1].startswith(
+        "The step is skipped. At step 3 the loss became inf. The same step with the same"
+    )
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [line.get("skipped") for line in lines] == [None, None, "the loss became inf", None, None, None]
+    seen.clear()
+    with pytest.warns(UserWarning, match=r"The step is skipped\. At step 3"):
+        train(settings, tmp_path / "run", overwrite=True, on_evaluate=evaluate)
+    seen.clear()
+    with pytest.raises(DivergenceError, match=r"At step 3 .*divergence\.json; there is no checkpoint yet"):
+        train(recipe(evaluate_every=1), tmp_path / "run", overwrite=True, on_evaluate=evaluate)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_within_seconds_is_the_same_wish(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that signals every process of a job signals torchrun, too, which hands it on."""
+    with Interrupt() as interrupt:
+        assert not interrupt.requested
+        for _ in range(3):
+            os.kill(os.getpid(), number)
+        assert interrupt.requested
+        assert interrupt.signal == number
+    monkeypatch.setattr("diff_lab.train.process_errors.SAME_WISH_SECONDS", 0.0)
+    with Interrupt():
+        os.kill(os.getpid(), number)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_process_whose_launcher_is_gone_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one that torchrun has started: a shell may go and leave its program behind."""
+    parent = os.getppid()
+    with Interrupt() as alone:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        with Interrupt() as launched:
+            assert not launched.requested
+            monkeypatch.setattr(os, "getppid", lambda: parent + 1)
+            assert launched.requested
+            assert not alone.requested
+
+
+def test_one_process_at_a_time_trains_in_a_folder(tmp_path: Path) -> None:
+    train(recipe(), tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with locked(tmp_path / "run"):
+        for options in ({"resume": True}, {"overwrite": True}):
+            with pytest.raises(ValueError, match=r"Another process trains in '.*run' now: wait for it, or end it\."):
+                train(recipe(), tmp_path / "run", **options)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    train(recipe(), tmp_path / "run", resume=True)
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
+def test_a_run_says_where_it_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(TrainingInterrupted):
+        train(recipe(), tmp_path / "run", progress=Watcher(interrupt_after=3))
+    shutil.copytree(tmp_path / "run", tmp_path / "early")
+    watcher = Watcher()
+    train(recipe(), tmp_path / "run", resume=True, progress=watcher)
+    assert watcher.messages == ["1 process (cpu), float32", "goes on after step 3"]
+    shutil.rmtree(tmp_path / "early" / "checkpoints")
+    watcher = Watcher()
+    train(recipe(), tmp_path / "early", resume=True, progress=watcher)
+    assert watcher.messages[1] == "no checkpoint: begins at step 1"
+    assert watcher.steps == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("resume", [True, "auto"])
+def test_a_run_without_a_usable_checkpoint_is_not_begun_anew(tmp_path: Path, resume: Any) -> None:
+    with pytest.raises(TrainingInterrupted):
+        train(recipe(), tmp_path / "run", progress=Watcher(interrupt_after=3))
+    (tmp_path / "run" / "checkpoints" / "step-000003" / "state.json").unlink()
+    before = files_of(tmp_path / "run")
+    message = r"No checkpoint in .*run/checkpoints' .*\(step-000003: state.json is missing\): .*--overwrite"
+    with pytest.raises(OSError, match=message):
+        train(recipe(), tmp_path / "run", resume=resume)
+    assert files_of(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("settings", [{"log_every": 1}, {"log_every": 100, "checkpoint_every": 1}])
+def test_a_removed_output_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str], settings: dict[str, int]) -> None:
+    class Removes(Watcher):
+        def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+            if step == 3:
+                shutil.rmtree(tmp_path / "run")
+
+    with pytest.raises(FileNotFoundError, match=r"The output folder '.*/run' was removed during training"):
+        train(recipe(**settings), tmp_path / "run", progress=Removes())
+    assert not (tmp_path / "run").exists()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_auto_begins_and_goes_on(tmp_path: Path) -> None:
+    uninterrupted = train(recipe(), tmp_path / "whole", resume="auto")
+    with pytest.raises(TrainingInterrupted):
+        train(recipe(), tmp_path / "run", resume="auto", progress=Watcher(interrupt_after=3))
+    watcher = Watcher()
+    resumed = train(recipe(), tmp_path / "run", resume="auto", progress=watcher)
+    assert watcher.steps == [4, 5, 6]
+    assert_identical(uninterrupted.model_folder, resumed.model_folder)
+    watcher = Watcher()
+    train(recipe(), tmp_path / "run", resume="auto", progress=watcher)  # as a requeued job that had ended
+    assert watcher.steps == []
+
+
+def test_a_run_goes_on_with_settings_that_change_no_earlier_step(tmp_path: Path) -> None:
+    with pytest.raises(TrainingInterrupted):
+        train(recipe(), tmp_path / "run", progress=Watcher(interrupt_after=3))
+    changed = {"timeout_minutes": 60.0, "on_divergence": "skip", "max_loss_rise": 9.0, "keep_checkpoints": 3}
+    again = recipe(**changed, checkpoint_every=1)
+    watcher = Watcher()
+    train(again, tmp_path / "run", resume=True, progress=watcher)
+    assert watcher.steps == [4, 5, 6]
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 3
+    assert load_recipe(tmp_path / "run" / "recipe.yaml") == again
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_finished_run_without_checkpoints_is_left_alone(tmp_path: Path, emptied: bool) -> None:
+    run = train(recipe(steps=2), tmp_path / "run")
+    shutil.rmtree(run.folder / "checkpoints")
+    if emptied:
+        (run.folder / "checkpoints").mkdir()
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    for resume in (True, "auto"):
+        with pytest.raises(FileExistsError, match=r"is finished and has no checkpoints .*model.*--overwrite"):
+            train(recipe(steps=2), run.folder, resume=resume)  # type: ignore[arg-type]
+    assert before == {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_does_not_overwrite_the_model_that_it_starts_from(tmp_path: Path) -> None:
+    run = train(recipe(steps=2), tmp_path / "run")
+    further = recipe(steps=2)
+    start = {"init_from": str(run.folder / "checkpoints" / ".." / "model")}
+    further = further.model_copy(update={"model": further.model.model_copy(update=start)})
+    with pytest.raises(ValueError, match=r"lies in the run that --overwrite .* would replace"):
+        train(further, run.folder, overwrite=True)
+    assert train(further, tmp_path / "further").model_folder.is_dir()
+
+
+def test_auto_refuses_what_resuming_and_beginning_refuse(tmp_path: Path) -> None:
+    train(recipe(steps=1), tmp_path / "run", resume="auto")
+    with pytest.raises(ValueError, match=r"train\.steps \(1, 2\)"):
+        train(recipe(steps=2), tmp_path / "run", resume="auto")
+    with pytest.raises(ValueError, match="not both"):
+        train(recipe(steps=1), tmp_path / "run", resume="auto", overwrite=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("x")
+    with pytest.raises(FileExistsError, match="not a run of ours"):
+        train(recipe(), tmp_path / "other", resume="auto")
+    with pytest.raises(ValueError, match="True, False or 'auto', got 'yes'"):
+        train(recipe(), tmp_path / "new", resume="yes")  # type: ignore[arg-type]
+    assert not (tmp_path / "new").exists()
+
+
+class StoppedEvaluation:
+    """An evaluation that draws random numbers before and after it uses the model, and is to be left at some steps."""
+
+    def __init__(self, *steps: int) -> None:
+        self.left = list(steps)
+        self.done: list[int] = []
+
+    def __call__(self, model: Any, step: int) -> dict[str, float]:
+        before = torch.rand(()).item()
+        if self.left[:1] == [step]:
+            self.left.pop(0)
+            signal.raise_signal(signal.SIGTERM)
+        loss = model(**{name: torch.ones(1, 4, dtype=torch.long) for name in ("input_ids", "labels")}).loss.item()
+        self.done.append(step)
+        return {"validation/loss": loss, "validation/drawn": before + torch.rand(()).item()}
+
+
+@pytest.mark.parametrize("at", [4, 6])
+def test_a_signal_leaves_an_evaluation_which_is_done_when_the_run_goes_on(tmp_path: Path, at: int) -> None:
+    """So a system that waits a while before it kills does not lose the steps. At the last step, too, and twice."""
+    settings = recipe(evaluate_every=2)
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update={"attention_dropout": 0.1})})
+    whole = train(settings, tmp_path / "whole", on_evaluate=StoppedEvaluation())
+    evaluation = StoppedEvaluation(at, at)
+    for resume in (False, True):
+        with pytest.raises(TrainingInterrupted, match=f"after step {at} of 6; .*step-00000{at} holds") as raised:
+            train(settings, tmp_path / "run", on_evaluate=evaluation, resume=resume)
+        assert raised.value.signal == signal.SIGTERM
+        assert [line["step"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")][-1] == at - 1
+        assert not (tmp_path / "run" / "model").exists()
+    run = train(settings, tmp_path / "run", on_evaluate=evaluation, resume=True)
+    assert evaluation.done == [2, 4, 6]
+    assert_identical(whole.model_folder, run.model_folder)
+    lines, expected = (
+        [{name: value for name, value in line.items() if name not in TIMES} for line in read_metrics(file)]
+        for file in (tmp_path / "run" / "metrics.jsonl", tmp_path / "whole" / "metrics.jsonl")
+    )
+    assert lines == expected
+
+
+def test_a_signal_leaves_an_evaluation_that_does_not_use_the_model(tmp_path: Path) -> None:
+    def evaluate(model: Any, step: int) -> dict[str, float]:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        time.sleep(60)
+        raise AssertionError("nobody has left the evaluation")
+
+    with pytest.raises(TrainingInterrupted, match=r"after step 4 of 6; .*step-000004 holds"):
+        train(recipe(evaluate_every=4), tmp_path / "run", on_evaluate=evaluate)
+
+
+def test_an_evaluation_that_fails_loses_nothing(tmp_path: Path) -> None:
+    def evaluate(model: Any, step: int) -> dict[str, float]:
+        raise RuntimeError("no such luck")
+
+    uninterrupted = train(recipe(), tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="no such luck"):
+        train(recipe(evaluate_every=4), tmp_path / "run", on_evaluate=evaluate)
+    watcher = Watcher()
+    resumed = train(recipe(evaluate_every=4), tmp_path / "run", resume=True, progress=watcher)
+    assert watcher.steps == [5, 6]
+    assert_identical(uninterrupted.model_folder, resumed.model_folder)
+
+
+def test_text_that_has_changed_since_is_refused(tmp_path: Path) -> None:
+    """Anywhere, also where the first batch is the same."""
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(40):
+        (text / f"{number}.txt").write_text(f"text {number} " * 5)
+    settings = text_recipe(text)
+    with pytest.raises(TrainingInterrupted):
+        train(settings, tmp_path / "run", progress=Watcher(interrupt_after=1))
+    first = build_data(settings).batches.train_batch(1)["input_ids"]
+    for number in range(40):
+        file = text / f"{number}.txt"
+        before = file.read_text()
+        file.write_text(before[:-2] + "! ")
+        if torch.equal(build_data(settings).batches.train_batch(1)["input_ids"], first):
+            break
+        file.write_text(before)
+    else:
+        pytest.fail("every document is in the first batch")
+    with pytest.raises(ValueError, match="The data is not what the run in"):
+        train(settings, tmp_path / "run", resume=True)
+
+
+def test_one_overflow_in_fp16_is_all_optimizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scaler decides for each optimizer by its own gradients: none may step on another's."""
+    seen: list[dict[str, Tensor]] = []
+
+    def evaluate(model: Any, step: int) -> dict[str, float]:
+        seen.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
+        return {}
+
+    clip = DistributedContext.clip
+    monkeypatch.setattr(divergence.SpikeDetector, "check", lambda *_: None)  # as fp16 has it for a while
+    monkeypatch.setattr(DistributedContext, "clip", lambda *a: float("inf") if len(seen) == 1 else clip(*a))
+    train(recipe(evaluate_every=1, optimizer="muon", steps=3), tmp_path / "run", on_evaluate=evaluate)
+    assert all(torch.equal(seen[0][name], seen[1][name]) for name in seen[0])
+    assert not any(torch.equal(seen[1][name], seen[2][name]) for name in ("lm_head.weight", "model.norm.weight"))
+
+
+def test_the_spike_detectors_state_is_resumed(tmp_path: Path) -> None:
+    train(recipe(), tmp_path / "run")
+    state = json.loads((tmp_path / "run" / "checkpoints" / "step-000006" / "state.json").read_text())
+    losses = [line["loss"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert state["spike_detector"]["losses"] == losses
+    with pytest.raises(TrainingInterrupted):
+        train(recipe(), tmp_path / "halves", progress=Watcher(interrupt_after=3))
+    train(recipe(), tmp_path / "halves", resume=True)
+    resumed = json.loads((tmp_path / "halves" / "checkpoints" / "step-000006" / "state.json").read_text())
+    assert resumed["spike_detector"] == state["spike_detector"]
+
+
+def test_a_gradient_that_is_no_number_stops_the_run_before_it_spoils_the_weights(tmp_path: Path) -> None:
+    settings = recipe().model_dump()
+    settings["model"]["initializer_range"] = 1e30
+    with pytest.raises(
+        DivergenceError, match=r"At step 1 the gradient norm became nan\. .* there is no checkpoint yet"
+    ):
+        train(parse_recipe(settings), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+# torch's own, while it traces a graph and while it runs one.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_compiled_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer runs compiled, is inspected all the same, and learns what it learns uncompiled."""
+    graphs: list[Any] = []
+
+    def traced(graph: Any, examples: Any) -> Any:
+        graphs.append(graph)
+        return aot_eager(graph, examples)  # the default takes half a minute to compile
+
+    aot_eager = torch._dynamo.lookup_backend("aot_eager")
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compile_module(module, backend=traced))
+    plain = train(recipe(inspect_every=2), tmp_path / "plain")
+    assert not graphs
+    compiled = train(recipe(inspect_every=2, compile=True), tmp_path / "compiled")
+    assert len(graphs) >= 2
+    lines = [read_metrics(run.folder / "metrics.jsonl") for run in (plain, compiled)]
+    for one, two in zip(*lines, strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
+        assert ("logit_max" in two) == ("logit_max" in one) == (one["step"] in (1, 2, 4, 6))
+        assert two.get("logit_max", []) == pytest.approx(one.get("logit_max", []), rel=1e-4)
+
+
+def test_bf16(tmp_path: Path) -> None:
+    run = train(recipe(precision="bf16", steps=3, gradient_checkpointing=True), tmp_path / "run")
+    assert run.last["loss"] < 4
+    assert all(tensor.dtype == torch.float32 for tensor in weights(run.model_folder).values())
+    assert run.model(torch.zeros(1, 4, dtype=torch.long)).logits.dtype == torch.float32
+
+
+def test_fp16_needs_a_gpu(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'fp16' needs a GPU"):
+        train(recipe(precision="fp16"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    train(recipe(steps=1), tmp_path / "run")  # and the process can still train
+
+
+def test_text_with_bpe(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the cat sat on the mat, and that was that. " * 60)
+    settings = recipe(steps=2).model_dump()
+    settings["data"] = {"kind": "text", "paths": [str(tmp_path / "text.txt")], "tokenizer": "bpe", "vocab_size": 270}
+    settings["data"] |= {"length": 16, "batch_size": 4}
+    run = train(parse_recipe(settings), tmp_path / "run")
+    for folder in (run.model_folder, run.folder / "checkpoints" / "step-000002"):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
+        assert AutoModelForCausalLM.from_pretrained(folder).config.vocab_size == len(tokenizer)
+        assert tokenizer.eos_token_id == json.loads((folder / "config.json").read_text())["eos_token_id"]
+
+
+def text_recipe(path: Path, **data: Any) -> Recipe:
+    settings = recipe(steps=2).model_dump()
+    settings["data"] = {"kind": "text", "paths": [str(path)], "length": 16, "batch_size": 4} | data
+    return parse_recipe(settings)
+
+
+def test_a_bpe_is_trained_on_the_training_text_of_the_recipe(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number:02d}.txt").write_text(f"{chr(97 + number)}{chr(98 + number)} " * 40)
+    settings = text_recipe(tmp_path, tokenizer="bpe", vocab_size=268, validation_fraction=0.2)
+    built = build_data(settings).tokenizer
+    assert built is not None
+    by_hand = train_bpe(training_text(TextFiles([tmp_path]), 0.2), 268)
+    assert built.get_vocab() == by_hand.get_vocab()
+    assert built.get_vocab() != train_bpe(training_text(TextFiles([tmp_path]), 0.8), 268).get_vocab()
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_documents_are_isolated_where_the_recipe_says_so(tmp_path: Path, isolated: bool) -> None:
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text(f"text {number} " * 5)
+    batch = build_data(text_recipe(tmp_path, isolate_documents=isolated)).batches.train_batch(1)
+    assert ("position_ids" in batch) == isolated
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"data": "x", "stap": 1}', '{"data": "x", "step": "1"}', "\xff"])
+def test_a_broken_state_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "state.json"
+    file.write_text(text, encoding="latin-1")
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match=r"state\.json' is not the state of a run"):
+        load_checkpoint(tmp_path, model, torch.optim.AdamW(model.parameters()))
+
+
+def test_another_recipe_names_how_to_begin_with_what_is_trained(tmp_path: Path) -> None:
+    train(recipe(steps=2), tmp_path / "run")
+    start = re.escape(str(tmp_path / "run" / "model"))
+    with pytest.raises(ValueError, match=rf"train\.steps \(2, 4\); choose .*, with model\.init_from={start} to begin"):
+        train(recipe(steps=4), tmp_path / "run", resume=True)
+    shutil.rmtree(tmp_path / "run" / "model")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    shutil.copytree(checkpoints / "step-000002", checkpoints / "step-1000000")
+    with pytest.raises(ValueError, match=r"with model\.init_from=.*step-1000000 to begin"):
+        train(recipe(steps=4), tmp_path / "run", resume=True)
+    (checkpoints / "step-1000000" / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"with model\.init_from=.*step-000002 to begin"):
+        train(recipe(steps=4), tmp_path / "run", resume=True)
+
+
+def test_a_notebook_shows_a_run_that_nobody_else_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a kernel of Jupyter's kind; a script shows nothing."""
+    lines: list[list[str]] = []
+
+    class Line:
+        def update(self, data: dict[str, str], *, raw: bool) -> None:
+            lines[-1].append(data["text/plain"])
+
+    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Line:
+        lines.append([data["text/plain"]])
+        return Line()
+
+    train(recipe(steps=3), tmp_path / "script")
+    assert capsys.readouterr() == ("", "")
+    kernel = SimpleNamespace(kernel=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
+        patch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+        train(recipe(steps=3), tmp_path / "notebook")
+    (told,), steps = lines
+    assert told == "test · diff: 1 process (cpu), float32"
+    assert [re.sub(r"loss.*", "", step) for step in (steps[0], steps[-1])] == [
+        "test · diff: step 1 of 3, ",
+        "test · diff: step 3 of 3, ",
+    ]

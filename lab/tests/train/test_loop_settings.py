@@ -1,0 +1,123 @@
+"""Training settings do what they say, and what is logged reaches TensorBoard as it was."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from diff_lab.train import Recipe, parse_recipe, read_metrics, train
+from diff_transformer.model import DiffTransformerForCausalLM
+from diff_transformer.nn import SwiGLU
+
+LAYERS = 3
+
+
+def recipe(**train_settings: Any) -> Recipe:
+    return parse_recipe(
+        {
+            "name": "test",
+            "model": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": LAYERS, "head_dim": 4},
+            "data": {"kind": "retrieval", "num_pairs": 2, "length": 24, "batch_size": 8}
+            | {"num_keys": 4, "num_values": 4, "num_noise": 8, "validation_sequences": 8},
+            "train": {"steps": 3, "learning_rate": 1e-2, "warmup_steps": 1, "log_every": 1, "device": "cpu"}
+            | train_settings,
+        }
+    )
+
+
+def test_tensorboard_holds_every_logged_number(tmp_path: Path) -> None:
+    train(recipe(evaluate_every=2), tmp_path / "run", on_evaluate=lambda model, step: {"validation/loss": 10.0 + step})
+    board = EventAccumulator(str(tmp_path / "run" / "tensorboard"), size_guidance={"scalars": 0})
+    board.Reload()
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    expected: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        step = line.pop("step")
+        line["lambda"] = line.pop("lambdas")
+        for name, value in line.items():
+            if not isinstance(value, list):
+                expected.setdefault(name, []).append((step, value))
+                continue
+            assert len(value) == LAYERS
+            for layer, number in enumerate(value, start=1):
+                expected.setdefault(f"{name}/layer_{layer:02d}", []).append((step, number))
+    assert set(board.Tags()["scalars"]) == set(expected)
+    assert {"loss", "tokens_per_second", "lambda/layer_01", "logit_max/layer_03", "validation/loss"} < set(expected)
+    for name, points in expected.items():
+        events = board.Scalars(name)
+        assert [event.step for event in events] == [step for step, _ in points]
+        assert [event.value for event in events] == pytest.approx([value for _, value in points], rel=1e-6)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(("checkpointing", "times"), [(False, 1), (True, 2)])
+def test_gradient_checkpointing_computes_each_layer_twice(
+    tmp_path: Path, checkpointing: bool, times: int, accumulation: int
+) -> None:
+    calls = []
+
+    def count(module: nn.Module, inputs: Any) -> None:
+        if isinstance(module, SwiGLU):  # one in each layer; hooks of a layer itself may lie outside what is recomputed
+            calls.append(id(module))
+
+    with register_module_forward_pre_hook(count):
+        settings = {"gradient_checkpointing": checkpointing, "accumulation": accumulation, "inspect_every": None}
+        train(recipe(steps=2, **settings), tmp_path / "run")
+    assert len(set(calls)) == LAYERS
+    assert [calls.count(layer) for layer in set(calls)] == [2 * accumulation * times] * LAYERS
+
+
+def test_precision_is_that_of_the_matrix_products(tmp_path: Path) -> None:
+    losses, dtypes = {}, {}
+    for precision in ("no", "bf16"):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        seen: set[torch.dtype] = set()
+
+        def note(module: nn.Module, inputs: Any, output: Any, seen: set[torch.dtype] = seen) -> None:
+            if isinstance(module, nn.Linear):
+                seen.add(output.dtype)
+
+        with register_module_forward_hook(note):
+            losses[precision] = train(recipe(steps=1, precision=precision), tmp_path / precision).last["loss"]
+        dtypes[precision] = seen
+    assert dtypes == {"no": {torch.float32}, "bf16": {torch.bfloat16}}
+    assert losses["bf16"] != losses["no"]
+    assert losses["bf16"] == pytest.approx(losses["no"], rel=1e-2)
+
+
+@pytest.mark.parametrize("limit", [None, 1e-3])
+def test_gradients_are_clipped_and_their_norm_is_logged_unclipped(tmp_path: Path, limit: float | None) -> None:
+    applied = []
+
+    def measure(optimizer: torch.optim.Optimizer, *args: Any) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        applied.append(float(nn.utils.get_total_norm([parameter.grad for parameter in parameters])))
+
+    with register_optimizer_step_pre_hook(measure):
+        train(recipe(max_grad_norm=limit), tmp_path / "run")
+    logged = [line["grad_norm"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert len(logged) == 3
+    assert min(logged) > 1e-2
+    assert applied == pytest.approx(logged if limit is None else [limit] * 3, rel=1e-3)
+
+
+def test_a_step_after_an_evaluation_trains(tmp_path: Path) -> None:
+    modes = []
+
+    def note(module: nn.Module, inputs: Any) -> None:
+        if isinstance(module, DiffTransformerForCausalLM):
+            modes.append((torch.is_grad_enabled(), {part.training for part in module.modules()}))
+
+    def evaluate(model: Any, step: int) -> dict[str, float]:
+        model(torch.zeros(1, 4, dtype=torch.long))
+        return {}
+
+    with register_module_forward_pre_hook(note):
+        train(recipe(evaluate_every=1, inspect_every=None), tmp_path / "run", on_evaluate=evaluate)
+    assert modes == [(True, {True}), (False, {False})] * 3

@@ -1,0 +1,150 @@
+"""The two records of a run: what is in them, and what is left of them when a run goes on."""
+
+import json
+import math
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import fresh
+from diff_lab.train import read_metrics
+from diff_lab.train.training_progress import Metrics, peak_memory
+
+
+def refuse(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
+
+
+def write(folder: Path, lines: list[dict[str, Any]], after: int = 0) -> Path:
+    with Metrics(folder / "metrics.jsonl", folder / "tensorboard", after) as metrics:
+        for line in lines:
+            metrics.log(line)
+    return folder / "metrics.jsonl"
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    board = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    board.Reload()
+    return {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
+
+
+def test_every_list_is_a_curve_for_each_layer(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [
+        {"step": 1, "loss": 2.0, "lambdas": [0.5, 0.25], "logit_max": [4.0, 8.0]},
+        {"step": 2, "loss": 1.0, "lambdas": None, "mfu": None, "memory": 1 << 33},
+    ]
+    assert read_metrics(write(tmp_path, lines)) == lines
+    assert curves(tmp_path) == {
+        "loss": [(1, 2.0), (2, 1.0)],
+        "lambda/layer_01": [(1, 0.5)],
+        "lambda/layer_02": [(1, 0.25)],
+        "logit_max/layer_01": [(1, 4.0)],
+        "logit_max/layer_02": [(1, 8.0)],
+        "memory": [(2, float(1 << 33))],
+    }
+
+
+def test_what_is_not_finite_is_null_and_never_invalid_json(tmp_path: Path) -> None:
+    """A strict reader takes the file; TensorBoard, which has signs for them, gets the numbers themselves."""
+    file = write(tmp_path, [{"step": 1, "loss": math.nan, "grad_norm": math.inf, "logit_max": [1.0, -math.inf]}])
+    (text,) = file.read_text().splitlines()
+    line = json.loads(text, parse_constant=refuse)
+    assert line == {"step": 1, "loss": None, "grad_norm": None, "logit_max": [1.0, None]}
+    assert read_metrics(file) == [line]
+    drawn = curves(tmp_path)
+    assert math.isnan(drawn["loss"][0][1])
+    assert drawn["grad_norm"] == [(1, math.inf)]
+    assert drawn["logit_max/layer_02"] == [(1, -math.inf)]
+
+
+def wait_for_another_second() -> None:
+    """TensorBoard orders the files of a process that began in the same second by a number read as text: 10 before 9."""
+    second = int(time.time())
+    while int(time.time()) == second:
+        time.sleep(0.01)
+
+
+TORN = {
+    "nothing": b"",
+    "half a line": b'{"step": 4, "lo',
+    "a line without its end": b'{"step": 3, "loss": 1.0}',
+    "half a letter": b'{"step": 4, "name": "\xce',
+    "zeros": b"\0" * 40,
+    "zeros and more": b'\0\0\0\n{"step": 2, "loss": 0.0}\n',
+}
+
+
+def test_a_run_that_goes_on_forgets_later_steps(tmp_path: Path) -> None:
+    """What stays is not written again: a machine that fails meanwhile loses none of it."""
+    file = write(tmp_path, [{"step": step, "loss": 0.5} for step in (1, 2, 3)])
+    inode = file.stat().st_ino
+    wait_for_another_second()
+    write(tmp_path, [{"step": 3, "loss": 0.25}], after=2)
+    assert file.read_bytes() == b'{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.5}\n{"step": 3, "loss": 0.25}\n'
+    assert file.stat().st_ino == inode
+    assert curves(tmp_path)["loss"] == [(1, 0.5), (2, 0.5), (3, 0.25)]
+
+
+def test_a_run_that_begins_anew_forgets_all_steps(tmp_path: Path) -> None:
+    """As one does that was killed before its first checkpoint."""
+    write(tmp_path, [{"step": step, "loss": 0.5} for step in (1, 2, 3)])
+    wait_for_another_second()
+    file = write(tmp_path, [{"step": step, "loss": 0.25} for step in (1, 2)])
+    assert [line["step"] for line in read_metrics(file)] == [1, 2]
+    assert curves(tmp_path)["loss"] == [(1, 0.25), (2, 0.25)]
+
+
+@pytest.mark.parametrize("torn", TORN)
+def test_a_run_that_goes_on_forgets_a_torn_line(tmp_path: Path, torn: str) -> None:
+    """And what it writes stands on a line of its own."""
+    file = write(tmp_path, [{"step": 1, "loss": 0.5}])
+    with file.open("ab") as end:
+        end.write(TORN[torn])
+    write(tmp_path, [{"step": 6, "loss": 0.25}], after=5)
+    assert file.read_bytes() == b'{"step": 1, "loss": 0.5}\n{"step": 6, "loss": 0.25}\n'
+
+
+def test_each_line_can_be_read_when_it_is_logged(tmp_path: Path) -> None:
+    with Metrics(tmp_path / "metrics.jsonl", tmp_path / "tensorboard", 0) as metrics:
+        metrics.log({"step": 1, "loss": 2.0})
+        assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 2.0}]
+
+
+def test_an_error_of_tensorboards_thread_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def log() -> None:
+        with Metrics(tmp_path / "metrics.jsonl", tmp_path / "tensorboard", 0) as metrics:
+            metrics.log({"step": 1, "loss": 2.0})
+            shutil.rmtree(tmp_path / "tensorboard")
+            for step in range(2, 10_000):
+                metrics.log({"step": step, "loss": 2.0})
+
+    hook = threading.excepthook
+    with pytest.raises(OSError, match=r"tensorboard' cannot be written \(No such file.*--resume"):
+        log()
+    assert capfd.readouterr() == ("", "")
+    assert threading.excepthook == hook
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux keeps a record of a process's peak")
+def test_peak_memory_of_a_process() -> None:
+    """128 MiB that are used and given back stay in the record."""
+    code = "import torch; from diff_lab.train.training_progress import peak_memory as p; d = torch.device('cpu')\n"
+    code += "a = p(d); torch.ones(1 << 25); b = p(d); print(b - a); import sys; print('tensorboard' in sys.modules)"
+    done = fresh.run(code)
+    assert done.returncode == 0, done.stderr
+    grown, loaded = done.stdout.split()
+    assert 0.9 * (1 << 27) < int(grown) < 1.5 * (1 << 27)
+    assert loaded == "False"  # nor by whoever only imports this
+
+
+@pytest.mark.gpu
+def test_peak_memory_of_a_gpu() -> None:
+    device = torch.device("cuda")
+    torch.ones(1 << 25, device=device)
+    assert (peak_memory(device) or 0) >= 1 << 27

@@ -1,0 +1,223 @@
+"""Plans: what they say, and what they refuse; nothing is read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diff_lab.data import byte_tokenizer
+from diff_lab.train import build_data, load_recipe, shipped_recipes, train
+from diff_lab.train import training_plan as module
+from diff_lab.train.hardware import GPUS
+from diff_lab.train.recipe import build_config
+from diff_lab.train.training_plan import CONTEXT, GIB, USABLE, Plan, backend, vocabulary
+from diff_transformer.ops.backends import explain
+from diff_transformer.ops.cpu.cpu_backend import is_faster
+
+
+@pytest.fixture(scope="module")
+def paper() -> Plan:
+    """The paper's text and tokenizer are not here, and nobody misses them."""
+    return Plan(load_recipe("paper-3b"), "h200", 64)
+
+
+def test_numbers_of_the_3b_model(paper: Plan) -> None:
+    assert paper.kind == "fsdp"
+    assert paper.parameters == 3_479_175_168
+    assert (paper.steps, paper.tokens_per_step, paper.micro_batch) == (83447, 4 << 20, 4)
+    assert paper.peak == GPUS["h200"].half
+    flops = paper.steps * paper.tokens_per_step * paper.flops_per_token
+    assert paper.days == pytest.approx(flops / (64 * 0.4 * 989.5e12) / 86400)
+    assert 3 < paper.days < 5
+    assert paper.device_memory == (GPUS["h200"].memory_gib * GIB - CONTEXT) * USABLE
+
+
+def test_checkpointing_saves_activations_and_lets_larger_parts_fit(paper: Plan) -> None:
+    without, checkpointing = paper.ways
+    assert (without.checkpointing, checkpointing.checkpointing) == (False, True)
+    assert without.memory.activations > 10 * checkpointing.memory.activations
+    assert without.fits
+    assert checkpointing.fits
+    assert (without.accumulation, without.micro_batch) == (4, 4)
+    assert (checkpointing.accumulation, checkpointing.micro_batch) == (1, 16)
+
+
+def test_the_accumulation_that_is_named_is_the_smallest_that_fits() -> None:
+    recipe = load_recipe("paper-1.4b", ["train.accumulation=16"])
+    way = Plan(recipe, "a100-40", 1).ways[1]
+    assert way.accumulation is not None
+    as_named = Plan(load_recipe("paper-1.4b", [f"train.accumulation={way.accumulation}"]), "a100-40").ways[1]
+    halved = Plan(load_recipe("paper-1.4b", [f"train.accumulation={way.accumulation // 2}"]), "a100-40").ways[1]
+    assert as_named.fits
+    assert not halved.fits
+    assert way.micro_batch == recipe.data.batch_size // way.accumulation
+
+
+def test_what_fits_nowhere() -> None:
+    for way in Plan(load_recipe("paper-13.1b"), "l4").ways:
+        assert (way.fits, way.accumulation, way.micro_batch) == (False, None, None)
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_recipes() if name.startswith("paper")])
+def test_each_paper_recipe_fits_what_its_comment_names(name: str) -> None:
+    """Both twins; on the GPUs of the command in the recipe's heading."""
+    heading = shipped_recipes()[name].read_text().partition("\nname:")[0]
+    command = next(line for line in heading.splitlines() if "diff-lab plan" in line).split()
+    gpus, gpu = int(command[command.index("--gpus") + 1]), command[command.index("--gpu") + 1]
+    for attention_type in ("diff", "softmax"):
+        planned = Plan(load_recipe(name, [f"model.attention_type={attention_type}"]), gpu, gpus)
+        assert planned.ways[planned.checkpointing].fits, name
+
+
+def test_communication_bounds_the_utilisation() -> None:
+    recipe = load_recipe("paper-13.1b")
+    standard = Plan(recipe, "h200", 64)
+    assert standard.needed is not None
+    assert standard.communication is not None
+    # A GPU has to receive 123 GB/s in all at 40 %, a ninth of it through its card: the eight of a machine share.
+    assert standard.needed[0] == pytest.approx(123e9, rel=0.01)
+    assert standard.needed[1] == pytest.approx(standard.needed[0] / 9)
+    assert (standard.communication.link, standard.communication.network) == (450e9, 50e9)
+    assert (standard.assumed, standard.utilisation) == (0.4, 0.4)
+    slow = Plan(recipe, "h200", 64, network=6.25e9)  # one card of 400 Gb/s for eight GPUs
+    assert slow.utilisation == pytest.approx(0.4 * 6.25e9 / standard.needed[1])
+    assert standard.days is not None
+    assert slow.days == pytest.approx(standard.days * 0.4 / slow.utilisation)
+    alone = Plan(load_recipe("small"), "h200")
+    assert (alone.communication, alone.needed, alone.utilisation) == (None, None, 0.4)
+    unknown = Plan(load_recipe("paper-1.4b"), "l4", 16, parallel="ddp")
+    assert unknown.communication is not None
+    assert (unknown.communication.seconds, unknown.utilisation) == (None, 0.4)
+
+
+def test_the_disk_of_checkpoints_is_that_of_real_ones(tmp_path: Path) -> None:
+    for optimizer in ("adamw", "muon"):
+        settings = ["model.hidden_size=160", f"train.optimizer={optimizer}", "train.steps=2", "train.warmup_steps=0"]
+        recipe = load_recipe("tiny", [*settings, "train.checkpoint_every=1"])
+        train(recipe, tmp_path / optimizer)
+        (newest, older) = (tmp_path / optimizer / "checkpoints").iterdir()
+        planned = Plan(recipe)
+        for folder in (newest, older):
+            real = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            assert planned.checkpoint_bytes == pytest.approx(real, rel=0.03)
+        assert planned.checkpoints_bytes == 3 * planned.checkpoint_bytes  # two stay, one is written
+
+
+def test_the_disk_of_tokens() -> None:
+    recipe = load_recipe("paper-3b")
+    assert Plan(recipe, "h200", 64).token_cache_bytes == 4 * recipe.train.steps * (4 << 20)
+    assert Plan(load_recipe("tiny")).token_cache_bytes == 2 * 20 * 512
+    assert Plan(load_recipe("retrieval")).token_cache_bytes is None
+
+
+def test_how_many_train_together() -> None:
+    small = load_recipe("small")
+    assert Plan(small, "l4").kind == "single"
+    assert Plan(small, "l4", 4).kind == "ddp"
+    assert Plan(small, "l4", 4, parallel="fsdp").kind == "fsdp"
+    assert Plan(small, "l4", 4, parallel="tensor").kind == "tensor"
+    assert Plan(small, "l4", 4, parallel="tensor").micro_batch == 4 * Plan(small, "l4", 4).micro_batch
+
+
+def test_a_plan_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "peak_flops", lambda device, precision: 1e11)
+    planned = Plan(load_recipe("retrieval"))
+    assert (planned.device, planned.kind, planned.peak) == ("cpu", "single", 1e11)
+    assert planned.device_memory is not None
+    assert planned.ways[0].fits
+    monkeypatch.setattr(module, "_available_memory", lambda gpu: None)
+    unknown = Plan(load_recipe("retrieval")).ways[0]
+    assert (unknown.fits, unknown.accumulation) == (None, None)
+
+
+def test_the_backend_is_what_would_be_chosen() -> None:
+    config = build_config(load_recipe("paper-3b"), 100)
+    wide = build_config(load_recipe("small", ["model.head_dim=256"]), 100)
+    assert backend(config, GPUS["h200"], half=True, packed=True, queries=4096) == "triton"
+    assert backend(config, GPUS["mi300x"], half=True, packed=True, queries=4096) == "sdpa"
+    assert backend(wide, GPUS["h200"], half=True, packed=True, queries=4096) == "sdpa"
+    softmax = build_config(load_recipe("paper-3b", ["model.attention_type=softmax"]), 100)
+    assert backend(softmax, GPUS["h200"], half=True, packed=True, queries=4096) == "sdpa"
+    assert backend(softmax, GPUS["h200"], half=False, packed=True, queries=4096) == "document"
+    assert backend(softmax, None, half=True, packed=True, queries=4096) == "document"
+    assert backend(softmax, None, half=False, packed=False, queries=4096) == "sdpa"
+    kernel = "cpu" if explain("cpu")["cpu"] is None and is_faster() else "blockwise"
+    narrow = {"attention_type": "softmax", "head_dim": 8, "num_attention_heads": 8}
+    for more, queries, expected in (
+        ({}, 64, "cpu"),
+        ({}, 63, "document"),
+        ({"head_dim": 10}, 64, "document"),
+        ({"attention_dropout": 0.1}, 64, "document"),
+    ):
+        settings = [f"model.{name}={value}" for name, value in {**narrow, **more}.items()]
+        chosen = backend(
+            build_config(load_recipe("small", settings), 100), None, half=True, packed=True, queries=queries
+        )
+        assert chosen == (expected if kernel == "cpu" else "document")
+
+
+@pytest.mark.parametrize(("packed", "queries"), [("true", 2 * 32), ("false", 32)], ids=["packed", "rows"])
+def test_packed_rows_are_one_sequence(packed: str, queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What computes attention depends on how many queries meet the keys at a time."""
+    counted = []
+
+    def counting(*arguments: Any) -> str:
+        counted.append(arguments[-1])
+        return backend(*arguments)
+
+    monkeypatch.setattr(module, "backend", counting)
+    rows = ["data.length=32", "data.batch_size=4", "train.accumulation=2", f"data.isolate_documents={packed}"]
+    Plan(load_recipe("small", rows))
+    assert counted == [queries]
+
+
+def test_the_vocabulary_is_the_datas() -> None:
+    recipe = load_recipe("retrieval")
+    assert vocabulary(recipe) == build_data(recipe).batches.vocab_size
+
+
+def test_the_vocabulary_of_a_tokenizer(tmp_path: Path) -> None:
+    byte_tokenizer().save_pretrained(tmp_path / "bytes")
+    assert vocabulary(load_recipe("tiny", [f"data.tokenizer={tmp_path / 'bytes'}"])) == 257
+    assert vocabulary(load_recipe("tiny")) == 257
+    assert vocabulary(load_recipe("small")) == 8192
+    with pytest.raises(ValueError, match=r"downloads nothing, and data\.tokenizer 'gpt2' is no folder"):
+        vocabulary(load_recipe("tiny", ["data.tokenizer=gpt2"]))
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}"], ids=["absent", "no JSON", "empty"])
+@pytest.mark.parametrize("recipe", ["tiny", "masked"])
+def test_a_folder_without_a_readable_tokenizer(tmp_path: Path, recipe: str, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
+    settings = [f"data.tokenizer={tmp_path}", "data.vocab_size=null"]
+    with pytest.raises(ValueError, match=rf'^data\.tokenizer is "bytes", .* and {str(tmp_path)!r} cannot be loaded: '):
+        vocabulary(load_recipe(recipe, settings))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gpu": "v100"}, "GPU 'v100' is not known; known ones are b200, h200"),
+        ({"gpu": "h200", "gpus": 0}, "the number of GPUs must be 1 or more, got 0"),
+        ({"gpus": 2}, "several processes are planned for GPUs, got 2"),
+        ({"gpu": "h200", "utilisation": 0.0}, "the utilisation must lie above 0 and not above 1, got 0.0"),
+        ({"gpu": "h200", "utilisation": 40.0}, "the utilisation must lie above 0 and not above 1, got 40.0"),
+        ({"gpu": "h200", "network": 0.0}, "network's bandwidth must be above 0, got 0.0"),
+        ({"gpu": "h200", "parallel": "zero"}, "parallel must be one of 'ddp', 'fsdp', 'tensor', got 'zero'"),
+        ({"gpu": "h200", "gpus": 3}, r"data\.batch_size=32 cannot be divided among 3 processes"),
+        ({"gpu": "h200", "gpus": 3, "parallel": "tensor"}, "which 3 ranks cannot share evenly"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Plan(load_recipe("small"), **arguments)  # type: ignore[arg-type]  # the wrong ones are meant
+
+
+def test_what_training_refuses_is_not_planned() -> None:
+    recipe = load_recipe("small", ["train.precision=fp16"])
+    with pytest.raises(ValueError, match="'fp16' needs a GPU"):
+        Plan(recipe)
+    assert Plan(recipe, "h200", 2).precision == "fp16"
+    with pytest.raises(ValueError, match=r"'fp16' runs in one process or with .* 'ddp', not with 'fsdp'"):
+        Plan(recipe, "h200", 2, parallel="fsdp")

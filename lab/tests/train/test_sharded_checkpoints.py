@@ -1,0 +1,285 @@
+"""Checkpoints of several processes: what any of them wrote, every other reads, bit for bit.
+
+Two ranks run this file as a script. Models are shared in four ways: "single" (one process, here), "ddp" (the same on
+both ranks), "fsdp" and "tensor" (each rank has a part).
+"""
+
+import inspect
+import json
+import resource
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from transformers import AutoModelForCausalLM
+from transformers import distributed as transformers_distributed
+
+import ranks
+from diff_lab.train.checkpoint import (
+    RunState,
+    TensorFiles,
+    load_checkpoint,
+    save_model,
+    weights_of,
+    write_sharded,
+    write_weights,
+)
+from diff_lab.train.checkpoint_folder import Checkpoints, collective_directory
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.nn import Lambda
+from tiny_model import SIZES
+
+# The kinds of models: DIFF with both optimizers, and one whose head is its embedding.
+MODELS: dict[str, dict[str, Any]] = {
+    "muon": {"attention_type": "diff"},
+    "tied": {"attention_type": "softmax", "tie_word_embeddings": True},
+}
+# Earlier releases of transformers 5 split tensors without saying so, and training refuses them.
+HAS_TENSOR = "tp_size" in inspect.signature(transformers_distributed.DistributedConfig).parameters
+SPREAD = ("ddp", "fsdp", "tensor") if HAS_TENSOR else ("ddp", "fsdp")
+WAYS = ("single", *SPREAD)
+STATE = RunState(data="x", step=7, seconds=1.5, spike_detector={"losses": [3.0, 2.5]})
+TOKENS = torch.arange(1, 9).view(2, 4)
+UNEVEN = {"one row": (1, 3), "three rows": (3, 2), "five": (5,)}
+
+
+def build(name: str, seed: int) -> DiffTransformerForCausalLM:
+    torch.manual_seed(seed)
+    return DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, **MODELS[name]}))
+
+
+def optimizers_of(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for the rest and for all of a model without λ."""
+    inside = {name: p for name, p in model.named_parameters() if ".layers." in name and p.ndim == 2}
+    outside = [p for name, p in model.named_parameters() if name not in inside]
+    if not any(isinstance(module, Lambda) for module in model.modules()):
+        return [torch.optim.AdamW([*outside, *inside.values()], foreach=False)]
+    return [torch.optim.AdamW(outside, foreach=False), torch.optim.Muon(inside.values())]
+
+
+def step(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    for parameter in model.parameters():
+        parameter.grad = parameter.detach().clone()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def spread(way: str, name: str, folder: Path) -> nn.Module:
+    """A model with weights that no checkpoint holds."""
+    if way == "tensor":
+        plan = transformers_distributed.DistributedConfig(tp_size=ranks.RANKS)
+        return DiffTransformerForCausalLM.from_pretrained(folder / f"{name} start", distributed_config=plan)
+    model = build(name, seed=2)
+    if way == "ddp":
+        return nn.parallel.DistributedDataParallel(model).module
+    for module in model.modules():
+        if isinstance(module, Lambda):
+            fully_shard(module)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def on_a_rank() -> None:
+    """Read every checkpoint in every way and write it again; first the one that one process has written."""
+    rank, folder = ranks.join()
+    for name in MODELS:
+        for writer in WAYS:
+            for reader in SPREAD:
+                model = spread(reader, name, folder)
+                optimizers = optimizers_of(model)
+                split = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+                assert split == (reader in ("fsdp", "tensor"))
+                checkpoint = Checkpoints(folder / name / writer, keep=2).newest()
+                assert checkpoint is not None
+                state = load_checkpoint(checkpoint, model, optimizers)
+                assert state == STATE
+                if writer == "single":
+                    torch.manual_seed(100 + rank)
+                    with torch.no_grad():  # as in an evaluation, after which FSDP leaves some units whole
+                        model(TOKENS)
+                target = folder / name / (reader if writer == "single" else f"{reader} from {writer}")
+                Checkpoints(target, keep=2).save(state, model, optimizers, None)
+                if writer == "single":
+                    with collective_directory(folder / name / f"{reader} model") as unfinished:
+                        save_model(unfinished, model, None)
+                    step(model, optimizers)  # the state has the dtype, device and placement that the optimizer needs
+                    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    _uneven(folder, rank)
+    _failures(folder, rank)
+    dist.destroy_process_group()
+
+
+def _uneven(folder: Path, rank: int) -> None:
+    """Tensors of which a rank has less than another, or nothing; and fewer tensors than ranks."""
+    mesh = init_device_mesh("cpu", (ranks.RANKS,))
+    unsharded = {name: torch.arange(1.0, 1 + torch.Size(shape).numel()).view(shape) for name, shape in UNEVEN.items()}
+    parts: dict[str, Tensor] = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in unsharded.items()}
+    parts["number"] = torch.tensor(4.0)
+    for kind, write in {"split": write_sharded, "weights": write_weights}.items():
+        write(folder / f"uneven {kind}", parts)
+        files = TensorFiles(folder / f"uneven {kind}")
+        assert files.shapes == {name: tensor.shape for name, tensor in parts.items()}
+        restored: dict[str, Tensor] = {name: torch.zeros_like(tensor) for name, tensor in parts.items()}
+        files.read(restored)
+        for name, tensor in unsharded.items():
+            part = restored[name]
+            assert isinstance(part, DTensor)
+            assert torch.equal(part.full_tensor(), tensor), name
+        plain = {name: torch.zeros_like(tensor) for name, tensor in unsharded.items()}
+        files.read(plain)
+        assert all(torch.equal(plain[name], tensor) for name, tensor in unsharded.items())
+    write_weights(folder / "one", {"one row": parts["one row"]})
+    assert len(list((folder / "one").glob("*.safetensors"))) == 1
+
+
+def _failures(folder: Path, rank: int) -> None:
+    """An error of one rank is an error of both: at once, in words, and with nothing left behind."""
+    messages = {}
+    model = spread("fsdp", "tied", folder)
+    optimizers = optimizers_of(model)
+    checkpoints = Checkpoints(folder / "failing", keep=1)
+    intact = checkpoints.save(STATE, model, optimizers, None)
+    step(model, optimizers)
+    if rank == 1:  # its disk is full; a file of the other rank is not larger, but that rank may write it
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1))
+    with pytest.raises(OSError, match="cannot be written") as full:
+        checkpoints.save(RunState(data="x", step=8), model, optimizers, None)
+    messages["full"] = str(full.value)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+    dist.barrier()
+    assert [path.name for path in (folder / "failing").iterdir()] == [intact.name]
+    if rank == 1:
+        model.lm_head = nn.Linear(3, 3)  # not the model that was saved
+    with pytest.raises(ValueError, match="not one of this model") as raised_error:
+        load_checkpoint(intact, model, [])
+    messages["other"] = str(raised_error.value)
+    if rank == 0:  # each rank reads its share of the files, and both hear what either finds
+        for file in intact.glob("model*.safetensors"):
+            damaged = shutil.copytree(intact, folder / f"damaged {file.name}" / intact.name) / file.name
+            content = file.read_bytes()
+            damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    dist.barrier()
+    every = sorted(folder.glob("damaged *"))
+    assert len(every) == ranks.RANKS
+    for damaged in every:
+        with pytest.raises(OSError, match=r"step-000007: model.* does not hold what was written"):
+            Checkpoints(damaged, keep=1).newest()
+    (folder / f"messages {rank}").write_text(json.dumps(messages))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which one process wrote a checkpoint of each model, and the ranks all others."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for name in MODELS:
+        build(name, seed=2).save_pretrained(folder / f"{name} start")
+        model = build(name, seed=1)
+        optimizers = optimizers_of(model)
+        step(model, optimizers)
+        step(model, optimizers)
+        Checkpoints(folder / name / "single", keep=2).save(STATE, model, optimizers, None)
+    ranks.run(__file__, folder)
+    return folder
+
+
+def contents(checkpoint: Path, name: str) -> dict[str, Tensor]:
+    """What one process finds in a checkpoint: weights and optimizer state, by name."""
+    model = build(name, seed=3)
+    optimizers = optimizers_of(model)
+    assert load_checkpoint(checkpoint, model, optimizers) == STATE
+    tensors = dict(weights_of(model))
+    names = {id(parameter): key for key, parameter in model.named_parameters()}
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            tensors |= {f"{names[id(parameter)]}/{key}": value for key, value in state.items()}
+    return tensors
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("reader", SPREAD)
+@pytest.mark.parametrize("writer", WAYS)
+def test_every_way_reads_what_every_other_wrote(written: Path, writer: str, reader: str, name: str) -> None:
+    """Against the very files of the one process, which are read here without any of our code."""
+    target = written / name / (reader if writer == "single" else f"{reader} from {writer}")
+    tensors = contents(target / "step-000007", name)
+    first = written / name / "single" / "step-000007"
+    expected = load_file(first / "model.safetensors") | load_file(first / "optimizer.safetensors")
+    assert tensors.keys() == expected.keys()
+    assert len({key.rpartition("/")[2] for key in tensors if "/" in key}) == (4 if name == "muon" else 3)
+    for key, value in expected.items():
+        assert torch.equal(tensors[key], value), key
+        assert tensors[key].dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_checkpoint_and_a_finished_model_are_loaded_by_transformers(written: Path, way: str, name: str) -> None:
+    expected = load_file(written / name / "single" / "step-000007" / "model.safetensors")
+    folders = [written / name / way / "step-000007"]
+    folders += [written / name / f"{way} model"] if way in SPREAD else []
+    for folder in folders:
+        model, report = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+        assert not report["missing_keys"]
+        assert not report["unexpected_keys"]
+        assert type(model) is DiffTransformerForCausalLM
+        tensors = weights_of(model)
+        assert tensors.keys() == expected.keys()
+        assert all(torch.equal(tensors[key], value) for key, value in expected.items())
+        assert model.config.to_dict() == build(name, 1).config.to_dict() | model.config.to_dict()
+        assert model.config.tie_word_embeddings == ("tie_word_embeddings" in MODELS[name])
+        assert (folder / "generation_config.json").is_file()
+        settings = json.loads((folder / "config.json").read_text())
+        single = json.loads((written / name / "single" / "step-000007" / "config.json").read_text())
+        assert settings == single
+
+
+@pytest.mark.parametrize("way", SPREAD)
+def test_no_rank_writes_everything_that_is_sharded(written: Path, way: str) -> None:
+    checkpoint = written / "muon" / way / "step-000007"
+    sizes = [sum(len(value.flatten()) for value in load_file(file).values()) for file in checkpoint.glob("model*.s*s")]
+    if way == "ddp":
+        assert len(sizes) == 1
+        return
+    assert len(sizes) == ranks.RANKS
+    assert max(sizes) < 0.52 * sum(sizes)
+    moments = [file.stat().st_size for file in (checkpoint / "optimizer").iterdir()]
+    assert len(moments) == ranks.RANKS
+    assert max(moments) < (0.6 if way == "fsdp" else 0.8) * sum(moments)
+
+
+def test_nothing_is_pickled(written: Path) -> None:
+    for name in MODELS:
+        endings = {path.suffix for path in (written / name).rglob("*") if path.is_file()}
+        assert endings == {".json", ".safetensors", ".py"}
+
+
+def test_each_rank_goes_on_with_its_own_random_numbers(written: Path) -> None:
+    random = load_file(written / "muon" / "fsdp from ddp" / "step-000007" / "random.safetensors")
+    for rank in range(ranks.RANKS):
+        torch.manual_seed(100 + rank)
+        assert torch.equal(random[f"cpu/{rank}"], torch.get_rng_state())
+
+
+def test_a_rank_that_fails_stops_the_others(written: Path) -> None:
+    first, second = (json.loads((written / f"messages {rank}").read_text()) for rank in range(ranks.RANKS))
+    target, intact = (str(written / "failing" / f"step-{step:06d}") for step in (8, 7))
+    for message in (first["full"], second["full"]):
+        assert message.startswith(f"{target!r} cannot be written: there is no room for it (Process 1: ")
+        assert "File too large" in message
+        assert message.endswith(f"are free; the checkpoint {intact!r} is intact.")
+        assert "\n" not in message
+    assert second["other"].startswith(f"The checkpoint {intact!r} is not one of this model: lm_head.bias is not in it")
+    assert first["other"] == f"Process 1: {second['other']}"
+
+
+if __name__ == "__main__":
+    on_a_rank()

@@ -1,0 +1,125 @@
+"""A process that ends or hangs ends the others, in one sentence. The ranks run this file as a script."""
+
+import importlib
+import os
+import re
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ranks
+from diff_lab.train import Recipe, build_data, data_kinds, distributed, parse_recipe, train
+from diff_lab.train.distributed import DistributedContext
+from diff_lab.train.process_errors import plain_connection_errors
+from diff_transformer.ops.cpu import cpu_backend as cpu_backend
+
+MINUTES = 0.2  # the first step may take seconds beside other tests
+
+
+def recipe() -> Recipe:
+    return parse_recipe(
+        {
+            "name": "test",
+            "model": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4},
+            "data": {"kind": "retrieval", "num_pairs": 2, "length": 16, "batch_size": 2},
+            "train": {"steps": 1000, "learning_rate": 1e-2, "device": "cpu", "evaluate_every": 2}
+            | {"checkpoint_every": 1, "timeout_minutes": MINUTES},
+        }
+    )
+
+
+def on_a_rank() -> None:
+    """Train until the second rank sends itself a signal after two steps."""
+    importlib.import_module("torch.utils.tensorboard")  # the first rank would load it while the other one waits
+    rank, folder = ranks.join()
+
+    def evaluate(model: Any, step: int) -> dict[str, float]:
+        if rank == 1:
+            os.kill(os.getpid(), int(sys.argv[3]))
+        return {}
+
+    try:
+        train(recipe(), folder / "run", on_evaluate=evaluate)
+    except ConnectionError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.stderr.flush()
+        os._exit(2)
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (signal.SIGKILL, "The other processes of the run cannot be reached: "),
+        (signal.SIGSTOP, "error: The run has stood still after step 2 of 1000 for longer than "),
+    ],
+)
+def test_a_process_that_ends_or_hangs_ends_the_others(tmp_path: Path, number: int, message: str) -> None:
+    cpu_backend.reason_against_cpu_kernel()  # compiles it where it is not yet there, which takes longer than the limit
+    (first, second), (log, _) = ranks.start(__file__, tmp_path, str(int(number)))
+    try:
+        first.join(ranks.SECONDS)
+        assert first.exitcode == 2, log.read_text()
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.join()
+    (line,) = [line for line in log.read_text().splitlines() if "train.timeout_minutes" in line]
+    assert line.startswith(message)
+    assert re.search(r"the same command with --resume( auto)? goes on", line)
+    assert "Traceback" not in log.read_text()
+    assert (tmp_path / "run" / "checkpoints" / "step-000001" / "complete.json").is_file()
+
+
+def test_the_processes_wait_for_each_other_as_long_as_the_recipe_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: dict[str, Any] = {}
+
+    def state(**settings: Any) -> SimpleNamespace:
+        arguments.update(settings)
+        return SimpleNamespace(num_processes=1, device=torch.device("cpu"), process_index=0)
+
+    monkeypatch.setattr(distributed, "PartialState", state)
+    DistributedContext.from_env(recipe().train)
+    assert arguments["timeout"] == timedelta(seconds=60 * MINUTES)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        dist.DistBackendError("NCCL error"),
+        dist.DistStoreError("wait timeout after 3000ms"),
+        RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"),
+    ],
+)
+def test_errors_of_communication_become_a_sentence(error: RuntimeError) -> None:
+    message = r"has ended, or has given no answer for train\.timeout_minutes=5\."
+    with pytest.raises(ConnectionError, match=message), plain_connection_errors(5.0):
+        raise error
+
+
+def test_a_process_that_ends_while_text_is_hashed_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broadcast_from_first(find: Any) -> str:
+        raise RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+
+    (tmp_path / "a.txt").write_text("to be, or not to be")
+    monkeypatch.setattr(data_kinds, "broadcast_from_first", broadcast_from_first)
+    text = {"kind": "text", "paths": [str(tmp_path)], "length": 16, "batch_size": 2}
+    with pytest.raises(ConnectionError, match="one of them has ended"):
+        build_data(parse_recipe(recipe().model_dump() | {"data": text}))
+
+
+def test_other_errors_stay() -> None:
+    with pytest.raises(RuntimeError, match="shapes do not fit"), plain_connection_errors(5.0):
+        raise RuntimeError("shapes do not fit")
+
+
+if __name__ == "__main__":
+    on_a_rank()

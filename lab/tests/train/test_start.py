@@ -1,0 +1,242 @@
+"""A run that starts from a model's weights, and what cannot be started from."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from diff_lab.data import byte_tokenizer
+from diff_lab.train import Data, Recipe, build_data, build_model, load_recipe, parse_recipe, train
+from diff_lab.train.checkpoint import save_model
+from diff_lab.train.run_folder import check_run_folder
+from diff_lab.train.run_setup import check_init_from
+from diff_lab.train.training_progress import Silent
+from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+
+MODEL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 4}
+
+
+def recipe(**model: object) -> Recipe:
+    data = {"kind": "retrieval", "length": 32}
+    return parse_recipe(
+        {"name": "t", "model": {**MODEL, **model}, "data": data, "train": {"steps": 1, "learning_rate": 1e-3}}
+    )
+
+
+@pytest.fixture
+def data() -> Data:
+    return build_data(recipe())
+
+
+@pytest.fixture
+def trained(data: Data, tmp_path: Path) -> tuple[Path, DiffTransformerForCausalLM]:
+    model = build_model(recipe(), data)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    save_model(tmp_path / "model", model, None)
+    return tmp_path / "model", model
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_are_the_folders_and_positions_the_recipes(
+    data: Data, tmp_path: Path, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = build_model(recipe(tie_word_embeddings=tied), data)
+    with torch.no_grad():
+        for parameter in before.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    save_model(tmp_path / "model", before, None)
+    longer = recipe(
+        tie_word_embeddings=tied,
+        init_from=str(tmp_path / "model"),
+        rope_theta=640000.0,
+        max_position_embeddings=128,
+    )
+    check_init_from(longer)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert check_init_from(recipe(tie_word_embeddings=tied, init_from="~/model")) == tmp_path / "model"
+    model = build_model(longer, data)
+    assert model.training
+    assert model.config.rope_parameters["rope_theta"] == 640000.0
+    assert model.config.max_position_embeddings == 128
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    theirs = dict(before.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, theirs.pop(name)), name
+    assert not theirs
+    fresh = build_model(recipe(rope_theta=640000.0), data).model.rotary_emb.inv_freq
+    assert torch.equal(model.model.rotary_emb.inv_freq, fresh)
+    assert not torch.equal(fresh, before.model.rotary_emb.inv_freq)
+
+
+def test_weights_of_half_precision_become_float32(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
+    folder, model = trained
+    save_model(folder, model.bfloat16(), None)
+    loaded = build_model(recipe(init_from=str(folder)), data)
+    assert {p.dtype for p in loaded.parameters()} == {torch.float32}
+    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight.float())
+
+
+def test_a_resumed_run_needs_no_start(data: Data) -> None:
+    gone = recipe(init_from="gone")
+    model = build_model(gone, data, init_from=False)
+    assert torch.equal(model.lm_head.weight, build_model(recipe(), data).lm_head.weight)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"attention_type": "softmax"}, "needs model.attention_type=diff (it has softmax), model.headwise_norm=true"),
+        ({"hidden_size": 32}, "needs model.hidden_size=16 (it has 32)"),
+        ({"num_hidden_layers": 3}, "needs model.num_hidden_layers=2 (it has 3)."),
+        ({"num_key_value_heads": 2}, "needs model.num_key_value_heads=4 (it has 2)."),
+        ({"lambda_init": 0.8}, "needs model.lambda_init=schedule (it has 0.8)."),
+        ({"rms_norm_eps": 1e-6}, "needs model.rms_norm_eps=1e-05 (it has 1e-06)."),
+        ({"tie_word_embeddings": True}, "needs model.tie_word_embeddings=false (it has true)."),
+        ({"headwise_norm": False}, "needs model.headwise_norm=true (it has false)."),
+    ],
+)
+def test_what_the_recipe_needs_is_named_without_data(
+    trained: tuple[Path, DiffTransformerForCausalLM], setting: dict[str, object], message: str
+) -> None:
+    """All of it, as overrides that make the recipe one that can start there."""
+    start = recipe(init_from=str(trained[0]), **setting)
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
+        check_init_from(start)
+    assert str(trained[0]) in str(raised.value)
+    path = trained[0].parent / "recipe.yaml"
+    path.write_text(json.dumps(start.model_dump(mode="json")), encoding="utf-8")
+    check_init_from(load_recipe(path, re.findall(r"(model\.\S+=\S+) \(", str(raised.value))))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("hidden_act", "poly_norm", "has hidden_act 'poly_norm', which no recipe has"),
+        ("attention_norm_eps", 1e-3, "has attention_norm_eps 0.001, which no recipe has"),
+        ("lambda_init_offset", 2, "has lambda_init_offset 2, which no recipe has"),
+        (
+            "rope_parameters",
+            {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+            "has rope_type 'linear', which no recipe has",
+        ),
+    ],
+)
+def test_what_no_recipe_has_is_named(
+    trained: tuple[Path, DiffTransformerForCausalLM], name: str, value: object, message: str
+) -> None:
+    settings = json.loads((trained[0] / "config.json").read_text(encoding="utf-8"))
+    (trained[0] / "config.json").write_text(json.dumps(settings | {name: value}), encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        check_init_from(recipe(init_from=str(trained[0])))
+
+
+def test_a_correction_is_no_start_of_a_recipe(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4}
+    config = DiffTransformerConfig(attention_type="dex", num_hidden_layers=2, **sizes)
+    DiffTransformerForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has attention_type 'dex', which no recipe has; transformers' Trainer"):
+        check_init_from(recipe(init_from=str(tmp_path)))
+
+
+def test_an_eps_that_attention_shares_is_named_once(trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
+    """A folder may say that eps inside attention is what the others are, as conversions do."""
+    settings = json.loads((trained[0] / "config.json").read_text(encoding="utf-8"))
+    changed = settings | {"rms_norm_eps": 1e-6, "attention_norm_eps": 1e-6}
+    (trained[0] / "config.json").write_text(json.dumps(changed), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"the recipe needs model\.rms_norm_eps=1e-06 \(it has 1e-05\)\.$"):
+        check_init_from(recipe(init_from=str(trained[0])))
+    check_init_from(recipe(init_from=str(trained[0]), rms_norm_eps=1e-6))
+
+
+def test_another_vocabulary(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
+    padded = recipe(init_from=str(trained[0]), vocab_size=1024)
+    check_init_from(padded)  # the vocabulary is known with the data
+    with pytest.raises(ValueError, match=r"has a vocabulary of \d+ and the recipe's model one of 1024"):
+        build_model(padded, data)
+
+
+def test_other_tokens_of_the_same_number(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
+    folder, _ = trained
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(folder)
+    same = recipe(init_from=str(folder))
+    assert build_model(same, Data(data.batches, tokenizer)).generation_config.pad_token_id == 256
+    extended = byte_tokenizer()
+    extended.add_tokens(["<another>"])
+    with pytest.raises(ValueError, match="has a tokenizer of its own, with other tokens than the recipe's"):
+        build_model(same, Data(data.batches, extended))
+
+
+def test_folders_that_hold_no_such_model(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
+    folder, _ = trained
+    for nothing in (folder / "gone", folder.parent):
+        with pytest.raises(FileNotFoundError, match=r"holds no model: it must be a folder with config\.json"):
+            check_init_from(recipe(init_from=str(nothing)))
+        with pytest.raises(FileNotFoundError, match="holds no model"):  # before any text is read
+            check_run_folder(folder.parent / "run", recipe(init_from=str(nothing)), resume=False, overwrite=False)
+    start = recipe(init_from=str(folder))
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    check_init_from(start)
+    with pytest.raises(ValueError, match="the weights cannot be loaded"):
+        build_model(start, data)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
+    with pytest.raises(ValueError, match="holds a model of type 'llama'"):
+        check_init_from(start)
+    (folder / "config.json").write_text("[")
+    with pytest.raises(ValueError, match=r"has a broken config\.json"):
+        check_init_from(start)
+
+
+def test_weights_that_are_not_all_there(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder, _ = trained
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.self_attn.lam.q1"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"does not hold the model's weights; wrong is 'model\.layers\.1\.self_attn"):
+        build_model(recipe(init_from=str(folder)), data)
+
+
+def test_a_run_goes_on_from_another_ones_model_and_resumes_without_it(tmp_path: Path) -> None:
+    def settings(**changes: object) -> Recipe:
+        model = {**MODEL, **{name: value for name, value in changes.items() if name not in ("steps", "rate", "every")}}
+        train_settings = {
+            "steps": changes.get("steps", 2),
+            "learning_rate": changes.get("rate", 1e-2),
+            "checkpoint_every": changes.get("every"),
+            "inspect_every": None,
+        }
+        data = {"kind": "retrieval", "length": 32, "batch_size": 2, "validation_sequences": 2}
+        return parse_recipe({"name": "t", "model": model, "data": data, "train": train_settings})
+
+    first = train(settings(), tmp_path / "first")
+    start = str(first.model_folder)
+    longer = {"init_from": start, "rope_theta": 640000.0, "max_position_embeddings": 64, "every": 1}
+    still = train(settings(**longer, rate=1e-30, steps=1), tmp_path / "still").model  # nothing is learned
+    theirs = dict(first.model.named_parameters())
+    for name, parameter in still.named_parameters():
+        assert torch.allclose(parameter, theirs[name], rtol=1e-6, atol=1e-7), name
+
+    uninterrupted = train(settings(**longer), tmp_path / "whole").model
+    run = tmp_path / "half"
+    with pytest.raises(KeyboardInterrupt):
+        train(settings(**longer), run, progress=StopsAfterOne())
+    (tmp_path / "first").rename(tmp_path / "moved")
+    resumed = train(settings(**longer), run, resume=True).model
+    for parameter, expected in zip(resumed.parameters(), uninterrupted.parameters(), strict=True):
+        assert torch.equal(parameter, expected)
+
+
+class StopsAfterOne(Silent):
+    """Ctrl-C during the second step; the first one is in a checkpoint."""
+
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        if step == 2:
+            raise KeyboardInterrupt

@@ -1,1 +1,0 @@
-"""Measures trained models; each measurement also runs on a checkpoint alone, by `diff-transformer eval`."""
