@@ -44,14 +44,13 @@ LIBRARY: dict[str, set[str]] = {
 RECORDS = {"coordinates", "record", "results_files", "statistics", "learning"}
 LABORATORY: dict[str, set[str]] = {
     "freed_memory": set(),
-    "text_workers": set(),  # the processes that it starts must load nothing else
     "coordinates": set(),
     "record": {"coordinates"},
     "results_files": {"coordinates", "record"},
     "statistics": {"coordinates", "record"},
     "learning": {"coordinates", "record", "statistics"},
     "verdicts": {"record", "statistics", "learning"},
-    "data": {"text_workers"},
+    "data": set(),
     "train": {"data"},
     "measure": {"data", *RECORDS},
     "bench": {"record", "results_files", "statistics"},

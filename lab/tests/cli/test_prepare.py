@@ -39,7 +39,7 @@ def test_it_leaves_what_training_makes_and_training_finds_it(
 ) -> None:
     settings = [f"data.paths={text}", "data.tokenizer=bpe", "data.vocab_size=300"]
     data = build_data(load_recipe("tiny", [*settings, f"data.cache={tmp_path / 'own'}"]))
-    monkeypatch.setattr(token_cache, "_BATCH_CHARACTERS", 5000)  # many batches for the workers
+    monkeypatch.setattr(token_cache, "_BATCH_CHARACTERS", 5000)
     result = run("prepare", "tiny", *settings, f"data.cache={tmp_path / 'cache'}", "--workers", 2)
     assert result.exit_code == 0
     assert files_of(tmp_path / "cache") == files_of(tmp_path / "own")

@@ -1,5 +1,6 @@
 """The commands from text to a trained model: `tokenizer train`, `prepare`, `train` and `watch`."""
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -13,7 +14,6 @@ from diff_lab.cli.terminal_progress import TrainingProgress, tokenising_progress
 from diff_transformer.cli import console
 from diff_transformer.cli.app import with_plain_errors
 from diff_transformer.cli.console import optional
-from diff_transformer.processors import usable_processors
 
 tokenizer = typer.Typer(name="tokenizer", add_completion=False, no_args_is_help=True)
 
@@ -60,13 +60,15 @@ def prepare(
     recipe: RecipeName,
     settings: RecipeSettings = None,
     workers: Annotated[
-        int | None, optional("The number of processes that tokenise.", "one for each processor core", min=1)
+        int | None, optional("The number of threads that tokenise.", "one for each processor core", min=1)
     ] = None,
 ) -> None:
     """Train a recipe's tokenizer and tokenise its text before training.
 
-    An interrupted command continues where it stopped when it is run again.
+    An interrupted command resumes when it is run again.
     """
+    if workers is not None:
+        os.environ["RAYON_NUM_THREADS"] = str(workers)  # which the tokenizer reads when it begins its threads
     from diff_lab.data import MaskedTextBatches, NeedleBatches, TextBatches
     from diff_lab.train import build_data
     from diff_lab.train.data_kinds import KINDS, TextData
@@ -79,7 +81,7 @@ def prepare(
             f"{resolved.data.kind!r}; {with_text} have text)."
         )
     with tokenising_progress(console.messages()) as tell:
-        batches = build_data(resolved, tell=tell, workers=workers or usable_processors()).batches
+        batches = build_data(resolved, tell=tell).batches
     text = batches.text if isinstance(batches, NeedleBatches | MaskedTextBatches) else batches
     if not isinstance(text, TextBatches):
         console.print_line("There is no text to tokenise: every sequence of a step holds needles (data.share).")

@@ -2,8 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -13,9 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from diff_lab.data.batches import grouped
 from diff_lab.data.corpus import Corpus
 from diff_lab.data.prepared_cache import cache_key, made_once
-from diff_lab.data.split import DOCUMENT, DigestedPiece, with_digests
+from diff_lab.data.split import DOCUMENT, with_digests
 from diff_lab.data.tokenizers import encode_documents, plain_text_tokenizer
-from diff_lab.text_workers import encode_in_processes
 from diff_transformer.storage.cache_folder import cache_folder
 
 # A piece of a document in the cache: where its tokens end (a last piece's with the end of text), whether the document
@@ -51,14 +49,12 @@ def prepare(
     tokenizer: PreTrainedTokenizerFast,
     folder: Path | None = None,
     tell: Tell | None = None,
-    workers: int | None = None,
 ) -> TokenCache:
-    """The corpus in tokens: from the cache in `folder` (`cache_folder()` unless given), or tokenised into it.
+    """Tokenise the corpus into a cache in `folder` (`cache_folder()` unless given), or find it there.
 
-    A cache is found by the content of the corpus and the tokenizer. One process prepares while others wait for it. An
-    interruption, be it `kill -9`, loses the last few documents alone: the next call goes on from there. `tell` is
-    called with the progress; `workers` are processes that tokenise beside this one, which reads: the tokens are the
-    same.
+    A cache is found by the content of the corpus and the tokenizer. One process prepares while others wait for it; the
+    tokenizer's own threads use all cores (RAYON_NUM_THREADS limits them). An interruption, be it `kill -9`, loses the
+    last few documents alone: the next call resumes. `tell` is called with the progress.
 
     Raises:
         ValueError: the corpus cannot be read or holds no text; the tokenizer has no end-of-text token.
@@ -68,7 +64,7 @@ def prepare(
     encoder = plain_text_tokenizer(tokenizer).to_str()
     key = cache_key(_CACHE_VERSION, corpus.fingerprint(), encoder, tokenizer.eos_token_id)
     target = (folder or cache_folder()) / "tokens" / key
-    made_once(target, lambda unfinished: _tokenise(corpus, tokenizer, unfinished, tell, workers))
+    made_once(target, lambda unfinished: _tokenise(corpus, tokenizer, unfinished, tell))
     settings = json.loads((target / _SETTINGS).read_text(encoding="utf-8"))
     tokens: np.ndarray = np.memmap(target / _TOKENS, dtype=settings["dtype"], mode="r")
     return TokenCache(tokens, target, corpus.name)
@@ -79,18 +75,12 @@ def token_dtype(vocabulary: int) -> np.dtype:
     return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
 
 
-def _tokenise(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerFast, folder: Path, tell: Tell | None, workers: int | None
-) -> None:
+def _tokenise(corpus: Corpus, tokenizer: PreTrainedTokenizerFast, folder: Path, tell: Tell | None) -> None:
     dtype = token_dtype(len(tokenizer))
-    with ExitStack() as stack:
-        tokens = stack.enter_context((folder / _TOKENS).open("ab"))
-        pieces = stack.enter_context((folder / _PIECES).open("ab"))
+    with (folder / _TOKENS).open("ab") as tokens, (folder / _PIECES).open("ab") as pieces:
         done = _cut_back(folder, tokens, pieces, dtype)
         documents = int(done["ends"].sum())
-        # Closed at an interruption, too: with it the workers end.
-        encoded = stack.enter_context(closing(_encoded(corpus, tokenizer, done, dtype, workers)))
-        for records, ids in encoded:
+        for records, ids in _encoded(corpus, tokenizer, done, dtype):
             # The tokens first: a piece that is listed has them.
             tokens.write(ids.tobytes())
             tokens.flush()
@@ -115,8 +105,8 @@ def _cut_back(folder: Path, tokens: BinaryIO, pieces: BinaryIO, dtype: np.dtype)
 
 
 def _encoded(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerFast, done: np.ndarray, dtype: np.dtype, workers: int | None
-) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
+    corpus: Corpus, tokenizer: PreTrainedTokenizerFast, done: np.ndarray, dtype: np.dtype
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Records and tokens of the pieces after those that are done, a batch at a time."""
     ends = np.append(0, done["end"])
     complete = int(np.flatnonzero(done["ends"]).max(initial=-1)) + 1  # pieces, those of documents that have ended
@@ -125,14 +115,8 @@ def _encoded(
     for _ in itertools.islice(pieces, len(done) - complete):
         pass  # tokenised already, and needed for its document's digest
     end_of_text = np.array([tokenizer.eos_token_id], dtype=dtype)
-    batches = grouped(pieces, lambda piece: len(piece[0].text), _BATCH_CHARACTERS)
-    texts = ((batch, [piece.text for piece, _ in batch]) for batch in batches)
-    encoded: Iterator[tuple[list[DigestedPiece], Sequence[Any]]]
-    if workers is None:
-        encoded = ((batch, encode_documents(tokenizer, each)) for batch, each in texts)
-    else:
-        encoded = encode_in_processes(plain_text_tokenizer(tokenizer), texts, workers, dtype)
-    for batch, ids_of_batch in encoded:
+    for batch in grouped(pieces, lambda piece: len(piece[0].text), _BATCH_CHARACTERS):
+        ids_of_batch = encode_documents(tokenizer, [piece.text for piece, _ in batch])
         records: list[tuple[Any, ...]] = []
         parts: list[np.ndarray] = []
         for (piece, document), ids in zip(batch, ids_of_batch, strict=True):

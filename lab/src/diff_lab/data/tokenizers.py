@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerFast
 from diff_lab.data.corpus import Corpus, check_characters
 from diff_lab.data.prepared_cache import cache_key, made_once
 from diff_lab.data.split import SPLIT_VERSION, training_text
-from diff_lab.text_workers import encode
 from diff_transformer.brief_threads import in_brief_thread
 from diff_transformer.storage.cache_folder import cache_folder
 from diff_transformer.token_texts import characters_of_bytes, is_byte_level, is_byte_token
@@ -106,7 +105,12 @@ def trained_bpe(
 def encode_documents(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> list[list[int]]:
     """The tokens of each document, without an end of text. A literal "<|endoftext|>" in a document is plain text.
     Raises ValueError where a document is not valid text."""
-    return encode(plain_text_tokenizer(tokenizer), list(_checked(documents)))
+    encoder, checked = plain_text_tokenizer(tokenizer), list(_checked(documents))
+    encoded: list[list[int]] = []
+    for start in range(0, len(checked), 64):  # a few at a time: an encoding takes far more memory than its ids
+        batch = encoder.encode_batch_fast(checked[start : start + 64], add_special_tokens=False)
+        encoded.extend(encoding.ids for encoding in batch)
+    return encoded
 
 
 def plain_text_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:

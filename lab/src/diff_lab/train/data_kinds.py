@@ -64,7 +64,6 @@ class DataRequest:
     timeout_minutes: float  # how long a process waits for the others
     tokenizer: PreTrainedTokenizerFast | None = None
     tell: Tell | None = None
-    workers: int | None = None
 
 
 class DataSection(Section):
@@ -183,7 +182,7 @@ class TextData(DataSection):
         self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int | None = None
     ) -> Batches:
         return TextBatches(
-            prepare(corpus, tokenizer, self._folder, request.tell, request.workers),
+            prepare(corpus, tokenizer, self._folder, request.tell),
             tokenizer,
             batch_size=batch_size or self.batch_size,
             seed=request.seed,

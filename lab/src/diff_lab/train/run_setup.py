@@ -32,22 +32,18 @@ def build_data(
     recipe: Recipe,
     tokenizer: PreTrainedTokenizerFast | None = None,
     tell: Tell | None = None,
-    workers: int | None = None,
 ) -> Data:
     """Find or make a recipe's data. Called on every process of a run: the first one looks whether text has changed.
 
     Args:
         tokenizer: a trained model's own, for text; made as the recipe says unless given.
         tell: is told how many documents and tokens are prepared so far.
-        workers: processes that tokenise, see :func:`diff_lab.data.prepare`.
 
     Raises:
         FileNotFoundError, ValueError: as the corpus, `prepare` and the batches of the data's kind.
         ConnectionError: another process of the run has ended meanwhile.
     """
-    return recipe.data.build(
-        DataRequest(recipe.train.seed, recipe.train.timeout_minutes, tokenizer=tokenizer, tell=tell, workers=workers)
-    )
+    return recipe.data.build(DataRequest(recipe.train.seed, recipe.train.timeout_minutes, tokenizer, tell))
 
 
 def build_model(recipe: Recipe, data: Data, *, init_from: bool = True, without_weights: bool = False) -> LanguageModel:
