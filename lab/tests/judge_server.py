@@ -65,7 +65,7 @@ def judge_server() -> Iterator[JudgeServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             data = self.rfile.read(int(self.headers["Content-Length"]))
-            reply = server.answer(self.path, dict(self.headers), data)
+            reply = server.answer(self.path, {name.title(): value for name, value in self.headers.items()}, data)
             time.sleep(reply.wait)
             try:
                 self.send_response(reply.status, reply.reason)

@@ -1,15 +1,10 @@
 """Judges whether a document supports an answer, by a model behind an address, a local model, or its words."""
 
-import http.client
 import json
-import math
 import os
 import re
-import time
-import urllib.error
 import urllib.parse
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +14,8 @@ from pydantic import Field, FiniteFloat
 from diff_lab.measure.decoding import LabelTrie, check_vocabulary, label_log_likelihoods
 from diff_lab.measure.measurement import Options, Text
 from diff_lab.measure.question_files import Source
+from diff_transformer._version import CHECKOUT
 from diff_transformer.listening import is_loopback
-from diff_transformer.storage.files import parse_json
 
 TASK = (
     "You compare an answer with the document that it was written about, and decide whether everything the answer "
@@ -131,39 +126,24 @@ class LocalJudge:
         return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
 
 
-# What a server may say of an overload or of its own fault: asked again. Anything else would be said again.
-TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 529)
-LONGEST_WAIT = 60.0  # seconds between two attempts, whatever the server asks for
-LARGEST_REPLY = 1 << 20  # bytes
-
-
-class _AttemptError(Exception):
-    """An attempt that failed and may succeed when it is repeated, after so many seconds if the server says."""
-
-    def __init__(self, reason: str, seconds: float = 0.0) -> None:
-        super().__init__(reason)
-        self.seconds = seconds
-
-
-class _EveryStatus(urllib.request.HTTPErrorProcessor):
-    """Hands replies on whatever their status. Python's library would carry the key along to where a redirect leads."""
-
-    def http_response(self, request: Any, response: Any) -> Any:
-        return response
-
-    https_response = http_response
-
-
 class EndpointJudge:
     """A chat model behind `URL/chat/completions`: OpenAI's own service, or any server that speaks its language.
 
-    The address is given without "/chat/completions". The key, in the environment variable `key_variable` (None for a
-    server that needs none), is sent to this address alone, by the proxy if the environment names one (`https_proxy`,
-    `no_proxy`) and the address is not of this machine; it is in no message, no file and no representation of this
-    object. An attempt takes at most `timeout` seconds in all; after the last of so many the question counts as failed.
-    Between two attempts the judge waits one second, two, four …, or as long as the server asks for, at most
-    :data:`LONGEST_WAIT`. `body` has more fields of the request, or other values for those it has; None takes one out:
-    `{"max_tokens": None, "max_completion_tokens": 500}`. Raises ValueError for settings that cannot be used.
+    The client of the package `openai` asks, and repeats a request up to `attempts` times where the server is overloaded
+    or cannot be reached. No redirect is followed, and no proxy is asked for an address of this machine.
+
+    Args:
+        url: the address, without "/chat/completions".
+        model: the model's name there.
+        key_variable: the environment variable that holds the key, None for a server that needs none. The key is in no
+            message, no file and no representation of this object.
+        timeout: seconds that a read of an attempt may take.
+        attempts: how often a question is asked at most.
+        body: more fields of the request, or other values for those it has; None takes one out:
+            `{"max_tokens": None, "max_completion_tokens": 500}`.
+
+    Raises:
+        ValueError: settings that cannot be used, or `openai` is not installed.
     """
 
     def __init__(
@@ -175,7 +155,6 @@ class EndpointJudge:
         timeout: float = 60.0,
         attempts: int = 6,
         body: Mapping[str, Any] | None = None,
-        wait: Callable[[float], None] = time.sleep,
     ) -> None:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -187,82 +166,68 @@ class EndpointJudge:
                 "A judge needs a model's name, at least one attempt and a time above 0, got "
                 f"model={model!r}, attempts={attempts}, timeout={timeout}."
             )
-        self.url, self.model, self.timeout, self.attempts = url.rstrip("/"), model, timeout, attempts
-        self._key = None if key_variable is None else _key(key_variable)
-        self._settings = {"temperature": 0, "max_tokens": 300, **(body or {})}
-        self._wait = wait
-        proxy = _proxy(parts)
-        self._opener = urllib.request.build_opener(
-            _EveryStatus, urllib.request.ProxyHandler({} if proxy is None else {parts.scheme: proxy})
+        self._key = "" if key_variable is None else _key(key_variable)
+        try:
+            import openai
+        except ImportError:
+            raise ValueError(
+                f'A judge behind an address needs openai, which is not installed: pip install "./lab[judge]" {CHECKOUT}'
+            ) from None
+        self.url, self.model = url.rstrip("/"), model
+        settings = {"temperature": 0, "max_tokens": 300, **(body or {})}
+        self._settings = {name: value for name, value in settings.items() if value is not None}
+        self.name = f"{model} {json.dumps(self._settings, sort_keys=True)}"
+        self._client = openai.OpenAI(
+            base_url=self.url,
+            api_key=self._key or "none",
+            max_retries=attempts - 1,
+            http_client=openai.DefaultHttpxClient(
+                # A proxy would read the documents and the key, and look for the address on its own machine.
+                trust_env=not is_loopback(parts.hostname),
+                follow_redirects=False,
+                timeout=timeout,
+            ),
         )
-        # A proxy's own name and password stand before an "@".
-        self._where = self.url if proxy is None else f"{self.url}, by the proxy {proxy.rpartition('@')[2]},"
-        self.name = f"{model} {json.dumps(_without_none(self._settings), sort_keys=True)}"
 
     def judge(self, source: Source, answer: str) -> Judgement:
-        """Ask until there is a reply; one without a verdict is not asked for again. Raises JudgeError where the server
-        refuses, or all attempts failed."""
-        messages = [
+        """Ask; a reply without a verdict is not asked for again. Raises JudgeError where the server refuses, answers
+        something else, or all attempts failed."""
+        import openai
+
+        messages: Any = [
             {"role": "system", "content": f"{TASK} {FORM}"},
             {"role": "user", "content": evidence(source, answer)},
         ]
-        data = json.dumps(_without_none({"model": self.model, "messages": messages, **self._settings})).encode()
-        for attempt in range(1, self.attempts + 1):
-            try:
-                return _judgement(self._post(data))
-            except _AttemptError as fault:
-                if attempt == self.attempts:
-                    raise JudgeError(
-                        f"The judge at {self._where} failed {attempt} time{'s' * (attempt > 1)}, at last: {fault}"
-                    ) from None
-                self._wait(min(LONGEST_WAIT, max(2.0 ** (attempt - 1), fault.seconds)))
-        raise AssertionError("unreachable: there is at least one attempt")
-
-    def _post(self, data: bytes) -> bytes:
-        headers = {"Content-Type": "application/json", "User-Agent": "diff-transformer"}
-        if self._key is not None:
-            headers["Authorization"] = f"Bearer {self._key}"
-        request = urllib.request.Request(f"{self.url}/chat/completions", data=data, headers=headers, method="POST")
-        deadline = time.monotonic() + self.timeout
-        body = b""
         try:
-            with self._opener.open(request, timeout=self.timeout) as reply:
-                # The socket's own limit is for each read; a server may send ever smaller pieces.
-                while received := reply.read1(1 << 16):
-                    body += received
-                    if time.monotonic() > deadline:
-                        raise _AttemptError(f"the reply took longer than {self.timeout:g} seconds")
-                    if len(body) > LARGEST_REPLY:
-                        raise _AttemptError(f"the reply is larger than {LARGEST_REPLY:,} bytes")
-        except (OSError, http.client.HTTPException) as error:  # no connection, a timeout, half a reply
-            raise _AttemptError(self._clean(str(error) or type(error).__name__)) from None
-        # Some servers repeat a key that they do not accept.
-        body = body.replace(self._key.encode(), b"[key]") if self._key else body
-        if 200 <= reply.status < 300:
-            return body
-        reason = self._clean(f"HTTP {reply.status} {reply.reason}: {_message(body)}".rstrip(": "))
-        if reply.status in TRANSIENT:
-            raise _AttemptError(reason, _seconds(reply.headers.get("Retry-After")))
-        raise JudgeError(f"The judge at {self._where} refuses: {reason}")
+            completion = self._client.chat.completions.create(
+                model=self.model,
+                messages=messages,
+                extra_body=self._settings,
+                extra_headers={} if self._key else {"Authorization": openai.Omit()},
+            )
+            reply, usage = completion.choices[0].message.content or "", completion.usage
+            if not isinstance(reply, str):
+                raise TypeError("its content is no text")
+        except openai.OpenAIError as error:
+            cause = f": {error.__cause__}" if error.__cause__ else ""
+            raise self._error(f"failed: {error}{cause}") from None
+        except (AttributeError, IndexError, TypeError, ValueError, RecursionError) as error:
+            raise self._error(f"does not answer with a chat completion: {error}") from None
+        reply = self._without_key(reply)
+        return Judgement(
+            supported=read_verdict(reply),
+            reply=reply,
+            prompt_tokens=(usage and usage.prompt_tokens) or 0,
+            reply_tokens=(usage and usage.completion_tokens) or 0,
+        )
 
-    def _clean(self, text: str) -> str:
-        """One short line without the key."""
-        if self._key:
-            text = text.replace(self._key, "[key]")
-        text = " ".join(text.split())
-        return text if len(text) <= 300 else f"{text[:300]}…"
+    def _error(self, reason: str) -> JudgeError:
+        short = " ".join(self._without_key(reason).split())
+        return JudgeError(f"The judge at {self.url} {short if len(short) <= 300 else f'{short[:300]}…'}")
 
-
-def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _proxy(address: urllib.parse.SplitResult) -> str | None:
-    """The proxy that the environment names for an address (`http_proxy`, `no_proxy`). One of this machine has none: a
-    proxy would read the documents and the key, and look for the address on its own machine."""
-    if is_loopback(address.hostname or "") or urllib.request.proxy_bypass(address.netloc):
-        return None
-    return urllib.request.getproxies().get(address.scheme)
+    def _without_key(self, text: str) -> str:
+        """Some servers repeat a key that they do not accept."""
+        return text.replace(self._key, "[key]") if self._key else text
 
 
 def _key(variable: str) -> str:
@@ -271,40 +236,9 @@ def _key(variable: str) -> str:
     key = os.environ.get(variable, "").strip()
     if not key:
         raise ValueError(f"The environment variable {variable!r} that holds the judge's key is not set.")
-    if not key.isascii() or not key.isprintable() or " " in key:  # Python's library would print it in its complaint
+    if not key.isascii() or not key.isprintable() or " " in key:
         raise ValueError(f"The environment variable {variable!r} holds characters that no key has.")
     return key
-
-
-def _message(body: bytes) -> str:
-    """What a server's error says, in OpenAI's form or in any."""
-    try:
-        error = parse_json(body, "the error")["error"]
-        return str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, KeyError, TypeError):
-        return body.decode("utf-8", "replace")
-
-
-def _seconds(header: str | None) -> float:
-    try:
-        seconds = float(header or "")
-    except ValueError:  # a date: the judge's own waiting time will do
-        return 0.0
-    return seconds if math.isfinite(seconds) else 0.0
-
-
-def _judgement(data: bytes) -> Judgement:
-    try:
-        answer = parse_json(data, "the reply")
-        reply = answer["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError):
-        raise _AttemptError(f"not a chat completion: {data[:80].decode('utf-8', 'replace')!r}") from None
-    if reply is not None and not isinstance(reply, str):
-        raise _AttemptError("a chat completion whose content is no text")
-    usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else {}
-    counts = [usage.get(f"{kind}_tokens") for kind in ("prompt", "completion")]
-    read, written = (count if isinstance(count, int) else 0 for count in counts)
-    return Judgement(supported=read_verdict(reply or ""), reply=reply or "", prompt_tokens=read, reply_tokens=written)
 
 
 class JudgeOptions(Options):
