@@ -14,6 +14,7 @@ import typer
 
 import diff_transformer
 import fill_readme
+from diff_lab.cli import app as lab_app
 from diff_lab.data import byte_tokenizer
 from diff_lab.experiments.experiment import EXPERIMENTS, PAPER, find_experiment
 from diff_lab.measure.document_losses import WHOLE
@@ -22,6 +23,7 @@ from diff_lab.results_files import read_results
 from diff_lab.train import load_recipe, shipped_recipes
 from diff_transformer.cli import app
 from diff_transformer.convert import convert_from
+from diff_transformer.explorer.model_examples import read_examples
 from diff_transformer.ops import lambda_init_schedule
 from diff_transformer.storage.files import read_json
 from diff_transformer.variants import ATTENTION_TYPES
@@ -33,11 +35,12 @@ OF_THE_SITE = [name for name in pages_and_pictures(ROOT) if name.startswith("doc
 PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in (*OF_THE_SITE, "README.md", "CONTRIBUTING.md")}
 # Pages whose code needs files or a server, with the tests that run it; the README's is run by tests/test_readme.py.
 WITH_TESTS_OF_THEIR_OWN = {
-    "docs/training.md": "test_training_page.py",
-    "docs/serving.md": "test_serving_page.py",
-    "README.md": "test_readme.py",
-    "docs/dex.md": "test_documentation.py",  # below
-    "docs/converting.md": "test_documentation.py",
+    "docs/training.md": "lab/tests/test_training_page.py",
+    "docs/serving.md": "tests/test_serving_page.py",
+    "README.md": "tests/test_readme.py",
+    "docs/dex.md": "tests/test_documentation.py",  # below
+    "docs/converting.md": "tests/test_documentation.py",
+    "docs/explorer.md": "tests/test_documentation.py",
 }
 FENCES = [
     (page, language, code)
@@ -52,7 +55,7 @@ SHELL = [
     (page, line)
     for page, text in PAGES.items()
     for line in re.findall(
-        r"^    ((?:diff-transformer|torchrun|accelerate|python|pip|make|npm) [^\n]*)",
+        r"^    ((?:diff-transformer|diff-lab|torchrun|accelerate|python|pip|make|npm) [^\n]*)",
         re.sub(r" *\\\n +", " ", text),
         flags=re.MULTILINE,
     )
@@ -74,7 +77,7 @@ def test_there_is_no_code_that_no_test_runs() -> None:
             f"{page} has code in {language or 'no language'}"
         )
     for page, file in WITH_TESTS_OF_THEIR_OWN.items():
-        assert Path(page).name in (ROOT / "tests" / file).read_text(encoding="utf-8")
+        assert Path(page).name in (ROOT / file).read_text(encoding="utf-8")
 
 
 def test_the_code_of_dex_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +100,17 @@ def test_the_code_of_dex_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     exec(compile(freezing, "docs/dex.md", "exec"), namespace)
     trained = {name for name, parameter in namespace["model"].named_parameters() if parameter.requires_grad}
     assert trained == {f"model.layers.0.self_attn.dex.{name}" for name in ("weight", "lam.learned")}
+
+
+def test_the_examples_of_the_explorer_are_read(tmp_path: Path) -> None:
+    (code,) = re.findall(r"^```json\n(.*?)^```", PAGES["docs/explorer.md"], flags=re.DOTALL | re.MULTILINE)
+    (tmp_path / "examples.json").write_text(code, encoding="utf-8")
+    known = read_examples(tmp_path / "examples.json")
+    (example,) = known.questions
+    assert example.answer is not None
+    words = example.text.split()
+    assert (words[example.answer.query], words[example.answer.begin]) == ("k0", "v3")
+    assert known.floor == 0.3
 
 
 def test_what_was_converted_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
@@ -127,6 +141,9 @@ def test_what_was_converted_is_loaded(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "a model of type `llama`" in caplog.text
 
 
+PROGRAMS: dict[str, Any] = {"diff-transformer": app, "diff-lab": lab_app}
+
+
 def page_commands() -> list[Any]:
     """Every command of ours on a page, as its words; of launchers from where ours begins."""
     found = []
@@ -134,19 +151,22 @@ def page_commands() -> list[Any]:
         for part in line.split(" && "):
             # A part in brackets may be left out; what stands for one of several things is only text.
             words = shlex.split(part.replace("[", "").replace("]", ""), comments=True)
-            if words[0] == "diff-transformer":
-                found.append(pytest.param(page, words[1:], id=f"{page}: {part.split('  ')[0]}"))
-            elif "diff_lab.train" in words:
-                words = ["train", *words[words.index("diff_lab.train") + 1 :]]
-                found.append(pytest.param(page, words, id=f"{page}: {part.split('  ')[0]}"))
+            if "diff_lab.train" in words:
+                words = ["diff-lab", "train", *words[words.index("diff_lab.train") + 1 :]]
+            if words[0] in PROGRAMS:
+                found.append(pytest.param(words, id=f"{page}: {part.split('  ')[0]}"))
     return found
 
 
-@pytest.mark.parametrize(("page", "words"), page_commands())
-def test_commands_are_as_the_page_has_them(page: str, words: list[str]) -> None:
+@pytest.mark.parametrize("words", page_commands())
+def test_commands_are_as_the_page_has_them(words: list[str]) -> None:
+    program, *words = words
+    if not words:
+        return
     name, *arguments = words
-    assert name in app.COMMANDS
-    command: Any = typer.main.get_command(app.app).get_command(None, name)  # type: ignore[attr-defined]  # a group
+    assert name in PROGRAMS[program].COMMANDS
+    group: Any = typer.main.get_command(PROGRAMS[program].app)
+    command = group.get_command(None, name)
     if name == "tokenizer":
         command = command.commands[arguments.pop(0)]
     options = {option for parameter in command.params for option in parameter.opts}
@@ -160,16 +180,19 @@ def test_commands_are_as_the_page_has_them(page: str, words: list[str]) -> None:
 
 def test_other_programs_find_what_they_are_given() -> None:
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    extras = re.findall(r"^([\w]+) = \[", project.partition("[project.optional-dependencies]")[2], flags=re.MULTILINE)
+    extras = {}
+    for folder in (".", "./lab"):
+        project = (ROOT / folder / "pyproject.toml").read_text(encoding="utf-8")
+        listed = project.partition("[project.optional-dependencies]")[2]
+        extras[folder] = set(re.findall(r"^([\w]+) = \[", listed, flags=re.MULTILINE))
     for page, line in SHELL:
         words = shlex.split(line, comments=True)
         if words[0] == "make":
             assert words[1] in targets, f"{page}: {line}"
         if words[0] == "python" and words[1].endswith(".py") and "/" in words[1]:
             assert (ROOT / words[1]).is_file(), f"{page}: {line}"
-        for names in re.findall(r"^pip install \"?\.\[([\w,]+)\]", line):
-            assert set(names.split(",")) <= set(extras), f"{page}: {line}"
+        for folder, names in re.findall(r"\"(\.|\./lab)\[([\w,]+)\]\"", line):
+            assert set(names.split(",")) <= extras[folder], f"{page}: {line}"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -234,7 +257,7 @@ def test_the_paper_s_page_names_every_experiment_and_files_that_exist() -> None:
     of_the_paper = {name for name in EXPERIMENTS if re.match(r"table|fig|appendix", name)}
     assert set(re.findall(r"`diff-lab reproduce (\w+)`", page)) == of_the_paper
     for file in re.findall(r"`([\w/]+\.py)`", page):
-        assert (ROOT / "src" / "diff_transformer" / file).is_file(), file
+        assert any((ROOT / house / file).is_file() for house in ("src/diff_transformer", "lab/src")), file
     for name in re.findall(r"`(paper-[\w.]+)`", page):
         assert name in shipped_recipes()
     assert all(PAPER in find_experiment(name).presets for name in of_the_paper)

@@ -8,7 +8,7 @@ from typing import Any
 from diff_lab.record import ResultsFile
 from diff_lab.report import experiment_tables, learning_tables, wording
 from diff_lab.report.coordinate_figures import line_figures
-from diff_lab.report.documents import HTML_MARK, MARKDOWN_MARK, fill_markdown, fill_page, refuse_others
+from diff_lab.report.documents import HTML_MARK, MARKDOWN_MARK, fill_markdown, fill_page, is_marked, refuse_others
 from diff_lab.report.figures import FIGURE_MARK, svg_file
 from diff_lab.report.forest_figures import forest_figures, overview_figure
 from diff_lab.report.learning_figures import learning_figures
@@ -110,4 +110,4 @@ def _document_path(paths: Sequence[str | Path], output: str | Path | None) -> Pa
 
 def _is_figure(path: Path) -> bool:
     """Whether a file is a figure of an earlier report."""
-    return FIGURE_MARK in path.read_text(encoding="utf-8", errors="replace")
+    return is_marked(path, FIGURE_MARK)
