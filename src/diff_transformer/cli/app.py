@@ -22,6 +22,7 @@ from diff_transformer.storage.files import is_full_disk
 COMMANDS = {
     "generate": "generate_command:generate",
     "explore": "explore_command:explore",
+    "maps": "maps_command:maps",
     "serve": "serve_command:serve",
     "convert": "convert_command:convert",
     "export": "export_command:export",

@@ -82,18 +82,18 @@ def build_explorer(checkpoint: Path, compare: Path | None, text: str | Example |
             f"{str(checkpoint)!r} has ordinary attention, which subtracts nothing; name a differential model as "
             "CHECKPOINT, and this one as --compare."
         )
-    known = [_examples_of(folder) for folder in folders]
-    sides = [_load_side(folder, examples, device) for folder, examples in zip(folders, known, strict=True)]
+    known = _examples_of(folders[0])
+    sides = [load_side(folder, device) for folder in folders]
     left = sides[0]
     examples = []
     if text is not None:
         given = text if isinstance(text, Example) else Example("Your text", text)
         left.model.check_tokens(left.vocabulary.encode(given.text))
         examples.append(given)
-    questions = [one for one in known[0].questions if _length(left, one) <= left.model.most_tokens]
-    examples.append(_first_question(left, questions) if questions else _first_text(left, known[0].examples))
+    questions = [one for one in known.questions if _length(left, one) <= left.model.most_tokens]
+    examples.append(_first_question(left, questions) if questions else _first_text(left, known.examples))
     right = sides[1] if len(sides) > 1 else None
-    floor = known[0].floor
+    floor = known.floor
     task = None if floor is None or not questions else Task(lambda: _accuracy(left, questions), len(questions), floor)
     return Explorer(left, right, examples, (lambda seed: questions[seed % len(questions)]) if questions else None, task)
 
@@ -103,8 +103,9 @@ def _examples_of(folder: Path) -> ModelExamples:
     return read_examples(files[0]) if files else ModelExamples()
 
 
-def _load_side(folder: Path, examples: ModelExamples, device: str | None) -> Side:
-    shown = shown_folder(folder)
+def load_side(folder: Path, device: str | None) -> Side:
+    """Load the model in a folder that `find_checkpoint` found, with its tokenizer, or the words of its examples."""
+    examples, shown = _examples_of(folder), shown_folder(folder)
     console.say(f"Loading {shown} …")
     model = ExploredModel(load_model(folder, device), shown.parent.name if shown.name == "model" else shown.name)
     if (folder / "tokenizer.json").is_file():
