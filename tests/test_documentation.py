@@ -32,7 +32,8 @@ from site_pages import pages_and_pictures
 ROOT = Path(__file__).resolve().parents[1]
 # The site's, and not what a tutorial that was opened in Jupyter has written.
 OF_THE_SITE = [name for name in pages_and_pictures(ROOT) if name.startswith("docs/") and name.endswith(".md")]
-PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in (*OF_THE_SITE, "README.md", "CONTRIBUTING.md")}
+OTHERS = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "llms.txt")
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in (*OF_THE_SITE, *OTHERS)}
 # Pages whose code needs files or a server, with the tests that run it; the README's is run by tests/test_readme.py.
 WITH_TESTS_OF_THEIR_OWN = {
     "docs/training.md": "lab/tests/test_training_page.py",
