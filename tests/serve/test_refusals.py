@@ -38,68 +38,46 @@ def answer_to(request: urllib.request.Request) -> tuple[int, Any]:
             return error.code, json.load(error)
 
 
-def refused(url: str, path: str, body: Any, status: int, *parts: str) -> None:
-    """The answer has the status and one sentence with all parts."""
+def refused(url: str, path: str, body: Any, status: int, part: str) -> None:
+    """The answer has the status and one sentence with the part."""
     code, answer = post(url, path, json.dumps(body).encode())
     message = answer["error"]["message"]
     assert code == status, message
     assert message.endswith((".", "?"))
     assert "\n" not in message
-    for part in parts:
-        assert part in message
-
-
-@pytest.mark.parametrize(
-    ("changes", "status", "message"),
-    [
-        ({"prompt": None}, 400, "prompt: Field required."),
-        ({"prompt": 7}, 400, "prompt: Input should be a valid array, got 7."),
-        ({"prompt": []}, 400, "got []"),
-        ({"prompt": ["a", 7]}, 400, "got 7"),
-        ({"prompt": ["a"] * 1025}, 400, "at most 1024 items"),
-        ({"prompt": ""}, 400, "The prompt is empty"),
-        ({"prompt": [257]}, 400, "Tokens must lie in 0 … 256, got 257"),
-        ({"prompt": [[1], [-1]]}, 400, "got -1"),
-        ({"prompt": "a" * 97}, 400, "context of 96 tokens cannot hold the prompt's 97 and 2 new ones"),
-        ({"max_tokens": 92}, 400, "context of 96 tokens cannot hold the prompt's 5 and 92 new ones"),
-        ({"max_tokens": "2"}, 400, "max_tokens: Input should be a valid integer, got '2'."),
-        ({"max_tokens": True}, 400, "got True"),
-        ({"max_tokens": -1}, 400, "max_tokens: Input should be greater than or equal to 0, got -1."),
-        ({"model": "other"}, 404, "The model 'other' is not here; this server has 'tiny'."),
-        ({"temperature": 3}, 400, "temperature: Input should be less than or equal to 2, got 3."),
-        ({"top_p": 0}, 400, "top_p: Input should be greater than 0, got 0."),
-        ({"stop": ["a", ""]}, 400, "stop.1: String should have at least 1 character"),
-        ({"stream": True, "prompt": ["a", "b"]}, 400, "A stream takes one prompt and has no logprobs"),
-        ({"stream": True, "logprobs": 1}, 400, "A stream takes one prompt and has no logprobs"),
-        ({"logprobs": 6}, 400, "logprobs: Input should be less than or equal to 5, got 6."),
-        ({"n": 2}, 400, "n must be 1 or left out, got 2."),
-        ({"logit_bias": {"5": 1}}, 400, "logit_bias must be {} or left out, got {'5': 1}."),
-        ({"max_token": 3}, 400, "The field 'max_token' is not known here; did you mean 'max_tokens'?"),
-    ],
-)
-def test_a_wrong_completion(sequential_url: str, changes: dict[str, Any], status: int, message: str) -> None:
-    refused(sequential_url, "/v1/completions", {**COMPLETION, **changes}, status, message)
+    assert part in message
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"messages": []}, "messages: List should have at least 1 item"),
-        ({"messages": [{"role": 1, "content": "a"}]}, "messages.0.role: Input should be a valid string, got 1."),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+        ({"prompt": None}, "prompt: Field required."),
+        ({"prompt": ["a", 7]}, "got 7"),
+        ({"prompt": ["a"] * 1025}, "at most 1024 items"),
+        ({"prompt": ""}, "The prompt is empty"),
+        ({"prompt": [[1], [257]]}, "Tokens must lie in 0 … 256, got 257"),
+        ({"max_tokens": 92}, "context of 96 tokens cannot hold the prompt's 5 and 92 new ones"),
+        ({"max_tokens": True}, "max_tokens: Input should be a valid integer, got True."),
+        ({"model": "other"}, "The model 'other' is not here; this server has 'tiny'."),
+        ({"temperature": 3}, "temperature: Input should be less than or equal to 2, got 3."),
+        ({"stop": ["a", ""]}, "stop.1: String should have at least 1 character"),
+        ({"stream": True, "prompt": ["a", "b"]}, "A stream takes one prompt and has no logprobs"),
+        ({"n": 2}, "n must be 1 or left out, got 2."),
+        ({"max_token": 3}, "The field 'max_token' is not known here; did you mean 'max_tokens'?"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content: Input should be"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "The chat template refuses the messages: no robots"),
-        ({"max_completion_tokens": 3}, "Give max_completion_tokens or max_tokens, not both"),
-        ({"max_tokens": 80}, "context of 96 tokens cannot hold"),
-        ({"tools": [{"type": "function"}]}, "tools must be [] or left out"),
-        ({"logprobs": True}, "logprobs: Input should be False, got True."),
+        ({**CHAT, "max_completion_tokens": 3}, "Give max_completion_tokens or max_tokens, not both"),
+        ({**CHAT, "tools": [{"type": "function"}]}, "tools must be [] or left out"),
     ],
+    ids=str,
 )
-def test_a_wrong_chat(chat_url: str, changes: dict[str, Any], message: str) -> None:
-    refused(chat_url, "/v1/chat/completions", {**CHAT, **changes}, 400, message)
+def test_a_wrong_request(chat_url: str, changes: dict[str, Any], message: str) -> None:
+    path, right = ("/v1/chat/completions", CHAT) if "messages" in changes else ("/v1/completions", COMPLETION)
+    refused(chat_url, path, {**right, **changes}, 404 if "model" in changes and len(changes) == 1 else 400, message)
 
 
 def test_a_chat_without_a_template(sequential_url: str) -> None:
-    refused(sequential_url, "/v1/chat/completions", CHAT, 400, "has no chat template", "/v1/completions")
+    refused(sequential_url, "/v1/chat/completions", CHAT, 400, "has no chat template")
 
 
 def test_a_seed_that_a_batch_cannot_keep() -> None:
@@ -159,28 +137,17 @@ def test_an_unknown_model(sequential: openai.OpenAI) -> None:
         sequential.models.retrieve("gpt-5")
 
 
-@pytest.fixture(scope="module")
-def guarded_url() -> Iterator[str]:
-    with running(new_served(), api_key="secret") as address:
-        yield address
-
-
-def test_whoever_has_the_key_is_answered(guarded_url: str) -> None:
-    with client_of(guarded_url, "secret") as client:
-        assert client.completions.create(**COMPLETION).choices
-        assert [model.id for model in client.models.list()] == ["tiny"]
-
-
-@pytest.mark.parametrize("key", ["Secret", "secret2", "s"])
-def test_whoever_has_another_key_is_not(guarded_url: str, key: str) -> None:
-    with client_of(guarded_url, key) as client:
-        with pytest.raises(openai.AuthenticationError, match="needs its API key"):
-            client.completions.create(**COMPLETION)
-        with pytest.raises(openai.AuthenticationError):
-            client.models.list()
-
-
-def test_nor_who_has_none(guarded_url: str) -> None:
-    assert post(guarded_url, "/v1/completions", b"{")[0] == 401
-    assert post(guarded_url, "/v1/completions", b"{", Authorization="Basic secret")[0] == 401
-    assert answer_to(urllib.request.Request(guarded_url.removesuffix("/v1") + "/health")) == (200, {"status": "ok"})
+def test_whoever_has_the_key_is_answered_and_nobody_else() -> None:
+    with running(new_served(), api_key="secret") as url:
+        with client_of(url, "secret") as client:
+            assert client.completions.create(**COMPLETION).choices
+            assert [model.id for model in client.models.list()] == ["tiny"]
+        for key in ("Secret", "secret2", "s"):
+            with client_of(url, key) as client:
+                with pytest.raises(openai.AuthenticationError, match="needs its API key"):
+                    client.completions.create(**COMPLETION)
+                with pytest.raises(openai.AuthenticationError):
+                    client.models.list()
+        assert post(url, "/v1/completions", b"{")[0] == 401
+        assert post(url, "/v1/completions", b"{", Authorization="Basic secret")[0] == 401
+        assert answer_to(urllib.request.Request(url.removesuffix("/v1") + "/health")) == (200, {"status": "ok"})
