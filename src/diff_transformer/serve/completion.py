@@ -70,12 +70,12 @@ class ServedModel:
         self.engine = BatchingEngine(model, cache_tokens) if continuous_batching else Engine(model)
 
     def require_name(self, name: str | None) -> None:
-        """Raise HTTPException where a request asks for another model."""
+        """Raise HTTPException if a request asks for another model."""
         if name not in (None, self.name):
             raise HTTPException(404, f"The model {quoted(name)} is not here; this server has {self.name!r}.")
 
     def prepare(self, request: CompletionRequest | ChatRequest) -> list["Completion"]:
-        """Turn the prompts of a request, or its messages, into tokens. Raises HTTPException where they cannot be."""
+        """Turn the prompts of a request, or its messages, into tokens. Raises HTTPException if they do not fit."""
         self.require_name(request.model)
         if isinstance(request, ChatRequest):
             return [self._completion(request, self._conversation(request), goes_on=False)]
@@ -114,8 +114,6 @@ class ServedModel:
             choice = {"do_sample": True, "top_k": 0, "temperature": request.temperature, "top_p": request.top_p}
             if request.seed is not None and isinstance(self.engine, BatchingEngine):
                 raise HTTPException(400, "With continuous batching a seed needs temperature 0.")
-        if self.engine.is_stopping:
-            raise HTTPException(503, "The server is stopping.")
         # A stop string that is a special token is not found in a text, which has none.
         names = {token.content: number for number, token in self.tokenizer.added_tokens_decoder.items()}
         config = GenerationConfig(
@@ -128,7 +126,7 @@ class ServedModel:
 
     @torch.inference_mode()
     def log_probabilities(self, tokens: list[int], last: int) -> Tensor:
-        """What the model expects after each of the last tokens of a text: (last, vocabulary)."""
+        """Compute the log-probabilities of all tokens after each of the last ones of a text: (last, vocabulary)."""
         ids = torch.tensor([tokens], device=self._scorer.device)
         logits = self._scorer(ids, use_cache=False, logits_to_keep=last).logits[0]
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
@@ -148,17 +146,17 @@ class Completion:
     prompt: list[int]
     config: GenerationConfig
     echo: str | None = None
-    """The prompt's text, where the answer begins with it."""
+    """The prompt's text, if the answer begins with it."""
     logprobs: int | None = None
     """How many of the most likely tokens are named at each place; None for no log-probabilities."""
     goes_on: bool = True
     """Whether the text goes on from the prompt's, perhaps with a space. An answer in a chat begins anew."""
     new_tokens: list[NewToken] = field(default_factory=list)
-    """What has been generated, the tokens of a stop string too."""
+    """All that are generated, those of a stop string too."""
     is_stopped: bool = False
     """Whether a stop string has ended the text."""
     rows: Tensor | None = None
-    """What the model has expected in the places of tokens."""
+    """Log-probabilities in the places of the tokens, once they are computed."""
 
     @property
     def reason(self) -> str:
@@ -196,7 +194,7 @@ class Completion:
                     yield token
 
     async def whole(self, is_given_up: Callable[[], Awaitable[bool]]) -> tuple[str, Logprobs | None]:
-        """Generate all of the text, with its log-probabilities, or a part where nobody waits for it any more."""
+        """Generate all of the text, with its log-probabilities; only a part if nobody waits for it any more."""
         text = ""
         async with aclosing(self.pieces()) as pieces:
             async for piece in pieces:

@@ -27,7 +27,7 @@ class Engine:
     """Generates for many requests, one after another in the order in which they came. Called in the event loop."""
 
     def __init__(self, model: Any) -> None:
-        self.is_stopping = False
+        self._is_stopping = False
         self._model = model
         self._open: set[Put] = set()
         self._thread = ThreadPoolExecutor(1, "generate")
@@ -38,6 +38,8 @@ class Engine:
         Raises:
             HTTPException: generating failed, or the server stops.
         """
+        if self._is_stopping:
+            raise HTTPException(503, "The server is stopping.")
         loop = asyncio.get_running_loop()
         new: asyncio.Queue[int | Exception | None] = asyncio.Queue()
 
@@ -57,7 +59,7 @@ class Engine:
 
     def stop(self) -> None:
         """End all texts that are being generated; none may be begun afterwards."""
-        self.is_stopping = True
+        self._is_stopping = True
         for put in self._open:
             put(HTTPException(503, "The server is stopping."))
 
@@ -156,7 +158,7 @@ class BatchingEngine(Engine):
 
 
 class _Temperature(ContinuousBatchingTemperatureLogitsWarper):
-    """Divides logits by each request's temperature; where that is 0, it leaves the first of the most likely tokens."""
+    """Divides logits by each request's temperature; at 0 it leaves the first of the most likely tokens."""
 
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
         is_greedy = tensor_arg[: len(scores)].view(torch.float32)[:, None] == 0
