@@ -56,30 +56,27 @@ def new_model(attention_type: str = "diff", vocabulary: int = 257) -> Any:
 
 def new_served(*, chat: bool = False, attention_type: str = "diff", **settings: Any) -> Any:
     """A `ServedModel` called "tiny"."""
-    from diff_transformer.serve.served_model import ServedModel
+    from diff_transformer.serve.completion import ServedModel
 
     tokenizer = byte_tokenizer()
     if chat:
         tokenizer.chat_template = TEMPLATE
-    return ServedModel(new_model(attention_type), tokenizer, "tiny", aliases=("/models/tiny",), **settings)
+    return ServedModel(new_model(attention_type), tokenizer, "tiny", **settings)
 
 
 @contextmanager
 def running(served: Any, api_key: str | None = None) -> Iterator[str]:
     """The address of a server of a `ServedModel`, which answers until the block ends."""
-    from diff_transformer.listening import bound_socket
-    from diff_transformer.serve.application import make_application
-    from diff_transformer.serve.http_server import ModelServer, url_of
+    from diff_transformer.listening import bound_socket, root_url
+    from diff_transformer.serve.server import ModelServer
 
     bound = bound_socket("127.0.0.1", 0)
-    url = url_of("127.0.0.1", bound)
-    ready = threading.Event()
-    server = ModelServer(make_application(served, api_key), served, ready.set)
+    bound.listen()
+    server = ModelServer(served, api_key)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
     try:
-        assert ready.wait(60)
-        yield url
+        yield f"{root_url('127.0.0.1', bound)}/v1"
     finally:
         server.should_exit = True
         thread.join()

@@ -34,7 +34,7 @@ LIBRARY: dict[str, set[str]] = {
     "explorer": {"storage", *OPERATOR_TO_MODEL, "convert", "listening", "token_texts"},
     "vllm_plugin": {"model"},
     "vllm_model": set(),  # vLLM imports it by its name
-    "serve": {"storage", "brief_threads", "listening", "token_texts"},  # what it is given is a model of transformers
+    "serve": {"brief_threads", "token_texts"},  # what it is given is a model of transformers
     "cli": {
         *("environment", "storage", "brief_threads", "listening", "processors", "shipped_models", "token_texts"),
         *(*OPERATOR_TO_MODEL, "convert", "explorer", "serve"),

@@ -1,6 +1,5 @@
-"""Programs of transformers that find the model by its name: pipelines, and `transformers chat` with our server."""
+"""Pipelines of transformers, which find the model by its name."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 import transformers
 
 from diff_lab.data import byte_tokenizer
-from running_server import HAS_SERVER, TEMPLATE, new_model, new_served, running
+from running_server import TEMPLATE, new_model
 
 
 @pytest.fixture(scope="module")
@@ -60,30 +59,3 @@ def test_a_pipeline_chats(folder: Path) -> None:
     messages = [{"role": "user", "content": "hi"}]
     (answer,) = generator(messages, max_new_tokens=8, do_sample=False, max_length=None)
     assert answer["generated_text"][-1] == {"role": "assistant", "content": byte_tokenizer().decode(out)}
-
-
-@pytest.mark.skipif(not HAS_SERVER, reason="this transformers has no server to build on")
-def test_transformers_chat_talks_to_our_server(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from transformers.cli import chat
-
-    ids = torch.tensor([byte_tokenizer()("user: hi\nassistant: ")["input_ids"]])
-    out = new_model().generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
-    said: Iterator[str] = iter(["hi", "!exit"])
-    answers: list[str] = []
-    stream = chat.RichInterface.stream_output
-
-    async def heard(self: chat.RichInterface, *arguments: object) -> object:
-        answer = await stream(self, *arguments)
-        answers.append(answer)
-        return answer
-
-    # The tests are offline, and huggingface_hub then refuses addresses on this machine, too.
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(chat.RichInterface, "input", lambda self: next(said))
-    monkeypatch.setattr(chat.RichInterface, "confirm", lambda self, *_: False)
-    monkeypatch.setattr(chat.RichInterface, "stream_output", heard)
-    with running(new_served(chat=True)) as url:
-        chat.Chat("tiny", url, ["max_new_tokens=8", "do_sample=False"])
-    assert answers == [(byte_tokenizer().decode(out), "length")]

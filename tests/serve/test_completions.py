@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -11,8 +10,7 @@ import pytest
 import torch
 
 from diff_lab.data import byte_tokenizer
-from diff_transformer.serve.scored_tokens import Scorer
-from diff_transformer.serve.served_model import ServedModel
+from diff_transformer.serve.completion import ServedModel
 from running_server import client_of, new_model, new_served, running
 
 PROMPT = "to be, or not"
@@ -22,34 +20,42 @@ def complete(client: openai.OpenAI, prompt: Any = PROMPT, **settings: Any) -> An
     return client.completions.create(**{"model": "tiny", "prompt": prompt, "temperature": 0, **settings})
 
 
-def streamed(client: openai.OpenAI, **settings: Any) -> list[Any]:
-    return list(complete(client, stream=True, **settings))
+def streamed(client: openai.OpenAI, **settings: Any) -> tuple[str, str, int]:
+    """The text, why it ends, and its number of new tokens, from a stream."""
+    events = list(complete(client, stream=True, stream_options={"include_usage": True}, **settings))
+    reasons = [event.choices[0].finish_reason for event in events[:-1]]
+    assert reasons[:-1] == [None] * (len(events) - 2)
+    assert events[-1].choices == []
+    return "".join(event.choices[0].text for event in events[:-1]), reasons[-1], events[-1].usage.completion_tokens
 
 
-def test_the_server_names_its_model(client: openai.OpenAI) -> None:
+def at_once(client: openai.OpenAI, **settings: Any) -> tuple[str, str, int]:
+    answer = complete(client, **settings)
+    return answer.choices[0].text, answer.choices[0].finish_reason, answer.usage.completion_tokens
+
+
+both = pytest.mark.parametrize("written", [streamed, at_once])
+
+
+def test_the_server_names_its_model_and_writes_16_tokens_unless_told_otherwise(client: openai.OpenAI) -> None:
+    assert complete(client).usage.completion_tokens == 16
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
 
 
+@both
 @pytest.mark.parametrize("new", [1, 24])
-def test_the_text_is_that_of_generate(client: openai.OpenAI, alone: Callable[..., str], new: int) -> None:
-    answer = complete(client, max_tokens=new)
-    assert answer.choices[0].text == alone(PROMPT, new)
-    assert answer.choices[0].finish_reason == "length"
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(PROMPT), new)
+def test_the_text_is_that_of_generate(client: openai.OpenAI, alone: Callable[..., str], written: Any, new: int) -> None:
+    assert written(client, max_tokens=new) == (alone(PROMPT, new), "length", new)
+    assert written(client, max_tokens=new, echo=True) == (PROMPT + alone(PROMPT, new), "length", new)
 
 
-def test_a_stream_is_the_same_text(client: openai.OpenAI, alone: Callable[..., str]) -> None:
-    events = streamed(client, max_tokens=24, stream_options={"include_usage": True})
-    assert "".join(event.choices[0].text for event in events[:-1]) == alone(PROMPT, 24)
-    assert len(events) > 5
-    assert [event.choices[0].finish_reason for event in events[:-1]] == [None] * (len(events) - 2) + ["length"]
-    assert events[-1].choices == []
-    assert events[-1].usage.completion_tokens == 24
-
-
-def test_sixteen_tokens_unless_told_otherwise(client: openai.OpenAI) -> None:
-    assert complete(client).usage.completion_tokens == 16
+@both
+def test_a_text_ends_before_a_stop_string(client: openai.OpenAI, alone: Callable[..., str], written: Any) -> None:
+    whole = alone(PROMPT, 40)
+    text, reason, count = written(client, max_tokens=40, stop=["\0never\0", whole[9:12]])
+    assert (text, reason) == (whole[: whole.index(whole[9:12])], "stop")
+    assert count < 40
 
 
 def test_several_prompts_as_texts_and_as_tokens(client: openai.OpenAI, alone: Callable[..., str]) -> None:
@@ -63,38 +69,16 @@ def test_several_prompts_as_texts_and_as_tokens(client: openai.OpenAI, alone: Ca
     assert complete(client, as_tokens[1], max_tokens=8).choices[0].text == expected[1]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_text_ends_before_a_stop_string(client: openai.OpenAI, alone: Callable[..., str], stream: bool) -> None:
-    whole = alone(PROMPT, 40)
-    stop = whole[9:12]
-    expected = whole[: whole.index(stop)]
-    if stream:
-        events = streamed(client, max_tokens=40, stop=["\0never\0", stop])
-        text, reason = "".join(event.choices[0].text for event in events), events[-1].choices[0].finish_reason
-    else:
-        answer = complete(client, max_tokens=40, stop=["\0never\0", stop])
-        text, reason = answer.choices[0].text, answer.choices[0].finish_reason
-        assert answer.usage.completion_tokens < 40
-    assert (text, reason) == (expected, "stop")
-
-
 @pytest.mark.parametrize("logprobs", [None, 0])
 @pytest.mark.parametrize("batching", [False, True])
 def test_an_end_of_text_is_a_stop_even_as_the_last_token_allowed(batching: bool, logprobs: int | None) -> None:
-    served = new_served(continuous_batching=batching)
     most_likely = int(expected_logprobs(PROMPT)[1][-1].argmax())
-    with running(served) as url, client_of(url) as client:
-        for ends, reason in (([256, most_likely], "stop"), ([256], "length")):
-            served.engine.model.generation_config.eos_token_id = ends
+    for ends, reason in (([256, most_likely], "stop"), (256, "length")):
+        model = new_model()
+        model.generation_config.eos_token_id = ends
+        served = ServedModel(model, byte_tokenizer(), "tiny", continuous_batching=batching)
+        with running(served) as url, client_of(url) as client:
             assert complete(client, max_tokens=1, logprobs=logprobs).choices[0].finish_reason == reason
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_prompt_comes_first_where_it_is_asked_for(
-    client: openai.OpenAI, alone: Callable[..., str], stream: bool
-) -> None:
-    answers = streamed(client, max_tokens=5, echo=True) if stream else [complete(client, max_tokens=5, echo=True)]
-    assert "".join(answer.choices[0].text for answer in answers) == PROMPT + alone(PROMPT, 5)
 
 
 def test_each_request_has_its_own_temperature(client: openai.OpenAI, alone: Callable[..., str]) -> None:
@@ -108,49 +92,35 @@ def test_each_request_has_its_own_temperature(client: openai.OpenAI, alone: Call
 @pytest.mark.parametrize("batching", [False, True])
 def test_of_equally_likely_tokens_the_first_is_taken(batching: bool) -> None:
     """As `generate` does. Numbers of 16 bits are often equal."""
-    served = new_served(continuous_batching=batching)
-    served.engine.model.lm_head.weight.data[:].zero_()
+    model = new_model()
+    model.lm_head.weight.data[:].zero_()
+    served = ServedModel(model, byte_tokenizer(), "tiny", continuous_batching=batching)
     with running(served) as url, client_of(url) as client:
         assert complete(client, max_tokens=8).choices[0].text == "\0" * 8
 
 
-def test_a_seed_repeats_a_text(client: openai.OpenAI) -> None:
-    texts = [
-        complete(client, [PROMPT, "to"], max_tokens=12, temperature=1, seed=seed).choices[1].text for seed in (1, 1, 2)
-    ]
-    assert texts[0] == texts[1] != texts[2]
+def test_a_seed_gives_the_text_that_generate_samples(sequential: openai.OpenAI) -> None:
+    ids = torch.tensor([byte_tokenizer()(PROMPT)["input_ids"]])
+    choice: dict[str, Any] = {"temperature": 1.5, "top_p": 0.9}
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        out = new_model().generate(ids, max_new_tokens=20, do_sample=True, top_k=0, pad_token_id=0, **choice)
+    expected = byte_tokenizer().decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+    complete(sequential, temperature=1)
+    assert complete(sequential, max_tokens=20, seed=3, **choice).choices[0].text == expected
+    assert complete(sequential, max_tokens=20, seed=4, **choice).choices[0].text != expected
 
 
-def test_a_seed_repeats_a_text_whatever_else_is_in_the_batch() -> None:
-    with running(new_served(continuous_batching=True)) as url, client_of(url) as client:
-        asked: dict[str, Any] = {"max_tokens": 20, "temperature": 1.5, "seed": 3}
-        alone = complete(client, **asked).choices[0].text
-        assert [choice.text for choice in complete(client, [PROMPT] * 4, **asked).choices] == [alone] * 4
-        others = complete(client, ["a", "to be, or", "λ"], max_tokens=20, temperature=1.5)
-        assert alone not in [choice.text for choice in others.choices]
-
-
-def test_top_p_leaves_the_most_likely_tokens(client: openai.OpenAI, alone: Callable[..., str]) -> None:
-    assert complete(client, max_tokens=12, temperature=2, top_p=1e-6).choices[0].text == alone(PROMPT, 12)
-
-
-@pytest.mark.parametrize("top_p", [0.3, 0.8])
-def test_each_token_is_one_of_those_that_top_p_leaves(client: openai.OpenAI, top_p: float) -> None:
-    """Beside requests with another top_p."""
+def test_each_token_is_one_of_those_that_top_p_leaves(client: openai.OpenAI) -> None:
     ids, rows = expected_logprobs(PROMPT)
     likely, order = rows[-1].exp().sort(descending=True)
-    left = set(order[: int((likely.cumsum(0) < top_p).sum()) + 1].tolist())
-    assert 1 < len(left) < 250
-    asked: dict[str, Any] = {"max_tokens": 1, "logprobs": 0}
-    with ThreadPoolExecutor(2) as threads:
-        others = threads.submit(complete, client, [PROMPT] * 16, temperature=1, **asked)
-        answer = complete(client, [ids] * 16, temperature=1, top_p=top_p, **asked)
-        others.result()
+    left = set(order[: int((likely.cumsum(0) < 0.8).sum()) + 1].tolist())
+    answer = complete(client, [ids] * 16, temperature=1, top_p=0.8, max_tokens=1, logprobs=0)
     drawn = torch.tensor([choice.logprobs.token_logprobs[0] for choice in answer.choices], dtype=torch.float64)
     tokens = (rows[-1] - drawn[:, None]).abs().argmin(-1)
     assert rows[-1][tokens].tolist() == pytest.approx(drawn.tolist(), abs=1e-10)
     assert set(tokens.tolist()) <= left
-    assert top_p < 0.5 or len(set(tokens.tolist())) > 1
+    assert 1 < len(set(tokens.tolist())) < 250
 
 
 def chat(client: openai.OpenAI, *contents: Any, **settings: Any) -> Any:
@@ -167,10 +137,7 @@ def test_a_chat_follows_the_template(client: openai.OpenAI, alone: Callable[...,
     assert events[0].choices[0].delta.role == "assistant"
     assert "".join(event.choices[0].delta.content or "" for event in events) == expected
     assert events[-1].choices[0].finish_reason == "length"
-
-
-def test_a_chat_fills_the_context(client: openai.OpenAI) -> None:
-    answer = chat(client, "hello")
+    answer = chat(client, "hello")  # as long as the context has space
     assert answer.usage.total_tokens == 96 or answer.choices[0].finish_reason == "stop"
 
 
@@ -181,26 +148,29 @@ def expected_logprobs(text: str) -> tuple[list[int], torch.Tensor]:
         return ids, new_model()(torch.tensor([ids])).logits[0].log_softmax(-1)
 
 
-def test_texts_are_scored_one_at_a_time() -> None:
-    """The logits of many long texts would not fit into memory."""
+def test_texts_are_scored_one_at_a_time_in_threads_that_end() -> None:
+    """The logits of many long texts would not fit into memory, and a thread that has computed slows down others."""
     served = new_served()
-    at_once = [0, 0]  # now, and at most
+    computing = [0, 0]  # now, and at most
+    threads = set()
 
     def enter(*_: Any) -> None:
-        at_once[0] += 1
-        at_once[1] = max(at_once)
+        threads.add(threading.current_thread())
+        computing[0] += 1
+        computing[1] = max(computing)
         time.sleep(0.01)
 
     def leave(*_: Any) -> None:
-        time.sleep(0.01)
-        at_once[0] -= 1
+        computing[0] -= 1
 
-    served.scorer._model.register_forward_pre_hook(enter)
-    served.scorer._model.register_forward_hook(leave)
+    served._scorer.register_forward_pre_hook(enter)
+    served._scorer.register_forward_hook(leave)
     with running(served) as url, client_of(url) as client:
         answer = complete(client, [PROMPT] * 8, max_tokens=1, logprobs=1, echo=True)
-    assert len({str(choice.logprobs) for choice in answer.choices}) == 1
-    assert at_once == [0, 1]
+        assert len({str(choice.logprobs) for choice in answer.choices}) == 1
+        assert computing == [0, 1]
+        assert threads
+        assert not any(thread.is_alive() for thread in threads)
 
 
 @pytest.mark.parametrize("new", [0, 1])
@@ -222,123 +192,33 @@ def test_logprobs_of_a_prompt_are_those_of_a_forward_pass(client: openai.OpenAI,
         assert given.token_logprobs[-1] == pytest.approx(float(rows[-1].max()), abs=1e-10)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_no_thread_that_has_scored_slows_down_the_one_that_generates(
-    client: openai.OpenAI, stream: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scored_in: set[threading.Thread] = set()
-    scored = Scorer.log_probabilities
-
-    def log_probabilities(self: Scorer, *arguments: Any, **settings: Any) -> torch.Tensor:
-        scored_in.add(threading.current_thread())
-        return scored(self, *arguments, **settings)
-
-    monkeypatch.setattr(Scorer, "log_probabilities", log_probabilities)
-    answer = complete(client, max_tokens=4, logprobs=1, stream=stream)
-    if stream:
-        assert list(answer)
-    assert scored_in
-    assert not any(thread.is_alive() for thread in scored_in)
-
-
 def test_logprobs_of_new_tokens(client: openai.OpenAI, alone: Callable[..., str]) -> None:
     choice = complete(client, max_tokens=8, logprobs=0).choices[0]
+    given = choice.logprobs
     assert choice.text == alone(PROMPT, 8)
-    assert len(choice.logprobs.tokens) == 8
-    assert choice.logprobs.text_offset[0] == 0
-    assert [list(top.values()) for top in choice.logprobs.top_logprobs] == [
-        [value] for value in choice.logprobs.token_logprobs
-    ]
+    assert (len(given.tokens), given.text_offset[0]) == (8, 0)
+    assert [list(top.values()) for top in given.top_logprobs] == [[value] for value in given.token_logprobs]
     # Greedy: each is the largest there is.
-    ids = byte_tokenizer()(PROMPT)["input_ids"]
+    ids = torch.tensor([byte_tokenizer()(PROMPT)["input_ids"]])
     with torch.no_grad():
-        model = new_model()
-        out = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False, pad_token_id=0)
-        rows = model(out).logits[0].log_softmax(-1)[len(ids) - 1 : -1]
-    assert choice.logprobs.token_logprobs == pytest.approx(rows.amax(-1).tolist(), abs=1e-10)
+        out = new_model().generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0)
+        rows = new_model()(out).logits[0].log_softmax(-1)[ids.shape[1] - 1 : -1]
+    assert given.token_logprobs == pytest.approx(rows.amax(-1).tolist(), abs=1e-10)
 
 
-def joined(events: list[Any]) -> dict[str, list[Any]]:
-    """The log-probabilities of all events of a stream."""
-    given = [event.choices[0].logprobs for event in events if event.choices and event.choices[0].logprobs]
-    return {name: [value for part in given for value in getattr(part, name)] for name in FIELDS}
-
-
-FIELDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-
-
-def same_logprobs(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> None:
-    assert first["tokens"] == second["tokens"]
-    assert first["text_offset"] == second["text_offset"]
-    numbers = [
-        [
-            value
-            for own, top in zip(given["token_logprobs"], given["top_logprobs"], strict=True)
-            if own is not None
-            for value in (own, *top.values())
-        ]
-        for given in (first, second)
-    ]
-    assert numbers[0] == pytest.approx(numbers[1], abs=1e-10)
-    assert [top and list(top) for top in first["top_logprobs"]] == [top and list(top) for top in second["top_logprobs"]]
-
-
-@pytest.mark.parametrize("settings", [{}, {"echo": True}, {"max_tokens": 1}, {"temperature": 1, "seed": 5}], ids=str)
-@pytest.mark.parametrize("prompt", [PROMPT, "a", "λ λ"])
-def test_a_streams_logprobs_are_those_of_the_whole(
-    client: openai.OpenAI, prompt: str, settings: dict[str, Any]
-) -> None:
-    asked: dict[str, Any] = {"max_tokens": 20, "logprobs": 2, **settings}
-    answer = complete(client, prompt, **asked)
-    whole = answer.choices[0]
-    events = list(complete(client, prompt, stream=True, **asked))
-    assert "".join(event.choices[0].text for event in events) == whole.text
-    shown = answer.usage.total_tokens if settings.get("echo") else answer.usage.completion_tokens
-    assert len(joined(events)["tokens"]) == shown
-    same_logprobs(joined(events), {name: getattr(whole.logprobs, name) for name in FIELDS})
-
-
-def test_the_logprobs_of_a_stream_come_with_their_tokens(client: openai.OpenAI) -> None:
-    events = streamed(client, max_tokens=20, logprobs=0)
-    assert len(events) > 5
-    shown = ""
-    for event in events[:-1]:
-        choice = event.choices[0]
-        assert all(len(shown) <= offset <= len(shown + choice.text) for offset in choice.logprobs.text_offset)
-        assert choice.logprobs.tokens
-        shown += choice.text
-
-
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("echo", [False, True])
-def test_logprobs_up_to_a_stop_string(
-    client: openai.OpenAI, alone: Callable[..., str], stream: bool, echo: bool
-) -> None:
+def test_logprobs_up_to_a_stop_string(client: openai.OpenAI, alone: Callable[..., str], echo: bool) -> None:
     """Those of the tokens that begin before it, and no others."""
     asked: dict[str, Any] = {"max_tokens": 40, "echo": echo, "logprobs": 1}
     unstopped = complete(client, **asked).choices[0]
     stop = alone(PROMPT, 40)[9:12]
-    assert stop not in PROMPT
-    expected = unstopped.text[: unstopped.text.index(stop)]
-    asked["stop"] = ["\0never\0", stop]
-    if stream:
-        events = streamed(client, **asked)
-        text, given = "".join(event.choices[0].text for event in events), joined(events)
-        reason = events[-1].choices[0].finish_reason
-    else:
-        choice = complete(client, **asked).choices[0]
-        text, reason = choice.text, choice.finish_reason
-        given = {name: getattr(choice.logprobs, name) for name in FIELDS}
-    assert (text, reason) == (expected, "stop")
-    count = sum(offset < len(expected) for offset in unstopped.logprobs.text_offset)
+    choice = complete(client, **asked, stop=["\0never\0", stop]).choices[0]
+    assert (choice.text, choice.finish_reason) == (unstopped.text[: unstopped.text.index(stop)], "stop")
+    count = sum(offset < len(choice.text) for offset in unstopped.logprobs.text_offset)
     assert len(PROMPT) * echo + 2 < count < len(unstopped.logprobs.tokens)
-    same_logprobs(given, {name: getattr(unstopped.logprobs, name)[:count] for name in FIELDS})
-
-
-def test_each_token_says_where_its_text_begins(client: openai.OpenAI) -> None:
-    """In characters: λ has two tokens."""
-    given = complete(client, "aλb", max_tokens=0, echo=True, logprobs=0).choices[0].logprobs
-    assert given.text_offset == [0, 1, 1, 2]
+    given, whole = choice.logprobs, unstopped.logprobs
+    assert (given.tokens, given.text_offset) == (whole.tokens[:count], whole.text_offset[:count])
+    assert given.token_logprobs[1:] == pytest.approx(whole.token_logprobs[1:count], abs=1e-10)
 
 
 @pytest.mark.parametrize("batching", [False, True])
@@ -350,4 +230,3 @@ def test_the_settings_of_a_checkpoint_choose_no_tokens(batching: bool, alone: Ca
     served = ServedModel(model, byte_tokenizer(), "tiny", continuous_batching=batching)
     with running(served) as url, client_of(url) as client:
         assert complete(client, max_tokens=12).choices[0].text == alone(PROMPT, 12)
-        assert complete(client, max_tokens=12, temperature=1e-38).choices[0].text == alone(PROMPT, 12)

@@ -46,8 +46,7 @@ def serve(
         raise ValueError("--cache-tokens needs --continuous-batching.")
     require_extra("serve")
     _require_continuous_batching()
-    from diff_transformer.listening import bound_socket, is_loopback
-    from diff_transformer.serve.http_server import ModelServer, run_server, url_of
+    from diff_transformer.listening import bound_socket, is_loopback, root_url
 
     if not is_loopback(host) and api_key is None and not without_key:
         raise ValueError(
@@ -59,8 +58,8 @@ def serve(
     with bound_socket(host, port) as bound:
         from diff_transformer.brief_threads import in_brief_thread
         from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer, shown_folder
-        from diff_transformer.serve.application import make_application
-        from diff_transformer.serve.served_model import ServedModel
+        from diff_transformer.serve.completion import ServedModel
+        from diff_transformer.serve.server import ModelServer
 
         folder = find_checkpoint(checkpoint)
         console.say(f"Loading {shown_folder(folder)} …")
@@ -69,19 +68,13 @@ def serve(
                 load_model(folder, device),
                 load_tokenizer(folder),
                 name or _name_of(folder),
-                aliases=(str(checkpoint), str(folder)),
                 continuous_batching=continuous_batching,
                 cache_tokens=cache_tokens,
             )
         )
-        ready = f"Serving {served.name} at {url_of(host, bound)} (Ctrl-C stops it)."
-        server = ModelServer(
-            make_application(served, api_key),
-            served,
-            lambda: console.say(ready),
-            log_requests=log_requests,
-        )
-        run_server(server, bound)
+        bound.listen()  # who comes before the server has begun waits for it
+        console.say(f"Serving {served.name} at {root_url(host, bound)}/v1 (Ctrl-C stops it).")
+        ModelServer(served, api_key, log_requests=log_requests).run(sockets=[bound])
 
 
 def _name_of(folder: Path) -> str:

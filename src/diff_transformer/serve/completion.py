@@ -1,0 +1,236 @@
+"""The text that follows a prompt: in pieces or whole, up to a stop string, with log-probabilities if asked for."""
+
+import asyncio
+import copy
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from jinja2 import TemplateError
+from starlette.exceptions import HTTPException
+from torch import Tensor
+from transformers import GenerationConfig
+
+from diff_transformer.brief_threads import in_brief_thread
+from diff_transformer.serve.generation import BatchingEngine, Engine
+from diff_transformer.serve.requests import ChatRequest, CompletionRequest, TextRequest
+from diff_transformer.suggestions import quoted
+from diff_transformer.token_texts import READ_BEFORE, NewToken, TokenNames, TokenTexts, decoded
+
+Logprobs = dict[str, list[Any]]
+# For so many requests that fill the context the cache of continuous batching has space, unless told otherwise.
+CACHED_CONTEXTS = 16
+# Below it the most likely token is taken: logits divided by less may be infinite.
+LOWEST_TEMPERATURE = 1e-5
+
+
+class ServedModel:
+    """A loaded model with its tokenizer, as the server uses it.
+
+    Args:
+        model: a causal language model of transformers, in evaluation mode.
+        name: what requests call it.
+        continuous_batching: whether requests share a batch.
+        cache_tokens: of how many tokens a batch holds keys and values; 16 full contexts unless given.
+
+    Raises:
+        ValueError: the cache is smaller than one context.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        name: str,
+        *,
+        continuous_batching: bool = False,
+        cache_tokens: int | None = None,
+    ) -> None:
+        self.name, self.tokenizer = name, tokenizer
+        self.context: int = model.config.max_position_embeddings
+        if cache_tokens is not None and cache_tokens < self.context:
+            raise ValueError(f"The cache must hold a context of {self.context} tokens, got a cache for {cache_tokens}.")
+        of_model = model.generation_config.eos_token_id
+        ends = tokenizer.eos_token_id if of_model is None else of_model
+        self._ends: list[int] = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        # How tokens are chosen is said by the requests. What else a checkpoint's generation_config.json may hold,
+        # penalties, beams or suppressed tokens, one way of generating would obey and another one not.
+        model.generation_config = GenerationConfig()
+        # The same weights in modules of their own: continuous batching changes how the model attends.
+        weights = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        self._scorer = copy.deepcopy(model, weights)
+        self._scoring = asyncio.Lock()  # one text at a time: its logits are the largest tensor of the server
+        # The first forward pass builds the CPU kernel. It comes before the first request, and before the engine makes
+        # the model attend otherwise.
+        self.log_probabilities([0, 0], 2)
+        cache_tokens = cache_tokens or CACHED_CONTEXTS * self.context
+        self.engine = BatchingEngine(model, cache_tokens) if continuous_batching else Engine(model)
+
+    def require_name(self, name: str | None) -> None:
+        """Raise HTTPException if a request asks for another model."""
+        if name not in (None, self.name):
+            raise HTTPException(404, f"The model {quoted(name)} is not here; this server has {self.name!r}.")
+
+    def prepare(self, request: CompletionRequest | ChatRequest) -> list["Completion"]:
+        """Turn the prompts of a request, or its messages, into tokens. Raises HTTPException if they do not fit."""
+        self.require_name(request.model)
+        if isinstance(request, ChatRequest):
+            return [self._completion(request, self._conversation(request), goes_on=False)]
+        made = []
+        for prompt in request.prompt:
+            tokens = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+            made.append(self._completion(request, tokens, logprobs=request.logprobs))
+            if request.echo:
+                made[-1].echo = prompt if isinstance(prompt, str) else decoded(self.tokenizer, prompt)
+        return made
+
+    def _conversation(self, request: ChatRequest) -> list[int]:
+        if self.tokenizer.chat_template is None:
+            raise HTTPException(400, f"The model {self.name!r} has no chat template: send a prompt to /v1/completions.")
+        messages = [message.model_dump() for message in request.messages]
+        try:
+            encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        except TemplateError as error:
+            raise HTTPException(400, f"The chat template refuses the messages: {error}.") from None
+        return list(encoded["input_ids"])
+
+    def _completion(self, request: TextRequest, prompt: list[int], **settings: Any) -> "Completion":
+        of_model = self._scorer.config
+        if not prompt and of_model.bos_token_id is None:
+            raise HTTPException(400, "The prompt is empty, and this model has no token that begins a text.")
+        prompt = prompt or [of_model.bos_token_id]
+        if wrong := [token for token in prompt if not 0 <= token < of_model.vocab_size]:
+            raise HTTPException(400, f"Tokens must lie in 0 … {of_model.vocab_size - 1}, got {quoted(wrong[0])}.")
+        free = self.context - len(prompt)
+        new = 1 if request.max_tokens is None else request.max_tokens
+        if new > free:
+            both = f"the prompt's {len(prompt)} and {new} new ones"
+            raise HTTPException(400, f"The model's context of {self.context} tokens cannot hold {both}.")
+        choice: dict[str, Any] = {"do_sample": False}
+        if request.temperature >= LOWEST_TEMPERATURE:
+            choice = {"do_sample": True, "top_k": 0, "temperature": request.temperature, "top_p": request.top_p}
+            if request.seed is not None and isinstance(self.engine, BatchingEngine):
+                raise HTTPException(400, "With continuous batching a seed needs temperature 0.")
+        # A stop string that is a special token is not found in a text, which has none.
+        names = {token.content: number for number, token in self.tokenizer.added_tokens_decoder.items()}
+        config = GenerationConfig(
+            max_new_tokens=free if request.max_tokens is None else max(new, 1),
+            eos_token_id=[*self._ends, *(names[stop] for stop in request.stop if stop in names)] or None,
+            pad_token_id=self.tokenizer.pad_token_id or 0,
+            **choice,
+        )
+        return Completion(self, request, prompt, config, **settings)
+
+    @torch.inference_mode()
+    def log_probabilities(self, tokens: list[int], last: int) -> Tensor:
+        """Compute the log-probabilities of all tokens after each of the last ones of a text: (last, vocabulary)."""
+        ids = torch.tensor([tokens], device=self._scorer.device)
+        logits = self._scorer(ids, use_cache=False, logits_to_keep=last).logits[0]
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+
+    async def apart(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Compute beside the thread that generates, which is as fast as before once this is done."""
+        async with self._scoring:
+            return await asyncio.to_thread(in_brief_thread, partial(work, *arguments))
+
+
+@dataclass
+class Completion:
+    """What a model writes after one prompt."""
+
+    served: ServedModel
+    request: TextRequest
+    prompt: list[int]
+    config: GenerationConfig
+    echo: str | None = None
+    """The prompt's text, if the answer begins with it."""
+    logprobs: int | None = None
+    """How many of the most likely tokens are named at each place; None for no log-probabilities."""
+    goes_on: bool = True
+    """Whether the text goes on from the prompt's, perhaps with a space. An answer in a chat begins anew."""
+    new_tokens: list[NewToken] = field(default_factory=list)
+    """All that are generated, those of a stop string too."""
+    is_stopped: bool = False
+    """Whether a stop string has ended the text."""
+    rows: Tensor | None = None
+    """Log-probabilities in the places of the tokens, once they are computed."""
+
+    @property
+    def reason(self) -> str:
+        """Why the text has ended, in OpenAI's words."""
+        last = self.new_tokens[-1].token if self.new_tokens else None
+        return "stop" if self.is_stopped or last in (self.config.eos_token_id or []) else "length"
+
+    async def pieces(self) -> AsyncGenerator[str, None]:
+        """Generate the text, and hand on each piece once no stop string can begin in it. Raises HTTPException."""
+        if self.echo:
+            yield self.echo
+        texts = TokenTexts(self.served.tokenizer, len(self.echo or ""), self.prompt if self.goes_on else [])
+        held = ""
+        async with aclosing(self._tokens()) as tokens:
+            async for token in tokens:
+                self.new_tokens.append(texts.read(token))
+                piece, held, self.is_stopped = until_stop(held + self.new_tokens[-1].text, self.request.stop)
+                if piece:
+                    yield piece
+                if self.is_stopped:
+                    return
+        piece, held, self.is_stopped = until_stop(held + texts.rest(), self.request.stop)
+        if piece + held:
+            yield piece + held
+
+    async def _tokens(self) -> AsyncGenerator[int, None]:
+        if self.logprobs is not None and self.request.max_tokens == 1 and not self.config.do_sample:
+            # One greedy token, for which programs that score texts ask, comes from the pass that scores the prompt.
+            kept = 1 if self.echo is None else len(self.prompt)
+            self.rows = await self.served.apart(self.served.log_probabilities, self.prompt, kept)
+            yield int(self.rows[-1].argmax())
+        elif self.request.max_tokens != 0:
+            async with aclosing(self.served.engine.tokens(self.prompt, self.config, self.request.seed)) as tokens:
+                async for token in tokens:
+                    yield token
+
+    async def whole(self, is_given_up: Callable[[], Awaitable[bool]]) -> tuple[str, Logprobs | None]:
+        """Generate all of the text, with its log-probabilities; only a part if nobody waits for it any more."""
+        text = ""
+        async with aclosing(self.pieces()) as pieces:
+            async for piece in pieces:
+                text += piece
+                if await is_given_up():
+                    break
+        return text, None if self.logprobs is None else await self.served.apart(self._scored, len(text))
+
+    def _scored(self, size: int) -> Logprobs:
+        """Return the field ``logprobs`` of OpenAI's completions, for the tokens that begin in a text of this size."""
+        texts, names = TokenTexts(self.served.tokenizer), TokenNames(self.served.tokenizer)
+        echoed = [] if self.echo is None else [texts.read(token) for token in self.prompt]
+        new = [token for token in self.new_tokens if token.offset < size or not self.is_stopped]
+        text, shown = [*self.prompt, *(token.token for token in new)], [*echoed, *new]
+        expected = min(len(shown), len(text) - 1)  # nothing is expected in the place of a text's first token
+        if self.rows is None:
+            self.rows = self.served.log_probabilities(text[:-1], expected) if expected else torch.empty(0, 0)
+        named = names.of(text, len(text) - len(shown))
+        own: list[float | None] = [None] * (len(shown) - expected)
+        top: list[dict[str, float] | None] = [None] * len(own)
+        for place, row in zip(range(len(text) - expected, len(text)), self.rows, strict=False):
+            before = text[max(0, place - READ_BEFORE) : place]
+            own.append(float(row[text[place]]))
+            # Several tokens can have the same name; the likeliest of them is named.
+            likeliest = reversed(row.topk(min(self.logprobs or 0, len(row))).indices.tolist())
+            others = {names.after(before, token): float(row[token]) for token in likeliest}
+            top.append({named[len(own) - 1]: float(row[text[place]])} | others)
+        offsets = [token.offset for token in shown]
+        return {"tokens": named, "token_logprobs": own, "top_logprobs": top, "text_offset": offsets}
+
+
+def until_stop(text: str, stops: list[str]) -> tuple[str, str, bool]:
+    """Split a text into what comes before any stop string and what may begin one; and say whether one ends the text."""
+    found = [place for stop in stops if (place := text.find(stop)) >= 0]
+    if found:
+        return text[: min(found)], "", True
+    sizes = ((stop, size) for stop in stops for size in range(1, min(len(stop), len(text) + 1)))
+    held = max((size for stop, size in sizes if text.endswith(stop[:size])), default=0)
+    return text[: len(text) - held], text[len(text) - held :], False
