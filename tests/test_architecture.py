@@ -176,7 +176,7 @@ def test_a_package_loads_only_what_it_needs(imports: list[tuple[str, list[str]]]
 
 
 # The most files on each journey of docs/design.md, in the order of that page.
-LONGEST_JOURNEYS = [4, 8, 8, 8, 12, 8, 8]
+LONGEST_JOURNEYS = [5, 8, 8, 8, 12, 8, 8]
 
 
 def test_the_journeys_of_the_design_page_exist_and_are_short() -> None:

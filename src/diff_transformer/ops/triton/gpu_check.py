@@ -187,10 +187,10 @@ def _case(family: Family, device: torch.device) -> _Case:
 
 
 def _in_float64(case: _Case) -> _Case:
-    *tensors, mask = case.request[:5]
-    mask = mask if mask is None or mask.dtype == torch.bool else mask.double()
-    request = Request(*(x.double() for x in tensors), mask, *case.request[5:])
-    return _Case(request, case.weight.double(), case.grad_out.double())
+    r = case.request
+    mask = r.attn_mask if r.attn_mask is None or r.attn_mask.dtype == torch.bool else r.attn_mask.double()
+    r = r._replace(q=r.q.double(), k=r.k.double(), v=r.v.double(), lam=r.lam.double(), attn_mask=mask)
+    return _Case(r, case.weight.double(), case.grad_out.double())
 
 
 def _by_formula(request: Request, weight: Tensor) -> Tensor:
@@ -204,8 +204,8 @@ def _by_kernels(request: Request, weight: Tensor) -> Tensor:
 def _solve(attend: Callable[[Request, Tensor], Tensor], case: _Case) -> dict[str, Tensor]:
     """The output and, where gradients are on, those of all inputs: each (…, positions, channels)."""
     leaves = [x.detach().requires_grad_(torch.is_grad_enabled()) for x in (*case.request[:4], case.weight)]
-    *tensors, weight = leaves
-    out = attend(Request(*tensors, *case.request[4:]), weight)
+    q, k, v, lam, weight = leaves
+    out = attend(case.request._replace(q=q, k=k, v=v, lam=lam), weight)
     if not torch.is_grad_enabled():
         return {"out": out}
     *of_tensors, of_lam, of_weight = torch.autograd.grad(out, leaves, case.grad_out)
