@@ -1,6 +1,7 @@
 """Problems for the operator, and how far from the float64 oracle an answer in a given dtype may be.
 
-No tolerance here is guessed. An answer in dtype T passes when every entry of the output and of every gradient satisfies
+The budget is that of `diff_transformer.ops.error_budget`, with the most exact band that there is. An answer in dtype T
+passes when every entry of the output and of every gradient satisfies
 
     |answer − oracle|  ≤  2 · max |plain − oracle|  +  band
 
@@ -34,6 +35,7 @@ from torch import Tensor
 
 import oracle
 from diff_transformer.ops.cpu.cpu_backend import reason_against_cpu_kernel
+from diff_transformer.ops.error_budget import PLAIN_ERRORS, ROUNDINGS
 from diff_transformer.ops.triton.triton_backend import interpreted
 
 Array = NDArray[np.float64]
@@ -73,9 +75,6 @@ def skip_unless_it_takes(backend: str, dtype: torch.dtype, tokens: int = 0) -> N
         pytest.skip(f"{backend} does not compute in {dtype} here")
     if backend == "triton" and tokens > 100:
         pytest.skip(f"triton's interpreter would take long for {tokens} tokens")
-
-
-ROUNDINGS = {"out": 4, "v": 4, "q": 6, "k": 6, "lam": 6}
 
 
 @dataclass(frozen=True)
@@ -412,7 +411,7 @@ def expect(problem: Problem) -> Expected:
         underflow = np.where(m > 0, info.smallest_normal * info.eps * terms, 0)
         band = ROUNDINGS[name] * (info.eps / 2 * m + underflow) + accumulator * logit[name]
         bands[name] = band
-        limits[name] = np.where(band > 0, 2 * plain_errors[name] + band, 0)
+        limits[name] = np.where(band > 0, PLAIN_ERRORS * plain_errors[name] + band, 0)
         assert limits[name].shape == value.shape
     return Expected(values, limits, bands, plain_errors)
 

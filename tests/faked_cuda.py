@@ -1,36 +1,27 @@
 """A CUDA device made up: what torch says of it, and requests whose tensors say that they are on it."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from diff_transformer.ops import device_findings, kernel_check
 from diff_transformer.ops.attention_request import Request
+from diff_transformer.ops.triton import gpu_check
 
 
-def fake_device(monkeypatch: pytest.MonkeyPatch, folder: Path, capability: tuple[int, int] = (9, 0)) -> None:
-    """One Hopper whose checks run on the CPU, and whose findings go into a folder."""
+def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One Hopper whose checks run on the CPU, at small sizes, and of which nothing is known yet."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA Faked")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    outcome = kernel_check.outcome
-    monkeypatch.setattr(kernel_check, "outcome", lambda kernels, _: outcome(kernels, torch.device("cpu")))
-    monkeypatch.setattr(kernel_check, "LENGTH", 40)
-    monkeypatch.setattr(kernel_check, "LONG_CACHE", 64)
-    monkeypatch.setenv("DIFF_TRANSFORMER_CACHE", str(folder))
-    for switch in ("DIFF_TRANSFORMER_TRITON", "DIFF_TRANSFORMER_TUNE"):
-        monkeypatch.delenv(switch, raising=False)
-    forget(monkeypatch)
-
-
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a process has in memory, as if another one began."""
-    device_findings.findings_of.cache_clear()
-    monkeypatch.setattr(kernel_check, "_warned", set())
+    compare = gpu_check._compare
+    monkeypatch.setattr(gpu_check, "_compare", lambda family, _: compare(family, torch.device("cpu")))
+    monkeypatch.setattr(gpu_check, "LENGTH", 40)
+    monkeypatch.setattr(gpu_check, "LONG_CACHE", 64)
+    monkeypatch.setattr(gpu_check, "_reasons", {})
+    monkeypatch.delenv(gpu_check.SWITCH, raising=False)
 
 
 def request_on_cuda(

@@ -27,7 +27,7 @@ LIBRARY: dict[str, set[str]] = {
     "listening": set(),
     "processors": set(),  # the command line reads it before torch is imported
     "token_texts": set(),
-    "ops": {"storage"},
+    "ops": set(),
     "nn": {"ops"},
     "model": {"ops", "nn"},
     "convert": {"storage", "nn", "model"},
@@ -138,7 +138,9 @@ def test_backends_do_not_import_each_other(imports_by_module: dict[str, set[str]
         if not module.startswith("diff_transformer.ops."):
             continue
         name = module.split(".")[2]
-        if name in backends | {"visibility", "attention_request", "functional", "nonfinite"}:
+        if module.endswith(".triton.gpu_check"):  # compares the kernels with Equation 1
+            imports = imports - {"diff_transformer.ops.reference"}
+        if name in backends | {"visibility", "attention_request", "functional", "nonfinite", "error_budget"}:
             others = backends | {"operator", "backends"}
             assert not {path.split(".")[2] for path in imports if path.count(".") > 1} & (others - {name}), module
 
@@ -173,7 +175,7 @@ def test_a_package_loads_only_what_it_needs(imports: list[tuple[str, list[str]]]
 
 
 # The most files on each journey of docs/design.md, in the order of that page.
-LONGEST_JOURNEYS = [4, 8, 8, 8, 12, 8, 8]
+LONGEST_JOURNEYS = [5, 8, 8, 8, 12, 8, 8]
 
 
 def test_the_journeys_of_the_design_page_exist_and_are_short() -> None:

@@ -8,7 +8,6 @@
     diff-lab bench model --output lab/benchmarks --overwrite
     diff-lab bench operator --output lab/benchmarks/amx --overwrite    # on a processor with AMX
     diff-lab bench model --output lab/benchmarks/amx --overwrite
-    python lab/benchmarks/narrow_heads.py
     python lab/benchmarks/gpu_record.py    # on a machine with a GPU
     python lab/benchmarks/fill_readme.py
 
@@ -33,9 +32,8 @@ from diff_lab.bench.bench_pages import (
     replace_sections,
     write_page,
 )
-from diff_lab.coordinates import Coordinates
 from diff_lab.experiments.request import as_defined
-from diff_lab.record import CardRecord, Comparison, ResultsFile
+from diff_lab.record import CardRecord, Comparison
 from diff_lab.report.experiment_tables import ExperimentResults, name_in_report, read_experiments
 from diff_lab.report.measured_tables import rows_of
 from diff_lab.report.wording import (
@@ -49,7 +47,7 @@ from diff_lab.report.wording import (
     variants_of,
     verdict_text,
 )
-from diff_lab.results_files import number_of, read_record, read_results, short_commit
+from diff_lab.results_files import read_record, read_results, short_commit
 from diff_transformer.shipped_models import CARD_RECORD, LANGUAGE_MODEL, pretrained, pretrained_names
 from diff_transformer.storage.files import files_in, read_json
 
@@ -59,7 +57,6 @@ RESULTS = ROOT / "lab" / "results"
 OPERATOR, MODEL = HERE / "operator-cpu.json", HERE / "model-cpu.json"
 AMX_OPERATOR, AMX_MODEL = HERE / "amx" / OPERATOR.name, HERE / "amx" / MODEL.name
 CUDA_OPERATOR, CUDA_MODEL = HERE / "operator-cuda.json", HERE / "model-cuda.json"
-NARROW_HEADS = HERE / "narrow_heads.json"
 GPU_RECORD = HERE / "gpu-record.json"
 README, BACKENDS_PAGE = ROOT / "README.md", ROOT / "docs" / "backends.md"
 START_PAGE, COST_PAGE = ROOT / "docs" / "index.md", ROOT / "docs" / "concepts" / "cost.md"
@@ -131,7 +128,7 @@ def whole_model_table(document: dict[str, Any]) -> str:
 
 
 def backends_parts(operator: dict[str, Any], amx_operator: dict[str, Any]) -> dict[str, str]:
-    """What docs/backends.md shows of the operator's results on both processors, and of narrow heads."""
+    """What docs/backends.md shows of the operator's results on both processors."""
     return {
         f"{prefix}{name}": part
         for prefix, document in (("", operator), ("amx ", amx_operator))
@@ -143,27 +140,7 @@ def backends_parts(operator: dict[str, Any], amx_operator: dict[str, Any]) -> di
         }.items()
     } | {
         "amx grouped": grouped_table(amx_operator) or "Not measured.",
-        "narrow heads": narrow_table(read_results(NARROW_HEADS)),
     }
-
-
-def narrow_table(results: ResultsFile) -> str:
-    """The kernel's time in that of torch's attention, by width and length."""
-    by_place: dict[Coordinates, dict[str, float]] = {}
-    for record in results.records:
-        by_place.setdefault(record.coordinates, {})[record.name] = number_of(record.value)
-    columns = list(dict.fromkeys(record.name for record in results.records))
-    lines = [f"| width | length | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
-    for place in sorted(by_place, key=lambda place: (place["width"], place["length"])):
-        ratios = " | ".join(f"{by_place[place][name]:.2f}" for name in columns)
-        lines.append(f"| {place['width']} | {place['length']} | {ratios} |")
-    settings, commit = results.settings, short_commit(results.commit or "")
-    note = (
-        f"{settings['heads']} heads, {settings['tokens']} tokens, median of {settings['rounds']} rounds. Padded: "
-        f"causal, with a boolean mask. {results.device}, torch {results.versions['torch']}, commit {commit}, "
-        f"`python lab/benchmarks/{results.command}`."
-    )
-    return "\n".join(lines) + f"\n\n{note}"
 
 
 def pages_parts(

@@ -33,9 +33,8 @@ from diff_lab.bench.operator_bench import check_candidate
 from diff_lab.bench.operator_candidates import candidates
 from diff_lab.bench.operator_problem import AnswerCheck, Shape, draw
 from diff_lab.results_files import write_json
-from diff_transformer.ops import kernel_check
 from diff_transformer.ops.attention_request import Request
-from diff_transformer.ops.triton import kernel_arguments, triton_backend
+from diff_transformer.ops.triton import gpu_check, kernel_arguments, triton_backend
 from diff_transformer.ops.triton.kernel_arguments import (
     IN_LAUNCHES,
     IN_ONE_PASS,
@@ -357,8 +356,8 @@ def reason_against_one_pass(sizes: Sizes, d: int, is_masked: bool) -> str | None
     with _backward(sizes, in_one_pass=True):
         if not is_masked and (wrong := list(_reasons(sizes, Shape(1, 4, d, length, length), (TRAINING,)))):
             return wrong[0]
-        kernels = kernel_check.KernelClass(sizes.dtype, d, 2 * d, mask, kernel_check.TRAINING, in_one_pass=True)
-        return kernel_check.outcome(kernels, torch.device(sizes.device))
+        kernels = gpu_check.Family(sizes.dtype, d, 2 * d, mask, gpu_check.TRAINING, in_one_pass=True)
+        return gpu_check.reason_against_family(kernels, torch.device(sizes.device))
 
 
 def backward_times(sizes: Sizes, d: int, is_masked: bool) -> dict[str, float]:

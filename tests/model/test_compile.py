@@ -43,23 +43,6 @@ def test_forward_and_backward(kind: str, make: Any, tokens: Any, check: Any) -> 
             check(parameter.grad, gradients[name], least=0.1, dtype=torch.float32)  # the loss upcasts to float32
 
 
-def test_rotary_tables_are_computed_once(make: Any, tokens: Any) -> None:
-    """Both reach the layers through an operator that the compiler does not look into."""
-    model, inputs, graphs = make("diff", torch.float32), tokens(), []
-
-    def capture(graph: torch.fx.GraphModule, _: list[Any]) -> Any:
-        graphs.append(graph)
-        return graph
-
-    compiled = torch.compile(model, fullgraph=True, backend=capture)
-    with torch.no_grad():
-        assert torch.equal(compiled(inputs, use_cache=False).logits, model(inputs, use_cache=False).logits)
-    (graph,) = graphs
-    targets = [str(node.target) for node in graph.graph.nodes]
-    assert sum("stored_table" in target for target in targets) == 2
-    assert sum(target == "cos" for target in targets) == 1
-
-
 @each_kind
 def test_the_model_makes_its_own_cache(kind: str, make: Any, tokens: Any, check: Any) -> None:
     """Called with tokens alone, and then with the cache that came of it: no warning either (they are errors here)."""

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,20 +141,6 @@ def test_the_operator_needs_torch_alone(absent: str) -> None:
             print(backend)
     """
     assert {"reference", "blockwise", "sdpa", "cpu"} <= set(fresh_process(program).split())
-
-
-def test_findings_need_torch_alone(tmp_path: Path) -> None:
-    """What the first call on a GPU finds out is written with nothing else installed."""
-    program = f"""
-        import sys
-        for name in ("filelock", "safetensors", "triton", "transformers"):
-            sys.modules[name] = None
-        from pathlib import Path
-        from diff_transformer.ops.device_findings import VERDICTS, Findings
-        Findings({{"device": "a GPU"}}, lambda: Path({str(tmp_path)!r})).add(VERDICTS, "a class", "right")
-        print(Findings({{"device": "a GPU"}}, lambda: Path({str(tmp_path)!r})).of(VERDICTS))
-    """
-    assert fresh_process(program).strip() == "{'a class': 'right'}"
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "blockwise", "sdpa"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from diff_transformer.ops.bfloat16_products import multiplies_bfloat16, multiplies_with_amx
+from diff_transformer.ops.sdpa import multiplies_bfloat16, multiplies_with_amx
 
 AMX, AVX512 = "_is_amx_tile_supported", "_is_avx512_bf16_supported"
 

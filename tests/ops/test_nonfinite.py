@@ -13,7 +13,7 @@ from budget import BACKENDS, Problem, dtypes_of, float64, prepared, skip_unless_
 from cases import CASES, case
 from diff_transformer import diff_attention, diff_attention_maps
 from diff_transformer.ops.attention_request import Request
-from diff_transformer.ops.nonfinite import see_any, zero_nonfinite_rows
+from diff_transformer.ops.nonfinite import queries_with_visible_keys, zero_nonfinite_rows
 from diff_transformer.ops.visibility import segment_bounds_from
 from full_run import short_run
 
@@ -217,7 +217,7 @@ def test_who_sees_a_marked_key(name: str) -> None:
     bounds = None if ends is None else segment_bounds_from(ends, s)
     window = None if problem.options["window"] is None else min(problem.options["window"], 1 << 40)
     q, k, v, is_causal = problem.q, problem.k, problem.v, problem.options["is_causal"]
-    seen = see_any(marks, Request(q, k, v, q[:, :, 0, :, 0], mask, is_causal, 1.0, window, bounds))
+    seen = queries_with_visible_keys(marks, Request(q, k, v, q[:, :, 0, :, 0], mask, is_causal, 1.0, window, bounds))
     repeated = marks.repeat_interleave(visible.shape[1] // key_heads, 1).unsqueeze(2).numpy()
     assert np.array_equal(float64(seen).astype(bool), (visible & repeated).any(-1))
 

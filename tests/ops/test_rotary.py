@@ -73,23 +73,6 @@ def test_compiled_tables_of_integer_positions() -> None:
         assert torch.equal(table, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_opcheck_of_the_operator_that_keeps_tables(dtype: torch.dtype) -> None:
-    table = rotary_tables(torch.arange(5), 8)[0].to(dtype)
-    for given in (table, table.expand(3, 5, 8)):
-        torch.library.opcheck(torch.ops.diff_transformer.stored_table, (given,))
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_exported_tables_need_no_operator_of_ours(strict: bool) -> None:
-    class Tables(torch.nn.Module):
-        def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return rotary_tables(positions, 8)
-
-    exported = torch.export.export(Tables(), (torch.arange(5),), strict=strict)
-    assert not any("diff_transformer" in str(node.target) for node in exported.graph.nodes)
-
-
 # torch itself calls it where forward mode is compiled.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_compiled_derivatives_by_positions() -> None:

@@ -10,18 +10,9 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 import oracle
 from budget import BACKENDS, skip_unless_it_takes
 from diff_transformer import diff_attention, diff_attention_maps
-from diff_transformer.ops.visibility import (
-    Limit,
-    edge_limits,
-    hide,
-    key_ranges,
-    position_mask,
-    seen_keys,
-    segment_bounds_from,
-    softmax_or_zero,
-    softmax_or_zero_,
-    without_causal_bias,
-)
+from diff_transformer.ops.blockwise import Limit, edge_limits, hide, seen_keys, softmax_or_zero_
+from diff_transformer.ops.reference import softmax_or_zero
+from diff_transformer.ops.visibility import key_ranges, position_mask, segment_bounds_from, without_causal_bias
 
 SIZES = [(1, 1), (5, 5), (3, 7), (7, 3), (1, 6), (6, 1)]
 WINDOWS = [None, 1, 2, 4, 100]

@@ -238,7 +238,7 @@ def test_a_backward_that_is_wrong_in_one_pass_is_found(
     tune = programs("tune_kernels")
     if not tune.triton_backend.interpreted():
         pytest.skip("there is a GPU: the kernels do not run on the CPU")
-    monkeypatch.setattr(tune.kernel_check, "LENGTH", 40)
+    monkeypatch.setattr(tune.gpu_check, "LENGTH", 40)
     assert tune.reason_against_one_pass(tune.REHEARSAL, 16, False) is None
     run = tune.triton_backend.run_backward
 

@@ -96,7 +96,7 @@ def test_a_layer_keeps_what_the_formula_says(
     attention_type: str, backend: str, norm: bool | None, half: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if backend == "triton":  # as on a GPU, where keys and values are not looked at for NaN
-        monkeypatch.setattr(nonfinite, "is_ordinary", lambda *tensors: False)
+        monkeypatch.setattr(nonfinite, "is_eager", lambda *tensors: False)
     # The formula is of torch's attention on a GPU: that of a CPU with AMX takes one padded call, and repeats keys and
     # values for grouped queries.
     monkeypatch.setattr(sdpa, "multiplies_with_amx", lambda: False)

@@ -32,10 +32,10 @@ def info() -> None:
     from diff_transformer.cli import console
     from diff_transformer.cli.extras import EXTRAS
     from diff_transformer.environment import device_name, git_commit, installed_version, versions
-    from diff_transformer.ops import candidate_timing, kernel_check
     from diff_transformer.ops.attention_request import triton_is_installed
     from diff_transformer.ops.backends import explain
     from diff_transformer.ops.cpu import cpu_build
+    from diff_transformer.ops.triton import gpu_check
 
     rows = {"device": device_name(), "torch threads": str(torch.get_num_threads())}
     rows |= {"commit": commit} if (commit := git_commit()) else {}
@@ -53,9 +53,7 @@ def info() -> None:
             rows[f"backend {backend} on {device}"] = "can run" if reason is None else f"cannot run: {reason}"
     rows["fused CPU kernel"] = cpu_build.status()
     if torch.cuda.is_available() and torch.version.hip is None and triton_is_installed():
-        index = torch.cuda.current_device()
-        rows["Triton kernels on cuda"] = kernel_check.status(index)
-        rows["triton or sdpa on cuda"] = candidate_timing.status(index)
+        rows["Triton kernels on cuda"] = gpu_check.status()
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in rows.items():
         table.add_row(Text(name), Text(value))

@@ -27,8 +27,8 @@ from diff_transformer.model.packed_documents import attend_by_document
 from diff_transformer.nn import Attention
 from diff_transformer.ops import diff_attention_maps
 from diff_transformer.ops.backends import BACKENDS
-from diff_transformer.ops.flex import is_block_mask
 from diff_transformer.ops.narrow_heads import attends_to_narrow_heads, narrow_attention
+from diff_transformer.ops.visibility import is_block_mask
 from diff_transformer.variants import ATTENTION_OPTIONS, ATTENTION_TYPES
 
 # "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.

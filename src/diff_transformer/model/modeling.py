@@ -44,7 +44,6 @@ from diff_transformer.nn import (
     set_dex_progress,
 )
 from diff_transformer.nn.layers import draw_normal
-from diff_transformer.ops.functional import computed_once
 
 
 class DiffTransformerDecoderLayer(GradientCheckpointingLayer, DecoderLayer):
@@ -168,11 +167,6 @@ class DiffTransformerRotaryEmbedding(LlamaRotaryEmbedding):
             if frequencies is not None and (device := fn(frequencies).device).type != "meta":
                 self._buffers[name] = frequencies.to(device)
         return self
-
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """position_ids (B, N) → cos and sin, each (B, N, d), in the dtype of `x`."""
-        cos, sin = super().forward(x, position_ids=position_ids)
-        return computed_once(cos, position_ids), computed_once(sin, position_ids)
 
 
 class DiffTransformerModel(DiffTransformerPreTrainedModel):

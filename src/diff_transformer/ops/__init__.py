@@ -1,7 +1,6 @@
 """Gives the operator of differential attention and its parts, as functions of tensors. Needs torch alone."""
 
-from diff_transformer.ops.functional import apply_rotary, rms_norm, rotary_tables
-from diff_transformer.ops.lambda_formula import lambda_value
+from diff_transformer.ops.functional import apply_rotary, lambda_value, rms_norm, rotary_tables
 from diff_transformer.ops.operator import diff_attention, diff_attention_maps
 from diff_transformer.variants import lambda_init_schedule
 

@@ -25,12 +25,6 @@ PLAIN = (Tensor, torch.nn.Parameter)  # classes of tensors whose numbers are whe
 _STANDING_FOR_OTHERS = ("CausalBias", "MaskedTensor", "DTensor")
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of the fused kernels
 
-_TRACING = (
-    torch._C._TorchDispatchModeKey.PROXY,
-    torch._C._TorchDispatchModeKey.FUNCTIONAL,
-    torch._C._TorchDispatchModeKey.FAKE,
-)
-
 
 class Norm(NamedTuple):
     """The headwise norm of Equation 3: ``factor`` · RMSNorm(head) · ``weight``, whose weight is (dv,)."""
@@ -120,15 +114,16 @@ def ungrouped(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return attend_ungrouped
 
 
-def is_ordinary(*tensors: Tensor | None) -> bool:
-    """Whether nobody traces or transforms this call: no torch.compile, torch.func, make_fx or tensor subclass.
+def is_eager(*tensors: Tensor | None) -> bool:
+    """Whether this call computes values and nothing else: nobody traces, transforms or watches it.
 
-    Only then may values be looked at where they are stored, and results be cached. The imaginary part of a conjugate
-    means the negative of what is stored.
+    Not inside torch.compile, torch.func, make_fx, torch.jit.trace or a mode that sees every operator, and with no
+    subclass of a tensor. Only then may values be looked at where they are stored, results be cached, and torch's
+    dispatcher be passed by. The imaginary part of a conjugate means the negative of what is stored.
     """
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
         return False
-    if any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING):
+    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
         return False
     return all(x is None or (type(x) in PLAIN and not x.is_neg()) for x in tensors)
 

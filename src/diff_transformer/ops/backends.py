@@ -8,30 +8,39 @@ from torch import Tensor
 
 from diff_transformer.ops.attention_request import Request, reason_against_dtype, register_flops, ungrouped
 from diff_transformer.ops.blockwise import blockwise_attention
-from diff_transformer.ops.candidate_timing import fastest
-from diff_transformer.ops.cpu.cpu_backend import available_to_auto, cpu_attention, reason_against_cpu_kernel
+from diff_transformer.ops.cpu.cpu_backend import (
+    available_to_auto,
+    cpu_attention,
+    decode_fast_path,
+    reason_against_cpu_kernel,
+)
 from diff_transformer.ops.cpu.cpu_build import unavailable_reason
-from diff_transformer.ops.flex import flex_attention_backend, is_block_mask, reason_against_flex
-from diff_transformer.ops.kernel_check import kernels_are_right
-from diff_transformer.ops.nonfinite import confined
+from diff_transformer.ops.flex import flex_attention_backend, reason_against_flex
+from diff_transformer.ops.nonfinite import isolate_nonfinite
 from diff_transformer.ops.reference import reference_attention
 from diff_transformer.ops.sdpa import padded_q_beats_blockwise, sdpa_attention
+from diff_transformer.ops.triton.gpu_check import kernels_are_right
 from diff_transformer.ops.triton.triton_backend import reason_against_triton, triton_attention
+from diff_transformer.ops.visibility import is_block_mask
 
 
 class Backend(NamedTuple):
-    """How a backend is called: ``attend(request)``, or ``attend(request, norm)`` where it ``fuses_norm``."""
+    """How a backend is called: ``attend(request)``, or ``attend(request, norm)`` where it ``fuses_norm``.
+
+    ``decode_fast_path`` takes the operator's arguments as they come, and returns None for what it does not answer.
+    """
 
     attend: Callable[..., Tensor]
     fuses_norm: bool = False
+    decode_fast_path: Callable[..., Tensor | None] | None = None
 
 
 _BACKENDS = {
-    "reference": Backend(confined(reference_attention)),
-    "blockwise": Backend(confined(blockwise_attention)),
-    "sdpa": Backend(confined(sdpa_attention, drops_nan=True)),
-    "flex": Backend(ungrouped(confined(flex_attention_backend, drops_nan=True))),
-    "cpu": Backend(cpu_attention, fuses_norm=True),
+    "reference": Backend(isolate_nonfinite(reference_attention)),
+    "blockwise": Backend(isolate_nonfinite(blockwise_attention)),
+    "sdpa": Backend(isolate_nonfinite(sdpa_attention, drops_nan=True)),
+    "flex": Backend(ungrouped(isolate_nonfinite(flex_attention_backend, drops_nan=True))),
+    "cpu": Backend(cpu_attention, fuses_norm=True, decode_fast_path=decode_fast_path),
     "triton": Backend(triton_attention, fuses_norm=True),
 }
 BACKENDS = tuple(_BACKENDS)
@@ -85,7 +94,7 @@ def _reason_in_request(backend: str, request: Request, dropout_p: float = 0.0) -
         return "it has no derivative in forward mode; use 'reference'"
     if _loses_gradient(backend, request):
         return "torch.func cannot take the gradient of its operator; use 'reference' or 'sdpa'"
-    if backend != "flex" and is_block_mask(attn_mask):
+    if backend != "flex" and attn_mask is not None and is_block_mask(attn_mask):
         return "a BlockMask is taken by 'flex' alone"
     if backend in _OPAQUE and _learns_mask(attn_mask):
         return "it computes no gradient for attn_mask; use 'reference' or 'sdpa'"
@@ -116,16 +125,17 @@ def choose(request: Request, dropout_p: float = 0.0) -> str:
     if dropout_p:
         return "sdpa" if q.device.type == "cuda" else "reference"  # on the CPU torch drops by its plain formula
     if q.device.type == "cuda":
-        return _choose_on_cuda(request)
+        takes_triton = _reason_in_request("triton", request) is None and kernels_are_right(request)
+        return "triton" if takes_triton else "sdpa"
     if q.device.type == "cpu" and reason_against_dtype(q.dtype) is None and available_to_auto():
         return "cpu"
     return "sdpa" if padded_q_beats_blockwise(request) else "blockwise"
 
 
-def _choose_on_cuda(request: Request) -> str:
-    if _reason_in_request("triton", request) is not None or not kernels_are_right(request):
-        return "sdpa"
-    return fastest(request, {name: _BACKENDS[name].attend for name in ("triton", "sdpa")})
+def fast_path_of(backend: str) -> Callable[..., Tensor | None] | None:
+    """The ``decode_fast_path`` of the backend that would answer on the CPU, where it has one; by the caller's name."""
+    named = _BACKENDS.get("cpu" if backend == "auto" else backend)
+    return None if named is None else named.decode_fast_path
 
 
 def resolve(backend: str, request: Request, dropout_p: float = 0.0) -> Backend:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from diff_transformer.ops.attention_request import REQUEST_SCHEMA, Request, register_gradient
 from diff_transformer.ops.functional import without_autocast
-from diff_transformer.ops.visibility import Limit, edge_limits, hide, key_ranges, seen_keys, softmax_or_zero_
+from diff_transformer.ops.visibility import key_ranges
 
 # Rows of queries to a block, and scores of one map to hold at a time: few enough for the caches, enough for
 # efficient matrix products. docs/backends.md says how the numbers were measured.
@@ -26,6 +26,9 @@ MAX_ROWS = 128
 MIN_ROWS = 64
 CORE_SCORES = 1 << 19  # on the CPU, for each thread
 DEVICE_SCORES = 1 << 24  # away from the CPU every step is a launch: few, large blocks
+
+# An upper bound of scores (rows, keys), ∞ where a query may see a key and −∞ where not, after its first key.
+Limit = tuple[int, Tensor]
 
 
 def rows_per_block(heads: int, n: int, s: int, scores: int = CORE_SCORES) -> int:
@@ -69,6 +72,47 @@ class _Part:
     values: Tensor  # (C, S, dv)
     lam: Tensor  # (C, M, N, 1)
     mask: Tensor | None  # (sequences, key heads, M, N, S), any of these or 1
+
+
+def edge_limits(begin: Tensor, end: Tensor, low: int, high: int, inner: tuple[int, int], like: Tensor) -> list[Limit]:
+    """What position hides from a block of queries, which see keys begin … end − 1, among keys low … high − 1.
+
+    ``begin`` and ``end`` are (rows,). All queries see the keys of ``inner``, so only the columns before and after these
+    are in the limits, which have the dtype and device of ``like``.
+    """
+    limits = []
+    for first, stop in ((low, min(inner[0], high)), (max(inner[0], inner[1], low), high)):
+        if first < stop:
+            keys = torch.arange(first, stop, device=like.device)
+            seen = (begin.unsqueeze(1) <= keys) & (keys < end.unsqueeze(1))
+            limits.append((first, like.new_full(seen.shape, -math.inf).masked_fill_(seen, math.inf)))
+    return limits
+
+
+def hide(scores: Tensor, low: int, limits: list[Limit]) -> None:
+    """Apply limits, in place, to scores (…, rows, keys) whose first column is key ``low``."""
+    for first, upper_bound in limits:
+        begin, end = max(first, low), min(first + upper_bound.shape[-1], low + scores.shape[-1])
+        if begin < end:
+            scores[..., begin - low : end - low].clamp_(max=upper_bound[:, begin - first : end - first])
+
+
+def seen_keys(mask: Tensor, low: int, high: int) -> tuple[int, int]:
+    """The half-open range of keys low … high − 1 outside which a boolean mask (…, S or 1) hides all from every row."""
+    mask = mask if mask.shape[-1] == 1 else mask[..., low:high]
+    seen = mask.view(torch.uint8).amax(dim=tuple(range(mask.dim() - 1)))  # many times as fast as `any`
+    columns = seen.expand(high - low).nonzero()
+    return (low + int(columns[0]), low + int(columns[-1]) + 1) if len(columns) else (low, low)
+
+
+def softmax_or_zero_(scores: Tensor, out: Tensor) -> Tensor:
+    """Softmax into ``out`` in which a row of −∞ alone becomes 0, in steps that are faster than masked_fill.
+
+    Changes ``scores``.
+    """
+    fully_masked = scores.amax(-1, keepdim=True) == -math.inf
+    scores.clamp_(min=torch.where(fully_masked, 0.0, -math.inf))
+    return torch.softmax(scores, dim=-1, out=out).mul_(~fully_masked)
 
 
 def _take(x: Tensor, slices: tuple[slice, slice]) -> Tensor:

@@ -10,15 +10,15 @@ import os
 import sys
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import Request, is_ordinary, reason_against_dtype, triton_is_installed
+from diff_transformer.ops.attention_request import Request, is_eager, reason_against_dtype, triton_is_installed
 from diff_transformer.ops.nonfinite import zero_nonfinite_rows
-from diff_transformer.ops.visibility import key_ranges
+from diff_transformer.ops.visibility import is_block_mask, key_ranges
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -31,15 +31,6 @@ _LOWEST = -1e38
 _NARROWEST_ON_CUDA = 16
 
 _code_numbers = itertools.count()
-
-
-def is_block_mask(mask: object) -> "TypeGuard[BlockMask]":
-    """Whether a mask is one of FlexAttention's. Its module is imported for what is neither a tensor nor None."""
-    if mask is None or isinstance(mask, Tensor):
-        return False
-    from torch.nn.attention.flex_attention import BlockMask
-
-    return isinstance(mask, BlockMask)
 
 
 def reason_against_flex(request: Request) -> str | None:
@@ -177,7 +168,7 @@ def _position_blocks(request: Request) -> "BlockMask | None":
         return None
     # Only those that the lengths alone decide are cached, and only real tensors: a transformation of torch.func wraps
     # all that is made inside of it.
-    if segment_bounds is not None or not is_ordinary(q):
+    if segment_bounds is not None or not is_eager(q):
         return _blocks(*request.key_ranges(), request.s)
     return _cached_blocks(request.n, request.s, is_causal, window, q.device)
 

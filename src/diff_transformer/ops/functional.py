@@ -1,4 +1,4 @@
-"""Computes the normalisation and the rotary embedding as functions of tensors; a block without autocast."""
+"""Computes λ (Equation 2), the normalisation and the rotary embedding as functions of tensors, without modules."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -12,6 +12,34 @@ def without_autocast(device: str) -> AbstractContextManager[object]:
     """Switch autocast off, on a type of device that has it: "meta" has none."""
     available = torch.amp.is_autocast_available(device)
     return torch.autocast(device, enabled=False) if available else nullcontext()
+
+
+def lambda_value(
+    lambda_q1: Tensor, lambda_k1: Tensor, lambda_q2: Tensor, lambda_k2: Tensor, lambda_init: float
+) -> Tensor:
+    """λ = exp(λq1·λk1) − exp(λq2·λk2) + λ_init (Equation 2).
+
+    Args:
+        lambda_q1, lambda_k1, lambda_q2, lambda_k2: the layer's four vectors, each (d,), of 16 bits or more.
+        lambda_init: the constant λ_init of the layer.
+
+    Returns:
+        A scalar, float32 at least whatever the vectors' dtype. It may exceed 1 or be negative; nothing is clamped.
+
+    Raises:
+        ValueError: another dtype.
+    """
+    q1, k1, q2, k2 = (_in_float32_at_least(x) for x in (lambda_q1, lambda_k1, lambda_q2, lambda_k2))
+    # A product and a sum instead of torch.dot: autocast would run dot in half precision.
+    return (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + lambda_init
+
+
+def _in_float32_at_least(vector: Tensor) -> Tensor:
+    if vector.dtype == torch.float32:  # at once: while decoding, every step for a token counts
+        return vector
+    if not is_floating(vector):
+        raise ValueError(f"the vectors of λ must be floating, of 16 bits or more, got {vector.dtype}.")
+    return vector.to(torch.promote_types(vector.dtype, torch.float32))
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tensor:
@@ -57,28 +85,7 @@ def rotary_tables(positions: Tensor, head_dim: int, theta: float = 10000.0) -> t
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
     angles = positions.float().unsqueeze(-1) * theta**-exponents
     angles = torch.cat((angles, angles), dim=-1)
-    return computed_once(angles.cos(), positions), computed_once(angles.sin(), positions)
-
-
-def computed_once(table: Tensor, positions: Tensor) -> Tensor:
-    """The cosines or sines `table` of `positions`, which torch.compile shall not compute anew for every head.
-
-    On a CPU, torch.compile merges them into the loops that read them, since it takes a cosine for as cheap as an
-    addition: a ninth of V2's training step with heads of 8 (docs/log.md). It does not look into an operator. The
-    operator has no derivatives, and integer positions need none; tables of others are left to torch.compile.
-    """
-    compiles = torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
-    return _stored(table) if compiles and table.device.type == "cpu" and not positions.is_floating_point() else table
-
-
-@torch.library.custom_op("diff_transformer::stored_table", mutates_args=())
-def _stored(table: Tensor) -> Tensor:
-    return table.clone()
-
-
-@_stored.register_fake
-def _(table: Tensor) -> Tensor:
-    return torch.empty_like(table)
+    return angles.cos(), angles.sin()
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from diff_transformer.ops.attention_request import reason_against_dtype
 from diff_transformer.ops.cpu.cpu_backend import is_faster, reason_against_cpu_kernel
-from diff_transformer.ops.flex import is_block_mask
 from diff_transformer.ops.operator import diff_attention
+from diff_transformer.ops.visibility import is_block_mask
 
 # Up to this width, and from so many queries on, the fused kernel takes less time than torch's attention for forward and
-# backward together, although it computes the map twice (lab/benchmarks/narrow_heads.json). With fewer queries, and
-# without a backward, torch is often the faster one.
+# backward together, although it computes the map twice (docs/backends.md). With fewer queries, and without a backward,
+# torch is often the faster one.
 _WIDEST, _FEWEST = 8, 64
 
 

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import Request, is_ordinary
+from diff_transformer.ops.attention_request import Request, is_eager
 
 
-def confined(attend: Callable[..., Tensor], *, drops_nan: bool = False) -> Callable[..., Tensor]:
+def isolate_nonfinite(attend: Callable[..., Tensor], *, drops_nan: bool = False) -> Callable[..., Tensor]:
     """``attend(request, …)`` with nothing hidden reaching its output or its gradients.
 
     A BlockMask is left to ``attend`` itself, because it cannot be read without making it as large as N · S. One that
@@ -25,14 +25,14 @@ def confined(attend: Callable[..., Tensor], *, drops_nan: bool = False) -> Calla
     """
 
     @functools.wraps(attend)
-    def attend_confined(request: Request, *more: Any) -> Tensor:
+    def attend_isolated(request: Request, *more: Any) -> Tensor:
         addend = None
         if request.attn_mask is None or isinstance(request.attn_mask, Tensor):
             request, addend = confine(request, always=drops_nan)
         out = attend(request, *more)
         return out if addend is None else out + addend.to(out.dtype)
 
-    return attend_confined
+    return attend_isolated
 
 
 def confine(request: Request, always: bool = False) -> tuple[Request, Tensor | None]:
@@ -47,7 +47,7 @@ def confine(request: Request, always: bool = False) -> tuple[Request, Tensor | N
     (k, v), nonfinite = zero_nonfinite_rows(request.k, request.v)
     if nonfinite is None:
         return request, None
-    seen = see_any(nonfinite, request)
+    seen = queries_with_visible_keys(nonfinite, request)
     addend = torch.zeros_like(seen, dtype=request.q.dtype).masked_fill(seen, math.nan).unsqueeze(-1)
     return request._replace(k=k, v=v), addend
 
@@ -58,7 +58,7 @@ def zero_nonfinite_rows(k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], Te
     None for these where a look at the values shows that there are none. Away from the CPU, where looking would wait for
     the device, and where a call is traced or transformed, the rows are always replaced.
     """
-    if k.device.type == "cpu" and is_ordinary(k, v):
+    if k.device.type == "cpu" and is_eager(k, v):
         # No finite number makes up for a NaN or an infinity in a sum. One that overflows is looked into below.
         sums = (x.detach().sum(dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v))
         if math.isfinite(sum(float(each) for each in sums)):
@@ -67,12 +67,12 @@ def zero_nonfinite_rows(k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], Te
         largest_k, largest_v = (torch.linalg.vector_norm(x.detach(), math.inf, dim=-1) for x in (k, v))  # NaN stays NaN
         nonfinite = ~largest_k.isfinite().all(2) | ~largest_v.isfinite()
     in_k, in_v = nonfinite.unsqueeze(2).unsqueeze(-1), nonfinite.unsqueeze(-1)
-    if is_ordinary(k, v):  # the copies keep the strides: a matrix product of another layout may round otherwise
+    if is_eager(k, v):  # the copies keep the strides: a matrix product of another layout may round otherwise
         return (k.clone().masked_fill_(in_k, 0.0), v.clone().masked_fill_(in_v, 0.0)), nonfinite
     return (k.masked_fill(in_k, 0.0), v.masked_fill(in_v, 0.0)), nonfinite
 
 
-def see_any(keys: Tensor, request: Request) -> Tensor:
+def queries_with_visible_keys(keys: Tensor, request: Request) -> Tensor:
     """Which queries see one of the marked ``keys`` (B, H_kv, S): (B, H, N), boolean."""
     heads_per_key, dtype, attn_mask = request.heads_per_key, request.q.dtype, request.attn_mask
     visible = attn_mask

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from diff_transformer.ops.attention_request import WIDEST_WINDOW, Norm, Request, check_dense, is_floating
-from diff_transformer.ops.backends import resolve
-from diff_transformer.ops.cpu.cpu_backend import attend_few
-from diff_transformer.ops.flex import is_block_mask
+from diff_transformer.ops.backends import fast_path_of, resolve
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.nonfinite import confine
 from diff_transformer.ops.reference import softmax_maps
-from diff_transformer.ops.visibility import segment_bounds_from, without_causal_bias
+from diff_transformer.ops.visibility import is_block_mask, segment_bounds_from, without_causal_bias
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -88,15 +86,17 @@ def diff_attention(
             nested, masked, a DTensor).
     """
     q = _joined(q)
-    if cu_seqlens is None and type(dropout_p) is float and dropout_p == 0.0:
-        out = attend_few(backend, q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale)
+    fast_path = fast_path_of(backend)
+    if fast_path is not None and cu_seqlens is None and type(dropout_p) is float and dropout_p == 0.0:
+        out = fast_path(backend, q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale)
         if out is not None:
             return out
     q, k, v = _autocast(q=q, k=k, v=v)
     _check_queries_and_keys(q, k)
     _check_values(k, v)
     scale, window = _check_scale(scale, q), _check_window(window)
-    attn_mask, is_causal = without_causal_bias(attn_mask, is_causal, q.shape[3], k.shape[3], q.device)
+    if attn_mask is not None:
+        attn_mask, is_causal = without_causal_bias(attn_mask, is_causal, q.shape[3], k.shape[3], q.device)
     if attn_mask is not None and is_block_mask(attn_mask):
         _check_block_mask(attn_mask, q, k, is_causal or window is not None or cu_seqlens is not None)
     else:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.functional import without_autocast
-from diff_transformer.ops.visibility import softmax_or_zero
 
 
 def softmax_maps(request: Request) -> tuple[Tensor, Tensor]:
@@ -49,3 +48,9 @@ def reference_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
     with without_autocast(v.device.type):
         out = (a1 - request.lam.unsqueeze(-1).to(a1.dtype) * a2) @ v
     return out.to(request.q.dtype)
+
+
+def softmax_or_zero(scores: Tensor) -> Tensor:
+    """Softmax over the last axis in which a row of −∞ alone becomes 0 (and has gradient 0) instead of NaN."""
+    fully_masked = (scores == float("-inf")).all(-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(fully_masked, 0.0), dim=-1).masked_fill(fully_masked, 0.0)

@@ -1,17 +1,25 @@
-"""Says which keys a query may see, by causality, look-back window and masks, for all backends alike.
+"""Says which keys a query may see, by causality, window, documents and torch's own kinds of masks, for all backends.
 
 Causality is aligned to the end of the keys: query i of N stands at position i + S − N among S keys.
 """
 
-import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
 
-# An upper bound of scores (rows, keys), ∞ where a query may see a key and −∞ where not, after its first key.
-Limit = tuple[int, Tensor]
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+
+def is_block_mask(mask: object) -> "TypeGuard[BlockMask]":
+    """Whether a mask is one of FlexAttention's. Its module is imported for what is neither a tensor nor None."""
+    if mask is None or isinstance(mask, Tensor):
+        return False
+    from torch.nn.attention.flex_attention import BlockMask
+
+    return isinstance(mask, BlockMask)
 
 
 def segment_bounds_from(cu_seqlens: Tensor, n: int) -> Tensor:
@@ -98,47 +106,3 @@ def position_mask(
     begin, end = key_ranges(n, s, is_causal, window, segment_bounds, device)
     keys = torch.arange(s, device=device)
     return (begin.unsqueeze(1) <= keys) & (keys < end.unsqueeze(1))
-
-
-def edge_limits(begin: Tensor, end: Tensor, low: int, high: int, inner: tuple[int, int], like: Tensor) -> list[Limit]:
-    """What position hides from a block of queries, which see keys begin … end − 1, among keys low … high − 1.
-
-    ``begin`` and ``end`` are (rows,). All queries see the keys of ``inner``, so only the columns before and after these
-    are in the limits, which have the dtype and device of ``like``.
-    """
-    limits = []
-    for first, stop in ((low, min(inner[0], high)), (max(inner[0], inner[1], low), high)):
-        if first < stop:
-            keys = torch.arange(first, stop, device=like.device)
-            seen = (begin.unsqueeze(1) <= keys) & (keys < end.unsqueeze(1))
-            limits.append((first, like.new_full(seen.shape, -math.inf).masked_fill_(seen, math.inf)))
-    return limits
-
-
-def hide(scores: Tensor, low: int, limits: list[Limit]) -> None:
-    """Apply limits, in place, to scores (…, rows, keys) whose first column is key ``low``."""
-    for first, upper_bound in limits:
-        begin, end = max(first, low), min(first + upper_bound.shape[-1], low + scores.shape[-1])
-        if begin < end:
-            scores[..., begin - low : end - low].clamp_(max=upper_bound[:, begin - first : end - first])
-
-
-def seen_keys(mask: Tensor, low: int, high: int) -> tuple[int, int]:
-    """The half-open range of keys low … high − 1 outside which a boolean mask (…, S or 1) hides all from every row."""
-    mask = mask if mask.shape[-1] == 1 else mask[..., low:high]
-    seen = mask.view(torch.uint8).amax(dim=tuple(range(mask.dim() - 1)))  # many times as fast as `any`
-    columns = seen.expand(high - low).nonzero()
-    return (low + int(columns[0]), low + int(columns[-1]) + 1) if len(columns) else (low, low)
-
-
-def softmax_or_zero(scores: Tensor) -> Tensor:
-    """Softmax over the last axis in which a row of −∞ alone becomes 0 (and has gradient 0) instead of NaN."""
-    fully_masked = (scores == float("-inf")).all(-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(fully_masked, 0.0), dim=-1).masked_fill(fully_masked, 0.0)
-
-
-def softmax_or_zero_(scores: Tensor, out: Tensor) -> Tensor:
-    """The same into ``out``, in steps that are faster than masked_fill; changes ``scores``."""
-    fully_masked = scores.amax(-1, keepdim=True) == -math.inf
-    scores.clamp_(min=torch.where(fully_masked, 0.0, -math.inf))
-    return torch.softmax(scores, dim=-1, out=out).mul_(~fully_masked)

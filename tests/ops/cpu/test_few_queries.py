@@ -12,12 +12,11 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
-import diff_transformer.ops.operator as operator
 from budget import Case, Problem, float64, prepared
 from diff_transformer import diff_attention
-from diff_transformer.ops import lambda_value, rms_norm
+from diff_transformer.ops import backends, rms_norm
 from diff_transformer.ops.cpu import cpu_backend
-from diff_transformer.ops.cpu.cpu_backend import attend_few, reason_against_cpu_kernel
+from diff_transformer.ops.cpu.cpu_backend import decode_fast_path, reason_against_cpu_kernel
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned_memory"),
@@ -68,10 +67,11 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
     given: list[Tensor | None] = []
 
     def recorded(*arguments: Any) -> Tensor | None:
-        given.append(attend_few(*arguments))
+        given.append(decode_fast_path(*arguments))
         return given[-1]
 
-    monkeypatch.setattr(operator, "attend_few", recorded)
+    kernel = backends._BACKENDS["cpu"]
+    monkeypatch.setitem(backends._BACKENDS, "cpu", kernel._replace(decode_fast_path=recorded))
     return given
 
 
@@ -206,21 +206,3 @@ def test_gradients_transformations_and_traces_take_the_usual_way(answers: list[T
     assert tangent.abs().sum() > 0
     for out in (mapped, counted, graph(q), traced(q)):
         torch.testing.assert_close(out, plain)
-
-
-@pytest.mark.parametrize("width", [1, 7, 64])
-def test_lambda_in_one_step(width: int) -> None:
-    torch.manual_seed(0)
-    vectors = [torch.randn(width, requires_grad=True) for _ in range(4)]
-    q1, k1, q2, k2 = (x.detach().double() for x in vectors)
-    due = torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + 0.3
-    with torch.no_grad():
-        lam = lambda_value(*vectors, 0.3)
-        operator = torch.ops.diff_transformer_cpu.lambda_value.default
-        assert torch.equal(lam, operator(*vectors, 0.3))
-        assert operator(*(x.double() for x in vectors), 0.3) is None
-        assert operator(*vectors[:3], torch.zeros(width + 1), 0.3) is None
-    assert lam.shape == ()
-    assert lam.dtype == torch.float32
-    torch.testing.assert_close(lam.double(), due, rtol=1e-6, atol=1e-6)
-    assert lambda_value(*vectors, 0.3).requires_grad

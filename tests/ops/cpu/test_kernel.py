@@ -19,8 +19,8 @@ from budget import Case, Problem, build, expect, prepared, random_cases
 from diff_transformer import diff_attention
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.backends import choose
-from diff_transformer.ops.bfloat16_products import multiplies_with_amx
 from diff_transformer.ops.cpu.cpu_backend import is_faster, reason_against_cpu_kernel
+from diff_transformer.ops.sdpa import multiplies_with_amx
 from full_run import short_run
 
 pytestmark = [

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
 from diff_lab.bench.timing import LEAST_ROUNDS, Clock, Run, alternate, free_memory, spread, try_run
 from diff_lab.results_files import capture_environment
@@ -150,11 +149,6 @@ def refuse_wrong(rows: Sequence[BenchRow]) -> None:
     ]
     if wrong:
         raise ValueError(f"wrong results, which were not timed: {'; '.join(wrong)}.")
-
-
-def share_of_allowed(error: Tensor, plain_error: Tensor, rounding: Tensor) -> float:
-    """The largest share of the allowed error, twice the plain formula's plus a band for rounding; infinite for NaN."""
-    return (error / (2 * plain_error + rounding)).nan_to_num(nan=float("inf")).max().item()
 
 
 def time_case(

@@ -24,10 +24,10 @@ from diff_lab.bench.benchmark import (
     Watcher,
     check_choice,
     row_threshold,
-    share_of_allowed,
     time_case,
 )
 from diff_lab.bench.timing import Run, free_memory, try_run, wall_clock
+from diff_transformer.ops.error_budget import rounding_band, share_of_allowed
 
 DIFF, LLAMA, DIFF_LLAMA = "diff", "Llama", "DiffLlama"
 # Candidates that get a second row, relative to another candidate than the baseline.
@@ -38,9 +38,7 @@ CUDA_LIMIT, CUDA_LIMIT_LENGTH = 1.03, 4096
 PAPER_LAYERS = 28
 # Of the free memory, what models may take by the count below, which knows nothing of the allocator's gaps.
 MEMORY_SHARE = 0.85
-# What rounding alone may add to the plain model's error, relative to the quantity: a few roundings to the dtype, and
-# those of a sum over the sequence in float32, which add up as the root of its length.
-ROUNDINGS, ACCUMULATOR_EPS = 8, torch.finfo(torch.float32).eps
+ROUNDINGS = 8  # to the dtype, on the way through a model
 
 # A row that is checked and not timed yet, of each model in a pass at a length in a dtype.
 Checked = dict[tuple[str, int, str], dict[str, BenchRow]]
@@ -240,9 +238,13 @@ class ModelCheck:
         plain = _answer(copy.deepcopy(self._plain).to(dtype), self._pass, self._tokens, cached=False)
         model = in_dtype(copy.deepcopy(self._model), dtype, self._settings)
         outputs = _answer(model, self._pass, self._tokens, cached=True)
-        relative = (ROUNDINGS * torch.finfo(dtype).eps + self._length**0.5 * ACCUMULATOR_EPS) / 2
+        eps = torch.finfo(dtype).eps
         return max(
-            share_of_allowed(_rms(value.double() - truth), _rms(of_plain.double() - truth), relative * _rms(truth))
+            share_of_allowed(
+                _rms(value.double() - truth),
+                _rms(of_plain.double() - truth),
+                rounding_band(_rms(truth), eps, ROUNDINGS, terms=self._length),
+            )
             for value, of_plain, truth in zip(outputs, plain, self._truth, strict=True)
         )
 

@@ -1,9 +1,6 @@
 """Makes a problem for the operator, its true answer, and the limit on how far an answer may be from it.
 
-The truth is Equation 1 with its gradients in float64. An answer in a dtype T may be twice as far from it as the plain
-formula with every step in T, plus a band for rounding: a few roundings to T. Errors are root mean squares over blocks
-of positions, because the first rows of a causal sequence are hundreds of times as large as the last ones and would hide
-any error there.
+The truth is Equation 1 with its gradients in float64, the limit that of :mod:`diff_transformer.ops.error_budget`.
 
 All dtypes get the same numbers, which bfloat16 represents exactly, so one truth serves all of them. Heads are
 independent, so the first and the last head of the first and the last sequence stand for all.
@@ -16,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diff_lab.bench.benchmark import BACKWARD, DECODE, FORWARD, TRAINING, share_of_allowed
+from diff_lab.bench.benchmark import BACKWARD, DECODE, FORWARD, TRAINING
 from diff_lab.bench.timing import alternate, kernel_clock, spread
+from diff_transformer.ops.error_budget import ROUNDINGS, rms_by_position, rounding_band, share_of_allowed
 
 POSITIONS = 256  # in a block of the comparison
 # Queries in a block of the plain formula, which holds all their scores: at most so many, and at most so many scores.
 ROWS, BLOCK_SCORES = 512, 1 << 23
-ROUNDINGS = {"out": 4, "v": 4, "q": 6, "k": 6, "lam": 6}  # on the way to a quantity, each by half an eps
 LAMBDA = 0.5
 # Matrix products of the Transformer: two forward (scores, values), five backward (the scores again, four gradients).
 PRODUCTS = {FORWARD: 2, BACKWARD: 5, TRAINING: 7}
@@ -103,8 +100,8 @@ class AnswerCheck:
         shares = []
         for name, value in answer.items():
             truth, plain = self._answer(torch.float64, backward)[name], self._answer(dtype, backward)[name]
-            rounding = ROUNDINGS[name] * torch.finfo(dtype).eps / 2 * _rms(truth)
-            shares.append(share_of_allowed(_rms(self._pick(value).double() - truth), _rms(plain - truth), rounding))
+            band = rounding_band(_rms(truth), torch.finfo(dtype).eps, ROUNDINGS[name])
+            shares.append(share_of_allowed(_rms(self._pick(value).double() - truth), _rms(plain - truth), band))
         return max(shares)
 
     def _solve(self, dtype: torch.dtype, backward: bool) -> dict[str, Tensor]:
@@ -148,9 +145,7 @@ def _pick(tensor: Tensor, groups: int) -> Tensor:
 
 def _rms(values: Tensor) -> Tensor:
     """Root mean square by blocks of positions, of (B, H, …, N, width), or of λ's (B, H, N)."""
-    by_position = values.unsqueeze(-1) if values.dim() == 3 else values
-    squares = by_position.square().movedim(-2, 0).flatten(1).mean(1)
-    return torch.stack([block.mean().sqrt() for block in squares.split(POSITIONS)])
+    return rms_by_position(values.unsqueeze(-1) if values.dim() == 3 else values, POSITIONS)
 
 
 def flops(shape: Shape, pass_: str) -> int | None:

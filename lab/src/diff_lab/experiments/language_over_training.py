@@ -25,7 +25,7 @@ from diff_lab.experiments.language_experiments import (
 from diff_lab.experiments.recall_experiments import W_LAMBDA, variants_v2
 from diff_lab.measure.document_losses import WHOLE, Repeats
 from diff_lab.record import Headline
-from diff_transformer.ops.bfloat16_products import multiplies_bfloat16
+from diff_transformer.ops.sdpa import multiplies_bfloat16
 
 CONSTANT, V2 = "diff, λ_init 0.8", "diff_v2"
 LARGE_START = "first weights of one size"

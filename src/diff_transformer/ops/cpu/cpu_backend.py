@@ -17,6 +17,7 @@ from diff_transformer.ops.attention_request import (
     WIDEST_WINDOW,
     Norm,
     Request,
+    is_eager,
     register_gradient,
 )
 from diff_transformer.ops.cpu.cpu_build import SWITCH, BuildError, KernelDisabledError, load, unavailable_reason
@@ -114,13 +115,7 @@ torch.library.register_fake(_operators.forward.default, _fake_forward)
 register_gradient("cpu", _operators.forward.default, _operators.backward.default)
 
 
-def _nobody_traces() -> bool:
-    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
-        return False
-    return torch._C._len_torch_dispatch_stack() == 0 and torch._C._get_tracing_state() is None
-
-
-def attend_few(
+def decode_fast_path(
     backend: str,
     q: Tensor,
     k: Tensor,
@@ -134,13 +129,18 @@ def attend_few(
     norm_eps: float,
     norm_scale: float,
 ) -> Tensor | None:
-    """What :func:`diff_transformer.diff_attention` returns, in one step for the few queries of decoding.
+    """Answer the few queries of decoding in one step, as :func:`diff_transformer.diff_attention` would.
 
-    Checking a request, and choosing a backend, take longer than the work for a single token. The kernel does both, and
-    the norm, where the request is an ordinary one. None for any other, for one that cannot be answered, where a
-    gradient is needed, and before the kernel has been loaded.
+    Checking a request takes longer than the work for a single token. The kernel does both, and the norm.
+
+    Args:
+        backend: the name that the caller of the operator gave.
+
+    Returns:
+        What the operator returns. None where a gradient is needed, for a request that cannot be answered or asks for
+        more than the kernel's own checks know, and before the kernel has been loaded.
     """
-    if backend not in _loaded or torch.is_grad_enabled() or not _nobody_traces():
+    if backend not in _loaded or torch.is_grad_enabled() or not is_eager():
         return None
     tensors = (q, k, v, lam, q if attn_mask is None else attn_mask, q if norm_weight is None else norm_weight)
     numbers = (0.0 if scale is None else scale, norm_eps, norm_scale)
@@ -154,18 +154,10 @@ def attend_few(
         return None
     if window is not None:
         window = min(window, WIDEST_WINDOW)
-    answer: Tensor | None = _operators.attend_few.default(
+    answer: Tensor | None = _operators.decode_fast_path.default(
         q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale
     )
     return answer
-
-
-def lambda_without_gradient(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, lambda_init: float) -> Tensor | None:
-    """λ of four float32 vectors on the CPU, in one step; None where :func:`attend_few` would give none."""
-    if not _loaded or torch.is_grad_enabled() or not _nobody_traces() or type(lambda_init) is not float:
-        return None
-    lam: Tensor | None = _operators.lambda_value.default(q1, k1, q2, k2, lambda_init)
-    return lam
 
 
 def cpu_attention(request: Request, norm: Norm | None = None) -> Tensor:
@@ -187,10 +179,10 @@ def cpu_attention(request: Request, norm: Norm | None = None) -> Tensor:
 
 
 def _few_normed(request: Request, norm: Norm) -> Tensor | None:
-    """As :func:`attend_few` answers: a call that is the first, or not in its form, shall give the same bits."""
+    """As :func:`decode_fast_path` answers: a call that is the first, or not in its form, shall give the same bits."""
     *fields, segment_bounds = request
-    if segment_bounds is not None or (torch.is_grad_enabled() and norm.weight.requires_grad) or not _nobody_traces():
+    if segment_bounds is not None or (torch.is_grad_enabled() and norm.weight.requires_grad) or not is_eager():
         return None
     with torch.no_grad():
-        answer: Tensor | None = _operators.attend_few.default(*fields, *norm)
+        answer: Tensor | None = _operators.decode_fast_path.default(*fields, *norm)
     return answer

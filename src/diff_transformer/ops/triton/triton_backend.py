@@ -13,12 +13,12 @@ from diff_transformer.ops.attention_request import (
     REQUEST_SCHEMA,
     Norm,
     Request,
-    is_ordinary,
+    is_eager,
     reason_against_dtype,
     refuse_second_order,
     triton_is_installed,
 )
-from diff_transformer.ops.nonfinite import confined
+from diff_transformer.ops.nonfinite import isolate_nonfinite
 from diff_transformer.ops.triton.kernel_arguments import (
     Problem,
     SavedForBackward,
@@ -82,19 +82,18 @@ def triton_attention(request: Request, norm: Norm | None = None) -> Tensor:
     )
     if not differentiable and sees_alike(request):
         return _attend(request, norm, False)
-    return _attend_confined(request, norm, differentiable)
+    return _attend_isolated(request, norm, differentiable)
 
 
 def _attend(request: Request, norm: Norm | None, differentiable: bool) -> Tensor:
     norm_weight, norm_eps, norm_factor = (None, 0.0, 1.0) if norm is None else norm
-    ordinary = is_ordinary(*request[:5], request.segment_bounds, norm_weight)
-    if differentiable or not ordinary or torch._C._len_torch_dispatch_stack():  # whose modes must see the operator
+    if differentiable or not is_eager(*request[:5], request.segment_bounds, norm_weight):
         return forward(*request, norm_weight, norm_eps, norm_factor, differentiable)[0]
     # While decoding, torch's dispatcher in Python would take a visible part of the time.
     return run_forward(request, norm, save=False)[0]
 
 
-_attend_confined = confined(_attend)
+_attend_isolated = isolate_nonfinite(_attend)
 
 
 # The output, and what the backward needs as in `SavedForBackward`, empty where it is not needed: plain, a2_v, log-sums,

@@ -135,9 +135,9 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
                    {});
 }
 
-// The next two do at once what Python does in many steps, which take longer than the work where a single token is
-// decoded. They answer an ordinary request alone, and nothing for any other: then Python takes its steps, and says
-// what is wrong with a request that cannot be answered.
+// decode_fast_path does at once what Python does in many steps, which take longer than the work where a single token is
+// decoded. It answers an ordinary request alone, and nothing for any other: then Python takes its steps, and says what
+// is wrong with a request that cannot be answered.
 
 constexpr c10::DispatchKeySet kOrdinaryKeys =
     c10::DispatchKeySet({c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradCPU,
@@ -163,7 +163,7 @@ bool broadcasts(const Tensor& x, at::IntArrayRef to) {
   return true;
 }
 
-std::optional<Tensor> attend_few(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
+std::optional<Tensor> decode_fast_path(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
                                  const std::optional<Tensor>& attn_mask, bool is_causal, std::optional<double> scale,
                                  std::optional<int64_t> window, const std::optional<Tensor>& norm_weight,
                                  double norm_eps, double norm_scale) {
@@ -198,20 +198,6 @@ std::optional<Tensor> attend_few(const Tensor& q, const Tensor& k, const Tensor&
   }
   const double factor = scale.value_or(std::pow(static_cast<double>(q.size(4)), -0.5));
   return std::get<0>(attend_to(q, k, v, lam.expand(heads), mask, is_causal, factor, window, {}, true, norm));
-}
-
-// λ by the very operations of lambda_formula.py: so it has the same bits wherever it is computed.
-std::optional<Tensor> lambda_value(const Tensor& q1, const Tensor& k1, const Tensor& q2, const Tensor& k2,
-                                   double lambda_init) {
-  const Tensor* vectors[] = {&q1, &k1, &q2, &k2};
-  if (!nobody_watches()) return {};
-  for (const Tensor* x : vectors) {
-    if (!is_ordinary(*x) || x->scalar_type() != at::kFloat || x->dim() != 1 || x->size(0) != q1.size(0)) return {};
-    if (!x->is_contiguous()) return {};
-  }
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  auto exponential = [](const Tensor& x, const Tensor& y) { return x.mul(y).sum().exp_(); };
-  return exponential(q1, k1).sub_(exponential(q2, k2)).add_(lambda_init);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, const Tensor& q, const Tensor& k,
@@ -255,10 +241,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, cons
 // cpu_backend.py defines forward and backward, so that torch knows them before this library is loaded.
 TORCH_LIBRARY_FRAGMENT(diff_transformer_cpu, library) {
   library.def(
-      "attend_few(Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float? scale,"
+      "decode_fast_path(Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float? scale,"
       " int? window, Tensor? norm_weight, float norm_eps, float norm_scale) -> Tensor?",
-      &attend_few);
-  library.def("lambda_value(Tensor q1, Tensor k1, Tensor q2, Tensor k2, float lambda_init) -> Tensor?", &lambda_value);
+      &decode_fast_path);
   library.def("bfloat16_products() -> str", &bfloat16_products);
 }
 

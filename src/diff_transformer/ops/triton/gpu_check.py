@@ -1,0 +1,220 @@
+"""Compares the Triton kernels with Equation 1 before ``auto`` takes them, once a process for each family of requests.
+
+Whether they are right depends on the device, its driver and the version of triton. So each family that compiles kernels
+of its own is tried on a small case: the output and all gradients. One that does not compile, does not fit on the device
+or is wrong there is answered by ``sdpa``, and a warning says so.
+"""
+
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diff_transformer.ops.attention_request import Norm, Request
+from diff_transformer.ops.error_budget import ROUNDINGS, rms_by_position, rounding_band, share_of_allowed
+from diff_transformer.ops.functional import rms_norm
+from diff_transformer.ops.reference import reference_attention
+from diff_transformer.ops.triton.kernel_arguments import (
+    LONG_CACHE,
+    MOST_DECODED,
+    are_wide,
+    capability_of,
+    precision_of,
+    takes_one_pass,
+)
+from diff_transformer.ops.triton.triton_backend import triton_attention
+
+SWITCH = "DIFF_TRANSFORMER_TRITON"
+FORWARD, TRAINING = "forward", "training"
+# The case: two sequences, two heads that share a key head and in groups a noise map, a length with all kinds of blocks.
+BATCH, HEADS, LENGTH = 2, 2, 320
+# Passes that decode, each with its queries in the case; a tile has a row for each head of each.
+DECODING = {"decoding one query": 1, "decoding 16 rows": 8, "decoding 32 rows": 16, "decoding 64 rows": 32}
+WIDTHS = (16, 32, 64, 128, 256)  # of a query and of a value, at most, in a family
+POSITIONS = 32  # in a block of the comparison
+_EPS_OF_TF32 = 2.0**-10
+_LAMBDA_SCALE, _NORM_EPS = 1.5, 0.1  # an eps beside which the norm does not hide a wrong scale
+_ROUNDINGS = {**ROUNDINGS, "norm_weight": 6}
+
+_lock = threading.Lock()
+_reasons: dict[tuple[int, str], str | None] = {}  # by device and family: why it is not taken, or None
+
+
+class Family(NamedTuple):
+    """Requests that are checked together."""
+
+    dtype: torch.dtype
+    d: int
+    dv: int
+    mask: str  # "", "boolean" or "additive"
+    pass_: str  # FORWARD, TRAINING, or one of DECODING
+    in_groups: bool = False  # several signal heads share a noise map
+    in_one_pass: bool = False  # the backward adds up dQ with atomics
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.") + (" as tf32" if precision_of(self.dtype) == "tf32" else "")
+        parts = [dtype, f"d {self.d}", f"dv {self.dv}", f"{self.mask} mask" * bool(self.mask)]
+        parts += ["in groups" * self.in_groups, self.pass_, "backward in one pass" * self.in_one_pass]
+        return ", ".join(filter(None, parts))
+
+
+def kernels_are_right(request: Request) -> bool:
+    """Whether ``auto`` may take the kernels for a request on CUDA. Checks them where this process has not done so."""
+    mask = request.attn_mask
+    kind = "" if mask is None else "boolean" if mask.dtype == torch.bool else "additive"
+    # By comparisons, which torch.compile makes into no constant.
+    d, dv = (next((most for most in WIDTHS if x.shape[-1] <= most), WIDTHS[-1]) for x in (request.q, request.v))
+    index, in_groups = request.q.device.index, request.ratio > 1
+    answers = [_is_right(index, request.q.dtype, d, dv, kind, pass_, in_groups) for pass_ in _passes(request)]
+    return all(answers)
+
+
+def _passes(request: Request) -> list[str]:
+    """Which kernels would run; while torch.compile traces, all that could, as it may leave lengths open."""
+    if request.needs_gradient:
+        return [TRAINING]
+    rows = {name: HEADS * queries for name, queries in DECODING.items()}
+    known = [name for name in rows if request.q.dtype.itemsize == 2 or rows[name] <= MOST_DECODED]
+    if torch.compiler.is_compiling():
+        return [FORWARD, *known]
+    needed = request.heads_per_key * request.n
+    if request.segment_bounds is None:
+        if request.n == 1 and needed <= MOST_DECODED:
+            return known[:1]
+        for name in known[1:]:
+            if needed <= rows[name] and (rows[name] <= MOST_DECODED or request.s >= LONG_CACHE):
+                return [name]
+    return [FORWARD]
+
+
+@torch.compiler.assume_constant_result
+def _is_right(index: int | None, dtype: torch.dtype, d: int, dv: int, mask: str, pass_: str, in_groups: bool) -> bool:
+    if os.environ.get(SWITCH) == "0":
+        return False
+    index = torch.cuda.current_device() if index is None else index
+    in_one_pass = pass_ == TRAINING and takes_one_pass(
+        capability_of(index), dtype, is_wide=are_wide(d, dv), has_mask=mask != "", in_groups=in_groups
+    )
+    family = Family(dtype, d, dv, mask, pass_, in_groups, in_one_pass)
+    key = index, str(family)  # which names what multiplies float32, too
+    with _lock:
+        if key in _reasons:
+            return _reasons[key] is None
+        if torch.cuda.is_current_stream_capturing():  # which neither compiles nor waits
+            return False
+        try:
+            reason = _reasons[key] = reason_against_family(family, torch.device("cuda", index))
+        except torch.OutOfMemoryError:  # says nothing of the kernels
+            return False
+    if reason is not None:
+        warnings.warn(
+            f"backend 'triton' failed its check on {torch.cuda.get_device_name(index)}, and 'sdpa' is used in its place"
+            f" for {family}: {reason}. {SWITCH}=0 in the environment switches the kernels off without a warning.",
+            stacklevel=2,
+        )
+    return reason is None
+
+
+def reason_against_family(family: Family, device: torch.device) -> str | None:
+    """Say what is wrong with the kernels of a family on a device, or None.
+
+    Runs in a thread of its own, which knows nothing of what traces or transforms the caller: autocast, inference mode,
+    torch.func, fake tensors.
+
+    Raises:
+        torch.OutOfMemoryError: the device is full.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_compare, family, device).result()
+
+
+def _compare(family: Family, device: torch.device) -> str | None:
+    with torch.set_grad_enabled(family.pass_ == TRAINING):
+        case = _case(family, device)
+        truth = _solve(_by_formula, _in_float64(case))
+        plain = _solve(_by_formula, case)
+        try:
+            answer = _solve(_by_kernels, case)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # a kernel's failure shows here, and not in a later call
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # triton, ptxas and the driver each raise their own
+            reason = (str(error).strip().splitlines() or ["no reason given"])[0]
+            return f"they do not run ({type(error).__name__}: {reason})"
+    eps = _EPS_OF_TF32 if precision_of(family.dtype) == "tf32" else torch.finfo(family.dtype).eps
+    for name, value in answer.items():
+        of_value, of_plain = (rms_by_position(x.double() - truth[name], POSITIONS) for x in (value, plain[name]))
+        band = rounding_band(rms_by_position(truth[name], POSITIONS), eps, _ROUNDINGS[name], case.request.s)
+        share = share_of_allowed(of_value, of_plain, band)
+        if not share <= 1:
+            what = "the output" if name == "out" else f"the gradient of {name}"
+            return f"{what} is wrong, {share:.3g} times the error that rounding explains"
+    return None
+
+
+class _Case(NamedTuple):
+    request: Request
+    weight: Tensor
+    grad_out: Tensor
+
+
+def _case(family: Family, device: torch.device) -> _Case:
+    """The same numbers every time, without touching the program's own random numbers."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int, dtype: torch.dtype = family.dtype) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device=device, dtype=dtype)
+
+    n = DECODING.get(family.pass_, LENGTH)
+    s = LONG_CACHE if family.pass_ in DECODING and HEADS * n > MOST_DECODED else LENGTH
+    d, dv, mask = family.d, family.dv, None
+    queries = (BATCH, 1, HEADS + 1, n, d) if family.in_groups else (BATCH, HEADS, 2, n, d)
+    q, k, v = normal(*queries), normal(BATCH, 1, 2, s, d), normal(BATCH, 1, s, dv)
+    lam = torch.rand(BATCH, HEADS, n, generator=generator).mul(_LAMBDA_SCALE).to(device)
+    if family.mask:
+        mask = torch.rand(BATCH, 1, n, s, generator=generator).to(device) < 0.7
+        mask[..., 0] = True  # every query sees a key: no row of the plain formula is NaN
+        if family.mask == "additive":
+            mask = torch.where(mask, normal(BATCH, 1, n, s, dtype=torch.float32), -torch.inf).to(family.dtype)
+    request = Request(q, k, v, lam, mask, True, d**-0.5, None, None)
+    return _Case(request, normal(dv, dtype=torch.float32), normal(BATCH, HEADS, n, dv))
+
+
+def _in_float64(case: _Case) -> _Case:
+    r = case.request
+    mask = r.attn_mask if r.attn_mask is None or r.attn_mask.dtype == torch.bool else r.attn_mask.double()
+    r = r._replace(q=r.q.double(), k=r.k.double(), v=r.v.double(), lam=r.lam.double(), attn_mask=mask)
+    return _Case(r, case.weight.double(), case.grad_out.double())
+
+
+def _by_formula(request: Request, weight: Tensor) -> Tensor:
+    return rms_norm(reference_attention(request), weight, _NORM_EPS)
+
+
+def _by_kernels(request: Request, weight: Tensor) -> Tensor:
+    return triton_attention(request, Norm(weight, _NORM_EPS, 1.0))
+
+
+def _solve(attend: Callable[[Request, Tensor], Tensor], case: _Case) -> dict[str, Tensor]:
+    """The output and, where gradients are on, those of all inputs: each (…, positions, channels)."""
+    leaves = [x.detach().requires_grad_(torch.is_grad_enabled()) for x in (*case.request[:4], case.weight)]
+    q, k, v, lam, weight = leaves
+    out = attend(case.request._replace(q=q, k=k, v=v, lam=lam), weight)
+    if not torch.is_grad_enabled():
+        return {"out": out}
+    *of_tensors, of_lam, of_weight = torch.autograd.grad(out, leaves, case.grad_out)
+    gradients = (out.detach(), *of_tensors, of_lam.unsqueeze(-1), of_weight.unsqueeze(-1))
+    return dict(zip(("out", "q", "k", "v", "lam", "norm_weight"), gradients, strict=True))
+
+
+def status() -> str:
+    """Say whether ``auto`` takes the kernels."""
+    if os.environ.get(SWITCH) == "0":
+        return f"switched off by {SWITCH}=0"
+    return "taken once they have given the results of Equation 1, which each process checks at its first calls"
