@@ -78,7 +78,10 @@ def test_a_release_is_tested_built_checked_and_trusted() -> None:
     assert jobs["publish"]["needs"] == "build"
     assert [step["run"] for step in jobs["test"]["steps"] if "run" in step] == [".ci/run"]
     commands = [step["run"] for step in jobs["build"]["steps"] if "run" in step]
-    assert commands[-2:] == ["python -m build && python -m build lab --outdir dist", "python -m twine check --strict dist/*"]
+    assert commands[-2:] == [
+        "python -m build && python -m build lab --outdir dist",
+        "python -m twine check --strict dist/*",
+    ]
     # No password: PyPI trusts this workflow, and nothing else may ask for such a token.
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
     assert not any("permissions" in jobs[name] for name in ("test", "build"))

@@ -10,7 +10,7 @@ import pytest
 
 from diff_lab.coordinates import NOWHERE, Coordinates
 from diff_lab.record import AttentionExample, Result, ResultsFile, Samples
-from diff_lab.report import figures
+from diff_lab.report import plots
 from diff_lab.results_files import write_json
 from diff_lab.statistics import proportion_interval
 
@@ -174,7 +174,7 @@ def make_demo() -> Callable[[Path], Path]:
 @pytest.fixture
 def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the drawings out, where only what stands around them is looked at."""
-    monkeypatch.setattr(figures, "svg", lambda _: '<svg viewBox="0 0 72 72"></svg>')
+    monkeypatch.setattr(plots, "svg", lambda _: '<svg viewBox="0 0 72 72"></svg>')
 
 
 @pytest.fixture
