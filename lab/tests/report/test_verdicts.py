@@ -15,7 +15,6 @@ from diff_lab.report.wording import (
     format_difference,
     level_cells,
     missing_word,
-    variant_label,
     verdict_text,
 )
 from table_cells import column
@@ -35,12 +34,6 @@ from table_cells import column
 def test_a_difference_has_the_decimals_that_tell_it(difference: float, interval: Interval | None, text: str) -> None:
     row = Comparison(name="a", variant="diff", against="softmax", ours=(1, 1), difference=difference, interval=interval)
     assert format_difference(row) == text
-
-
-def test_a_variant_is_named_after_its_variant() -> None:
-    assert variant_label("softmax, half the heads") == "Transformer, half the heads"
-    assert variant_label("diff") == "DIFF"
-    assert variant_label("a tenfold difference") == "a tenfold difference"
 
 
 def judged(**settings: Any) -> Comparison:

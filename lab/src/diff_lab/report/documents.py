@@ -142,10 +142,16 @@ def fill_markdown(template: str, **values: Any) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
+def is_report(path: Path, mark: str) -> bool:
+    """Whether a file holds a report's mark, also that of 0.2.0, when the command had the library's name."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return mark in text.replace("diff-transformer report", "diff-lab report")
+
+
 def refuse_others(path: Path, mark: str) -> None:
-    """Raises FileExistsError where something else than a report lies at `path`: a file without the mark of one."""
+    """Raise FileExistsError where something else than a report lies at `path`: a file without the mark of one."""
     if path.is_dir():
         inside = str(path / "report.html")
         raise FileExistsError(f"{str(path)!r} is a folder; a report is a file in one, such as {inside!r}")
-    if path.exists() and mark not in path.read_text(encoding="utf-8", errors="replace"):
+    if path.exists() and not is_report(path, mark):
         raise FileExistsError(f"{str(path)!r} exists and is not a report of ours, so it is left as it is")

@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 
 from diff_lab.record import AttentionExample, ResultsFile, Samples
 from diff_lab.report import plots, tables, wording
-from diff_lab.report.documents import HTML_MARK, MARKDOWN_MARK, Table, fill_markdown, fill_page, refuse_others
+from diff_lab.report.documents import (
+    HTML_MARK,
+    MARKDOWN_MARK,
+    Table,
+    fill_markdown,
+    fill_page,
+    is_report,
+    refuse_others,
+)
 from diff_lab.report.experiments import name_in_report, read_experiments
 from diff_lab.report.plots import FIGURE_MARK, Drawing, Series, ends_in_words, line_plot, variant_style
 from diff_lab.report.summary import certainty, learning_sentences, loss_sentences, summary
@@ -101,8 +109,9 @@ def build_results_report(
     folder.mkdir(exist_ok=True)
     for path, figure in files.items():
         write_text(path, plots.svg_file(figure.svg, figure.alt, width=None if figure.wide else _HALF_WIDTH))
-    for path in filter(_is_figure, set(folder.glob("*.svg")) - files.keys()):
-        path.unlink()
+    for path in set(folder.glob("*.svg")) - files.keys():
+        if is_report(path, FIGURE_MARK):
+            path.unlink()
     write_text(page, fill_page("results.html", **values))
     write_text(document, fill_markdown("results.md", **values, page=page.name, folder=FIGURES))
     return document, page
@@ -113,8 +122,8 @@ def results_report_files(paths: Sequence[str | Path], output: str | Path | None 
     document = _document_path(paths, output)
     if document.suffix == ".html":
         return [document] if document.exists() else []
-    figures = sorted((document.parent / FIGURES).glob("*.svg"))
-    return [*filter(Path.exists, (document, document.with_suffix(".html"))), *filter(_is_figure, figures)]
+    figures = [path for path in sorted((document.parent / FIGURES).glob("*.svg")) if is_report(path, FIGURE_MARK)]
+    return [*filter(Path.exists, (document, document.with_suffix(".html"))), *figures]
 
 
 def _document_path(paths: Sequence[str | Path], output: str | Path | None) -> Path:
@@ -131,11 +140,6 @@ def _document_path(paths: Sequence[str | Path], output: str | Path | None) -> Pa
     if not document.parent.is_dir():
         raise FileNotFoundError(f"the folder of {str(document)!r} does not exist")
     return document
-
-
-def _is_figure(path: Path) -> bool:
-    """Whether a file is a figure of an earlier report."""
-    return FIGURE_MARK in path.read_text(encoding="utf-8", errors="replace")
 
 
 # --- Training runs, and the demo ---
@@ -288,7 +292,6 @@ def _demo_page(run_dir: Path) -> str:
     example = _read_existing(run_dir / "attention.json", AttentionExample)
     records, baselines = (results.records, results.baselines) if results else ((), ())
     runs = _demo_runs(run_dir)
-    tokens = _tokens_per_step(results.settings.get("language")) if results else None
     maps = list(_maps(example)) if example else []
     asked = plots.asked_positions(example) if example else []
     of_queries = (weight for _, rows in maps for position in asked for weight in rows[position])
@@ -312,7 +315,7 @@ def _demo_page(run_dir: Path) -> str:
         example=example,
         ends=tables.ends_table(results) if results else None,
         learning=learning_sentences(records, baselines),
-        losses=loss_sentences(records, tokens),
+        losses=loss_sentences(records),
         types=ATTENTION_TYPES,
         maps=[_map_figure(example, rows, name, largest or 1.0) for name, rows in maps if example],
         largest=largest,
@@ -349,15 +352,6 @@ def _map_figure(example: AttentionExample, rows: list[list[float]], title: str, 
     at_answer = ", ".join(f"{rows[example.query_position][position]:.2f}" for position in example.answer_positions)
     figure = plots.attention_map(rows, example, title=title, largest=largest)
     return Drawing(figure, f"{title}: every query's weights; the marked query gives the answer {at_answer}.")
-
-
-def _tokens_per_step(recipe: Any) -> int | None:
-    """The tokens of a step by a recipe among the settings of results; None where they have none."""
-    data = recipe.get("data") if isinstance(recipe, dict) else None
-    if not isinstance(data, dict):
-        return None
-    count, length = data.get("batch_size"), data.get("length")
-    return count * length if isinstance(count, int) and isinstance(length, int) else None
 
 
 def _task_curves(task: str, demo_runs: Sequence[LoggedRun], levels: dict[str, float]) -> Iterator[Drawing]:

@@ -28,12 +28,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from diff_lab.coordinates import NOWHERE, Coordinates, axis
-from diff_lab.learning import (
-    ACCURACY_CURVE,
-    CURVES,
-    LOSS_CURVE,
-    curves_of_one_rate,
-)
+from diff_lab.learning import ACCURACY_CURVE, CURVES, LOSS_CURVE, curves_of_one_rate
 from diff_lab.record import AttentionExample, Baseline, Comparison, Result, Verdict
 from diff_lab.report import wording
 from diff_lab.report.documents import DARK, LIGHT, THEME
@@ -261,10 +256,16 @@ def frame(records: Sequence[Result], coordinate: str) -> pd.DataFrame:
     """A row for each record: variant, seed, position along the coordinate, value, and the ends of its interval."""
     unknown = (math.nan, math.nan)
     rows = [
-        (one.variant, one.seed, one.coordinates.position(coordinate), one.value, *(one.interval or unknown))
+        (one.variant, str(one.seed), one.coordinates.position(coordinate), one.value, *(one.interval or unknown))
         for one in records
     ]
     return pd.DataFrame(rows, columns=["variant", "seed", "x", "value", "low", "high"])
+
+
+def _whole(data: pd.DataFrame) -> pd.DataFrame:
+    """The steps of each variant that all of its seeds have: where one diverged, the others are not its mean."""
+    present = data.groupby(["variant", "x"]).value.transform("size")
+    return data[present == data.groupby("variant").seed.transform("nunique")]
 
 
 def _mean_lines(data: pd.DataFrame, variants: Sequence[str], *, student: bool = False) -> list[Series]:
@@ -306,7 +307,7 @@ def learning_figures(results: ExperimentResults, called: str) -> Iterator[Drawin
         data["x"] *= tokens or 1
         over = "tokens of training" if tokens else "step of training"
         part = f", {at.label}" if at else ""
-        lines = _mean_lines(data, wording.variants_of(records))
+        lines = _mean_lines(_whole(data), wording.variants_of(records), student=True)
         levels = known_levels(file.baselines) if name == ACCURACY_CURVE else {}
         figure = line_plot(
             lines,
@@ -320,7 +321,7 @@ def learning_figures(results: ExperimentResults, called: str) -> Iterator[Drawin
         title = f"{called}: validation {word}{part} over training"
         kind = f"learning-{word}" if has_both else "learning"
         cut = "" if name == ACCURACY_CURVE else " The beginning is cut off."
-        caption = _seeds(data) + cut
+        caption = _seeds(data, "are 95 % intervals (Student's t), cut at the axis") + cut
         yield Drawing(figure, f"{title}: {'; '.join(ends)}.", caption, title, slug(f"{results.anchor}-{kind}{part}"))
         if name == LOSS_CURVE:
             yield from _differences(results, called, data, at, over)
@@ -339,9 +340,9 @@ def _tokens_per_step(results: ExperimentResults, at: Coordinates) -> int | None:
     return known[0] if known else None
 
 
-def _seeds(data: pd.DataFrame) -> str:
+def _seeds(data: pd.DataFrame, bands: str) -> str:
     seeds = data.seed.nunique()
-    return f"Mean of {seeds} seeds; bands from the lowest to the highest." if seeds > 1 else "One seed."
+    return f"Mean of {seeds} seeds; bands {bands}." if seeds > 1 else "One seed."
 
 
 def _differences(
@@ -358,7 +359,7 @@ def _differences(
         paired[label] = difference.assign(variant=label)
     if not paired:
         return
-    lines = _mean_lines(pd.concat(paired.values()), list(paired), student=True)
+    lines = _mean_lines(_whole(pd.concat(paired.values())), list(paired), student=True)
     lines = [replace(line, colour=CYCLE[number % len(CYCLE)]) for number, line in enumerate(lines) if line.x]
     part = f", {at.label}" if at else ""
     title = f"{called}: difference in validation loss{part} over training"
@@ -470,7 +471,7 @@ def along(
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
     words = "; ".join(map(ends_in_words, (*lines, *levels))).replace(wording.DIVERGED, missing)
-    caption = _seeds(data)
+    caption = _seeds(data, "from the lowest to the highest")
     if data.seed.nunique() < 2 and data.low.notna().any():
         caption += " Bands are 95 % intervals of the measurement."
     if data.value.isna().any():
