@@ -34,8 +34,8 @@ from diff_lab.bench.bench_pages import (
 )
 from diff_lab.experiments.request import as_defined
 from diff_lab.record import CardRecord, Comparison
-from diff_lab.report.experiment_tables import ExperimentResults, name_in_report, read_experiments
-from diff_lab.report.measured_tables import rows_of
+from diff_lab.report.experiments import ExperimentResults, name_in_report, read_experiments
+from diff_lab.report.tables import rows_of
 from diff_lab.report.wording import (
     LEVELS,
     format_difference,

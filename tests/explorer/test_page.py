@@ -15,7 +15,7 @@ import torch
 
 from decoded_maps import decode_maps
 from diff_lab.data import byte_tokenizer
-from diff_lab.report.run_pages import build_run_report
+from diff_lab.report.pages import build_run_report
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
 from diff_transformer.explorer import (
     Example,

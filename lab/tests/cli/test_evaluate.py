@@ -16,7 +16,7 @@ from diff_lab.cli.eval_command import batches_of
 from diff_lab.cli.recipe_options import find_recipe
 from diff_lab.data import byte_tokenizer
 from diff_lab.record import Result
-from diff_lab.report.measured_tables import harness_table
+from diff_lab.report.tables import measure_table
 from diff_lab.results_files import capture_results, read_results
 from diff_lab.train import load_recipe
 from diff_transformer.cli.checkpoints import load_tokenizer
@@ -52,8 +52,9 @@ def test_examples_before_the_questions_are_named() -> None:
         Result(name=f"harness/{task}/acc", value=0.5, method=method, **shared)
         for task, method in (("a", "0-shot"), ("b", "5-shot"), ("c", "2-shot; Wilson's score interval"), ("d", ""))
     ]
-    table = harness_table(capture_results("Evaluation", {}, records, "cpu"))
-    assert column(table, "task") == ["a", "b (5-shot)", "c (2-shot)", "d"]
+    table = measure_table(capture_results("Evaluation", {}, records, "cpu"), methods=True)
+    assert column(table, "measure") == ["a/acc ↑", "b/acc ↑", "c/acc ↑", "d/acc ↑"]
+    assert column(table, "by") == ["0-shot", "5-shot", "2-shot; Wilson's score interval", "–"]
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +79,9 @@ def test_questions_of_ones_own_are_measured(run: Run, text_run: Path, questions:
     assert written.settings["published"] == {}
     assert "lm_eval" in written.versions
     for record in written.records:
-        line = next(line for line in result.stdout.splitlines() if f" {record.name.split('/')[-1]} ↑" in line)
+        line = next(line for line in result.stdout.splitlines() if f"/{record.name.split('/')[-1]} ↑" in line)
         assert f" {record.value:.3f} [" in line
-    assert "DIFF here" in result.stdout
+    assert "DIFF" in result.stdout
     assert "paper" not in result.stdout
     assert written.settings["notes"] == []
     fails(run("eval", text_run, "--tasks", questions, "--output", output), "--output must be a new file")
@@ -94,12 +95,11 @@ def test_the_paper_stands_beside_what_was_measured(run: Run, text_run: Path, que
     options = ("--include-path", tmp_path / "tasks", "--limit", 2, "--num-fewshot", 0, "--output", output)
     result = run("eval", text_run, "--tasks", f"piqa, hellaswag,{questions}", *options)
     assert result.exit_code == 0
-    lines = {tuple(line.split()[1:4:2]): line for line in result.stdout.splitlines() if "↑" in line and "│" in line}
-    numbers = {key: [cell.strip() for cell in line.split("│")[4:8]] for key, line in lines.items()}
-    assert numbers["piqa", "acc"] == ["2", "0.768", "0.767", "0.760"]
-    assert numbers["hellaswag", "acc_norm"] == ["2", "0.714", "0.700", "0.686"]
-    assert numbers["piqa", "acc_norm"] == ["2", "–", "–", "–"]
-    assert numbers["mine", "acc"] == ["2", "–", "–", "–"]
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line]
+    numbers = {row[0]: [row[2], *row[4:]] for row in rows}
+    assert numbers["piqa/acc ↑"] == ["2", "0.768", "0.767", "0.760"]
+    assert numbers["hellaswag/acc_norm ↑"] == ["2", "0.714", "0.700", "0.686"]
+    assert numbers["piqa/acc_norm ↑"] == numbers["mine/acc ↑"] == ["2", "–", "–", "–"]
     assert "DIFF-3B (paper)" in result.stdout
     assert "3B parameters after 1T tokens" in result.stdout
     notes = read_results(output).settings["notes"]

@@ -15,8 +15,8 @@ from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE, curves_of
 from diff_lab.measure import standard
 from diff_lab.measure.retrieval import FIRST_QUERY
 from diff_lab.record import AttentionExample, Result, Samples
-from diff_lab.report.measured_tables import demo_table
-from diff_lab.report.run_pages import build_run_report
+from diff_lab.report.pages import build_run_report
+from diff_lab.report.tables import demo_table
 from diff_lab.results_files import read_record, read_results
 from diff_lab.train import TrainingInterrupted, load_recipe
 from diff_transformer import DiffTransformerForCausalLM

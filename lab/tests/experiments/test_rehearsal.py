@@ -25,7 +25,7 @@ from diff_lab.experiments.request import ExperimentRequest, as_defined, request_
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.measure import gradients
 from diff_lab.measure.measurement import MeasurementRequest
-from diff_lab.report.experiments_report import build_results_report
+from diff_lab.report.pages import build_results_report
 from diff_lab.results_files import read_results
 from diff_lab.train import build_data, build_model, load_recipe
 from diff_lab.train.training_plan import Plan

@@ -26,7 +26,7 @@ from diff_lab.experiments.runner import run_experiment
 from diff_lab.learning import ACCURACY_CURVE, curves_of
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_lab.record import Result, ResultsFile
-from diff_lab.report.experiments_report import build_results_report
+from diff_lab.report.pages import build_results_report
 from diff_lab.results_files import device_name, read_results, write_json
 from diff_lab.train import DivergenceError, Progress, TrainingInterrupted, load_recipe
 from diff_transformer.storage.files import read_json, read_metrics

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from diff_lab.coordinates import NOWHERE, Coordinates
-from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE, curves_of
+from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE
 from diff_lab.record import Baseline, Result, ResultsFile
-from diff_lab.report.experiment_tables import ExperimentResults
-from diff_lab.report.experiments_report import build_results_report
-from diff_lab.report.learning_figures import differences, learning_figures
-from diff_lab.report.learning_tables import NO_CURVES, TOO_FEW, ends_table, ratios_table
+from diff_lab.report.experiments import ExperimentResults
+from diff_lab.report.pages import build_results_report
+from diff_lab.report.plots import learning_figures
+from diff_lab.report.tables import NO_CURVES, TOO_FEW, ends_table, ratios_table
 from diff_lab.results_files import capture_results, write_json
 from diff_lab.statistics import compare, mean_interval
 from diff_lab.verdicts import judge
@@ -113,18 +113,6 @@ def test_variants_of_different_learning_rates_have_no_ratio() -> None:
     assert ratios_table(results({"diff": [FAST], "softmax": [SLOW]}, rates={"diff": 3e-4})) is None
 
 
-def test_their_curves_have_no_line_to_reach_and_a_caption() -> None:
-    losses = {"diff": [LOW], "softmax": [HIGH]}
-    curves, difference = drawings(results(losses, name=LOSS_CURVE))
-    assert texts(curves) == ["end 3.000"]
-    assert "Dotted" in curves.caption
-    assert "rates" not in difference.caption
-    curves, difference = drawings(results(losses, name=LOSS_CURVE, rates={"diff": 3e-4}))
-    assert texts(curves) == []
-    assert "Dotted" not in curves.caption
-    assert "comes of the rates as well" in difference.caption
-
-
 @pytest.mark.parametrize(
     ("first", "second", "cells"),
     [
@@ -172,29 +160,21 @@ def drawings(file: ResultsFile) -> list[Any]:
     return list(learning_figures(ExperimentResults("recall", "cpu", file), "Recall"))
 
 
-def texts(drawing: Any) -> list[str]:
-    return [text.get_text() for text in drawing.figure.axes[0].texts]
+def legend(drawing: Any) -> list[str]:
+    return [text.get_text() for text in drawing.figure.legends[0].get_texts()]
 
 
 def test_curves_are_drawn_with_their_levels() -> None:
     (drawing,) = drawings(results({"diff": [FAST, SLOW], "softmax": [SLOW, FLAT]}))
-    assert texts(drawing) == ["chance 0.10", "floor 0.30", "by elimination 0.50", "0.7", "0.9"]
+    assert legend(drawing) == ["DIFF", "Transformer", "chance 0.10", "floor 0.30", "by elimination 0.50"]
     assert drawing.figure.axes[0].get_ylim() == (0.0, 1.0)
     assert drawing.name == "recall-cpu-learning"
     assert "DIFF goes from 0.150 to 0.875; Transformer goes from 0.100 to 0.450" in drawing.alt
-    # Bands of two seeds would go far beyond the axis.
-    for band in drawing.figure.axes[0].collections:
-        heights = band.get_paths()[0].vertices[:, 1]
-        assert 0 <= heights.min() <= heights.max() <= 1
-    assert "mean of 2 seeds" in drawing.caption
-    assert "<svg" in drawing.svg
-
-
-def test_levels_of_one_height_are_one_line() -> None:
+    assert "Mean of 2 seeds" in drawing.caption
     guessing = Baseline(name=ACCURACY_CURVE, chance=0.25, floor=0.25, steps=500)
     (drawing,) = drawings(results({"diff": [FAST], "softmax": [SLOW]}, baselines=[guessing]))
-    assert texts(drawing) == ["floor 0.25", "0.5", "0.7", "0.9"]
-    assert "one seed" in drawing.caption
+    assert legend(drawing)[2:] == ["floor 0.25"], "levels of one height are one line"
+    assert "One seed" in drawing.caption
 
 
 def test_of_losses_the_differences_are_drawn_too_over_tokens() -> None:
@@ -203,37 +183,46 @@ def test_of_losses_the_differences_are_drawn_too_over_tokens() -> None:
     for drawing in (curves, difference):
         axes = drawing.figure.axes[0]
         assert axes.get_xlabel() == "tokens of training"
-        assert axes.get_xlim() == (0, 500 * 2048)
-    assert texts(curves) == ["end 3.000"]
+        assert list(axes.lines[0].get_xdata()) == [100 * number * 2048 for number in range(1, 6)]
     assert difference.name == "recall-cpu-learning-difference"
-    assert "DIFF − Transformer ends at -0.200" in difference.alt
-    first, second = curves_of(file.records)
-    steps, means, intervals = differences(first, second)
-    assert steps == [100, 200, 300, 400, 500]
-    assert means[0] == pytest.approx(-0.5)
-    assert intervals[-1] == mean_interval((LOW[-1] - HIGH[-1], 0.0))
+    assert "DIFF − Transformer goes from -0.500 to -0.200" in difference.alt
+    line, band = difference.figure.axes[0].lines[0], difference.figure.axes[0].collections[0]
+    assert line.get_ydata()[0] == pytest.approx(-0.5)
+    ends = mean_interval((LOW[-1] - HIGH[-1], 0.0))
+    heights = [y for x, y in band.get_paths()[0].vertices if x == 500 * 2048]
+    assert ends == pytest.approx((min(heights), max(heights)))
     # Results that do not tell how many tokens a step has are drawn over steps.
-    (curves, _) = drawings(results({"diff": [LOW], "softmax": [HIGH]}, name=LOSS_CURVE))
+    curves, _ = drawings(results({"diff": [LOW], "softmax": [HIGH]}, name=LOSS_CURVE))
     assert curves.figure.axes[0].get_xlabel() == "step of training"
+
+
+def test_differences_of_unlike_learning_rates_say_so() -> None:
+    losses = {"diff": [LOW], "softmax": [HIGH]}
+    assert "rates" not in drawings(results(losses, name=LOSS_CURVE))[1].caption
+    unlike = drawings(results(losses, name=LOSS_CURVE, rates={"diff": 3e-4}))[1]
+    assert "comes of the rates as well" in unlike.caption
 
 
 def test_runs_that_diverged_and_single_validations_leave_no_curve() -> None:
     assert drawings(results({"diff": [(0.9,)], "softmax": [(0.8,)]})) == []
     lost = results({"diff": [LOW, (5.0, 4.0, NAN)], "softmax": [HIGH, HIGH]}, name=LOSS_CURVE)
-    curves, _ = drawings(lost)
-    assert "DIFF goes from 4.500 to" in curves.alt
+    curves, difference = drawings(lost)
+    assert "DIFF goes from 4.500 to diverged" in curves.alt, "not to what the other seed comes to"
+    line, cross, *_ = difference.figure.axes[0].lines
+    assert list(line.get_xdata()) == [100, 200, 300]
+    assert (list(cross.get_xdata()), cross.get_marker()) == ([300], "x")
 
 
 @pytest.mark.parametrize(
-    ("diverged", "low", "high"),
-    [((5.0, *[NAN] * 19), 4.94, 5.06), ((5.0, 4.0, *[NAN] * 18), 3.94, 4.06), ([NAN] * 20, 0, 1)],
+    ("diverged", "ends"),
+    [((5.0, *[NAN] * 19), (4.94, 5.06)), ((5.0, 4.0, *[NAN] * 18), (3.94, 4.06)), ([NAN] * 20, None)],
 )
 def test_losses_that_all_diverged_in_the_beginning_are_drawn(
-    tmp_path: Path, diverged: Sequence[float], low: float, high: float
+    tmp_path: Path, diverged: Sequence[float], ends: tuple[float, float] | None
 ) -> None:
     """As with `compare --learning-rates 1`: no mean is left after the first tenth of training, and no level."""
     file = results({"diff": [diverged], "softmax": [diverged]}, name=LOSS_CURVE)
-    assert drawings(file)[0].figure.axes[0].get_ylim() == pytest.approx((low, high))
+    assert ends is None or drawings(file)[0].figure.axes[0].get_ylim() == pytest.approx(ends)
     write_json(tmp_path / "recall.json", file)
     document, _ = build_results_report([tmp_path])
     assert "recall-cpu-learning.svg" in document.read_text(encoding="utf-8")

@@ -11,9 +11,9 @@ from markdown_it import MarkdownIt
 from diff_lab.coordinates import NOWHERE, Coordinates
 from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE
 from diff_lab.record import Baseline, Headline, Result, ResultsFile
-from diff_lab.report.experiment_tables import ExperimentResults
-from diff_lab.report.experiments_report import build_results_report
-from diff_lab.report.summary import certainty, corrected, summary
+from diff_lab.report.experiments import ExperimentResults
+from diff_lab.report.pages import build_results_report
+from diff_lab.report.summary import certainty, corrected, learning_sentences, loss_sentences, summary
 from diff_lab.results_files import capture_results, write_json
 from diff_lab.statistics import compare
 from diff_lab.verdicts import judge
@@ -91,13 +91,10 @@ def test_all_experiments_are_in_it_in_their_order() -> None:
 
 
 def test_a_comparison_without_a_sentence_is_described() -> None:
-    part = summary([found(WON, headline=Headline(name="x"))])[0]
-    assert part.findings[0].sentence.startswith("DIFF has a higher x than the Transformer: 0.700")
-
-
-def test_a_claim_is_not_said_of_another_comparison() -> None:
-    part = summary([found(WON, headline=Headline(name="x", coordinates=Coordinates(needles=2), claim=CLAIM))])[0]
-    assert part.findings[0].sentence.startswith("DIFF has a higher x than the Transformer: 0.700")
+    another = Headline(name="x", coordinates=Coordinates(needles=2), claim=CLAIM)
+    for headline in (Headline(name="x"), another):
+        part = summary([found(WON, headline=headline)])[0]
+        assert part.findings[0].sentence.startswith("DIFF has a higher x than the Transformer: 0.700")
 
 
 def test_what_no_comparison_stands_for_is_left_out() -> None:
@@ -146,11 +143,7 @@ def test_what_a_correction_for_their_number_leaves() -> None:
     assert "After Holm's correction for the 3 named comparisons p is below 0.05 in" in certainty(results)
     assert certainty([found(OPEN), found(OPEN, name="fig4")]).endswith("p is below 0.05 in none of them.")
     assert "Holm" not in certainty([found(WON)])
-
-
-def test_a_report_of_nothing_compared_says_nothing() -> None:
-    assert certainty([]) == ""
-    assert summary([]) == []
+    assert (certainty([]), summary([])) == ("", [])
 
 
 def test_the_report_begins_with_the_findings(tmp_path: Path) -> None:
@@ -163,6 +156,7 @@ def test_the_report_begins_with_the_findings(tmp_path: Path) -> None:
     assert "Does not hold" in words
     assert "docs/log.md" in words
     assert "inconclusive" not in words  # how to read the verdicts comes after them
+    assert "In a sentence each" not in text, "few experiments are told at once"
     assert text.index("## Overview") < text.index("## How to read the tables") < text.index("## Recall")
     html = page.read_text(encoding="utf-8")
     assert html.index("Does not hold") < html.index("Overview</h2>") < html.index("How to read the tables")
@@ -201,9 +195,86 @@ def test_the_opening_of_many_experiments_names_those_that_are_open_by_who_is_ahe
     assert html.index("is ahead so far in <a") < html.index("Overview") < html.index("In a sentence each")
 
 
-def test_a_report_of_few_experiments_says_all_at_once(tmp_path: Path) -> None:
-    write_json(tmp_path / "fig5.json", found(OPEN, name="fig5").file)
-    document, _ = build_results_report([tmp_path], complete=lambda file: file)
-    text = document.read_text(encoding="utf-8")
-    assert f"- [Figure 5](#fig5-cpu): {CLAIM}: " in text[: text.index("## Overview")]
-    assert "In a sentence each" not in text
+# --- The demo: one seed, whichever variant is ahead ---
+
+LEVELS = [Baseline(name=ACCURACY_CURVE, chance=0.06, floor=0.34, steps=400)]
+
+
+def demo_curves(name: str, diff: Sequence[float], softmax: Sequence[float]) -> list[Result]:
+    """Both curves, with a validation every 100 steps."""
+    return [
+        Result(name=name, variant=variant, value=value, seed=0, coordinates=Coordinates(step=100 * number))
+        for variant, values in (("softmax", softmax), ("diff", diff))
+        for number, value in enumerate(values, 1)
+    ]
+
+
+SOON, LATER = (0.5, 0.7, 0.9, 0.94), (0.3, 0.4, 0.6, 0.96)
+
+
+@pytest.mark.parametrize(
+    ("diff", "softmax", "said"),
+    [
+        (
+            SOON,
+            LATER,
+            [
+                "DIFF reaches 50 % after 100 steps, the Transformer after 250 (2.5 times as many).",
+                "DIFF reaches 90 % after 300 steps, the Transformer after 383 (1.3 times as many).",
+                "At the end the Transformer is ahead: DIFF has 94.0 % and the Transformer 96.0 %.",
+            ],
+        ),
+        (
+            LATER,
+            SOON,
+            [
+                "The Transformer reaches 50 % after 100 steps, DIFF after 250 (2.5 times as many).",
+                "The Transformer reaches 90 % after 300 steps, DIFF after 383 (1.3 times as many).",
+                "At the end DIFF is ahead: DIFF has 96.0 % and the Transformer 94.0 %.",
+            ],
+        ),
+        (
+            (0.3, 0.4, 0.4, 0.6),
+            (0.3, 0.3, 0.3, 0.35),
+            [
+                "DIFF reaches 50 % after 350 steps; the Transformer does not within 400.",
+                "At the end DIFF is ahead: DIFF has 60.0 % and the Transformer 35.0 %.",
+            ],
+        ),
+        (
+            (0.1, 0.2, 0.3, 0.3),
+            (0.1, 0.2, 0.3, 0.305),
+            [
+                "Neither reaches 50 % within 400 steps.",
+                "At the end they are equal within a point: DIFF has 30.0 % and the Transformer 30.5 %.",
+            ],
+        ),
+        (
+            (0.4, 0.6, 0.8, 0.8),
+            (0.4, 0.6, 0.6, 0.6),
+            [
+                "Both reach 50 % after 150 steps.",
+                "DIFF reaches 70 % after 250 steps; the Transformer does not within 400.",
+                "At the end DIFF is ahead: DIFF has 80.0 % and the Transformer 60.0 %.",
+            ],
+        ),
+    ],
+    ids=["crossed", "the other way round", "one alone", "neither", "both at once"],
+)
+def test_sentences_on_learning(diff: Sequence[float], softmax: Sequence[float], said: list[str]) -> None:
+    assert learning_sentences(demo_curves(ACCURACY_CURVE, diff, softmax), LEVELS) == said
+
+
+def test_sentences_on_losses_say_who_is_behind() -> None:
+    records = demo_curves(LOSS_CURVE, (6.0, 5.0, 4.52), (5.5, 4.9, 4.515))
+    assert loss_sentences(records, 2048) == [
+        "After 100 steps (0.2 million tokens), DIFF's validation loss is 0.50 nats above that of the Transformer.",
+        "At the end, after 300 steps (0.61 million tokens), DIFF's validation loss equals that of the Transformer "
+        "within 0.01 nats.",
+    ]
+    records = demo_curves(LOSS_CURVE, (6.0, 4.0), (6.0, 4.25))
+    assert loss_sentences(records)[1].endswith(
+        "after 200 steps, DIFF's validation loss is 0.25 nats below that of the Transformer."
+    )
+    assert loss_sentences(demo_curves(LOSS_CURVE, (), ())) == []
+    assert loss_sentences(demo_curves(LOSS_CURVE, (float("nan"),), (4.0,))) == []

@@ -1,6 +1,7 @@
 """Differences in words."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,14 +9,12 @@ import pytest
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.record import Baseline, Comparison, Interval, ResultsFile
-from diff_lab.report.experiment_tables import comparison_table, verdict_table
+from diff_lab.report.documents import Table
+from diff_lab.report.tables import verdict_table
 from diff_lab.report.wording import (
     format_difference,
     level_cells,
-    levels_mark,
     missing_word,
-    variant_label,
-    verdict_mark,
     verdict_text,
 )
 from table_cells import column
@@ -35,12 +34,6 @@ from table_cells import column
 def test_a_difference_has_the_decimals_that_tell_it(difference: float, interval: Interval | None, text: str) -> None:
     row = Comparison(name="a", variant="diff", against="softmax", ours=(1, 1), difference=difference, interval=interval)
     assert format_difference(row) == text
-
-
-def test_a_variant_is_named_after_its_variant() -> None:
-    assert variant_label("softmax, half the heads") == "Transformer, half the heads"
-    assert variant_label("diff") == "DIFF"
-    assert variant_label("a tenfold difference") == "a tenfold difference"
 
 
 def judged(**settings: Any) -> Comparison:
@@ -114,23 +107,19 @@ def test_what_is_missing_diverged_only_where_a_run_of_its_variants_did(
     assert missing_word(judged(verdict="inconclusive", **settings), variants) == word
 
 
+def terminal_table(*rows: Comparison, variants: Sequence[dict[str, Any]] = ()) -> Table:
+    environment = {"command": "x", "device": "a machine", "versions": {}, "commit": None, "created": "today"}
+    settings = {"variants": list(variants)}
+    return verdict_table(ResultsFile(title="t", settings=settings, records=(), comparisons=rows, **environment))
+
+
 def test_the_terminal_tells_what_diverged_from_what_is_not_known() -> None:
     nothing = {"ours": (math.nan, 1.0), "difference": math.nan, "verdict": "inconclusive"}
-    rows = (judged(**nothing), judged(**nothing, against="other"))
     variants = [trained("diff"), trained("softmax", diverged=(1,)), trained("other")]
-    environment = {"command": "x", "device": "a machine", "versions": {}, "commit": None, "created": "today"}
-    table = verdict_table(
-        ResultsFile(title="t", settings={"variants": variants}, records=(), comparisons=rows, **environment)
-    )
-    here, difference = column(table, "here"), column(table, "difference")
-    assert here == ["diverged / 1.000", "not known / 1.000"]
-    assert difference == ["diverged", "not known"]
-
-
-def test_the_terminal_says_that_verdicts_are_uncorrected() -> None:
-    environment = {"command": "x", "device": "a machine", "versions": {}, "commit": None, "created": "today"}
-    table = verdict_table(ResultsFile(title="t", settings={}, records=(), **environment))
-    assert "No verdict is corrected for the number of comparisons" in str(table.caption)
+    table = terminal_table(judged(**nothing), judged(**nothing, against="other"), variants=variants)
+    assert column(table, "Here") == ["diverged / 1.000", "not known / 1.000"]
+    assert column(table, "Difference") == ["diverged", "not known"]
+    assert "No verdict is corrected for the number of comparisons" in table.caption
 
 
 LEVELS = Baseline(name="a", chance=0.0625, floor=0.53125, by_elimination=0.765625, steps=1000)
@@ -160,46 +149,29 @@ LEVELS = Baseline(name="a", chance=0.0625, floor=0.53125, by_elimination=0.76562
 def test_a_verdict_says_who_has_not_begun_to_learn(settings: dict[str, Any], text: str) -> None:
     row = judged(baseline=LEVELS, verdict="not comparable", **settings)
     assert verdict_text(row) == text
-    assert verdict_mark(row) == ""
 
 
 @pytest.mark.parametrize(
-    ("settings", "text", "mark"),
+    ("settings", "text"),
     [
-        ({"interval": (-2.0, -0.5)}, "still learning at 1,500 steps; DIFF is ahead so far", "DIFF ahead"),
+        ({"interval": (-2.0, -0.5)}, "still learning at 1,500 steps; DIFF is ahead so far"),
         (
             {"interval": (0.5, 2.0), "exploratory": True},
             "open question: still learning at 1,500 steps; the Transformer is ahead so far",
-            "Transformer ahead",
         ),
-        (
-            {"interval": (0.5, 2.0), "against": "softmax, half the heads"},
-            "still learning at 1,500 steps; the Transformer, half the heads is ahead so far",
-            "second ahead",
-        ),
-        ({"interval": (-2.0, 0.5)}, "still learning at 1,500 steps; no difference so far", "no difference yet"),
-        ({"interval": None, "differences": (-1.0,)}, "still learning at 1,500 steps; one seed", "one seed"),
+        ({"interval": (-2.0, 0.5)}, "still learning at 1,500 steps; no difference so far"),
+        ({"interval": None, "differences": (-1.0,)}, "still learning at 1,500 steps; one seed"),
     ],
 )
-def test_a_verdict_says_who_is_ahead_while_they_learn(settings: dict[str, Any], text: str, mark: str) -> None:
-    row = judged(verdict="still learning", steps=1500, still_learning=("softmax",), **settings)
-    assert verdict_text(row) == text
-    assert verdict_mark(row) == mark
+def test_a_verdict_says_who_is_ahead_while_they_learn(settings: dict[str, Any], text: str) -> None:
+    assert verdict_text(judged(verdict="still learning", steps=1500, still_learning=("softmax",), **settings)) == text
 
 
 def test_chance_and_floor_stand_beside_accuracies_alone() -> None:
     row = judged(verdict="reproduced", baseline=LEVELS)
     assert level_cells(row) == ("0.062", "0.531; 0.766 by elimination")
-    assert levels_mark(row) == " (0.06,\N{NO-BREAK SPACE}0.77)"
-    assert column(comparison_table([row]), "Chance") == ["0.062"]
-    assert column(comparison_table([row]), "Floor") == ["0.531; 0.766 by elimination"]
-    for unlevelled in (
-        judged(verdict="reproduced"),
-        judged(verdict="reproduced", baseline=replace(LEVELS, is_accuracy=False)),
-    ):
-        assert (*level_cells(unlevelled), levels_mark(unlevelled)) == ("–", "–", "")
-        assert "Chance" not in comparison_table([unlevelled]).head
-    environment = {"command": "x", "device": "a machine", "versions": {}, "commit": None, "created": "today"}
-    table = verdict_table(ResultsFile(title="t", settings={}, records=(), comparisons=(row,), **environment))
-    assert column(table, "chance / floor") == ["0.062 / 0.531; 0.766 by elimination"]
-    assert "begun to learn" in table.caption
+    assert column(terminal_table(row), "Chance / floor") == ["0.062 / 0.531; 0.766 by elimination"]
+    assert "begun to learn" in terminal_table(row).caption
+    variance = judged(verdict="reproduced", baseline=replace(LEVELS, is_accuracy=False))
+    for unlevelled in (judged(verdict="reproduced"), variance):
+        assert "Chance / floor" not in terminal_table(unlevelled).head

@@ -74,7 +74,7 @@ def compare(
     )
     from diff_lab.experiments.runner import run_experiment
     from diff_lab.record import OWN
-    from diff_lab.report.experiments_report import DOCUMENT, build_results_report
+    from diff_lab.report.pages import DOCUMENT, build_results_report
     from diff_lab.train import build_data
 
     resolved = _with_text(recipe, settings or [], text or [])

@@ -14,8 +14,8 @@ from rich.text import Text
 from diff_lab.cli.recipe_options import fill_text
 from diff_lab.experiments.demo import DemoPart, DemoProgress
 from diff_lab.record import Result
-from diff_lab.report.demo_findings import learning_sentences, loss_sentences
 from diff_lab.report.run_watch import TerminalPanel, WatchedRun, picture
+from diff_lab.report.summary import learning_sentences, loss_sentences
 from diff_lab.report.wording import variant_label
 from diff_lab.train import Progress
 

@@ -28,7 +28,7 @@ def evaluate_tasks(
 ) -> "Iterator[tuple[ResultsFile, Table]]":
     """The results up to each task, when that is done, and their table."""
     from diff_lab.measure.harness import load_tasks, measure_tasks, published, table_1_average, task_names
-    from diff_lab.report.measured_tables import harness_table
+    from diff_lab.report.tables import measure_table
     from diff_lab.results_files import capture_results
     from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer, shown_folder
     from diff_transformer.environment import installed_version
@@ -61,7 +61,7 @@ def evaluate_tasks(
             f"lm-evaluation-harness on {shown_folder(folder)}", settings, shown, str(model.device)
         )
         results = replace(results, versions={**results.versions, "lm_eval": installed_version("lm_eval")})
-        yield results, harness_table(results)
+        yield results, measure_table(results, methods=True)
 
 
 def evaluate_measures(
@@ -70,7 +70,7 @@ def evaluate_measures(
     """The results of all measurements at once, and their table: of those named, or else of the standard measurement."""
     from diff_lab.data import TextFiles
     from diff_lab.measure.measurement import EvalInput
-    from diff_lab.report.measured_tables import demo_table, measure_table
+    from diff_lab.report.tables import demo_table, measure_table
     from diff_lab.results_files import capture_results
     from diff_lab.train.data_kinds import TextData
     from diff_transformer.cli.checkpoints import (
@@ -147,7 +147,7 @@ def evaluate_measures(
 def _are_measurements(names: list[str]) -> bool:
     """Whether the names are of measurements; if not, there are none or they are of the standard one's numbers."""
     from diff_lab.measure.measurement import MEASUREMENTS
-    from diff_lab.report.measured_tables import LABELS
+    from diff_lab.report.tables import LABELS
     from diff_transformer.suggestions import did_you_mean
 
     known = [*MEASUREMENTS, *LABELS]

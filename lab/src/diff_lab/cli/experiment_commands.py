@@ -40,8 +40,8 @@ def demo(
     from diff_lab.cli.demo_display import DemoDisplay
     from diff_lab.experiments.demo import ATTENTION, EXPLORER_PAGE, run_demo
     from diff_lab.record import AttentionExample
-    from diff_lab.report.measured_tables import demo_table
-    from diff_lab.report.run_pages import build_run_report
+    from diff_lab.report.pages import build_run_report
+    from diff_lab.report.tables import demo_table
     from diff_lab.results_files import read_record, read_results
     from diff_transformer.cli.explored_checkpoints import write_recorded_page
     from diff_transformer.explorer import Answer, Example
@@ -151,7 +151,7 @@ def reproduce(
     from diff_lab.cli.rehearsal_command import rehearse_all
     from diff_lab.experiments.request import as_defined, check_results, request_experiment, results_path
     from diff_lab.experiments.runner import run_experiment
-    from diff_lab.report.experiments_report import DOCUMENT, build_results_report
+    from diff_lab.report.pages import DOCUMENT, build_results_report
 
     shared = _shared_out(experiments, preset, text or [], parse_options(option or []))
     requests = [
@@ -235,8 +235,7 @@ def _duration(minutes: float | None) -> str:
 
 def show_results(results: ResultsFile, path: Path) -> None:
     """The comparisons, the variants, what a reader must know, and where all of it lies."""
-    from diff_lab.report.experiment_tables import variants_table, verdict_table
-    from diff_lab.report.learning_tables import ends_table, ratios_table
+    from diff_lab.report.tables import ends_table, ratios_table, variants_table, verdict_table
 
     out = console.output()
     for learning in filter(None, (ends_table(results), ratios_table(results))):
@@ -273,9 +272,8 @@ def report(
     Of results there is a Markdown document (RESULTS.md), its figures in the folder "figures" beside it, and one page
     that holds everything (RESULTS.html), or with `--output RESULTS.html` this page alone.
     """
-    from diff_lab.report.experiment_tables import holds_experiments
-    from diff_lab.report.experiments_report import build_results_report, results_report_files
-    from diff_lab.report.run_pages import build_run_report, run_report_path
+    from diff_lab.report.experiments import holds_experiments
+    from diff_lab.report.pages import build_results_report, build_run_report, results_report_files, run_report_path
 
     of_experiments = any(map(holds_experiments, paths))
     replaced = results_report_files(paths, output) if of_experiments else (run_report_path(paths, output),)

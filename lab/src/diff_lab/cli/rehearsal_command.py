@@ -21,7 +21,7 @@ def rehearse_all(requests: "Sequence[ExperimentRequest]") -> None:
     from diff_lab.experiments.rehearsal import rehearse
     from diff_lab.experiments.request import as_defined
     from diff_lab.report.documents import Table
-    from diff_lab.report.experiments_report import DOCUMENT, build_results_report
+    from diff_lab.report.pages import DOCUMENT, build_results_report
 
     messages = console.messages()
     phases = ("checks", "small experiment")

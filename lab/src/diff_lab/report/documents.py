@@ -11,9 +11,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
+from diff_transformer.variants import ATTENTION_TYPES
+
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
+# CSS variable → (light, dark). The variants' hues are Okabe and Ito's blue and vermilion, told apart by every kind of
+# colour vision; each shade has a contrast of at least 3 to the page behind it.
+THEME = {
+    "page": ("#ffffff", "#14171c"),
+    "ink": ("#1c2128", "#e6e9ee"),
+    "muted": ("#57606a", "#9aa4b0"),
+    "rule": ("#d4d9df", "#3a414b"),
+    **{name: described.colour for name, described in ATTENTION_TYPES.items()},
+    "fifth": ("#7a6a00", "#c9b22b"),
+    "sixth": ("#5b5bd6", "#9a9aff"),
+}
+# The same as CSS.
+LIGHT, DARK = ("".join(f"--{name}: {shades[side]}; " for name, shades in THEME.items()) for side in (0, 1))
 # What tells a report of this package from another file of the same name.
 HTML_MARK = '<meta name="generator" content="diff-transformer">'
 MARKDOWN_MARK = "<!-- Written by diff-lab report; it is replaced as a whole. -->"
@@ -21,15 +36,13 @@ MARKDOWN_MARK = "<!-- Written by diff-lab report; it is replaced as a whole. -->
 
 @dataclass(frozen=True)
 class Cell:
-    """Text of one cell, with an optional mark: `strong` sets it in bold, `anchor` makes it a link in its document."""
+    """Text of one cell; `anchor` makes it a link in its document."""
 
     text: str
-    strong: bool = False
     anchor: str = ""
 
     def markdown(self) -> str:
         text = escape_markdown(self.text)
-        text = f"**{text}**" if self.strong else text
         return f"[{text}](#{self.anchor})" if self.anchor else text
 
 
@@ -79,7 +92,7 @@ class Table:
         for row in self.rows:
             if len(row) == 1:
                 table.add_section()
-            table.add_row(*(Text(cell.text, style="bold" if cell.strong or len(row) == 1 else "") for cell in row))
+            table.add_row(*(Text(cell.text, style="bold" if len(row) == 1 else "") for cell in row))
         return table
 
 
@@ -113,9 +126,6 @@ _ENVIRONMENT.globals |= {"html_mark": HTML_MARK, "markdown_mark": MARKDOWN_MARK}
 
 def fill_page(template: str, **values: Any) -> str:
     """A page, every value escaped, whose figures have ids of their own: those drawn alike name their parts alike."""
-    # Here and not above: tables for a terminal need no matplotlib.
-    from diff_lab.report.figures import DARK, LIGHT
-
     numbers = itertools.count(1)
 
     def renamed(drawing: re.Match[str]) -> str:
@@ -132,16 +142,16 @@ def fill_markdown(template: str, **values: Any) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def is_marked(path: Path, mark: str) -> bool:
-    """Whether a file holds the mark of a report, as this version or 0.2.0 wrote it."""
+def is_report(path: Path, mark: str) -> bool:
+    """Whether a file holds a report's mark, also that of 0.2.0, when the command had the library's name."""
     text = path.read_text(encoding="utf-8", errors="replace")
-    return mark in text or mark.replace("diff-lab", "diff-transformer") in text
+    return mark in text.replace("diff-transformer report", "diff-lab report")
 
 
 def refuse_others(path: Path, mark: str) -> None:
-    """Raises FileExistsError where something else than a report lies at `path`: a file without the mark of one."""
+    """Raise FileExistsError where something else than a report lies at `path`: a file without the mark of one."""
     if path.is_dir():
         inside = str(path / "report.html")
         raise FileExistsError(f"{str(path)!r} is a folder; a report is a file in one, such as {inside!r}")
-    if path.exists() and not is_marked(path, mark):
+    if path.exists() and not is_report(path, mark):
         raise FileExistsError(f"{str(path)!r} exists and is not a report of ours, so it is left as it is")

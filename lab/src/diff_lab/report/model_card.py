@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from diff_lab.record import CardRecord, Result, ResultsFile
 from diff_lab.report.documents import Table, fill_markdown
-from diff_lab.report.measured_tables import NOTE, UNPAIRED, rows_of
+from diff_lab.report.tables import NOTE, UNPAIRED, rows_of
 from diff_lab.report.wording import LEVELS, levels_text, variant_label, variants_of
 from diff_transformer._version import INSTALL
 from diff_transformer.variants import ATTENTION_TYPES

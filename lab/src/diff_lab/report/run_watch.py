@@ -16,7 +16,7 @@ from rich.color import Color, blend_rgb
 from rich.color_triplet import ColorTriplet
 from rich.text import Text
 
-from diff_lab.report.run_pages import names_of, runs_in
+from diff_lab.report.pages import names_of, runs_in
 from diff_transformer.storage.files import parse_metrics_line
 
 # A run that has written nothing for so long, in seconds and in the usual time between two lines, has probably ended.

@@ -1,22 +1,25 @@
-"""Says in plain words what a report found: what holds, what does not, what is open, and how sure that is."""
+"""Says in sentences what was found, by one rule whichever variant is ahead: of experiments, and of a demo's curves."""
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from diff_lab.learning import (
     ACCURACY_CURVE,
-    StepsRatio,
-    VariantCurves,
+    LOSS_CURVE,
+    Curve,
+    curves_of,
     curves_of_one_rate,
     reported_accuracies,
     steps_ratio,
 )
-from diff_lab.record import Comparison, Verdict
+from diff_lab.record import Baseline, Comparison, Result, Verdict
 from diff_lab.report import wording
-from diff_lab.report.experiment_tables import ExperimentResults, name_in_report
-from diff_lab.report.learning_tables import ratio_text
+from diff_lab.report.experiments import ExperimentResults, name_in_report
+from diff_lab.report.tables import ratio_text
 from diff_lab.statistics import holm, p_value
+from diff_transformer.variants import ATTENTION_TYPES
 
 # In the order of the report.
 _TITLES: dict[Verdict, str] = {
@@ -28,6 +31,8 @@ _TITLES: dict[Verdict, str] = {
 }
 LEVEL = 0.05  # of a test
 _SOONER = "How soon: the steps that one variant needs, divided by the other's"
+# Two values of the demo that are no further apart than this count as equal: about what another validation would change.
+_SAME = 0.01
 
 
 @dataclass(frozen=True)
@@ -66,19 +71,23 @@ class Findings:
 
 
 def summary(all_results: Sequence[ExperimentResults]) -> list[Findings]:
-    """The comparison that each experiment is about, by verdict, and how soon the two variants learn; no empty part.
+    """Tell of each experiment the comparison that it is about, by verdict, and how soon the two variants learn.
 
-    Experiments of which no comparison stands for the whole have no sentence.
+    Experiments of which no comparison stands for the whole have no sentence, and an empty part is left out.
     """
-    rows = [(results, results.headline) for results in all_results if results.file.headline is not None]
     parts = [
         Findings(
             title,
             verdict,
             tuple(
-                _finding(results, row, all_results)
-                for results, row in rows
-                if row is not None and row.verdict == verdict
+                Finding(
+                    results,
+                    name_in_report(results, all_results),
+                    _sentence(results, row),
+                    wording.so_far(row) if verdict == "still learning" else "",
+                )
+                for results, row in _headlines(all_results)
+                if row.verdict == verdict
             ),
         )
         for verdict, title in _TITLES.items()
@@ -95,8 +104,7 @@ def corrected(
     Returns:
         For how many comparisons it corrects, and those that are left with their p, the smallest first.
     """
-    rows = [(results, results.headline) for results in all_results if results.file.headline is not None]
-    tested = [(results, row, p) for results, row in rows if row is not None and (p := p_value(row)) is not None]
+    tested = [(results, row, p) for results, row in _headlines(all_results) if (p := p_value(row)) is not None]
     all_p = holm([p for _, _, p in tested])
     left = [(p, results, row) for p, (results, row, _) in zip(all_p, tested, strict=True) if p < LEVEL]
     return len(tested), sorted(left, key=lambda one: one[0])
@@ -104,41 +112,45 @@ def corrected(
 
 def certainty(all_results: Sequence[ExperimentResults]) -> str:
     """How many seeds and how large models the findings are of, and how many comparisons they were picked from."""
-    trained = [variant for results in all_results for variant in results.variants]
-    judged = sum(row.verdict is not None for results in all_results for row in results.file.comparisons)
-    if not trained or not judged:
+    sizes = [variant["parameters"] for results in all_results for variant in results.variants]
+    rows = [row for results in all_results for row in results.file.comparisons]
+    judged = sum(row.verdict is not None for row in rows)
+    if not sizes or not judged:
         return ""
-    seeds = {len(row.differences) for results in all_results for row in results.file.comparisons if row.differences}
-    sizes = [variant["parameters"] for variant in trained]
+    seeds = {len(row.differences) for row in rows if row.differences}
+    tested, left = corrected(all_results)
+    correction = ""
+    if tested > 1:
+        names = [f"{name_in_report(results, all_results)} ({p:.3f})" for p, results, _ in left]
+        where = f"{' and '.join(names)} alone" if names else "none of them"
+        correction = f" After Holm's correction for the {tested} named comparisons p is below {LEVEL} in {where}."
     return (
         f"The models have {_range(min(sizes), max(sizes))} parameters and the comparisons "
         f"{_range(min(seeds), max(seeds))} seeds, so they say nothing of large models. The definition of each "
         f"experiment names the one comparison that stands for it above, out of {judged:,} with a verdict. "
-        f"{wording.UNCORRECTED}{_correction(all_results)}"
+        f"{wording.UNCORRECTED}{correction}"
     )
 
 
-def _correction(all_results: Sequence[ExperimentResults]) -> str:
-    """What is left of several comparisons that stand for an experiment."""
-    tested, left = corrected(all_results)
-    if tested < 2:
-        return ""
-    names = [f"{name_in_report(results, all_results)} ({p:.3f})" for p, results, _ in left]
-    where = f"{' and '.join(names)} alone" if names else "none of them"
-    return f" After Holm's correction for the {tested} named comparisons p is below {LEVEL} in {where}."
+def _headlines(all_results: Sequence[ExperimentResults]) -> list[tuple[ExperimentResults, Comparison]]:
+    """The experiments that name the comparison they are about, with the one that stands for them."""
+    named = [results for results in all_results if results.file.headline is not None]
+    return [(results, row) for results in named if (row := results.headline) is not None]
 
 
-def _finding(results: ExperimentResults, row: Comparison, all_results: Sequence[ExperimentResults]) -> Finding:
-    standing = wording.so_far(row) if row.verdict == "still learning" else ""
-    return Finding(results, name_in_report(results, all_results), _sentence(results, row), standing)
+def _range(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _sentence(results: ExperimentResults, row: Comparison) -> str:
     """The claim, the two values, their difference, and what limits the verdict."""
     headline = results.file.headline
-    assert headline is not None
-    # Where the named comparison has no verdict, another one stands for the experiment.
-    claim = (headline.claim if headline.names(row) else "") or _claim(row)
+    if headline is not None and headline.claim and headline.names(row):
+        claim = headline.claim
+    else:  # no sentence was written for it
+        part = f", {row.coordinates.label}" if row.coordinates else ""
+        number = f"a {row.better or 'different'} {wording.measure_words(row.name)}{part}"
+        claim = f"{wording.variant_label(row.variant)} has {number} than {wording.with_article(row.against)}"
     text = f"{claim}: {' against '.join(map(wording.format_number, row.ours))}{row.unit and f' {row.unit}'}"
     if row.verdict != "not comparable":
         text += f", {wording.format_difference(row, results.variants)}"
@@ -146,44 +158,96 @@ def _sentence(results: ExperimentResults, row: Comparison) -> str:
     return f"{text} ({limits})." if limits else f"{text}."
 
 
-def _claim(row: Comparison) -> str:
-    """Of a comparison that no sentence was written for."""
-    part = f", {row.coordinates.label}" if row.coordinates else ""
-    number = f"a {row.better or 'different'} {wording.measure_words(row.name)}{part}"
-    return f"{wording.variant_label(row.variant)} has {number} than {wording.with_article(row.against)}"
-
-
 def _speeds(all_results: Sequence[ExperimentResults]) -> Iterator[Finding]:
     """A sentence for each two variants of one learning rate that an experiment is about, and each size; runs that
     experiments share once.
     """
     seen: set[tuple[tuple[float, ...], ...]] = set()
-    for results in all_results:
-        row = results.headline
-        if results.file.headline is None or row is None:
-            continue
-        levels = reported_accuracies(results.file.baselines)
+    for results, row in _headlines(all_results):
+        accuracies = reported_accuracies(results.file.baselines)
         for first, second in curves_of_one_rate(results.file):
             if (first.variant, second.variant) != (row.variant, row.against):
                 continue
-            ratio = steps_ratio(first, second, max(levels, default=None) if first.name == ACCURACY_CURVE else None)
+            highest = max(accuracies, default=None) if first.name == ACCURACY_CURVE else None
+            ratio = steps_ratio(first, second, highest)
             if ratio is None or not math.isfinite(ratio.ratio) or ratio.steps in seen:
                 continue
             seen.add(ratio.steps)
-            yield Finding(results, name_in_report(results, all_results), _speed(first, second, ratio))
+            pair = wording.pair_label(first.variant, second.variant, " / ")
+            size = f" ({first.coordinates.label})" if first.coordinates else ""
+            target = f"a validation {wording.curve_word(first)} of {wording.format_number(ratio.level)}"
+            if ratio.level_of:
+                target += f", with which {wording.with_article(ratio.level_of)} ends"
+            sentence = f"{pair}{size}, to {target}: {ratio_text(ratio)}."
+            yield Finding(results, name_in_report(results, all_results), sentence)
 
 
-def _speed(first: VariantCurves, second: VariantCurves, ratio: StepsRatio) -> str:
-    size = f" ({first.coordinates.label})" if first.coordinates else ""
-    what = "accuracy" if first.name == ACCURACY_CURVE else "loss"
-    target = f"a validation {what} of {wording.format_number(ratio.level)}"
-    if ratio.level_of:
-        target += f", with which {wording.with_article(ratio.level_of)} ends"
-    return (
-        f"{wording.variant_label(first.variant)} / {wording.variant_label(second.variant)}{size}, to {target}: "
-        f"{ratio_text(ratio)}."
+# --- The demo: one seed, so its sentences describe two trainings and conclude nothing from them ---
+
+
+def _demo_curves(records: Sequence[Result], name: str) -> dict[str, Curve]:
+    """The curve of each variant by its label, of the first seed that it has; DIFF stands before the Transformer."""
+    found = [one for one in curves_of(records) if one.name == name]
+    found.sort(key=lambda one: not ATTENTION_TYPES[one.variant].differential)
+    return {wording.variant_label(one.variant): next(iter(one.by_seed.values())) for one in found}
+
+
+def learning_sentences(records: Sequence[Result], baselines: Sequence[Baseline]) -> list[str]:
+    """Which of two variants reaches the lowest and the highest accuracy that is reported first, and how they end."""
+    curves, levels = _demo_curves(records, ACCURACY_CURVE), reported_accuracies(baselines)
+    if len(curves) != 2 or not levels:
+        return []
+    reached = [level for level in levels if any(math.isfinite(curve.steps_to(level)) for curve in curves.values())]
+    sentences = [_who_reaches(level, curves) for level in dict.fromkeys((*reached[:1], *reached[-1:]))]
+    (first, one), (second, other) = curves.items()
+    if not reached:
+        sentences.append(f"Neither reaches {levels[0]:.0%} within {one.steps[-1]:,} steps.")
+    if math.isfinite(one.final + other.final):
+        both = f"{first} has {one.final:.1%} and {_the(second)} {other.final:.1%}"
+        ahead = first if one.final > other.final else second
+        is_same = abs(one.final - other.final) <= _SAME
+        sentences.append(
+            f"At the end they are equal within a point: {both}."
+            if is_same
+            else f"At the end {_the(ahead)} is ahead: {both}."
+        )
+    return [re.sub(r"(\d)%", r"\1 %", sentence[:1].upper() + sentence[1:]) for sentence in sentences]
+
+
+def _who_reaches(level: float, curves: Mapping[str, Curve]) -> str:
+    """One sentence on a level that at least one of the two reaches."""
+    (sooner, soon), (later, late) = sorted(
+        ((label, curve.steps_to(level)) for label, curve in curves.items()),
+        key=lambda one: one[1] if math.isfinite(one[1]) else math.inf,
     )
+    if math.isnan(late):
+        end = curves[later].steps[-1]
+        return f"{_the(sooner)} reaches {level:.0%} after {soon:,.0f} steps; {_the(later)} does not within {end:,}."
+    if round(soon) == round(late):
+        return f"Both reach {level:.0%} after {soon:,.0f} steps."
+    times = f" ({late / soon:.1f} times as many)" if late / soon >= 1.05 else ""
+    return f"{_the(sooner)} reaches {level:.0%} after {soon:,.0f} steps, {_the(later)} after {late:,.0f}{times}."
 
 
-def _range(low: int, high: int) -> str:
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+def loss_sentences(records: Sequence[Result], tokens_per_step: int | None = None) -> list[str]:
+    """How the first variant's validation loss stands to the second's at the first validation and at the end."""
+    curves = _demo_curves(records, LOSS_CURVE)
+    if len(curves) != 2:
+        return []
+    (first, one), (second, other) = curves.items()
+    shared = [(step, one.at(step) - other.at(step)) for step in one.steps if step in other.steps]
+    differences = [(step, difference) for step, difference in shared if math.isfinite(difference)]
+    sentences = []
+    for when, (step, difference) in zip(
+        ("After", "At the end, after"), (*differences[:1], *differences[-1:]), strict=False
+    ):
+        tokens = f" ({step * tokens_per_step / 1e6:.2g} million tokens)" if tokens_per_step else ""
+        side = f"is {abs(difference):.2f} nats {'above' if difference > 0 else 'below'} that of {_the(second)}"
+        if abs(difference) <= _SAME:
+            side = f"equals that of {_the(second)} within {_SAME} nats"
+        sentences.append(f"{when} {step:,} steps{tokens}, {first}'s validation loss {side}.")
+    return sentences if len(differences) > 1 else sentences[-1:]
+
+
+def _the(label: str) -> str:
+    return f"the {label}" if label == "Transformer" else label

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.learning import LAST_PART, MOST_ACCURACY, MOST_LOSS
+from diff_lab.learning import ACCURACY_CURVE, LAST_PART, MOST_ACCURACY, MOST_LOSS, VariantCurves
 from diff_lab.record import Baseline, Comparison, Interval, Result, Verdict
 from diff_lab.statistics import verdict as verdict_of_interval
 from diff_transformer.variants import ATTENTION_TYPES
@@ -48,8 +48,6 @@ UNCORRECTED = (
 )
 # The authors of the paper advise at least this many heads for DIFF.
 ADVISED_HEADS = 8
-# A longer name of a variant does not fit behind a verdict in a figure.
-_SHORT_NAME = 12
 
 
 def variant_label(variant: str) -> str:
@@ -63,12 +61,7 @@ def trained_label(trained: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, (variant_label(trained["name"]), Coordinates(trained["coordinates"]).label)))
 
 
-def pair_label(row: Comparison, separator: str = " − ") -> str:
-    """The two variants of a comparison, by default as they are subtracted."""
-    return pair_of(row.variant, row.against, separator)
-
-
-def pair_of(variant: str, against: str, separator: str = " − ") -> str:
+def pair_label(variant: str, against: str, separator: str = " − ") -> str:
     """Two variants, by default as they are subtracted."""
     return f"{variant_label(variant)}{separator}{variant_label(against)}"
 
@@ -87,6 +80,11 @@ def measure_words(name: str) -> str:
 def measure_label(row: Comparison) -> str:
     """The measure of a comparison with its part, unit and direction."""
     return row.name + (f", {row.coordinates.label}" if row.coordinates else "") + unit_and_direction(row)
+
+
+def curve_word(curves: VariantCurves) -> str:
+    """What validation curves measure."""
+    return "accuracy" if curves.name == ACCURACY_CURVE else "loss"
 
 
 def unit_and_direction(row: Comparison | Result) -> str:
@@ -166,58 +164,25 @@ def level_cells(row: Comparison) -> tuple[str, str]:
     return chance, "; ".join(floor) or "–"
 
 
-def levels_mark(row: Comparison) -> str:
-    """Chance and the highest level, for a figure: " (0.06, 0.77)"; "" where there are no levels."""
-    levels = levels_of(row)
-    return f" ({levels['chance']:.2f},\N{NO-BREAK SPACE}{max(levels.values()):.2f})" if levels else ""
-
-
-def leader(row: Comparison) -> str | None:
-    """The variant of a claim that the interval of the difference shows to be ahead; None where it shows neither."""
-    found = None if row.better is None else verdict_of_interval(row.interval, row.better, seeds=len(row.differences))
-    return row.variant if found == "reproduced" else row.against if found == "contrary" else None
-
-
-def verdict_mark(row: Comparison) -> str:
-    """What follows the word of a verdict in a figure: "DIFF ahead" of one that is still learning."""
-    if row.verdict != "still learning":
-        return ""
-    if len(row.differences) < 2:
-        return "one seed"
-    ahead = leader(row)
-    if ahead is None:
-        return "no difference yet"
-    label = variant_label(ahead)
-    short = "first" if ahead == row.variant else "second"
-    return f"{label if len(label) <= _SHORT_NAME else short} ahead"
-
-
 def so_far(row: Comparison) -> str:
-    """What a comparison says of two variants that are still learning: "DIFF is ahead so far"."""
+    """What the interval says of two variants that are still learning: "DIFF is ahead so far"."""
     if len(row.differences) < 2:
         return "one seed"
-    ahead = leader(row)
-    return "no difference so far" if ahead is None else f"{with_article(ahead)} is ahead so far"
+    found = None if row.better is None else verdict_of_interval(row.interval, row.better, seeds=len(row.differences))
+    ahead = {"reproduced": row.variant, "contrary": row.against}.get(found or "")
+    return f"{with_article(ahead)} is ahead so far" if ahead else "no difference so far"
 
 
-def not_begun(row: Comparison) -> str:
+def _not_begun(row: Comparison) -> str:
     """Which of the two is not above the levels, as far as its seeds show; "" where both are, or that is not known."""
-    if row.baseline is None or not (row.at_floor or row.at_elimination):
+    if row.baseline is None:
         return ""
-    when = f"at {row.baseline.steps:,} steps"
-    if len(row.at_floor) == 2:
-        return f"neither is shown to be above the floor {when}"
-    if len(row.at_elimination) == 2:
-        return f"neither is shown to be above elimination {when}"
-    parts = [f"{with_article(variant)} is not shown to be above the floor" for variant in row.at_floor]
-    parts += [f"{with_article(variant)} is not shown to be above elimination" for variant in row.at_elimination]
-    return f"{' and '.join(parts)} {when}"
-
-
-def verdict_word(verdict: Verdict | None, exploratory: bool) -> str:
-    """What a verdict is called: on a claim of the paper's, or on an exploratory question."""
-    word = verdict_words(verdict, [exploratory])
-    return f"open question: {word}" if exploratory and verdict else word
+    parts = []
+    for level, below in (("the floor", row.at_floor), ("elimination", row.at_elimination)):
+        names = ["neither"] if len(below) == 2 else map(with_article, below)
+        parts += [f"{name} is not shown to be above {level}" for name in names]
+    text = " and ".join(parts).replace("neither is not", "neither is")
+    return f"{text} at {row.baseline.steps:,} steps" if text else ""
 
 
 def verdict_words(verdict: Verdict | None, kinds: Iterable[bool] = (False, True)) -> str:
@@ -226,13 +191,17 @@ def verdict_words(verdict: Verdict | None, kinds: Iterable[bool] = (False, True)
     return ", or ".join(dict.fromkeys(names))
 
 
-def verdict_text(row: Comparison, *, needs: bool = True) -> str:
+def verdict_word(row: Comparison) -> str:
+    """What the verdict of a comparison is called; that it is on an exploratory question is said."""
+    question = "open question: " if row.exploratory and row.verdict else ""
+    return question + verdict_words(row.verdict, [row.exploratory])
+
+
+def verdict_text(row: Comparison) -> str:
     """The verdict with what limits its meaning and, of an inconclusive one, what it needs: "inconclusive: one seed"."""
-    word = verdict_word(row.verdict, row.exploratory)
-    limits = "" if row.verdict == "inconclusive" and not needs else verdict_limits(row)
-    if not limits:
-        return word
-    return f"{word} {limits}" if row.verdict == "still learning" else f"{word}: {limits}"
+    limits = verdict_limits(row)
+    separator = " " if row.verdict == "still learning" else ": "
+    return f"{verdict_word(row)}{separator}{limits}" if limits else verdict_word(row)
 
 
 def verdict_limits(row: Comparison) -> str:
@@ -240,7 +209,7 @@ def verdict_limits(row: Comparison) -> str:
     if row.verdict == "still learning":
         return f"at {row.steps:,} steps; {so_far(row)}"
     if row.verdict == "not comparable":
-        return not_begun(row)
+        return _not_begun(row)
     if row.verdict != "inconclusive":
         return ""
     if row.reason:

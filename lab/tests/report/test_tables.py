@@ -1,3 +1,5 @@
+"""Tables of single measurements: every record with its interval, and no verdict."""
+
 import math
 from dataclasses import replace
 from io import StringIO
@@ -7,8 +9,8 @@ from rich.console import Console
 
 from diff_lab.coordinates import NOWHERE, Coordinates
 from diff_lab.record import Baseline, Result, ResultsFile
-from diff_lab.report.measured_tables import demo_table, rows_of
-from diff_lab.report.wording import format_number, format_result, variants_of
+from diff_lab.report.tables import demo_table, measure_table, rows_of
+from diff_lab.report.wording import format_number, format_result
 from table_cells import column
 
 
@@ -56,11 +58,6 @@ def test_records_pair_by_measure_coordinates_and_seed() -> None:
     assert [row.coordinates.label for row in rows] == ["", "", "depth 0–50 %", "depth 50–100 %"]
 
 
-def test_variants_come_in_a_fixed_order_and_unknown_ones_last() -> None:
-    records = [Result(name="m", variant=variant, value=1.0) for variant in ("softmax", "mine", "diff")]
-    assert variants_of(records) == ["diff", "softmax", "mine"]
-
-
 def test_a_line_sums_up_its_places() -> None:
     first, second = Coordinates(part="a"), Coordinates(part="b")
     variants = ["diff", "softmax"]
@@ -78,7 +75,6 @@ def test_single_measurements_get_no_verdict() -> None:
         table = demo_table(results_file(*pair(0.5, 0.2, intervals=apart, better=better)))
         assert table.head == ("Measure", "DIFF", "Transformer")
         assert [cell.text for cell in table.rows[1]][1:] == ["0.500 [0.400, 0.600]", "0.200 [0.100, 0.300]"]
-        assert not any(cell.strong for row in table.rows for cell in row)
         assert "paired seeds" in table.caption
     assert "paired seeds" not in demo_table(results_file(*pair(0.5, 0.2)[:1])).caption
 
@@ -151,3 +147,73 @@ def test_the_terminal_table_shows_every_measure_and_no_markup_of_its_input() -> 
     assert rows["accuracy ↑"] == ["0.547", "0.254"]
     assert rows["bits per byte ↓"] == ["2.100", "2.000"]
     assert list(rows)[:2] == ["Retrieval", "accuracy ↑"]
+
+
+# --- Every record in a row of its own ---
+
+DEPTHS = [
+    Result(
+        name="needles/accuracy_by_depth",
+        variant="diff",
+        value=value,
+        interval=(value - 0.1, value + 0.1),
+        n=1200,
+        coordinates=Coordinates(depth=depth / 100),
+        better="higher",
+        seed=0,
+    )
+    for depth, value in ((0, 0.5), (50, 0.75))
+]
+
+
+def printed(*records: Result) -> list[list[str]]:
+    """The cells of each line of the table in a terminal, the heads first."""
+    stream = StringIO()
+    Console(file=stream, width=160).print(measure_table(results_file(*records)))
+    text = stream.getvalue()
+    assert text.startswith("[red]title[/red]")
+    assert "[bold]cpu" in text
+    lines = text.replace("┃", "│").splitlines()
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
+
+
+def test_each_depth_has_a_row_with_its_interval() -> None:
+    assert printed(*DEPTHS) == [
+        ["measure", "part", "DIFF", "n"],
+        ["needles/accuracy_by_depth ↑", "depth 0 %", "0.500 [0.400, 0.600]", "1,200"],
+        ["needles/accuracy_by_depth ↑", "depth 50 %", "0.750 [0.650, 0.850]", "1,200"],
+    ]
+
+
+def test_a_record_without_all_of_it_and_one_with_a_unit() -> None:
+    loss = Result(name="repeats/loss", variant="llama", value=2.5, unit="nats/token", better="lower")
+    share = Result(
+        name="repeats/share", variant="llama", value=math.nan, n=7, coordinates=Coordinates(part="[b]here[/b]")
+    )
+    assert printed(loss, share) == [
+        ["measure", "part", "llama", "unit", "n"],
+        ["repeats/loss ↓", "–", "2.500", "nats/token", "–"],
+        ["repeats/share", "[b]here[/b]", "not known", "–", "7"],
+    ]
+
+
+def test_several_variants_are_named() -> None:
+    softmax = Result(name="m/loss", variant="softmax", value=1.0)
+    assert printed(softmax, Result(name="m/loss", variant="diff", value=2.0)) == [
+        ["measure", "variant", "value"],
+        ["m/loss", "Transformer", "1.000"],
+        ["m/loss", "DIFF", "2.000"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "text"),
+    [
+        (-0.0, (-0.0, 0.0), "0.000 [0.000, 0.000]"),
+        (0.012, (-0.0004, 0.0244), "0.012 [-0.0004, 0.024]"),
+        (1.2e-5, (1.1e-5, 1.3e-5), "1.2e-05 [1.1e-05, 1.3e-05]"),
+        (105.0, (98.76, 111.0), "105 [98.8, 111]"),
+    ],
+)
+def test_small_numbers_stay_what_they_are(value: float, interval: tuple[float, float], text: str) -> None:
+    assert printed(Result(name="m", variant="diff", value=value, interval=interval))[1][1] == text

@@ -1,0 +1,406 @@
+"""Writes reports from the files of results alone: of experiments, of training runs side by side, and of the demo."""
+
+import itertools
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+from diff_lab.record import AttentionExample, ResultsFile, Samples
+from diff_lab.report import plots, tables, wording
+from diff_lab.report.documents import (
+    HTML_MARK,
+    MARKDOWN_MARK,
+    Table,
+    fill_markdown,
+    fill_page,
+    is_report,
+    refuse_others,
+)
+from diff_lab.report.experiments import name_in_report, read_experiments
+from diff_lab.report.plots import FIGURE_MARK, Drawing, Series, ends_in_words, line_plot, variant_style
+from diff_lab.report.summary import certainty, learning_sentences, loss_sentences, summary
+from diff_lab.report.wording import DIVERGED, format_number, variant_label
+from diff_lab.results_files import read_record, write_text
+from diff_lab.verdicts import judge
+from diff_transformer.storage.files import read_metrics
+from diff_transformer.variants import ATTENTION_TYPES
+
+T = TypeVar("T")
+
+FIGURES, DOCUMENT = "figures", "RESULTS.md"
+_FEW = 3  # experiments, each of which the opening of a report says a sentence of
+# Pixels: two figures stand side by side where a code host shows the document.
+_HALF_WIDTH = 410
+TASKS = ("retrieval", "language")
+# Key in metrics.jsonl → (title, label of the axis).
+LOGGED_CURVES = {
+    "loss": ("Training loss", "loss (nats per predicted token)"),
+    "learning_rate": ("Learning rate", "learning rate"),
+    "grad_norm": ("Gradient norm", "norm before clipping"),
+    "tokens_per_second": ("Speed", "tokens per second"),
+}
+
+
+# --- Experiments ---
+
+
+def build_results_report(
+    paths: Sequence[str | Path],
+    output: str | Path | None = None,
+    complete: Callable[[ResultsFile], ResultsFile] = judge,
+) -> tuple[Path, ...]:
+    """Write the report of experiments: a Markdown document, its figures beside it, and the same as one page.
+
+    Earlier ones are replaced, and figures of an earlier report that are not in this one removed; any other file is left
+    alone.
+
+    Args:
+        paths: results files, or folders that hold them.
+        output: the document, by default RESULTS.md in the folder that holds all of the files. The page lies beside it
+            with the ending .html. A path that ends in .html is the page, which is then written alone.
+        complete: as `read_experiments` takes it.
+
+    Returns:
+        The document, if there is one, and the page.
+
+    Raises:
+        FileNotFoundError: there is no folder for `output`, or as `read_experiments` does.
+        ValueError: as `read_experiments` does.
+        FileExistsError: something else than a report lies there.
+    """
+    all_results = read_experiments([Path(path) for path in paths], complete)
+    document = _document_path(paths, output)
+    page = document.with_suffix(".html")
+    if document != page:
+        refuse_others(document, MARKDOWN_MARK)
+    refuse_others(page, HTML_MARK)
+    has_experiments = not all(results.is_own for results in all_results)
+    sections: list[dict[str, Any]] = []
+    for results in all_results:
+        name = name_in_report(results, all_results)
+        kinds = {"learning": plots.learning_figures, "wide": plots.forest_figures, "narrow": plots.coordinate_figures}
+        sections.append({"results": results, **{kind: list(draw(results, name)) for kind, draw in kinds.items()}})
+    values = {
+        "title": "Results beside the paper's" if has_experiments else "Variants of a recipe side by side",
+        "has_experiments": has_experiments,
+        "findings": summary(all_results),
+        # The opening of a report of many experiments is half a page: what is decided, and the names of the rest.
+        "is_brief": len(all_results) > _FEW,
+        "certainty": certainty(all_results),
+        "wording": wording,
+        "tables": tables,
+        "overview": plots.overview_figure(all_results),
+        "verdicts": tables.overview(all_results),
+        "sections": sections,
+    }
+    if document == page:
+        return (write_text(page, fill_page("results.html", **values)),)
+    figures = [values["overview"], *(figure for section in sections for kind in kinds for figure in section[kind])]
+    folder = document.parent / FIGURES
+    files = {folder / f"{figure.name}.svg": figure for figure in figures}
+    for path in files:
+        refuse_others(path, FIGURE_MARK)
+    folder.mkdir(exist_ok=True)
+    for path, figure in files.items():
+        write_text(path, plots.svg_file(figure.svg, figure.alt, width=None if figure.wide else _HALF_WIDTH))
+    for path in set(folder.glob("*.svg")) - files.keys():
+        if is_report(path, FIGURE_MARK):
+            path.unlink()
+    write_text(page, fill_page("results.html", **values))
+    write_text(document, fill_markdown("results.md", **values, page=page.name, folder=FIGURES))
+    return document, page
+
+
+def results_report_files(paths: Sequence[str | Path], output: str | Path | None = None) -> list[Path]:
+    """The files of an earlier report that `build_results_report` would replace or remove."""
+    document = _document_path(paths, output)
+    if document.suffix == ".html":
+        return [document] if document.exists() else []
+    figures = [path for path in sorted((document.parent / FIGURES).glob("*.svg")) if is_report(path, FIGURE_MARK)]
+    return [*filter(Path.exists, (document, document.with_suffix(".html"))), *figures]
+
+
+def _document_path(paths: Sequence[str | Path], output: str | Path | None) -> Path:
+    if output is None:
+        folders = [path if path.is_dir() else path.parent for path in map(Path, paths)]
+        shared = folders[0] if len(folders) == 1 else Path(os.path.commonpath([folder.resolve() for folder in folders]))
+        document = shared / DOCUMENT
+    else:
+        document = Path(output)
+    if document.suffix not in (".md", ".html"):
+        raise ValueError(
+            f"the report of experiments is a Markdown document or a page, so {str(document)!r} must end in .md or .html"
+        )
+    if not document.parent.is_dir():
+        raise FileNotFoundError(f"the folder of {str(document)!r} does not exist")
+    return document
+
+
+# --- Training runs, and the demo ---
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """A training run of a page by its folder; of a demo's runs the attention type and the task are known."""
+
+    folder: Path
+    label: str
+    variant: str = ""
+    task: str = ""
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_metrics(self.folder / "metrics.jsonl")
+
+    @property
+    def results(self) -> ResultsFile | None:
+        return _read_existing(self.folder / "results.json", ResultsFile)
+
+    @property
+    def recipe(self) -> str | None:
+        path = self.folder / "recipe.yaml"
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+
+    def logged(self, key: str) -> list[tuple[int, float]]:
+        """The finite numbers of that name, each behind its step."""
+        return [(line["step"], line[key]) for line in self.metrics if isinstance(line.get(key), int | float)]
+
+
+def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Path:
+    """Write a report of training runs side by side; a demo folder alone gives the demo's report.
+
+    Args:
+        run_dirs: folders of runs. Among several, a demo's stands for the runs inside it.
+        output: the page, by default `report.html` in the folder of a single run, or `comparison.html` in the nearest
+            folder that holds all of several.
+
+    Returns:
+        The page.
+
+    Raises:
+        FileNotFoundError: a folder is missing.
+        ValueError: a folder is not a run's.
+        FileExistsError: something else than a report lies there.
+    """
+    path = run_report_path(run_dirs, output)
+    refuse_others(path, HTML_MARK)
+    runs = _all_runs(run_dirs)
+    return write_text(path, _runs_page(runs) if runs else _demo_page(Path(run_dirs[0])))
+
+
+def run_report_path(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Path:
+    """The file that `build_run_report` writes. Raises as it does where a folder is missing or is not a run's."""
+    if not run_dirs:
+        raise ValueError("a report needs at least one run folder")
+    if output is not None and not Path(output).parent.is_dir():
+        raise FileNotFoundError(f"the folder of {output} does not exist")
+    runs = _all_runs(run_dirs) or [Path(run_dirs[0])]
+    if output is not None:
+        return Path(output)
+    shared = Path(os.path.commonpath([run.resolve().parent for run in runs]))
+    return runs[0] / "report.html" if len(runs) == 1 else shared / "comparison.html"
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The training runs that `folder` stands for: itself, or those of the demo in it."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"the run folder {folder} does not exist")
+    if (folder / "metrics.jsonl").is_file():
+        return [folder]
+    if runs := [run.folder for run in _demo_runs(folder)]:
+        return runs
+    raise ValueError(
+        f"{folder} is not a run folder: it holds neither metrics.jsonl nor the runs of a demo, "
+        "nor results of experiments, as `diff-lab reproduce` leaves them"
+    )
+
+
+def names_of(runs: Sequence[Path]) -> list[str]:
+    """As many of the last parts of each path as tell the runs apart."""
+    paths = [run.resolve() for run in runs]
+    for count in itertools.count(1):
+        names = ["/".join(path.parts[-count:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _demo_runs(run_dir: Path) -> list[LoggedRun]:
+    """The training runs that lie in a demo folder."""
+    runs = [
+        LoggedRun(run_dir / f"{task}-{variant}", variant_label(variant), variant, task)
+        for task in TASKS
+        for variant in ATTENTION_TYPES
+    ]
+    return [run for run in runs if (run.folder / "metrics.jsonl").is_file()]
+
+
+def _all_runs(run_dirs: Sequence[str | Path]) -> list[Path]:
+    """The runs in folders, each once; none of a demo, finished or not, that stands alone."""
+    first, *others = map(Path, run_dirs)
+    is_run, has_results = ((first / name).is_file() for name in ("metrics.jsonl", "results.json"))
+    if not others and not is_run and (has_results or _demo_runs(first)):
+        return []
+    return list({run.resolve(): run for folder in (first, *others) for run in runs_in(folder)}.values())
+
+
+def _runs_page(folders: Sequence[Path]) -> str:
+    runs = [LoggedRun(folder, label) for folder, label in zip(folders, names_of(folders), strict=True)]
+    curves = [
+        _drawing(lines, title=title, ylabel=label)
+        for key, (title, label) in LOGGED_CURVES.items()
+        if (lines := _series(runs, key))
+    ]
+    curves += [_drawing(lines, title=f"Validation: {name}", ylabel=name) for name, lines in _validation(runs)]
+    return fill_page(
+        "runs.html",
+        title=f"Training of {runs[0].label}" if len(runs) == 1 else f"Training of {len(runs)} runs",
+        summary=_summary(runs),
+        demo_table=tables.demo_table,
+        curves=curves,
+        lambdas=[figure for run in runs for figure in _lambda_figures(run, f"λ, {run.label}")],
+        runs=runs,
+    )
+
+
+def _summary(runs: Sequence[LoggedRun]) -> Table:
+    rows = []
+    for run in runs:
+        loss, validation, speed = (
+            [number for _, number in run.logged(key)] for key in ("loss", "validation/loss", "tokens_per_second")
+        )
+        numbers = (loss[-1:], [min(validation)] if validation else [], [median(speed)] if speed else [])
+        cells = [format_number(number[0], missing=DIVERGED) if number else "–" for number in numbers]
+        rows.append([run.label, str(run.metrics[-1]["step"]) if run.metrics else "–", *cells])
+    head = ["Run", "Last step", "Last loss", "Best validation loss", "Tokens per second (median)"]
+    return Table.of_rows(head, rows)
+
+
+def _drawing(lines: Sequence[Series], *, title: str, caption: str = "", **how: Any) -> Drawing:
+    alt = "; ".join([*map(ends_in_words, lines), *how.get("levels", ())])
+    return Drawing(line_plot(lines, title=title, **how), f"{title}: {alt}.", caption)
+
+
+def _demo_page(run_dir: Path) -> str:
+    results = _read_existing(run_dir / "results.json", ResultsFile)
+    example = _read_existing(run_dir / "attention.json", AttentionExample)
+    records, baselines = (results.records, results.baselines) if results else ((), ())
+    runs = _demo_runs(run_dir)
+    maps = list(_maps(example)) if example else []
+    asked = plots.asked_positions(example) if example else []
+    of_queries = (weight for _, rows in maps for position in asked for weight in rows[position])
+    largest = max((abs(weight) for weight in of_queries if math.isfinite(weight)), default=0.0)
+    by_depth = {
+        name: [record for record in records if record.name == name and "depth" in record.coordinates]
+        for name in tables.LABELS
+    }
+    drawn = {
+        name: plots.along("depth", of_measure, tables.LABELS[name].capitalize(), baselines=baselines)
+        for name, of_measure in by_depth.items()
+        if of_measure
+    }
+    accuracy = drawn.pop("retrieval/accuracy_by_depth", None)
+    return fill_page(
+        "demo.html",
+        title=results.title if results else f"The demo in {run_dir.name}",
+        results=results,
+        tables=tables,
+        one_seed=len({record.seed for record in records} - {None}) <= 1,
+        example=example,
+        ends=tables.ends_table(results) if results else None,
+        learning=learning_sentences(records, baselines),
+        losses=loss_sentences(records),
+        types=ATTENTION_TYPES,
+        maps=[_map_figure(example, rows, name, largest or 1.0) for name, rows in maps if example],
+        largest=largest,
+        retrieval=[*_task_curves("retrieval", runs, plots.known_levels(baselines)), *([accuracy] if accuracy else [])],
+        language=list(_task_curves("language", runs, {})),
+        weights=list(drawn.values()),
+        explorer=_explorer(run_dir / "explorer.html"),
+        samples=_read_existing(run_dir / "samples.json", Samples),
+        lambdas=[figure for run in runs for figure in _lambda_figures(run, f"λ, {run.task}")],
+    )
+
+
+def _explorer(file: Path) -> dict[str, str] | None:
+    """The explorer's page and the hash of its script, which its policy names; None where there is no such page."""
+    page = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    script = re.search(r"script-src '(sha256-[\w+/=]+)'", page)
+    return {"page": page, "script_hash": script[1]} if script else None
+
+
+def _read_existing(path: Path, kind: type[T]) -> T | None:
+    return read_record(path, kind) if path.is_file() else None
+
+
+def _maps(example: AttentionExample) -> Iterator[tuple[str, list[list[float]]]]:
+    """The maps of each variant's head with their titles, λA2 in place of A2."""
+    for variant in filter(example.maps.__contains__, ATTENTION_TYPES):
+        for name, rows in example.maps[variant].items():
+            title = {"A2": "λA2", "difference": "A1 − λA2"}.get(name, name)
+            factor = example.lambda_ if name == "A2" else 1.0
+            yield f"{variant_label(variant)}: {title}", [[factor * weight for weight in row] for row in rows]
+
+
+def _map_figure(example: AttentionExample, rows: list[list[float]], title: str, largest: float) -> Drawing:
+    at_answer = ", ".join(f"{rows[example.query_position][position]:.2f}" for position in example.answer_positions)
+    figure = plots.attention_map(rows, example, title=title, largest=largest)
+    return Drawing(figure, f"{title}: every query's weights; the marked query gives the answer {at_answer}.")
+
+
+def _task_curves(task: str, demo_runs: Sequence[LoggedRun], levels: dict[str, float]) -> Iterator[Drawing]:
+    """The curves of a task: its validation first, beside the accuracies that need no learning, then its losses."""
+    runs = [run for run in demo_runs if run.task == task]
+    for name, lines in _validation(runs):
+        if name != "loss":
+            shown = levels if name == "accuracy" else {}
+            yield _drawing(lines, levels=shown, title=f"Validation: {name} of the {task} task", ylabel=name)
+    loss = [*_series(runs, "loss"), *_series(runs, "validation/loss", ", validation")]
+    if loss:
+        is_faint = any(len(line.x) > plots.MANY for line in loss)
+        caption = "Training loss: faint as logged, bold its running mean." if is_faint else "Training loss as logged."
+        yield _drawing(loss, title=f"Loss of the {task} task", caption=caption, ylabel=LOGGED_CURVES["loss"][1])
+
+
+def _series(runs: Sequence[LoggedRun], key: str, suffix: str = "") -> list[Series]:
+    """The values of `key` over steps, where they were logged, of each run that logged any."""
+    lines = []
+    for run in runs:
+        if points := run.logged(key):
+            steps, values = zip(*points, strict=True)
+            lines.append(Series(run.label + suffix, steps, values, **variant_style(run.variant)))
+    return lines
+
+
+def _validation(runs: Sequence[LoggedRun]) -> Iterator[tuple[str, list[Series]]]:
+    """What evaluations during training measured, as logged; one evaluation, at the end, is no curve."""
+    for key in dict.fromkeys(key for run in runs for line in run.metrics for key in line):
+        lines = _series(runs, key) if key.startswith("validation/") else []
+        if any(len(line.x) > 1 for line in lines):
+            yield key.removeprefix("validation/").replace("_", " "), lines
+
+
+def _lambda_figures(run: LoggedRun, title: str) -> Iterator[Drawing]:
+    """λ by layer where all were finite, as one figure over training; none for a run that logged none."""
+    logged = [line for line in run.metrics if line.get("lambdas") and None not in line["lambdas"]]
+    if not logged:
+        return
+    steps = [line["step"] for line in logged]
+    layers = list(zip(*(line["lambdas"] for line in logged), strict=True))
+    # Every layer has a line; where they are many, the legend names some of them, and the colours tell the others.
+    each, last = math.ceil(len(layers) / 8), max(1, len(layers) - 1)
+    lines = [
+        Series(
+            f"{'_' if number % each else ''}layer {number + 1}", steps, values, plots.layer_colour(number / last), ""
+        )
+        for number, values in enumerate(layers)
+    ]
+    ends = "; ".join(f"layer {number} ends at {values[-1]:.2f}" for number, values in enumerate(layers, start=1))
+    alt = f"{title} by layer over training: {ends}."
+    yield Drawing(line_plot(lines, title=title, ylabel="λ"), alt, "One line per layer.")

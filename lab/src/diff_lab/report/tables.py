@@ -1,0 +1,394 @@
+"""Sets out results as tables: comparisons and their verdicts, trained variants, validation curves, and measurements.
+
+Verdicts stand in the tables of comparisons alone. A single measurement does not tell which variant is better: that
+takes paired seeds, and is the verdict of `diff_lab.statistics.compare`.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from statistics import fmean
+from typing import Any
+
+from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.learning import (
+    ACCURACY_CURVE,
+    CURVES,
+    LOSS_CURVE,
+    StepsRatio,
+    VariantCurves,
+    curves_of,
+    curves_of_one_rate,
+    reported_accuracies,
+    steps_ratio,
+)
+from diff_lab.record import Comparison, Result, ResultsFile, Verdict
+from diff_lab.report import wording
+from diff_lab.report.documents import Cell, Table
+from diff_lab.report.experiments import ExperimentResults
+from diff_lab.report.wording import format_number
+from diff_lab.results_files import number_of
+from diff_lab.statistics import mean_interval
+
+LABELS = {
+    "retrieval/accuracy": "accuracy",
+    "retrieval/first_query_accuracy": "accuracy, first query only",
+    "retrieval/accuracy_by_depth": "accuracy by depth",
+    "retrieval/attention_to_answer_signed": "attention to the answer, signed",
+    "retrieval/attention_to_answer_share": "attention to the answer, share",
+    "retrieval/attention_noise_signed": "attention noise, signed",
+    "retrieval/attention_noise_share": "attention noise, share",
+    "retrieval/seconds": "training time",
+    "retrieval/parameters": "parameters",
+    "language/bits_per_byte": "bits per byte",
+    "language/validation_loss": "validation loss",
+    "language/seconds": "training time",
+    "language/parameters": "parameters",
+    "validation/accuracy": "accuracy of the labels",
+    ACCURACY_CURVE: "validation accuracy",
+    LOSS_CURVE: "validation loss",
+}
+# What the demo's table has in a terminal, where the page is to be looked at next.
+_SHORT = ("accuracy", "first_query_accuracy", "bits_per_byte", "validation_loss", "parameters", "seconds")
+NOTE = f"{wording.DIRECTIONS} [low, high]: 95 % interval"
+UNPAIRED = (
+    "No verdict: only a difference over several paired seeds, as diff-lab reproduce measures it, tells which "
+    "variant is better."
+)
+_PAPERS_NUMBERS = (
+    "The paper's numbers (Table 1) are for 3B parameters after 1T tokens, without examples. Its version of the harness "
+    "and its prompts are not known, nor which accuracy it reports: acc_norm is assumed for HellaSwag and acc for all "
+    "other tasks, as OpenLLaMA published its own row. A small model cannot be compared with them."
+)
+_STEPS = (
+    "Steps are the mean over seeds; between two validations a curve is taken for a line. A ratio is the geometric mean "
+    "over paired seeds, with Student's t over the logarithms: below 1 the first variant needs fewer steps. Where only "
+    "one variant gets there, the other would need more than its whole training, and one that is there at its first "
+    "validation may have needed fewer steps: the ratio is a bound then. Before its end a training has a higher "
+    "learning rate than one that ends there would have. Two variants with different learning rates have no ratio: it "
+    "would be one of the rates as well."
+)
+# Of curves with too few validations, and of results with runs and without their curves.
+TOO_FEW = (
+    "Where it is not known whether a variant has levelled off, though no run diverged, validations are too few to "
+    "tell: verdicts on accuracies and losses are then about the moment at which training ended."
+)
+NO_CURVES = (
+    "These results hold no validation curves: what they say of accuracies and losses is about the moment at which "
+    "training ended."
+)
+
+
+def count_verdicts(comparisons: Sequence[Comparison]) -> dict[bool, Counter[Verdict | None]]:
+    """Count each verdict on the paper's claims (False) and on exploratory questions (True), if any.
+
+    Comparisons without a claim are counted with the paper's claims, or with the questions where there are no claims.
+    """
+    kinds = sorted({row.exploratory for row in comparisons if row.verdict is not None} or {False})
+    return {
+        kind: Counter(row.verdict for row in comparisons if (row.exploratory if row.verdict else kinds[0]) == kind)
+        for kind in kinds
+    }
+
+
+def verdict_counts(comparisons: Sequence[Comparison]) -> str:
+    """How often each verdict came out, as a sentence."""
+    counts = Counter(wording.verdict_word(row) for row in comparisons)
+    words = ", ".join(f"{count} {word}" for word, count in counts.items())
+    return f"Of {len(comparisons)} comparisons: {words}." if words else "Nothing could be compared."
+
+
+def overview(all_results: Sequence[ExperimentResults]) -> Table:
+    """A row for each count of verdicts. There is no sum: comparisons are not independent of each other."""
+    verdicts = [wording.verdict_words(verdict).capitalize() for verdict in wording.ANSWERS]
+    head = ("Experiment", "Preset", "Claims", *verdicts, "Seeds", "What it shows", "Device")
+    rows = [
+        (
+            Cell(results.title, anchor=results.anchor),
+            results.preset,
+            "open questions" if exploratory else "the paper's",
+            *(str(counts[verdict]) for verdict in wording.ANSWERS),
+            str(len({record.seed for record in results.file.records} - {None})),
+            results.file.title,
+            results.file.device,
+        )
+        for results in all_results
+        for exploratory, counts in count_verdicts(results.file.comparisons).items()
+    ]
+    return Table.of_rows(head, rows)
+
+
+def comparison_table(comparisons: Sequence[Comparison], trained: Sequence[Mapping[str, Any]] = ()) -> Table:
+    """A row for each comparison: the paper's values, where there are any, beside ours. `trained` says what diverged."""
+    missing = [wording.missing_word(row, trained) for row in comparisons]
+    columns: dict[str, list[str]] = {
+        "Measure": list(map(wording.measure_label, comparisons)),
+        "First − second": [wording.pair_label(row.variant, row.against) for row in comparisons],
+    }
+    if any(row.paper is not None for row in comparisons):
+        columns["Paper"] = [
+            # With the paper's own digits.
+            " / ".join(f"{value:,.6g}" if math.isfinite(value) else "–" for value in row.paper or (math.nan,))
+            for row in comparisons
+        ]
+    columns["Here"] = [
+        " / ".join(format_number(value, missing=word) for value in row.ours)
+        for row, word in zip(comparisons, missing, strict=True)
+    ]
+    if any(map(wording.levels_of, comparisons)):
+        columns["Chance / floor"] = [" / ".join(wording.level_cells(row)) for row in comparisons]
+    columns["Difference"] = [wording.format_difference(row, trained) for row in comparisons]
+    columns["Seeds"] = [str(len(row.differences)) for row in comparisons]
+    columns["Verdict"] = list(map(wording.verdict_text, comparisons))
+    return Table.of_columns(columns, one_line=("Paper", "Here", "Difference"))
+
+
+def interval_methods(comparisons: Sequence[Comparison]) -> str:
+    """The methods of the intervals, the most frequent first; "" where there are no intervals."""
+    counts = Counter(row.method for row in comparisons if row.interval is not None and row.method)
+    methods = [f"{method} ({count})" if len(counts) > 1 else method for method, count in counts.most_common()]
+    return f"Intervals by: {'; '.join(methods)}." if methods else ""
+
+
+def verdict_table(results: ResultsFile) -> Table:
+    """The comparisons of an experiment with what a reader must know of their verdicts, for a terminal."""
+    rows = results.comparisons
+    caption = [
+        f"{wording.DIRECTIONS} Difference: first − second, the mean over paired seeds, with its 95 % interval. The "
+        "claim is reproduced when the whole interval lies on its side of 0, contrary when it lies on the other side, "
+        f"else inconclusive; a question that the paper leaves open is answered with yes or no. {wording.UNCORRECTED}"
+    ]
+    if any(map(wording.levels_of, rows)):
+        caption.append(wording.LEVELS)
+    if any(row.verdict == "still learning" for row in rows):
+        caption.append(wording.STILL_LEARNING)
+    caption.append(f"Measured on {results.device}.")
+    table = comparison_table(rows, results.settings.get("variants", ()))
+    return replace(table, title=results.title, caption="\n".join(caption))
+
+
+def variants_table(settings: Mapping[str, Any]) -> Table:
+    """The trained variants that the settings of a results file describe: their sizes, their learning rates, and the
+    validation, a loss or an accuracy, of the rates tried.
+    """
+    trained = settings["variants"]
+    columns = {
+        "Variant": list(map(wording.trained_label, trained)),
+        "Parameters": [f"{variant['parameters']:,}" for variant in trained],
+        "Without λ and norms": [f"{variant['shared_parameters']:,}" for variant in trained],
+        # Results of early versions do not tell the heads.
+        "Heads × d": [
+            f"{variant['heads']} × {variant['head_dim']}" if "heads" in variant else "–" for variant in trained
+        ],
+        "Learning rate": [f"{variant['learning_rate']:g}" for variant in trained],
+        "Validation at the rates tried": [
+            "; ".join(
+                f"{rate}: {format_number(number_of(value), missing=wording.DIVERGED)}"
+                for rate, value in variant["tried"].items()
+            )
+            or "–"
+            for variant in trained
+        ],
+        "Diverged seeds": [", ".join(map(str, variant["diverged"])) or "none" for variant in trained],
+    }
+    return Table.of_columns(columns, caption=wording.few_heads(trained))
+
+
+def ends_table(file: ResultsFile) -> Table | None:
+    """A row for each variant: its final validation, whether it has levelled off, and the steps to each accuracy that is
+    reported. None where the file holds no curves.
+    """
+    curves = curves_of(file.records)
+    if not curves:
+        return None
+    columns = {"Variant": [wording.variant_label(one.variant) for one in curves]}
+    if any(one.coordinates for one in curves):
+        columns["Part"] = [one.coordinates.label or "–" for one in curves]
+    columns["Steps"] = [f"{one.steps:,}" for one in curves]
+    columns["Seeds"] = [str(len(one.by_seed)) for one in curves]
+    columns["Ends at"] = list(map(_end, curves))
+    columns["Gain in the last fifth"] = list(map(_last_change, curves))
+    words = {True: "yes", False: "no", None: wording.NOT_KNOWN}
+    columns["Levelled off"] = [words[one.has_levelled_off] for one in curves]
+    if any(one.name == ACCURACY_CURVE for one in curves):
+        for level in reported_accuracies(file.baselines):
+            columns[f"Steps to {level:g}"] = [
+                _steps([curve.steps_to(level) for curve in one.by_seed.values()], one)
+                if one.name == ACCURACY_CURVE
+                else "–"
+                for one in curves
+            ]
+    too_few = any(one.has_levelled_off is None and all(map(math.isfinite, one.finals)) for one in curves)
+    return Table.of_columns(columns, title="How each variant ends", caption=TOO_FEW if too_few else "")
+
+
+def _end(curves: VariantCurves) -> str:
+    if not all(map(math.isfinite, curves.finals)):
+        return wording.DIVERGED
+    interval = mean_interval(curves.finals)
+    ends = f" [{', '.join(map(format_number, interval))}]" if interval else ""
+    return f"{wording.curve_word(curves)} {format_number(fmean(curves.finals))}{ends}"
+
+
+def _last_change(curves: VariantCurves) -> str:
+    change = curves.last_change()
+    if change is None:
+        return wording.NOT_KNOWN
+    text = f"{change:+.3f}" if curves.name == ACCURACY_CURVE else f"{100 * change:+.1f} %"
+    return text.replace("-", "−")
+
+
+def _steps(steps: Sequence[float], curves: VariantCurves) -> str:
+    """The mean over seeds: "640", "640 (2 of 3 seeds)", "at most 250" at the first validation, "not within 1,000"."""
+    reached = [one for one in steps if math.isfinite(one)]
+    if len(reached) < len(steps) and not all(map(math.isfinite, curves.finals)):
+        return wording.DIVERGED
+    if not reached:
+        return f"not within {curves.steps:,}"
+    is_early = any(curve.steps[0] in steps for curve in curves.by_seed.values())
+    mean = f"{'at most ' if is_early else ''}{fmean(reached):,.0f}"
+    return mean if len(reached) == len(steps) else f"{mean} ({len(reached)} of {len(steps)} seeds)"
+
+
+def ratios_table(file: ResultsFile) -> Table | None:
+    """A row for each level and each two variants that are compared: the steps of both, and their ratio. None where no
+    two variants of one learning rate have curves, or validation accuracies have no level to reach.
+    """
+    accuracies = reported_accuracies(file.baselines)
+    rows = [
+        (first, second, ratio)
+        for first, second in curves_of_one_rate(file)
+        # Of a loss, the level is the worse one of two final ones.
+        for level in (accuracies if first.name == ACCURACY_CURVE else (None,))
+        if (ratio := steps_ratio(first, second, level)) is not None
+    ]
+    if not rows:
+        return None
+    pairs = [(first.variant, second.variant) for first, second, _ in rows]
+    columns = {"First / second": [wording.pair_label(*pair, " / ") for pair in pairs]}
+    if any(first.coordinates for first, *_ in rows):
+        columns["Part"] = [first.coordinates.label or "–" for first, *_ in rows]
+    columns["To reach"] = [
+        f"accuracy {ratio.level:g}"
+        if ratio.level_of is None
+        else f"{wording.curve_word(first)} {format_number(ratio.level)}, "
+        + (
+            f"with which {wording.with_article(ratio.level_of)} ends"
+            if ratio.level_of
+            else "the worse final one of each seed"
+        )
+        for first, _, ratio in rows
+    ]
+    columns["Steps of the first"] = [_steps(ratio.steps[0], first) for first, _, ratio in rows]
+    columns["Steps of the second"] = [_steps(ratio.steps[1], second) for _, second, ratio in rows]
+    columns["Ratio"] = [ratio_text(ratio) for *_, ratio in rows]
+    return Table.of_columns(columns, title="Steps to reach the same", caption=_STEPS)
+
+
+def ratio_text(ratio: StepsRatio) -> str:
+    """The ratio with its interval, or what is known of it: "less than 0.31"."""
+    if not math.isfinite(ratio.ratio):
+        reached = [any(map(math.isfinite, steps)) for steps in ratio.steps]
+        return wording.NOT_KNOWN if any(reached) else "neither"
+    if ratio.bound is not None:
+        is_below = ratio.bound == "below"
+        outward = (math.ceil if is_below else math.floor)(round(ratio.ratio * 100, 6)) / 100
+        seeds = "" if len(ratio.steps[0]) < 2 else ", no interval"
+        return f"{'less' if is_below else 'more'} than {format_number(outward, 2)}{seeds}"
+    value = format_number(ratio.ratio, 2)
+    if ratio.interval is None:
+        return f"{value}, one seed"
+    return f"{value} [{', '.join(format_number(end, 2) for end in ratio.interval)}]"
+
+
+@dataclass(frozen=True)
+class MeasuredRow:
+    """The results of one measure and seed by variant: at one place on its axes, or at all of them together."""
+
+    name: str
+    label: str
+    coordinates: Coordinates
+    results: Mapping[str, Sequence[Result]]
+
+    @property
+    def section(self) -> str:
+        """What the measure belongs to, "retrieval" of "retrieval/accuracy"."""
+        return self.name.split("/", 1)[0]
+
+    def texts(self, variants: Sequence[str]) -> list[str]:
+        """Of each variant the value with its interval, or the range of several values; "–" where there is none."""
+        texts = []
+        for results in (self.results.get(variant, ()) for variant in variants):
+            values = sorted(result.value for result in results)
+            ends = [format_number(value) for value in (values[0], values[-1])] if len(values) > 1 else []
+            texts.append(" … ".join(ends or map(wording.format_result, results)) or "–")
+        return texts
+
+
+def rows_of(records: Sequence[Result], *, by_coordinates: bool = True) -> list[MeasuredRow]:
+    """Pair records by measure, seed and coordinates, or with those of all coordinates together, in their order."""
+    groups: dict[tuple[Any, ...], dict[str, list[Result]]] = {}
+    for record in records:
+        # A measure may have a direction at some of its coordinates alone.
+        key = (record.name, record.coordinates if by_coordinates else NOWHERE, record.better, record.seed)
+        groups.setdefault(key, {}).setdefault(record.variant, []).append(record)
+    seeds = Counter(key[:-1] for key in groups)
+    rows = []
+    for (name, coordinates, better, seed), results in groups.items():
+        label = LABELS.get(name, name.split("/", 1)[-1].replace("_", " "))
+        unit = next(iter(results.values()))[0].unit
+        if unit and unit.replace("/", " per ") != label:
+            label += f" ({unit})"
+        label += wording.ARROWS[better] + (f", seed {seed}" if seeds[name, coordinates, better] > 1 else "")
+        rows.append(MeasuredRow(name, label, coordinates, results))
+    return rows
+
+
+def demo_table(results: ResultsFile, *, short: bool = False) -> Table:
+    """All measures but the validation curves, the variants side by side, accuracies with their levels; several depths
+    are a row with a range. A `short` one has no measures of parts and of attention.
+    """
+    records = [
+        record
+        for record in results.records
+        if record.name not in CURVES and (not short or record.name.partition("/")[2] in _SHORT)
+    ]
+    variants = wording.variants_of(records)
+    levels = {level.name: f" ({wording.levels_text(level)})" for level in results.baselines if level.is_accuracy}
+    rows: list[list[str]] = []
+    for section, block in groupby(rows_of(records, by_coordinates=False), key=lambda row: row.section):
+        rows.append([section.capitalize()])
+        rows += [[row.label + levels.get(row.name, ""), *row.texts(variants)] for row in block]
+    names = list(map(wording.variant_label, variants))
+    notes = [f"{NOTE}.", *([UNPAIRED] if len(variants) > 1 else [])]
+    notes += [wording.LEVELS] if results.baselines and not short else []
+    caption = "\n".join([*notes, f"Measured on {results.device}."])
+    return Table.of_rows(["Measure", *names], rows, title=results.title, caption=caption, one_line=tuple(names))
+
+
+def measure_table(results: ResultsFile, *, methods: bool = False) -> Table:
+    """Every record in a row of its own: what was measured of which part, its value and interval, of how many, and with
+    `methods` how it was measured; beside the tasks of lm-evaluation-harness what the paper gives.
+    """
+    records, variants = results.records, wording.variants_of(results.records)
+    value = wording.variant_label(variants[0]) if len(variants) == 1 else "value"
+    columns: dict[str, list[str]] = {
+        "measure": [record.name.removeprefix("harness/") + wording.ARROWS[record.better] for record in records],
+        "part": [record.coordinates.label for record in records],
+        "variant": [wording.variant_label(record.variant) for record in records] if len(variants) > 1 else [],
+        value: [wording.format_result(record, separate_digits=True) for record in records],
+        "unit": [record.unit for record in records],
+        "n": ["" if record.n is None else f"{record.n:,}" for record in records],
+        "by": [record.method for record in records] if methods else [],
+    }
+    published = results.settings.get("published") or {}
+    for model, row in published.items():
+        values = [row.get(record.name, math.nan) for record in records]
+        columns[f"{model} (paper)"] = [format_number(number, missing="") for number in values]
+    shown = {name: [cell or "–" for cell in cells] for name, cells in columns.items() if any(cells)}
+    notes = [f"{NOTE}.", *([_PAPERS_NUMBERS] if published else []), *results.settings.get("notes", [])]
+    harness = f"lm_eval {version}. " if (version := results.versions.get("lm_eval")) else ""
+    caption = "\n".join([*notes, f"{harness}Measured on {results.device}."])
+    return Table.of_columns(shown, title=results.title, caption=caption, one_line=(value, "n"), right=("n",))

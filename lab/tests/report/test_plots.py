@@ -1,0 +1,310 @@
+"""Figures show what results say, in the colours of the page that shows them, and load nothing."""
+
+import math
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import matplotlib as mpl
+import pytest
+from matplotlib.figure import Figure
+
+from diff_lab.coordinates import Coordinates
+from diff_lab.record import AttentionExample, Baseline, Comparison, Result, ResultsFile
+from diff_lab.report import plots
+from diff_lab.report.experiments import ExperimentResults
+from diff_lab.report.plots import Drawing, Series, coordinate_figures, forest, line_plot
+
+# Inside a page an <svg> needs none.
+NAMESPACE = 'xmlns="http://www.w3.org/2000/svg"'
+
+
+def texts(drawing: str) -> list[str]:
+    nodes = ET.fromstring(drawing.replace("<svg ", f"<svg {NAMESPACE} ", 1)).iter("{http://www.w3.org/2000/svg}text")
+    return ["".join(node.itertext()).strip() for node in nodes]
+
+
+def contrast(first: str, second: str) -> float:
+    """WCAG 2's contrast ratio of two colours."""
+
+    def luminance(colour: str) -> float:
+        channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(first), luminance(second)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def drawing() -> Figure:
+    lines = [
+        Series("DIFF", [1, 2], [3.0, 2.0], **plots.variant_style("diff")),
+        Series("Other <b>", [1, 2], [3.0, 1.0]),
+    ]
+    return line_plot(lines, title="Loss & more", ylabel="nats")
+
+
+def test_an_svg_keeps_its_text_takes_its_colours_from_the_page_and_loads_nothing() -> None:
+    text = plots.svg(drawing())
+    assert {"Loss & more", "nats", "training step", "DIFF", "Other <b>"} <= set(texts(text))
+    assert "var(--diff)" in text
+    assert "var(--ink)" in text
+    for light, _ in plots.THEME.values():
+        assert light not in text
+    assert "http" not in text
+    assert "<metadata" not in text
+    assert text == plots.svg(drawing()), "the same figure gives the same text"
+
+
+def test_labels_of_any_kind_are_drawn_as_they_are() -> None:
+    lines = [Series(label, [1], [1.0]) for label in ("$\\frac", "模型", "x" * 500)]
+    drawn = texts(plots.svg(line_plot(lines, title="$", ylabel="y")))
+    assert {"$\\frac", "模型", "…" + "x" * 59, "$"} <= set(drawn)
+
+
+def test_drawing_leaves_the_users_matplotlib_alone() -> None:
+    before = dict(mpl.rcParams)
+    plots.svg(line_plot([Series("a", [1], [1.0])], title="t", ylabel="y"))
+    assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("name", [name for name in plots.THEME if name not in ("rule", "page")])
+def test_colours_stand_out_from_both_pages(name: str) -> None:
+    light, dark = plots.THEME[name]
+    assert contrast(light, "#ffffff") >= 3
+    assert contrast(dark, "#14171c") >= 3
+
+
+def test_a_noisy_line_has_its_running_mean_and_a_lost_number_a_cross() -> None:
+    noisy = [float(step % 2) for step in range(400)]
+    raw, smooth = line_plot([Series("a", range(400), noisy)], title="t", ylabel="y").axes[0].lines
+    assert list(raw.get_ydata()) == noisy
+    assert all(abs(value - 0.5) < 0.06 for value in smooth.get_ydata())
+    line, cross = line_plot([Series("a", [1, 2, 3], [1.0, math.nan, 1.0])], title="t", ylabel="y").axes[0].lines
+    assert (list(cross.get_xdata()), cross.get_marker()) == ([2], "x")
+    assert math.isnan(line.get_ydata()[1])
+
+
+def test_a_long_title_and_a_long_legend_lie_within_the_figure() -> None:
+    title = "Language on Python code, preset evening: difference in validation loss, 0.26M over training"
+    label = "Transformer, half the heads, headwise norm − Transformer"
+    lines = [Series(label, [1, 2], [-0.02, 3.0]), Series("DIFF", [1, 2], [0.0, 1.0])]
+    figure = line_plot(lines, title=title, ylabel="first − second (nats/token)")
+    assert figure.axes[0].get_title(loc="left").replace("\n", " ") == title
+    figure.draw_without_rendering()
+    bounds = figure.get_tightbbox()
+    assert bounds.x0 >= 0
+    assert bounds.x1 <= figure.get_figwidth()
+
+
+def test_a_map_blanks_what_is_hidden_and_centres_its_colours_on_zero() -> None:
+    rows = [[1.0, 0.0, 0.0, 0.0], [0.3, 0.7, 0.0, 0.0], [-0.2, 0.7, 0.5, 0.0], [0.1, 0.3, 0.1, 0.5]]
+    positions = {"query_position": 2, "answer_positions": (1,), "needle_positions": (0, 1)}
+    example = AttentionExample(tokens=("k0", "v1", "k0", "k2"), layers={}, heads={}, maps={}, lambda_=0.5, **positions)
+    axes = plots.attention_map(rows, example, title="A", largest=1.0).axes[0]
+    image = axes.images[0]
+    shown = image.get_array()
+    assert shown.shape == (2, 4), "the rows of the keys that are asked for"
+    assert math.isnan(shown.filled(math.nan)[0, 3])
+    assert shown[0, 0] == -0.2
+    # Where the weight is 0 the page shows through; the largest of either sign covers it.
+    assert [image.cmap(image.norm(value))[3] for value in (-1.0, 0.0, 1.0)] == pytest.approx([1.0, 0.0, 1.0], abs=0.01)
+    negative, positive = (image.cmap(image.norm(value)) for value in (-1.0, 1.0))
+    assert positive[2] > positive[0], "blue, as in the explorer"
+    assert negative[0] > negative[2], "orange"
+    assert image.norm(0.25) == pytest.approx(0.75)
+    assert [tuple(line.get_xdata()) for line in axes.lines] == [(1,)], "the answer is marked"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["k0 v1"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["▸ k0?", "k2?"]
+
+
+# --- A measure along a coordinate ---
+
+
+def records(positions: Sequence[Coordinates], values: Sequence[float] = (1.0, 2.0), name: str = "a/b") -> list[Result]:
+    """A measure of the twins with a seed for each value, larger by 0.1 at each place after the first."""
+    return [
+        Result(
+            name=name,
+            variant=variant,
+            value=value + 0.1 * number + (variant == "softmax"),
+            seed=seed,
+            coordinates=position,
+        )
+        for number, position in enumerate(positions)
+        for variant in ("diff", "softmax")
+        for seed, value in enumerate(values)
+    ]
+
+
+def along(name: str, *values: Any, **others: Any) -> list[Coordinates]:
+    return [Coordinates(others, **{name: value}) for value in values]
+
+
+def drawn(measured: Sequence[Result], baselines: Sequence[Baseline] = ()) -> list[Drawing]:
+    environment = {"command": "x", "device": "cpu", "versions": {}, "commit": None, "created": "now"}
+    file = ResultsFile(title="t", settings={}, records=tuple(measured), baselines=tuple(baselines), **environment)
+    return list(coordinate_figures(ExperimentResults("fig3", "cpu", file), "Figure 3"))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "label", "numbers", "ticks"),
+    [
+        ("step", (0, 60, 300), "step of training", (0, 60, 300), ["0", "60", "300"]),
+        ("first_tokens", (64, 1024, 128), "tokens from the start of the document", (64, 128, 1024), None),
+        ("parameters", (6e4, 830e6, 1.4e10), "parameters", (6e4, 8.3e8, 1.4e10), ["0.06M", "0.83B", "14B"]),
+        ("bits", (16, 8, 4, "whole"), "bits of a logit", (4, 8, 16), None),
+        ("depth", ((0, 0.2), (0.2, 0.4), (0.4, 0.6)), "depth in the context", (0.1, 0.3, 0.5), None),
+        ("depth", (0.0, 0.5, 1.0), "depth in the context", (0, 0.5, 1), ["0 %", "50 %", "100 %"]),
+        ("position", ((1, 63), (64, 127), (128, 255)), "position in the document", (32, 95.5, 191.5), None),
+        ("made_up", (1, 2, 3), "made up", (1, 2, 3), ["1", "2", "3"]),
+    ],
+)
+def test_a_measure_is_drawn_along_a_coordinate(
+    name: str, values: tuple[Any, ...], label: str, numbers: tuple[float, ...], ticks: list[str] | None
+) -> None:
+    (drawing,) = drawn(records(along(name, *values)))
+    axes = drawing.figure.axes[0]
+    assert axes.get_xlabel() == label
+    assert [line.get_label() for line in axes.lines] == ["DIFF", "Transformer"]
+    assert all(list(line.get_xdata()) == pytest.approx(numbers) for line in axes.lines)
+    assert ticks is None or [text.get_text() for text in axes.get_xticklabels()] == ticks
+    assert f"by {label}" in drawing.alt
+
+
+def titles(positions: Sequence[Coordinates]) -> list[str]:
+    return [drawing.title.removeprefix("Figure 3: a: b") for drawing in drawn(records(positions))]
+
+
+def test_what_else_coordinates_say_is_a_figure_of_its_own() -> None:
+    both = [Coordinates(parameters=size, tokens=count) for size in (6e4, 5e5) for count in (100, 2000, 30_000)]
+    assert titles(both) == [", 0.06M by tokens of training", ", 0.5M by tokens of training"]
+    cells = [Coordinates(needles=n, queries=r) for n, r in ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (6, 2))]
+    assert titles(cells) == [", 1 queried by needles", ", 2 queried by needles"]
+    by_depth = [Coordinates(cell, depth=depth) for cell in (cells[0], cells[2]) for depth in (0.0, 0.5, 1.0)]
+    ends = ("1 needle, 1 queried", "2 needles, 2 queried")
+    assert titles(by_depth) == [f", {end} by depth in the context" for end in ends]
+
+
+def test_what_is_the_same_everywhere_names_and_two_numbers_are_no_line() -> None:
+    depths = (0.0, 0.5, 1.0)
+    easy = [replace(record, value=1.0) for record in records(along("depth", *depths, needles=1, queries=1))]
+    hard = records(along("depth", *depths, needles=2, queries=2))
+    assert ["2 needles, 2 queried" in drawing.title for drawing in drawn([*easy, *hard])] == [True]
+    assert titles(along("noise", 0.1, 0.2)) == []
+    assert titles(along("part", "held out", "xsum", "qasper")) == []
+    assert drawn(records(along("shots", 1, 2, 3, 4), name="training/seconds")) == []
+
+
+def test_lines_are_means_with_bands_over_seeds_or_with_one_seed_of_the_measurement() -> None:
+    positions = along("needles", 1, 2, 3)
+    (drawing,) = drawn(records(positions, (1.0, 3.0)))
+    axes = drawing.figure.axes[0]
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([2.0, 2.1, 2.2])
+    heights = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((1.0, 3.2))
+    assert "Mean of 2 seeds" in drawing.caption
+    alone = [replace(one, interval=(one.value - 1, one.value + 1)) for one in records(positions, (5.0,))]
+    (drawing,) = drawn(alone)
+    heights = drawing.figure.axes[0].collections[0].get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((4.0, 6.2))
+    assert "95 % intervals of the measurement" in drawing.caption
+
+
+def test_a_seed_that_is_lost_loses_the_mean_and_leaves_a_cross() -> None:
+    positions = along("needles", 1, 2, 3)
+    lost = Result(name="a/b", variant="diff", value=math.nan, seed=2, coordinates=positions[2])
+    (drawing,) = drawn([*records(positions), lost])
+    axes = drawing.figure.axes[0]
+    crosses = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "x"]
+    assert crosses == [[3.0]]
+    assert "DIFF goes from 1.500 to not known" in drawing.alt
+    assert "cross" in drawing.caption
+
+
+def test_axes_are_logarithmic_where_numbers_span_much_and_shares_lie_evenly() -> None:
+    scales = [along("bits", 1, 10, 100), along("bits", 1, 2, 4)]
+    scales.append(along("depth", *((fifth / 5, (fifth + 1) / 5) for fifth in range(5))))
+    axes = [drawn(records(positions))[0].figure.axes[0] for positions in scales]
+    assert [one.get_xscale() for one in axes] == ["log", "linear", "linear"]
+    assert [text.get_text() for text in axes[0].get_xticklabels()] == ["1", "10", "100"]
+    assert [text.get_text() for text in axes[2].get_xticklabels()][-1] == "80–100 %"
+
+
+def test_chance_and_floor_are_lines_where_they_are_known_everywhere() -> None:
+    places = along("shots", 8, 16, 32)
+    measured = [
+        replace(one, value=0.3 + one.coordinates["shots"] / 100) for one in records(places, (0.0,), "a/accuracy")
+    ]
+    levels = {"chance": 0.1, "floor": 0.2, "by_elimination": 0.2, "steps": 1}
+    baselines = [Baseline(name="a/accuracy", coordinates=place, **levels) for place in places]
+    (drawing,) = drawn(measured, baselines)
+    # What is equal to another level is drawn once.
+    assert "by elimination goes from 0.200 to 0.200; chance goes from 0.100 to 0.100" in drawing.alt
+    assert "floor" not in drawing.svg
+    assert "chance</text>" in drawing.svg
+    assert "chance" not in drawn(measured, baselines[:2])[0].alt
+
+
+# --- Forest plots ---
+
+
+def test_a_forest_shows_every_row_and_cuts_only_what_lies_far_away() -> None:
+    known: dict[str, tuple[float, tuple[float, float] | None, Any, float]] = {
+        "won": (-1.0, (-1.5, -0.5), "reproduced", -400.0),
+        "lost": (1.0, (0.5, 1.5), "contrary", -0.5),
+        "open": (0.1, (-50.0, 50.0), "inconclusive", math.nan),
+        "alone": (0.2, None, "inconclusive", math.nan),
+        "diverged": (math.nan, None, "inconclusive", math.nan),
+        "void": (0.3, (0.2, 0.4), "not comparable", math.nan),
+        "unclaimed": (0.0, (-0.1, 0.1), None, math.nan),
+    }
+    rows = [
+        Comparison(
+            name="a/b",
+            variant="diff",
+            against="softmax",
+            coordinates=Coordinates(part=part),
+            ours=(0, 0),
+            difference=difference,
+            interval=interval,
+            verdict=verdict,
+            better="lower" if verdict else None,
+            paper=(paper, 0.0),
+        )
+        for part, (difference, interval, verdict, paper) in known.items()
+    ]
+    trained = [{"name": "diff", "coordinates": {}, "diverged": [1]}]
+    axes = forest([rows], title="t", trained=trained).axes[0]
+    low, high = axes.get_xlim()
+    assert -5 < low < -1.5
+    assert 1.5 < high < 5
+    heights = {text.get_text(): text.get_position()[1] for text in axes.texts if text.get_text() in known}
+    assert list(heights) == list(known)
+    assert list(heights.values()) == sorted(heights.values())
+    words = [text.get_text() for text in axes.texts if text.get_ha() == "right" and text.get_text()]
+    assert words == ["reproduced", "contrary", *["inconclusive"] * 3, "not comparable", "nothing claimed"]
+    assert {"diverged", "paper −400"} <= {text.get_text().strip() for text in axes.texts}
+    marks = {line.get_ydata()[0]: line.get_marker() for line in axes.lines if line.get_marker() in ("o", "s", "D", "X")}
+    by_row = [marks.get(next((y for y in sorted(marks) if y > height), None)) for height in heights.values()]
+    assert by_row == ["o", "s", "o", "o", "X", "X", "D"], "the row of the run that diverged has no mark"
+    assert len(marks) == len(rows) - 1
+    assert {"<", ">"} <= {line.get_marker() for line in axes.lines}
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "x"] == [-0.5]
+
+
+def test_each_measure_has_its_own_axis_and_no_label_covers_its_verdict() -> None:
+    row = Comparison(name="a/b", variant="diff", against="softmax", ours=(0, 0), difference=1.0, unit="nats")
+    long = replace(
+        row, name="c", variant="diff, " + "needles " * 12, difference=1000.0, better="higher", verdict="contrary"
+    )
+    figure = forest([[row], [long]], title="t")
+    assert [axes.get_title() or axes.get_title(loc="left") for axes in figure.axes] == ["a: b (nats)", "c (nats) ↑"]
+    assert [axes.get_xlim()[1] > 100 for axes in figure.axes] == [False, True]
+    by_height: dict[float, list[str]] = {}
+    for text in figure.axes[1].texts:
+        by_height.setdefault(text.get_position()[1], []).append(text.get_text())
+    assert all(sum(map(len, line)) <= 66 for line in by_height.values())
+    # As wide as other figures: a phone shows it whole, and its text is not smaller than theirs.
+    assert figure.get_figwidth() == drawing().get_figwidth()
