@@ -46,8 +46,9 @@ class Heard(Silent):
         self.messages: list[str] = []
         self.steps: list[int] = []
 
-    def start(self, total: int, description: str) -> None:
-        self.runs.append(description)
+    def run(self, name: str) -> "Heard":
+        self.runs.append(name)
+        return self
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         self.steps.append(step)

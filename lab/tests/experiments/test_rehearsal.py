@@ -19,7 +19,7 @@ from diff_lab.experiments.experiment import (
     find_experiment,
     text_notes,
 )
-from diff_lab.experiments.preset_check import DataOnce, check_preset
+from diff_lab.experiments.preset_check import DatasetCache, check_preset
 from diff_lab.experiments.rehearsal import minutes_of_training, rehearse, rehearsed
 from diff_lab.experiments.request import ExperimentRequest, as_defined, request_experiment, results_path
 from diff_lab.experiments.runner import run_experiment
@@ -137,17 +137,17 @@ def test_data_that_a_preset_has_no_use_for_fail_first(text: Path, tmp_path: Path
 def test_how_long_trainings_take_is_told_by_the_steps_of_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal, "seconds_of_step", lambda recipe, data: 60.0)
     request = request_experiment(SMALL)  # 2 variants, 2 rates, 2 seeds, 2 steps
-    assert minutes_of_training(request, DataOnce()) == 2 * (2 + 2 - 1) * 2
+    assert minutes_of_training(request, DatasetCache()) == 2 * (2 + 2 - 1) * 2
     staged = replace(TINY, sweep=("train.steps=1",), extension=("train.steps=5",))
-    assert minutes_of_training(replace(request, preset=staged), DataOnce()) == 2 * (2 * 1 + 2 * 2 + 2 * 5)
-    assert minutes_of_training(replace(request, preset=replace(TINY, variants=())), DataOnce()) is None
+    assert minutes_of_training(replace(request, preset=staged), DatasetCache()) == 2 * (2 * 1 + 2 * 2 + 2 * 5)
+    assert minutes_of_training(replace(request, preset=replace(TINY, variants=())), DatasetCache()) is None
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    assert minutes_of_training(replace(request, preset_name="gpu"), DataOnce()) is None
+    assert minutes_of_training(replace(request, preset_name="gpu"), DatasetCache()) is None
 
 
 def test_steps_are_timed_without_the_first(tmp_path: Path) -> None:
     request = request_experiment(SMALL)
-    minutes = minutes_of_training(request, DataOnce())
+    minutes = minutes_of_training(request, DatasetCache())
     assert minutes is not None
     assert 0 < minutes < 1
 
@@ -199,7 +199,7 @@ def test_an_experiment_tells_it_before_training_and_in_its_results(
 
 
 def test_a_rehearsal_tells_it_of_the_preset_itself(text: Path) -> None:
-    (note,) = check_preset(requested("table5", text), DataOnce()).notes
+    (note,) = check_preset(requested("table5", text), DatasetCache()).notes
     assert re.search(r"[\d,]+ tokens \d\d+ times", note)
 
 

@@ -99,7 +99,6 @@ def compare(
         overwrite=overwrite,
         progress=TrainingProgress(messages),
         workers=workers,
-        times_steps=True,
     )
     show_results(results, path)
     for written in build_results_report([folder], folder / DOCUMENT, as_defined):

@@ -178,7 +178,6 @@ def reproduce(
                 overwrite=overwrite,
                 progress=TrainingProgress(messages),
                 workers=workers,
-                times_steps=True,
             )
         except Exception as error:
             # What one of several cannot do, such as fetching a data set, must not keep the others from being done.

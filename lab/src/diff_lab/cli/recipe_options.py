@@ -29,7 +29,7 @@ TextPaths = Annotated[
 Workers = Annotated[
     int | None,
     optional(
-        "How many trainings go side by side, each in a process of its own.",
+        "How many trainings run at the same time, each in a process of its own.",
         "one for each processor core, on a GPU 1",
         min=1,
     ),

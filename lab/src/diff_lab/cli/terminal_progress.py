@@ -15,11 +15,9 @@ from rich.progress import (
     ProgressColumn,
     SpinnerColumn,
     Task,
-    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.text import Text
 
 from diff_transformer.cli.task_display import DESCRIPTION, LOG_SECONDS, SPEED_SECONDS, TaskDisplay
 
@@ -27,7 +25,7 @@ from diff_transformer.cli.task_display import DESCRIPTION, LOG_SECONDS, SPEED_SE
 class TrainingProgress:
     """A `diff_lab.train.training_progress.Progress` that shows one bar for each run.
 
-    Of several runs that go at the same time there are bars of those that go, and one that says how many are done.
+    Of several runs that go at the same time there are bars of those that go.
     """
 
     def __init__(self, console: Console) -> None:
@@ -46,9 +44,6 @@ class TrainingProgress:
             lambda: self._prefix + _line(task, step, remarks), is_due=is_due, completed=step, remarks=remarks
         )
 
-    def evaluating(self) -> None:
-        """Nothing is to be drawn of it."""
-
     def evaluated(self, step: int, results: Mapping[str, float]) -> None:
         """The bar has no room for it; the log of the run has it."""
 
@@ -61,9 +56,6 @@ class TrainingProgress:
 
     def run(self, name: str) -> "RunOfSeveral":
         return RunOfSeveral(self._bars, name)
-
-    def update_all(self, done: int, total: int, time_left: str) -> None:
-        self._bars.update_all(done, total, time_left)
 
 
 class RunOfSeveral:
@@ -89,9 +81,6 @@ class RunOfSeveral:
             self._next_line = monotonic() + LOG_SECONDS
             self.tell(_line(task, step, self._remarks))
 
-    def evaluating(self) -> None:
-        """Nothing is to be drawn of it."""
-
     def evaluated(self, step: int, results: Mapping[str, float]) -> None:
         name, value = next(iter(results.items()), ("", 0.0))
         self._validation = f", {name.replace('/', ' ')} {value:.3f}" if name else ""
@@ -111,20 +100,15 @@ class RunOfSeveral:
     def run(self, name: str) -> "RunOfSeveral":
         return RunOfSeveral(self._bars, name)
 
-    def update_all(self, done: int, total: int, time_left: str) -> None:
-        self._bars.update_all(done, total, time_left)
-
 
 class BarsOfRuns:
-    """One bar for all runs, and below it one for each that goes at the moment; in a log, lines."""
+    """A bar for each run that goes at the moment; in a log, lines."""
 
     def __init__(self, console: Console) -> None:
         self.is_log = not console.is_terminal
         self._console = console
         options: dict[str, Any] = {"get_time": monotonic, "speed_estimate_period": SPEED_SECONDS}
         self._bars = Progress(*run_columns(), console=console, disable=self.is_log, transient=True, **options)
-        self._all: TaskID | None = None
-        self._next_line = monotonic() + LOG_SECONDS
 
     def add(self, name: str, total: int) -> Task:
         """The bar of a run that begins."""
@@ -135,35 +119,20 @@ class BarsOfRuns:
     def update(self, task: Task, step: int, remarks: str) -> None:
         self._bars.update(task.id, completed=step, remarks=remarks)
 
-    def update_all(self, done: int, total: int, time_left: str) -> None:
-        if self._all is None:
-            self._all = self._bars.add_task("all trainings", total=total, remarks="", of_all=True)
-        self._bars.update(self._all, completed=done, total=total, remarks=time_left)
-        if self.is_log and monotonic() >= self._next_line:
-            self._next_line = monotonic() + LOG_SECONDS
-            self.tell(f"{done} of {total} trainings are done" + (f", {time_left}" if time_left else ""))
-
     def remove(self, task: Task) -> None:
         """A run has ended. Without any there is nothing to show."""
         self._bars.remove_task(task.id)
-        if all(one.id == self._all for one in self._bars.tasks):
+        if not self._bars.tasks:
             self._bars.stop()
 
     def tell(self, message: str) -> None:
         self._console.print(message, markup=False, soft_wrap=True)
 
 
-class TimeLeftOfRun(TimeRemainingColumn):
-    """The time left of a run. That of all runs is among the bar's remarks."""
-
-    def render(self, task: Task) -> Text:
-        return Text() if "of_all" in task.fields else super().render(task)
-
-
 def run_columns() -> tuple[ProgressColumn, ...]:
     """What a run's bar shows."""
     remarks = TextColumn("{task.fields[remarks]}", markup=False)
-    return DESCRIPTION, BarColumn(), MofNCompleteColumn(), remarks, TimeLeftOfRun(elapsed_when_finished=True)
+    return DESCRIPTION, BarColumn(), MofNCompleteColumn(), remarks, TimeRemainingColumn(elapsed_when_finished=True)
 
 
 def _remarks(loss: float, tokens_per_second: float) -> str:

@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from diff_lab.data import RetrievalBatches, RetrievalSample, TextBatches
 from diff_lab.experiments.experiment import section
 from diff_lab.experiments.run_store import load_trained
-from diff_lab.experiments.side_by_side import Job, SideBySide, default_workers, worker_threads
 from diff_lab.experiments.step_timing import seconds_of_step
+from diff_lab.experiments.worker_pool import Job, WorkerPool, default_workers, worker_threads
 from diff_lab.measure.measurement import EvalInput
 from diff_lab.measure.retrieval import retrieval_answers, retrieval_baselines
 from diff_lab.measure.standard import Standard, curve_baselines, curve_records, validation_callback
@@ -164,7 +164,7 @@ def run_demo(
     parts = [_part(task, recipes[task], runs[task], data_of[task], workers) for task in TASKS]
     progress.expect(parts, workers)
     records: list[Result] = []
-    with SideBySide[tuple[int, float]](workers, progress) as trainings:
+    with WorkerPool[tuple[int, float]](workers, progress) as trainings:
         for part in parts:
             task, data = part.task, data_of[part.task]
             progress.begin(part)

@@ -19,7 +19,7 @@ from diff_lab.experiments.experiment import (
     heads_of,
     section,
 )
-from diff_lab.experiments.preset_check import DataOnce, check_measurements, check_preset
+from diff_lab.experiments.preset_check import DatasetCache, check_measurements, check_preset
 from diff_lab.experiments.request import ExperimentRequest
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.experiments.step_timing import seconds_of_step
@@ -74,7 +74,7 @@ def rehearse(request: ExperimentRequest, folder: Path, progress: Progress | None
     Raises whatever the experiment itself would raise.
     """
     began = time.monotonic()
-    data = DataOnce()
+    data = DatasetCache()
     for note in check_preset(request, data).notes:
         if progress is not None:
             progress.tell(f"At full size: {note}")
@@ -85,7 +85,7 @@ def rehearse(request: ExperimentRequest, folder: Path, progress: Progress | None
     return Rehearsal(results, seconds, minutes)
 
 
-def minutes_of_training(request: ExperimentRequest, data: DataOnce) -> float | None:
+def minutes_of_training(request: ExperimentRequest, data: DatasetCache) -> float | None:
     """What all trainings of a preset take on this machine one after the other, by a few steps of each variant and stage
     at full size; rates that a sweep adds come on top.
 
@@ -118,7 +118,7 @@ def rehearsed(request: ExperimentRequest) -> ExperimentRequest:
     """
     if not request.preset.variants:
         return replace(request, preset=_small_benchmark(request))
-    data = DataOnce()
+    data = DatasetCache()
     for part in PARTS:
         small = replace(request, preset=_small(request.preset, part))
         try:

@@ -340,7 +340,6 @@ class TrainingRun:
 
     def _leave_evaluation(self, *_: Any) -> None:
         """Raise TrainingInterrupted before a use of the model where the run is to stop."""
-        self.progress.evaluating()  # a worker's asks its parent
         requested = self.interrupt.requested
         if self.context.any(requested) if self._computes_together else requested:
             raise TrainingInterrupted("The evaluation is left.")

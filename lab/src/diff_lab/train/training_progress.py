@@ -32,10 +32,6 @@ class Progress(Protocol):
         """`step` steps are done; `loss` is that of the last one."""
         return
 
-    def evaluating(self) -> None:
-        """An evaluation is about to use the model once more."""
-        return
-
     def evaluated(self, step: int, results: Mapping[str, float]) -> None:
         """What the evaluation after `step` steps has found, by the names that the log has."""
         return
@@ -51,10 +47,6 @@ class Progress(Protocol):
     def run(self, name: str) -> "Progress":
         """What shows one of several runs, called `name`, which may go at the same time; unless told otherwise, this."""
         return self
-
-    def update_all(self, done: int, total: int, time_left: str) -> None:
-        """Of several runs so many are done, and the rest takes so long, in words; none where that is not known yet."""
-        return
 
 
 class Silent(Progress):
