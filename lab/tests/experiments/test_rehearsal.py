@@ -3,7 +3,6 @@
 import math
 import re
 import sysconfig
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from diff_lab.experiments.experiment import (
     text_notes,
 )
 from diff_lab.experiments.preset_check import DatasetCache, check_preset
-from diff_lab.experiments.rehearsal import minutes_of_training, rehearse, rehearsed
+from diff_lab.experiments.rehearsal import rehearse, rehearsed
 from diff_lab.experiments.request import ExperimentRequest, as_defined, request_experiment, results_path
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.measure import gradients
@@ -29,7 +28,7 @@ from diff_lab.report.experiments_report import build_results_report
 from diff_lab.results_files import read_results
 from diff_lab.train import build_data, build_model, load_recipe
 from diff_lab.train.training_plan import Plan
-from small_experiment import SMALL, TINY, Heard
+from small_experiment import TINY, Heard
 
 # Those with many variants or long texts take long; the others have each measurement but those of needles in text, which
 # `test_in_context.py` has.
@@ -132,24 +131,6 @@ def test_data_that_a_preset_has_no_use_for_fail_first(text: Path, tmp_path: Path
     with pytest.raises(ValueError, match="The validation part of the corpus has 456 tokens"):
         rehearse(requested("fig4", folder), tmp_path / "output")
     assert not (tmp_path / "output").exists()
-
-
-def test_how_long_trainings_take_is_told_by_the_steps_of_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "seconds_of_step", lambda recipe, data: 60.0)
-    request = request_experiment(SMALL)  # 2 variants, 2 rates, 2 seeds, 2 steps
-    assert minutes_of_training(request, DatasetCache()) == 2 * (2 + 2 - 1) * 2
-    staged = replace(TINY, sweep=("train.steps=1",), extension=("train.steps=5",))
-    assert minutes_of_training(replace(request, preset=staged), DatasetCache()) == 2 * (2 * 1 + 2 * 2 + 2 * 5)
-    assert minutes_of_training(replace(request, preset=replace(TINY, variants=())), DatasetCache()) is None
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    assert minutes_of_training(replace(request, preset_name="gpu"), DatasetCache()) is None
-
-
-def test_steps_are_timed_without_the_first(tmp_path: Path) -> None:
-    request = request_experiment(SMALL)
-    minutes = minutes_of_training(request, DatasetCache())
-    assert minutes is not None
-    assert 0 < minutes < 1
 
 
 def test_a_benchmark_has_one_dtype() -> None:

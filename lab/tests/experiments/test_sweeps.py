@@ -18,7 +18,7 @@ from diff_lab.experiments.runner import run_experiment
 from diff_lab.experiments.variant_training import TrainedVariant, TrainingOfVariant
 from diff_lab.record import Result, ResultsFile
 from diff_lab.train import TrainingInterrupted
-from diff_lab.train.training_progress import Silent
+from diff_lab.train.progress import Progress
 from small_experiment import SMALL, TINY, Heard, trainings
 
 STAGES = replace(TINY, extension=("data.length=40", "train.steps=1"), seeds=2)
@@ -60,7 +60,7 @@ def test_weights_and_numbers_are_those_of_one_process(tmp_path: Path) -> None:
 def test_an_interrupted_experiment_goes_on_side_by_side(tmp_path: Path) -> None:
     long = replace(TINY, overrides=(*TINY.overrides, "train.steps=40"), seeds=1)
 
-    class Stops(Silent):
+    class Stops(Progress):
         begun = 0
 
         def start(self, total: int, description: str) -> None:

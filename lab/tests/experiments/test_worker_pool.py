@@ -21,7 +21,6 @@ from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX
 from diff_lab.experiments.worker_pool import Job, WorkerPool, default_workers
 from diff_lab.measure.standard import validation_callback
 from diff_lab.train import DivergenceError, Progress, TrainingInterrupted, build_data, train
-from diff_lab.train.training_progress import Silent
 from diff_transformer.processors import usable_processors
 from small_experiment import TINY
 
@@ -31,7 +30,7 @@ def _forked(forked_workers: None) -> None:
     """No worker has to import torch."""
 
 
-class Shown(Silent):
+class Shown(Progress):
     """A progress that remembers what it hears of each run, and does something at the first step of any."""
 
     def __init__(self, at_step: Callable[[], object] = lambda: None, name: str = "") -> None:
@@ -197,7 +196,7 @@ def test_trainings_have_the_weights_that_they_have_alone_and_are_shown_each(tmp_
     shown = Shown()
     jobs = [partial(train_tiny, tmp_path / "beside", variant, 3) for variant in (0, 1)]
     beside = sorted(results_of(*jobs, shown=shown))
-    alone = [train_tiny(tmp_path / "alone", variant, 3, Silent()) for variant in (0, 1)]
+    alone = [train_tiny(tmp_path / "alone", variant, 3, Progress()) for variant in (0, 1)]
     assert [path.read_bytes() for path in beside] == [path.read_bytes() for path in alone]
     assert shown.runs.keys() == {"job 0", "job 1"}
     for run in shown.runs.values():

@@ -102,7 +102,7 @@ class Store:
         """The finished run of that key: as it lies there, or trained, from where an interrupted training stopped.
 
         The commit is of the code, to be remembered. Raises ValueError where another process is training it, and
-        TrainingInterrupted as `train`; the next call goes on.
+        TrainingInterrupted as `train`; the next call resumes.
         """
         folder = self._folder / key / RUN
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ class Store:
                     environment = capture_environment(str(training_device(recipe)))
                     write_json(folder.parent / TRAINED, {**vars(environment), **outcome})
                     begun.unlink()
-                    # They hold the optimizer's state, twice the size of the model, and nothing goes on from a finished
+                    # They hold the optimizer's state, twice the size of the model, and nothing resumes from a finished
                     # run's.
                     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         except Timeout:

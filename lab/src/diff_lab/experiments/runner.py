@@ -33,7 +33,6 @@ from diff_lab.results_files import (
 )
 from diff_lab.statistics import remark_on_seeds
 from diff_lab.train import Progress, Recipe, build_model
-from diff_lab.train.training_progress import Silent
 
 
 def size_records(variant: Variant, sizes: ParameterCounts) -> list[Result]:
@@ -74,7 +73,7 @@ def run_experiment(
     """Carry an experiment out, and write its results to `output`/NAME.json.
 
     Trained runs lie in `output`/runs, each in a folder named by a hash of what made it. One that is finished is used
-    again, one that was interrupted goes on, whatever else is asked for.
+    again, one that was interrupted is resumed, whatever else is asked for.
 
     So many `workers` train at a time, each in a process of its own with an equal share of the processor cores; 1 trains
     in this process, and None is one for each core, or 1 on a GPU. The numbers depend on how many threads a training
@@ -90,7 +89,7 @@ def run_experiment(
         FileExistsError: there are results already, with neither `resume` nor `overwrite`; or with `resume`, and they
             are of another request.
         ValueError: the variants are not alike; `resume` and `overwrite` together; what a measurement's `check` says.
-        TrainingInterrupted: as `train`; the same call goes on.
+        TrainingInterrupted: as `train`; the same call resumes.
     """
     folder = Path(output)
     path = results_path(folder, request.experiment.name)
@@ -102,7 +101,7 @@ def run_experiment(
             progress.tell(f"{existing}; --overwrite measures and compares anew, and trains nothing twice.")
         return results
     began = time.monotonic()
-    runner = ExperimentRunner(request, folder, resume, progress or Silent(), workers)
+    runner = ExperimentRunner(request, folder, resume, progress or Progress(), workers)
     if request.experiment.measure_once is not None:
         runner.records += request.experiment.measure_once(request.preset, runner.progress)
     else:
