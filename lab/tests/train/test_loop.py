@@ -164,6 +164,7 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
     assert run.seconds > 0
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "checkpoints",
+        "examples.json",
         "metrics.jsonl",
         "model",
         "recipe.yaml",
