@@ -105,9 +105,9 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of a machine with two cores, forked off a process that has imported everything, and not begun anew."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(forked.PRELOADED)
     monkeypatch.syspath_prepend(Path(__file__).parent)  # where workers find the jobs of a test: lab.tests…
-    monkeypatch.setattr("diff_lab.experiments.side_by_side.START", "forkserver")
+    monkeypatch.setattr("diff_lab.experiments.worker_pool.START", "forkserver")
     # Each of two has one thread, as every test.
-    monkeypatch.setattr("diff_lab.experiments.side_by_side.usable_processors", lambda: 2)
+    monkeypatch.setattr("diff_lab.experiments.worker_pool.usable_processors", lambda: 2)
 
 
 @pytest.fixture(autouse=True)

@@ -28,8 +28,8 @@ import torch
 from diff_lab.bench.peak_memory import MIB, Meter, unavailable_reason
 from diff_lab.results_files import capture_environment
 from diff_lab.train import Recipe, parse_recipe, train
+from diff_lab.train.progress import Progress
 from diff_lab.train.training_plan import Plan
-from diff_lab.train.training_progress import Silent
 
 HERE = Path(__file__).parent
 LIMIT = 0.15  # of the difference between plan and peak
@@ -78,7 +78,7 @@ class Enough(Exception):  # noqa: N818  # no error: it ends a run whose memory i
     """The second step is done: the optimizer's state was there from its beginning."""
 
 
-class Peak(Silent):
+class Peak(Progress):
     """Ends a run after its second step, and remembers the most memory that was in use until then."""
 
     def __init__(self, device: torch.device) -> None:

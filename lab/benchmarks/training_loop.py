@@ -29,9 +29,9 @@ from diff_lab.results_files import capture_results, write_json
 from diff_lab.train import Recipe, build_data, build_model, parse_recipe, train
 from diff_lab.train.hardware import peak_flops
 from diff_lab.train.layer_statistics import measure_layers
+from diff_lab.train.progress import Progress
 from diff_lab.train.step import build_optimizers
 from diff_lab.train.step_costs import flops_per_token
-from diff_lab.train.training_progress import Silent
 
 HERE = Path(__file__).parent
 WARM_UP = 3  # steps of either that are not timed: kernels are built, memory is found
@@ -71,7 +71,7 @@ class Bare:
         return time.perf_counter() - start
 
 
-class Turns(Silent):
+class Turns(Progress):
     """Is told about `train`'s steps, and lets the bare loop have its turn after each block of them.
 
     `seconds` are those of each block of either, by "train" and "bare".

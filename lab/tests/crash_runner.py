@@ -47,8 +47,8 @@ def start(arguments: list[str], log: Path, plan: Plan) -> BaseProcess:
 def _run(arguments: list[str], plan: Plan) -> None:
     import torch
 
+    from diff_lab.cli import main
     from diff_lab.train import process_errors
-    from diff_transformer.cli import main
 
     torch.set_num_threads(1)
     if plan.ignored is not None:
@@ -59,7 +59,7 @@ def _run(arguments: list[str], plan: Plan) -> None:
         if plan.kills:
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_FSIZE, (plan.largest_file, resource.RLIM_INFINITY))
-    sys.argv = ["diff-transformer", "train", *arguments]
+    sys.argv = ["diff-lab", "train", *arguments]
     main()
 
 

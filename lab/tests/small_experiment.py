@@ -10,7 +10,7 @@ from diff_lab.experiments.recall_experiments import RECALL
 from diff_lab.experiments.request import ExperimentRequest
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.record import ResultsFile
-from diff_lab.train.training_progress import Silent
+from diff_lab.train.progress import Progress
 
 SIZES = (
     "model.hidden_size=16",
@@ -38,7 +38,7 @@ TINY = Preset(
 SMALL = replace(RECALL, presets={"cpu": TINY})
 
 
-class Heard(Silent):
+class Heard(Progress):
     """A progress that remembers."""
 
     def __init__(self) -> None:
@@ -46,8 +46,9 @@ class Heard(Silent):
         self.messages: list[str] = []
         self.steps: list[int] = []
 
-    def start(self, total: int, description: str) -> None:
-        self.runs.append(description)
+    def run(self, name: str) -> "Heard":
+        self.runs.append(name)
+        return self
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         self.steps.append(step)
@@ -56,7 +57,7 @@ class Heard(Silent):
         self.messages.append(message)
 
 
-class Stop(Silent):
+class Stop(Progress):
     """A user who presses Ctrl-C after so many steps."""
 
     def __init__(self, steps: int) -> None:

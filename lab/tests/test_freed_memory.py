@@ -10,8 +10,8 @@ import pytest
 
 import fresh
 from diff_lab import freed_memory
-from diff_lab.experiments.side_by_side import Job, SideBySide
-from diff_lab.train.training_progress import Silent
+from diff_lab.experiments.worker_pool import Job, WorkerPool
+from diff_lab.train.progress import Progress
 from freed_pages import pages_of_use
 
 FEW = 50  # pages; without keeping, the system hands out every page again, or every huge one
@@ -62,7 +62,7 @@ def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @needs_glibc
 def test_workers_that_train_keep_it(forked_workers: None) -> None:
-    with SideBySide[int](2, Silent()) as workers:
+    with WorkerPool[int](2, Progress()) as workers:
         workers.add(Job("one", pages_of_use))
         workers.add(Job("other", pages_of_use))
         assert [pages < FEW for _, pages in workers.results()] == [True, True]
@@ -87,12 +87,12 @@ def test_an_older_glibc_is_told_what_it_allows(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("command", "expected"),
-    [*((name, "kept\n") for name in ("demo", "train", "reproduce", "compare")), ("serve", ""), ("generate", "")],
+    [*((name, "kept\n") for name in ("demo", "train", "reproduce", "compare")), ("eval", ""), ("bench", "")],
 )
 def test_commands_that_train_keep_it(command: str, expected: str) -> None:
     code = (
-        "import sys, diff_transformer.cli as cli\n"
-        f"sys.argv = ['diff-transformer', {command!r}, '--unknown']\n"
+        "import sys, diff_lab.cli as cli\n"
+        f"sys.argv = ['diff-lab', {command!r}, '--unknown']\n"
         "cli.keep_freed_memory = lambda: print('kept')\n"
         "cli.main()"
     )

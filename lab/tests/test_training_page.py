@@ -15,12 +15,13 @@ from pydantic.fields import FieldInfo
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
+from diff_lab.cli.app import COMMANDS, app
 from diff_lab.data import byte_tokenizer
 from diff_lab.train import load_recipe, shipped_recipes, train
 from diff_lab.train.data_kinds import KINDS
 from diff_lab.train.recipe import ModelRecipe, Recipe, TrainRecipe, parse_recipe, read_yaml
 from diff_lab.train.run_setup import check_init_from
-from diff_transformer.cli.app import COMMANDS, app
+from diff_transformer.cli.app import app as library
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
@@ -128,7 +129,7 @@ def test_a_converted_llama_is_trained_on(elsewhere: Path, monkeypatch: pytest.Mo
     byte_tokenizer().save_pretrained("llama")
     convert, *words = shlex.split(re.findall(r"after: diff-transformer (.*)", FURTHER)[0])
     assert convert == "convert"
-    assert CliRunner().invoke(app, [convert, *words]).exit_code == 0
+    assert CliRunner().invoke(library, [convert, *words]).exit_code == 0
 
     smaller = [f"model.{name}={value}" for name, value in sizes.items()]
     smaller += ["data.length=16", "data.batch_size=2", "train.steps=1", "train.warmup_steps=0"]
@@ -153,7 +154,7 @@ def commands() -> list[list[str]]:
     invocations = []
     for line in SHELL:
         words = shlex.split(line, comments=True)
-        if words[0] == "diff-transformer":
+        if words[0] == "diff-lab":
             invocations.append(words[1:])
         elif "diff_lab.train" in words:
             assert words[0] in ("torchrun", "accelerate")
@@ -178,7 +179,7 @@ def test_commands_are_as_the_page_has_them(words: list[str], elsewhere: Path) ->
 
 
 def test_there_are_commands() -> None:
-    assert {words[0] for words in commands()} == {"prepare", "train", "watch", "plan", "report", "tokenizer"}
+    assert {words[0] for words in commands()} == {"prepare", "train", "plan", "report", "tokenizer"}
     assert sum(line.startswith("python examples/") for line in SHELL) == 3
 
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from commands import fails
 from diff_lab.cli.app import COMMANDS as LAB_COMMANDS
+from diff_lab.cli.app import app as lab_app
 from diff_transformer._version import __version__
 from diff_transformer.cli import app
 from diff_transformer.cli.app import COMMANDS, MOVED, Commands, with_plain_errors
@@ -128,6 +129,11 @@ def test_a_mistyped_command_is_answered_with_the_nearest() -> None:
 def test_a_command_that_has_moved_is_answered_with_where_it_went(command: str) -> None:
     fails(invoke(command, "tiny"), f"is `diff-lab {command}` now, which `pip install . ./lab` in a checkout")
     assert command in LAB_COMMANDS
+
+
+def test_a_command_that_is_gone_is_answered_with_what_to_use() -> None:
+    fails(invoke("watch", "runs/tiny"), "There is no command `watch` any more", "`tensorboard --logdir RUN`")
+    fails(CliRunner().invoke(lab_app, ["watch", "runs/tiny"]), "`tensorboard --logdir RUN`", "See diff-lab --help.")
 
 
 def test_training_under_a_launcher_says_where_it_went() -> None:

@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from commands import fails
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.cli.convert_command import LAYOUT
-from diff_transformer.cli.task_display import conversion_progress
+from diff_transformer.cli.convert_command import LAYOUT, conversion_progress
 from diff_transformer.convert import LAYOUTS
 from diff_transformer.storage import files as storage_files
 from diff_transformer.storage.resumable_directory import ResumableDirectory

@@ -408,17 +408,17 @@ def test_demo_ends_with_a_table_a_page_and_models(
         "What to expect",
         "one seed and no proof",
         "Finding needles: 6 steps",
-        "In all about 10 s",
+        "In all a minute or so on two processor cores",
         "Language: 6 steps",
     )
     assert [words for words in expected if words not in result.stderr] == []
-    assert result.stderr.index("What to expect") < result.stderr.index("Finding needles: DIFF not begun")
+    assert result.stderr.index("What to expect") < result.stderr.index("retrieval, DIFF: step 1 of 6, loss")
     assert "At the end" in result.stderr, "what the curves show"
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "is missing" not in page
     assert json.loads((folder / "results.json").read_text(encoding="utf-8"))["settings"]["seed"] == 1
     fails(run("demo", "--fast", "--output", folder), "--overwrite")
-    commands = re.findall(r"^  diff-transformer (.*)$", result.stdout, flags=re.MULTILINE)
+    commands = re.findall(r"^  diff-(?:transformer|lab) (.*)$", result.stdout, flags=re.MULTILINE)
     assert [command.split()[0] for command in commands] == ["explore", "generate", "compare", "reproduce"]
     explore, generate, compare, reproduce = map(shlex.split, commands)
     assert run(*explore, "--output", tmp_path / "page.html").exit_code == 0

@@ -63,7 +63,7 @@ def test_ctrl_c_and_the_same_command_go_on(tmp_path: Path) -> None:
         lambda: any(file.stat().st_size for file in cache.glob("tokens/.unfinished-*/pieces.bin")),
         batch_characters=100_000,
     )
-    assert "goes on from there" in message
+    assert "resumes from there" in message
     (begun,) = (cache / "tokens").glob(".unfinished-*/tokens.bin")
     tokens = begun.stat().st_size // 2
     assert tokens

@@ -5,9 +5,10 @@ import re
 import pytest
 from rich.console import Console
 
-from diff_lab.cli import terminal_progress
-from diff_lab.cli.terminal_progress import TrainingProgress, tokenising_progress
-from diff_transformer.cli import task_display
+from diff_lab.cli import recipe_options
+from diff_lab.cli.recipe_options import tokenising_progress
+from diff_lab.train import progress
+from diff_lab.train.progress import RunProgress
 
 
 class Clock:
@@ -23,7 +24,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (task_display, terminal_progress):
+    for module in (progress, recipe_options):
         monkeypatch.setattr(module, "monotonic", clock)
     return clock
 
@@ -31,7 +32,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def logged(clock: Clock, seconds: float, first: int, total: int) -> list[str]:
     """The lines of a run that does steps `first` to `total` and takes so many seconds for each."""
     stream = io.StringIO()
-    bars = TrainingProgress(Console(file=stream, width=40))
+    bars = RunProgress(Console(file=stream, width=40))
     bars.start(total, "retrieval · [diff]")
     for step in range(first, total + 1):
         clock.now += seconds
@@ -72,23 +73,26 @@ def test_a_log_of_preparing(clock: Clock) -> None:
 
 def test_a_terminal_gets_one_bar_for_each_run() -> None:
     stream = io.StringIO()
-    bars = TrainingProgress(Console(file=stream, force_terminal=True, width=120))
+    bars = RunProgress(Console(file=stream, force_terminal=True, width=120))
     for name in ("first [red]", "second"):
         bars.start(2, name)
         bars.update(1, 3.25, 1000.0)
         bars.update(2, 3.0, 1000.0)
         bars.stop()
         bars.stop()
-    text = stream.getvalue()
-    assert "first [red]" in text
-    assert "second" in text
-    assert "2/2" in text
-    assert "loss 3.000" in text
+    lines = plain(stream).splitlines()
+    assert "first [red]: step 2 of 2, loss 3.000, 1,000 tokens/s" in lines
+    assert "second: step 2 of 2, loss 3.000, 1,000 tokens/s" in lines
+    assert any("0/2" in line for line in lines)
 
 
-def of_several(bars: TrainingProgress, clock: Clock) -> None:
-    """Two of three runs, side by side; the first ends."""
-    bars.update_all(1, 3, "about 5 min left")
+def plain(stream: io.StringIO) -> str:
+    """What a terminal was told, without colours and movements."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+
+
+def of_several(bars: RunProgress, clock: Clock) -> None:
+    """Two of three runs, at the same time; the first ends."""
     first, second = bars.run("first [red]"), bars.run("second")
     for run in (first, second):
         run.start(2, "recipe")
@@ -99,35 +103,36 @@ def of_several(bars: TrainingProgress, clock: Clock) -> None:
         second.update(1, 1.0, 10.0)
     first.stop()
     first.stop()
-    bars.update_all(2, 3, "about 2 min left")
     second.tell("skips a step")
     second.stop()
 
 
 def test_a_log_of_several_runs_names_the_run_in_every_line(clock: Clock) -> None:
     stream = io.StringIO()
-    of_several(TrainingProgress(Console(file=stream)), clock)
+    of_several(RunProgress(Console(file=stream)), clock)
     assert "\x1b" not in stream.getvalue()
     assert stream.getvalue().splitlines() == [
         "first [red]: step 1 of 2, loss 4.000, 1,000 tokens/s",
         "second: step 1 of 2, loss 1.000, 10 tokens/s",
         "first [red]: step 2 of 2, loss 5.000, 1,000 tokens/s, validation loss 3.500",
         "second: step 1 of 2, loss 1.000, 10 tokens/s",
-        "2 of 3 trainings are done, about 2 min left",
         "second: skips a step",
     ]
+
+
+def test_what_all_of_several_runs_tell_is_told_once() -> None:
+    stream = io.StringIO()
+    several = RunProgress(Console(file=stream))
+    for name in ("first", "second"):
+        several.run(name).tell("1 process (cpu), float32")
+    assert stream.getvalue() == "first: 1 process (cpu), float32\n"
 
 
 def test_a_terminal_shows_several_runs_at_once_and_leaves_a_line_of_each(clock: Clock) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=120)
-    of_several(TrainingProgress(console), clock)
-    frames = stream.getvalue().split("all trainings")
-    assert len(frames) > 1
-    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frames[-1])
-    assert "2/3" in last or "1/3" in last
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
-    assert "first [red]: step 2 of 2, loss 5.000, 1,000 tokens/s, validation loss 3.500\n" in text.replace("\r", "")
-    assert "about 5 min left" in text
-    assert "second: skips a step" in text
+    of_several(RunProgress(console), clock)
+    lines = plain(stream).splitlines()
+    assert "first [red]: step 2 of 2, loss 5.000, 1,000 tokens/s, validation loss 4.500" in lines
+    assert "second: skips a step" in lines
     assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l"), "the cursor is back"

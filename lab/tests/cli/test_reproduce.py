@@ -64,7 +64,7 @@ def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
     linked = re.findall(r"\((figures/[^)]+)\)", report)
     assert linked
     assert {tmp_path / path for path in linked} == set((tmp_path / "figures").iterdir())
-    assert "4 trainings; less than a minute left." in result.stderr
+    assert "4 trainings.\n" in result.stderr
 
     fails(run("reproduce", "recall", "--output", tmp_path), "There are results in", "--resume", "--overwrite")
     resumed = run("reproduce", "recall", "--output", tmp_path, "--resume")
@@ -79,11 +79,11 @@ def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small", "forked_workers")
-def test_trainings_go_side_by_side(run: Run, tmp_path: Path) -> None:
+def test_trainings_run_at_the_same_time(run: Run, tmp_path: Path) -> None:
     """Every line of a log names the training; --workers 1 has the same numbers."""
     beside = run("reproduce", "recall", "--workers", 2, "--output", tmp_path / "beside")
     assert beside.exit_code == 0
-    assert "4 trainings, 2 at a time; less than a minute left." in beside.stderr
+    assert "4 trainings, 2 at a time.\n" in beside.stderr
     lines = [line for line in beside.stderr.splitlines() if ": step " in line]
     assert {line.split(" · learning")[0] for line in lines} == {
         f"{variant} · seed {seed}" for variant in ("diff", "softmax") for seed in (0, 1)
@@ -178,12 +178,11 @@ def test_a_rehearsal_tells_what_it_took_and_leaves_nothing(
     alone = run("reproduce", "recall", "--rehearse")
     assert alone.exit_code == 0
     (row,) = [line for line in alone.stdout.splitlines() if "recall" in line]
-    assert re.search(r"recall +│ +[\d.]+ │ +[\d.]+ │ +\d+ │ +[\d.]+ min │", row)
+    assert re.search(r"recall +│ +[\d.]+ │ +[\d.]+ │ +\d+ │", row)
     assert re.search(r"┃ checks, s ┃ small experiment, s ┃ comparisons ┃", alone.stdout)
     result = run("reproduce", "all", "--preset", "gpu", "--rehearse")
     assert result.exit_code == 2
-    (row,) = [line for line in result.stdout.splitlines() if "recall" in line]
-    assert row.split("│")[-2].strip() == "–"
+    assert "recall" in result.stdout
     assert "error: unequal: The variants 'diff' and 'softmax' are not of equal size" in result.stderr
     assert result.stderr.endswith("error: 1 of 2 experiments could not be rehearsed: unequal.\n")
     assert list(tmp_path.iterdir()) == []

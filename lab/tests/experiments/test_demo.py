@@ -1,7 +1,8 @@
 """The demo end to end with models that are smaller still, in this process unless a test says otherwise."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,18 @@ import torch
 
 import diff_lab.experiments.demo as demo
 from diff_lab.data import RetrievalBatches
-from diff_lab.experiments.demo import DemoPart, DemoProgress, run_demo
+from diff_lab.experiments.demo import run_demo
 from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE, curves_of
 from diff_lab.measure import standard
 from diff_lab.measure.retrieval import FIRST_QUERY
-from diff_lab.record import AttentionExample, Result, Samples
+from diff_lab.record import AttentionExample, Samples
 from diff_lab.report.pages import build_run_report
 from diff_lab.report.tables import demo_table
 from diff_lab.results_files import read_record, read_results
-from diff_lab.train import TrainingInterrupted, load_recipe
+from diff_lab.train import Progress, TrainingInterrupted, load_recipe
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.storage.files import read_metrics
+from small_experiment import Heard
 from tiny_demo import TINY
 
 
@@ -105,23 +107,12 @@ def test_page_and_table(finished: Path) -> None:
     assert len(demo_table(read_results(finished / "results.json")).rows) > 4
 
 
-def test_resuming_a_finished_demo_trains_nothing(finished: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_a_finished_demo_trains_nothing(finished: Path, text: Path) -> None:
     before = read_results(finished / "results.json").records
 
-    class Watch(DemoProgress):
-        def __init__(self) -> None:
-            self.steps, self.seconds = 0, [1.0]
-
-        def expect(self, parts: Sequence[DemoPart], workers: int) -> None:
-            self.seconds = [part.seconds for part in parts]
-
-        def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-            self.steps += 1
-
-    watch = Watch()
-    run_demo(finished, text=[text], seed=3, fast=True, resume=True, progress=watch)
-    assert watch.steps == 0
-    assert watch.seconds == [0.0, 0.0]
+    heard = Heard()
+    run_demo(finished, text=[text], seed=3, fast=True, resume=True, progress=heard)
+    assert heard.steps == []
     after = read_results(finished / "results.json").records
     assert [(r.name, r.variant, r.value) for r in after] == [(r.name, r.variant, r.value) for r in before]
 
@@ -138,46 +129,18 @@ def test_validation_curves_are_of_first_queries_and_have_their_levels(finished: 
     assert set(levels[ACCURACY_CURVE]) == {"chance", "floor"}, "no answer is in view"
 
 
-class Told(DemoProgress):
-    """What a demo tells, in order."""
-
-    def __init__(self) -> None:
-        self.words: list[str] = []
-
-    def expect(self, parts: Sequence[DemoPart], workers: int) -> None:
-        assert all(0 < part.seconds < 100 for part in parts)
-        self.words.append(f"{workers} at a time: {', '.join(part.task for part in parts)}")
-
-    def begin(self, part: DemoPart) -> None:
-        self.words.append(f"{part.task} begins")
-
-    def run(self, name: str) -> DemoProgress:
-        self.words.append(name)
-        return DemoProgress()
-
-    def end(self, records: Sequence[Result]) -> None:
-        self.words.append(f"ends with {records[0].name}")
-
-
 @pytest.mark.usefixtures("forked_workers")
 def test_both_variants_train_at_the_same_time(
     finished: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They become the models that they become one after the other; each has one thread here in either case."""
     monkeypatch.setattr(demo, "default_workers", lambda *_, **__: 2)
-    told = Told()
-    folder = run_demo(tmp_path / "run", text=[text], seed=3, fast=True, progress=told)
-    assert told.words == [
-        "2 at a time: retrieval, language",
-        "retrieval begins",
-        "retrieval, DIFF",
-        "retrieval, Transformer",
-        f"ends with {ACCURACY_CURVE}",
-        "language begins",
-        "language, DIFF",
-        "language, Transformer",
-        f"ends with {LOSS_CURVE}",
-    ]
+    heard = Heard()
+    folder = run_demo(tmp_path / "run", text=[text], seed=3, fast=True, progress=heard)
+    assert heard.runs == ["retrieval, DIFF", "retrieval, Transformer", "language, DIFF", "language, Transformer"]
+    assert "are trained at the same time, on two tasks" in heard.messages[0]
+    assert "Language: 6 steps." in heard.messages[0]
+    assert "In all a minute or so on two processor cores." in heard.messages[0]
     for run in ("retrieval-softmax", "language-diff"):
         weights = [
             DiffTransformerForCausalLM.from_pretrained(one / run / "model").state_dict() for one in (folder, finished)
@@ -186,19 +149,20 @@ def test_both_variants_train_at_the_same_time(
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_an_interrupted_demo_goes_on(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What interrupts it is raised where results are waited for, as Ctrl-C is."""
+def test_an_interrupted_demo_resumes(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "default_workers", lambda *_, **__: 2)
 
-    class Stops(DemoProgress):
-        def end(self, records: Sequence[Result]) -> None:
-            raise TrainingInterrupted("Stopped.")
+    class StopsAtLanguage(Progress):
+        def run(self, name: str) -> Progress:
+            if name == "language, Transformer":
+                signal.raise_signal(signal.SIGTERM)
+            return self
 
     folder = tmp_path / "run"
-    with pytest.raises(TrainingInterrupted):
-        run_demo(folder, text=[text], fast=True, progress=Stops())
+    with pytest.raises(TrainingInterrupted, match="--resume"):
+        run_demo(folder, text=[text], fast=True, progress=StopsAtLanguage())
     assert (folder / "retrieval-diff" / "model").is_dir()
-    assert not (folder / "language-diff").exists()
+    assert not (folder / "results.json").exists()
     with pytest.raises(FileExistsError, match="already holds a demo"):
         run_demo(folder, text=[text], fast=True)
     assert (run_demo(folder, text=[text], fast=True, resume=True) / "results.json").is_file()
@@ -262,7 +226,6 @@ def test_bad_text_is_refused_before_any_work(
     def no_training(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("training began")
 
-    monkeypatch.setattr(demo, "seconds_of_step", no_training)
     monkeypatch.setattr(demo, "train", no_training)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run_demo(tmp_path / "run", text=[tmp_path / wrong], fast=True)

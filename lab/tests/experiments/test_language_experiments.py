@@ -236,15 +236,15 @@ def test_figure_3_where_too_many_drawn_fits_have_no_ratio(monkeypatch: pytest.Mo
 
 def test_a_rate_whose_validation_is_not_finite_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """metrics.jsonl has null for it; the run itself did not diverge."""
-    read = run_store.Stored.metrics
+    read = run_store.FinishedRun.metrics
 
-    def with_null(run: run_store.Stored) -> list[dict[str, Any]]:
+    def with_null(run: run_store.FinishedRun) -> list[dict[str, Any]]:
         *earlier, last = read(run)
         of_trial = f"learning_rate: {1e-3}" in (run.folder / "recipe.yaml").read_text(encoding="utf-8")
         accuracy = None if of_trial else last["validation/accuracy"]
         return [*earlier, {**last, "validation/accuracy": accuracy}]
 
-    monkeypatch.setattr(run_store.Stored, "metrics", with_null)
+    monkeypatch.setattr(run_store.FinishedRun, "metrics", with_null)
     results = run_experiment(request_experiment(SMALL, seeds=1), tmp_path)
     for variant in results.settings["variants"]:
         assert variant["tried"]["0.001"] is None

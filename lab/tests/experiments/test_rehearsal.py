@@ -3,7 +3,6 @@
 import math
 import re
 import sysconfig
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from diff_lab.experiments.experiment import (
     find_experiment,
     text_notes,
 )
-from diff_lab.experiments.preset_check import DataOnce, check_preset
-from diff_lab.experiments.rehearsal import minutes_of_training, rehearse, rehearsed
+from diff_lab.experiments.preset_check import DatasetCache, check_preset
+from diff_lab.experiments.rehearsal import rehearse, rehearsed
 from diff_lab.experiments.request import ExperimentRequest, as_defined, request_experiment, results_path
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.measure import gradients
@@ -29,7 +28,7 @@ from diff_lab.report.pages import build_results_report
 from diff_lab.results_files import read_results
 from diff_lab.train import build_data, build_model, load_recipe
 from diff_lab.train.training_plan import Plan
-from small_experiment import SMALL, TINY, Heard
+from small_experiment import TINY, Heard
 
 # Those with many variants or long texts take long; the others have each measurement but those of needles in text, which
 # `test_in_context.py` has.
@@ -134,24 +133,6 @@ def test_data_that_a_preset_has_no_use_for_fail_first(text: Path, tmp_path: Path
     assert not (tmp_path / "output").exists()
 
 
-def test_how_long_trainings_take_is_told_by_the_steps_of_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "seconds_of_step", lambda recipe, data: 60.0)
-    request = request_experiment(SMALL)  # 2 variants, 2 rates, 2 seeds, 2 steps
-    assert minutes_of_training(request, DataOnce()) == 2 * (2 + 2 - 1) * 2
-    staged = replace(TINY, sweep=("train.steps=1",), extension=("train.steps=5",))
-    assert minutes_of_training(replace(request, preset=staged), DataOnce()) == 2 * (2 * 1 + 2 * 2 + 2 * 5)
-    assert minutes_of_training(replace(request, preset=replace(TINY, variants=())), DataOnce()) is None
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    assert minutes_of_training(replace(request, preset_name="gpu"), DataOnce()) is None
-
-
-def test_steps_are_timed_without_the_first(tmp_path: Path) -> None:
-    request = request_experiment(SMALL)
-    minutes = minutes_of_training(request, DataOnce())
-    assert minutes is not None
-    assert 0 < minutes < 1
-
-
 def test_a_benchmark_has_one_dtype() -> None:
     """Its records do not tell dtypes apart."""
     with pytest.raises(ValueError, match=r"'table7' cannot take .* for dtypes"):
@@ -199,7 +180,7 @@ def test_an_experiment_tells_it_before_training_and_in_its_results(
 
 
 def test_a_rehearsal_tells_it_of_the_preset_itself(text: Path) -> None:
-    (note,) = check_preset(requested("table5", text), DataOnce()).notes
+    (note,) = check_preset(requested("table5", text), DatasetCache()).notes
     assert re.search(r"[\d,]+ tokens \d\d+ times", note)
 
 

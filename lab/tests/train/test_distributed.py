@@ -28,9 +28,9 @@ from diff_lab.train import (
     train,
 )
 from diff_lab.train.distributed import DistributedContext
+from diff_lab.train.progress import Progress
 from diff_lab.train.recipe import TrainRecipe
 from diff_lab.train.run_setup import draw_weights
-from diff_lab.train.training_progress import Silent
 from diff_transformer.variants import ATTENTION_TYPES
 from tiny_model import KINDS
 
@@ -59,7 +59,7 @@ def recipe(kind: str, way: str, text: Path, **settings: Any) -> Recipe:
     )
 
 
-class MessageRecorder(Silent):
+class MessageRecorder(Progress):
     """A progress that keeps what it is told."""
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ def test_a_checkpoint_of_two_processes_goes_on_with_one(spread: Path, way: str, 
     half = half_of(spread / f"diff {way}", tmp_path / "run")
     recorder = MessageRecorder()
     train(recipe("diff", way, spread / "text"), half, resume=True, progress=recorder)
-    assert recorder.messages == ["1 process (cpu), float32", f"goes on after step {HALF}"]
+    assert recorder.messages == ["1 process (cpu), float32", f"resumes after step {HALF}"]
     check_equal(half, spread / "diff single")
 
 

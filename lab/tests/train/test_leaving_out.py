@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from diff_lab.train import Data, DivergenceError, Recipe, TrainingInterrupted, parse_recipe, read_metrics, train
-from diff_lab.train.training_progress import Silent
+from diff_lab.train.progress import Progress
 
 STEPS = 60
 
@@ -38,7 +38,7 @@ class Text:
         yield self.train_batch(0)
 
 
-class MessageRecorder(Silent):
+class MessageRecorder(Progress):
     """A progress that keeps what it is told, and presses Ctrl-C after a step."""
 
     def __init__(self, interrupt_after: int | None = None) -> None:

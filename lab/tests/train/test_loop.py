@@ -40,8 +40,8 @@ from diff_lab.train import (
 from diff_lab.train.checkpoint import load_checkpoint
 from diff_lab.train.distributed import DistributedContext
 from diff_lab.train.process_errors import Interrupt
+from diff_lab.train.progress import Progress
 from diff_lab.train.run_folder import locked
-from diff_lab.train.training_progress import Silent
 from diff_transformer.model import DiffTransformerForCausalLM
 
 # What a line has that is another one each time.
@@ -85,7 +85,7 @@ def checkpoint_names(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
-class Watcher(Silent):
+class Watcher(Progress):
     """A progress that can press Ctrl-C after a step."""
 
     def __init__(self, interrupt_after: int | None = None) -> None:
@@ -164,6 +164,7 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
     assert run.seconds > 0
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "checkpoints",
+        "examples.json",
         "metrics.jsonl",
         "model",
         "recipe.yaml",
@@ -500,7 +501,7 @@ def test_a_run_says_where_it_goes_on(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "run", tmp_path / "early")
     watcher = Watcher()
     train(recipe(), tmp_path / "run", resume=True, progress=watcher)
-    assert watcher.messages == ["1 process (cpu), float32", "goes on after step 3"]
+    assert watcher.messages == ["1 process (cpu), float32", "resumes after step 3"]
     shutil.rmtree(tmp_path / "early" / "checkpoints")
     watcher = Watcher()
     train(recipe(), tmp_path / "early", resume=True, progress=watcher)
@@ -823,24 +824,13 @@ def test_another_recipe_names_how_to_begin_with_what_is_trained(tmp_path: Path) 
 
 def test_a_notebook_shows_a_run_that_nobody_else_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a kernel of Jupyter's kind; a script shows nothing."""
-    lines: list[list[str]] = []
-
-    class Line:
-        def update(self, data: dict[str, str], *, raw: bool) -> None:
-            lines[-1].append(data["text/plain"])
-
-    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Line:
-        lines.append([data["text/plain"]])
-        return Line()
-
     train(recipe(steps=3), tmp_path / "script")
     assert capsys.readouterr() == ("", "")
     kernel = SimpleNamespace(kernel=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
-        patch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
         train(recipe(steps=3), tmp_path / "notebook")
-    (told,), steps = lines
+    told, *steps = capsys.readouterr().out.splitlines()
     assert told == "test · diff: 1 process (cpu), float32"
     assert [re.sub(r"loss.*", "", step) for step in (steps[0], steps[-1])] == [
         "test · diff: step 1 of 3, ",

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import fresh
 from diff_lab.train import read_metrics
-from diff_lab.train.training_progress import Metrics, peak_memory
+from diff_lab.train.metrics import Metrics, peak_memory
 
 
 def refuse(name: str) -> None:
@@ -134,7 +134,7 @@ def test_an_error_of_tensorboards_thread_is_told_once(tmp_path: Path, capfd: pyt
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux keeps a record of a process's peak")
 def test_peak_memory_of_a_process() -> None:
     """128 MiB that are used and given back stay in the record."""
-    code = "import torch; from diff_lab.train.training_progress import peak_memory as p; d = torch.device('cpu')\n"
+    code = "import torch; from diff_lab.train.metrics import peak_memory as p; d = torch.device('cpu')\n"
     code += "a = p(d); torch.ones(1 << 25); b = p(d); print(b - a); import sys; print('tensorboard' in sys.modules)"
     done = fresh.run(code)
     assert done.returncode == 0, done.stderr

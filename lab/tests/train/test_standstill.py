@@ -72,7 +72,7 @@ def test_a_process_that_ends_or_hangs_ends_the_others(tmp_path: Path, number: in
             process.join()
     (line,) = [line for line in log.read_text().splitlines() if "train.timeout_minutes" in line]
     assert line.startswith(message)
-    assert re.search(r"the same command with --resume( auto)? goes on", line)
+    assert re.search(r"the same command with --resume( auto)? resumes", line)
     assert "Traceback" not in log.read_text()
     assert (tmp_path / "run" / "checkpoints" / "step-000001" / "complete.json").is_file()
 

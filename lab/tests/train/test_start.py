@@ -10,9 +10,9 @@ import torch
 from diff_lab.data import byte_tokenizer
 from diff_lab.train import Data, Recipe, build_data, build_model, load_recipe, parse_recipe, train
 from diff_lab.train.checkpoint import save_model
+from diff_lab.train.progress import Progress
 from diff_lab.train.run_folder import check_run_folder
 from diff_lab.train.run_setup import check_init_from
-from diff_lab.train.training_progress import Silent
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
 MODEL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 4}
@@ -234,7 +234,7 @@ def test_a_run_goes_on_from_another_ones_model_and_resumes_without_it(tmp_path: 
         assert torch.equal(parameter, expected)
 
 
-class StopsAfterOne(Silent):
+class StopsAfterOne(Progress):
     """Ctrl-C during the second step; the first one is in a checkpoint."""
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:

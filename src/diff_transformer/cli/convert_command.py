@@ -1,12 +1,15 @@
 """The command `convert` converts checkpoints between layouts, and chooses the heads that DEX corrects."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from diff_transformer.cli import console
 from diff_transformer.cli.console import optional
@@ -152,7 +155,6 @@ def convert(
         raise ValueError("--dex-heads, --dex-text and --dex-lambda-start go with --as dex.")
 
     from diff_transformer.cli.checkpoints import find_checkpoint
-    from diff_transformer.cli.task_display import conversion_progress
     from diff_transformer.convert import convert_from, convert_to
     from diff_transformer.storage.files import refuse_existing
     from diff_transformer.storage.manifest import require_unchanged_weights
@@ -180,3 +182,22 @@ def convert(
         f"written: {done.folder} ({done.attention_type}, {done.tensors} tensors, {done.bytes:,} bytes of weights in "
         f"{done.shards} {'file' if done.shards == 1 else 'files'})"
     )
+
+
+@contextmanager
+def conversion_progress(messages: Console) -> Iterator[Callable[[int, int], None]]:
+    """Show how many bytes of weights are written, of how many, as the function that it yields is called.
+
+    A terminal gets a bar, a log ten lines.
+    """
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=messages, disable=not messages.is_terminal, transient=True) as bar:
+        task = bar.add_task("")
+
+        def tell(done: int, total: int) -> None:
+            before, now = (size * 10 // max(1, total) for size in (int(bar.tasks[0].completed), done))
+            bar.update(task, completed=done, total=total)
+            if bar.disable and before < now:
+                messages.print(f"{done:,} of {total:,} bytes", markup=False, soft_wrap=True)
+
+        yield tell

@@ -9,7 +9,6 @@ COMMANDS = {
     "tokenizer": "train_commands:tokenizer",
     "prepare": "train_commands:prepare",
     "train": "train_commands:command",
-    "watch": "train_commands:watch",
     "plan": "plan_command:plan",
     "eval": "eval_command:evaluate",
     "reproduce": "experiment_commands:reproduce",
@@ -19,7 +18,7 @@ COMMANDS = {
 }
 # On two processor cores. lab/tests/cli/test_start_page.py holds the times to what the commands say themselves.
 TRIALS = (
-    Trial("demo", "4 to 8 minutes", "a DIFF Transformer and a Transformer learn side by side, and are compared"),
+    Trial("demo", "4 to 8 minutes", "a DIFF Transformer and a Transformer learn the same, and are compared"),
     Trial("reproduce v2", "5 minutes", "an experiment with seeds, intervals and a verdict"),
     Trial("bench operator", "2 minutes", "the operator's time against that of softmax attention, on this machine"),
 )

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from diff_transformer.cli import console
 from diff_transformer.cli.console import optional
-from diff_transformer.cli.task_display import DESCRIPTION, TaskDisplay
 
 if TYPE_CHECKING:
     from diff_lab.bench.benchmark import BenchRow
@@ -136,18 +135,26 @@ class _BenchProgress:
     """A `diff_lab.bench.benchmark.Watcher` that prints rows to stdout, under a line for their case."""
 
     def __init__(self, messages: Console) -> None:
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), DESCRIPTION)
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+        )
         # A thread that draws by itself would disturb what is measured.
-        self._display = TaskDisplay(messages, *columns, auto_refresh=False, redirect_stdout=False)
+        options: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "disable": not messages.is_terminal}
+        self._messages, self._bar = messages, Progress(*columns, console=messages, **options)
+        self._task = self._bar.add_task("")
         # If both are the same terminal, lines appear above the bar.
         self._out = messages if messages.is_terminal and sys.stdout.isatty() else console.output()
         self._case = ""
-        self.stop = self._display.stop
-        self._display.start()
+        self.stop = self._bar.stop
+        self._bar.start()
 
     def stage(self, text: str, done: int, total: int) -> None:
-        line = f"part {done + 1} of {total}: {text}"
-        self._display.show(lambda: line, is_due=True, description=text, completed=done, total=total, refresh=True)
+        self._bar.update(self._task, description=text, completed=done, total=total, refresh=True)
+        if self._bar.disable:
+            self._messages.print(f"part {done + 1} of {total}: {text}", markup=False, soft_wrap=True)
 
     def row(self, row: "BenchRow") -> None:
         from diff_lab.bench.bench_pages import row_line

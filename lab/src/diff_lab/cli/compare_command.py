@@ -13,8 +13,8 @@ from diff_lab.cli.recipe_options import (
     Workers,
     parse_options,
     read_recipe,
+    tokenising_progress,
 )
-from diff_lab.cli.terminal_progress import TrainingProgress, tokenising_progress
 from diff_transformer.cli import console
 from diff_transformer.cli.console import optional
 
@@ -55,13 +55,13 @@ def compare(
     ] = None,
     output: Annotated[Path | None, optional("Folder of results, their report, and runs.", "runs/compare-NAME")] = None,
     workers: Workers = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep the results that are there, and go on.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the results that are there, and resume.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results that are there.")] = False,
 ) -> None:
     """Compare attention types by a recipe of your own, as `reproduce` does by those of the experiments.
 
     Each variant is trained with every seed on the same data in the same order, with a learning rate chosen for it. An
-    interrupted command goes on where it stopped; a run that is finished in the output folder is not trained again. The
+    interrupted command resumes where it stopped; a run that is finished in the output folder is not trained again. The
     report is RESULTS.md with its figures, and RESULTS.html.
     """
     from diff_lab.experiments.recipe_comparison import check_options, compare_recipe, with_data
@@ -76,6 +76,7 @@ def compare(
     from diff_lab.record import OWN
     from diff_lab.report.pages import DOCUMENT, build_results_report
     from diff_lab.train import build_data
+    from diff_lab.train.progress import RunProgress
 
     resolved = _with_text(recipe, settings or [], text or [])
     names = [name.strip() for name in variants.split(",")]
@@ -97,9 +98,8 @@ def compare(
         folder,
         resume=resume,
         overwrite=overwrite,
-        progress=TrainingProgress(messages),
+        progress=RunProgress(messages),
         workers=workers,
-        times_steps=True,
     )
     show_results(results, path)
     for written in build_results_report([folder], folder / DOCUMENT, as_defined):

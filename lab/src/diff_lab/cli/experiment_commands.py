@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from diff_lab.cli.recipe_options import TextPaths, Workers, fill_text, parse_options
-from diff_lab.cli.terminal_progress import TrainingProgress
 from diff_lab.record import ResultsFile
 from diff_transformer.cli import console
 from diff_transformer.cli.console import Seed, optional
@@ -34,28 +33,29 @@ def demo(
 ) -> None:
     """Train a Differential Transformer beside a Transformer of the same size and compare them.
 
-    Both learn to find needles, and then language; their curves are drawn while they train. The demo takes 4 to 8
-    minutes on two processor cores and ends with a table and a page to open in a browser.
+    Both learn to find needles, and then language. The demo takes 4 to 8 minutes on two processor cores and ends with a
+    table and a page to open in a browser, which has their curves.
     """
-    from diff_lab.cli.demo_display import DemoDisplay
     from diff_lab.experiments.demo import ATTENTION, EXPLORER_PAGE, run_demo
     from diff_lab.record import AttentionExample
     from diff_lab.report.pages import build_run_report
+    from diff_lab.report.summary import learning_sentences, loss_sentences
     from diff_lab.report.tables import demo_table
     from diff_lab.results_files import read_record, read_results
+    from diff_lab.train.progress import RunProgress
     from diff_transformer.cli.explored_checkpoints import write_recorded_page
     from diff_transformer.explorer import Answer, Example
 
-    with DemoDisplay(console.messages()) as display:
-        folder = run_demo(
-            output or Path("runs/demo-fast" if fast else "runs/demo"),
-            text=text,
-            seed=seed,
-            fast=fast,
-            resume=resume,
-            overwrite=overwrite,
-            progress=display,
-        )
+    messages = console.messages()
+    folder = run_demo(
+        output or Path("runs/demo-fast" if fast else "runs/demo"),
+        text=text,
+        seed=seed,
+        fast=fast,
+        resume=resume,
+        overwrite=overwrite,
+        progress=RunProgress(messages),
+    )
     explorer = folder / EXPLORER_PAGE
     # The question whose maps the report draws.
     asked = read_record(folder / ATTENTION, AttentionExample)
@@ -66,6 +66,12 @@ def demo(
     write_recorded_page(folder / "retrieval-diff", folder / "retrieval-softmax", explorer, text=question)
     page, numbers = build_run_report([folder]), folder / "results.json"
     results = read_results(numbers)
+    tokens = results.settings["language"]["data"]
+    for sentence in (
+        *learning_sentences(results.records, results.baselines),
+        *loss_sentences(results.records, tokens["batch_size"] * tokens["length"]),
+    ):
+        messages.print(sentence, markup=False, soft_wrap=True)
     console.output().print(demo_table(results, short=True))
     models = sorted(path for path in folder.glob("*/model") if path.is_dir())
     for name, paths in {"page": [page], "explorer": [explorer], "numbers": [numbers], "models": models}.items():
@@ -103,21 +109,21 @@ def reproduce(
         Path | None, optional("Folder of results, their report, and runs.", "runs/reproduce-PRESET")
     ] = None,
     workers: Workers = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep the results that are there, and go on.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the results that are there, and resume.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results that are there.")] = False,
     rehearse: Annotated[
         bool,
         typer.Option(
             "--rehearse",
-            help="Check the preset, carry out all of it with models of seconds in a temporary folder, and say how long "
-            "the preset's trainings would take here. The gpu preset needs no GPU for it.",
+            help="Check the preset, and carry out all of it with models of seconds in a temporary folder. The gpu "
+            "preset needs no GPU for it.",
         ),
     ] = False,
 ) -> None:
     """Repeat a table or a figure of the paper at a size of your own, and say whether it comes out.
 
     Each variant is trained with every seed on the same data in the same order, with a learning rate chosen for it. An
-    interrupted command goes on where it stopped; a run that two experiments need is trained once. The report of all
+    interrupted command resumes where it stopped; a run that two experiments need is trained once. The report of all
     results in the output folder is written last: RESULTS.md with its figures, and RESULTS.html.
     """
     if list_:
@@ -152,6 +158,7 @@ def reproduce(
     from diff_lab.experiments.request import as_defined, check_results, request_experiment, results_path
     from diff_lab.experiments.runner import run_experiment
     from diff_lab.report.pages import DOCUMENT, build_results_report
+    from diff_lab.train.progress import RunProgress
 
     shared = _shared_out(experiments, preset, text or [], parse_options(option or []))
     requests = [
@@ -176,9 +183,8 @@ def reproduce(
                 folder,
                 resume=resume,
                 overwrite=overwrite,
-                progress=TrainingProgress(messages),
+                progress=RunProgress(messages),
                 workers=workers,
-                times_steps=True,
             )
         except Exception as error:
             # What one of several cannot do, such as fetching a data set, must not keep the others from being done.

@@ -1,7 +1,10 @@
 """Holds what the commands of the laboratory share: recipes and their settings, text, and texts from templates."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +13,8 @@ from diff_transformer.cli.console import optional
 from diff_transformer.suggestions import quoted
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from diff_lab.train import Recipe
 
 RecipeName = Annotated[
@@ -29,7 +34,7 @@ TextPaths = Annotated[
 Workers = Annotated[
     int | None,
     optional(
-        "How many trainings go side by side, each in a process of its own.",
+        "How many trainings run at the same time, each in a process of its own.",
         "one for each processor core, on a GPU 1",
         min=1,
     ),
@@ -84,6 +89,28 @@ def _refuse_repeated(settings: Iterable[str]) -> None:
                 f"{name!r} is set twice, by {quoted(by_name[name])} and by {quoted(setting)}; give it once."
             )
         by_name[name] = setting
+
+
+@contextmanager
+def tokenising_progress(console: "Console") -> Iterator[Callable[[int, int], None]]:
+    """Show how many documents and tokens are tokenised, as the function that it yields is called, and at Ctrl-C."""
+    counts, next_line = "", -math.inf
+    with console.status("Looking for the text's tokens") as status:
+
+        def tell(documents: int, tokens: int) -> None:
+            nonlocal counts, next_line
+            counts = f"{documents:,} documents, {tokens:,} tokens"
+            status.update(counts)
+            if not console.is_terminal and monotonic() >= next_line:
+                next_line = monotonic() + 30
+                console.print(f"tokenised: {counts}", markup=False, soft_wrap=True)
+
+        try:
+            yield tell
+        except KeyboardInterrupt as interrupt:
+            if not counts:
+                raise
+            raise KeyboardInterrupt(f"Interrupted after {counts}: the same command resumes from there.") from interrupt
 
 
 # Units from the largest to the smallest.

@@ -6,7 +6,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from diff_lab.cli.failures import message_among, refuse_failed
-from diff_lab.cli.terminal_progress import TrainingProgress
 from diff_transformer.cli import console
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ def rehearse_all(requests: "Sequence[ExperimentRequest]") -> None:
     from diff_lab.experiments.request import as_defined
     from diff_lab.report.documents import Table
     from diff_lab.report.pages import DOCUMENT, build_results_report
+    from diff_lab.train.progress import RunProgress
 
     messages = console.messages()
     phases = ("checks", "small experiment")
@@ -33,21 +33,18 @@ def rehearse_all(requests: "Sequence[ExperimentRequest]") -> None:
             name = request.experiment.name
             messages.print(f"{name}: rehearsed in a temporary folder", markup=False, soft_wrap=True)
             try:
-                rehearsal = rehearse(request, folder, TrainingProgress(messages))
+                rehearsal = rehearse(request, folder, RunProgress(messages))
             except Exception as error:
                 messages.print(f"error: {name}: {message_among(error, len(requests))}", markup=False, soft_wrap=True)
                 failed.append(name)
                 continue
             seconds = (f"{rehearsal.seconds[phase]:.1f}" for phase in phases)
-            minutes = "–" if rehearsal.minutes is None else f"{rehearsal.minutes:.1f} min"
-            rows.append((name, *seconds, str(len(rehearsal.results.comparisons)), minutes))
+            rows.append((name, *seconds, str(len(rehearsal.results.comparisons))))
         if rows:
             build_results_report([folder], folder / DOCUMENT, as_defined)
-    head = ("experiment", *(f"{phase}, s" for phase in phases), "comparisons", "training at full size")
+    head = ("experiment", *(f"{phase}, s" for phase in phases), "comparisons")
     caption = (
-        "All files were written, the report too. Checks are of the preset itself, comparisons of the small "
-        "experiment. At full size: all trainings of the preset on this machine one after the other, by a few steps of "
-        "each, without measurements; – where there are none, or no GPU for them."
+        "All files were written, the report too. Checks are of the preset itself, comparisons of the small experiment."
     )
     if rows:
         console.output().print(Table.of_rows(head, rows, caption=caption, right=head[1:], one_line=head[:1]))

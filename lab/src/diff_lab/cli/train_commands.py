@@ -1,16 +1,13 @@
-"""The commands from text to a trained model: `tokenizer train`, `prepare`, `train` and `watch`."""
+"""The commands from text to a trained model: `tokenizer train`, `prepare` and `train`."""
 
 import os
-import shutil
-import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
-from diff_lab.cli.recipe_options import RecipeName, RecipeSettings, read_recipe
-from diff_lab.cli.terminal_progress import TrainingProgress, tokenising_progress
+from diff_lab.cli.recipe_options import RecipeName, RecipeSettings, read_recipe, tokenising_progress
 from diff_transformer.cli import console
 from diff_transformer.cli.app import with_plain_errors
 from diff_transformer.cli.console import optional
@@ -91,43 +88,6 @@ def prepare(
         console.print_line(f"cache: {text.cache.folder}")
 
 
-def watch(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN", help="Folders of runs, drawn in the same axes, or the folder of a demo."),
-    ],
-    once: Annotated[
-        bool, typer.Option("--once", help="Draw one picture and exit, as the command always does without a terminal.")
-    ] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two pictures.")] = 2.0,
-) -> None:
-    """Draw the curves of runs in the terminal while they train, until all runs have ended or Ctrl-C is pressed."""
-    from rich.live import Live
-    from rich.text import Text
-
-    from diff_lab.report.run_watch import picture, watched
-
-    watching, out = watched(runs), console.output()
-
-    def draw() -> Text:
-        for run in watching:
-            run.read()
-        width, height = shutil.get_terminal_size()
-        return picture(watching, width, height - 1, time.time())  # the last line is the prompt's
-
-    if out.is_terminal and not once:
-        try:
-            with Live(console=out, screen=True, auto_refresh=False) as live:
-                while not all(run.is_finished for run in watching):
-                    began = time.perf_counter()
-                    live.update(draw(), refresh=True)
-                    # Drawing many lines takes seconds; nine tenths of a processor are left to the training.
-                    time.sleep(max(interval, 9 * (time.perf_counter() - began)))
-        except KeyboardInterrupt:  # the way out
-            pass
-    out.print(draw(), soft_wrap=True)
-
-
 command = typer.Typer(add_completion=False)
 
 
@@ -159,9 +119,10 @@ def train(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the output folder.")] = False,
 ) -> None:
-    """Train the model of a recipe. Follow the run with `diff-lab watch` or TensorBoard."""
+    """Train the model of a recipe. Follow the run with TensorBoard."""
     from diff_lab.measure.standard import validation_callback
     from diff_lab.train import build_data, open_run
+    from diff_lab.train.progress import RunProgress
     from diff_transformer.processors import is_first_process
 
     resolved = read_recipe(recipe, settings)
@@ -174,7 +135,7 @@ def train(
     with open_run(resolved, folder, resume=resume_mode, overwrite=overwrite) as opened:
         with tokenising_progress(messages) as tell:
             data = build_data(resolved, tell=tell)
-        run = opened.train(data, TrainingProgress(messages), validation_callback(data.batches))
+        run = opened.train(data, RunProgress(messages), validation_callback(data.batches))
     if not is_first_process():
         return
     measured = ", ".join(

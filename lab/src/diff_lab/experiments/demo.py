@@ -5,7 +5,7 @@ files; a page and a table are made from these alone.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,11 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from diff_lab.data import RetrievalBatches, RetrievalSample, TextBatches
 from diff_lab.experiments.experiment import section
 from diff_lab.experiments.run_store import load_trained
-from diff_lab.experiments.side_by_side import Job, SideBySide, default_workers, worker_threads
-from diff_lab.experiments.step_timing import seconds_of_step
+from diff_lab.experiments.worker_pool import Job, WorkerPool, default_workers
 from diff_lab.measure.measurement import EvalInput
 from diff_lab.measure.retrieval import retrieval_answers, retrieval_baselines
 from diff_lab.measure.standard import Standard, curve_baselines, curve_records, validation_callback
-from diff_lab.record import Baseline, Result
+from diff_lab.record import Result
 from diff_lab.results_files import capture_results, write_json
 from diff_lab.train import Data, Progress, Recipe, build_data, load_recipe, train
 from diff_lab.train.recipe import override_of
@@ -71,43 +70,6 @@ EXAMPLES = 64  # sequences among which a query is looked for whose maps are show
 SAMPLE_PROMPT, SAMPLE_LENGTH = 48, 120  # tokens
 
 
-@dataclass(frozen=True)
-class DemoPart:
-    """A task of the demo: both variants are trained on it at the same time.
-
-    `runs` are their folders by variant, `baselines` say which accuracies need no learning; `text` is what it is trained
-    on, in words, and `seconds` about how long that takes on this machine.
-    """
-
-    task: str
-    recipe: Recipe  # DIFF's
-    runs: Mapping[str, Path]
-    baselines: Sequence[Baseline]
-    text: str
-    seconds: float
-
-    @property
-    def levels(self) -> dict[str, float]:
-        """The accuracies that need no learning by name, the lowest first; none of text."""
-        return {name: value for one in self.baselines for name, value in one.levels().items()}
-
-
-class DemoProgress(Progress):
-    """A progress that is told besides what the demo is going to do, and which part of it begins and ends."""
-
-    def expect(self, parts: Sequence[DemoPart], workers: int) -> None:
-        """These parts follow, one after the other, with so many trainings at a time."""
-        return
-
-    def begin(self, part: DemoPart) -> None:
-        """The trainings of this part begin; each asks `run` for what shows it."""
-        return
-
-    def end(self, records: Sequence[Result]) -> None:
-        """The part is over, and this was measured of it."""
-        return
-
-
 def run_demo(
     output_dir: str | Path,
     *,
@@ -116,7 +78,7 @@ def run_demo(
     fast: bool = False,
     resume: bool = False,
     overwrite: bool = False,
-    progress: DemoProgress | None = None,
+    progress: Progress | None = None,
 ) -> Path:
     """Train DIFF and the Transformer on both tasks, measure them, and write what a report needs.
 
@@ -125,15 +87,15 @@ def run_demo(
     same time, each in a process with its share of the processor cores; on one core or a GPU, one after the other. So a
     script that calls this must be importable: what it does stands under `if __name__ == "__main__"`.
 
-    The folder must be new or empty, unless `resume` keeps what an earlier demo in it has finished and goes on from
+    The folder must be new or empty, unless `resume` keeps what an earlier demo in it has finished and resumes from
     there, or `overwrite` replaces it. `text` (files or folders) is for the language part; without any it is the source
     of Python's standard library. `fast` takes a few steps alone, to see in a minute or so what the demo shows.
 
     Raises:
         FileExistsError, FileNotFoundError, ValueError: the folder or the input is not right; nothing has been written.
-        TrainingInterrupted: Ctrl-C or SIGTERM; with `resume` the same call goes on from the checkpoints.
+        TrainingInterrupted: Ctrl-C or SIGTERM; with `resume` the same call resumes from the checkpoints.
     """
-    folder, progress = Path(output_dir), progress or DemoProgress()
+    folder, progress = Path(output_dir), progress or Progress()
     _check_folder(folder, resume=resume, overwrite=overwrite)
     overrides = {task: [*SETTINGS[task], *_WITHOUT_EXTRAS, f"train.seed={seed}"] for task in TASKS}
     for task in TASKS if fast else ():
@@ -161,24 +123,21 @@ def run_demo(
             if is_run_folder(run):
                 begin_run_folder(run, recipe)
     workers = default_workers(len(VARIANTS), on_cpu=not torch.accelerator.is_available())
-    parts = [_part(task, recipes[task], runs[task], data_of[task], workers) for task in TASKS]
-    progress.expect(parts, workers)
+    progress.tell(_expectations({task: recipes[task]["diff"] for task in TASKS}, workers, fast=fast))
     records: list[Result] = []
-    with SideBySide[tuple[int, float]](workers, progress) as trainings:
-        for part in parts:
-            task, data = part.task, data_of[part.task]
-            progress.begin(part)
+    with WorkerPool[tuple[int, float]](workers, progress) as trainings:
+        for task, data in data_of.items():
             names = {variant: f"{task}, {ATTENTION_TYPES[variant].label}" for variant in VARIANTS}
             for variant, name in names.items():
-                work = partial(_train, recipes[task][variant], part.runs[variant], existing)
+                work = partial(_train, recipes[task][variant], runs[task][variant], existing)
                 trainings.add(Job(name, work))
             trained = {job.name: result for job, result in trainings.results()}
             models: dict[str, Any] = {
-                variant: load_trained(recipes[task][variant], part.runs[variant] / MODEL) for variant in VARIANTS
+                variant: load_trained(recipes[task][variant], runs[task][variant] / MODEL) for variant in VARIANTS
             }
             measured = []
             for variant, model in models.items():
-                lines = read_metrics(part.runs[variant] / METRICS)
+                lines = read_metrics(runs[task][variant] / METRICS)
                 measured += curve_records(lines, variant=variant, seed=seed)
                 given = EvalInput(model=model, variant=variant, batches=data.batches, seed=seed)
                 measured += Standard(sequences=SEQUENCES).run(given)
@@ -192,14 +151,13 @@ def run_demo(
                 write_json(folder / ATTENTION, attention_example(models, data.batches, seed), indent=None)
             else:
                 write_json(folder / SAMPLES, text_samples(models, data, seed))
-            progress.end(measured)
             records += measured
     settings: dict[str, Any] = {"seed": seed}
     for task in TASKS:
         settings[task] = recipes[task]["diff"].model_dump(mode="json", exclude={"model": {"attention_type"}})
     title = "A Differential Transformer beside a Transformer"
     results = capture_results(title, settings, records, device=str(models["diff"].device))
-    baselines = (*retrieval_baselines(recipes["retrieval"]["diff"]), *parts[0].baselines)
+    baselines = (*retrieval_baselines(recipes["retrieval"]["diff"]), *curve_baselines(recipes["retrieval"]["diff"]))
     write_json(folder / RESULTS, replace(results, baselines=baselines))
     return folder
 
@@ -209,14 +167,30 @@ def run_demo(
 _WITHOUT_EXTRAS = section("train", inspect_every=None, max_loss_rise=None)
 
 
-def _part(task: str, recipes: Mapping[str, Recipe], runs: Mapping[str, Path], data: Data, workers: int) -> DemoPart:
-    """The part of a task, whose trainings that have not ended are timed."""
-    threads = worker_threads(workers) if workers > 1 else None
-    unfinished = [recipes[variant] for variant in VARIANTS if not (runs[variant] / MODEL).is_dir()]
-    left = [recipe.train.steps * seconds_of_step(recipe, data, threads) for recipe in unfinished]
-    recipe = recipes["diff"]
-    seconds = max(left, default=0.0) if workers > 1 else sum(left)
-    return DemoPart(task, recipe, runs, curve_baselines(recipe), recipe.data.describe(), seconds)
+def _expectations(recipes: Mapping[str, Recipe], workers: int, *, fast: bool) -> str:
+    """Say what the demo is going to do, and how long that takes."""
+    retrieval, language = recipes["retrieval"], recipes["language"]
+    pairs = getattr(retrieval.data, "num_pairs", "")
+    return f"""\
+What to expect: a Differential Transformer (DIFF) and a Transformer of the same size
+are trained {"at the same time" if workers > 1 else "one after the other"}, on two tasks.
+
+1. Finding needles: {retrieval.train.steps:,} steps.
+   {pairs} key–value pairs, the needles, lie in noise, and the model is asked for the value
+   of a key. The validation is the accuracy of this. First both stand near the floor, the
+   accuracy of a model that knows the values but not their keys; then they rise above
+   it. Expect both to learn, one earlier than the other: when each began is what to
+   look at. The one that begins later may still be ahead in the end.
+
+2. Language: {language.train.steps:,} steps.
+   The model reads {language.data.describe()}
+   and predicts each next token. The validation is its loss, in nats per token.
+   Expect both to fall close to each other, and either to end a little lower: after so few
+   tokens neither is a finished model. Rows in which DIFF loses are shown like all.
+
+In all {"a minute or so" if fast else "4 to 8 minutes"} on two processor cores. Ctrl-C leaves checkpoints, from which
+--resume resumes. This is one seed and no proof: `diff-lab reproduce` has experiments with seeds.
+"""
 
 
 def _train(recipe: Recipe, folder: Path, existing: Mapping[str, Any], progress: Progress) -> tuple[int, float]:
@@ -239,7 +213,7 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
     if is_demo and not (resume or overwrite):
         raise FileExistsError(
             f"The output folder {str(folder)!r} already holds a demo; "
-            "choose another one with --output, go on with --resume, or replace it with --overwrite."
+            "choose another one with --output, resume it with --resume, or replace it with --overwrite."
         )
     if not is_demo and names:
         raise FileExistsError(f"{str(folder)!r} is not empty and holds no demo, so nothing is written there.")

@@ -53,7 +53,7 @@ class Evaluation(MeasurementRequest):
 
     def command(self, folder: str) -> str:
         """The command line that measures it on the run in a folder."""
-        command = ["diff-transformer", "eval", folder]
+        command = ["diff-lab", "eval", folder]
         if self.name == "harness":
             # With --tasks each task's results are written as soon as they are there.
             command += ["--tasks", self.options["tasks"], "--num-fewshot", str(self.options["examples"])]

@@ -16,7 +16,7 @@ from diff_lab.experiments.request import ExperimentRequest
 from diff_lab.train import Data, Recipe, build_config, build_data
 
 
-class DataOnce:
+class DatasetCache:
     """The data of recipes, built once for all that have the same data and seed."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class CheckedPreset:
     notes: tuple[str, ...]
 
 
-def check_preset(request: ExperimentRequest, data: DataOnce) -> CheckedPreset:
+def check_preset(request: ExperimentRequest, data: DatasetCache) -> CheckedPreset:
     """Check that the variants are alike, that their data are there, and that these serve the measurements.
 
     Raises ValueError or OSError for what is not so.
@@ -58,7 +58,7 @@ def check_preset(request: ExperimentRequest, data: DataOnce) -> CheckedPreset:
     return CheckedPreset(recipes, counts, tuple(dict.fromkeys(notes)))
 
 
-def check_measurements(request: ExperimentRequest, data: DataOnce) -> None:
+def check_measurements(request: ExperimentRequest, data: DatasetCache) -> None:
     """Raises ValueError where the data of the last stage hold no batch, or cannot serve the measurements."""
     preset = request.preset
     last = [preset.variant_recipe(variant, "train.seed=0", *preset.extension) for variant in preset.variants]

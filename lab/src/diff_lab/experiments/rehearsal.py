@@ -4,7 +4,6 @@ What is made smaller follows from the preset, so an experiment is rehearsed as s
 preset itself is checked, as it would be before its first training.
 """
 
-import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,10 +18,9 @@ from diff_lab.experiments.experiment import (
     heads_of,
     section,
 )
-from diff_lab.experiments.preset_check import DataOnce, check_measurements, check_preset
+from diff_lab.experiments.preset_check import DatasetCache, check_measurements, check_preset
 from diff_lab.experiments.request import ExperimentRequest
 from diff_lab.experiments.runner import run_experiment
-from diff_lab.experiments.step_timing import seconds_of_step
 from diff_lab.record import ResultsFile
 from diff_lab.train import Progress, Recipe
 
@@ -57,15 +55,10 @@ ENOUGH = {
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal came to: the results of the small experiment, and how many seconds the checks and that one took.
-
-    `minutes` is what all trainings of the preset would take here at their own size, one after the other; None where
-    nothing is trained, or the preset is for a GPU and there is none.
-    """
+    """What a rehearsal came to: the small experiment's results, and how many seconds the checks and that one took."""
 
     results: ResultsFile
     seconds: Mapping[str, float]
-    minutes: float | None
 
 
 def rehearse(request: ExperimentRequest, folder: Path, progress: Progress | None = None) -> Rehearsal:
@@ -74,39 +67,13 @@ def rehearse(request: ExperimentRequest, folder: Path, progress: Progress | None
     Raises whatever the experiment itself would raise.
     """
     began = time.monotonic()
-    data = DataOnce()
-    for note in check_preset(request, data).notes:
+    for note in check_preset(request, DatasetCache()).notes:
         if progress is not None:
             progress.tell(f"At full size: {note}")
-    minutes = minutes_of_training(request, data)
     checked = time.monotonic()
     results = run_experiment(rehearsed(request), folder, progress=progress, resume=True)
     seconds = {"checks": checked - began, "small experiment": time.monotonic() - checked}
-    return Rehearsal(results, seconds, minutes)
-
-
-def minutes_of_training(request: ExperimentRequest, data: DataOnce) -> float | None:
-    """What all trainings of a preset take on this machine one after the other, by a few steps of each variant and stage
-    at full size; rates that a sweep adds come on top.
-
-    None where nothing is trained, or the preset is for a GPU and there is none.
-    """
-    preset = request.preset
-    if not preset.variants or (request.preset_name == "gpu" and not torch.accelerator.is_available()):
-        return None
-    trials = len(preset.learning_rates) * preset.trials_per_rate if preset.tries_rates else 0
-    # How often each stage is trained. Without a sweep of its own, the best trials are the first seeds' runs.
-    others = max(0, trials - preset.trials_per_rate)
-    runs: dict[tuple[str, ...], int] = {(): preset.seeds if preset.sweep else preset.seeds + others}
-    if preset.sweep:
-        runs[preset.sweep] = trials
-    if preset.extension:
-        runs[preset.extension] = preset.seeds
-    seconds = 0.0
-    for variant, (stage, number) in itertools.product(preset.variants, runs.items()):
-        recipe = preset.variant_recipe(variant, *stage)
-        seconds += number * recipe.train.steps * seconds_of_step(recipe, data.of(recipe))
-    return seconds / 60
+    return Rehearsal(results, seconds)
 
 
 def rehearsed(request: ExperimentRequest) -> ExperimentRequest:
@@ -118,7 +85,7 @@ def rehearsed(request: ExperimentRequest) -> ExperimentRequest:
     """
     if not request.preset.variants:
         return replace(request, preset=_small_benchmark(request))
-    data = DataOnce()
+    data = DatasetCache()
     for part in PARTS:
         small = replace(request, preset=_small(request.preset, part))
         try:

@@ -40,7 +40,7 @@ def load_trained(recipe: Recipe, model_folder: Path) -> LanguageModel:
 
 
 @dataclass(frozen=True)
-class Stored:
+class FinishedRun:
     """A finished run.
 
     Its key is the hash of what made it, and names the folder that `folder`, the run's own, lies in. `diverged` says why
@@ -81,14 +81,14 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def find(self, key: str) -> Stored | None:
+    def find(self, key: str) -> FinishedRun | None:
         """The finished run of that key, or None."""
         file = self._folder / key / TRAINED
         if not file.is_file():
             return None
         outcome = read_json(file)
         names = ("diverged", "commit", "begun_at", "seconds", "device")
-        return Stored(key, self._folder / key / RUN, *(outcome[name] for name in names))
+        return FinishedRun(key, self._folder / key / RUN, *(outcome[name] for name in names))
 
     def train(
         self,
@@ -98,11 +98,11 @@ class Store:
         on_evaluate: Callable[[Any, int], dict[str, float]],
         progress: Progress | None = None,
         commit: str | None = None,
-    ) -> Stored:
+    ) -> FinishedRun:
         """The finished run of that key: as it lies there, or trained, from where an interrupted training stopped.
 
         The commit is of the code, to be remembered. Raises ValueError where another process is training it, and
-        TrainingInterrupted as `train`; the next call goes on.
+        TrainingInterrupted as `train`; the next call resumes.
         """
         folder = self._folder / key / RUN
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ class Store:
                     environment = capture_environment(str(training_device(recipe)))
                     write_json(folder.parent / TRAINED, {**vars(environment), **outcome})
                     begun.unlink()
-                    # They hold the optimizer's state, twice the size of the model, and nothing goes on from a finished
+                    # They hold the optimizer's state, twice the size of the model, and nothing resumes from a finished
                     # run's.
                     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         except Timeout:
@@ -144,7 +144,7 @@ def train_in_store(
     commit: str | None,
     data: Data | None,
     progress: Progress,
-) -> Stored:
+) -> FinishedRun:
     """`Store.train` by arguments that another process can get. It makes the data itself, which come as None."""
     data = data or build_data(recipe)
     return store.train(key, recipe, data, on_evaluate(data.batches), progress, commit)

@@ -15,14 +15,11 @@ from diff_lab.coordinates import Coordinates
 from diff_lab.data import MaskedTextBatches, TextBatches
 from diff_lab.experiments.experiment import ParameterCounts, Variant, heads_of
 from diff_lab.experiments.learning_rates import sweep_notes
-from diff_lab.experiments.preset_check import DataOnce, check_preset
+from diff_lab.experiments.preset_check import DatasetCache, check_preset
 from diff_lab.experiments.request import ExperimentRequest, as_defined, check_results, results_path
-from diff_lab.experiments.run_store import Store, Stored
-from diff_lab.experiments.side_by_side import default_workers, worker_threads
-from diff_lab.experiments.step_timing import seconds_of_step
-from diff_lab.experiments.time_left import Cost, ManyTrainings
-from diff_lab.experiments.training_queue import carry_out
-from diff_lab.experiments.variant_training import TrainedVariant, TrainingOfVariant
+from diff_lab.experiments.run_store import FinishedRun, Store
+from diff_lab.experiments.variant_training import TrainedVariant, TrainingOfVariant, train_variants
+from diff_lab.experiments.worker_pool import default_workers
 from diff_lab.measure.measurement import EvalInput, TrainingRecord
 from diff_lab.measure.standard import LABEL_ACCURACY, VALIDATION_LOSS, curve_records
 from diff_lab.record import Better, Result, ResultsFile
@@ -36,7 +33,6 @@ from diff_lab.results_files import (
 )
 from diff_lab.statistics import remark_on_seeds
 from diff_lab.train import Progress, Recipe, build_model
-from diff_lab.train.training_progress import Silent
 
 
 def size_records(variant: Variant, sizes: ParameterCounts) -> list[Result]:
@@ -73,20 +69,16 @@ def run_experiment(
     overwrite: bool = False,
     progress: Progress | None = None,
     workers: int | None = 1,
-    times_steps: bool = False,
 ) -> ResultsFile:
     """Carry an experiment out, and write its results to `output`/NAME.json.
 
     Trained runs lie in `output`/runs, each in a folder named by a hash of what made it. One that is finished is used
-    again, one that was interrupted goes on, whatever else is asked for.
+    again, one that was interrupted is resumed, whatever else is asked for.
 
     So many `workers` train at a time, each in a process of its own with an equal share of the processor cores; 1 trains
     in this process, and None is one for each core, or 1 on a GPU. The numbers depend on how many threads a training
     has, in their last digits, and on nothing else of it. A script that asks for more than 1 has to be importable: what
     it does stands under `if __name__ == "__main__"`.
-
-    `times_steps` has a few steps of each variant timed first, to tell the progress from the beginning how long all
-    trainings will take; otherwise their own first steps tell.
 
     `resume` keeps existing results, which must be of the same request, and measurements of runs that the same code has
     made; `overwrite` replaces results that are there. Of a run that was kept without its model the measurements are
@@ -97,7 +89,7 @@ def run_experiment(
         FileExistsError: there are results already, with neither `resume` nor `overwrite`; or with `resume`, and they
             are of another request.
         ValueError: the variants are not alike; `resume` and `overwrite` together; what a measurement's `check` says.
-        TrainingInterrupted: as `train`; the same call goes on.
+        TrainingInterrupted: as `train`; the same call resumes.
     """
     folder = Path(output)
     path = results_path(folder, request.experiment.name)
@@ -109,7 +101,7 @@ def run_experiment(
             progress.tell(f"{existing}; --overwrite measures and compares anew, and trains nothing twice.")
         return results
     began = time.monotonic()
-    runner = ExperimentRunner(request, folder, resume, progress or Silent(), workers, times_steps)
+    runner = ExperimentRunner(request, folder, resume, progress or Progress(), workers)
     if request.experiment.measure_once is not None:
         runner.records += request.experiment.measure_once(request.preset, runner.progress)
     else:
@@ -140,7 +132,6 @@ class ExperimentRunner:
         resume: bool,
         progress: Progress,
         workers: int | None,
-        times_steps: bool,
     ) -> None:
         self.experiment, self.preset = request.experiment, request.preset
         self.resume, self.progress = resume, progress
@@ -150,9 +141,9 @@ class ExperimentRunner:
         # Of the code that runs: the checkout may change meanwhile.
         self.commit = capture_environment("cpu").commit
         self.device: str | None = None  # the name of the one where something was measured
-        self._workers, self._times_steps = workers, times_steps
+        self._workers = workers
         self._store = Store(folder / "runs")
-        self._request, self._data = request, DataOnce()
+        self._request, self._data = request, DatasetCache()
         # By run: the names of devices; the commits of measurements that an earlier command has taken.
         self._trained_on: Counter[str] = Counter()
         self._measured_at: Counter[str | None] = Counter()
@@ -166,7 +157,7 @@ class ExperimentRunner:
         for variant, sizes in checked.counts.items():
             self.progress.tell(f"{variant.label}: {sizes.total:,} parameters, {sizes.shared:,} without λ and norms")
             self.records += size_records(variant, sizes)
-        trained = self._train(checked.counts)
+        trained = self._train()
         remarks: dict[str, list[str]] = {}
         for variant, outcome in trained.items():
             for rate, value in outcome.tried.items():
@@ -214,34 +205,22 @@ class ExperimentRunner:
             if _without_threads(device) != own:
                 self.notes.append(f"Trained on another device, {device}: {number} of the runs.")
 
-    def _train(self, counts: Mapping[Variant, ParameterCounts]) -> dict[Variant, TrainedVariant]:
+    def _train(self) -> dict[Variant, TrainedVariant]:
         """Train all that is in no store yet."""
         preset = self.preset
-        trainings = {variant: TrainingOfVariant(preset, variant, counts[variant]) for variant in preset.variants}
-        expected = [cost for training in trainings.values() for cost in training.costs()]
+        recipes = {variant: preset.variant_recipe(variant) for variant in preset.variants}
+        trainings = {
+            variant: TrainingOfVariant(preset, variant, *self._validation_of(recipe))
+            for variant, recipe in recipes.items()
+        }
         workers = self._workers
         if workers is None:
-            devices = {training.recipe.train.device for training in trainings.values()}
+            devices = {recipe.train.device for recipe in recipes.values()}
             on_cpu = devices == {"cpu"} or not torch.accelerator.is_available()
-            # Of all of them, finished or not: a command that goes on gives each as many threads as it had before.
-            workers = default_workers(len(expected), on_cpu=on_cpu)
-        by_kind = {training.costs()[0].kind: training.recipe for training in trainings.values()}
-        threads = None if workers == 1 else worker_threads(workers)
-
-        def step_seconds(cost: Cost) -> float | None:
-            recipe = by_kind.get(cost.kind) if self._times_steps else None
-            return None if recipe is None else seconds_of_step(recipe, self._data.of(recipe), threads)
-
-        may_grow = preset.tries_rates and preset.more_rates > 0
-        progress = ManyTrainings(self.progress, workers, step_seconds=step_seconds, may_grow=may_grow)
-        for cost in expected:
-            progress.expect(cost)
-        plans = {
-            variant: training.plan(*self._validation_of(training.recipe), progress)
-            for variant, training in trainings.items()
-        }
-        settings: dict[str, Any] = {"build_data": self._data.of, "commit": self.commit}
-        trained, runs = carry_out(plans, self._store, self.experiment, progress, **settings)
+            # Of all of them, finished or not: a resumed command gives each as many threads as it had before.
+            workers = default_workers(sum(one.expected for one in trainings.values()), on_cpu=on_cpu)
+        settings: dict[str, Any] = {"workers": workers, "build_data": self._data.of, "commit": self.commit}
+        trained, runs = train_variants(trainings, self._store, self.experiment, self.progress, **settings)
         self._trained_on.update(run.device for run in runs)
         earlier = Counter(run.commit for run in runs if run.commit != self.commit)
         for commit, number in sorted(earlier.items(), key=str):
@@ -256,14 +235,14 @@ class ExperimentRunner:
         is_text = isinstance(self._data.of(recipe).batches, TextBatches | MaskedTextBatches)
         return (VALIDATION_LOSS, "lower") if is_text else (LABEL_ACCURACY, "higher")
 
-    def _curve(self, variant: Variant, seed: int, run: Stored, recipe: Recipe) -> list[Result]:
+    def _curve(self, variant: Variant, seed: int, run: FinishedRun, recipe: Recipe) -> list[Result]:
         """The validation over the training of a run. Of two stages the first one's: the second's is on other data."""
         lines = run.metrics()
         if run.diverged is not None:
             lines.append({"step": recipe.train.steps, self._validation_of(recipe)[0]: None})
         return curve_records(lines, variant=variant.name, seed=seed, coordinates=variant.coordinates)
 
-    def _measure(self, variant: Variant, seed: int, run: Stored, recipe: Recipe) -> Sequence[Result]:
+    def _measure(self, variant: Variant, seed: int, run: FinishedRun, recipe: Recipe) -> Sequence[Result]:
         """The numbers of a run: taken, or read where an interrupted command has taken them with the same code.
 
         Of a run that was kept without its model they are read in any case, whichever code took them: they are the only

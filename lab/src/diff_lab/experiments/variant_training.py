@@ -1,19 +1,31 @@
-"""Says what is trained of a variant: trials of learning rates, then every seed at the best, in one stage or two."""
+"""Trains what variants need: trials of learning rates, then every seed at the best, in one stage or two.
+
+What does not depend on each other is trained at the same time, and nothing twice.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
-from diff_lab.experiments.experiment import ParameterCounts, Preset, Variant, section
+from diff_lab.experiments.experiment import Experiment, Preset, Variant, section
 from diff_lab.experiments.learning_rates import choose_rate, next_rate
-from diff_lab.experiments.run_store import Stored
-from diff_lab.experiments.time_left import Cost, ManyTrainings
-from diff_lab.experiments.training_queue import Plan, Training
+from diff_lab.experiments.run_store import FinishedRun, Store, run_key, train_in_store
+from diff_lab.experiments.worker_pool import Job, WorkerPool
 from diff_lab.record import Better
 from diff_lab.results_files import number_of
-from diff_lab.train import Recipe
+from diff_lab.train import Data, Progress, Recipe
 from diff_lab.train.recipe import override_of
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run to be trained, or found. Where it begins with the model of another run, `before` is that run's key."""
+
+    name: str  # as a user is told of it
+    recipe: Recipe
+    before: str | None = None
 
 
 @dataclass(frozen=True)
@@ -28,90 +40,138 @@ class TrainedVariant:
     learning_rate: float
     tried: dict[float, float]
     remarks: list[str]
-    stages: list[list[tuple[Stored, Recipe]]]
+    stages: list[list[tuple[FinishedRun, Recipe]]]
 
 
 class TrainingOfVariant:
-    """A variant of a preset, whose parameters have been counted."""
+    """What is trained of a variant of a preset, whose learning rate is chosen by what the log calls `validation`.
 
-    def __init__(self, preset: Preset, variant: Variant, sizes: ParameterCounts) -> None:
-        self._preset, self._variant, self._sizes = preset, variant, sizes
-        self.recipe = preset.variant_recipe(variant)
+    `expected` is how many trainings that will be, as far as it is known.
+    """
 
-    def costs(self) -> list[Cost]:
-        """What its trainings cost, as far as they are known beforehand: more rates may have to be tried."""
-        preset = self._preset
+    def __init__(self, preset: Preset, variant: Variant, validation: str, better: Better) -> None:
+        self._preset, self._variant, self._validation, self._better = preset, variant, validation, better
         trials = len(preset.learning_rates) * preset.trials_per_rate if preset.tries_rates else 0
         # The best of trials of full length are runs of the first seeds.
         seeds = preset.seeds - (preset.trials_per_rate if trials and not preset.sweep else 0)
-        stages = [self._cost(*preset.extension)] * preset.seeds if preset.extension else []
-        return [self._cost(*preset.sweep)] * trials + [self._cost()] * seeds + stages
+        self.expected = trials + seeds + (preset.seeds if preset.extension else 0)
 
-    def plan(self, validation: str, better: Better, progress: ManyTrainings) -> Plan[TrainedVariant]:
-        """Ask for its trainings. Learning rates are chosen by what the log calls `validation`."""
+    def plan(self) -> Generator[Sequence[Training], Sequence[FinishedRun], TrainedVariant]:
+        """Yield trainings that do not depend on each other, be sent their runs, and yield more."""
         tried = dict.fromkeys(self._preset.learning_rates, math.nan)
         remarks: list[str] = []
-        rate = next(iter(tried), self.recipe.train.learning_rate)
+        rate = next(iter(tried), self._recipe().train.learning_rate)
         if self._preset.tries_rates:
-            yield from self._try_rates(tried, validation, better, progress)
-            rate, remarks = choose_rate(tried, better)
+            yield from self._try_rates(tried)
+            rate, remarks = choose_rate(tried, self._better)
         first = [self._training(rate, seed) for seed in range(self._preset.seeds)]
         stages = [[(run, one.recipe)] for run, one in zip((yield first), first, strict=True)]
         if self._preset.extension:
-            second = {}
-            for seed, ((run, _),) in enumerate(stages):
-                if run.diverged is None:
-                    second[seed] = self._second_training(rate, seed, run)
-                else:
-                    progress.drop(self._cost(*self._preset.extension))
+            second = {
+                seed: self._second_training(rate, seed, run)
+                for seed, ((run, _),) in enumerate(stages)
+                if run.diverged is None
+            }
+            self.expected -= len(stages) - len(second)
             runs = yield list(second.values())
             for (seed, training), run in zip(second.items(), runs, strict=True):
                 stages[seed].append((run, training.recipe))
         return TrainedVariant(rate, tried, remarks, stages)
 
-    def _try_rates(
-        self, tried: dict[float, float], validation: str, better: Better, progress: ManyTrainings
-    ) -> Plan[None]:
+    def _try_rates(self, tried: dict[float, float]) -> Generator[Sequence[Training], Sequence[FinishedRun], None]:
         """Fill in the validation at each rate, and at more rates while the best is the smallest or the largest."""
         untried = list(tried)
         most = len(tried) + self._preset.more_rates
         while untried:
             seeds = range(self._preset.trials_per_rate)
-            runs: Sequence[Stored] = yield [self._trial(rate, seed) for rate in untried for seed in seeds]
+            runs = yield [self._trial(rate, seed) for rate in untried for seed in seeds]
             for number, rate in enumerate(untried):
                 of_rate = runs[number * len(seeds) : (number + 1) * len(seeds)]
                 tried[rate] = fmean(
-                    math.nan if run.diverged is not None else number_of(run.metrics()[-1][validation])
+                    math.nan if run.diverged is not None else number_of(run.metrics()[-1][self._validation])
                     for run in of_rate
                 )
-            further = next_rate(tried, better)
+            further = next_rate(tried, self._better)
             untried = [further] if further is not None and len(tried) < most else []
-            if untried:
-                progress.expect(self._cost(*self._preset.sweep), len(seeds))
+            self.expected += len(untried) * len(seeds)
 
     def _trial(self, rate: float, seed: int) -> Training:
-        sweep = self._preset.sweep
-        recipe = self._recipe(*sweep, *section("train", learning_rate=rate, seed=seed))
+        recipe = self._recipe(*self._preset.sweep, *section("train", learning_rate=rate, seed=seed))
         which = f" with seed {seed}" if self._preset.trials_per_rate > 1 else ""
-        name = f"{self._variant.label} · trying the learning rate {rate:g}{which}"
-        return Training(name, recipe, self._cost(*sweep))
+        return Training(f"{self._variant.label} · trying the learning rate {rate:g}{which}", recipe)
 
     def _training(self, rate: float, seed: int) -> Training:
         recipe = self._recipe(*section("train", learning_rate=rate, seed=seed))
-        return Training(f"{self._variant.label} · seed {seed} · learning rate {rate:g}", recipe, self._cost())
+        return Training(f"{self._variant.label} · seed {seed} · learning rate {rate:g}", recipe)
 
-    def _second_training(self, rate: float, seed: int, first: Stored) -> Training:
-        extension = self._preset.extension
+    def _second_training(self, rate: float, seed: int, first: FinishedRun) -> Training:
         start = override_of("model.init_from", str(first.model_folder.resolve()))
-        recipe = self._recipe(*section("train", learning_rate=rate, seed=seed), *extension, start)
-        name = f"{self._training(rate, seed).name} · extension"
-        return Training(name, recipe, self._cost(*extension), before=first.key)
-
-    def _cost(self, *more: str) -> Cost:
-        recipe = self._recipe(*more)
-        rows, length = recipe.data.batch_size, recipe.data.length
-        kind = f"{self._variant.label}, {rows} × {length}"
-        return Cost(kind, float(self._sizes.total * rows * length), recipe.train.steps)
+        recipe = self._recipe(*section("train", learning_rate=rate, seed=seed), *self._preset.extension, start)
+        return Training(f"{self._training(rate, seed).name} · extension", recipe, before=first.key)
 
     def _recipe(self, *more: str) -> Recipe:
         return self._preset.variant_recipe(self._variant, *more)
+
+
+def train_variants(
+    trainings: Mapping[Variant, TrainingOfVariant],
+    store: Store,
+    experiment: Experiment,
+    progress: Progress,
+    *,
+    workers: int,
+    build_data: Callable[[Recipe], Data],
+    commit: str | None,
+) -> tuple[dict[Variant, TrainedVariant], list[FinishedRun]]:
+    """Train what variants need, so many `workers` at a time.
+
+    Returns what comes of each variant, and all runs, of which some may have been there before. Nothing of it depends on
+    the number of workers, nor on which run finishes first. Raises as `WorkerPool` and `Store.train`.
+    """
+    runs: dict[str, FinishedRun | None] = {}  # by key; None of one that is asked for
+    plans = {variant: training.plan() for variant, training in trainings.items()}
+    waiting: dict[Variant, list[str]] = {}  # the keys of the runs that a plan waits for
+    trained: dict[Variant, TrainedVariant] = {}
+
+    def count() -> tuple[int, int]:
+        """Of all trainings, how many are done, and how many there are."""
+        return sum(run is not None for run in runs.values()), sum(one.expected for one in trainings.values())
+
+    with WorkerPool[FinishedRun](workers, progress) as pool:
+
+        def ask(training: Training) -> str:
+            """Find or queue a training. Returns its key."""
+            data = build_data(training.recipe)
+            key = run_key(training.recipe, data.batches, training.before, experiment.logs)
+            if key not in runs:
+                runs[key] = store.find(key)
+                if runs[key] is None:
+                    given = data if workers == 1 else None  # a worker makes them for itself
+                    arguments = (store, key, training.recipe, experiment.on_evaluate, commit, given)
+                    pool.add(Job(training.name, partial(train_in_store, *arguments)))
+            return key
+
+        def advance(variant: Variant) -> None:
+            """Let a plan ask for trainings until it waits for one."""
+            keys = waiting[variant]
+            try:
+                while len(found := [run for key in keys if (run := runs[key]) is not None]) == len(keys):
+                    keys = waiting[variant] = [ask(training) for training in plans[variant].send(found)]
+            except StopIteration as end:
+                trained[variant] = end.value
+                del waiting[variant]
+
+        for variant, plan in plans.items():
+            waiting[variant] = [ask(training) for training in next(plan)]
+            advance(variant)
+        done, total = count()
+        if done < total:
+            finished = f", of which {done} {'is' if done == 1 else 'are'} finished" if done else ""
+            at_a_time = f", {workers} at a time" if workers > 1 else ""
+            progress.tell(f"{total} training{'s' * (total > 1)}{finished}{at_a_time}.")
+        for _, run in pool.results():
+            runs[run.key] = run
+            for variant in list(waiting):
+                advance(variant)
+            progress.tell("{} of {} trainings are done.".format(*count()))
+    return {variant: trained[variant] for variant in trainings}, [run for run in runs.values() if run is not None]

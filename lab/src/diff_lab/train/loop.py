@@ -22,6 +22,7 @@ from diff_lab.train.distributed import DistributedContext
 from diff_lab.train.divergence import BadStep, DivergenceError, SpikeDetector, diagnose
 from diff_lab.train.hardware import peak_flops
 from diff_lab.train.layer_statistics import measure_layers, reduced
+from diff_lab.train.metrics import Metrics, peak_memory
 from diff_lab.train.process_errors import (
     Interrupt,
     TimeLimit,
@@ -31,12 +32,12 @@ from diff_lab.train.process_errors import (
     plain_connection_errors,
     propagate_errors,
 )
+from diff_lab.train.progress import Progress, default_progress
 from diff_lab.train.recipe import Recipe
 from diff_lab.train.run_setup import Data, build_data, build_model, draw_weights
 from diff_lab.train.step import backward, build_optimizers, learning_rate, prefetched
 from diff_lab.train.step_costs import flops_per_token
 from diff_lab.train.task_examples import write_examples
-from diff_lab.train.training_progress import Metrics, Progress, Silent, default_progress, peak_memory
 from diff_transformer.storage.files import read_metrics
 
 # (model, step) → numbers to log, by name. The model is in evaluation mode and gradients are off.
@@ -74,9 +75,9 @@ def train(
 
     Args:
         output_dir: the folder of the run: new or empty, unless one of the next two says otherwise.
-        resume: go on from the newest checkpoint of the run in `output_dir`; "auto" begins one where there is none.
+        resume: resume from the newest checkpoint of the run in `output_dir`; "auto" begins one where there is none.
         overwrite: replace the run in `output_dir`.
-        progress: shows every step; unless given, a line below the cell in a notebook, and nothing elsewhere.
+        progress: shows every step; unless given, lines below the cell in a notebook, and nothing elsewhere.
         on_evaluate: called every `evaluate_every` steps and after the last one; what it returns is logged.
         data: the recipe's data, if `build_data(recipe)` has been called already.
 
@@ -84,7 +85,7 @@ def train(
         FileExistsError, FileNotFoundError, ValueError: the folder or the input is not right; nothing has been written.
         DivergenceError: the loss or its gradient is not finite, or the loss jumped; the weights are those before.
         TrainingInterrupted: Ctrl-C, SIGTERM or the end of the terminal (SIGHUP, unless it is ignored); a checkpoint was
-            saved, and after the last step the model as well. An evaluation is left, and done when the run goes on.
+            saved, and after the last step the model as well. An evaluation is left, and done when the run resumes.
         OSError: the disk is full, or the folder was removed; none of the checkpoints to resume from is complete; or, as
             ConnectionError, another process has ended. One that hangs ends this process with a sentence on stderr.
     """
@@ -111,7 +112,7 @@ def open_run(
 class TrainingRun:
     """A run in its folder, which :func:`open_run` has checked and locked. It is trained once.
 
-    With `resumes`, it goes on from the newest checkpoint in the folder.
+    With `resumes`, it resumes from the newest checkpoint in the folder.
     """
 
     def __init__(self, recipe: Recipe, folder: Path, context: DistributedContext, resumes: bool) -> None:
@@ -130,7 +131,7 @@ class TrainingRun:
             self.progress.start(self.settings.steps, f"{self.recipe.name} · {self.recipe.model.attention_type}")
             self.progress.tell(self.context.describe(self.model, self.call))
             if self.resumes:
-                step = f"goes on after step {self.state.step}"
+                step = f"resumes after step {self.state.step}"
                 self.progress.tell(step if self.resumed_from else "no checkpoint: begins at step 1")
             try:
                 self.call.train()
@@ -169,7 +170,7 @@ class TrainingRun:
     def _stopped(self, checkpoint: Path | None) -> TrainingInterrupted:
         return TrainingInterrupted(
             f"Stopped after step {self.state.step} of {self.settings.steps}; {checkpoint} holds the run. "
-            "The same command with --resume (in Python: resume=True) goes on from there.",
+            "The same command with --resume (in Python: resume=True) resumes from there.",
             self.interrupt.signal,
             is_saved=True,
         )
@@ -178,7 +179,7 @@ class TrainingRun:
         settings, context = self.settings, self.context
         self.data, self.on_evaluate = data, on_evaluate
         self.warn = warnings.warn if progress is None else progress.tell
-        self.progress = (progress or default_progress()) if is_first() else Silent()
+        self.progress = (progress or default_progress()) if is_first() else Progress()
         set_seed(settings.seed)
         self.checkpoints = Checkpoints(self.folder / run_folder.CHECKPOINTS, settings.keep_checkpoints, self.warn)
         self.resumed_from = self.checkpoints.newest() if self.resumes else None
@@ -264,7 +265,7 @@ class TrainingRun:
             raise DivergenceError(
                 f"{divergence} All of it is in {report}; {resumable}. A lower train.learning_rate (now "
                 f"{settings.learning_rate}) or a longer warm-up usually helps, in a run of its own, which may start "
-                "from a checkpoint (model.init_from). This run goes on with --resume and train.on_divergence=skip, "
+                "from a checkpoint (model.init_from). This run resumes with --resume and train.on_divergence=skip, "
                 "which skips such steps, or with another train.max_loss_rise."
             )
         if is_first():
@@ -340,7 +341,6 @@ class TrainingRun:
 
     def _leave_evaluation(self, *_: Any) -> None:
         """Raise TrainingInterrupted before a use of the model where the run is to stop."""
-        self.progress.evaluating()  # a worker's asks its parent
         requested = self.interrupt.requested
         if self.context.any(requested) if self._computes_together else requested:
             raise TrainingInterrupted("The evaluation is left.")
@@ -373,5 +373,5 @@ class TrainingRun:
         return (
             f"The run has stood still after step {self.state.step} of {self.settings.steps} for longer than "
             f"train.timeout_minutes={self.settings.timeout_minutes:g}: this process or another one hangs; "
-            f"{self.checkpoints.intact()}; the same command with --resume goes on."
+            f"{self.checkpoints.intact()}; the same command with --resume resumes."
         )

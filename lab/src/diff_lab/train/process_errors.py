@@ -142,7 +142,7 @@ def plain_connection_errors(minutes: float) -> Iterator[None]:
             raise
         raise ConnectionError(
             "The other processes of the run cannot be reached: one of them has ended, or has given no answer for "
-            f"train.timeout_minutes={minutes:g}. Its own messages say why; the same command with --resume auto goes on "
+            f"train.timeout_minutes={minutes:g}. Its own messages say why; the same command with --resume auto resumes "
             "from the newest checkpoint."
         ) from error
 

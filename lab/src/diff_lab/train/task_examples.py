@@ -21,13 +21,13 @@ _RETRIEVAL_NOTE = (
 
 
 def write_examples(folder: Path, data: Data) -> None:
-    """Write the examples of a run's task into its folder; nothing for a run on text, which has none.
+    """Write the examples of a run's task into its folder, unless they are there; nothing for a run on text.
 
     The format is that of `diff_transformer.explorer.model_examples`.
     """
-    examples = _examples(data)
-    if examples is not None:
-        write_atomically(folder / EXAMPLES, json.dumps(examples, ensure_ascii=False) + "\n")
+    path = folder / EXAMPLES
+    if not path.exists() and (examples := _examples(data)) is not None:
+        write_atomically(path, json.dumps(examples, ensure_ascii=False) + "\n")
 
 
 def _examples(data: Data) -> dict[str, Any] | None:

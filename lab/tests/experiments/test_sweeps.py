@@ -1,4 +1,4 @@
-"""Experiments whose trainings go side by side, and sweeps of learning rates that widen."""
+"""Experiments whose trainings run at the same time, and sweeps of learning rates that widen."""
 
 import json
 import math
@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, ParameterCounts, Preset
+from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, Preset
 from diff_lab.experiments.learning_rates import next_rate
 from diff_lab.experiments.request import request_experiment
 from diff_lab.experiments.runner import run_experiment
-from diff_lab.experiments.time_left import ManyTrainings
 from diff_lab.experiments.variant_training import TrainedVariant, TrainingOfVariant
 from diff_lab.record import Result, ResultsFile
-from diff_lab.train import Progress, TrainingInterrupted
-from diff_lab.train.training_progress import Silent
+from diff_lab.train import TrainingInterrupted
+from diff_lab.train.progress import Progress
 from small_experiment import SMALL, TINY, Heard, trainings
 
 STAGES = replace(TINY, extension=("data.length=40", "train.steps=1"), seeds=2)
@@ -52,7 +51,7 @@ def test_weights_and_numbers_are_those_of_one_process(tmp_path: Path) -> None:
         variant["runs"] for variant in alone.settings["variants"]
     ]
     assert sum("trying the learning rate" in run for run in heard.runs[:4]) == 4, "all trials come first"
-    assert "10 trainings, 2 at a time; the first steps will tell how long they take." in heard.messages
+    assert "10 trainings, 2 at a time." in heard.messages
     trained, _ = trainings(tmp_path / "beside", small(STAGES), overwrite=True, workers=2)
     assert trained == []
 
@@ -61,13 +60,12 @@ def test_weights_and_numbers_are_those_of_one_process(tmp_path: Path) -> None:
 def test_an_interrupted_experiment_goes_on_side_by_side(tmp_path: Path) -> None:
     long = replace(TINY, overrides=(*TINY.overrides, "train.steps=40"), seeds=1)
 
-    class Stops(Silent):
-        def __init__(self) -> None:
-            self.begun: set[str] = set()
+    class Stops(Progress):
+        begun = 0
 
         def start(self, total: int, description: str) -> None:
-            self.begun.add(description)
-            if len(self.begun) == 2:
+            self.begun += 1
+            if self.begun == 2:
                 signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(TrainingInterrupted, match=r"Stopped after the step .*trying the learning rate.*--resume"):
@@ -115,31 +113,22 @@ class Run:
         return [{"validation/accuracy": self.accuracy}]
 
 
-def outcome_of(
-    preset: Preset, accuracy_at: Mapping[Any, float], progress: Progress | None = None
-) -> tuple[TrainedVariant, list[list[str]]]:
-    """What comes of a variant whose runs validate so, by rate or (rate, seed), and what it asked for at a time."""
-    training, trainings = (
-        TrainingOfVariant(preset, DIFF_AND_SOFTMAX[0], ParameterCounts(1, 1)),
-        ManyTrainings(progress or Silent(), 1),
-    )
-    for cost in training.costs():
-        trainings.expect(cost)
-    plan = training.plan("validation/accuracy", "higher", trainings)
-    asked, runs, done = [], None, set()
+def outcome_of(preset: Preset, accuracy_at: Mapping[Any, float]) -> tuple[TrainedVariant, list[list[str]], list[int]]:
+    """What comes of a variant whose runs validate so, by rate or (rate, seed), what it asked for at a time, and how
+    many trainings were expected then.
+    """
+    training = TrainingOfVariant(preset, DIFF_AND_SOFTMAX[0], "validation/accuracy", "higher")
+    plan, runs = training.plan(), None
+    asked, expected = [], []
     while True:
         try:
             wanted = next(plan) if runs is None else plan.send(runs)
         except StopIteration as end:
-            return end.value, asked
+            return end.value, asked, expected
         asked.append([training.name for training in wanted])
+        expected.append(training.expected)
         settings = [training.recipe.train for training in wanted]
         keys: list[Any] = [((one.learning_rate, one.seed), one.learning_rate) for one in settings]
-        for one, (key, _) in zip(wanted, keys, strict=True):
-            if (key, one.cost) not in done:
-                trainings.plan(one.name, one.cost)
-            done.add((key, one.cost))
-        trainings.announce()
         runs: Any = [Run(accuracy_at.get(both, accuracy_at.get(rate, 0.0))) for both, rate in keys]
 
 
@@ -162,7 +151,7 @@ def test_a_sweep_widens_until_the_best_rate_lies_inside(
     accuracies: dict[float, float], tried: list[float], best: float, remark: str
 ) -> None:
     preset = replace(TINY, learning_rates=(1e-3, 3e-3, 1e-2), more_rates=4)
-    outcome, asked = outcome_of(preset, accuracies)
+    outcome, asked, _ = outcome_of(preset, accuracies)
     assert sorted(outcome.tried) == tried
     assert outcome.learning_rate == best
     assert remark in " ".join(outcome.remarks)
@@ -175,7 +164,7 @@ def test_a_sweep_widens_until_the_best_rate_lies_inside(
 def test_the_mean_over_several_seeds_decides_where_rates_are_tried_with_them() -> None:
     accuracies = {(1e-3, 0): 0.99, (1e-3, 1): 0.3, 3e-3: 0.9, (1e-2, 0): 0.95, (1e-2, 1): math.nan}
     preset = replace(TINY, learning_rates=(1e-3, 3e-3, 1e-2), sweep_seeds=2, seeds=3)
-    outcome, asked = outcome_of(preset, accuracies)
+    outcome, asked, _ = outcome_of(preset, accuracies)
     assert outcome.learning_rate == 3e-3
     assert outcome.tried[1e-3] == pytest.approx(0.645)
     assert math.isnan(outcome.tried[1e-2])
@@ -186,32 +175,20 @@ def test_the_mean_over_several_seeds_decides_where_rates_are_tried_with_them() -
     assert outcome_of(one, accuracies)[0].learning_rate == 1e-3, "no more seeds than are compared"
 
 
-@pytest.mark.parametrize(("sweep", "total"), [((), 9), (("train.steps=1",), 11)])
-def test_the_trainings_of_a_rate_that_is_added_are_counted_as_more(sweep: tuple[str, ...], total: int) -> None:
-    """They are none of those that were expected, which are still to come."""
-
-    totals = []
-
-    class Counted(Silent):
-        def update_all(self, done: int, total: int, time_left: str) -> None:
-            totals.append(total)
-
+@pytest.mark.parametrize(("sweep", "total"), [((), 7), (("train.steps=1",), 9)])
+def test_the_trainings_that_are_expected_are_counted(sweep: tuple[str, ...], total: int) -> None:
+    """Trials of full length are runs of the first seeds; a rate that is added has two trainings more."""
     preset = replace(TINY, learning_rates=(1e-3, 3e-3, 1e-2), sweep_seeds=2, seeds=3, sweep=sweep, more_rates=4)
-    outcome_of(preset, {3e-3: 0.3, 1e-2: 0.4, 3.3e-2: 0.3}, Counted())
-    assert totals == [total - 2, total, total]
-
-
-@pytest.mark.parametrize(("sweep", "trainings"), [((), 7), (("train.steps=1",), 9)])
-def test_trials_of_full_length_are_runs_of_the_first_seeds(sweep: tuple[str, ...], trainings: int) -> None:
-    preset = replace(TINY, learning_rates=(1e-3, 3e-3, 1e-2), sweep_seeds=2, seeds=3, sweep=sweep)
-    assert len(TrainingOfVariant(preset, DIFF_AND_SOFTMAX[0], ParameterCounts(1, 1)).costs()) == trainings
+    assert outcome_of(preset, {3e-3: 0.5})[2] == [total, total]
+    assert outcome_of(preset, {3e-3: 0.3, 1e-2: 0.4, 3.3e-2: 0.3})[2] == [total, total + 2, total + 2]
 
 
 def test_one_rate_is_not_swept_and_a_diverged_run_has_no_second_stage() -> None:
-    outcome, asked = outcome_of(replace(STAGES, learning_rates=(1e-3,)), {1e-3: math.nan})
+    outcome, asked, expected = outcome_of(replace(STAGES, learning_rates=(1e-3,)), {1e-3: math.nan})
+    assert expected == [4, 2]
     assert asked == [["diff · seed 0 · learning rate 0.001", "diff · seed 1 · learning rate 0.001"], []]
     assert [len(stages) for stages in outcome.stages] == [1, 1]
-    outcome, asked = outcome_of(replace(STAGES, learning_rates=(1e-3,)), {})
+    outcome, asked, _ = outcome_of(replace(STAGES, learning_rates=(1e-3,)), {})
     assert asked[1] == [f"diff · seed {seed} · learning rate 0.001 · extension" for seed in (0, 1)]
     assert [len(stages) for stages in outcome.stages] == [2, 2]
 

@@ -16,12 +16,11 @@ import pytest
 import torch
 
 import forked
-from diff_lab.experiments import side_by_side
+from diff_lab.experiments import worker_pool
 from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX
-from diff_lab.experiments.side_by_side import Job, SideBySide, default_workers
+from diff_lab.experiments.worker_pool import Job, WorkerPool, default_workers
 from diff_lab.measure.standard import validation_callback
 from diff_lab.train import DivergenceError, Progress, TrainingInterrupted, build_data, train
-from diff_lab.train.training_progress import Silent
 from diff_transformer.processors import usable_processors
 from small_experiment import TINY
 
@@ -31,7 +30,7 @@ def _forked(forked_workers: None) -> None:
     """No worker has to import torch."""
 
 
-class Shown(Silent):
+class Shown(Progress):
     """A progress that remembers what it hears of each run, and does something at the first step of any."""
 
     def __init__(self, at_step: Callable[[], object] = lambda: None, name: str = "") -> None:
@@ -137,14 +136,14 @@ def kills_itself(number: int, progress: Progress) -> None:
 
 
 def results_of(*jobs: Callable[[Progress], Any], workers: int = 2, shown: Shown | None = None) -> list[Any]:
-    with SideBySide[Any](workers, shown or Shown(), threads=1) as trainings:
+    with WorkerPool[Any](workers, shown or Shown(), threads=1) as trainings:
         for number, work in enumerate(jobs):
             trainings.add(Job(f"job {number}", work))
         return [result for _, result in trainings.results()]
 
 
 def fails_at_the_first_result() -> None:
-    with SideBySide[Any](2, Shown(), threads=1) as trainings:
+    with WorkerPool[Any](2, Shown(), threads=1) as trainings:
         trainings.add(Job("long", steps_for_ever))
         trainings.add(Job("short", process_and_threads))
         for _ in trainings.results():
@@ -152,7 +151,7 @@ def fails_at_the_first_result() -> None:
 
 
 def is_stopped_after_the_last_result() -> None:
-    with SideBySide[Any](2, Shown(), threads=1) as trainings:
+    with WorkerPool[Any](2, Shown(), threads=1) as trainings:
         trainings.add(Job("only", process_and_threads))
         assert len(list(trainings.results())) == 1
         signal.raise_signal(signal.SIGTERM)
@@ -179,12 +178,12 @@ def test_one_worker_is_this_process() -> None:
     threads = torch.get_num_threads()
     assert results_of(process_and_threads, process_and_threads, workers=1) == [(os.getpid(), threads)] * 2
     with pytest.raises(ValueError, match="1 worker or more, got 0"):
-        SideBySide(0, Shown())
+        WorkerPool(0, Shown())
 
 
 def test_a_result_may_lead_to_more_jobs() -> None:
     done = []
-    with SideBySide[Any](2, Shown(), threads=1) as trainings:
+    with WorkerPool[Any](2, Shown(), threads=1) as trainings:
         trainings.add(Job("first", process_and_threads))
         for job, _ in trainings.results():
             done.append(job.name)
@@ -197,7 +196,7 @@ def test_trainings_have_the_weights_that_they_have_alone_and_are_shown_each(tmp_
     shown = Shown()
     jobs = [partial(train_tiny, tmp_path / "beside", variant, 3) for variant in (0, 1)]
     beside = sorted(results_of(*jobs, shown=shown))
-    alone = [train_tiny(tmp_path / "alone", variant, 3, Silent()) for variant in (0, 1)]
+    alone = [train_tiny(tmp_path / "alone", variant, 3, Progress()) for variant in (0, 1)]
     assert [path.read_bytes() for path in beside] == [path.read_bytes() for path in alone]
     assert shown.runs.keys() == {"job 0", "job 1"}
     for run in shown.runs.values():
@@ -369,35 +368,41 @@ def test_an_error_of_the_caller_stops_all_jobs() -> None:
     assert len(children() - before) <= 2
 
 
-def test_a_worker_without_a_parent_saves_a_checkpoint_and_ends(tmp_path: Path) -> None:
-    """The end of its connection is all that it hears of the end of a parent that was killed."""
-    worker = side_by_side._Worker[Path](1)
-    worker.begin(Job("alone", partial(train_tiny, tmp_path, 0, 100_000)), Silent())
-    while worker.connection.recv()[0] != "update":
-        assert worker.process.is_alive()
-    worker.end()
-    assert len(list(tmp_path.glob("0/checkpoints/step-*"))) == 1
-    assert not (tmp_path / "0" / ".lock").exists()
+def test_workers_end_with_a_checkpoint_after_their_parent_was_killed(tmp_path: Path) -> None:
+    _kill_the_parent(tmp_path, "forkserver")
 
 
 @pytest.mark.all
-def test_workers_that_are_begun_anew_end_after_their_parent_was_killed(tmp_path: Path) -> None:
-    parent = forked.start(tmp_path / "log", _train_two_in_a_parent, tmp_path)
-    begun = [tmp_path / str(variant) / "metrics.jsonl" for variant in (0, 1)]
-    wait_until(lambda: all(path.exists() and path.stat().st_size for path in begun))
-    assert parent.pid is not None
-    workers = psutil.Process(parent.pid).children(recursive=True)
+def test_workers_that_are_spawned_end_after_their_parent_was_killed(tmp_path: Path) -> None:
+    _kill_the_parent(tmp_path, "spawn")
+
+
+def _kill_the_parent(tmp_path: Path, start: str) -> None:
+    """One worker trains, one has nothing to do."""
+    parent = forked.start(tmp_path / "log", _train_in_a_parent, tmp_path, start)
+    begun = tmp_path / "0" / "metrics.jsonl"
+    wait_until(lambda: begun.exists() and begun.stat().st_size > 0 and (tmp_path / "idle").exists())
+    workers = [psutil.Process(int(path.read_text())) for path in (tmp_path / "0.pid", tmp_path / "idle")]
     parent.kill()
     parent.join()
-    assert len(workers) >= 2
-    wait_until(lambda: all(len(list(path.parent.glob("checkpoints/step-*"))) == 1 for path in begun))
+    wait_until(lambda: len(list(begun.parent.glob("checkpoints/step-*"))) == 1)
     wait_until(lambda: all(not worker.is_running() or worker.status() == "zombie" for worker in workers))
-    assert not any((path.parent / ".lock").exists() for path in begun)
+    assert not (begun.parent / ".lock").exists()
 
 
-def _train_two_in_a_parent(folder: Path) -> None:
-    assert side_by_side.START == "spawn"
-    results_of(*[partial(train_tiny, folder, variant, 100_000) for variant in (0, 1)])
+def _train_in_a_parent(folder: Path, start: str) -> None:
+    worker_pool.START = start
+    results_of(partial(trains_for_ever, folder), partial(notes_its_process, folder / "idle"))
+
+
+def trains_for_ever(folder: Path, progress: Progress) -> None:
+    notes_its_process(folder / "0.pid", progress)
+    train_tiny(folder, 0, 100_000, progress)
+
+
+def notes_its_process(path: Path, _: Progress) -> None:
+    path.with_suffix(".part").write_text(str(os.getpid()))
+    path.with_suffix(".part").rename(path)
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -408,14 +413,14 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def test_the_default_is_a_worker_for_each_core_that_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "usable_processors", lambda: 16)
-    monkeypatch.setattr(side_by_side, "available_memory", lambda: 5 << 30)
+    monkeypatch.setattr(worker_pool, "usable_processors", lambda: 16)
+    monkeypatch.setattr(worker_pool, "available_memory", lambda: 5 << 30)
     assert default_workers(40, on_cpu=True) == 5
     assert default_workers(3, on_cpu=True) == 3
     assert default_workers(0, on_cpu=True) == 1
     assert default_workers(40, on_cpu=False) == 1
-    monkeypatch.setattr(side_by_side, "available_memory", lambda: 1)
+    monkeypatch.setattr(worker_pool, "available_memory", lambda: 1)
     assert default_workers(40, on_cpu=True) == 1
-    monkeypatch.setattr(side_by_side, "available_memory", lambda: None)
+    monkeypatch.setattr(worker_pool, "available_memory", lambda: None)
     assert default_workers(40, on_cpu=True) == 16
     assert usable_processors() >= 1

@@ -1,15 +1,12 @@
-"""Shows how far a run is, and writes its metrics as lines of JSON and for TensorBoard."""
+"""Writes the metrics of a run as lines of JSON and for TensorBoard."""
 
 import json
-import math
 import os
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,84 +14,7 @@ from diff_transformer.storage.files import finite, parse_metrics_line
 
 # Names that TensorBoard's curves have otherwise than the lines.
 _TAGS = {"lambdas": "lambda"}
-_SECONDS = 0.5  # between two changes of a line in a notebook
 _STATUS = Path("/proc/self/status")  # Linux's own account of this process
-
-
-class Progress(Protocol):
-    """Shows how far a run is. Training itself prints nothing, and what a subclass leaves out shows nothing."""
-
-    def start(self, total: int, description: str) -> None:
-        """A run of `total` steps begins or resumes."""
-        return
-
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        """`step` steps are done; `loss` is that of the last one."""
-        return
-
-    def evaluating(self) -> None:
-        """An evaluation is about to use the model once more."""
-        return
-
-    def evaluated(self, step: int, results: Mapping[str, float]) -> None:
-        """What the evaluation after `step` steps has found, by the names that the log has."""
-        return
-
-    def tell(self, message: str) -> None:
-        """A message about the run: what it uses, which steps it skips."""
-        return
-
-    def stop(self) -> None:
-        """The run is over, whichever way it ended."""
-        return
-
-    def run(self, name: str) -> "Progress":
-        """What shows one of several runs, called `name`, which may go at the same time; unless told otherwise, this."""
-        return self
-
-    def update_all(self, done: int, total: int, time_left: str) -> None:
-        """Of several runs so many are done, and the rest takes so long, in words; none where that is not known yet."""
-        return
-
-
-class Silent(Progress):
-    """A progress that shows nothing."""
-
-
-class InNotebook(Progress):
-    """Shows below the cell of a notebook how far a run is: its messages, and one line that changes."""
-
-    def __init__(self, display: Callable[..., Any]) -> None:
-        self._display = display  # IPython's
-        self._line: Any = None
-        self._description, self._total, self._next = "", 0, -math.inf
-
-    def start(self, total: int, description: str) -> None:
-        self._description, self._total = description, total
-
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        if step < self._total and time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + _SECONDS
-        text = f"step {step} of {self._total}, loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s"
-        self._line = self._show(text, self._line)
-
-    def tell(self, message: str) -> None:
-        self._show(message)
-
-    def _show(self, text: str, line: Any = None) -> Any:
-        """Show a new line, or change one that was shown. Returns it."""
-        data = {"text/plain": f"{self._description}: {text}"}
-        if line is None:
-            return self._display(data, raw=True, display_id=True)
-        line.update(data, raw=True)
-        return line
-
-
-def default_progress() -> Progress:
-    """What shows a run where nobody has said: lines below the cell in a notebook, elsewhere nothing."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return InNotebook(sys.modules["IPython.display"].display) if hasattr(shell, "kernel") else Silent()
 
 
 class Metrics:
@@ -155,7 +75,7 @@ class Metrics:
             yield
         except OSError as error:
             raise OSError(
-                f"{str(path)!r} cannot be written ({error.strerror}); the run goes on from its newest checkpoint, with "
+                f"{str(path)!r} cannot be written ({error.strerror}); the run resumes from its newest checkpoint, with "
                 "--resume."
             ) from error
 
