@@ -27,7 +27,7 @@ from diff_lab.measure.measurement import MeasurementRequest
 from diff_lab.report.pages import build_results_report
 from diff_lab.results_files import read_results
 from diff_lab.train import build_data, build_model, load_recipe
-from diff_lab.train.plan import Plan
+from diff_lab.train.training_plan import Plan
 from small_experiment import TINY, Heard
 
 # Those with many variants or long texts take long; the others have each measurement but those of needles in text, which
@@ -122,7 +122,7 @@ def test_every_training_of_a_gpu_preset_fits_one_h200(name: str) -> None:
     preset = find_experiment(name).presets["gpu"]
     for variant in preset.variants:
         for stage in ((), preset.sweep, preset.extension):
-            assert Plan(preset.variant_recipe(variant, *stage), "h200").fits(False)
+            assert Plan(preset.variant_recipe(variant, *stage), "h200").ways[0].fits
 
 
 def test_data_that_a_preset_has_no_use_for_fail_first(text: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The command `plan` prints what a training run would take without running it."""
 
+import json
 from typing import Annotated
 
 import typer
@@ -33,7 +34,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the parameters, operations, memory, communication, time and disk space that a recipe would take."""
-    from diff_lab.train.plan import Plan
+    from diff_lab.train.training_plan import Plan
 
     planned = Plan(
         read_recipe(recipe, settings),
@@ -44,9 +45,8 @@ def plan(
         network=None if network is None else network * 1e9,
     )
     if as_json:
-        console.print_line(planned.to_json())
+        console.print_line(json.dumps(vars(planned), default=vars, indent=1))
         return
-    ways = planned.way(False), planned.way(True)
-    is_large = max(way.memory.total for way in ways) >= 1 << 30
+    is_large = max(way.memory.total for way in planned.ways) >= 1 << 30
     unit, unit_bytes = ("GiB", 1 << 30) if is_large else ("MiB", 1 << 20)
-    console.print_line(fill_text("plan.txt", plan=planned, ways=ways, unit=unit, unit_bytes=unit_bytes))
+    console.print_line(fill_text("plan.txt", plan=planned, unit=unit, unit_bytes=unit_bytes))

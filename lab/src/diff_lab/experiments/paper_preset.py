@@ -25,7 +25,7 @@ from diff_lab.experiments.experiment import (
 from diff_lab.experiments.request import preset_of
 from diff_lab.measure.measurement import MeasurementRequest
 from diff_lab.train import Recipe, build_config, load_recipe
-from diff_lab.train.plan import Plan, vocabulary
+from diff_lab.train.training_plan import Plan, vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +208,7 @@ def _plan(recipe: Recipe) -> Plan:
     nodes = 1
     while nodes <= MOST_NODES and recipe.data.batch_size % (nodes * NODE * recipe.train.accumulation) == 0:
         planned = Plan(recipe, GPU, nodes * NODE)
-        if planned.fits(planned.checkpointing):
+        if planned.ways[planned.checkpointing].fits:
             return planned
         nodes *= 2
     raise ValueError(

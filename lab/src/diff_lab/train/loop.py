@@ -20,7 +20,7 @@ from diff_lab.train.checkpoint import RunState, bytes_of, load_checkpoint, save_
 from diff_lab.train.checkpoint_folder import Checkpoints, collective_directory
 from diff_lab.train.distributed import DistributedContext
 from diff_lab.train.divergence import BadStep, DivergenceError, SpikeDetector, diagnose
-from diff_lab.train.flops import flops_per_token, peak_flops
+from diff_lab.train.hardware import peak_flops
 from diff_lab.train.layer_statistics import measure_layers, reduced
 from diff_lab.train.metrics import Metrics, peak_memory
 from diff_lab.train.process_errors import (
@@ -36,6 +36,7 @@ from diff_lab.train.progress import Progress, default_progress
 from diff_lab.train.recipe import Recipe
 from diff_lab.train.run_setup import Data, build_data, build_model, draw_weights
 from diff_lab.train.step import backward, build_optimizers, learning_rate, prefetched
+from diff_lab.train.step_costs import flops_per_token
 from diff_lab.train.task_examples import write_examples
 from diff_transformer.storage.files import read_metrics
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import active_fake_mode
 
 from diff_transformer.ops.attention_request import (
     REQUEST_SCHEMA,
@@ -53,8 +52,6 @@ def reason_against_triton(request: Request) -> str | None:
 
 @torch.compiler.assume_constant_result
 def _reason_against_device(device: str, index: int | None, dtype: torch.dtype) -> str | None:
-    if active_fake_mode() is not None:  # shapes alone are asked for, also for a GPU that is not here
-        return reason_against_dtype(dtype)
     if device == "cpu" and not interpreted():
         return "it needs its tensors on a CUDA device, got cpu"
     if device not in ("cpu", "cuda"):

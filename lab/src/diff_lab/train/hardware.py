@@ -1,7 +1,4 @@
-"""Counts the operations of a training step, and knows how many a second a device can do.
-
-GPUs have their memory, peak and bandwidth by their datasheets, a CPU its peak by measurement.
-"""
+"""Knows what devices can do: memory, peak and bandwidth of GPUs by their datasheets, a CPU's peak by measurement."""
 
 import functools
 import re
@@ -11,7 +8,6 @@ import torch
 from torch.utils.benchmark import Timer
 
 from diff_lab.train.recipe import Precision
-from diff_transformer.model import DiffTransformerConfig
 
 NODE = 8  # GPUs of a machine, as the vendors build them
 _SIZE, _SECONDS = 1024, 0.25  # of the matrices that a CPU multiplies, and for how long at most
@@ -100,48 +96,3 @@ def _measured(dtype: torch.dtype, threads: int) -> float:
     matrix = torch.ones(_SIZE, _SIZE, dtype=dtype)
     timer = Timer("torch.mm(matrix, matrix)", globals={"torch": torch, "matrix": matrix}, num_threads=threads)
     return 2 * _SIZE**3 / min(timer.blocked_autorange(min_run_time=_SECONDS).times)
-
-
-def flops_per_token(config: DiffTransformerConfig, length: int) -> float:
-    """Operations of a training step for each token of sequences of `length` tokens.
-
-    A multiply-add is two operations. The backward pass takes twice the forward's matrix products, so
-
-        6 · weights + 6 · Σ over layers of products · (visible pairs of the layer / length)
-
-    `weights` are those that are multiplied: projections, feed-forward, DIFF V2's λ projection, DEX's corrections, and
-    the output head, also where it is tied; looking an embedding up is free. `products` are the multiply-adds of
-    attention for each visible (query, key) of all heads, with A heads of width d in the Transformer:
-
-        softmax, dex   2·A·d   a score and a value for each head
-        diff           2·A·d   two scores for each of A/2 heads, one product of A1 − λA2 with values of width 2d
-        diff_grouped   A·d + 2·(A − G)·d   a score for each of A maps, and for each of A − G heads one product with
-                               values of width 2d
-        diff_v2        3·A·d   two scores for each of A heads, one product with values of width d
-
-    The maps are subtracted before the product with V, as Equation 1 is written: a backend that multiplies V once for
-    each map does more, as one does that computes the scores again in its backward, and is not credited for it. So DIFF
-    takes as many operations as the Transformer. Sharing key/value heads saves weights and no products; a sliding window
-    leaves a query no more than `sliding_window` pairs, and an encoder's query sees all keys. An encoder's output head
-    is counted for every token, although its loss takes the hidden ones alone. Not counted: norms, softmax, rotary
-    embedding, activations, λ.
-    """
-    windows = [
-        config.sliding_window if config.layer_type(layer) == "sliding_attention" else None
-        for layer in range(config.num_hidden_layers)
-    ]
-    pairs = sum(visible_pairs(length, window) if config.is_causal else length**2 for window in windows)
-    return 6.0 * (multiplied_weights(config) + config.described.attention_products(config) * pairs / length)
-
-
-def multiplied_weights(config: DiffTransformerConfig) -> int:
-    """Weights that every token is multiplied with, the output head among them."""
-    feed_forward = 3 * config.hidden_size * config.intermediate_size
-    ends = config.hidden_size * config.vocab_size
-    return config.described.attention_weights(config) + config.num_hidden_layers * feed_forward + ends
-
-
-def visible_pairs(length: int, window: int | None) -> int:
-    """Pairs of a query and a key that it sees in a causal sequence: i + 1 keys for query i, at most `window`."""
-    seen = length if window is None else min(window, length)
-    return seen * (seen + 1) // 2 + (length - seen) * seen

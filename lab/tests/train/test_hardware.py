@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from diff_lab.train import flops
-from diff_lab.train.flops import GPUS, gpu_named, peak_flops
+from diff_lab.train import hardware
+from diff_lab.train.hardware import GPUS, gpu_named, peak_flops
 
 Pretend = Callable[[str], torch.device]
 
@@ -77,16 +77,16 @@ def test_every_line_is_plausible() -> None:
 
 
 def test_the_cpu_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flops, "_SIZE", 128)
-    monkeypatch.setattr(flops, "_SECONDS", 0.01)
-    flops._measured.cache_clear()
+    monkeypatch.setattr(hardware, "_SIZE", 128)
+    monkeypatch.setattr(hardware, "_SECONDS", 0.01)
+    hardware._measured.cache_clear()
     state = torch.get_rng_state()
     peak = peak_flops(torch.device("cpu"), "no")
     assert peak is not None
     assert 1e8 < peak < 1e14
     assert peak_flops(torch.device("cpu"), "no") == peak
     assert torch.equal(torch.get_rng_state(), state)
-    flops._measured.cache_clear()
+    hardware._measured.cache_clear()
 
 
 def test_what_has_no_peak() -> None:
