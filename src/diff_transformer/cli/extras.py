@@ -8,7 +8,7 @@ from diff_transformer._version import CHECKOUT
 EXTRAS = {
     "onnx": {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"},
     "explore": {"starlette": "starlette", "uvicorn": "uvicorn", "anywidget": "anywidget"},
-    "serve": {"jinja2": "jinja2", "starlette": "starlette", "uvicorn": "uvicorn"},
+    "serve": {"jinja2": "jinja2", "pydantic": "pydantic", "starlette": "starlette", "uvicorn": "uvicorn"},
 }
 
 
