@@ -79,8 +79,8 @@ def test_a_comparison_ends_with_its_table_and_a_report(
     assert "\n2 trainings; less than a minute left.\n" in result.stderr
     assert "With one seed there are no intervals, and every answer is inconclusive." in result.stderr
     assert "variants of the recipe mine: diff; softmax" in result.stdout
-    assert "DIFF / Transformer" in result.stdout
-    assert "paper" not in result.stdout.split("verdict")[0]
+    assert "DIFF − Transformer" in result.stdout
+    assert "paper" not in result.stdout.split("Verdict")[0]
     lines = result.stdout.splitlines()
     names = [f"numbers: {folder / 'recipe_mine.json'}"]
     names += [f"report: {folder / name}" for name in ("RESULTS.md", "RESULTS.html")]

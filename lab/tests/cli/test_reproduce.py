@@ -48,7 +48,7 @@ def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
     lines = result.stdout.splitlines()
     for row in written.comparisons:
         line = next(line for line in lines if row.name in line)
-        assert "DIFF / Transformer" in line
+        assert "DIFF − Transformer" in line
         assert format_difference(row) in line
         assert verdict_text(row).split(":")[0] in line
         assert f"{row.ours[0]:.3f} / {row.ours[1]:.3f}" in line

@@ -11,10 +11,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.record import AttentionExample, Baseline, Comparison, Result, ResultsFile
+from diff_lab.record import AttentionExample, Baseline, Comparison, Result
 from diff_lab.report import plots
 from diff_lab.report.experiments import ExperimentResults
 from diff_lab.report.plots import Drawing, Series, coordinate_figures, forest, line_plot
+from diff_lab.results_files import capture_results
 
 # Inside a page an <svg> needs none.
 NAMESPACE = 'xmlns="http://www.w3.org/2000/svg"'
@@ -143,8 +144,7 @@ def along(name: str, *values: Any, **others: Any) -> list[Coordinates]:
 
 
 def drawn(measured: Sequence[Result], baselines: Sequence[Baseline] = ()) -> list[Drawing]:
-    environment = {"command": "x", "device": "cpu", "versions": {}, "commit": None, "created": "now"}
-    file = ResultsFile(title="t", settings={}, records=tuple(measured), baselines=tuple(baselines), **environment)
+    file = replace(capture_results("t", {}, measured, "cpu"), baselines=tuple(baselines))
     return list(coordinate_figures(ExperimentResults("fig3", "cpu", file), "Figure 3"))
 
 

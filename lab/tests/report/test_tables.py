@@ -11,6 +11,7 @@ from diff_lab.coordinates import NOWHERE, Coordinates
 from diff_lab.record import Baseline, Result, ResultsFile
 from diff_lab.report.tables import demo_table, measure_table, rows_of
 from diff_lab.report.wording import format_number, format_result
+from diff_lab.results_files import capture_results
 from table_cells import column
 
 
@@ -33,16 +34,7 @@ def pair(
 
 
 def results_file(*records: Result) -> ResultsFile:
-    return ResultsFile(
-        title="[red]title[/red]",
-        command="demo",
-        device="[bold]cpu",
-        versions={},
-        commit=None,
-        created="now",
-        settings={},
-        records=records,
-    )
+    return replace(capture_results("[red]title[/red]", {}, records, "cpu"), device="[bold]cpu")
 
 
 def test_records_pair_by_measure_coordinates_and_seed() -> None:

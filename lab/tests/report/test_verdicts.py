@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.record import Baseline, Comparison, Interval, ResultsFile
+from diff_lab.record import Baseline, Comparison, Interval
 from diff_lab.report.documents import Table
 from diff_lab.report.tables import verdict_table
 from diff_lab.report.wording import (
@@ -17,6 +17,7 @@ from diff_lab.report.wording import (
     missing_word,
     verdict_text,
 )
+from diff_lab.results_files import capture_results
 from table_cells import column
 
 
@@ -108,9 +109,7 @@ def test_what_is_missing_diverged_only_where_a_run_of_its_variants_did(
 
 
 def terminal_table(*rows: Comparison, variants: Sequence[dict[str, Any]] = ()) -> Table:
-    environment = {"command": "x", "device": "a machine", "versions": {}, "commit": None, "created": "today"}
-    settings = {"variants": list(variants)}
-    return verdict_table(ResultsFile(title="t", settings=settings, records=(), comparisons=rows, **environment))
+    return verdict_table(capture_results("t", {"variants": list(variants)}, [], "cpu", comparisons=rows))
 
 
 def test_the_terminal_tells_what_diverged_from_what_is_not_known() -> None:
