@@ -170,7 +170,7 @@ def test_without_lm_eval_the_extra_is_named(
     for name in ("lm_eval", "lm_eval.tasks"):
         monkeypatch.setitem(sys.modules, name, None)
     result = run("eval", text_run, "--tasks", questions)
-    fails(result, 'lm-eval, which is not installed: pip install ".[harness]"')
+    fails(result, 'lm-eval, which is not installed: pip install "./lab[harness]"')
 
 
 def test_a_measurement_is_taken_by_its_name(run: Run, text_run: Path, tmp_path: Path) -> None:
