@@ -43,7 +43,7 @@ from torch.distributed.run import get_args_parser
 def shell(command: str) -> str:
     """Runs a command line as a terminal would, and shows what it prints."""
     program, *words = shlex.split(command)
-    modules = {"diff-transformer": "diff_transformer.cli", "torchrun": "torch.distributed.run"}
+    modules = {"diff-lab": "diff_lab.cli", "torchrun": "torch.distributed.run"}
     start = [sys.executable, "-m", modules[program], *words]
     done = subprocess.run(start, capture_output=True, text=True, check=False)
     print(f"$ {command}\n{done.stdout}")
@@ -99,7 +99,7 @@ assert largest < 1e-2
 # We begin a run, end it by the signal that schedulers send, and give the same command again.
 
 # %%
-command = [sys.executable, "-m", "diff_transformer.cli", "train", "mine.yaml", "--output", "runs/three"]
+command = [sys.executable, "-m", "diff_lab.cli", "train", "mine.yaml", "--output", "runs/three"]
 command += ["--resume", "auto"]
 shutil.rmtree("runs/three", ignore_errors=True)  # of an earlier run of this page
 process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

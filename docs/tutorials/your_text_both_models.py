@@ -48,10 +48,10 @@ plt.rcParams.update({f"{part}.facecolor": "none" for part in ("figure", "axes", 
 
 
 def shell(command: str) -> str:
-    """Runs a command line of diff-transformer as a terminal would, and shows what it prints."""
+    """Runs a command line as a terminal would, and shows what it prints."""
     words = shlex.split(command)
-    assert words[0] == "diff-transformer"
-    module = [sys.executable, "-m", "diff_transformer.cli"]
+    modules = {"diff-transformer": "diff_transformer.cli", "diff-lab": "diff_lab.cli"}
+    module = [sys.executable, "-m", modules[words[0]]]
     width = {**os.environ, "COLUMNS": "120"}
     done = subprocess.run([*module, *words[1:]], capture_output=True, text=True, check=False, env=width)
     print(f"$ {command}\n{done.stdout}")

@@ -10,7 +10,7 @@ from diff_transformer import environment
 
 
 def test_the_environment_says_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/diff-transformer", "demo", "--text", "my notes.txt"])
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/diff-lab", "demo", "--text", "my notes.txt"])
     captured = capture_environment("cpu")
     assert captured.command == "diff-lab demo --text 'my notes.txt'"
     assert "thread" in captured.device

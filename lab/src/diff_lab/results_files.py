@@ -60,7 +60,7 @@ def capture_results(
 def command_line() -> str:
     """The command as it can be typed again, without the folder that its program lies in."""
     program = Path(sys.argv[0])
-    name = "diff-transformer" if program.stem in ("__main__", "diff-transformer") else program.name
+    name = "diff-lab" if program.stem == "__main__" else program.name
     return shlex.join([name, *sys.argv[1:]])
 
 

@@ -381,13 +381,13 @@ def test_info_says_what_is_not_installed(run: Run, monkeypatch: pytest.MonkeyPat
 
     version = metadata.version
 
-    def without_tensorboard(name: str) -> str:
-        if name == "tensorboard":
+    def without_onnx(name: str) -> str:
+        if name == "onnx":
             raise metadata.PackageNotFoundError(name)
         return version(name)
 
-    monkeypatch.setattr(metadata, "version", without_tensorboard)
-    assert 'not installed: pip install ".[train]"' in run("info").stdout
+    monkeypatch.setattr(metadata, "version", without_onnx)
+    assert 'not installed: pip install ".[onnx]"' in run("info").stdout
 
 
 def test_demo_ends_with_a_table_a_page_and_models(

@@ -76,7 +76,7 @@ def test_a_comparison_ends_with_its_table_and_a_report(
     folder = Path("runs") / "compare-mine"
     written = read_results(folder / "recipe_mine.json")
     assert written.settings["request"]["recipe"]["train"]["steps"] == 3
-    assert "\n2 trainings; less than a minute left.\n" in result.stderr
+    assert "\n2 of 2 trainings are done.\n" in result.stderr
     assert "With one seed there are no intervals, and every answer is inconclusive." in result.stderr
     assert "variants of the recipe mine: diff; softmax" in result.stdout
     assert "DIFF − Transformer" in result.stdout
@@ -99,7 +99,7 @@ def test_a_comparison_ends_with_its_table_and_a_report(
     assert "trainings" not in resumed.stderr
     fails(run(*command, "train.weight_decay=0", "--resume"), "recipe.train.weight_decay: 0.1 there, 0.0 asked for")
     more = run(*command, "--variants", "diff,softmax,diff_v2", "--overwrite")
-    assert "3 trainings, of which 2 are finished; less than a minute left." in more.stderr
+    assert "3 of 3 trainings are done." in more.stderr
     assert set(re.findall(r"^(\S+) · seed 0 · learning", more.stderr, flags=re.MULTILINE)) == {"diff_v2"}
     assert "note: The attention of diff_v2 has more parameters" in more.stdout
     # A report needs neither the recipe nor the runs.

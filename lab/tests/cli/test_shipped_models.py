@@ -98,7 +98,8 @@ def check_model(name: str) -> None:
     files = {file.name for file in folder.iterdir()}
     needed = {"README.md", "card.json", "config.json", "generation_config.json", "model.safetensors", "recipe.yaml"}
     text = {"held_out.jsonl", "tokenizer.json", "tokenizer_config.json"} if record.held_out else set()
-    assert files == needed | text | {"results.json"}
+    questions = set() if record.held_out else {"examples.json"}
+    assert files == needed | text | questions | {"results.json"}
     recipe = load_recipe(folder / "recipe.yaml")
     assert recipe.model.attention_type == model.config.attention_type
     for value in yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))["data"].values():

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 
+from diff_lab.cli.app import app
 from diff_lab.cli.eval_command import read_measurements
 from diff_lab.coordinates import Coordinates
 from diff_lab.experiments import experiment
@@ -29,7 +30,6 @@ from diff_lab.train.run_setup import check_init_from
 from diff_lab.train.step_costs import meta_model
 from diff_lab.train.training_plan import Plan, vocabulary
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.cli.app import app
 from small_experiment import SMALL
 
 NAMES = [name for name in EXPERIMENTS if PAPER in find_experiment(name).presets]
@@ -58,9 +58,9 @@ def checked(name: str) -> list[PaperVariant]:
 
 
 def parsed(command: str) -> tuple[str, dict[str, Any]]:
-    """The subcommand of `diff-transformer` and what the command line makes of its arguments."""
+    """The subcommand of `diff-lab` and what the command line makes of its arguments."""
     program, name, *arguments = shlex.split(command)
-    assert program == "diff-transformer"
+    assert program == "diff-lab"
     subcommand = typer.main.get_command(app).get_command(None, name)  # type: ignore[attr-defined]  # it is a group
     return name, subcommand.make_context(name, arguments).params
 

@@ -24,6 +24,12 @@ PLAIN = (Tensor, torch.nn.Parameter)  # classes of tensors whose numbers are whe
 # Classes of torch that stand for something else than what they store.
 _STANDING_FOR_OTHERS = ("CausalBias", "MaskedTensor", "DTensor")
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of the fused kernels
+# Modes in which tensors hold no values.
+_TRACING = (
+    torch._C._TorchDispatchModeKey.PROXY,
+    torch._C._TorchDispatchModeKey.FUNCTIONAL,
+    torch._C._TorchDispatchModeKey.FAKE,
+)
 
 
 class Norm(NamedTuple):
@@ -115,17 +121,24 @@ def ungrouped(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def is_eager(*tensors: Tensor | None) -> bool:
-    """Whether this call computes values and nothing else: nobody traces, transforms or watches it.
+    """Whether the tensors hold values: nobody traces or transforms this call, by torch.compile, torch.func, make_fx,
+    fake tensors or a subclass.
 
-    Not inside torch.compile, torch.func, make_fx, torch.jit.trace or a mode that sees every operator, and with no
-    subclass of a tensor. Only then may values be looked at where they are stored, results be cached, and torch's
-    dispatcher be passed by. The imaginary part of a conjugate means the negative of what is stored.
+    Only then may values be looked at where they are stored, and results be cached. The imaginary part of a conjugate
+    means the negative of what is stored.
     """
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
         return False
-    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+    if any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING):
         return False
     return all(x is None or (type(x) in PLAIN and not x.is_neg()) for x in tensors)
+
+
+def may_skip_dispatcher() -> bool:
+    """Whether nobody has to see the operators of this call: no trace, no transform, and no mode that counts them."""
+    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+        return False
+    return torch._C._len_torch_dispatch_stack() == 0 and torch._C._get_tracing_state() is None
 
 
 def check_dense(name: str, x: Tensor) -> None:

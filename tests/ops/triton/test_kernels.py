@@ -994,7 +994,7 @@ def test_the_kernels_are_imported_when_they_are_used() -> None:
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = fresh.run(textwrap.dedent(program), environment=environment)
-    loaded = [f"diff_transformer.ops.triton.{name}" for name in ("kernel_arguments", "triton_backend")]
+    loaded = [f"diff_transformer.ops.triton.{name}" for name in ("kernel_arguments", "triton_backend", "gpu_check")]
     assert done.stdout == f"{loaded}\n", done.stderr
 
 

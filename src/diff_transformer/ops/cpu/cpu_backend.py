@@ -17,7 +17,7 @@ from diff_transformer.ops.attention_request import (
     WIDEST_WINDOW,
     Norm,
     Request,
-    is_eager,
+    may_skip_dispatcher,
     register_gradient,
 )
 from diff_transformer.ops.cpu.cpu_build import SWITCH, BuildError, KernelDisabledError, load, unavailable_reason
@@ -140,7 +140,7 @@ def decode_fast_path(
         What the operator returns. None where a gradient is needed, for a request that cannot be answered or asks for
         more than the kernel's own checks know, and before the kernel has been loaded.
     """
-    if backend not in _loaded or torch.is_grad_enabled() or not is_eager():
+    if backend not in _loaded or torch.is_grad_enabled() or not may_skip_dispatcher():
         return None
     tensors = (q, k, v, lam, q if attn_mask is None else attn_mask, q if norm_weight is None else norm_weight)
     numbers = (0.0 if scale is None else scale, norm_eps, norm_scale)
@@ -181,7 +181,11 @@ def cpu_attention(request: Request, norm: Norm | None = None) -> Tensor:
 def _few_normed(request: Request, norm: Norm) -> Tensor | None:
     """As :func:`decode_fast_path` answers: a call that is the first, or not in its form, shall give the same bits."""
     *fields, segment_bounds = request
-    if segment_bounds is not None or (torch.is_grad_enabled() and norm.weight.requires_grad) or not is_eager():
+    if (
+        segment_bounds is not None
+        or (torch.is_grad_enabled() and norm.weight.requires_grad)
+        or not may_skip_dispatcher()
+    ):
         return None
     with torch.no_grad():
         answer: Tensor | None = _operators.decode_fast_path.default(*fields, *norm)

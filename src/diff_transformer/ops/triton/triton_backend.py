@@ -14,6 +14,7 @@ from diff_transformer.ops.attention_request import (
     Norm,
     Request,
     is_eager,
+    may_skip_dispatcher,
     reason_against_dtype,
     refuse_second_order,
     triton_is_installed,
@@ -87,7 +88,8 @@ def triton_attention(request: Request, norm: Norm | None = None) -> Tensor:
 
 def _attend(request: Request, norm: Norm | None, differentiable: bool) -> Tensor:
     norm_weight, norm_eps, norm_factor = (None, 0.0, 1.0) if norm is None else norm
-    if differentiable or not is_eager(*request[:5], request.segment_bounds, norm_weight):
+    eager = is_eager(*request[:5], request.segment_bounds, norm_weight)
+    if differentiable or not (eager and may_skip_dispatcher()):
         return forward(*request, norm_weight, norm_eps, norm_factor, differentiable)[0]
     # While decoding, torch's dispatcher in Python would take a visible part of the time.
     return run_forward(request, norm, save=False)[0]
