@@ -12,11 +12,10 @@ import typer
 from typer.testing import CliRunner
 
 from commands import fails
-from diff_lab.cli.app import COMMANDS as LAB_COMMANDS
-from diff_lab.cli.app import app as lab_app
+from diff_lab.cli import app as lab_app
 from diff_transformer._version import __version__
 from diff_transformer.cli import app
-from diff_transformer.cli.app import COMMANDS, MOVED, Commands, with_plain_errors
+from diff_transformer.cli.app import MOVED, with_plain_errors
 from diff_transformer.cli.checkpoints import find_checkpoint
 from diff_transformer.cli.extras import EXTRAS, missing_extra
 
@@ -74,43 +73,6 @@ def test_a_letter_that_stdout_cannot_show_is_no_error() -> None:
     assert (result.returncode, result.stdout) == (0, f"diff-transformer {__version__}\n?\n")
 
 
-def test_help_of_every_command_costs_no_torch() -> None:
-    lines = ["import sys", "from diff_transformer.cli import main"]
-    for arguments in (["--help"], *([command, "--help"] for command in COMMANDS)):
-        lines += [f"sys.argv = {['diff-transformer', *arguments]!r}", "try:\n    main()", "except SystemExit as end:"]
-        lines += ["    assert not end.code", "for heavy in ('torch', 'transformers', 'matplotlib', 'datasets'):"]
-        lines += ["    assert heavy not in sys.modules, heavy"]
-    result = python("\n".join(lines))
-    assert result.returncode == 0, result.stderr
-    for command in COMMANDS:
-        assert f"diff-transformer {command}" in result.stdout
-    assert "\x1b" not in result.stdout
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_breaks_lines_at_the_width_of_the_terminal_alone(name: str) -> None:
-    command = Commands().get_command(None, name)
-    for each in (command, *getattr(command, "commands", {}).values()):
-        paragraphs = each.help.split("\n\n")
-        assert all(paragraphs)
-        assert not any("\n" in paragraph for paragraph in paragraphs)
-
-
-def test_the_module_runs_as_the_script_does() -> None:
-    command = [sys.executable, "-m", "diff_transformer.cli", "--version"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (result.returncode, result.stdout) == (0, f"diff-transformer {__version__}\n")
-
-
-def test_every_command_of_the_table_exists() -> None:
-    group = typer.main.get_command(app.app)
-    for name in COMMANDS:
-        command = group.get_command(None, name)
-        assert command.name == name
-        assert command.help
-    assert group.get_command(None, "nothing") is None
-
-
 def test_a_command_says_nothing_about_libraries_that_nobody_asked_for(tmp_path: Path) -> None:
     """torchao, which transformers imports wherever it is, would begin each command with what it could not load."""
     code = "import sys; from diff_transformer.cli import main; sys.argv = ['', 'explore', sys.argv[1]]; main()"
@@ -128,12 +90,12 @@ def test_a_mistyped_command_is_answered_with_the_nearest() -> None:
 @pytest.mark.parametrize("command", MOVED)
 def test_a_command_that_has_moved_is_answered_with_where_it_went(command: str) -> None:
     fails(invoke(command, "tiny"), f"is `diff-lab {command}` now, which `pip install . ./lab` in a checkout")
-    assert command in LAB_COMMANDS
+    assert command in lab_app.COMMANDS
 
 
 def test_a_command_that_is_gone_is_answered_with_what_to_use() -> None:
     fails(invoke("watch", "runs/tiny"), "There is no command `watch` any more", "`tensorboard --logdir RUN`")
-    fails(CliRunner().invoke(lab_app, ["watch", "runs/tiny"]), "`tensorboard --logdir RUN`", "See diff-lab --help.")
+    fails(CliRunner().invoke(lab_app.app, ["watch", "runs/tiny"]), "`tensorboard --logdir RUN`", "See diff-lab --help.")
 
 
 def test_training_under_a_launcher_says_where_it_went() -> None:
@@ -186,3 +148,42 @@ def test_the_extras_are_the_packages_own() -> None:
         required = [line for line in metadata.requires("diff-transformer") or [] if f"extra == '{extra}'" in line]
         names = {re.match(r"[\w.-]+", line)[0].lower() for line in required}  # type: ignore[index]
         assert names == set(packages.values())
+
+
+PROGRAMS = {"diff-transformer": app, "diff-lab": lab_app}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_of_every_command_costs_no_torch(program: str) -> None:
+    commands = PROGRAMS[program].COMMANDS
+    lines = ["import sys", f"from {PROGRAMS[program].__package__} import main"]
+    for arguments in (["--help"], *([command, "--help"] for command in commands)):
+        lines += [f"sys.argv = {[program, *arguments]!r}", "try:\n    main()", "except SystemExit as end:"]
+        lines += ["    assert not end.code", "for heavy in ('torch', 'transformers', 'matplotlib', 'datasets'):"]
+        lines += ["    assert heavy not in sys.modules, heavy"]
+    result = python("\n".join(lines))
+    assert result.returncode == 0, result.stderr
+    for command in commands:
+        assert f"{program} {command}" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_command_of_the_table_exists_and_its_help_wraps(program: str) -> None:
+    """Lines break at the width of the terminal alone."""
+    group: Any = typer.main.get_command(PROGRAMS[program].app)
+    for name in PROGRAMS[program].COMMANDS:
+        command = group.get_command(None, name)
+        assert command.name == name
+        for each in (command, *getattr(command, "commands", {}).values()):
+            paragraphs = each.help.split("\n\n")
+            assert all(paragraphs)
+            assert not any("\n" in paragraph for paragraph in paragraphs)
+    assert group.get_command(None, "nothing") is None
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_module_runs_as_the_script_does(program: str) -> None:
+    command = [sys.executable, "-m", str(PROGRAMS[program].__package__), "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (result.returncode, result.stdout) == (0, f"{program} {__version__}\n")

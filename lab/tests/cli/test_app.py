@@ -6,12 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from commands import fails, interrupt
-from diff_lab.cli import app
-from diff_lab.cli.app import COMMANDS, LabCommands
-from diff_transformer._version import __version__
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 SCRIPT = str(Path(sys.executable).with_name("diff-lab"))
@@ -26,43 +22,6 @@ train: {steps: 2000, learning_rate: 1e-3, inspect_every: null}
 def python(code: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
-
-
-def test_help_of_every_command_costs_no_torch() -> None:
-    lines = ["import sys", "from diff_lab.cli import main"]
-    for arguments in (["--help"], *([command, "--help"] for command in COMMANDS)):
-        lines += [f"sys.argv = {['diff-lab', *arguments]!r}", "try:\n    main()", "except SystemExit as end:"]
-        lines += ["    assert not end.code", "for heavy in ('torch', 'transformers', 'matplotlib', 'datasets'):"]
-        lines += ["    assert heavy not in sys.modules, heavy"]
-    result = python("\n".join(lines))
-    assert result.returncode == 0, result.stderr
-    for command in COMMANDS:
-        assert f"diff-lab {command}" in result.stdout
-    assert "\x1b" not in result.stdout
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_breaks_lines_at_the_width_of_the_terminal_alone(name: str) -> None:
-    command = LabCommands().get_command(None, name)
-    for each in (command, *getattr(command, "commands", {}).values()):
-        paragraphs = each.help.split("\n\n")
-        assert all(paragraphs)
-        assert not any("\n" in paragraph for paragraph in paragraphs)
-
-
-def test_the_module_runs_as_the_script_does() -> None:
-    command = [sys.executable, "-m", "diff_lab.cli", "--version"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (result.returncode, result.stdout) == (0, f"diff-lab {__version__}\n")
-
-
-def test_every_command_of_the_table_exists() -> None:
-    group = typer.main.get_command(app.app)
-    for name in COMMANDS:
-        command = group.get_command(None, name)
-        assert command.name == name
-        assert command.help
-    assert group.get_command(None, "nothing") is None
 
 
 @pytest.mark.slow

@@ -14,7 +14,9 @@ from diff_lab.coordinates import Coordinates
 from diff_lab.record import AttentionExample, Baseline, Comparison, Result
 from diff_lab.report import plots
 from diff_lab.report.experiments import ExperimentResults
-from diff_lab.report.plots import Drawing, Series, coordinate_figures, forest, line_plot
+from diff_lab.report.forest_figures import forest
+from diff_lab.report.line_figures import coordinate_figures
+from diff_lab.report.plots import Drawing, Series, line_plot
 from diff_lab.results_files import capture_results
 
 # Inside a page an <svg> needs none.

@@ -78,7 +78,7 @@ class ServedModel:
         """Turn the prompts of a request, or its messages, into tokens. Raises HTTPException if they do not fit."""
         self.require_name(request.model)
         if isinstance(request, ChatRequest):
-            return [self._completion(request, self._conversation(request), goes_on=False)]
+            return [self._completion(request, self._conversation(request), continues_prompt=False)]
         made = []
         for prompt in request.prompt:
             tokens = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
@@ -131,7 +131,7 @@ class ServedModel:
         logits = self._scorer(ids, use_cache=False, logits_to_keep=last).logits[0]
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
-    async def apart(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def beside_generation(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Compute beside the thread that generates, which is as fast as before once this is done."""
         async with self._scoring:
             return await asyncio.to_thread(in_brief_thread, partial(work, *arguments))
@@ -149,8 +149,8 @@ class Completion:
     """The prompt's text, if the answer begins with it."""
     logprobs: int | None = None
     """How many of the most likely tokens are named at each place; None for no log-probabilities."""
-    goes_on: bool = True
-    """Whether the text goes on from the prompt's, perhaps with a space. An answer in a chat begins anew."""
+    continues_prompt: bool = True
+    """Whether the text continues the prompt's, perhaps with a space. An answer in a chat begins anew."""
     new_tokens: list[NewToken] = field(default_factory=list)
     """All that are generated, those of a stop string too."""
     is_stopped: bool = False
@@ -168,7 +168,7 @@ class Completion:
         """Generate the text, and hand on each piece once no stop string can begin in it. Raises HTTPException."""
         if self.echo:
             yield self.echo
-        texts = TokenTexts(self.served.tokenizer, len(self.echo or ""), self.prompt if self.goes_on else [])
+        texts = TokenTexts(self.served.tokenizer, len(self.echo or ""), self.prompt if self.continues_prompt else [])
         held = ""
         async with aclosing(self._tokens()) as tokens:
             async for token in tokens:
@@ -186,22 +186,22 @@ class Completion:
         if self.logprobs is not None and self.request.max_tokens == 1 and not self.config.do_sample:
             # One greedy token, for which programs that score texts ask, comes from the pass that scores the prompt.
             kept = 1 if self.echo is None else len(self.prompt)
-            self.rows = await self.served.apart(self.served.log_probabilities, self.prompt, kept)
+            self.rows = await self.served.beside_generation(self.served.log_probabilities, self.prompt, kept)
             yield int(self.rows[-1].argmax())
         elif self.request.max_tokens != 0:
             async with aclosing(self.served.engine.tokens(self.prompt, self.config, self.request.seed)) as tokens:
                 async for token in tokens:
                     yield token
 
-    async def whole(self, is_given_up: Callable[[], Awaitable[bool]]) -> tuple[str, Logprobs | None]:
+    async def whole(self, is_disconnected: Callable[[], Awaitable[bool]]) -> tuple[str, Logprobs | None]:
         """Generate all of the text, with its log-probabilities; only a part if nobody waits for it any more."""
         text = ""
         async with aclosing(self.pieces()) as pieces:
             async for piece in pieces:
                 text += piece
-                if await is_given_up():
+                if await is_disconnected():
                     break
-        return text, None if self.logprobs is None else await self.served.apart(self._scored, len(text))
+        return text, None if self.logprobs is None else await self.served.beside_generation(self._scored, len(text))
 
     def _scored(self, size: int) -> Logprobs:
         """Return the field ``logprobs`` of OpenAI's completions, for the tokens that begin in a text of this size."""

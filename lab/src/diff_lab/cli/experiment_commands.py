@@ -1,7 +1,10 @@
 """The commands `demo` and `reproduce` train models and compare them; `report` shows what came out."""
 
 import shlex
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -9,10 +12,12 @@ import typer
 from diff_lab.cli.recipe_options import TextPaths, Workers, fill_text, parse_options
 from diff_lab.record import ResultsFile
 from diff_transformer.cli import console
+from diff_transformer.cli.app import user_message
 from diff_transformer.cli.console import Seed, optional
 
 if TYPE_CHECKING:
     from diff_lab.experiments.experiment import Experiment
+    from diff_lab.experiments.request import ExperimentRequest
     from diff_lab.report.documents import Table
 
 ALL = "all"
@@ -153,8 +158,6 @@ def reproduce(
     if rehearse:
         console.refuse("--rehearse, which keeps no files", files)
 
-    from diff_lab.cli.failures import message_among, refuse_failed
-    from diff_lab.cli.rehearsal_command import rehearse_all
     from diff_lab.experiments.request import as_defined, check_results, request_experiment, results_path
     from diff_lab.experiments.runner import run_experiment
     from diff_lab.report.pages import DOCUMENT, build_results_report
@@ -166,36 +169,87 @@ def reproduce(
         for experiment, arguments in zip(experiments, shared, strict=True)
     ]
     if rehearse:
-        rehearse_all(requests)
+        _rehearse_all(requests)
         return
     folder = output or Path("runs") / f"reproduce-{preset}"
     for request in requests:
         check_results(results_path(folder, request.experiment.name), request, resume=resume, overwrite=overwrite)
-    messages = console.messages()
-    failed = []
-    for request in requests:
+
+    def reproduce_one(request: "ExperimentRequest") -> None:
         name, minutes = request.experiment.name, request.preset.minutes
         about = "" if minutes is None else f", planned for about {_duration(minutes)}"
-        messages.print(f"{name}: {request.experiment.shows}{about}", markup=False, soft_wrap=True)
-        try:
-            results = run_experiment(
-                request,
-                folder,
-                resume=resume,
-                overwrite=overwrite,
-                progress=RunProgress(messages),
-                workers=workers,
-            )
-        except Exception as error:
-            # What one of several cannot do, such as fetching a data set, must not keep the others from being done.
-            messages.print(f"error: {name}: {message_among(error, len(requests))}", markup=False, soft_wrap=True)
-            failed.append(name)
-            continue
+        console.say(f"{name}: {request.experiment.shows}{about}")
+        shown = RunProgress(console.messages())
+        results = run_experiment(request, folder, resume=resume, overwrite=overwrite, progress=shown, workers=workers)
         show_results(results, results_path(folder, name))
+
+    failed = _failed(requests, reproduce_one)
     if len(failed) < len(requests):
         for path in build_results_report([folder], folder / DOCUMENT, as_defined):
             console.print_line(f"report: {path}")
-    refuse_failed(failed, len(requests), "carried out")
+    _refuse_failed(failed, len(requests), "carried out")
+
+
+def _rehearse_all(requests: "Sequence[ExperimentRequest]") -> None:
+    """Rehearse experiments one after the other and write their report, all of it into a folder that is then removed.
+
+    Raises ValueError, after the table of what was rehearsed, where one of several failed.
+    """
+    from diff_lab.experiments.rehearsal import rehearse
+    from diff_lab.experiments.request import as_defined
+    from diff_lab.report.documents import Table
+    from diff_lab.report.pages import DOCUMENT, build_results_report
+    from diff_lab.train.progress import RunProgress
+
+    phases = ("checks", "small experiment")
+    rows: list[tuple[str, ...]] = []
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+
+        def rehearse_one(request: "ExperimentRequest") -> None:
+            name = request.experiment.name
+            console.say(f"{name}: rehearsed in a temporary folder")
+            rehearsal = rehearse(request, folder, RunProgress(console.messages()))
+            seconds = (f"{rehearsal.seconds[phase]:.1f}" for phase in phases)
+            rows.append((name, *seconds, str(len(rehearsal.results.comparisons))))
+
+        failed = _failed(requests, rehearse_one)
+        if rows:
+            build_results_report([folder], folder / DOCUMENT, as_defined)
+    head = ("experiment", *(f"{phase}, s" for phase in phases), "comparisons")
+    caption = (
+        "All files were written, the report too. Checks are of the preset itself, comparisons of the small experiment."
+    )
+    if rows:
+        console.output().print(Table.of_rows(head, rows, caption=caption, right=head[1:], one_line=head[:1]))
+    _refuse_failed(failed, len(requests), "rehearsed")
+
+
+def _failed(requests: "Sequence[ExperimentRequest]", work: "Callable[[ExperimentRequest], None]") -> list[str]:
+    """Do the work for each request, and return the names of the experiments that failed, after telling why.
+
+    What one of several cannot do, such as fetching a data set, must not keep the others from being done. The error of
+    the only one is raised, and so is that of a reader of stdout who has ended.
+    """
+    failed = []
+    for request in requests:
+        try:
+            work(request)
+        except Exception as error:
+            if len(requests) == 1 or isinstance(error, BrokenPipeError):
+                raise
+            message = user_message(error)
+            if message is None:  # a bug, or a full memory: where it was
+                message = "".join(traceback.format_exception(error)).rstrip()
+            failed.append(request.experiment.name)
+            console.say(f"error: {failed[-1]}: {message}")
+    return failed
+
+
+def _refuse_failed(failed: Sequence[str], count: int, done: str) -> None:
+    """Raise ValueError where some of `count` experiments could not be "carried out", or whatever is `done`."""
+    if failed:
+        raise ValueError(f"{len(failed)} of {count} experiments could not be {done}: {', '.join(failed)}.")
 
 
 def _shared_out(

@@ -23,6 +23,8 @@ from diff_lab.report.documents import (
     refuse_others,
 )
 from diff_lab.report.experiments import name_in_report, read_experiments
+from diff_lab.report.forest_figures import forest_figures, overview_figure
+from diff_lab.report.line_figures import along, coordinate_figures, known_levels, learning_figures
 from diff_lab.report.plots import FIGURE_MARK, Drawing, Series, ends_in_words, line_plot, variant_style
 from diff_lab.report.summary import certainty, learning_sentences, loss_sentences, summary
 from diff_lab.report.wording import DIVERGED, format_number, variant_label
@@ -84,7 +86,11 @@ def build_results_report(
     sections: list[dict[str, Any]] = []
     for results in all_results:
         name = name_in_report(results, all_results)
-        kinds = {"learning": plots.learning_figures, "wide": plots.forest_figures, "narrow": plots.coordinate_figures}
+        kinds = {
+            "learning": learning_figures,
+            "wide": forest_figures,
+            "narrow": coordinate_figures,
+        }
         sections.append({"results": results, **{kind: list(draw(results, name)) for kind, draw in kinds.items()}})
     values = {
         "title": "Results beside the paper's" if has_experiments else "Variants of a recipe side by side",
@@ -95,7 +101,7 @@ def build_results_report(
         "certainty": certainty(all_results),
         "wording": wording,
         "tables": tables,
-        "overview": plots.overview_figure(all_results),
+        "overview": overview_figure(all_results),
         "verdicts": tables.overview(all_results),
         "sections": sections,
     }
@@ -292,7 +298,7 @@ def _demo_page(run_dir: Path) -> str:
     example = _read_existing(run_dir / "attention.json", AttentionExample)
     records, baselines = (results.records, results.baselines) if results else ((), ())
     runs = _demo_runs(run_dir)
-    maps = list(_maps(example)) if example else []
+    maps = list(plots.shown_maps(example)) if example else []
     asked = plots.asked_positions(example) if example else []
     of_queries = (weight for _, rows in maps for position in asked for weight in rows[position])
     largest = max((abs(weight) for weight in of_queries if math.isfinite(weight)), default=0.0)
@@ -301,7 +307,7 @@ def _demo_page(run_dir: Path) -> str:
         for name in tables.LABELS
     }
     drawn = {
-        name: plots.along("depth", of_measure, tables.LABELS[name].capitalize(), baselines=baselines)
+        name: along("depth", of_measure, tables.LABELS[name].capitalize(), baselines=baselines)
         for name, of_measure in by_depth.items()
         if of_measure
     }
@@ -317,9 +323,12 @@ def _demo_page(run_dir: Path) -> str:
         learning=learning_sentences(records, baselines),
         losses=loss_sentences(records),
         types=ATTENTION_TYPES,
-        maps=[_map_figure(example, rows, name, largest or 1.0) for name, rows in maps if example],
+        maps=[plots.map_drawing(example, rows, name, largest or 1.0) for name, rows in maps if example],
         largest=largest,
-        retrieval=[*_task_curves("retrieval", runs, plots.known_levels(baselines)), *([accuracy] if accuracy else [])],
+        retrieval=[
+            *_task_curves("retrieval", runs, known_levels(baselines)),
+            *([accuracy] if accuracy else []),
+        ],
         language=list(_task_curves("language", runs, {})),
         weights=list(drawn.values()),
         explorer=_explorer(run_dir / "explorer.html"),
@@ -337,21 +346,6 @@ def _explorer(file: Path) -> dict[str, str] | None:
 
 def _read_existing(path: Path, kind: type[T]) -> T | None:
     return read_record(path, kind) if path.is_file() else None
-
-
-def _maps(example: AttentionExample) -> Iterator[tuple[str, list[list[float]]]]:
-    """The maps of each variant's head with their titles, λA2 in place of A2."""
-    for variant in filter(example.maps.__contains__, ATTENTION_TYPES):
-        for name, rows in example.maps[variant].items():
-            title = {"A2": "λA2", "difference": "A1 − λA2"}.get(name, name)
-            factor = example.lambda_ if name == "A2" else 1.0
-            yield f"{variant_label(variant)}: {title}", [[factor * weight for weight in row] for row in rows]
-
-
-def _map_figure(example: AttentionExample, rows: list[list[float]], title: str, largest: float) -> Drawing:
-    at_answer = ", ".join(f"{rows[example.query_position][position]:.2f}" for position in example.answer_positions)
-    figure = plots.attention_map(rows, example, title=title, largest=largest)
-    return Drawing(figure, f"{title}: every query's weights; the marked query gives the answer {at_answer}.")
 
 
 def _task_curves(task: str, demo_runs: Sequence[LoggedRun], levels: dict[str, float]) -> Iterator[Drawing]:
