@@ -75,9 +75,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("all")])
         items[:] = [item for item in items if not item.get_closest_marker("all")]
     items.sort(key=lambda item: item.path.name not in FIRST)
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):  # not a folder of that name
+    for item in items:
+        if item.get_closest_marker("gpu"):  # not a folder of that name
+            # What torch remarks about compiling, profiling and tensor cores there is not about the tests.
+            item.add_marker(pytest.mark.filterwarnings("ignore::UserWarning"))
+            if not torch.cuda.is_available():
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 

@@ -161,7 +161,7 @@ def checked(row: BenchRow, problem: Any, check: AnswerCheck, device: torch.devic
 
 def run_tests(stage: Stage, sizes: Sizes) -> None:
     """The tests on a GPU that matter most, in several processes."""
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *sizes.tests]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:benchmark", *sizes.tests]
     counts: Counter[str] = Counter()
     failed: list[str] = []
     lines: list[str] = []

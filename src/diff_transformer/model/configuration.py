@@ -272,7 +272,14 @@ class DiffTransformerConfig(PreTrainedConfig):
         options = {"qk_norm": self.qk_norm, "output_gate": self.output_gate}
         # PolyNorm's means are over all channels of the feed-forward network, of which a rank would have a part.
         options["splits_feed_forward"] = self.hidden_act != "poly_norm"
-        return tensor_parallel_plan(self.described.styles_of(self), self.has_headwise_norm, **options)
+        plan = tensor_parallel_plan(self.described.styles_of(self), self.has_headwise_norm, **options)
+        return plan | self.__dict__.get("base_model_tp_plan", {})
+
+    @base_model_tp_plan.setter
+    def base_model_tp_plan(self, plan: dict[str, str]) -> None:
+        # transformers 5.17 adds the embeddings where they are tied. `to_dict` leaves it out, as a plan of its own.
+        known = self.base_model_tp_plan
+        self.__dict__["base_model_tp_plan"] = {name: style for name, style in plan.items() if name not in known}
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "DiffTransformerConfig":
         """This configuration as caches and servers read it: a live view with the heads of the one attention call."""

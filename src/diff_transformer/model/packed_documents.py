@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from diff_transformer.ops.attention_request import has_autocast
 from diff_transformer.ops.operator import abridged, check_document_ends
 from diff_transformer.ops.visibility import position_mask, segment_bounds_from
 
@@ -103,7 +104,7 @@ def attend_by_document(
 
 def autocast_dtype(device: str) -> torch.dtype | None:
     """What autocast casts to on a type of device; None where it is off."""
-    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    on = has_autocast(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if on else None
 
 

@@ -161,6 +161,14 @@ def is_floating(x: Tensor) -> bool:
     return x.is_floating_point() and x.dtype.itemsize > 1
 
 
+def has_autocast(device: str) -> bool:
+    """Whether a type of device has autocast: "meta" has none.
+
+    CPU and CUDA are not asked for: the question is felt in a call for a single query, and torch 2.11 does not trace it.
+    """
+    return device in ("cpu", "cuda") or torch.amp.is_autocast_available(device)
+
+
 def reason_against_dtype(dtype: torch.dtype) -> str | None:
     """Why the fused kernels do not take tensors of this dtype, or None."""
     return None if dtype in FUSED_DTYPES else f"it computes float32, bfloat16 and float16, got {dtype}"

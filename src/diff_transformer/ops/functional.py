@@ -5,13 +5,12 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import is_floating
+from diff_transformer.ops.attention_request import has_autocast, is_floating
 
 
 def without_autocast(device: str) -> AbstractContextManager[object]:
     """Switch autocast off, on a type of device that has it: "meta" has none."""
-    available = torch.amp.is_autocast_available(device)
-    return torch.autocast(device, enabled=False) if available else nullcontext()
+    return torch.autocast(device, enabled=False) if has_autocast(device) else nullcontext()
 
 
 def lambda_value(

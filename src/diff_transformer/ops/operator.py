@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import WIDEST_WINDOW, Norm, Request, check_dense, is_floating
+from diff_transformer.ops.attention_request import (
+    WIDEST_WINDOW,
+    Norm,
+    Request,
+    check_dense,
+    has_autocast,
+    is_floating,
+)
 from diff_transformer.ops.backends import fast_path_of, resolve
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.nonfinite import confine
@@ -199,10 +206,7 @@ def _autocast(**named: Tensor) -> tuple[Tensor, ...]:
         check_dense(name, tensor)
     tensors = tuple(named.values())
     device = tensors[0].device.type
-    # The CPU always has autocast; asking is felt in a call for a single query.
-    if device != "cpu" and not torch.amp.is_autocast_available(device):
-        return tensors
-    if not torch.is_autocast_enabled(device):
+    if not (has_autocast(device) and torch.is_autocast_enabled(device)):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
