@@ -157,7 +157,7 @@ def pages_parts(
     }
 
 
-def cuda_summary(operator: dict[str, Any], model: dict[str, Any]) -> str:
+def cuda_summary(operator: dict[str, Any], model: dict[str, Any]) -> list[str]:
     """Times of "auto" relative to the Transformer by each of its kernels: of each pass the longest of 4,096 at most."""
     rows = [row for row in operator["rows"] if row["dtype"] == "bfloat16" and row["shape"]["keys"] <= 4096]
     shapes: dict[tuple[str, int], dict[str, int]] = {}
@@ -174,7 +174,7 @@ def cuda_summary(operator: dict[str, Any], model: dict[str, Any]) -> str:
     for row in of_model:
         # The baseline there is torch's own choice, which `softmax` in the operator's table shows to be the first.
         lines.append(f"| model, {row['pass']}, {row['shape']['length']:,} tokens | {row['ratio']:.2f} | – |")
-    return "\n".join(lines)
+    return lines
 
 
 def cuda_parts(operator: dict[str, Any] | None, model: dict[str, Any] | None) -> dict[Path, dict[str, str]]:
@@ -191,7 +191,10 @@ def cuda_parts(operator: dict[str, Any] | None, model: dict[str, Any] | None) ->
         cost["cuda model"] = f"{whole_model_table(model)}\n\n{page_part('tokens', model)}\n\n{notes}"
     readme = {}
     if operator is not None and model is not None:
-        readme["cuda costs"] = backends["cuda costs"] = cuda_summary(operator, model)
+        lines = cuda_summary(operator, model)
+        backends["cuda costs"] = "\n".join(lines)
+        of_training = (line for line in lines[2:] if "backward" in line or "training" in line)
+        readme["cuda costs"] = "\n".join([*lines[:2], *of_training])
     thresholds = [one for document in (operator, model) if document is not None for one in document["thresholds"]]
     if thresholds:
         backends["cuda thresholds"] = page_part("thresholds", {"thresholds": thresholds})
