@@ -111,7 +111,14 @@ def test_numbers_of_a_gpu_are_filled_in(filler: Any, tmp_path: Path) -> None:
     parts = filler.cuda_parts(operator, device(read_json(filler.MODEL), "softmax"))
     shown, explained = parts[filler.COST_PAGE], parts[filler.BACKENDS_PAGE]
     assert set(shown) == {"cuda model"}
-    assert {"cuda speed", "cuda throughput", "cuda decode", "cuda memory", "cuda thresholds"} == set(explained)
+    places = {"costs", "speed", "throughput", "decode", "memory", "thresholds"}
+    assert set(explained) == {f"cuda {place}" for place in places}
+    assert "| attention, decode, d 64, 2,048 tokens |" in explained["cuda costs"]
+    assert re.findall(r"[|] (\w+, [a-z+ ]+),", parts[filler.README]["cuda costs"]) == [
+        "attention, forward + backward",
+        "model, training step",
+        "model, training step",
+    ]
     assert "`softmax flash`" in explained["cuda speed"]
     assert "noted of the bench operator" in explained["cuda speed"]
     assert "noted of the bench model" in shown["cuda model"]

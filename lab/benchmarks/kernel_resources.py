@@ -157,11 +157,8 @@ def launches(configuration: Configuration, capability: int) -> Iterator[tuple[st
     saving, out, saved = plan_forward(problem, norm, save=True)
     yield from zip(named("forward, for gradients"), saving, strict=True)
     assert saved is not None
-    names, grad_out = ["rows", *named(*by_keys), *named("queries")], torch.empty_like(out)
-    yield from zip(names, plan_backward(grad_out, problem, norm, saved)[0], strict=True)
-    if c.ratio == 1:
-        name = "keys and queries" if are_wide(c.d, c.dv) else "keys, values and queries"
-        yield f"{name} in one pass", plan_backward(grad_out, problem, norm, saved, in_one_pass=True)[0][1]
+    names = ["rows", *named(*by_keys), *named("queries")]
+    yield from zip(names, plan_backward(torch.empty_like(out), problem, norm, saved)[0], strict=True)
     if not c.has_documents:
         *lengths, decode, combine = plan_decode(plan(1, False), norm, 264)[0]
         yield from (("decode", decode), ("combine", combine), *(("lengths", each) for each in lengths))

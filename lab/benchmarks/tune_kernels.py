@@ -3,16 +3,13 @@
     python lab/benchmarks/tune_kernels.py  # what is fastest into ops/triton/measured_blocks.json; on a GPU alone
 
 The candidates are compiled ahead, in parallel, and those that spill registers or do not fit are left out. The others
-are timed, the results of the fastest are compared with Equation 1 in float64, and only then are they kept.
-
-With these block sizes, both backwards are timed on the same requests: dQ in a launch of its own, and in one pass. Where
-the results of the second are right, both times go into ops/triton/measured_backward.json, by which the kernels choose.
+are timed, the results of the fastest are compared with Equation 1 in float64, and only then are they kept, beside what
+that file has of other kernels. Kernels that it does not have yet come first.
 The record of a GPU (gpu_record.py) does all this as one of its stages.
 """
 
 import functools
 import itertools
-import json
 import multiprocessing
 import os
 import sys
@@ -34,15 +31,11 @@ from diff_lab.bench.operator_candidates import candidates
 from diff_lab.bench.operator_problem import AnswerCheck, Shape, draw
 from diff_lab.results_files import write_json
 from diff_transformer.ops.attention_request import Request
-from diff_transformer.ops.triton import gpu_check, kernel_arguments, triton_backend
+from diff_transformer.ops.triton import kernel_arguments, triton_backend
 from diff_transformer.ops.triton.kernel_arguments import (
-    IN_LAUNCHES,
-    IN_ONE_PASS,
-    MEASURED_BACKWARD,
     Blocks,
     Problem,
     are_wide,
-    backward_name,
     capability_of,
     measured_name,
     problem_of,
@@ -55,7 +48,6 @@ from diff_transformer.storage.files import read_json
 # beside another's products.
 _SQUARE = (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2))
 _OTHERS = (Blocks(64, 32, 4, 3), Blocks(64, 64, 8, 2), Blocks(128, 128, 8, 2), Blocks(64, 32, 8, 3))
-_ATOMICS = ((128, 32, 8, 2), (128, 64, 8, 2), (128, 16, 8, 2), (64, 32, 8, 2), (64, 32, 8, 3), (64, 16, 8, 4))
 _TWO_PASSES = tuple(blocks._replace(two_passes=True) for blocks in (*_SQUARE[:1], *_SQUARE[2:], *_OTHERS[1:2]))
 _DECODING = ((64, 4, 3), (128, 4, 2), (128, 4, 3), (64, 4, 4), (32, 4, 3), (64, 2, 3), (128, 8, 2), (256, 8, 2))
 _CHUNKS = ((32, 8, 2), (64, 4, 2), (64, 8, 2), (32, 4, 2), (64, 8, 3), (32, 8, 3))
@@ -65,13 +57,10 @@ CANDIDATES: dict[str, tuple[Blocks, ...]] = {
     "keys": (*_SQUARE, *_OTHERS),
     "values": (*_SQUARE, *_OTHERS),
     "queries": (*_SQUARE, *_OTHERS),
-    "one pass": (*_SQUARE[:1], *(Blocks(*sizes) for sizes in _ATOMICS)),
     "decode": tuple(Blocks(16, *sizes) for sizes in _DECODING),
     "chunk": tuple(Blocks(64, *sizes) for sizes in _CHUNKS),
 }
-# What is timed: about so many milliseconds of each candidate, and so often of each backward.
-REPEAT_MILLISECONDS = 40
-ROUNDS = 3
+REPEAT_MILLISECONDS = 40  # of each candidate, about
 
 
 @dataclass(frozen=True)
@@ -100,28 +89,25 @@ REHEARSAL = Sizes(
     capability=90,
     workers=1,
     most=2,
-    kernels=("forward", "one pass", "decode"),
+    kernels=("forward", "keys", "decode"),
 )
 
 Job = tuple[str, int, Blocks]  # kernel, width, block sizes
 
 
 def problems(sizes: Sizes, d: int, device: str) -> Callable[..., Problem]:
-    """What makes the problem of so many queries, against `length` keys, on a device; the last eighth may be masked."""
+    """What makes the problem of so many queries, against `length` keys, on a device."""
     batch, heads = max(1, sizes.tokens // sizes.length), sizes.channels // d
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, device=device, dtype=sizes.dtype)
 
-    def problem(queries: int, *, is_masked: bool = False) -> Problem:
+    def problem(queries: int) -> Problem:
         q = normal(batch, queries, heads, 2, d).permute(0, 2, 3, 1, 4)
         k = normal(batch, sizes.length, heads, 2, d).permute(0, 2, 3, 1, 4)
         v = normal(batch, sizes.length, heads, 2 * d).transpose(1, 2)
         lam = torch.rand(batch, heads, queries, device=device)
-        mask = None
-        if is_masked:
-            mask = (torch.arange(sizes.length, device=device) < sizes.length * 7 // 8).expand(batch, 1, 1, -1)
-        return problem_of(Request(q, k, v, lam, mask, True, d**-0.5, None, None), sizes.capability)
+        return problem_of(Request(q, k, v, lam, None, True, d**-0.5, None, None), sizes.capability)
 
     return problem
 
@@ -137,8 +123,8 @@ def plans(sizes: Sizes, d: int, device: str, *, run: bool) -> dict[str, Callable
         plan_backward(out, sequence, None, saved)[0][0].run()
     programs = program_count(torch.device(device))
 
-    def backward(index: int, *, in_one_pass: bool = False) -> Callable[[], Launch]:
-        return lambda: plan_backward(out, sequence, None, saved, in_one_pass=in_one_pass)[0][index]
+    def backward(index: int) -> Callable[[], Launch]:
+        return lambda: plan_backward(out, sequence, None, saved)[0][index]
 
     launches = {
         "forward": lambda: plan_forward(sequence, None, save=False)[0][0],
@@ -146,7 +132,6 @@ def plans(sizes: Sizes, d: int, device: str, *, run: bool) -> dict[str, Callable
         "keys": backward(1),
         **({"values": backward(2)} if are_wide(d, 2 * d) else {}),
         "queries": backward(-1),
-        "one pass": backward(1, in_one_pass=True),
         "decode": lambda: plan_decode(token, None, programs)[0][-2],
         "chunk": lambda: plan_decode(chunk, None, programs)[0][-2],
     }
@@ -221,7 +206,6 @@ def tune(
         sizes = replace(sizes, capability=capability_of(torch.cuda.current_device()))
     rows: list[dict[str, Any]] = []
     found: dict[str, Any] = {"capability": sizes.capability, "rows": rows, "fastest": {}, "kept": False}
-    found["backwards"] = []
     launches = {d: plans(sizes, d, sizes.device, run=True) for d in sizes.widths}
     jobs: list[Job] = [
         (kernel, d, blocks)
@@ -229,6 +213,8 @@ def tune(
         for kernel in launches[d]
         for blocks in CANDIDATES[kernel][: sizes.most]
     ]
+    known = _known(path).get(str(sizes.capability), {})
+    jobs.sort(key=lambda job: measured_name(job[0], are_wide(job[1], 2 * job[1])) in known)
     pool = ProcessPoolExecutor(sizes.workers, mp_context=multiprocessing.get_context("spawn"))
     try:
         with _without_interpreter():
@@ -250,10 +236,6 @@ def tune(
         pool.shutdown(wait=False, cancel_futures=True)
     found |= keep(sizes, path, found["fastest"])
     write(found)
-    for d, is_masked in itertools.product(sizes.widths, (False, True)):
-        if not has_time_for(functools.partial(compare, sizes, path, d, is_masked, found["backwards"])):
-            break
-        write(found)
 
 
 def _time_kernel(
@@ -275,11 +257,15 @@ def _time_kernel(
         print(rows[-1], flush=True)
 
 
+def _known(path: Path) -> dict[str, dict[str, Any]]:
+    return read_json(path) if path.is_file() else {}
+
+
 def keep(sizes: Sizes, path: Path, fastest: Mapping[str, list[Any]]) -> dict[str, Any]:
     """Write the fastest for the device, and take them back where results are wrong with them."""
     before = path.read_bytes() if path.is_file() else None
-    known = {} if before is None else json.loads(before)
-    write_json(path, {**known, str(sizes.capability): dict(fastest)}, indent=1)
+    known, capability = _known(path), str(sizes.capability)
+    write_json(path, {**known, capability: {**known.get(capability, {}), **fastest}}, indent=1)
     with _blocks_of(path):
         wrong = [reason for d in sizes.widths for reason in reasons(sizes, d)]
     if not wrong:
@@ -293,7 +279,9 @@ def keep(sizes: Sizes, path: Path, fastest: Mapping[str, list[Any]]) -> dict[str
 def reasons(sizes: Sizes, d: int) -> Iterator[str]:
     """What is wrong with the kernels' results at a width."""
     length = min(sizes.length, 1024)
-    with _backward(sizes, in_one_pass=False):
+    # In a rehearsal no device says its capability.
+    on_device = functools.partial(problem_of, capability=sizes.capability)
+    with mock.patch.object(triton_backend, "problem_of", on_device):
         yield from _reasons(sizes, Shape(1, 4, d, length, length), (FORWARD, TRAINING))
         yield from _reasons(sizes, Shape(1, 4, d, 1, length), (DECODE,))
 
@@ -318,60 +306,6 @@ def _blocks_of(path: Path) -> Iterator[None]:
             yield
         finally:
             kernel_arguments.measured_blocks.cache_clear()
-
-
-@contextmanager
-def _backward(sizes: Sizes, *, in_one_pass: bool) -> Iterator[None]:
-    """The operator takes that backward, whatever was measured before; in a rehearsal no device says its capability."""
-    on_device = functools.partial(problem_of, capability=sizes.capability)
-    with (
-        mock.patch.object(triton_backend, "takes_one_pass", return_value=in_one_pass),
-        mock.patch.object(triton_backend, "problem_of", on_device),
-    ):
-        yield
-
-
-def compare(sizes: Sizes, path: Path, d: int, is_masked: bool, rows: list[dict[str, Any]]) -> None:
-    """A row of both backwards; what is right goes into a file beside `path`, which has their block sizes."""
-    row: dict[str, Any] = {"heads": backward_name(are_wide(d, 2 * d), is_masked)}
-    row |= {"milliseconds": None, "share": None, "reason": None}
-    with _blocks_of(path):
-        try:
-            row["reason"] = reason_against_one_pass(sizes, d, is_masked)
-            row["milliseconds"] = times = backward_times(sizes, d, is_masked)
-            row["share"] = times[IN_ONE_PASS] / times[IN_LAUNCHES]
-        except Exception as error:  # as compile_ahead
-            row["reason"] = _said(error)
-    rows.append(row)
-    print(row, flush=True)
-    file = path.with_name(MEASURED_BACKWARD.name)
-    known = read_json(file) if file.is_file() else {}
-    right = {each["heads"]: each["milliseconds"] for each in rows if each["reason"] is None}
-    write_json(file, {**known, str(sizes.capability): right}, indent=1)
-
-
-def reason_against_one_pass(sizes: Sizes, d: int, is_masked: bool) -> str | None:
-    """What is wrong with output or gradients if dQ is added up in one pass, or None."""
-    mask, length = "boolean" if is_masked else "", min(sizes.length, 1024)
-    with _backward(sizes, in_one_pass=True):
-        if not is_masked and (wrong := list(_reasons(sizes, Shape(1, 4, d, length, length), (TRAINING,)))):
-            return wrong[0]
-        kernels = gpu_check.Family(sizes.dtype, d, 2 * d, mask, gpu_check.TRAINING, in_one_pass=True)
-        return gpu_check.reason_against_family(kernels, torch.device(sizes.device))
-
-
-def backward_times(sizes: Sizes, d: int, is_masked: bool) -> dict[str, float]:
-    """Milliseconds of both backwards on one request, zeroing and narrowing of dQ included: the least of some rounds."""
-    problem = problems(sizes, d, sizes.device)(sizes.length, is_masked=is_masked)
-    (forward,), out, saved = plan_forward(problem, None, save=True)
-    assert saved is not None
-    forward.run()
-    runs = {
-        name: functools.partial(triton_backend.run_backward, out, problem, None, saved, in_one_pass=name == IN_ONE_PASS)
-        for name in (IN_LAUNCHES, IN_ONE_PASS)
-    }
-    rounds = [{name: milliseconds(run, sizes.device) for name, run in runs.items()} for _ in range(ROUNDS)]
-    return {name: min(times[name] for times in rounds) for name in runs}
 
 
 def main() -> None:

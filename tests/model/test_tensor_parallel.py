@@ -196,5 +196,17 @@ def test_the_plan_follows_the_attention_type(make: Any) -> None:
     assert "base_model_tp_plan" not in config.to_dict()
 
 
+def test_the_plan_takes_what_transformers_adds_for_tied_embeddings() -> None:
+    """As transformers 5.17 does when it makes a model."""
+    config = DiffTransformerConfig(tie_word_embeddings=True)
+    before = config.base_model_tp_plan
+    config.base_model_tp_plan = {**config.base_model_tp_plan, "embed_tokens": "embedding_rowwise"}
+    assert config.base_model_tp_plan == {**before, "embed_tokens": "embedding_rowwise"}
+    config.attention_type = "diff_v2"
+    assert "layers.*.self_attn.lam" not in config.base_model_tp_plan
+    assert config.base_model_tp_plan["embed_tokens"] == "embedding_rowwise"
+    assert "base_model_tp_plan" not in config.to_dict()
+
+
 if __name__ == "__main__":
     on_a_rank()

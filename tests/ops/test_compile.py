@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from budget import BACKENDS, Case, Problem, build, expect, prepared, skip_unless_it_takes
 from diff_transformer import diff_attention
+from diff_transformer.ops.attention_request import has_autocast
 from diff_transformer.ops.visibility import segment_bounds_from
 from full_run import short_run
 
@@ -172,6 +173,14 @@ def test_compiled_to_machine_code(backend: str) -> None:
 
 
 # Autocast and checkpointing.
+
+
+def test_whether_there_is_autocast_is_not_asked_on_cpu_and_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 does not trace the question, so that nothing compiled in one graph there."""
+    monkeypatch.setattr(torch.amp, "is_autocast_available", lambda device: pytest.fail(f"asked about {device}"))
+    assert has_autocast("cuda")
+    q, v = torch.randn(1, 2, 2, 3, 4), torch.randn(1, 2, 3, 8)
+    diff_attention(q, q, v, 0.5, norm_weight=torch.ones(8))
 
 
 def under_autocast(problem: Problem, backend: str, *, checkpointed: bool = False) -> dict[str, Tensor]:

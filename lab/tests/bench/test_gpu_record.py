@@ -123,6 +123,18 @@ def test_without_time_a_stage_is_not_begun(programs: Callable[[str], Any], tmp_p
     assert document["stages"]["model"]["status"] == "not begun: no time was left"
 
 
+def test_what_a_stage_leaves_over_goes_to_the_next(programs: Callable[[str], Any], tmp_path: Path) -> None:
+    allowed: dict[str, float] = {}
+
+    def command(stage: str, seconds: float) -> list[str]:
+        allowed[stage] = seconds
+        return [sys.executable, "-c", "pass"]
+
+    limits = {"tuning": 3000.0, "operator": 1000.0}
+    programs("gpu_record").record(tmp_path, command, os.environ, seconds=4000.0, limits=limits, say=lambda text: None)
+    assert 2900 < allowed["tuning"] <= 3000 < allowed["operator"] <= 4000
+
+
 def test_the_limits_add_up_to_eight_minutes(programs: Callable[[str], Any]) -> None:
     program = programs("gpu_record")
     assert sum(program.STAGES.values()) <= program.SECONDS <= 480
@@ -159,7 +171,9 @@ def test_the_fastest_blocks_are_kept_only_where_results_are_right(
     pytest.importorskip("triton")
     tune = programs("tune_kernels")
     path = tmp_path / "measured_blocks.json"
-    before = '{"80": {"forward, narrow heads": [64, 32, 4, 2, false]}}'
+    before = (
+        '{"80": {"forward, narrow heads": [64, 32, 4, 2, false]}, "90": {"save, narrow heads": [64, 64, 4, 2, false]}}'
+    )
     path.write_text(before, encoding="utf-8")
     monkeypatch.setattr(tune, "reasons", lambda *_: iter(["forward: its results are wrong"]))
     fastest = {"forward, narrow heads": [64, 64, 4, 2, False]}
@@ -167,7 +181,8 @@ def test_the_fastest_blocks_are_kept_only_where_results_are_right(
     assert path.read_text(encoding="utf-8") == before
     monkeypatch.setattr(tune, "reasons", lambda *_: iter(()))
     assert tune.keep(tune.REHEARSAL, path, fastest)["kept"]
-    assert json.loads(path.read_text(encoding="utf-8")) == {**json.loads(before), "90": fastest}
+    known = json.loads(before)
+    assert json.loads(path.read_text(encoding="utf-8")) == {**known, "90": known["90"] | fastest}
 
 
 def test_the_kernels_take_measured_blocks(
@@ -192,65 +207,6 @@ def test_the_kernels_take_measured_blocks(
         arguments.measured_blocks.cache_clear()
 
 
-@pytest.mark.parametrize("outcome", ["right", "wrong", "does not run"])
-def test_both_backwards_are_written_only_where_results_are_right(
-    programs: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str
-) -> None:
-    """And then the kernels take the faster one, on that device."""
-    pytest.importorskip("triton")
-    tune = programs("tune_kernels")
-    arguments, times = tune.kernel_arguments, {tune.IN_LAUNCHES: 2.0, tune.IN_ONE_PASS: 1.5}
-    before, path = {"80": {"wide heads": times}}, tmp_path / "measured_backward.json"
-    path.write_text(json.dumps(before), encoding="utf-8")
-
-    def reason(sizes: Any, d: int, is_masked: bool) -> str | None:
-        if is_masked and outcome == "does not run":
-            raise RuntimeError("out of resource\nmore lines")
-        return "its results are wrong" if is_masked and outcome == "wrong" else None
-
-    monkeypatch.setattr(tune, "reason_against_one_pass", reason)
-    monkeypatch.setattr(tune, "backward_times", lambda *_: times)
-    rows: list[dict[str, Any]] = []
-    for is_masked in (False, True):
-        tune.compare(tune.REHEARSAL, tmp_path / "measured_blocks.json", 16, is_masked, rows)
-    allowed = ["narrow heads", *(["narrow heads, masked"] if outcome == "right" else [])]
-    assert json.loads(path.read_text(encoding="utf-8")) == {**before, "90": dict.fromkeys(allowed, times)}
-    said = {"right": None, "wrong": "its results are wrong", "does not run": "RuntimeError: out of resource"}
-    assert [row["reason"] for row in rows] == [None, said[outcome]]
-    assert rows[0]["share"] == 0.75
-    monkeypatch.setattr(arguments, "MEASURED_BACKWARD", path)
-    arguments.measured_backwards.cache_clear()
-    try:
-        taken = [
-            arguments.takes_one_pass(90, tune.torch.bfloat16, is_wide=False, has_mask=has_mask, in_groups=False)
-            for has_mask in (False, True)
-        ]
-    finally:
-        arguments.measured_backwards.cache_clear()
-    assert taken == [True, outcome == "right"]
-
-
-def test_a_backward_that_is_wrong_in_one_pass_is_found(
-    programs: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Though the other backward is what a record so far says."""
-    pytest.importorskip("triton")
-    tune = programs("tune_kernels")
-    if not tune.triton_backend.interpreted():
-        pytest.skip("there is a GPU: the kernels do not run on the CPU")
-    monkeypatch.setattr(tune.gpu_check, "LENGTH", 40)
-    assert tune.reason_against_one_pass(tune.REHEARSAL, 16, False) is None
-    run = tune.triton_backend.run_backward
-
-    def wrong(*arguments: Any, in_one_pass: bool) -> Any:
-        grad_q, *others = run(*arguments, in_one_pass=in_one_pass)
-        return grad_q.neg() if in_one_pass else grad_q, *others
-
-    monkeypatch.setattr(tune.triton_backend, "run_backward", wrong)
-    assert "forward + backward" in tune.reason_against_one_pass(tune.REHEARSAL, 16, False)
-    assert "the gradient of q is wrong" in tune.reason_against_one_pass(tune.REHEARSAL, 16, True)
-
-
 def test_every_list_of_candidates_is_short_and_begins_as_it_should(programs: Callable[[str], Any]) -> None:
     pytest.importorskip("triton")
     tune = programs("tune_kernels")
@@ -272,10 +228,5 @@ def test_a_rehearsal_of_everything(tmp_path: Path) -> None:
     assert list(stages) == ["correctness", "tests", "tuning", "operator", "model"]
     assert stages["tests"]["found"]["outcomes"] == {"passed": 3}
     assert stages["tuning"]["found"]["kept"]
-    backwards = {row["heads"]: row for row in stages["tuning"]["found"]["backwards"]}
-    assert list(backwards) == ["narrow heads", "narrow heads, masked"]
-    assert {row["reason"] for row in backwards.values()} == {None}
-    written = json.loads((tmp_path / "measured_backward.json").read_text(encoding="utf-8"))
-    assert written == {"90": {name: row["milliseconds"] for name, row in backwards.items()}}
     assert (tmp_path / "operator-cpu.md").is_file()
     assert (tmp_path / "model-cpu.md").is_file()

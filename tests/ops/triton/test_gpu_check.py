@@ -1,8 +1,6 @@
 """The check of the Triton kernels before `auto` takes them, with a device made up and kernels that fail in each way."""
 
-import json
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +12,8 @@ from diff_transformer.ops import backends
 from diff_transformer.ops.attention_request import Norm, Request
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.reference import reference_attention
-from diff_transformer.ops.triton import gpu_check, kernel_arguments, triton_backend
+from diff_transformer.ops.triton import gpu_check, triton_backend
 from diff_transformer.ops.triton.gpu_check import DECODING, FORWARD, TRAINING, Family, reason_against_family
-from diff_transformer.ops.triton.kernel_arguments import IN_LAUNCHES, IN_ONE_PASS
 from faked_cuda import fake_device, request_on_cuda
 
 CPU = torch.device("cpu")
@@ -160,24 +157,6 @@ def test_the_real_kernels_pass_in_the_interpreter(
         pytest.skip("there is a GPU: the kernels do not run on the CPU")
     monkeypatch.setattr(gpu_check, "triton_attention", triton_backend.triton_attention)
     assert reason_against_family(Family(dtype, 16, 32, mask, pass_, in_groups), CPU) is None
-
-
-def test_the_backward_in_one_pass_is_checked_by_itself(
-    checks: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It is taken by a record and where bits may change, so the other may have been checked before."""
-    record = tmp_path / "measured_backward.json"
-    record.write_text(json.dumps({"90": {"narrow heads": {IN_ONE_PASS: 1.0, IN_LAUNCHES: 2.0}}}), encoding="utf-8")
-    monkeypatch.setattr(kernel_arguments, "MEASURED_BACKWARD", record)
-    kernel_arguments.measured_backwards.cache_clear()
-    try:
-        for deterministic in (True, False, True):
-            torch.use_deterministic_algorithms(deterministic)
-            assert gpu_check.kernels_are_right(request_on_cuda(gradient=True))
-    finally:
-        torch.use_deterministic_algorithms(False)
-        kernel_arguments.measured_backwards.cache_clear()
-    assert checks == [TRAINING, TRAINING]
 
 
 def test_a_full_device_says_nothing_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,6 @@ from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.triton import triton_backend as triton_backend
 from diff_transformer.ops.visibility import segment_bounds_from
 from full_run import in_turn, short_run
-from kernel_launches import names, recorded_launches, set_blocks
 from triton_interpreter import overflow_checked
 
 triton = pytest.importorskip("triton")
@@ -73,16 +72,28 @@ LONG = {
 SMALL = {"16 × 16": Blocks(16, 16, 4, 1), "32 × 16": Blocks(32, 16, 4, 1), "16 × 32": Blocks(16, 32, 4, 1)}
 
 
-@pytest.fixture(autouse=True)
-def _separate_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backward that no record has to recommend; test_one_pass_backward.py has the other."""
-    monkeypatch.setattr(triton_backend, "takes_one_pass", lambda *_, **__: False)
-
-
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[launch.Launch]:
-    """Every launch of a kernel, in order."""
-    return recorded_launches(monkeypatch)
+    """Every launch of a kernel, in order, added before it runs."""
+    launches: list[launch.Launch] = []
+    run = launch.Launch.run
+
+    def recorded(self: launch.Launch) -> None:
+        launches.append(self)
+        run(self)
+
+    monkeypatch.setattr(launch.Launch, "run", recorded)
+    return launches
+
+
+def names(launches: list[launch.Launch]) -> list[str]:
+    """Of their kernels, in order."""
+    return [each.kernel.fn.__name__ for each in launches]
+
+
+def set_blocks(monkeypatch: pytest.MonkeyPatch, blocks: Blocks) -> None:
+    """For every kernel."""
+    monkeypatch.setattr(kernel_arguments.Problem, "blocks", lambda *_: blocks)
 
 
 def forward(problem: Problem, **more: Any) -> Tensor:

@@ -47,12 +47,6 @@ def _exact_float32() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backward without atomics, whatever has been measured on this device."""
-    monkeypatch.setattr(triton_backend, "takes_one_pass", lambda *_, **__: False)
-
-
 def on_gpu(problem: Problem | Case) -> Problem:
     """The problem, or that of a case."""
     return (build(problem) if isinstance(problem, Case) else problem).to("cuda")
@@ -189,20 +183,6 @@ KERNEL_SIZES = {
 @pytest.mark.parametrize("size", KERNEL_SIZES)
 def test_kernel_sizes(size: str, norm: bool) -> None:
     check_against_formula(KERNEL_SIZES[size], norm=norm)
-
-
-IN_ONE_PASS = (
-    *("1025 tokens, d 64", "1025 tokens, d 128", "111 tokens, d 64", "float16", "float32", "d 80, dv 96", "not causal"),
-    *("window", "200 of 1025", "documents, wide", "padding", "mask for each head", "additive mask, wide"),
-    *("shared keys", "projection", "expanded"),
-)
-
-
-@pytest.mark.parametrize("size", IN_ONE_PASS)
-def test_kernel_sizes_in_one_pass(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """dQ is added up with atomics, by many programs at once."""
-    monkeypatch.setattr(triton_backend, "takes_one_pass", lambda *_, **__: True)
-    check_against_formula(KERNEL_SIZES[size])
 
 
 DECODING = {

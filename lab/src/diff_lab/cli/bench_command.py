@@ -71,7 +71,7 @@ def bench(
     """Measure times relative to the Transformer's, in alternated runs, after checking that all results are right.
 
     It takes about twelve minutes (operator) or five (model) on two processor cores. With `--device cuda` the default
-    sizes are larger; nobody has timed them on a GPU yet. A candidate with wrong results is not timed, and the command
+    sizes are larger, and how long they take is not known. A candidate with wrong results is not timed, and the command
     ends with an error that names it.
     """
     if overwrite and output is None:

@@ -5,8 +5,6 @@ of them is also the gradient of λ. The second adds up dK and dV of a block of k
 block of queries over the keys. Both compute the maps again from the log-sums, and dP = dO·Vᵀ once for both maps. None
 of them uses atomics, so the same input gives the same bits.
 
-In one pass there is no third kernel. The second adds its part of dQ with atomics, in whatever order its programs run.
-
 Where a group of signal heads shares a noise map, a launch takes one map alone (MAPS is 1). The output is linear in
 A2·V, so the gradient that arrives at the noise map is −Σ λ dO over its group. The first kernel computes that, and from
 there on the noise map is a head like the others.
@@ -17,7 +15,6 @@ import triton.language as tl
 
 from diff_transformer.ops.triton.tiles import (
     LOG2_E,
-    add_tile,
     block_ranges,
     block_start,
     keys_seen,
@@ -93,23 +90,22 @@ def rows_kernel(
 
 @triton.jit
 def keys_kernel(
-    grad_out, q, k, v, lam, mask, segment_bounds, log_sums, row_sums, grad_q, grad_k, grad_v,
+    grad_out, q, k, v, lam, mask, segment_bounds, log_sums, row_sums, grad_k, grad_v,
     heads, heads_per_key, n, s, scale, window,
-    grad_batch, grad_head, grad_row, grad_q_batch, grad_q_head, grad_q_map, grad_q_row,
+    grad_batch, grad_head, grad_row,
     grad_k_batch, grad_k_head, grad_k_map, grad_k_row, grad_v_batch, grad_v_head, grad_v_row,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
     lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, SHARED: tl.constexpr,
-    OF_KEYS: tl.constexpr, OF_VALUES: tl.constexpr, OF_QUERIES: tl.constexpr, RAGGED: tl.constexpr,
+    OF_KEYS: tl.constexpr, OF_VALUES: tl.constexpr, RAGGED: tl.constexpr,
     IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, PRECISION: tl.constexpr, MAPS: tl.constexpr, RATIO: tl.constexpr,
 ):  # fmt: skip
     """dK (B, H_kv, 2 or 1, S, D) and dV (B, H_kv, S, DV): a block of keys of one key head, over all its queries.
 
-    OF_KEYS, OF_VALUES: which of the two; wide heads take two launches, whose sums fit in registers. OF_QUERIES, with
-    OF_KEYS and two maps: the block's part of dQ is added to ``grad_q`` (B, H, 2, N, D) float32, in whatever order the
-    blocks come. RAGGED: N is no multiple of QUERIES. Tiles of scores are (keys, queries).
+    OF_KEYS, OF_VALUES: which of the two; wide heads take two launches, whose sums fit in registers. RAGGED: N is no
+    multiple of QUERIES. Tiles of scores are (keys, queries).
 
     With MAPS of 1 only the first map counts, without λ. RATIO heads are side by side on the axis of maps of q.
     """
@@ -140,8 +136,6 @@ def keys_kernel(
         mask += batch * mask_batch + head * mask_head
     q += batch * q_batch + head // RATIO * q_head  # a key head's heads are whole groups
     grad_out += batch * grad_batch + head * grad_head
-    if OF_QUERIES:
-        grad_q += batch * grad_q_batch + head * grad_q_head
     first_row = (batch * heads + head) * MAPS * n
     lam += batch * lam_batch + head * lam_head
     # One loop over heads and blocks, which compares positions everywhere: the sums leave no registers for a second one.
@@ -171,9 +165,6 @@ def keys_kernel(
             grad_scores1 = weights1 * (grad_weights - load_vector(row_sums + row, start, n, 1, QUERIES)[None, :])
             grad_scores1 = grad_scores1.to(query1.dtype)
             grad_k1 = tl.dot(grad_scores1, query1, grad_k1, input_precision=PRECISION)
-        if OF_QUERIES:
-            part1 = tl.dot(tl.trans(grad_scores1), key1, input_precision=PRECISION) * scale
-            add_tile(grad_q + group64 * grad_q_head, start, n, grad_q_row, part1, QUERIES, D, BLOCK_D)
         weights = weights1
         if MAPS == 2:
             query2 = load_tile(group_q + q_map, start, n, q_row, QUERIES, D, BLOCK_D, RAGGED)
@@ -195,10 +186,6 @@ def keys_kernel(
                 grad_k1 = tl.dot(grad_scores2, query2, grad_k1, input_precision=PRECISION)
             else:
                 grad_k2 = tl.dot(grad_scores2, query2, grad_k2, input_precision=PRECISION)
-            if OF_QUERIES:
-                part2 = tl.dot(tl.trans(grad_scores2), key2, input_precision=PRECISION) * scale
-                group_grad_q = grad_q + group64 * grad_q_head + grad_q_map
-                add_tile(group_grad_q, start, n, grad_q_row, part2, QUERIES, D, BLOCK_D)
     if OF_KEYS:
         grad_k += batch * grad_k_batch + key_head * grad_k_head
         store_tile(grad_k, first, s, grad_k_row, grad_k1 * scale, KEYS, D, BLOCK_D)

@@ -22,10 +22,7 @@ from diff_transformer.ops.reference import reference_attention
 from diff_transformer.ops.triton.kernel_arguments import (
     LONG_CACHE,
     MOST_DECODED,
-    are_wide,
-    capability_of,
     precision_of,
-    takes_one_pass,
 )
 from diff_transformer.ops.triton.triton_backend import triton_attention
 
@@ -54,12 +51,11 @@ class Family(NamedTuple):
     mask: str  # "", "boolean" or "additive"
     pass_: str  # FORWARD, TRAINING, or one of DECODING
     in_groups: bool = False  # several signal heads share a noise map
-    in_one_pass: bool = False  # the backward adds up dQ with atomics
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.") + (" as tf32" if precision_of(self.dtype) == "tf32" else "")
         parts = [dtype, f"d {self.d}", f"dv {self.dv}", f"{self.mask} mask" * bool(self.mask)]
-        parts += ["in groups" * self.in_groups, self.pass_, "backward in one pass" * self.in_one_pass]
+        parts += ["in groups" * self.in_groups, self.pass_]
         return ", ".join(filter(None, parts))
 
 
@@ -97,10 +93,7 @@ def _is_right(index: int | None, dtype: torch.dtype, d: int, dv: int, mask: str,
     if os.environ.get(SWITCH) == "0":
         return False
     index = torch.cuda.current_device() if index is None else index
-    in_one_pass = pass_ == TRAINING and takes_one_pass(
-        capability_of(index), dtype, is_wide=are_wide(d, dv), has_mask=mask != "", in_groups=in_groups
-    )
-    family = Family(dtype, d, dv, mask, pass_, in_groups, in_one_pass)
+    family = Family(dtype, d, dv, mask, pass_, in_groups)
     key = index, str(family)  # which names what multiplies float32, too
     with _lock:
         if key in _reasons:

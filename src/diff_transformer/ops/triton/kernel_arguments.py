@@ -2,8 +2,7 @@
 
 The block sizes are a small table for each kind of device, and nothing is tuned at run time. docs/kernels.md says how
 they were chosen, and `lab/benchmarks/kernel_resources.py` what each costs. Those that `gpu_record.py` there has timed
-on a device, in `measured_blocks.json`, come before the table. `measured_backward.json`, likewise, says where blocks of
-keys add up dQ with atomics. Does not import triton.
+on a device, in `measured_blocks.json`, come before the table. Does not import triton.
 """
 
 import functools
@@ -22,10 +21,6 @@ MOST_DECODED = 16  # rows of queries to a key head that go into one tile of the 
 # A block of "chunk" goes into it in half precision if there are so many keys: the forward's programs would be too few.
 LONG_CACHE = 1024
 MEASURED_BLOCKS = Path(__file__).with_name("measured_blocks.json")
-MEASURED_BACKWARD = Path(__file__).with_name("measured_backward.json")
-IN_LAUNCHES, IN_ONE_PASS = "dQ in a launch of its own", "in one pass"  # the two backwards, in that file
-# In one pass the same input does not give the same bits. That needs a gain, and not the noise of a measurement.
-WORTH_IT = 0.97
 
 
 class Blocks(NamedTuple):
@@ -41,9 +36,9 @@ class Blocks(NamedTuple):
 Table = dict[str, tuple[Blocks, Blocks]]  # for narrow heads, and for wide ones
 
 # "forward" runs without gradients and "save" with them; "keys" and "values" are the two launches of wide heads, narrow
-# ones do both in "keys"; "one pass" is in place of "keys" and "queries"; "…, masked" is for requests with a mask, which
-# takes registers, and "…, one map, masked" for those of groups where that would spill. "decode" and "chunk" are the
-# decoding kernel for up to 16 rows of queries, and for up to as many as its block has.
+# ones do both in "keys"; "…, masked" is for requests with a mask, which takes registers, and "…, one map, masked" for
+# those of groups where that would spill. "decode" and "chunk" are the decoding kernel for up to 16 rows of queries, and
+# for up to as many as its block has.
 _HOPPER: Table = {
     "forward": (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2, two_passes=True)),
     "forward, masked": (Blocks(64, 32, 8, 2), Blocks(128, 16, 8, 2, two_passes=True)),
@@ -51,8 +46,6 @@ _HOPPER: Table = {
     "save, masked": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
     "keys": (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2)),
     "values": (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2)),
-    "one pass": (Blocks(128, 32, 8, 2), Blocks(64, 16, 8, 4)),
-    "one pass, masked": (Blocks(128, 16, 8, 2), Blocks(32, 32, 8, 2)),
     "queries": (Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),
     "queries, masked": (Blocks(128, 64, 8, 2), Blocks(32, 32, 8, 2)),
     "decode": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
@@ -69,8 +62,6 @@ _AMPERE: Table = {
     "keys": (Blocks(128, 16, 8, 2), Blocks(64, 32, 8, 2)),
     "keys, masked": (Blocks(32, 32, 4, 2), Blocks(64, 16, 8, 2)),
     "values": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
-    "one pass": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
-    "one pass, masked": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2)),
     "queries": (Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 2)),
     "queries, masked": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2)),
     "decode": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
@@ -82,8 +73,6 @@ _SMALL: Table = _AMPERE | {
     "forward": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2, two_passes=True)),
     "save": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
     "keys": (Blocks(128, 16, 8, 2), Blocks(64, 16, 8, 2)),
-    "one pass": (Blocks(64, 32, 8, 2), Blocks(64, 16, 8, 2)),
-    "one pass, masked": (Blocks(32, 32, 4, 2), Blocks(64, 16, 8, 2)),
     "queries": (Blocks(64, 32, 4, 2), Blocks(64, 16, 8, 2)),
     "queries, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 1)),
     "keys, one map, masked": (Blocks(32, 32, 4, 2), Blocks(64, 16, 4, 2)),
@@ -95,7 +84,6 @@ _FLOAT32: Table = {
     "save": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "keys": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "values": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
-    "one pass": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "queries": (Blocks(16, 16, 8, 2), Blocks(16, 16, 8, 1)),
     "decode": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
 }
@@ -136,28 +124,6 @@ class Problem(NamedTuple):
             return next(table[name] for name in (*of_one_map, f"{kernel}, masked", kernel) if name in table)[is_wide]
         measured = None if table is _FLOAT32 else measured_blocks(self.capability).get(measured_name(kernel, is_wide))
         return table[kernel][is_wide] if measured is None else measured
-
-
-def takes_one_pass(capability: int, dtype: torch.dtype, *, is_wide: bool, has_mask: bool, in_groups: bool) -> bool:
-    """Whether the backward adds up dQ with atomics: where a record shows that it is faster, and bits may change."""
-    if torch.are_deterministic_algorithms_enabled() or in_groups or dtype.itemsize > 2:
-        return False
-    times = measured_backwards(capability).get(backward_name(is_wide, has_mask))
-    return times is not None and times[IN_ONE_PASS] < WORTH_IT * times[IN_LAUNCHES]
-
-
-def backward_name(is_wide: bool, has_mask: bool) -> str:
-    """How `measured_backward.json` names requests: measured in half precision, without groups."""
-    return f"{'wide' if is_wide else 'narrow'} heads{', masked' if has_mask else ''}"
-
-
-@functools.cache
-def measured_backwards(capability: int) -> Mapping[str, Mapping[str, float]]:
-    """Milliseconds of both backwards, timed on a device of this compute capability."""
-    if not MEASURED_BACKWARD.is_file():
-        return {}
-    times: dict[str, dict[str, dict[str, float]]] = json.loads(MEASURED_BACKWARD.read_text(encoding="utf-8"))
-    return times.get(str(capability), {})
 
 
 def measured_name(kernel: str, is_wide: bool) -> str:
@@ -335,10 +301,10 @@ def empty_saved(q: Tensor, v: Tensor, attn_mask: Tensor | None, has_norm: bool) 
     )
 
 
-def gradient_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def gradient_like(x: Tensor) -> Tensor:
     """Memory for the gradient of x, in the layout of x where the kernels can write it."""
-    like = torch.empty_like(x, dtype=dtype)
-    return like if _is_readable(x) and _is_readable(like) else x.new_empty(x.shape, dtype=dtype)
+    like = torch.empty_like(x)
+    return like if _is_readable(x) and _is_readable(like) else x.new_empty(x.shape)
 
 
 def program_count(device: torch.device) -> int:

@@ -149,16 +149,13 @@ def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Laun
 
 
 def plan_backward(
-    grad_out: Tensor, p: Problem, norm: Norm | None, saved: SavedForBackward, *, in_one_pass: bool = False
+    grad_out: Tensor, p: Problem, norm: Norm | None, saved: SavedForBackward
 ) -> tuple[list[Launch], tuple[Any, ...]]:
     """The backward's launches, which go in this order, and where they write.
 
     That is the gradients of q, k, v and λ (B, H, N), and of the norm's weight in parts (…, dv) that are still to be
     added, or None. Where signal heads share a noise map, those of v, and of k for both maps, are two such parts, too,
     (2, …) in float32: adding them in a kernel takes registers that it does not have.
-
-    in_one_pass: the launch of dK adds up dQ, too, in float32 and in an order that changes from run to run. Not where
-    signal heads share a noise map.
     """
     r, original = p.readable, p.original
     batch, noise_maps, _, n, d = r.q.shape
@@ -170,8 +167,6 @@ def plan_backward(
     programs = cdiv(n, ROWS_BLOCKS.rows)
     sources = {"grad_q": original.q, "grad_k": original.k, "grad_v": original.v}
     input_gradients = {name: gradient_like(source) for name, source in sources.items()}
-    if in_one_pass:
-        input_gradients["grad_q"] = gradient_like(original.q, torch.float32).zero_()
     grad_lam = r.q.new_empty(batch, heads, n, dtype=torch.float32)
     grad_weight = None if norm is None else r.q.new_empty(batch, heads, programs, dv, dtype=torch.float32)
     grad_plain = grad_out if norm is None else torch.empty_like(saved.plain)
@@ -204,10 +199,10 @@ def plan_backward(
         of_noise |= {"grad_out": grad_noise, "row_sums": common["noise_sums"], "log_sums": noise_log_sums}
         by_map = [of_noise, common]
 
-    def by_keys(of_map: dict[str, Any], kernel: str, *, of_k: bool, of_v: bool, of_q: bool = False) -> Launch:
+    def by_keys(of_map: dict[str, Any], kernel: str, *, of_k: bool, of_v: bool) -> Launch:
         blocks = p.blocks(kernel)
         sizes = {"QUERIES": blocks.columns, "KEYS": blocks.rows, "RAGGED": n % blocks.columns != 0}
-        arguments = {**of_map, **sizes, "OF_KEYS": of_k, "OF_VALUES": of_v, "OF_QUERIES": of_q}
+        arguments = {**of_map, **sizes, "OF_KEYS": of_k, "OF_VALUES": of_v}
         return _launch(keys_kernel, blocks, (cdiv(s, blocks.rows), key_heads, batch), arguments)
 
     def by_queries(of_map: dict[str, Any]) -> Launch:
@@ -218,8 +213,7 @@ def plan_backward(
     launches = [_launch(rows_kernel, ROWS_BLOCKS, (programs, noise_maps, batch), of_rows)]
     is_wide = are_wide(d, dv)
     for of_map in by_map:
-        kernel = "one pass" if in_one_pass else "keys"
-        launches += [by_keys(of_map, kernel, of_k=True, of_v=not is_wide, of_q=in_one_pass)]
+        launches += [by_keys(of_map, "keys", of_k=True, of_v=not is_wide)]
         launches += [by_keys(of_map, "values", of_k=False, of_v=True)] if is_wide else []
-    launches += [] if in_one_pass else [by_queries(of_map) for of_map in by_map]
+    launches += [by_queries(of_map) for of_map in by_map]
     return launches, (*input_gradients.values(), grad_lam, grad_weight)

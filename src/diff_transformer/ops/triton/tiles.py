@@ -49,15 +49,6 @@ def store_tile(base, first, count, stride, tile, ROWS: tl.constexpr, WIDTH: tl.c
 
 
 @triton.jit
-def add_tile(base, first, count, stride, tile, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Like :func:`store_tile`, added to what is there, which other programs add to at the same time. float32."""
-    rows, columns = tl.arange(0, ROWS), tl.arange(0, BLOCK)
-    pointers = base + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
-    inside = (rows[:, None] < count - first) & (columns[None, :] < WIDTH)
-    tl.atomic_add(pointers, tile, mask=inside, sem="relaxed")  # nobody reads it before all programs have ended
-
-
-@triton.jit
 def load_vector(base, first, count, stride, ROWS: tl.constexpr, BEYOND: tl.constexpr = 0.0):
     """(ROWS,): entries first … of a vector of ``count``; BEYOND after its end."""
     rows = tl.arange(0, ROWS)

@@ -21,9 +21,7 @@ from diff_transformer.ops.attention_request import (
 )
 from diff_transformer.ops.nonfinite import isolate_nonfinite
 from diff_transformer.ops.triton.kernel_arguments import (
-    Problem,
     SavedForBackward,
-    are_wide,
     empty_output,
     empty_saved,
     gradient_like,
@@ -31,7 +29,6 @@ from diff_transformer.ops.triton.kernel_arguments import (
     problem_of,
     program_count,
     sees_alike,
-    takes_one_pass,
 )
 
 WIDEST_KEY, WIDEST_VALUE = 128, 256
@@ -163,6 +160,8 @@ def _(*inputs: Any) -> Results:
 )
 def backward(grad_out: Tensor, *inputs: Any) -> Results:
     """Gradients of q, k, v and lam, and of the norm's weight (empty without one); ``plain`` is the output before it."""
+    from diff_transformer.ops.triton.launch import plan_backward
+
     q, k, v, lam, attn_mask, segment_bounds, norm_weight, *of_forward = inputs
     plain, a2_v, log_sums, inverse_norms, is_causal, scale, window, norm_eps, norm_factor = of_forward
     if q.shape[0] == 0:
@@ -172,36 +171,19 @@ def backward(grad_out: Tensor, *inputs: Any) -> Results:
     saved = SavedForBackward(plain, a2_v, log_sums, inverse_norms)
     with torch.cuda.device_of(q):
         problem = problem_of(Request(q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds))
-        return run_backward(grad_out, problem, norm, saved, in_one_pass=_takes_one_pass(problem))
-
-
-def _takes_one_pass(p: Problem) -> bool:
-    r, has_mask = p.readable, p.readable.attn_mask is not None
-    is_wide = are_wide(r.q.shape[-1], r.v.shape[-1])
-    return takes_one_pass(p.capability, r.q.dtype, is_wide=is_wide, has_mask=has_mask, in_groups=r.ratio > 1)
-
-
-def run_backward(
-    grad_out: Tensor, problem: Problem, norm: Norm | None, saved: SavedForBackward, *, in_one_pass: bool
-) -> Results:
-    """The gradients that ``backward`` returns, on the current device; ``in_one_pass`` as `plan_backward` takes it."""
-    from diff_transformer.ops.triton.launch import plan_backward
-
-    launches, gradients = plan_backward(grad_out, problem, norm, saved, in_one_pass=in_one_pass)
-    for launch in launches:
-        launch.run()
-    *unfinished, grad_lam, weight_parts = gradients
-    grad_q, grad_k, grad_v = (_finished(x, source) for x, source in zip(unfinished, problem.original[:3], strict=True))
+        launches, gradients = plan_backward(grad_out, problem, norm, saved)
+        for launch in launches:
+            launch.run()
+    grad_q, grad_k, grad_v, grad_lam, weight_parts = gradients
+    input_gradients = grad_q, _added(grad_k, k), _added(grad_v, v), grad_lam
     if norm is None:
-        return grad_q, grad_k, grad_v, grad_lam, grad_q.new_empty(0)
-    return grad_q, grad_k, grad_v, grad_lam, weight_parts.flatten(0, 2).sum(0).to(norm.weight.dtype)
+        return *input_gradients, q.new_empty(0)
+    return *input_gradients, weight_parts.flatten(0, 2).sum(0).to(norm.weight.dtype)
 
 
-def _finished(gradient: Tensor, x: Tensor) -> Tensor:
-    """The gradient of x from what the kernels wrote, which may be float32, and in two parts, (2, …)."""
-    if gradient.dim() > x.dim():
-        return torch.add(*gradient, out=gradient_like(x))
-    return gradient if gradient.dtype == x.dtype else gradient_like(x).copy_(gradient)
+def _added(gradient: Tensor, x: Tensor) -> Tensor:
+    """The gradient of x, of which there may be two parts, (2, …)."""
+    return gradient if gradient.dim() == x.dim() else torch.add(*gradient, out=gradient_like(x))
 
 
 @backward.register_fake
