@@ -34,7 +34,7 @@ from diff_lab.data import (
     validation_text,
     with_mask_token,
 )
-from diff_lab.train.process_errors import broadcast_from_first, plain_connection_errors
+from diff_lab.train.collectives import broadcast_from_rank0, plain_connection_errors
 
 # Of whole numbers that tensors and generators of random numbers take.
 LARGEST_INTEGER = (1 << 63) - 1
@@ -56,16 +56,6 @@ class Data:
     tokenizer: PreTrainedTokenizerFast | None = None
 
 
-@dataclass(frozen=True)
-class DataRequest:
-    """What a run gives its data beside the settings of the recipe's `data` section; see `run_setup.build_data`."""
-
-    seed: int  # of the training batches
-    timeout_minutes: float  # how long a process waits for the others
-    tokenizer: PreTrainedTokenizerFast | None = None
-    tell: Tell | None = None
-
-
 class DataSection(Section):
     """What every kind of data has, beside its settings `kind`, `length` and `batch_size`."""
 
@@ -80,18 +70,24 @@ class DataSection(Section):
         """Tokens of the vocabulary, as far as the settings tell them; raises ValueError where they do not."""
 
     @abstractmethod
-    def build(self, request: DataRequest) -> Data:
-        """Find or make the data; see :func:`diff_lab.train.run_setup.build_data`."""
+    def build(
+        self,
+        seed: int,
+        timeout_minutes: float,
+        tokenizer: PreTrainedTokenizerFast | None = None,
+        tell: Tell | None = None,
+    ) -> Data:
+        """Find or make the data with batches by a seed; see :func:`diff_lab.train.run_setup.build_data`.
+
+        `timeout_minutes` is how long a rank waits for the others.
+        """
 
 
 class TextData(DataSection):
     """Language modelling of real text; see `diff_lab.data.text_batches.TextBatches`.
 
-    The text is files and folders (`paths`), a data set of the `datasets` library (`dataset`, with `dataset_config` and
-    `dataset_split`), or, where neither is given, the source of Python's standard library. `tokenizer` is "bytes",
-    "bpe" (trained on the training documents, with `vocab_size` tokens), or a tokenizer's folder or name on the Hub.
-    `batch_size` is the number of sequences of one optimizer step. `isolate_documents` false lets a document see those
-    that stand before it in its sequence. Tokens are kept in `cache`, or in the user's cache folder.
+    The text is in `paths` or a `dataset`, or it is the source of Python's standard library. docs/training.md explains
+    each setting.
     """
 
     kind: Literal["text"] = "text"
@@ -137,10 +133,20 @@ class TextData(DataSection):
             )
         return len(self._loaded_tokenizer())
 
-    def build(self, request: DataRequest) -> Data:
-        corpus = self._corpus(request)
-        tokenizer = request.tokenizer or self._tokenizer(corpus)
-        return Data(self._batches(corpus, tokenizer, request), tokenizer)
+    def build(
+        self,
+        seed: int,
+        timeout_minutes: float,
+        tokenizer: PreTrainedTokenizerFast | None = None,
+        tell: Tell | None = None,
+    ) -> Data:
+        text: Corpus = TextFiles(self.paths, self.text_field, self._folder)
+        if self.dataset is not None:
+            text = HubDataset(self.dataset, self.dataset_config, self.dataset_split, self.text_field)
+        with plain_connection_errors(timeout_minutes):  # rank 0 looks whether the text has changed
+            corpus = Fingerprinted(text, broadcast_from_rank0(text.fingerprint))
+        tokenizer = tokenizer or self._tokenizer(corpus)
+        return Data(self._batches(corpus, tokenizer, seed, tell), tokenizer)
 
     @property
     def _folder(self) -> Path | None:
@@ -150,16 +156,6 @@ class TextData(DataSection):
     def _tokenizer_name(self) -> str:
         """The folder of a tokenizer or its name on the Hub."""
         return os.path.expanduser(self.tokenizer)
-
-    def _corpus(self, request: DataRequest) -> Corpus:
-        """The text; the first process of a run looks whether it has changed."""
-        corpus: Corpus
-        if self.dataset is not None:
-            corpus = HubDataset(self.dataset, self.dataset_config, self.dataset_split, self.text_field)
-        else:
-            corpus = TextFiles(self.paths, self.text_field, self._folder)
-        with plain_connection_errors(request.timeout_minutes):
-            return Fingerprinted(corpus, broadcast_from_first(corpus.fingerprint))
 
     def _tokenizer(self, corpus: Corpus) -> PreTrainedTokenizerFast:
         if self.tokenizer == "bytes":
@@ -179,13 +175,18 @@ class TextData(DataSection):
             ) from None
 
     def _batches(
-        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int | None = None
+        self,
+        corpus: Corpus,
+        tokenizer: PreTrainedTokenizerFast,
+        seed: int,
+        tell: Tell | None,
+        batch_size: int | None = None,
     ) -> Batches:
         return TextBatches(
-            prepare(corpus, tokenizer, self._folder, request.tell),
+            prepare(corpus, tokenizer, self._folder, tell),
             tokenizer,
             batch_size=batch_size or self.batch_size,
-            seed=request.seed,
+            seed=seed,
             isolated=self.isolate_documents,
             **self.model_dump(include={"length", "validation_fraction", "validation_tokens"}),
         )
@@ -194,8 +195,7 @@ class TextData(DataSection):
 class NeedleData(TextData):
     """Text and, among it, documents with needles; see `diff_lab.data.needle_task.NeedleBatches`.
 
-    Every key of text has its meaning. `share` of the sequences of a step, one or more, are needle documents, whose
-    haystacks are the text's own.
+    `share` of the sequences of a step, one or more, are needle documents, whose haystacks are the text's own.
     """
 
     kind: Literal["needles"] = "needles"  # type: ignore[assignment]  # what tells it from text
@@ -215,10 +215,15 @@ class NeedleData(TextData):
         return f"{super().describe()}, with needle documents among it"
 
     def _batches(
-        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int | None = None
+        self,
+        corpus: Corpus,
+        tokenizer: PreTrainedTokenizerFast,
+        seed: int,
+        tell: Tell | None,
+        batch_size: int | None = None,
     ) -> Batches:
         sequences = (batch_size or self.batch_size) - self.documents
-        text: Any = super()._batches(corpus, tokenizer, request, sequences) if sequences else None
+        text: Any = super()._batches(corpus, tokenizer, seed, tell, sequences) if sequences else None
 
         def task(read: Callable[[Corpus, float], Any], turns: int, vary: bool) -> NeedleTask:
             haystack = "".join(read(corpus, self.validation_fraction))
@@ -231,7 +236,7 @@ class NeedleData(TextData):
             task(validation_text, 1, vary=False),
             documents=self.documents,
             vocab_size=len(tokenizer),
-            seed=request.seed,
+            seed=seed,
             validation_documents=self.validation_documents,
         )
 
@@ -239,8 +244,7 @@ class NeedleData(TextData):
 class MaskedTextData(TextData):
     """Text of which an encoder finds hidden tokens; see `diff_lab.data.masked_text.MaskedTextBatches`.
 
-    Every key of text has its meaning; a tokenizer without a mask token gets one more token. `mask_fraction` is the
-    share of each sequence that is to be found.
+    `mask_fraction` is the share of each sequence that is to be found. A tokenizer without a mask token gets one.
     """
 
     is_causal: ClassVar[bool] = False
@@ -261,10 +265,15 @@ class MaskedTextData(TextData):
         return with_mask_token(super()._tokenizer(corpus))
 
     def _batches(
-        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int | None = None
+        self,
+        corpus: Corpus,
+        tokenizer: PreTrainedTokenizerFast,
+        seed: int,
+        tell: Tell | None,
+        batch_size: int | None = None,
     ) -> Batches:
-        text: Any = super()._batches(corpus, tokenizer, request, batch_size)
-        return MaskedTextBatches(text, tokenizer, mask_fraction=self.mask_fraction, seed=request.seed)
+        text: Any = super()._batches(corpus, tokenizer, seed, tell, batch_size)
+        return MaskedTextBatches(text, tokenizer, mask_fraction=self.mask_fraction, seed=seed)
 
 
 class GeneratedData(DataSection):
@@ -279,8 +288,8 @@ class GeneratedData(DataSection):
     def vocabulary(self) -> int:
         return self._generated().vocab_size
 
-    def build(self, request: DataRequest) -> Data:
-        batches = self._generated(seed=request.seed)
+    def build(self, seed: int, *_: Any, **__: Any) -> Data:
+        batches = self._generated(seed=seed)
         return Data(batches, getattr(batches, "tokenizer", None))
 
     def _generated(self, **arguments: int) -> Batches:
