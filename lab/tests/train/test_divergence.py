@@ -288,7 +288,7 @@ def test_the_head_is_named() -> None:
     enlarge(model.lm_head, 1e38)
     divergence = diagnosis(model)
     assert (divergence.layer, divergence.module) == (None, "lm_head")
-    assert "It began in lm_head: the output of lm_head is not finite" in str(divergence)
+    assert "It began in lm_head: what lm_head computes is not finite" in str(divergence)
 
 
 def test_a_batch_without_targets_is_named() -> None:

@@ -56,6 +56,16 @@ class Data:
     tokenizer: PreTrainedTokenizerFast | None = None
 
 
+@dataclass(frozen=True)
+class DataRequest:
+    """What a run gives its data beside the settings of the recipe's `data` section; see `run_setup.build_data`."""
+
+    seed: int  # of the training batches
+    timeout_minutes: float  # how long a process waits for the others
+    tokenizer: PreTrainedTokenizerFast | None = None
+    tell: Tell | None = None
+
+
 class DataSection(Section):
     """What every kind of data has, beside its settings `kind`, `length` and `batch_size`."""
 
@@ -70,17 +80,8 @@ class DataSection(Section):
         """Tokens of the vocabulary, as far as the settings tell them; raises ValueError where they do not."""
 
     @abstractmethod
-    def build(
-        self,
-        seed: int,
-        timeout_minutes: float,
-        tokenizer: PreTrainedTokenizerFast | None = None,
-        tell: Tell | None = None,
-    ) -> Data:
-        """Find or make the data with batches by a seed; see :func:`diff_lab.train.run_setup.build_data`.
-
-        `timeout_minutes` is how long a rank waits for the others.
-        """
+    def build(self, request: DataRequest) -> Data:
+        """Find or make the data; see :func:`diff_lab.train.run_setup.build_data`."""
 
 
 class TextData(DataSection):
@@ -133,20 +134,14 @@ class TextData(DataSection):
             )
         return len(self._loaded_tokenizer())
 
-    def build(
-        self,
-        seed: int,
-        timeout_minutes: float,
-        tokenizer: PreTrainedTokenizerFast | None = None,
-        tell: Tell | None = None,
-    ) -> Data:
+    def build(self, request: DataRequest) -> Data:
         text: Corpus = TextFiles(self.paths, self.text_field, self._folder)
         if self.dataset is not None:
             text = HubDataset(self.dataset, self.dataset_config, self.dataset_split, self.text_field)
-        with plain_connection_errors(timeout_minutes):  # rank 0 looks whether the text has changed
+        with plain_connection_errors(request.timeout_minutes):  # rank 0 looks whether the text has changed
             corpus = Fingerprinted(text, broadcast_from_rank0(text.fingerprint))
-        tokenizer = tokenizer or self._tokenizer(corpus)
-        return Data(self._batches(corpus, tokenizer, seed, tell), tokenizer)
+        tokenizer = request.tokenizer or self._tokenizer(corpus)
+        return Data(self._batches(corpus, tokenizer, request), tokenizer)
 
     @property
     def _folder(self) -> Path | None:
@@ -175,18 +170,13 @@ class TextData(DataSection):
             ) from None
 
     def _batches(
-        self,
-        corpus: Corpus,
-        tokenizer: PreTrainedTokenizerFast,
-        seed: int,
-        tell: Tell | None,
-        batch_size: int | None = None,
+        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int | None = None
     ) -> Batches:
         return TextBatches(
-            prepare(corpus, tokenizer, self._folder, tell),
+            prepare(corpus, tokenizer, self._folder, request.tell),
             tokenizer,
             batch_size=batch_size or self.batch_size,
-            seed=seed,
+            seed=request.seed,
             isolated=self.isolate_documents,
             **self.model_dump(include={"length", "validation_fraction", "validation_tokens"}),
         )
@@ -215,15 +205,10 @@ class NeedleData(TextData):
         return f"{super().describe()}, with needle documents among it"
 
     def _batches(
-        self,
-        corpus: Corpus,
-        tokenizer: PreTrainedTokenizerFast,
-        seed: int,
-        tell: Tell | None,
-        batch_size: int | None = None,
+        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int | None = None
     ) -> Batches:
         sequences = (batch_size or self.batch_size) - self.documents
-        text: Any = super()._batches(corpus, tokenizer, seed, tell, sequences) if sequences else None
+        text: Any = super()._batches(corpus, tokenizer, request, sequences) if sequences else None
 
         def task(read: Callable[[Corpus, float], Any], turns: int, vary: bool) -> NeedleTask:
             haystack = "".join(read(corpus, self.validation_fraction))
@@ -236,7 +221,7 @@ class NeedleData(TextData):
             task(validation_text, 1, vary=False),
             documents=self.documents,
             vocab_size=len(tokenizer),
-            seed=seed,
+            seed=request.seed,
             validation_documents=self.validation_documents,
         )
 
@@ -265,15 +250,10 @@ class MaskedTextData(TextData):
         return with_mask_token(super()._tokenizer(corpus))
 
     def _batches(
-        self,
-        corpus: Corpus,
-        tokenizer: PreTrainedTokenizerFast,
-        seed: int,
-        tell: Tell | None,
-        batch_size: int | None = None,
+        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int | None = None
     ) -> Batches:
-        text: Any = super()._batches(corpus, tokenizer, seed, tell, batch_size)
-        return MaskedTextBatches(text, tokenizer, mask_fraction=self.mask_fraction, seed=seed)
+        text: Any = super()._batches(corpus, tokenizer, request, batch_size)
+        return MaskedTextBatches(text, tokenizer, mask_fraction=self.mask_fraction, seed=request.seed)
 
 
 class GeneratedData(DataSection):
@@ -288,8 +268,8 @@ class GeneratedData(DataSection):
     def vocabulary(self) -> int:
         return self._generated().vocab_size
 
-    def build(self, seed: int, *_: Any, **__: Any) -> Data:
-        batches = self._generated(seed=seed)
+    def build(self, request: DataRequest) -> Data:
+        batches = self._generated(seed=request.seed)
         return Data(batches, getattr(batches, "tokenizer", None))
 
     def _generated(self, **arguments: int) -> Batches:

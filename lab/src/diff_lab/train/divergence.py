@@ -71,13 +71,11 @@ class SpikeDetector:
     def check(self, loss: float, norm: float) -> BadStep | None:
         """Return a step that is bad, by its loss before the optimizer changes the weights. Called once for each."""
         median_loss = median(self.losses) if self.losses else None
-        reason = self._reason(loss, norm, median_loss)
-        if reason is None:
-            self.losses = [*self.losses, loss][-_MOST_LOSSES:]
-            self.bad_steps = 0
-            return None
-        self.bad_steps += 1
-        return BadStep(reason, loss, norm, median_loss)
+        if reason := self._reason(loss, norm, median_loss):
+            self.bad_steps += 1
+            return BadStep(reason, loss, norm, median_loss)
+        self.losses, self.bad_steps = [*self.losses, loss][-_MOST_LOSSES:], 0
+        return None
 
     def _reason(self, loss: float, norm: float, median_loss: float | None) -> str | None:
         if not math.isfinite(loss):
@@ -207,29 +205,32 @@ def _find_nonfinite(
             values, gradients = _watch(model, undo)
             loss = loss_of_rows(model, rows, items, context)
             point, seen_by = _extreme(values, min)
-            what, side = "what", "output"
-            if point is None:
+            is_forward = point is not None
+            if not is_forward:
                 loss.backward()
                 # What nobody entered gets its place at the end: the loss itself uses these weights.
                 gradients |= {(name, None): _not_finite(each.grad) for name, each in model.named_parameters()}
                 point, seen_by = _extreme(gradients, max)
-                what, side = "the gradient that", "input"
         if point is not None:
             model.zero_grad()
-            module = point[0] if point[1] == side else point[0].rpartition(".")[0]
-            wrong = f"{what} {module or 'the loss'} computes is not finite, although all that it is computed from is."
-            return module, wrong + seen_by, False
+            name, side = point
+            module = name if side == ("output" if is_forward else "input") else name.rpartition(".")[0]
+            what = f"what {module} computes" if module else "the loss"
+            if not is_forward:
+                what = f"the gradient that {module or 'the loss'} computes"
+            return module, f"{what} is not finite, although all that it is computed from is.{seen_by}", False
     norms = {name: context.clip([each], None) for name, each in model.named_parameters()}
     norm = context.clip(model.parameters(), None)
     model.zero_grad()
-    if math.isfinite(norm):
-        return None, (
-            "The same step with the same weights is finite when it is repeated: suspect the hardware, or an operation "
-            "that does not give the same result each time."
-        ), False  # fmt: skip
-    name = max(norms, key=norms.__getitem__)
-    wrong = f"every gradient is finite, but they are too large for their norm: the largest is that of {name}."
-    return name.rpartition(".")[0], wrong, False
+    if not math.isfinite(norm):
+        name = max(norms, key=norms.__getitem__)
+        wrong = f"every gradient is finite, but they are too large for their norm: the largest is that of {name}."
+        return name.rpartition(".")[0], wrong, False
+    wrong = (
+        "The same step with the same weights is finite when it is repeated: suspect the hardware, or an operation "
+        "that does not give the same result each time."
+    )
+    return None, wrong, False
 
 
 def _watch(model: nn.Module, undo: ExitStack) -> tuple[dict[HookPoint, Tensor | None], dict[HookPoint, Tensor | None]]:
@@ -241,6 +242,9 @@ def _watch(model: nn.Module, undo: ExitStack) -> tuple[dict[HookPoint, Tensor | 
     values: dict[HookPoint, Tensor | None] = {}
     gradients: dict[HookPoint, Tensor | None] = {}
 
+    def is_number(x: object) -> bool:
+        return isinstance(x, Tensor) and x.is_floating_point()
+
     @torch.no_grad()
     def flag(flags: dict[HookPoint, Tensor | None], point: HookPoint, tensor: Tensor) -> None:
         found, before = _not_finite(tensor), flags[point]
@@ -249,14 +253,14 @@ def _watch(model: nn.Module, undo: ExitStack) -> tuple[dict[HookPoint, Tensor | 
     def test(point: HookPoint, tensors: Iterable[Any]) -> None:
         values.setdefault(point)
         gradients.setdefault(point)
-        for tensor in filter(_is_number, tensors):
+        for tensor in filter(is_number, tensors):
             flag(values, point, tensor)
             if tensor.requires_grad:
                 tensor.register_hook(partial(flag, gradients, point))
 
     def enter(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         # A view for each use: its gradient is that of this use alone, not of all that the tensor is used for.
-        views = tuple(x.view_as(x) if _is_number(x) else x for x in inputs)
+        views = tuple(x.view_as(x) if is_number(x) else x for x in inputs)
         test((name, "input"), views)
         for parameter, _ in module.named_parameters(name, recurse=False):
             gradients.setdefault((parameter, None))
@@ -270,10 +274,6 @@ def _watch(model: nn.Module, undo: ExitStack) -> tuple[dict[HookPoint, Tensor | 
         undo.callback(module.register_forward_pre_hook(partial(enter, name)).remove)
         undo.callback(module.register_forward_hook(partial(leave, name)).remove)
     return values, gradients
-
-
-def _is_number(x: object) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def _not_finite(tensor: Tensor | None) -> Tensor | None:

@@ -15,7 +15,7 @@ from diff_lab.data import NeedleBatches, NeedleDocument, RetrievalBatches, Tell
 from diff_lab.data.batches import GeneratedBatches
 from diff_lab.data.retrieval_guesses import most_frequent
 from diff_lab.train.checkpoint import without_progress_bars
-from diff_lab.train.data_kinds import Data
+from diff_lab.train.data_kinds import Data, DataRequest
 from diff_lab.train.distributed import materialized
 from diff_lab.train.recipe import ModelRecipe, Recipe, build_config
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
@@ -47,7 +47,7 @@ def build_data(
         FileNotFoundError, ValueError: as the corpus, `prepare` and the batches of the data's kind.
         ConnectionError: another rank has ended meanwhile.
     """
-    return recipe.data.build(recipe.train.seed, recipe.train.timeout_minutes, tokenizer, tell)
+    return recipe.data.build(DataRequest(recipe.train.seed, recipe.train.timeout_minutes, tokenizer, tell))
 
 
 def build_model(recipe: Recipe, data: Data, *, init_from: bool = True, without_weights: bool = False) -> LanguageModel:
