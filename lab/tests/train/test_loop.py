@@ -559,6 +559,7 @@ def test_a_gradient_that_is_no_number_stops_the_run_before_it_spoils_the_weights
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every layer runs compiled, is inspected all the same, and learns what it learns uncompiled."""
+    torch._dynamo.reset()  # of what an earlier test has compiled
     graphs: list[Any] = []
 
     def traced(graph: Any, examples: Any) -> Any:
