@@ -43,7 +43,7 @@ LIBRARY: dict[str, set[str]] = {
 # The same of the laboratory, which besides may import all of the library but its command line.
 RECORDS = {"coordinates", "record", "results_files", "statistics", "learning"}
 LABORATORY: dict[str, set[str]] = {
-    "freed_memory": set(),
+    "process": set(),
     "coordinates": set(),
     "record": {"coordinates"},
     "results_files": {"coordinates", "record"},
@@ -51,10 +51,10 @@ LABORATORY: dict[str, set[str]] = {
     "learning": {"coordinates", "record", "statistics"},
     "verdicts": {"record", "statistics", "learning"},
     "data": set(),
-    "train": {"data"},
+    "train": {"data", "process"},
     "measure": {"data", *RECORDS},
     "bench": {"record", "results_files", "statistics"},
-    "experiments": {"data", "train", "measure", "bench", "freed_memory", "verdicts", *RECORDS},
+    "experiments": {"data", "train", "measure", "bench", "process", "verdicts", *RECORDS},
     # A report reads results files and nothing else: a figure can be drawn again without a model.
     "report": {"verdicts", *RECORDS},
 }

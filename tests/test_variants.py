@@ -14,8 +14,7 @@ from diff_lab.record import Result
 from diff_lab.report.plots import variant_style
 from diff_lab.report.wording import variant_label, variants_of
 from diff_lab.train import load_recipe
-from diff_lab.train.step_costs import flops_per_token
-from diff_lab.train.training_plan import Plan
+from diff_lab.train.plan import Plan, flops_per_token
 from diff_transformer import variants
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import layer_settings

@@ -28,8 +28,8 @@ import torch
 from diff_lab.bench.peak_memory import MIB, Meter, unavailable_reason
 from diff_lab.results_files import capture_environment
 from diff_lab.train import Recipe, parse_recipe, train
+from diff_lab.train.plan import Plan
 from diff_lab.train.progress import Progress
-from diff_lab.train.training_plan import Plan
 
 HERE = Path(__file__).parent
 LIMIT = 0.15  # of the difference between plan and peak

@@ -27,11 +27,10 @@ from diff_lab.data.batches import flattened
 from diff_lab.record import Result
 from diff_lab.results_files import capture_results, write_json
 from diff_lab.train import Recipe, build_data, build_model, parse_recipe, train
-from diff_lab.train.hardware import peak_flops
 from diff_lab.train.layer_statistics import measure_layers
+from diff_lab.train.plan import flops_per_token, peak_flops
 from diff_lab.train.progress import Progress
 from diff_lab.train.step import build_optimizers
-from diff_lab.train.step_costs import flops_per_token
 
 HERE = Path(__file__).parent
 WARM_UP = 3  # steps of either that are not timed: kernels are built, memory is found

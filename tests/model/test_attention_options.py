@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from diff_lab.train.step_costs import flops_per_token, multiplied_weights
+from diff_lab.train.plan import flops_per_token, multiplied_weights
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.convert.layout_tables import LAYOUTS, write_settings
 from tiny_model import KINDS, SIZES

@@ -26,8 +26,8 @@ from diff_lab.measure.standard import validation_callback
 from diff_lab.record import Better
 from diff_lab.results_files import capture_environment
 from diff_lab.train import build_config, build_data, load_recipe
+from diff_lab.train.plan import vocabulary
 from diff_lab.train.recipe import dump_recipe
-from diff_lab.train.training_plan import vocabulary
 from small_experiment import SIZES, SMALL, TINY
 
 

@@ -25,10 +25,9 @@ from diff_lab.experiments.paper_preset import (
     paper_preset,
 )
 from diff_lab.measure.harness import TABLE_1_MEASURES, task_names
-from diff_lab.train import Recipe, build_config, load_recipe, training_plan
+from diff_lab.train import Recipe, build_config, load_recipe, plan
+from diff_lab.train.plan import Plan, meta_model, vocabulary
 from diff_lab.train.run_setup import check_init_from
-from diff_lab.train.step_costs import meta_model
-from diff_lab.train.training_plan import Plan, vocabulary
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from small_experiment import SMALL
 
@@ -48,7 +47,7 @@ def _each_model_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "meta_model", make_once)
-        patch.setattr(training_plan, "meta_model", make_once)
+        patch.setattr(plan, "meta_model", make_once)
         yield
 
 

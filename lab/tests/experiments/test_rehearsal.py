@@ -27,7 +27,7 @@ from diff_lab.measure.measurement import MeasurementRequest
 from diff_lab.report.pages import build_results_report
 from diff_lab.results_files import read_results
 from diff_lab.train import build_data, build_model, load_recipe
-from diff_lab.train.training_plan import Plan
+from diff_lab.train.plan import Plan
 from small_experiment import TINY, Heard
 
 # Those with many variants or long texts take long; the others have each measurement but those of needles in text, which

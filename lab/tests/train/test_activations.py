@@ -1,26 +1,32 @@
-"""The formula for what autograd keeps, against the tensors that it saves; the peak of a step against what is alive."""
+"""The formula for what autograd keeps, against the tensors that it saves; the peak of a step against what is alive.
+
+Under FSDP2 it is torch's own tracker that counts, on one of four ranks that do not really exist.
+"""
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from diff_lab.train.recipe import TrainRecipe
-from diff_lab.train.step import build_optimizers
-from diff_lab.train.step_costs import (
+from diff_lab.train.distributed import shard
+from diff_lab.train.plan import (
     Memory,
-    ModelSizes,
     StepLayout,
+    WeightCounts,
     ends_bytes,
     layer_bytes,
     loss_bytes,
     meta_model,
     planned_memory,
 )
+from diff_lab.train.recipe import TrainRecipe
+from diff_lab.train.step import build_optimizers
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.chunked_loss import chunked_cross_entropy
 from diff_transformer.ops import narrow_heads, nonfinite, sdpa
@@ -108,7 +114,7 @@ def test_a_layer_keeps_what_the_formula_says(
     dtype = torch.float16 if backend == "triton" else torch.bfloat16  # which triton's interpreter does not multiply
     measured = saved_bytes(two, half, packed, dtype) - saved_bytes(one, half, packed, dtype)
     # Autocast's copies of the weights are the weights' in the plan: they do not grow with the tokens.
-    copies = 2 * ModelSizes(one, settings()).layer_linear if half else 0
+    copies = 2 * WeightCounts(one, settings()).layer_linear if half else 0
     if one.config.described.corrects_heads:  # λ·W_D as the heads take it, and λ's two factors
         copies += 8 * 6**2 * (2 if half else 4) + 2 * 4
     # Which keys are finite is a byte for each, and no part of the formula.
@@ -207,18 +213,14 @@ def test_the_peak_of_a_step(attention_type: str, about: str, overrides: dict[str
     model = model_of(4, attention_type, CPU, **sizes)
     if recipe.gradient_checkpointing:
         enable_checkpointing(model)
-    layout = StepLayout(
-        kind="single",
-        devices=1,
+    layout = layout_of(
         sequences=sequences,
         length=length,
         parts=recipe.accumulation,
         half=recipe.precision != "no",
         checkpointing=recipe.gradient_checkpointing,
-        backend=CPU,
-        on_cpu=True,
     )
-    planned = planned_memory(model.config, ModelSizes(model, recipe), layout)
+    planned = planned_memory(model.config, WeightCounts(model, recipe), layout)
     assert (planned.activations > planned.weights) == (about == "activations" and not recipe.gradient_checkpointing)
     assert planned.total == pytest.approx(most_alive(model, recipe, sequences, length), rel=0.04)
 
@@ -237,17 +239,17 @@ def test_the_loss_holds_what_the_formula_says() -> None:
 
 def layout_of(**overrides: Any) -> StepLayout:
     usual: dict[str, Any] = {"kind": "single", "devices": 1, "sequences": 4, "length": 64, "parts": 1}
-    usual |= {"half": True, "checkpointing": False, "backend": "triton", "on_cpu": False}
+    usual |= {"half": False, "checkpointing": False, "backend": CPU, "on_cpu": True}
     return StepLayout(**{**usual, **overrides})
 
 
 def test_what_each_of_several_devices_holds() -> None:
     """Reasoned, not measured: the shares of weights and optimizer are exact, the rest is of the right size."""
     config = DiffTransformerConfig(**{**SIZES, "vocab_size": 4096}, num_hidden_layers=6)
-    sizes = ModelSizes(meta_model(config), settings())
+    sizes = WeightCounts(meta_model(config), settings())
 
     def memory(**overrides: Any) -> Memory:
-        return planned_memory(config, sizes, layout_of(**overrides))
+        return planned_memory(config, sizes, layout_of(half=True, backend="triton", on_cpu=False, **overrides))
 
     alone, ddp = memory(), memory(kind="ddp", devices=4)
     fsdp, tensor = memory(kind="fsdp", devices=4), memory(kind="tensor", devices=4)
@@ -263,7 +265,51 @@ def test_what_each_of_several_devices_holds() -> None:
 
 def test_nothing_takes_memory_on_the_meta_device() -> None:
     model = meta_model(DiffTransformerConfig(**SIZES, num_hidden_layers=2))
-    counted = ModelSizes(model, settings(optimizer="muon"))
+    counted = WeightCounts(model, settings(optimizer="muon"))
     assert counted.total == model.num_parameters()
     matrices = sum(p.numel() for p in model.model.layers.parameters() if p.ndim == 2)
     assert counted.state == 4 * matrices + 8 * (counted.total - matrices)
+
+
+RANKS = 4
+
+
+@pytest.fixture
+def _ranks() -> Iterator[None]:
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")  # not promised by torch to stay
+    dist.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=RANKS)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_ranks")
+@pytest.mark.parametrize(
+    ("length", "parts", "precision", "checkpointing"),
+    [(128, 1, "no", False), (128, 2, "bf16", True), (8, 2, "no", False)],
+    ids=["activations", "checkpointing", "gradients"],
+)
+def test_a_rank_holds_what_the_plan_says(length: int, parts: int, precision: str, checkpointing: bool) -> None:
+    tracker = pytest.importorskip("torch.distributed._tools.fsdp2_mem_tracker")  # nor this
+    sizes = {"vocab_size": 2000, "hidden_size": 128, "intermediate_size": 344, "num_key_value_heads": 8, "head_dim": 16}
+    model, half = model_of(4, "diff", CPU, **sizes), precision == "bf16"
+    layout = layout_of(
+        kind="fsdp", devices=RANKS, sequences=2, length=length, parts=parts, half=half, checkpointing=checkpointing
+    )
+    planned = planned_memory(model.config, WeightCounts(model, settings()), layout).total
+    if checkpointing:
+        enable_checkpointing(model)
+    shard(model, "cpu", RANKS, precision)
+    (optimizer,) = build_optimizers(model, settings())
+    tokens = torch.zeros(2, length, dtype=torch.long)
+    memory = tracker.FSDPMemTracker(model, optimizer)
+    memory.track_inputs((tokens,))
+    with memory:
+        for _ in range(2):
+            for _ in range(parts):
+                memory.reset_mod_stats()
+                with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                    model(input_ids=tokens, labels=tokens, use_cache=False, chunked_loss=True).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    measured = memory.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    assert planned == pytest.approx(measured, rel=0.12)

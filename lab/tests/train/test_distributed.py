@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,10 +29,10 @@ from diff_lab.train import (
     train,
 )
 from diff_lab.train.distributed import DistributedContext
-from diff_lab.train.progress import Progress
 from diff_lab.train.recipe import TrainRecipe
 from diff_lab.train.run_setup import draw_weights
 from diff_transformer.variants import ATTENTION_TYPES
+from small_runs import Watcher, small_recipe
 from tiny_model import KINDS
 
 WAYS = ("ddp", "fsdp", "tensor")
@@ -44,29 +45,12 @@ RUNS = [(kind, way) for kind in KINDS for way in WAYS]
 
 def recipe(kind: str, way: str, text: Path, **settings: Any) -> Recipe:
     """Text in blocks of packed documents: rows with different numbers of targets, in two parts on each process."""
-    return parse_recipe(
-        {
-            "name": "test",
-            "model": {"attention_type": kind, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-            | {"head_dim": 4, "num_key_value_heads": 4, "num_noise_heads": 2}
-            | {"token_lambda": ATTENTION_TYPES[kind].grouped},  # the layer's own λ is spread as DIFF's
-            "data": {"kind": "text", "paths": [str(text)], "length": 24, "batch_size": 8}
-            | {"validation_tokens": 100, "validation_fraction": 0.2},
-            "train": {"steps": STEPS, "learning_rate": 1e-2, "warmup_steps": 2, "log_every": 1, "device": "cpu"}
-            | {"parallel": way, "accumulation": 2, "checkpoint_every": HALF, "max_grad_norm": 0.5}
-            | settings,
-        }
-    )
-
-
-class MessageRecorder(Progress):
-    """A progress that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def tell(self, message: str) -> None:
-        self.messages.append(message)
+    model = {"attention_type": kind, "num_key_value_heads": 4, "num_noise_heads": 2}
+    model["token_lambda"] = ATTENTION_TYPES[kind].grouped  # the layer's own λ is spread as DIFF's
+    data = {"kind": "text", "paths": [str(text)], "length": 24, "batch_size": 8}
+    data |= {"validation_tokens": 100, "validation_fraction": 0.2}
+    every = {"steps": STEPS, "accumulation": 2, "checkpoint_every": HALF, "max_grad_norm": 0.5}
+    return small_recipe(model=model, data=data, parallel=way, **every | settings)
 
 
 def evaluate(model: Any, step: int) -> dict[str, float]:
@@ -78,7 +62,7 @@ def on_a_rank() -> None:
     rank, folder = ranks.join()
     text = folder / "text"
     for kind, way in json.loads((folder / "runs.json").read_text()):
-        recorder = MessageRecorder()
+        recorder = Watcher()
         run = train(recipe(kind, way, text), folder / f"{kind} {way}", progress=recorder, on_evaluate=evaluate)
         (folder / f"{kind} {way} {rank}.json").write_text(json.dumps([recorder.messages, run.parameters]))
     for way in WAYS:
@@ -200,7 +184,7 @@ def test_a_checkpoint_of_one_process_goes_on_with_two(spread: Path, way: str) ->
 @pytest.mark.parametrize("way", WAYS)
 def test_a_checkpoint_of_two_processes_goes_on_with_one(spread: Path, way: str, tmp_path: Path) -> None:
     half = half_of(spread / f"diff {way}", tmp_path / "run")
-    recorder = MessageRecorder()
+    recorder = Watcher()
     train(recipe("diff", way, spread / "text"), half, resume=True, progress=recorder)
     assert recorder.messages == ["1 process (cpu), float32", f"resumes after step {HALF}"]
     check_equal(half, spread / "diff single")
@@ -344,12 +328,8 @@ def processes(kind: Any, count: int = 2, device: str = "cpu", precision: Any = "
     return DistributedContext(kind, torch.device(device), 0, count, precision)
 
 
-def test_a_signal_to_one_process_stops_all(spread: Path) -> None:
-    saved = [path.name for path in (spread / "stopped" / "checkpoints").iterdir()]
-    assert saved == [f"step-{HALF:06d}"]
-
-
-def test_weights_travel_in_bfloat16(spread: Path) -> None:
+def test_a_signal_to_one_process_stops_all_and_weights_travel_in_bfloat16(spread: Path) -> None:
+    assert [path.name for path in (spread / "stopped" / "checkpoints").iterdir()] == [f"step-{HALF:06d}"]
     for rank in range(ranks.RANKS):
         assert json.loads((spread / f"dtypes {rank}").read_text()) == {
             "model.layers.1.self_attn.q_proj": "torch.bfloat16",
@@ -358,26 +338,21 @@ def test_weights_travel_in_bfloat16(spread: Path) -> None:
         }
 
 
-def batches_of(size: int) -> Recipe:
-    settings = recipe("diff", "auto", Path("text")).model_dump()
-    settings["data"]["batch_size"] = size
-    return parse_recipe(settings)
-
-
-def test_a_batch_that_cannot_be_divided() -> None:
-    with pytest.raises(ValueError, match=r"batch_size=6 cannot be divided among 2 processes and train.accumulation=2"):
-        processes("ddp").check(batches_of(6))
-    processes("ddp").check(batches_of(8))
-    processes("single", 1).check(batches_of(6))
-
-
-def test_float16_needs_a_gpu_and_whole_weights() -> None:
-    with pytest.raises(ValueError, match=r"'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'\."):
-        processes("single", 1, precision="fp16").check(batches_of(8))
-    for kind in ("fsdp", "tensor"):
-        with pytest.raises(ValueError, match=f"'fp16' runs in one process or with .* 'ddp', not with '{kind}'"):
-            processes(kind, device="cuda", precision="fp16").check(batches_of(8))
-    processes("ddp", device="cuda", precision="fp16").check(batches_of(8))
+@pytest.mark.parametrize(
+    ("context", "message"),
+    [
+        (processes("ddp"), r"batch_size=6 cannot be divided among 2 processes and train.accumulation=2"),
+        (processes("single", 1, precision="fp16"), r"'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'\."),
+        (processes("fsdp", 3, "cuda", "fp16"), "'fp16' runs in one process or with .* 'ddp', not with 'fsdp'"),
+        (processes("tensor", 3, "cuda", "fp16"), "'fp16' runs in one process or with .* 'ddp', not with 'tensor'"),
+        (processes("single", 1), None),
+        (processes("ddp", 3, "cuda", "fp16"), None),
+    ],
+)
+def test_what_cannot_share_a_batch_or_train_in_a_precision(context: DistributedContext, message: str | None) -> None:
+    six = small_recipe(data={"batch_size": 6}, accumulation=2)
+    with nullcontext() if message is None else pytest.raises(ValueError, match=message):
+        context.check(six)
 
 
 @pytest.mark.parametrize("max_norm", [None, 1e9, 0.1])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from diff_lab.train.step_costs import flops_per_token, multiplied_weights, visible_pairs
+from diff_lab.train.plan import flops_per_token, multiplied_weights, visible_pairs
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from tiny_model import SIZES, sizes_for
 

@@ -13,17 +13,12 @@ from typing import Any
 import pytest
 
 from crash_runner import Plan, start
+from diff_lab.train.recipe import dump_recipe
+from small_runs import TIMES, small_recipe
 
 STEPS, EVERY = 120, 4
-RECIPE: dict[str, Any] = {
-    "name": "test",
-    "model": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 4},
-    "data": {"kind": "retrieval", "num_pairs": 2, "length": 24, "batch_size": 4}
-    | {"num_keys": 4, "num_values": 4, "num_noise": 8, "validation_sequences": 8},
-    "train": {"steps": STEPS, "learning_rate": 1e-2, "log_every": 1, "checkpoint_every": EVERY, "device": "cpu"},
-}
+RECIPE = small_recipe(data={"batch_size": 4}, steps=STEPS, warmup_steps=0, checkpoint_every=EVERY)
 SHORT = ["train.steps=6", "train.checkpoint_every=2", "train.keep_checkpoints=1"]
-TIMES = {"tokens_per_second", "seconds", "mfu", "memory"}  # no two runs have the same
 
 
 class Run:
@@ -33,7 +28,7 @@ class Run:
         self.recipe, self.folder = folder / "recipe.yaml", folder / "run"
         self.log, self.trace = folder / "log", folder / "trace"
         self.settings = settings
-        self.recipe.write_text(json.dumps(RECIPE))
+        self.recipe.write_text(dump_recipe(RECIPE))
 
     def start(self, plan: Plan | None = None) -> BaseProcess:
         """Begin it, or go on with it where there is something to go on with."""

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import fresh
 from diff_lab.train import read_metrics
-from diff_lab.train.metrics import Metrics, peak_memory
+from diff_lab.train.progress import Metrics, peak_memory
 
 
 def refuse(name: str) -> None:
@@ -25,6 +25,7 @@ def write(folder: Path, lines: list[dict[str, Any]], after: int = 0) -> Path:
     with Metrics(folder / "metrics.jsonl", folder / "tensorboard", after) as metrics:
         for line in lines:
             metrics.log(line)
+            assert read_metrics(folder / "metrics.jsonl")[-1]["step"] == line["step"]  # at once
     return folder / "metrics.jsonl"
 
 
@@ -91,15 +92,6 @@ def test_a_run_that_goes_on_forgets_later_steps(tmp_path: Path) -> None:
     assert curves(tmp_path)["loss"] == [(1, 0.5), (2, 0.5), (3, 0.25)]
 
 
-def test_a_run_that_begins_anew_forgets_all_steps(tmp_path: Path) -> None:
-    """As one does that was killed before its first checkpoint."""
-    write(tmp_path, [{"step": step, "loss": 0.5} for step in (1, 2, 3)])
-    wait_for_another_second()
-    file = write(tmp_path, [{"step": step, "loss": 0.25} for step in (1, 2)])
-    assert [line["step"] for line in read_metrics(file)] == [1, 2]
-    assert curves(tmp_path)["loss"] == [(1, 0.25), (2, 0.25)]
-
-
 @pytest.mark.parametrize("torn", TORN)
 def test_a_run_that_goes_on_forgets_a_torn_line(tmp_path: Path, torn: str) -> None:
     """And what it writes stands on a line of its own."""
@@ -108,12 +100,6 @@ def test_a_run_that_goes_on_forgets_a_torn_line(tmp_path: Path, torn: str) -> No
         end.write(TORN[torn])
     write(tmp_path, [{"step": 6, "loss": 0.25}], after=5)
     assert file.read_bytes() == b'{"step": 1, "loss": 0.5}\n{"step": 6, "loss": 0.25}\n'
-
-
-def test_each_line_can_be_read_when_it_is_logged(tmp_path: Path) -> None:
-    with Metrics(tmp_path / "metrics.jsonl", tmp_path / "tensorboard", 0) as metrics:
-        metrics.log({"step": 1, "loss": 2.0})
-        assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 2.0}]
 
 
 def test_an_error_of_tensorboards_thread_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +120,7 @@ def test_an_error_of_tensorboards_thread_is_told_once(tmp_path: Path, capfd: pyt
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux keeps a record of a process's peak")
 def test_peak_memory_of_a_process() -> None:
     """128 MiB that are used and given back stay in the record."""
-    code = "import torch; from diff_lab.train.metrics import peak_memory as p; d = torch.device('cpu')\n"
+    code = "import torch; from diff_lab.train.progress import peak_memory as p; d = torch.device('cpu')\n"
     code += "a = p(d); torch.ones(1 << 25); b = p(d); print(b - a); import sys; print('tensorboard' in sys.modules)"
     done = fresh.run(code)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ import pytest
 
 import ranks
 from diff_lab.train import build_data, load_recipe
-from diff_lab.train.process_errors import broadcast_from_first
+from diff_lab.train.collectives import broadcast_from_rank0
 from diff_transformer.storage import manifest
 
 
@@ -34,10 +34,10 @@ def script() -> None:
         raise ValueError("there is no text")
 
     try:
-        broadcast_from_first(fail)
+        broadcast_from_rank0(fail)
     except ValueError as error:
         report["error"] = str(error)
-    report["told"] = broadcast_from_first(lambda: f"rank {rank}")
+    report["told"] = broadcast_from_rank0(lambda: f"rank {rank}")
     (folder / f"{rank}.json").write_text(json.dumps(report))
 
 

@@ -24,15 +24,16 @@ from transformers import distributed as transformers_distributed
 
 import ranks
 from diff_lab.train.checkpoint import (
+    Checkpoints,
     RunState,
     TensorFiles,
+    collective_directory,
     load_checkpoint,
     save_model,
     weights_of,
     write_sharded,
     write_weights,
 )
-from diff_lab.train.checkpoint_folder import Checkpoints, collective_directory
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.nn import Lambda
 from tiny_model import SIZES

@@ -15,24 +15,14 @@ import torch
 import torch.distributed as dist
 
 import ranks
-from diff_lab.train import Recipe, build_data, data_kinds, distributed, parse_recipe, train
+from diff_lab.train import build_data, data_kinds, distributed, parse_recipe, train
+from diff_lab.train.collectives import plain_connection_errors
 from diff_lab.train.distributed import DistributedContext
-from diff_lab.train.process_errors import plain_connection_errors
 from diff_transformer.ops.cpu import cpu_backend as cpu_backend
+from small_runs import small_recipe
 
 MINUTES = 0.2  # the first step may take seconds beside other tests
-
-
-def recipe() -> Recipe:
-    return parse_recipe(
-        {
-            "name": "test",
-            "model": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4},
-            "data": {"kind": "retrieval", "num_pairs": 2, "length": 16, "batch_size": 2},
-            "train": {"steps": 1000, "learning_rate": 1e-2, "device": "cpu", "evaluate_every": 2}
-            | {"checkpoint_every": 1, "timeout_minutes": MINUTES},
-        }
-    )
+RECIPE = small_recipe(data={"batch_size": 2}, steps=1000, evaluate_every=2, checkpoint_every=1, timeout_minutes=MINUTES)
 
 
 def on_a_rank() -> None:
@@ -46,7 +36,7 @@ def on_a_rank() -> None:
         return {}
 
     try:
-        train(recipe(), folder / "run", on_evaluate=evaluate)
+        train(RECIPE, folder / "run", on_evaluate=evaluate)
     except ConnectionError as error:
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
@@ -85,7 +75,7 @@ def test_the_processes_wait_for_each_other_as_long_as_the_recipe_says(monkeypatc
         return SimpleNamespace(num_processes=1, device=torch.device("cpu"), process_index=0)
 
     monkeypatch.setattr(distributed, "PartialState", state)
-    DistributedContext.from_env(recipe().train)
+    DistributedContext.from_env(RECIPE.train)
     assert arguments["timeout"] == timedelta(seconds=60 * MINUTES)
 
 
@@ -106,14 +96,14 @@ def test_errors_of_communication_become_a_sentence(error: RuntimeError) -> None:
 def test_a_process_that_ends_while_text_is_hashed_is_told_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broadcast_from_first(find: Any) -> str:
+    def broadcast_from_rank0(find: Any) -> str:
         raise RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
 
     (tmp_path / "a.txt").write_text("to be, or not to be")
-    monkeypatch.setattr(data_kinds, "broadcast_from_first", broadcast_from_first)
+    monkeypatch.setattr(data_kinds, "broadcast_from_rank0", broadcast_from_rank0)
     text = {"kind": "text", "paths": [str(tmp_path)], "length": 16, "batch_size": 2}
     with pytest.raises(ConnectionError, match="one of them has ended"):
-        build_data(parse_recipe(recipe().model_dump() | {"data": text}))
+        build_data(parse_recipe(RECIPE.model_dump() | {"data": text}))
 
 
 def test_other_errors_stay() -> None:

@@ -3,26 +3,24 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from diff_lab.data import byte_tokenizer
-from diff_lab.train import Data, Recipe, build_data, build_model, load_recipe, parse_recipe, train
+from diff_lab.train import Data, Recipe, TrainingInterrupted, build_data, build_model, load_recipe, train
 from diff_lab.train.checkpoint import save_model
-from diff_lab.train.progress import Progress
 from diff_lab.train.run_folder import check_run_folder
 from diff_lab.train.run_setup import check_init_from
-from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.model import DiffTransformerForCausalLM
+from small_runs import Watcher, small_recipe
 
-MODEL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 4}
+MODEL = {"intermediate_size": 24}
 
 
 def recipe(**model: object) -> Recipe:
-    data = {"kind": "retrieval", "length": 32}
-    return parse_recipe(
-        {"name": "t", "model": {**MODEL, **model}, "data": data, "train": {"steps": 1, "learning_rate": 1e-3}}
-    )
+    return small_recipe(model={**MODEL, **model}, steps=1)
 
 
 @pytest.fixture
@@ -115,6 +113,7 @@ def test_what_the_recipe_needs_is_named_without_data(
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("attention_type", "dex", "has attention_type 'dex', which no recipe has; transformers' Trainer"),
         ("hidden_act", "poly_norm", "has hidden_act 'poly_norm', which no recipe has"),
         ("attention_norm_eps", 1e-3, "has attention_norm_eps 0.001, which no recipe has"),
         ("lambda_init_offset", 2, "has lambda_init_offset 2, which no recipe has"),
@@ -132,14 +131,6 @@ def test_what_no_recipe_has_is_named(
     (trained[0] / "config.json").write_text(json.dumps(settings | {name: value}), encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         check_init_from(recipe(init_from=str(trained[0])))
-
-
-def test_a_correction_is_no_start_of_a_recipe(tmp_path: Path) -> None:
-    sizes = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4}
-    config = DiffTransformerConfig(attention_type="dex", num_hidden_layers=2, **sizes)
-    DiffTransformerForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="has attention_type 'dex', which no recipe has; transformers' Trainer"):
-        check_init_from(recipe(init_from=str(tmp_path)))
 
 
 def test_an_eps_that_attention_shares_is_named_once(trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
@@ -205,38 +196,15 @@ def test_weights_that_are_not_all_there(data: Data, trained: tuple[Path, DiffTra
 
 
 def test_a_run_goes_on_from_another_ones_model_and_resumes_without_it(tmp_path: Path) -> None:
-    def settings(**changes: object) -> Recipe:
-        model = {**MODEL, **{name: value for name, value in changes.items() if name not in ("steps", "rate", "every")}}
-        train_settings = {
-            "steps": changes.get("steps", 2),
-            "learning_rate": changes.get("rate", 1e-2),
-            "checkpoint_every": changes.get("every"),
-            "inspect_every": None,
-        }
-        data = {"kind": "retrieval", "length": 32, "batch_size": 2, "validation_sequences": 2}
-        return parse_recipe({"name": "t", "model": model, "data": data, "train": train_settings})
+    def settings(**model: Any) -> Recipe:
+        return small_recipe(model=MODEL | model, steps=2, inspect_every=None, checkpoint_every=1)
 
     first = train(settings(), tmp_path / "first")
-    start = str(first.model_folder)
-    longer = {"init_from": start, "rope_theta": 640000.0, "max_position_embeddings": 64, "every": 1}
-    still = train(settings(**longer, rate=1e-30, steps=1), tmp_path / "still").model  # nothing is learned
-    theirs = dict(first.model.named_parameters())
-    for name, parameter in still.named_parameters():
-        assert torch.allclose(parameter, theirs[name], rtol=1e-6, atol=1e-7), name
-
+    longer = {"init_from": str(first.model_folder), "rope_theta": 640000.0, "max_position_embeddings": 64}
     uninterrupted = train(settings(**longer), tmp_path / "whole").model
-    run = tmp_path / "half"
-    with pytest.raises(KeyboardInterrupt):
-        train(settings(**longer), run, progress=StopsAfterOne())
+    with pytest.raises(TrainingInterrupted):
+        train(settings(**longer), tmp_path / "half", progress=Watcher(interrupt_after=1))
     (tmp_path / "first").rename(tmp_path / "moved")
-    resumed = train(settings(**longer), run, resume=True).model
+    resumed = train(settings(**longer), tmp_path / "half", resume=True).model
     for parameter, expected in zip(resumed.parameters(), uninterrupted.parameters(), strict=True):
         assert torch.equal(parameter, expected)
-
-
-class StopsAfterOne(Progress):
-    """Ctrl-C during the second step; the first one is in a checkpoint."""
-
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        if step == 2:
-            raise KeyboardInterrupt

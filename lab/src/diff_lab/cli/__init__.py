@@ -2,7 +2,7 @@
 
 import sys
 
-from diff_lab.freed_memory import keep_freed_memory
+from diff_lab.process import keep_freed_memory
 from diff_transformer.cli import run_program
 
 # Commands that train in their own process, or may. Their files are what they make, and stdout only tells of it.

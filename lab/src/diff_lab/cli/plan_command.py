@@ -17,33 +17,18 @@ def plan(
     gpu: Annotated[
         str, typer.Option(help="The GPU: h200, a100-80, rtx-4090 …; or cpu for the processor of this machine.")
     ] = "cpu",
-    utilisation: Annotated[
-        float,
-        typer.Option(help="The share of the GPUs' peak that training reaches while no GPU waits for communication."),
-    ] = 0.4,
-    network: Annotated[
-        float | None,
-        optional(
-            "The bandwidth between machines in GB/s for each GPU (400 Gb/s are 50).",
-            "that of the vendor's reference machine",
-        ),
-    ] = None,
+    utilisation: Annotated[float, typer.Option(help="The share of the GPUs' peak that training reaches.")] = 0.4,
     parallel: Annotated[
         str | None, optional("How the run is parallel: ddp, fsdp or tensor.", "the recipe's train.parallel")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the parameters, operations, memory, communication, time and disk space that a recipe would take."""
-    from diff_lab.train.training_plan import Plan
+    """Show the parameters, operations, memory, time and disk space that a recipe would take."""
+    from diff_lab.train.plan import Plan
 
-    planned = Plan(
-        read_recipe(recipe, settings),
-        gpu,
-        gpus,
-        parallel=parallel,
-        utilisation=utilisation,
-        network=None if network is None else network * 1e9,
-    )
+    if parallel is not None:
+        settings = [*(settings or ()), f"train.parallel={parallel}"]
+    planned = Plan(read_recipe(recipe, settings), gpu, gpus, utilisation=utilisation)
     if as_json:
         console.print_line(json.dumps(vars(planned), default=vars, indent=1))
         return

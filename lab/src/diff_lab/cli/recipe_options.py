@@ -63,8 +63,6 @@ def find_recipe(folder: Path) -> "Recipe | None":
 
 def parse_options(settings: list[str]) -> dict[str, Any]:
     """Options NAME=VALUE, each given once, as a mapping of names to values. These are YAML: a number, word or list."""
-    import yaml
-
     from diff_lab.train.recipe import read_yaml
 
     _refuse_repeated(settings)
@@ -75,7 +73,7 @@ def parse_options(settings: list[str]) -> dict[str, Any]:
             raise ValueError(f"{quoted(text)} is not a setting; write NAME=VALUE.")
         try:
             options[name] = read_yaml(value)
-        except yaml.YAMLError:
+        except ValueError:
             raise ValueError(f"The value of {quoted(text)} is not valid YAML.") from None
     return options
 
@@ -116,6 +114,7 @@ def tokenising_progress(console: "Console") -> Iterator[Callable[[int, int], Non
 # Units from the largest to the smallest.
 _UNITS = {
     "count": {"B": 1e9, "M": 1e6},
+    "rate": {"M": 1e6, "k": 1e3, "": 1},
     "bytes": {" TB": 1e12, " GB": 1e9, " MB": 1e6, " kB": 1e3, " bytes": 1},
     "days": {" days": 1, " hours": 1 / 24, " minutes": 1 / (24 * 60), " seconds": 1 / (24 * 60 * 60)},
 }
@@ -137,7 +136,6 @@ def fill_text(template: str, **values: Any) -> str:
     environment.filters |= {
         "thousands": "{:,}".format,
         "digits": "{:.3g}".format,
-        "billions": lambda value: f"{value / 1e9:.3g}",
         "percent": "{:.0%}".format,
         "scaled": _scaled,
     }

@@ -17,8 +17,8 @@ from diff_lab.record import Comparison, Headline, Result
 from diff_lab.statistics import compare
 from diff_lab.train import Progress, Recipe, build_config, load_recipe
 from diff_lab.train.data_kinds import TextData
+from diff_lab.train.plan import meta_model
 from diff_lab.train.recipe import differences
-from diff_lab.train.step_costs import meta_model
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.suggestions import did_you_mean
 from diff_transformer.variants import ATTENTION_TYPES, head_dim

@@ -25,7 +25,7 @@ from diff_lab.experiments.experiment import (
 from diff_lab.experiments.request import preset_of
 from diff_lab.measure.measurement import MeasurementRequest
 from diff_lab.train import Recipe, build_config, load_recipe
-from diff_lab.train.training_plan import Plan, vocabulary
+from diff_lab.train.plan import Plan, vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)

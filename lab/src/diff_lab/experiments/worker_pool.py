@@ -26,9 +26,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from diff_lab.freed_memory import keep_freed_memory
-from diff_lab.train import Progress, TrainingInterrupted, process_errors
-from diff_lab.train.process_errors import Interrupt, stop_signals
+from diff_lab import process
+from diff_lab.process import Interrupt, TrainingInterrupted, keep_freed_memory, stop_signals
+from diff_lab.train import Progress
 from diff_transformer.processors import available_memory, usable_processors
 
 T = TypeVar("T")
@@ -270,7 +270,7 @@ def _set_up_worker(to_parent: Connection, threads: int) -> None:
     for number in set(stop_signals()) - {signal.SIGINT}:
         signal.signal(number, _stop)
     # The parent passes on a signal that the system may have sent to this process, too, and kills it to end it at once.
-    process_errors.SAME_WISH_SECONDS = math.inf
+    process.SAME_WISH_SECONDS = math.inf
     torch.set_num_threads(threads)
     keep_freed_memory()
     threading.Thread(target=_end_with_parent, daemon=True).start()

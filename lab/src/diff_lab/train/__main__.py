@@ -3,7 +3,7 @@
 import sys
 
 from diff_lab.cli.app import app
-from diff_lab.freed_memory import keep_freed_memory
+from diff_lab.process import keep_freed_memory
 
 if __name__ == "__main__":
     keep_freed_memory()

@@ -1,12 +1,17 @@
-"""Writes and reads everything that a run needs to resume, in safetensors and JSON. Nothing is pickled.
+"""Writes and reads the checkpoints of a run in safetensors and JSON: complete or not there at all, nothing pickled.
 
-A tensor of a model may be the same on all processes, or a `DTensor`, of which each process has a part. A checkpoint is
-read by any number of processes in any sharding, whichever wrote it.
+A tensor of a model may be the same on all ranks, or a `DTensor`, of which each rank has a part. A checkpoint is read by
+any number of ranks in any sharding, whichever wrote it. What is called on one rank is called on all of them; they must
+see the same file system.
 """
 
 import copy
+import errno
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -20,16 +25,37 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint import DefaultLoadPlanner, HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from diff_lab.train.collectives import (
+    all_gather_object,
+    balanced_parts,
+    count,
+    is_rank0,
+    local_part,
+    on_rank0,
+    propagate_errors,
+    rank,
+)
 from diff_lab.train.distributed import reshard
-from diff_lab.train.process_errors import balanced_parts, count, gathered, on_first, propagate_errors, rank
-from diff_transformer.storage.files import read_json
+from diff_transformer.storage import manifest
+from diff_transformer.storage.files import (
+    clean_up,
+    clean_up_all,
+    commit,
+    free_bytes,
+    full_disk,
+    present_folders,
+    read_json,
+    unfinished_path,
+)
 from diff_transformer.suggestions import quoted
 
+_PREFIX = "step-"  # of the folder of a checkpoint
 _STATE, _OPTIMIZER, _RANDOM = "state.json", "optimizer", "random.safetensors"
 
 
@@ -74,7 +100,7 @@ def without_progress_bars() -> Iterator[None]:
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """A model's parameters and buffers by name. Tied parameters appear under their first name alone."""
+    """Return a model's parameters and buffers by name. Tied parameters appear under their first name alone."""
     reshard(model)
     names = {name for name, _ in model.named_parameters()}
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - names
@@ -82,14 +108,15 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """The optimizers' state by "parameter/key".
+    """Return the optimizers' state by "parameter/key".
 
     Not `torch.distributed.checkpoint.state_dict`, which takes a step of its own where an optimizer has no state yet,
     as after skipped first steps; the resumed run would count one step more.
     """
-    names = _parameter_names(model)
+    reshard(model)
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
-        f"{names[id(parameter)]}/{key}": tensor
+        f"{names[parameter]}/{key}": tensor
         for optimizer in optimizers
         for parameter, entries in optimizer.state.items()
         for key, tensor in entries.items()
@@ -97,29 +124,39 @@ def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimiz
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """The bytes of tensors in full size, on all processes together."""
+    """Return the bytes of tensors in full size, on all ranks together."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def save_model(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast | None) -> None:
-    """Write configuration, weights and tokenizer as `from_pretrained` reads them. Called on every process.
+def _is_sharded(tensors: dict[str, Tensor]) -> bool:
+    return any(isinstance(tensor, DTensor) for tensor in tensors.values())
 
-    The model is without DDP's wrapper. Its weights become one safetensors file, written by the first process; those of
-    a model that is sharded (FSDP2, tensor parallelism) a file for each process.
+
+def save_model(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast | None) -> None:
+    """Write configuration, weights and tokenizer as `from_pretrained` reads them.
+
+    The model is without DDP's wrapper. Its weights become one safetensors file, written by rank 0; those of a sharded
+    model (FSDP2, tensor parallelism) a file for each rank.
     """
     weights = weights_of(model)
-    sharded = _has_dtensors(weights)
+    sharded = _is_sharded(weights)
 
     def save() -> None:
         with without_progress_bars():
-            if sharded:
-                _save_configuration(folder, model)
-            else:
+            if not sharded:
                 model.save_pretrained(folder, max_shard_size="1TB")
+            else:  # the files of `save_pretrained`, which itself would gather all weights on rank 0
+                config = copy.deepcopy(model.config)
+                # FSDP2 puts a class of its own before the model's.
+                classes = (kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
+                config.architectures, config.dtype = [next(classes).__name__], model.dtype
+                config.save_pretrained(folder)
+                if model.can_generate():
+                    model.generation_config.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
 
-    on_first(save)
+    on_rank0(save)
     if sharded:
         write_weights(folder, weights)
 
@@ -127,23 +164,27 @@ def save_model(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast | No
 def save_training_state(
     folder: Path, state: RunState, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
-    """Write what a checkpoint holds beside the model: optimizers, random numbers, progress. Called on every process."""
-    tensors, random = optimizer_tensors(model, optimizers), _random_states()
-    if _has_dtensors(tensors):
+    """Write what a checkpoint holds beside the model: optimizers, every rank's random numbers, progress."""
+    tensors = optimizer_tensors(model, optimizers)
+    if _is_sharded(tensors):
         write_sharded(folder / _OPTIMIZER, tensors)
     else:
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        on_first(lambda: save_file(contiguous, folder / f"{_OPTIMIZER}.safetensors"))
-    on_first(lambda: save_file(random, folder / _RANDOM))
-    on_first(lambda: (folder / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8"))
+        on_rank0(lambda: save_file(contiguous, folder / f"{_OPTIMIZER}.safetensors"))
+    here = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        here["cuda"] = torch.cuda.get_rng_state()
+    random = {f"{name}/{number}": s for number, each in enumerate(all_gather_object(here)) for name, s in each.items()}
+    on_rank0(lambda: save_file(random, folder / _RANDOM))
+    on_rank0(lambda: (folder / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8"))
 
 
 def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> RunState:
     """Restore a model's weights, the optimizers and torch's random numbers in place, and return the run's progress.
 
-    Called on every process, with the model without DDP's wrapper, sharded or not, whichever way it was when it was
-    saved, and with optimizers made on its parameters, as the saved ones were. Where `state.json` is broken, or the
-    weights are those of another model, ValueError is raised and nothing has been restored.
+    The model is without DDP's wrapper, sharded or not, whichever way it was when it was saved; the optimizers are made
+    on its parameters, as the saved ones were. Where `state.json` is broken, or the weights are those of another model,
+    ValueError is raised and nothing has been restored.
     """
     with propagate_errors():
         run_state = _read_state(checkpoint / _STATE)
@@ -152,7 +193,19 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: Sequence[tor
             optimizer_files = TensorFiles(checkpoint / _OPTIMIZER) if (checkpoint / _OPTIMIZER).is_dir() else files
             random = load_file(checkpoint / _RANDOM)
             weights = weights_of(model)
-            _check_same_model(checkpoint, weights, files.shapes)
+            expected = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+            saved = {
+                name: tuple(shape) for name, shape in files.shapes.items() if "/" not in name
+            }  # others: no weights
+            for name in sorted(expected.keys() | saved.keys()):
+                if expected.get(name) != saved.get(name):
+                    difference = f"has shape {saved.get(name)} in it and {expected.get(name)} here"
+                    if name not in expected or name not in saved:
+                        in_it, here = ("" if name in names else "not " for names in (saved, expected))
+                        difference = f"is {in_it}in it, and {here}here"
+                    raise ValueError(
+                        f"The checkpoint {str(checkpoint)!r} is not one of this model: {name} {difference}."
+                    )
             # All optimizers are read before the weights change, so that what fails leaves the model as it was.
             states = [_read_optimizer(model, optimizer, optimizer_files) for optimizer in optimizers]
             files.read(weights)
@@ -160,31 +213,20 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: Sequence[tor
             raise OSError(f"The checkpoint {str(checkpoint)!r} cannot be read: {error}.") from error
         for optimizer, state in zip(optimizers, states, strict=True):
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-        torch.set_rng_state(_random_state_of_rank(random, "cpu"))
+        # A rank that the saved run did not have resumes with rank 0's numbers: a run seeds all alike.
+        torch.set_rng_state(random.get(f"cpu/{rank()}", random["cpu/0"]))
         if torch.cuda.is_available() and "cuda/0" in random:
-            torch.cuda.set_rng_state(_random_state_of_rank(random, "cuda"))
+            torch.cuda.set_rng_state(random.get(f"cuda/{rank()}", random["cuda/0"]))
     return run_state
-
-
-def _check_same_model(checkpoint: Path, weights: dict[str, Tensor], shapes: dict[str, torch.Size]) -> None:
-    expected = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    saved = {name: tuple(shape) for name, shape in shapes.items() if "/" not in name}  # the others are no weights
-    for name in sorted(expected.keys() | saved.keys()):
-        if expected.get(name) != saved.get(name):
-            difference = f"has shape {saved.get(name)} in it and {expected.get(name)} here"
-            if name not in expected or name not in saved:
-                in_it, here = ("" if name in names else "not " for names in (saved, expected))
-                difference = f"is {in_it}in it, and {here}here"
-            raise ValueError(f"The checkpoint {str(checkpoint)!r} is not one of this model: {name} {difference}.")
 
 
 def _read_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer, files: "TensorFiles"
 ) -> dict[int, dict[str, Tensor]]:
-    """The state of an optimizer by the number of its parameters, as its state dictionary has it."""
-    names = _parameter_names(model)
+    """Read the state of an optimizer by the number of its parameters, as its state dictionary has it."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    numbers = {names[id(parameter)]: number for number, parameter in enumerate(parameters)}
+    numbers = {names[parameter]: number for number, parameter in enumerate(parameters)}
     state: dict[int, dict[str, Tensor]] = {}
     tensors: dict[str, Tensor] = {}
     for full_name, shape in files.shapes.items():
@@ -199,50 +241,15 @@ def _read_optimizer(
     return dict(sorted(state.items()))  # as the optimizer itself makes it: what is sharded is written in this order
 
 
-def _parameter_names(model: nn.Module) -> dict[int, str]:
-    """The names of a model's parameters by their `id`."""
-    reshard(model)
-    return {id(parameter): name for name, parameter in model.named_parameters()}
-
-
-def _save_configuration(folder: Path, model: Any) -> None:
-    """Write the files that `save_pretrained` writes, which would gather all weights on the first process."""
-    config = copy.deepcopy(model.config)
-    # FSDP2 puts a class of its own before the model's.
-    config.architectures = [next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule)).__name__]
-    config.dtype = model.dtype
-    config.save_pretrained(folder)
-    if model.can_generate():
-        model.generation_config.save_pretrained(folder)
-
-
-def _random_states() -> dict[str, Tensor]:
-    """The states of every process' generators, by "device/rank"."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return {f"{device}/{number}": s for number, each in enumerate(gathered(states)) for device, s in each.items()}
-
-
-def _random_state_of_rank(random: dict[str, Tensor], device: str) -> Tensor:
-    """A process that the saved run did not have resumes with the first one's: a run seeds all alike."""
-    return random.get(f"{device}/{rank()}", random[f"{device}/0"])
-
-
-def _has_dtensors(tensors: dict[str, Tensor]) -> bool:
-    return any(isinstance(tensor, DTensor) for tensor in tensors.values())
-
-
 def write_sharded(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Write each process' parts of tensors into a file of its own. Called on every process."""
+    """Write each rank's parts of tensors into a file of its own."""
     dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
 
 def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
     """Write sharded tensors in full size, in the files and with the index that `from_pretrained` reads.
 
-    Called on every process. Each writes about the same number of bytes, and holds two copies of those and the one
-    tensor that is being gathered.
+    Each rank writes about the same number of bytes, and holds two copies of those and the one tensor being gathered.
     """
     parts = balanced_parts({name: bytes_of([tensor]) for name, tensor in tensors.items()}, min(count(), len(tensors)))
     files = {name: part + 1 for name, part in parts.items()}  # the writer counts from 1
@@ -265,10 +272,145 @@ class TensorFiles:
         self.dtypes: dict[str, torch.dtype] = {name: entry.properties.dtype for name, entry in tensors.items()}
 
     def read(self, tensors: dict[str, Tensor]) -> None:
-        """Fill tensors, or this process' parts of them, in place. No process waits for another."""
+        """Fill tensors, or this rank's parts of them, in place. No rank waits for another."""
         planner = DefaultLoadPlanner()
         planner.set_up_planner(dict(tensors), self._metadata, is_coordinator=True)
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
         plan = self._reader.prepare_local_plan(planner.create_local_plan())
         plan = self._reader.prepare_global_plan(planner.create_global_plan([plan]))[0]
         self._reader.read_data(planner.finish_plan(plan), planner).wait()
+
+
+def checkpoints_by_step(folder: Path) -> dict[int, Path]:
+    """The checkpoints in a folder by their step, the oldest first."""
+    folders = present_folders(folder, f"{_PREFIX}*").items()
+    numbers = {name.removeprefix(_PREFIX): path for name, path in folders}
+    return dict(sorted((int(number), path) for number, path in numbers.items() if number.isdecimal()))
+
+
+@contextmanager
+def collective_directory(target: Path, *, size: int | None = None, intact: str = "") -> Iterator[Path]:
+    """Yield a folder for all ranks to fill, which takes the place of `target` at the end.
+
+    After an error, which must be one of all ranks (see `propagate_errors`), `target` is as it was, and nothing else is
+    left behind. Where the folder cannot be written, or the disk has less than `size` bytes, OSError says which
+    folder, why, and what the user still has (`intact`).
+    """
+    unfinished = unfinished_path(target)
+
+    def begin() -> None:
+        clean_up(target)
+        if size is not None and free_bytes(target) < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        unfinished.mkdir(parents=True)
+
+    try:
+        on_rank0(begin)
+        with propagate_errors():
+            if not unfinished.is_dir():
+                raise OSError("this process does not see the folder: all of them must share the file system")
+        yield unfinished
+        on_rank0(lambda: commit(unfinished, target, replace=True))
+    except BaseException as error:
+        if is_rank0():
+            clean_up(target)
+        if not isinstance(error, (OSError, SafetensorError, CheckpointException)):
+            raise
+        cause: BaseException = error
+        if isinstance(error, CheckpointException):  # of torch: the errors of all processes
+            process, (cause, _) = min(error.failures.items())
+            cause = cause if process == 0 else OSError(f"Process {process}: {cause}")
+        reason = full_disk(cause, target, size) or " ".join(str(cause).split())
+        raise OSError(f"{str(target)!r} cannot be written: {reason}{intact and '; '}{intact}.") from error
+    on_rank0(lambda: clean_up(target))
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the manifest, the last file of a folder. Each rank hashes its share of the files."""
+    names = local_part(on_rank0(lambda: manifest.sizes_in(folder)))
+    with propagate_errors():
+        digests = manifest.digests(folder, names)
+    all_digests = {name: digest for each in all_gather_object(digests) for name, digest in each.items()}
+    on_rank0(lambda: manifest.write_manifest(folder, all_digests))
+
+
+def validation_error(folder: Path) -> str | None:
+    """Say what makes a folder incomplete, or which file does not have the SHA-256 that its manifest says; or None.
+
+    Each rank reads its share of the files. All get the same answer.
+    """
+    if reason := on_rank0(lambda: manifest.why_incomplete(folder)):
+        return reason
+    sizes = {name: size for name, (size, _) in on_rank0(lambda: manifest.read_manifest(folder)).items()}
+    return next(filter(None, all_gather_object(manifest.why_changed(folder, local_part(sizes)))), None)
+
+
+class Checkpoints:
+    """The folder of a run's checkpoints, `step-000100/` and so on, of which the `keep` newest complete ones stay.
+
+    A checkpoint can be used like a finished model: it holds the configuration and the tokenizer as well. Rank 0 is told
+    about each checkpoint that is passed over.
+    """
+
+    def __init__(self, folder: Path, keep: int, tell: Callable[[str], None] = warnings.warn) -> None:
+        self.folder, self.keep, self.tell = folder, keep, tell
+        self.last: Path | None = None  # the newest complete checkpoint that was found or written
+        self._damaged: dict[int, str] = {}  # by step, what `newest` found wrong
+
+    def newest(self) -> Path | None:
+        """Find the newest complete checkpoint; None where there is none at all. Changes nothing.
+
+        Raises OSError where none of several is complete: to begin anew would lose what they hold.
+        """
+        self.last, self._damaged = None, {}
+        paths = on_rank0(lambda: checkpoints_by_step(self.folder))
+        for step, path in reversed(paths.items()):
+            reason = validation_error(path)
+            if reason is None:
+                self.last = path
+                break
+            self._damaged[step] = reason
+        if self._damaged and self.last is None:
+            reasons = "; ".join(f"{paths[step].name}: {reason}" for step, reason in self._damaged.items())
+            raise OSError(
+                f"No checkpoint in {str(self.folder)!r} can be used to go on from ({reasons}): put a complete one "
+                "back, or begin anew with --overwrite (in Python overwrite=True)."
+            )
+        for step, reason in self._damaged.items() if is_rank0() else ():
+            self.tell(f"The checkpoint {str(paths[step])!r} cannot be used and is passed over: {reason}.")
+        return self.last
+
+    def save(
+        self,
+        state: RunState,
+        model: Any,
+        optimizers: Sequence[torch.optim.Optimizer],
+        tokenizer: PreTrainedTokenizerFast | None,
+    ) -> Path:
+        """Write a checkpoint of `state.step` and delete those that are too old. Returns its folder.
+
+        Where it cannot be written, the checkpoints before are as they were.
+        """
+        target = self.folder / f"{_PREFIX}{state.step:06d}"
+        on_rank0(lambda: clean_up_all(self.folder, f"{_PREFIX}*"))
+        size = bytes_of(weights_of(model).values()) + bytes_of(optimizer_tensors(model, optimizers).values())
+        with collective_directory(target, size=size, intact=self.intact()) as folder:
+            save_model(folder, model, tokenizer)
+            save_training_state(folder, state, model, optimizers)
+            write_manifest(folder)
+        self.last = target
+        self._damaged.pop(state.step, None)
+
+        def delete_old() -> None:  # and what is damaged from before this one
+            folders = checkpoints_by_step(self.folder)
+            damaged = {step for step, path in folders.items() if step in self._damaged or manifest.why_incomplete(path)}
+            old = sorted(folders.keys() - damaged)[: -self.keep]
+            for step in (*old, *(step for step in damaged if step < state.step)):
+                shutil.rmtree(folders[step])
+
+        on_rank0(delete_old)
+        return target
+
+    def intact(self) -> str:
+        """Say which checkpoint a failed run can be resumed from, as a part of a message."""
+        return "there is no checkpoint" if self.last is None else f"the checkpoint {str(self.last)!r} is intact"

@@ -34,7 +34,7 @@ from diff_lab.data import (
     validation_text,
     with_mask_token,
 )
-from diff_lab.train.process_errors import broadcast_from_first, plain_connection_errors
+from diff_lab.train.collectives import broadcast_from_rank0, plain_connection_errors
 
 # Of whole numbers that tensors and generators of random numbers take.
 LARGEST_INTEGER = (1 << 63) - 1
@@ -87,11 +87,8 @@ class DataSection(Section):
 class TextData(DataSection):
     """Language modelling of real text; see `diff_lab.data.text_batches.TextBatches`.
 
-    The text is files and folders (`paths`), a data set of the `datasets` library (`dataset`, with `dataset_config` and
-    `dataset_split`), or, where neither is given, the source of Python's standard library. `tokenizer` is "bytes",
-    "bpe" (trained on the training documents, with `vocab_size` tokens), or a tokenizer's folder or name on the Hub.
-    `batch_size` is the number of sequences of one optimizer step. `isolate_documents` false lets a document see those
-    that stand before it in its sequence. Tokens are kept in `cache`, or in the user's cache folder.
+    The text is in `paths` or a `dataset`, or it is the source of Python's standard library. docs/training.md explains
+    each setting.
     """
 
     kind: Literal["text"] = "text"
@@ -138,7 +135,11 @@ class TextData(DataSection):
         return len(self._loaded_tokenizer())
 
     def build(self, request: DataRequest) -> Data:
-        corpus = self._corpus(request)
+        text: Corpus = TextFiles(self.paths, self.text_field, self._folder)
+        if self.dataset is not None:
+            text = HubDataset(self.dataset, self.dataset_config, self.dataset_split, self.text_field)
+        with plain_connection_errors(request.timeout_minutes):  # rank 0 looks whether the text has changed
+            corpus = Fingerprinted(text, broadcast_from_rank0(text.fingerprint))
         tokenizer = request.tokenizer or self._tokenizer(corpus)
         return Data(self._batches(corpus, tokenizer, request), tokenizer)
 
@@ -150,16 +151,6 @@ class TextData(DataSection):
     def _tokenizer_name(self) -> str:
         """The folder of a tokenizer or its name on the Hub."""
         return os.path.expanduser(self.tokenizer)
-
-    def _corpus(self, request: DataRequest) -> Corpus:
-        """The text; the first process of a run looks whether it has changed."""
-        corpus: Corpus
-        if self.dataset is not None:
-            corpus = HubDataset(self.dataset, self.dataset_config, self.dataset_split, self.text_field)
-        else:
-            corpus = TextFiles(self.paths, self.text_field, self._folder)
-        with plain_connection_errors(request.timeout_minutes):
-            return Fingerprinted(corpus, broadcast_from_first(corpus.fingerprint))
 
     def _tokenizer(self, corpus: Corpus) -> PreTrainedTokenizerFast:
         if self.tokenizer == "bytes":
@@ -194,8 +185,7 @@ class TextData(DataSection):
 class NeedleData(TextData):
     """Text and, among it, documents with needles; see `diff_lab.data.needle_task.NeedleBatches`.
 
-    Every key of text has its meaning. `share` of the sequences of a step, one or more, are needle documents, whose
-    haystacks are the text's own.
+    `share` of the sequences of a step, one or more, are needle documents, whose haystacks are the text's own.
     """
 
     kind: Literal["needles"] = "needles"  # type: ignore[assignment]  # what tells it from text
@@ -239,8 +229,7 @@ class NeedleData(TextData):
 class MaskedTextData(TextData):
     """Text of which an encoder finds hidden tokens; see `diff_lab.data.masked_text.MaskedTextBatches`.
 
-    Every key of text has its meaning; a tokenizer without a mask token gets one more token. `mask_fraction` is the
-    share of each sequence that is to be found.
+    `mask_fraction` is the share of each sequence that is to be found. A tokenizer without a mask token gets one.
     """
 
     is_causal: ClassVar[bool] = False

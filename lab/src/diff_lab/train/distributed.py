@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import distributed as transformers_distributed
 
 from diff_lab.data.batches import flattened
-from diff_lab.train.process_errors import is_first, plain_connection_errors
+from diff_lab.train.collectives import is_rank0, plain_connection_errors
 from diff_lab.train.recipe import Precision, Recipe, TrainRecipe, build_config
 from diff_transformer.model.parallel_plan import check_ranks
 from diff_transformer.nn import KeepsFloat32
@@ -224,14 +224,14 @@ class DistributedContext:
     def _tensor_parallel(self, model: Any, folder: Path) -> Any:
         """transformers divides a model by its plan while it loads one, so the model is saved first."""
         start = folder / UNFINISHED_START
-        if is_first():
+        if is_rank0():
             shutil.rmtree(start, ignore_errors=True)
             model.save_pretrained(start)
         self.wait()
         plan: Any = transformers_distributed.DistributedConfig(tp_size=self.count)
         divided = type(model).from_pretrained(start, dtype=torch.float32, distributed_config=plan)
         self.wait()
-        if is_first():
+        if is_rank0():
             shutil.rmtree(start)
         return divided.train()
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from diff_lab.data.batches import flattened
+from diff_lab.train.collectives import all_gather_object
 from diff_lab.train.distributed import reshard
-from diff_lab.train.process_errors import gathered
 from diff_transformer.model.interface_attention import InterfaceAttention
 from diff_transformer.nn import DecoderLayer, DifferentialAttention
 from diff_transformer.ops import diff_attention
@@ -95,12 +95,12 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
 
 
 def reduced(numbers: Mapping[str, list[float]]) -> dict[str, list[float]]:
-    """Combine what `measure_layers` returns on all processes, each of which has data or heads of its own.
+    """Combine what `measure_layers` returns on all ranks, each of which has data or heads of its own.
 
     Takes the largest of maxima, the mean of means, and the root mean square of the rest. A number that is not finite on
-    one process is not finite in the result. Called on every process; all get the same result.
+    one rank is not finite in the result. Called on every rank; all get the same result.
     """
-    per_rank = gathered(list(numbers.values()))
+    per_rank = all_gather_object(list(numbers.values()))
     if len(per_rank) == 1:
         return dict(numbers)
     ranks = torch.tensor(per_rank, dtype=torch.float32)  # (ranks, names, layers)

@@ -15,29 +15,32 @@ import torch
 from accelerate.utils import set_seed
 from torch import Tensor
 
+from diff_lab.process import Interrupt, TrainingInterrupted
 from diff_lab.train import run_folder
-from diff_lab.train.checkpoint import RunState, bytes_of, load_checkpoint, save_model, weights_of
-from diff_lab.train.checkpoint_folder import Checkpoints, collective_directory
-from diff_lab.train.distributed import DistributedContext
-from diff_lab.train.divergence import BadStep, DivergenceError, SpikeDetector, diagnose
-from diff_lab.train.hardware import peak_flops
-from diff_lab.train.layer_statistics import measure_layers, reduced
-from diff_lab.train.metrics import Metrics, peak_memory
-from diff_lab.train.process_errors import (
-    Interrupt,
+from diff_lab.train.checkpoint import (
+    Checkpoints,
+    RunState,
+    bytes_of,
+    collective_directory,
+    load_checkpoint,
+    save_model,
+    weights_of,
+)
+from diff_lab.train.collectives import (
     TimeLimit,
-    TrainingInterrupted,
-    gathered,
-    is_first,
+    all_gather_object,
+    is_rank0,
     plain_connection_errors,
     propagate_errors,
 )
-from diff_lab.train.progress import Progress, default_progress
+from diff_lab.train.distributed import DistributedContext
+from diff_lab.train.divergence import BadStep, DivergenceError, SpikeDetector, diagnose
+from diff_lab.train.layer_statistics import measure_layers, reduced
+from diff_lab.train.plan import flops_per_token, peak_flops
+from diff_lab.train.progress import Metrics, Progress, default_progress, peak_memory
 from diff_lab.train.recipe import Recipe
-from diff_lab.train.run_setup import Data, build_data, build_model, draw_weights
+from diff_lab.train.run_setup import Data, build_data, build_model, draw_weights, write_examples
 from diff_lab.train.step import backward, build_optimizers, learning_rate, prefetched
-from diff_lab.train.step_costs import flops_per_token
-from diff_lab.train.task_examples import write_examples
 from diff_transformer.storage.files import read_metrics
 
 # (model, step) → numbers to log, by name. The model is in evaluation mode and gradients are off.
@@ -69,8 +72,8 @@ def train(
     """Train the model of a recipe.
 
     Writes into `output_dir`: `recipe.yaml`, `metrics.jsonl`, `tensorboard/`, `checkpoints/step-000100/`, at the end
-    `model/`, and `divergence.json` where a step went wrong. Where a launcher has started several processes, all of them
-    call this; the first one writes. A resumed run ends with the very weights it would have had without the
+    `model/`, and `divergence.json` where a step went wrong. Where a launcher has started several ranks, all of them
+    call this; rank 0 writes. A resumed run ends with the very weights it would have had without the
     interruption (on one device, with the same number of threads).
 
     Args:
@@ -87,7 +90,7 @@ def train(
         TrainingInterrupted: Ctrl-C, SIGTERM or the end of the terminal (SIGHUP, unless it is ignored); a checkpoint was
             saved, and after the last step the model as well. An evaluation is left, and done when the run resumes.
         OSError: the disk is full, or the folder was removed; none of the checkpoints to resume from is complete; or, as
-            ConnectionError, another process has ended. One that hangs ends this process with a sentence on stderr.
+            ConnectionError, another rank has ended. One that hangs ends this process with a sentence on stderr.
     """
     with open_run(recipe, output_dir, resume=resume, overwrite=overwrite) as run:
         return run.train(data or build_data(recipe), progress, on_evaluate)
@@ -97,16 +100,16 @@ def train(
 def open_run(
     recipe: Recipe, output_dir: str | Path, *, resume: run_folder.Resume = False, overwrite: bool = False
 ) -> Iterator["TrainingRun"]:
-    """Before any data is read, check as :func:`train` does, and lock the folder for the block. On every process."""
+    """Before any data is read, check as :func:`train` does, and lock the folder for the block. On every rank."""
     folder = Path(output_dir)
     resumes = run_folder.check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
     context = DistributedContext.from_env(recipe.train)
     context.check(recipe)
     with plain_connection_errors(recipe.train.timeout_minutes), ExitStack() as lock:
         with propagate_errors():
-            if is_first():
+            if is_rank0():
                 lock.enter_context(run_folder.locked(folder))
-        yield TrainingRun(recipe, folder, context, gathered(resumes)[0])
+        yield TrainingRun(recipe, folder, context, all_gather_object(resumes)[0])
 
 
 class TrainingRun:
@@ -123,7 +126,7 @@ class TrainingRun:
         """Train to the last step and save the model; see :func:`train`."""
         self._start_or_resume(data, progress, on_evaluate)
         self.metrics = None
-        if is_first():
+        if is_rank0():
             files = self.folder / run_folder.METRICS, self.folder / run_folder.TENSORBOARD
             self.metrics = Metrics(*files, self.state.step)
         with self.metrics or nullcontext(), Interrupt() as interrupt:
@@ -138,7 +141,7 @@ class TrainingRun:
                 if self.state.unlogged is not None:
                     self._log_evaluated(self.state.unlogged)
                     self.limit.end()
-                    if self._is_unlogged():
+                    if self.context.any(self.state.unlogged is not None):
                         raise self._stopped(self.resumed_from)
                 for number, batch in prefetched(data.batches.train_batch, self.state.step + 1, self.settings.steps):
                     self.limit.begin()
@@ -148,7 +151,8 @@ class TrainingRun:
                     if stopping or self._is_due(self.settings.checkpoint_every):
                         run_folder.require_run_folder(self.folder)
                         checkpoint = self._save()
-                        if stopping and (number < self.settings.steps or self._is_unlogged()):
+                        is_left = number < self.settings.steps or self.state.unlogged is not None
+                        if stopping and self.context.any(is_left):
                             raise self._stopped(checkpoint)
             finally:
                 self.limit.end()
@@ -163,10 +167,6 @@ class TrainingRun:
             )
         return run
 
-    def _is_unlogged(self) -> bool:
-        """Whether any process has left the evaluation of the last step."""
-        return self.context.any(self.state.unlogged is not None)
-
     def _stopped(self, checkpoint: Path | None) -> TrainingInterrupted:
         return TrainingInterrupted(
             f"Stopped after step {self.state.step} of {self.settings.steps}; {checkpoint} holds the run. "
@@ -179,14 +179,14 @@ class TrainingRun:
         settings, context = self.settings, self.context
         self.data, self.on_evaluate = data, on_evaluate
         self.warn = warnings.warn if progress is None else progress.tell
-        self.progress = (progress or default_progress()) if is_first() else Progress()
+        self.progress = (progress or default_progress()) if is_rank0() else Progress()
         set_seed(settings.seed)
         self.checkpoints = Checkpoints(self.folder / run_folder.CHECKPOINTS, settings.keep_checkpoints, self.warn)
         self.resumed_from = self.checkpoints.newest() if self.resumes else None
         model = build_model(
             self.recipe, data, init_from=self.resumed_from is None, without_weights=context.kind == "fsdp"
         )
-        if not self.resumes and is_first():
+        if not self.resumes and is_rank0():
             run_folder.begin_run_folder(self.folder, self.recipe)
         context.wait()
         if settings.gradient_checkpointing:
@@ -194,9 +194,7 @@ class TrainingRun:
             enable: Any = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
             enable()
         # `call` is the module to call in training: the model, or DDP's wrapper of it.
-        self.model, self.call = context.parallelize(
-            model, self.folder, lambda model: draw_weights(model, settings.seed)
-        )
+        self.model, self.call = context.parallelize(model, self.folder, lambda each: draw_weights(each, settings.seed))
         if settings.compile:
             for layer in self.model.model.layers:
                 layer.compile()
@@ -218,9 +216,9 @@ class TrainingRun:
             if state.spike_detector is not None:
                 self.detector.load_state_dict(state.spike_detector)
             self.state = state
-        if self.resumes and is_first():  # nothing is refused from here on
+        if self.resumes and is_rank0():  # nothing is refused from here on
             run_folder.continue_run_folder(self.folder, self.recipe)
-        if is_first():
+        if is_rank0():
             write_examples(self.folder, data)
         self.limit = TimeLimit(settings.timeout_minutes, self._standstill)
         self.tokens, self.seconds_logged = 0, self.state.seconds  # since the last logged step, and until it
@@ -257,7 +255,7 @@ class TrainingRun:
         divergence = diagnose(
             self.model, batch, self.context, bad_step, number, accumulation=settings.accumulation, before=self.layers
         )
-        if is_first():
+        if is_rank0():
             divergence.write(report)
         if settings.on_divergence == "stop" or not self.detector.may_skip or divergence.weights_are_broken:
             checkpoint = self.checkpoints.last
@@ -268,7 +266,7 @@ class TrainingRun:
                 "from a checkpoint (model.init_from). This run resumes with --resume and train.on_divergence=skip, "
                 "which skips such steps, or with another train.max_loss_rise."
             )
-        if is_first():
+        if is_rank0():
             self.warn(f"The step is skipped. {divergence}")
 
     def _log(self, line: dict[str, Any], batch: dict[str, Tensor]) -> None:
@@ -313,14 +311,21 @@ class TrainingRun:
         return self.state.step == self.settings.steps or (every is not None and self.state.step % every == 0)
 
     def _evaluate(self, number: int) -> dict[str, float] | None:
-        """What the evaluation finds; None where it was left: a system that stops the run may not wait for its end."""
+        """Evaluate. Returns None where it was left: a system that stops the run may not wait for its end."""
         assert self.on_evaluate is not None  # the caller's own check
         self.limit.end()  # an evaluation may take as long as it likes
         self.model.eval()
         results, devices = None, [self.context.device] if self.context.device.type == "cuda" else []
-        asked = self.model.register_forward_pre_hook(self._leave_evaluation, prepend=True)
-        # Processes that compute one forward pass together leave together, before it; of others each may leave alone.
-        alone = nullcontext() if self._computes_together else self.interrupt.raised_at_once()
+        # Ranks that compute one forward pass together leave together, before it; of others each may leave alone.
+        together = self.context.kind in ("fsdp", "tensor")
+        alone = nullcontext() if together else self.interrupt.raised_at_once()
+
+        def leave(*_: Any) -> None:
+            requested = self.interrupt.requested
+            if self.context.any(requested) if together else requested:
+                raise TrainingInterrupted("The evaluation is left.")
+
+        asked = self.model.register_forward_pre_hook(leave, prepend=True)
         try:
             # Training draws the same random numbers afterwards, whether all of an evaluation was done or a part twice.
             with alone, torch.random.fork_rng(devices), torch.no_grad(), self.context.autocast():
@@ -328,7 +333,7 @@ class TrainingRun:
         except TrainingInterrupted:
             pass
         except Exception:
-            if self.context.count == 1:  # of several processes, the others may be elsewhere in the run
+            if self.context.count == 1:  # of several ranks, the others may be elsewhere in the run
                 self._save()
             raise
         finally:
@@ -338,16 +343,6 @@ class TrainingRun:
             self.progress.evaluated(number, results)
         self.limit.begin()
         return results
-
-    def _leave_evaluation(self, *_: Any) -> None:
-        """Raise TrainingInterrupted before a use of the model where the run is to stop."""
-        requested = self.interrupt.requested
-        if self.context.any(requested) if self._computes_together else requested:
-            raise TrainingInterrupted("The evaluation is left.")
-
-    @property
-    def _computes_together(self) -> bool:
-        return self.context.kind in ("fsdp", "tensor")
 
     def _save(self) -> Path:
         scaler = self.scaler.state_dict() if self.scaler.is_enabled() else None

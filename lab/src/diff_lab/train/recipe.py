@@ -1,15 +1,17 @@
 """Reads recipes, strict YAML files that say what is trained, on what, and how."""
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, AliasChoices, BaseModel, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import YAMLError
 from transformers import PreTrainedTokenizerFast
 
 from diff_lab.train.data_kinds import KINDS, LARGEST_INTEGER, AnyData, Count, Section
@@ -21,53 +23,35 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Precision = Literal["no", "bf16", "fp16"]
 
 
-class _Loader(yaml.SafeLoader):
-    """PyYAML follows YAML 1.1, where 2e-3 is a string and `no` is false; this one follows YAML 1.2 in both."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {quoted(key)} is given twice", node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes what :class:`_Loader` would read as something else than text."""
-
-
-_FLOAT = "tag:yaml.org,2002:float"
-_BOOL = "tag:yaml.org,2002:bool"
-for _side in (_Loader, _Dumper):
-    _side.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_FLOAT, _BOOL)]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    _side.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
-    _side.add_implicit_resolver(
-        _FLOAT,
-        re.compile(r"^(?:[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
-                   r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
-        list("-+0123456789."),
-    )  # fmt: skip
+def _yaml() -> Any:
+    """Make what reads and writes YAML 1.2, in which 2e-3 is a number and `no` is text."""
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.allow_unicode, yaml.sort_base_mapping_type_on_output = True, False
+    return yaml
 
 
 def read_yaml(text: str) -> Any:
     """Parse one YAML document.
 
-    Raises yaml.YAMLError where the text is not YAML, gives a key twice, or holds what Python cannot: lists in lists too
-    deep, a number of thousands of digits, a list as a key.
+    Raises ValueError where the text is not YAML, gives a key twice, or holds what Python cannot: lists in lists too
+    deep, a number of thousands of digits.
     """
     try:
-        return yaml.load(text, Loader=_Loader)
+        return _yaml().load(text)
     except RecursionError:
-        raise yaml.YAMLError("it holds lists in lists too deep") from None
-    except (ValueError, TypeError) as error:
-        raise yaml.YAMLError(str(error)) from None
+        raise ValueError("it holds lists in lists too deep") from None
+    except DuplicateKeyError as error:  # whose own text explains how to allow it
+        raise ValueError(str(error.problem)) from None
+    except (YAMLError, TypeError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _dumped(value: Any, **settings: Any) -> str:
+    yaml, stream = _yaml(), StringIO()
+    for name, setting in settings.items():
+        setattr(yaml, name, setting)
+    yaml.dump(value, stream)
+    return stream.getvalue()
 
 
 def _trainable(attention_type: str) -> str:
@@ -80,14 +64,10 @@ def _trainable(attention_type: str) -> str:
 
 
 class ModelRecipe(Section):
-    """The model; the names are those of `DiffTransformerConfig`.
+    """The model; the names are those of `DiffTransformerConfig`, and docs/training.md explains each.
 
-    A DIFF Transformer and its baseline differ in `attention_type` alone, and a grouped one needs `num_noise_heads`
-    beside it, which the others ignore. `headwise_norm` left out is as the attention
-    type has it; true or false are ablations. `num_attention_heads` is the Transformer's count; left out, it is
-    hidden_size / head_dim. `max_position_embeddings` left out is the length of the training sequences. `vocab_size`
-    pads the vocabulary: it is the tokenizer's or more. `init_from` (`start_from` in older recipes) is the folder of a
-    model with the same sizes, whose weights are the first ones; positions are this recipe's.
+    A DIFF Transformer and its baseline differ in `attention_type` alone. What is left out is derived: the number of the
+    Transformer's heads from `head_dim`, the positions from the length of the training sequences.
     """
 
     attention_type: Annotated[str, AfterValidator(_trainable)] = "diff"
@@ -132,20 +112,7 @@ class ModelRecipe(Section):
 
 
 class TrainRecipe(Section):
-    """How to train. Units: steps are optimizer steps; `learning_rate` is the highest one, after warm-up.
-
-    `final_learning_rate` is the fraction of it that is left at the end. `decay_steps` belongs to the schedule
-    "warmup_stable_decay". The optimizer "muon" takes the matrices inside the layers, with `momentum`; AdamW takes the
-    rest, with `betas` and `eps`. Weight decay applies to matrices, but not to embeddings and λ. `accumulation` splits
-    the batch of a step into so many parts, one after the other: less memory, the same result. `max_grad_norm` null does
-    not clip. `log_every`, `evaluate_every`, `inspect_every` (numbers of each layer, by a forward pass over one
-    sequence) and `checkpoint_every` count steps; the last step is always logged and evaluated. `parallel` says what
-    several processes do: "ddp" (all weights on each), "fsdp" (weights sharded), "tensor" (heads divided), or "auto",
-    which is what the launcher asks for, else "ddp". `compile` compiles each layer. Where the loss is not finite, or
-    more than `max_loss_rise` nats (and than its usual jumps) above what it was, from the 21st step on, `on_divergence`
-    "stop" ends the run with a report and "skip" skips the step. `timeout_minutes` is how long a process waits for the
-    others, and how long a step of several may take: then one of them hangs, and all end.
-    """
+    """How to train; docs/training.md explains each setting. What is counted is steps of the optimizer."""
 
     steps: Count
     learning_rate: Positive
@@ -205,7 +172,7 @@ class Recipe(Section):
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """The recipes that come with the package, by name."""
+    """Find the recipes that come with the package, by name."""
     package = Path(__file__).resolve().parents[1]
     folders = (package / "recipes", package.parents[1] / "recipes")  # an installed wheel, a checkout
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
@@ -217,22 +184,25 @@ def load_recipe(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str]
     `overrides` replace these settings, "train.steps=100"; values are YAML, and the last of one key counts. Raises
     FileNotFoundError, or ValueError where the file is not YAML, or a key or value is not allowed.
     """
+    settings: Any
     if isinstance(recipe, Mapping):
-        return _with_overrides(deepcopy(dict(recipe)), overrides, f"the recipe {recipe.get('name')!r}")
-    path = Path(recipe)
-    shipped = shipped_recipes()
-    if not path.is_file() and str(recipe) in shipped:
-        path = shipped[str(recipe)]
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"There is no recipe {str(recipe)!r}; shipped ones are {', '.join(map(repr, sorted(shipped)))}."
-        )
-    settings = _read_file(path)
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path} is not a recipe: it holds {quoted(settings)}, not sections of settings.")
-    if isinstance(model := settings.get("model"), dict) and "init_from" not in model and "start_from" in model:
-        model["init_from"] = model.pop("start_from")  # the key of older recipes
-    return _with_overrides(settings, overrides, str(path))
+        settings, source = deepcopy(dict(recipe)), f"the recipe {recipe.get('name')!r}"
+    else:
+        path, shipped = Path(recipe), shipped_recipes()
+        if not path.is_file() and str(recipe) in shipped:
+            path = shipped[str(recipe)]
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"There is no recipe {str(recipe)!r}; shipped ones are {', '.join(map(repr, sorted(shipped)))}."
+            )
+        settings, source = _read_file(path), str(path)
+        if not isinstance(settings, dict):
+            raise ValueError(f"{path} is not a recipe: it holds {quoted(settings)}, not sections of settings.")
+        if isinstance(model := settings.get("model"), dict) and "init_from" not in model and "start_from" in model:
+            model["init_from"] = model.pop("start_from")  # the key of older recipes
+    for override in overrides:
+        _apply(settings, override)
+    return parse_recipe(settings, source=source)
 
 
 def is_recipe(path: Path) -> bool:
@@ -247,14 +217,8 @@ def is_recipe(path: Path) -> bool:
 def _read_file(path: Path) -> Any:
     try:
         return read_yaml(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-
-
-def _with_overrides(settings: dict[str, Any], overrides: Sequence[str], source: str) -> Recipe:
-    for override in overrides:
-        _apply(settings, override)
-    return parse_recipe(settings, source=source)
 
 
 def parse_recipe(settings: dict[str, Any], *, source: str = "the recipe") -> Recipe:
@@ -271,18 +235,18 @@ def parse_recipe(settings: dict[str, Any], *, source: str = "the recipe") -> Rec
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """A recipe as YAML with every default spelled out; `load_recipe` reads it back as it was."""
-    return yaml.dump(recipe.model_dump(), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    """Write a recipe as YAML with every default spelled out; `load_recipe` reads it back as it was."""
+    return _dumped(recipe.model_dump(), default_flow_style=False)
 
 
 def override_of(key: str, value: str | list[str]) -> str:
-    """The override that gives a setting this value: text, or a list of texts, in any characters."""
-    text = yaml.safe_dump(value, default_style='"', default_flow_style=True, width=sys.maxsize)
+    """Write the override that gives a setting this value: text, or a list of texts, in any characters."""
+    text = _dumped(value, default_style='"', default_flow_style=True, width=sys.maxsize)
     return f"{key}={text.strip()}"
 
 
 def differences(first: Recipe, second: Recipe) -> list[str]:
-    """The settings that two recipes do not share: "train.steps (100, 200)"."""
+    """Name the settings that two recipes do not share: "train.steps (100, 200)"."""
     flat: list[dict[str, Any]] = []
     for recipe in (first, second):
         sections = recipe.model_dump(exclude={"name"}).items()
@@ -295,7 +259,7 @@ def differences(first: Recipe, second: Recipe) -> list[str]:
 def build_config(
     recipe: Recipe, vocab_size: int, tokenizer: PreTrainedTokenizerFast | None = None
 ) -> DiffTransformerConfig:
-    """The configuration of a recipe's model, whose vocabulary is that of the data unless the recipe pads it.
+    """Make the configuration of a recipe's model, whose vocabulary is that of the data unless the recipe pads it.
 
     The end of text of a `tokenizer` becomes the model's, to start and to end with. Not to pad with: transformers leaves
     the embedding of a padding token untrained, and this one is met in training. Raises ValueError where the vocabulary
@@ -310,9 +274,9 @@ def build_config(
         "num_attention_heads": model.heads,
         "max_position_embeddings": model.max_position_embeddings or recipe.data.length,
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
+        "is_causal": recipe.data.is_causal,
     }
     settings = model.model_dump(exclude={"init_from", "rope_theta"})
-    derived["is_causal"] = recipe.data.is_causal
     return DiffTransformerConfig(**settings | derived, bos_token_id=end, eos_token_id=end)
 
 
@@ -331,12 +295,12 @@ def _apply(settings: dict[str, Any], override: str) -> None:
             raise ValueError(f"Cannot set {key!r}: {section!r} is a setting, not a section.")
     try:
         inner[last] = read_yaml(value)
-    except yaml.YAMLError:
+    except ValueError:
         raise ValueError(f"The value of {quoted(override)} is not valid YAML.") from None
 
 
 def _explain(error: ValidationError, source: str) -> str:
-    """One sentence. Unknown keys first: a mistyped key often is the reason why another one is missing."""
+    """Write one sentence. Unknown keys first: a mistyped key often is the reason why another one is missing."""
     problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
     problem = problems[0]
     # Pydantic puts the chosen kind of data between "data" and the key; a user never wrote it there.
@@ -360,15 +324,14 @@ def _explain(error: ValidationError, source: str) -> str:
 
 
 def _suggestion(key: str, kind: str | None) -> str:
-    """The end of a message about an unknown key; where the kind of data is not known, any may have been meant."""
+    """Write the end of a message about an unknown key; where the kind of data is not known, any may have been meant."""
     data = [KINDS[kind]] if kind in KINDS else list(KINDS.values())
     sections: dict[str, list[type[BaseModel]]] = {"model": [ModelRecipe], "data": [*data], "train": [TrainRecipe]}
     inner = [f"{name}.{field}" for name, each in sections.items() for section in each for field in section.model_fields]
     allowed = [*Recipe.model_fields, *inner]
-    section, _, name = key.rpartition(".")
-    in_section = [candidate for candidate in allowed if candidate.rpartition(".")[0] == section]
+    in_section = [each for each in allowed if each.rpartition(".")[0] == key.rpartition(".")[0]]
     for candidates in (in_section, allowed):
         by_name = {candidate.rpartition(".")[2]: candidate for candidate in candidates}
-        if near := nearest(name, by_name):
+        if near := nearest(key.rpartition(".")[2], by_name):
             return f"; did you mean {by_name[near]!r}?"
     return f"; allowed are {', '.join(map(repr, in_section or allowed))}."

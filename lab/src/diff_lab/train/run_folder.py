@@ -8,10 +8,10 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from diff_lab.train.checkpoint_folder import checkpoints_by_step
+from diff_lab.train.checkpoint import checkpoints_by_step
 from diff_lab.train.distributed import UNFINISHED_START
 from diff_lab.train.recipe import Recipe, differences, dump_recipe, load_recipe
-from diff_lab.train.run_setup import check_init_from
+from diff_lab.train.run_setup import EXAMPLES, check_init_from
 from diff_transformer.storage.files import present_folders, unfinished_path, write_atomically
 from diff_transformer.storage.manifest import why_incomplete
 
@@ -22,7 +22,6 @@ CHECKPOINTS = "checkpoints"
 MODEL = "model"
 LOCK = ".lock"
 DIVERGENCE = "divergence.json"
-EXAMPLES = "examples.json"
 # What a run writes; the recipe is deleted last, as it marks the folder as ours.
 _UNFINISHED = (UNFINISHED_START, f".unfinished-{MODEL}", f".replaced-{MODEL}")
 _OURS = (*_UNFINISHED, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, DIVERGENCE, EXAMPLES, RECIPE)

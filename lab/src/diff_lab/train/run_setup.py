@@ -1,22 +1,25 @@
-"""Makes what a recipe trains: its data, and a model with its first weights, drawn or loaded."""
+"""Makes what a recipe trains: its data, a model with its first weights, drawn or loaded, and examples of its task."""
 
 import hashlib
 import json
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from diff_lab.data import Tell
+from diff_lab.data import NeedleBatches, NeedleDocument, RetrievalBatches, Tell
+from diff_lab.data.batches import GeneratedBatches
+from diff_lab.data.retrieval_guesses import most_frequent
 from diff_lab.train.checkpoint import without_progress_bars
 from diff_lab.train.data_kinds import Data, DataRequest
 from diff_lab.train.distributed import materialized
 from diff_lab.train.recipe import ModelRecipe, Recipe, build_config
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
-from diff_transformer.storage.files import read_json
+from diff_transformer.storage.files import read_json, write_atomically
 from diff_transformer.storage.manifest import require_unchanged_weights
 
 # Settings of a recipe that the model it starts from need not share: positions, and what no weight depends on.
@@ -25,6 +28,7 @@ _FREE_SETTINGS |= {"initializer_range", "residual_initializer_range", "attention
 _SHARED_SETTINGS = [name for name in ModelRecipe.model_fields if name not in _FREE_SETTINGS]
 # Settings of a model that no recipe has.
 _NOT_IN_RECIPES = ("lambda_init_offset", "hidden_act", "sliding_window", "layer_types")
+EXAMPLES = "examples.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -33,7 +37,7 @@ def build_data(
     tokenizer: PreTrainedTokenizerFast | None = None,
     tell: Tell | None = None,
 ) -> Data:
-    """Find or make a recipe's data. Called on every process of a run: the first one looks whether text has changed.
+    """Find or make a recipe's data. Called on every rank of a run; rank 0 looks whether text has changed.
 
     Args:
         tokenizer: a trained model's own, for text; made as the recipe says unless given.
@@ -41,18 +45,19 @@ def build_data(
 
     Raises:
         FileNotFoundError, ValueError: as the corpus, `prepare` and the batches of the data's kind.
-        ConnectionError: another process of the run has ended meanwhile.
+        ConnectionError: another rank has ended meanwhile.
     """
     return recipe.data.build(DataRequest(recipe.train.seed, recipe.train.timeout_minutes, tokenizer, tell))
 
 
 def build_model(recipe: Recipe, data: Data, *, init_from: bool = True, without_weights: bool = False) -> LanguageModel:
-    """A recipe's model in float32 with its first weights, for the vocabulary of the recipe's data: a causal one, or the
-    encoder that data with hidden tokens train.
+    """Build a recipe's model in float32 with its first weights, for the vocabulary of the recipe's data.
+
+    It is a causal one, or the encoder that data with hidden tokens train.
 
     Args:
         init_from: whether to load the weights that the recipe names in `init_from`. Not where a checkpoint's are loaded
-            afterwards: a run goes on without what it was started from.
+            afterwards: a run resumes without what it was started from.
         without_weights: leave weights that would be drawn to a later :func:`draw_weights`: the model is on the meta
             device, so that no process holds all of one that is to be sharded.
 
@@ -73,10 +78,10 @@ def build_model(recipe: Recipe, data: Data, *, init_from: bool = True, without_w
 
 
 def draw_weights(model: LanguageModel, seed: int) -> None:
-    """First weights, of each module from a stream of its own, named by the seed and the module.
+    """Draw the first weights of each module from a stream of its own, named by the seed and the module.
 
     So whatever two models have in common starts with identical numbers, although one of them has modules that the other
-    lacks. Where weights are sharded, every process draws all of a module and keeps its part, module by module.
+    lacks. Where weights are sharded, every rank draws all of a module and keeps its part, module by module.
     """
     with torch.random.fork_rng(devices=[]):
         for name, module in model.named_modules():
@@ -89,7 +94,7 @@ def draw_weights(model: LanguageModel, seed: int) -> None:
 def _load_initial_weights(
     folder: Path, config: DiffTransformerConfig, tokenizer: PreTrainedTokenizerFast | None
 ) -> LanguageModel:
-    """A model in float32 with the weights in a folder."""
+    """Load a model in float32 with the weights in a folder."""
     vocab_size = DiffTransformerConfig.from_pretrained(folder).vocab_size
     if vocab_size != config.vocab_size:
         raise ValueError(
@@ -118,9 +123,10 @@ def _load_initial_weights(
 
 
 def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None) -> Path | None:
-    """Raise an error if a recipe's model, of which the configuration may be known, cannot start from what it names.
+    """Raise an error if a recipe's model cannot start from what it names: what the recipe has to change, or why not.
 
-    Reads no weights, and needs no data. Returns the folder that the recipe names, if it names one.
+    The model's configuration may be known already. Reads no weights, and needs no data. Returns the folder that the
+    recipe names, if it names one.
     """
     if recipe.model.init_from is None:
         return None
@@ -140,12 +146,7 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
             f"model.init_from {str(folder)!r} holds a model of type {kind!r}, which `diff-transformer convert` may "
             "make one of ours."
         )
-    _check_settings(folder, DiffTransformerConfig.from_pretrained(folder), config)
-    return folder
-
-
-def _check_settings(folder: Path, saved: DiffTransformerConfig, config: DiffTransformerConfig) -> None:
-    """Raise an error with all that a recipe has to change to go on from a saved model, or why none can."""
+    saved = DiffTransformerConfig.from_pretrained(folder)
     alone = {
         name: here for name in _NOT_IN_RECIPES if (here := getattr(saved, name, None)) != getattr(config, name, None)
     }
@@ -165,16 +166,81 @@ def _check_settings(folder: Path, saved: DiffTransformerConfig, config: DiffTran
     for name in _SHARED_SETTINGS:
         # Left out, it is as the attention type has it.
         attribute = "has_headwise_norm" if name == "headwise_norm" else name
-        here, value = getattr(saved, attribute), getattr(config, attribute)
+        here, value = (
+            setting if isinstance(setting, str) else json.dumps(setting)  # as a recipe and an override have it
+            for setting in (getattr(saved, attribute), getattr(config, attribute))
+        )
         if here != value:
-            needed.append(f"model.{name}={_as_yaml(here)} (it has {_as_yaml(value)})")
+            needed.append(f"model.{name}={here} (it has {value})")
     if needed:
         raise ValueError(
             f"model.init_from {str(folder)!r} is another model than the recipe's; to start from it the recipe needs "
             f"{', '.join(needed)}."
         )
+    return folder
 
 
-def _as_yaml(value: object) -> str:
-    """A setting as a recipe and an override have it."""
-    return value if isinstance(value, str) else json.dumps(value)
+# Of examples.json: texts of a run's task, with which `explore` opens its model.
+_MOST_SEQUENCES, _MOST_TOKENS = 512, 1 << 17  # of the retrieval task; so many tokens take half a megabyte
+_DOCUMENTS = 16  # with needles in text
+_RETRIEVAL_NOTE = (
+    "This model learned one task. A key (k3) with its value (v5) right after it is a needle among noise (n0, n1, …). "
+    'At the end "?" and a key ask for a value, and the model should write it. It learned nothing else, so its loss on '
+    "all of the text is high."
+)
+
+
+def write_examples(folder: Path, data: Data) -> None:
+    """Write the examples of a run's task into its folder, unless they are there; nothing for a run on text.
+
+    The format is that of `diff_transformer.explorer.model_examples`.
+    """
+    path = folder / EXAMPLES
+    if not path.exists() and (examples := _examples(data)) is not None:
+        write_atomically(path, json.dumps(examples, ensure_ascii=False) + "\n")
+
+
+def _examples(data: Data) -> dict[str, Any] | None:
+    batches, tokenizer = data.batches, data.tokenizer
+    if isinstance(batches, RetrievalBatches):
+        return {
+            "words": batches.words(),
+            "note": _RETRIEVAL_NOTE,
+            "floor": most_frequent(batches.num_pairs, batches.num_values),
+            "examples": _questions(batches),
+        }
+    if isinstance(batches, NeedleBatches):
+        documents = batches.validation.sample(_DOCUMENTS, seed=0)
+        return {"examples": [_question(number, document, tokenizer) for number, document in enumerate(documents, 1)]}
+    if isinstance(batches, GeneratedBatches):
+        tokens = next(batches.validation_batches())["input_ids"][0].tolist()
+        # The text of a model without a tokenizer is the numbers of its tokens.
+        text = " ".join(map(str, tokens)) if tokenizer is None else tokenizer.decode(tokens)
+        return {"examples": [{"title": "From the task of the training", "text": text}]}
+    return None
+
+
+def _questions(task: RetrievalBatches) -> list[dict[str, Any]]:
+    """Sequences up to their first query, since the answers to earlier queries are in view of a later one."""
+    count = max(1, min(_MOST_SEQUENCES, _MOST_TOKENS // task.length))
+    sample, words = task.sample(count, seed=0), task.words()
+    questions = []
+    queries, answers = sample.query_positions[:, 0].tolist(), sample.answer_spans[:, 0].tolist()
+    for number, (query, begin) in enumerate(zip(queries, answers, strict=True), start=1):
+        text = [words[token] for token in sample.input_ids[number - 1, : query + 1].tolist()]
+        title = f"Needles {number}: what was the value of {text[-1]}?"
+        questions.append(
+            {"title": title, "text": " ".join(text), "answer": {"query": query, "begin": begin, "end": begin + 1}}
+        )
+    return questions
+
+
+def _question(number: int, document: NeedleDocument, tokenizer: Any) -> dict[str, Any]:
+    """A document up to the answer's number. Where its text alone has other tokens, the answer is not marked."""
+    query, (begin, end) = document.query_positions[0], document.answer_spans[0]
+    tokens = list(document.tokens[: query + 1])
+    text = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    is_same = tokenizer(text)["input_ids"] == tokens
+    # The position that predicts the answer, and the answer's tokens in the text, the end not included.
+    answer = {"answer": {"query": query, "begin": begin, "end": end}} if is_same else {}
+    return {"title": f"Needles {number} in a text", "text": text, **answer}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fresh
-from diff_lab import freed_memory
+from diff_lab import process
 from diff_lab.experiments.worker_pool import Job, WorkerPool
 from diff_lab.train.progress import Progress
 from freed_pages import pages_of_use
@@ -17,7 +17,7 @@ from freed_pages import pages_of_use
 FEW = 50  # pages; without keeping, the system hands out every page again, or every huge one
 COUNTS = """
 import sys
-from diff_lab.freed_memory import keep_freed_memory
+from diff_lab.process import keep_freed_memory
 from freed_pages import pages_of_use
 kept = keep_freed_memory() if sys.argv[1] == "keep" else None
 print(kept, pages_of_use())
@@ -57,7 +57,7 @@ def test_what_the_user_has_set_is_left(environment: dict[str, str]) -> None:
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
-    assert not freed_memory.keep_freed_memory()
+    assert not process.keep_freed_memory()
 
 
 @needs_glibc
@@ -78,10 +78,10 @@ def test_an_older_glibc_is_told_what_it_allows(monkeypatch: pytest.MonkeyPatch) 
             told.append((option, value))
             return int(option != -3 or value <= 32 << 20)
 
-    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: Older)
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: Older)
     for name in ("GLIBC_TUNABLES", *(name for name in os.environ if name.startswith("MALLOC_"))):
         monkeypatch.delenv(name, raising=False)
-    assert freed_memory.keep_freed_memory()
+    assert process.keep_freed_memory()
     assert told == [(-3, 1 << 30), (-3, 32 << 20), (-1, (1 << 31) - 1)]
 
 
@@ -102,7 +102,7 @@ def test_commands_that_train_keep_it(command: str, expected: str) -> None:
 
 def test_processes_of_a_launcher_keep_it() -> None:
     code = (
-        "import runpy, sys, diff_lab.freed_memory as module\n"
+        "import runpy, sys, diff_lab.process as module\n"
         "sys.argv = ['-m', '--unknown']\n"
         "module.keep_freed_memory = lambda: print('kept')\n"
         "runpy.run_module('diff_lab.train', run_name='__main__')"

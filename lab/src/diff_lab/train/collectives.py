@@ -1,0 +1,143 @@
+"""Exchanges values and errors between the ranks of a run, and ends a rank where another one has ended or hangs."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+def rank() -> int:
+    """Return the number of this process among those of the run; 0 where there is one."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def is_rank0() -> bool:
+    """Whether this process is the one that writes, moves and deletes files for all."""
+    return rank() == 0
+
+
+def count() -> int:
+    """Return how many ranks there are."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def all_gather_object(value: T, group: Any = None) -> list[T]:
+    """Return every rank's value; each is pickled on its way. Called on every rank."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * count()
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def balanced_parts(sizes: Mapping[str, int], parts: int) -> dict[str, int]:
+    """Divide names among `parts` parts whose sizes are about equal. Returns the part of each name, from 0."""
+    totals = [0] * parts
+    part_of = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        part_of[name] = totals.index(min(totals))
+        totals[part_of[name]] += sizes[name]
+    return part_of
+
+
+def local_part(sizes: Mapping[str, int]) -> list[str]:
+    """Return the names that fall to this rank where names with sizes are divided among all ranks."""
+    return [name for name, part in balanced_parts(sizes, count()).items() if part == rank()]
+
+
+def on_rank0(compute: Callable[[], T], group: Any = None) -> T:
+    """Compute a value on rank 0 and return it on every rank, or raise its error on every rank.
+
+    Called on every rank.
+    """
+    with propagate_errors(group):
+        value: Any = compute() if is_rank0() else None
+    return all_gather_object(value, group)[0]
+
+
+def broadcast_from_rank0(compute: Callable[[], T]) -> T:
+    """As :func:`on_rank0`, but the others wait as long as it takes."""
+    if not dist.is_initialized():
+        return compute()
+    group = dist.new_group(backend="gloo", timeout=timedelta(days=30))  # hashing a corpus may take longer than a step
+    value = on_rank0(compute, group)
+    dist.destroy_process_group(group)
+    return value
+
+
+@contextmanager
+def propagate_errors(group: Any = None) -> Iterator[None]:
+    """Raise an exception of one rank on every rank, so that none waits for ever. Called on every rank.
+
+    At the end of the block the ranks wait for each other. Inside, none may wait for another: one that failed would
+    leave it waiting. The rank that failed raises its own error; the others a ValueError, or an OSError for any other
+    error, whose message names that rank's process.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    kind = ValueError if isinstance(error, ValueError) else OSError
+    errors = all_gather_object(None if error is None else (kind, str(error) or type(error).__name__), group)
+    if error is not None:
+        raise error
+    for process, remote in enumerate(errors):
+        if remote is not None:
+            remote_kind, message = remote
+            raise remote_kind(f"Process {process}: {message}")
+
+
+class TimeLimit:
+    """Ends this process where a step of the whole group takes longer than it may.
+
+    A process that waits for another inside gloo or NCCL cannot raise an error, so a thread waits: where more than
+    `minutes` pass between `begin` and `end`, it writes the sentence that `message` gives to stderr, and ends the
+    process. A process alone waits for nobody, and has no limit.
+    """
+
+    def __init__(self, minutes: float, message: Callable[[], str]) -> None:
+        self._seconds, self._message = 60 * minutes, message
+        self._timer: threading.Timer | None = None
+
+    def begin(self) -> None:
+        """Start counting the time."""
+        if count() > 1:
+            self._timer = threading.Timer(self._seconds, self._end_process)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def end(self) -> None:
+        """Stop counting the time until the next `begin`."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end_process(self) -> None:
+        with suppress(OSError):  # nobody reads it any more
+            os.write(2, f"error: {self._message()}\n".encode(errors="replace"))
+        os._exit(2)  # as all errors of the command line
+
+
+@contextmanager
+def plain_connection_errors(minutes: float) -> Iterator[None]:
+    """Raise ConnectionError with one sentence in place of an error of torch's communication.
+
+    `minutes` is how long a process waits for the others.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        # Gloo has no class of its own for its errors; they begin with the place in its source.
+        if not isinstance(error, dist.DistError) and "/gloo/" not in str(error):
+            raise
+        raise ConnectionError(
+            "The other processes of the run cannot be reached: one of them has ended, or has given no answer for "
+            f"train.timeout_minutes={minutes:g}. Its own messages say why; the same command with --resume auto resumes "
+            "from the newest checkpoint."
+        ) from error

@@ -1,0 +1,457 @@
+"""Plans what a recipe would take (operations, memory, time, disk) by formulas, without data or weights."""
+
+import functools
+import os
+import re
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+from torch.utils.benchmark import Timer
+
+from diff_lab.train.data_kinds import TextData
+from diff_lab.train.distributed import DistributedContext, Kind
+from diff_lab.train.recipe import Precision, Recipe, TrainRecipe, build_config
+from diff_lab.train.step import build_optimizers
+from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
+from diff_transformer.model.chunked_loss import chunk_tokens
+from diff_transformer.ops.backends import explain
+from diff_transformer.ops.cpu.cpu_backend import is_faster
+from diff_transformer.ops.narrow_heads import are_narrow
+from diff_transformer.ops.triton.triton_backend import WIDEST_KEY
+from diff_transformer.variants import head_dim
+
+GIB = 1 << 30
+CPU = "cpu"
+# Of a GPU's memory: what the driver, the libraries and the processes' connections take, and the share of the rest
+# that the allocator's gaps leave over.
+CONTEXT, USABLE = 1.5 * GIB, 0.95
+FLOAT = 4  # bytes
+ADAMW, MUON = 8, 4  # bytes of an optimizer's state for each parameter: two moments, or one
+_SIZE, _SECONDS = 1024, 0.25  # of the matrices that a CPU multiplies, and for how long at most
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One kind of GPU."""
+
+    name: str  # what a user calls it
+    # A regular expression for all of torch's name. A part of a GPU (MIG) has a longer one, and so have weaker relatives
+    # ("… Laptop GPU").
+    device_names: str
+    memory_gib: float  # as torch sees it; the driver keeps some of what is built in
+    half: float  # FLOP/s of dense bf16 and fp16 matrix products that add up in float32
+    tf32: float  # FLOP/s of float32 matrix products on tensor cores
+    float32: float  # and off them
+
+    def peak(self, precision: Precision, tf32: bool = False) -> float:
+        """FLOP/s in a precision of a recipe; "no" is float32, by the tensor cores where `tf32` is allowed."""
+        if precision != "no":
+            return self.half
+        return self.tf32 if tf32 else self.float32
+
+
+# FLOP/s from the vendors' datasheets; where they print the number for sparse matrices, half of it.
+_DATASHEETS = (
+    Gpu("b200", r"NVIDIA B200", 178, 2250e12, 1125e12, 75e12),
+    Gpu("h200", r"NVIDIA H200", 139.8, 989.5e12, 494.7e12, 67e12),
+    Gpu("h200-nvl", r"NVIDIA H200 NVL", 139.8, 835.5e12, 417.5e12, 60e12),
+    Gpu("h100", r"NVIDIA H100 80GB HBM3", 79.1, 989.5e12, 494.7e12, 67e12),
+    Gpu("h100-pcie", r"NVIDIA H100 PCIe", 79.1, 756e12, 378e12, 51e12),
+    Gpu("h100-nvl", r"NVIDIA H100 NVL", 93, 835.5e12, 417.5e12, 60e12),
+    Gpu("gh200", r"NVIDIA GH200 480GB", 94.5, 989.5e12, 494.7e12, 67e12),
+    Gpu("a100-80", r"NVIDIA A100(-SXM4-80GB|-PCIE-80GB| 80GB PCIe)", 79.1, 312e12, 156e12, 19.5e12),
+    Gpu("a100-40", r"NVIDIA A100-(SXM4|PCIE)-40GB", 39.4, 312e12, 156e12, 19.5e12),
+    Gpu("mi300x", r"AMD Instinct MI300X( OAM)?", 191.5, 1307.4e12, 653.7e12, 163.4e12),
+    Gpu("l40s", r"NVIDIA L40S", 44.4, 362e12, 183e12, 91.6e12),
+    Gpu("l4", r"NVIDIA L4", 22, 121e12, 60e12, 30.3e12),
+    Gpu("a10g", r"NVIDIA A10G", 22, 70e12, 35e12, 35e12),
+    Gpu("rtx-6000-ada", r"NVIDIA RTX 6000 Ada Generation", 47.4, 364.2e12, 182.1e12, 91.1e12),
+    Gpu("rtx-a6000", r"NVIDIA RTX A6000", 47.4, 154.8e12, 77.4e12, 38.7e12),
+    Gpu("rtx-5090", r"NVIDIA GeForce RTX 5090", 31.4, 209.5e12, 104.8e12, 104.8e12),
+    Gpu("rtx-4090", r"NVIDIA GeForce RTX 4090", 23.5, 165.2e12, 82.6e12, 82.6e12),
+    Gpu("rtx-3090", r"NVIDIA GeForce RTX 3090", 23.6, 71e12, 35.6e12, 35.6e12),
+)
+GPUS = {gpu.name: gpu for gpu in _DATASHEETS}
+
+
+def gpu_named(name: str) -> Gpu:
+    """Find a GPU by its name, however spelt ("RTX 4090" is "rtx-4090"). Raises ValueError for an unknown one."""
+    key = re.sub(r"[\s_-]+", "-", name.strip().lower())
+    if key not in GPUS:
+        raise ValueError(f"GPU {name!r} is not known; known ones are {', '.join(GPUS)}.")
+    return GPUS[key]
+
+
+def peak_flops(device: torch.device, precision: Precision) -> float | None:
+    """Return the most FLOP/s that `device` can do in a precision of a recipe: what utilisation is a share of.
+
+    For a GPU it is the datasheet's number, and None for one that is not in the table, for a part of one, and for other
+    devices. float32 counts TF32's where torch is set to use it. For the CPU it is what a product of two large matrices
+    reaches with the threads of now, measured once in a process, in a quarter of a second; fp16, in which nothing is
+    trained there, has none.
+    """
+    if device.type == "cpu":
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        return None if precision == "fp16" else _measured(dtype, torch.get_num_threads())
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    name = torch.cuda.get_device_name(device)
+    gpu = next((gpu for gpu in GPUS.values() if re.fullmatch(gpu.device_names, name)), None)
+    return None if gpu is None else gpu.peak(precision, torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
+@functools.cache
+def _measured(dtype: torch.dtype, threads: int) -> float:
+    """Time some products and take the fastest: what other programs take meanwhile is no limit of the processor."""
+    # No random numbers: they would not be there for training. Of ones no product is rare in any way.
+    matrix = torch.ones(_SIZE, _SIZE, dtype=dtype)
+    timer = Timer("torch.mm(matrix, matrix)", globals={"torch": torch, "matrix": matrix}, num_threads=threads)
+    return 2 * _SIZE**3 / min(timer.blocked_autorange(min_run_time=_SECONDS).times)
+
+
+@dataclass
+class Memory:
+    """What a device holds at one moment of a step, in bytes."""
+
+    weights: float  # in float32, and copies in half precision that stay from forward to backward
+    gradients: float
+    optimizer: float
+    activations: float  # what autograd saves for the backward pass
+    workspace: float  # what is there for a moment: the loss, a layer computed again, weights that are gathered
+    total: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.total = float(sum(vars(self).values()))
+
+
+@dataclass(frozen=True)
+class Way:
+    """Training with or without gradient checkpointing."""
+
+    checkpointing: bool
+    memory: Memory  # a device's at the recipe's accumulation, in the moment when it holds most
+    fits: bool | None = None  # whether the device has as much; None where its memory is not known
+    accumulation: int | None = None  # the smallest one with which it fits, if any; the micro-batch is the largest then
+    micro_batch: int | None = None  # sequences at a time with that one
+
+
+@dataclass(frozen=True)
+class StepLayout:
+    """Where and how a step runs."""
+
+    kind: Kind  # what several devices do together, or "single"
+    devices: int
+    sequences: int  # that go through the model at a time on one device
+    length: int  # of each
+    parts: int  # how many such parts make a step (accumulation)
+    half: bool  # whether autocast computes in half precision
+    checkpointing: bool  # whether a layer is computed again in the backward pass
+    backend: str  # what computes attention, see :func:`layer_bytes`
+    on_cpu: bool  # where optimizers make tensors of their own; a GPU's run in one kernel
+
+
+class Plan:
+    """What a recipe would take on one or more GPUs of `GPUS`, or on this "cpu".
+
+    Memory is that of training steps of layers that are not compiled (compiled ones keep less). Validation is not in
+    it, which keeps nothing for gradients and takes 16,384 tokens of text or one sequence at a time, of a generated
+    task a whole batch; nor is saving. A number that is not known is None.
+
+    Args:
+        gpu, gpus: the name, and how many.
+        utilisation: which share of the peak the model's own operations reach.
+
+    Raises:
+        ValueError: an unknown GPU; numbers that make no sense; what training refuses: a batch that cannot be divided
+            among them, or a precision in which they cannot train; or a vocabulary that only the data would tell.
+    """
+
+    def __init__(self, recipe: Recipe, gpu: str = CPU, gpus: int = 1, *, utilisation: float = 0.4) -> None:
+        if gpus < 1:
+            raise ValueError(f"the number of GPUs must be 1 or more, got {gpus}.")
+        if not 0 < utilisation <= 1:
+            raise ValueError(f"the utilisation must lie above 0 and not above 1, got {utilisation}.")
+        device = None if gpu == CPU else gpu_named(gpu)
+        if device is None and gpus > 1:
+            raise ValueError(f"several processes are planned for GPUs, got {gpus} without the name of one.")
+        settings, length = recipe.train, recipe.data.length
+        config = build_config(recipe, vocabulary(recipe))
+        self.kind: Kind = "single"  # what the GPUs do together
+        if gpus > 1:
+            self.kind = "ddp" if settings.parallel == "auto" else settings.parallel
+        planned_on = torch.device(CPU if device is None else "cuda")
+        context = DistributedContext(self.kind, planned_on, 0, gpus, settings.precision)
+        context.check(recipe)
+
+        self.name, self.attention_type = recipe.name, recipe.model.attention_type
+        self.data = recipe.data.describe()  # in a few words
+        self.precision, self.accumulation = settings.precision, settings.accumulation
+        self.checkpointing = settings.gradient_checkpointing
+        self.steps, self.tokens_per_step = settings.steps, recipe.data.batch_size * length
+        self.device, self.devices = CPU if device is None else device.name, gpus
+        counts = WeightCounts(meta_model(config), settings)
+        self.parameters = counts.total
+        self.checkpoint_bytes = counts.total * FLOAT + counts.state
+        self.flops_per_token = flops_per_token(config, length)
+        rows = recipe.data.batch_size // context.dp_size
+        self.micro_batch = rows // settings.accumulation  # sequences that a device takes at a time
+        half = settings.precision != "no"
+        packed = isinstance(recipe.data, TextData) and recipe.data.isolate_documents  # all rows as one
+        layout = StepLayout(
+            kind=self.kind,
+            devices=gpus,
+            sequences=self.micro_batch,
+            length=length,
+            parts=settings.accumulation,
+            half=half,
+            checkpointing=settings.gradient_checkpointing,
+            backend=backend(config, device, half, packed, self.micro_batch * length if packed else length),
+            on_cpu=device is None,
+        )
+
+        self.utilisation = utilisation
+        self.peak: float | None  # FLOP/s of a device
+        self.peak = peak_flops(planned_on, settings.precision) if device is None else device.peak(settings.precision)
+        self.tokens_per_second: float | None = None  # of all devices; evaluation and saving come on top
+        self.days: float | None = None
+        if self.peak is not None:
+            self.tokens_per_second = gpus * self.peak * utilisation / self.flops_per_token
+            self.days = self.steps * self.tokens_per_step / self.tokens_per_second / 86400
+        self.device_memory: float | None = None  # bytes that a device has for the plan
+        if device is not None:
+            self.device_memory = (device.memory_gib * GIB - CONTEXT) * USABLE
+        elif hasattr(os, "sysconf"):  # POSIX
+            self.device_memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+        def way(checkpointing: bool) -> Way:
+            here = replace(layout, checkpointing=checkpointing)
+            memory = planned_memory(config, counts, here)
+            if self.device_memory is None:
+                return Way(checkpointing, memory)
+            for parts in (parts for parts in range(1, rows + 1) if rows % parts == 0):
+                smaller = planned_memory(config, counts, replace(here, sequences=rows // parts, parts=parts))
+                if smaller.total <= self.device_memory:
+                    return Way(checkpointing, memory, memory.total <= self.device_memory, parts, rows // parts)
+            return Way(checkpointing, memory, False)
+
+        self.ways = (way(False), way(True))  # without and with gradient checkpointing
+
+
+def vocabulary(recipe: Recipe) -> int:
+    """Return the tokens of a recipe's vocabulary; "bpe" may find fewer.
+
+    Raises ValueError where only the data would tell.
+    """
+    return recipe.model.vocab_size or recipe.data.vocabulary()
+
+
+def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: bool, queries: int) -> str:
+    """Say what computes attention on a device.
+
+    As :func:`diff_transformer.ops.backends.choose` and, for the Transformer, :mod:`diff_transformer.ops.narrow_heads`
+    and, where its documents are packed, :func:`diff_transformer.model.packed_documents.attend_by_document` choose it.
+    """
+    is_cuda = gpu is not None and gpu.device_names.startswith("NVIDIA")  # not ROCm, which torch gives the same name
+    has_kernel = explain("cpu")["cpu"] is None and is_faster()
+    if not config.described.differential:
+        if gpu is None and has_kernel and not config.attention_dropout and are_narrow(head_dim(config), queries):
+            return "cpu"
+        return "document" if packed and not (half and is_cuda) else "sdpa"
+    if gpu is None:
+        return "cpu" if has_kernel else "blockwise"
+    return "triton" if is_cuda and head_dim(config) <= WIDEST_KEY else "sdpa"
+
+
+def meta_model(config: DiffTransformerConfig) -> LanguageModel:
+    """Build the model on the meta device, where nothing takes memory."""
+    with torch.device("meta"):
+        return language_model_class(config)(config)
+
+
+class WeightCounts:
+    """Parameters of a model, which may be on the meta device; tied ones count once. All layers are alike."""
+
+    def __init__(self, model: LanguageModel, recipe: TrainRecipe) -> None:
+        layer = model.model.layers[0]
+        counts, layer_counts = ([each.numel() for each in module.parameters()] for module in (model, layer))
+        self.layers = len(model.model.layers)
+        self.layer = sum(layer_counts)  # of one decoder layer
+        # Of them, those of matrix products.
+        self.layer_linear = sum(module.weight.numel() for module in layer.modules() if isinstance(module, nn.Linear))
+        self.total = sum(counts)
+        self.ends = self.total - self.layers * self.layer  # embedding, output head and last norm
+        self.head = model.lm_head.weight.numel()  # the output head alone, also where it is the embedding
+        self.largest, self.largest_of_layer = max(counts), max(layer_counts)  # of the largest tensor
+        self.state = 0  # bytes of the state of the recipe's optimizers
+        for optimizer in build_optimizers(model, recipe):
+            each = MUON if isinstance(optimizer, torch.optim.Muon) else ADAMW
+            self.state += each * sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+
+
+def flops_per_token(config: DiffTransformerConfig, length: int) -> float:
+    """Count the operations of a training step for each token of sequences of `length` tokens.
+
+    A multiply-add is two operations. The backward pass takes twice the forward's matrix products, so
+
+        6 · weights + 6 · Σ over layers of products · (visible pairs of the layer / length)
+
+    `weights` are those that every token is multiplied with; looking an embedding up is free. `products` are the
+    multiply-adds of attention for each visible (query, key) of all heads, with A heads of width d in the Transformer:
+
+        softmax, dex   2·A·d   a score and a value for each head
+        diff           2·A·d   two scores for each of A/2 heads, one product of A1 − λA2 with values of width 2d
+        diff_grouped   A·d + 2·(A − G)·d   a score for each of A maps, and for each of A − G heads one product
+        diff_v2        3·A·d   two scores for each of A heads, one product with values of width d
+
+    The maps are subtracted before the product with V, as Equation 1 is written: a backend that multiplies V once for
+    each map does more and is not credited for it, so DIFF takes as many operations as the Transformer. A sliding window
+    leaves a query no more than `sliding_window` pairs, and an encoder's query sees all keys; its output head is counted
+    for every token. Not counted: norms, softmax, rotary embedding, activations, λ.
+    """
+    windows = [
+        config.sliding_window if config.layer_type(layer) == "sliding_attention" else None
+        for layer in range(config.num_hidden_layers)
+    ]
+    pairs = sum(visible_pairs(length, window) if config.is_causal else length**2 for window in windows)
+    return 6.0 * (multiplied_weights(config) + config.described.attention_products(config) * pairs / length)
+
+
+def multiplied_weights(config: DiffTransformerConfig) -> int:
+    """Count the weights that every token is multiplied with, the output head among them."""
+    feed_forward = 3 * config.hidden_size * config.intermediate_size
+    ends = config.hidden_size * config.vocab_size
+    return config.described.attention_weights(config) + config.num_hidden_layers * feed_forward + ends
+
+
+def visible_pairs(length: int, window: int | None) -> int:
+    """Count the visible pairs of a causal sequence: query i sees i + 1 keys, at most `window`."""
+    seen = length if window is None else min(window, length)
+    return seen * (seen + 1) // 2 + (length - seen) * seen
+
+
+def planned_memory(config: DiffTransformerConfig, counts: WeightCounts, layout: StepLayout) -> Memory:
+    """Return what a device holds in the moment of a training step in which it holds most."""
+    tokens, is_fsdp = layout.sequences * layout.length, layout.kind == "fsdp"
+    item_size = 2 if layout.half else FLOAT  # of a number that a matrix product reads
+    share = 1 / layout.devices if is_fsdp else 1.0  # of all parameters
+    ranks = 1  # among which the heads and the feed-forward network of a layer are divided
+    if layout.kind == "tensor":
+        ranks = layout.devices
+        share = (counts.layers * counts.layer / ranks + counts.ends) / counts.total
+    share_bytes, state = counts.total * FLOAT * share, counts.state * share
+    weights, gathered = share_bytes, 0.0
+    # Gradients that a layer adds, that the ends add, and that are there from the parts before.
+    layer_gradient, end_gradient, lasting_gradients = counts.layer * FLOAT / ranks, counts.ends * FLOAT, 0.0
+    if is_fsdp:
+        # The ends stay gathered in float32 from forward to backward, and of the layers there are two (the next one is
+        # on its way) and the buffer they come in, in the products' dtype; the gradient of one, and its sum in float32
+        # on its way out. A device keeps its share of the gradients, but of the output head all until the backward pass
+        # is through; the embedding's comes when the layers have gone.
+        weights += counts.ends * FLOAT
+        gathered = counts.layer * (4 * item_size + FLOAT)
+        layer_gradient, end_gradient = counts.layer * FLOAT * share, counts.head * FLOAT
+    elif layout.half:  # autocast keeps a copy of every matrix in the layers
+        weights += 2 * counts.layers * counts.layer_linear / ranks
+    if layout.parts > 1 or layout.kind == "ddp":  # the buckets that DDP sends are always there
+        layer_gradient, lasting_gradients = 0.0, share_bytes
+        end_gradient = end_gradient if is_fsdp else 0
+    computed_layer = tokens * layer_bytes(config, layout.backend, layout.half, ranks)
+    saved_layer = tokens * config.hidden_size * FLOAT if layout.checkpointing else computed_layer
+    # A layer's backward pass holds most in the feed-forward network: the gradients of the product's two factors, when
+    # that of the product is no longer balanced by the product; and the stream's gradient, with autocast a copy of it.
+    stream = config.hidden_size * (FLOAT + (item_size if layout.half else 0))
+    in_layer = tokens * (2 * config.intermediate_size * item_size / ranks + stream)
+    in_layer += counts.largest_of_layer * FLOAT / ranks
+    in_layer += gathered + computed_layer - saved_layer  # what checkpointing computes again
+    forward = counts.layers * saved_layer + tokens * ends_bytes(config)
+    loss = loss_bytes(config, tokens, layout.half, layout.on_cpu)
+    moments = [Memory(weights, lasting_gradients, state, forward, loss)]
+    # The backward pass goes through the layers from the last to the first: gradients come, activations go.
+    for done in (0, counts.layers - 1):
+        gradients = lasting_gradients + end_gradient + done * layer_gradient
+        moments.append(Memory(weights, gradients, state, (counts.layers - done) * saved_layer, in_layer))
+    all_gradients = lasting_gradients + counts.layers * layer_gradient + end_gradient
+    if is_fsdp:  # by the optimizer's step a device has nothing but its share
+        weights = all_gradients = share_bytes
+    moments.append(Memory(weights, all_gradients, state, 0, 2 * counts.largest * FLOAT if layout.on_cpu else 0))
+    return max(moments, key=lambda moment: moment.total)
+
+
+def layer_bytes(config: DiffTransformerConfig, backend: str, half: bool, ranks: int = 1) -> float:
+    """Return what autograd saves of a decoder layer for each token.
+
+    A formula for our modules: the stream between the layers is float32, and so is what a norm saves; `half` says that
+    the matrix products run in half precision (autocast), which saves a copy of what each of them reads. `backend`
+    computes attention: "triton", "cpu", "blockwise" or "sdpa", and for the Transformer "cpu", "sdpa" or "document",
+    which is "sdpa" for one document after the other. The heads and the feed-forward network are divided among `ranks`
+    (tensor parallelism).
+    """
+    width, size = config.hidden_size, 2 if half else FLOAT
+    norms = 2 * _norm_bytes(width)
+    readers = 5 + config.has_token_lambda  # of norms: W_Q, W_K, W_V, (W_λ,) W_gate, W_up
+    read = readers * width * size if half else 2 * width * FLOAT  # in half precision each takes a copy of its own
+    # What the gate's silu reads, what it gives, what W_up gives, and the product of both, which W_down reads.
+    feed_forward = 4 * config.intermediate_size * size
+    return norms + read + (_attention_bytes(config, backend, size) + feed_forward) / ranks
+
+
+def _norm_bytes(width: int) -> int:
+    """Return what an RMSNorm saves for each token: what it reads, that divided by its size, and one over the size."""
+    return (2 * width + 1) * FLOAT
+
+
+def _attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> float:
+    """Return what attention saves for each token, from the outputs of the projections to what W_O reads.
+
+    Numbers have `size` bytes. `width` is that of all heads' outputs together (A·d but with groups), `keys` that of all
+    keys; the values are as wide.
+    """
+    described, head = config.described, head_dim(config)
+    heads = described.heads(config)
+    width, keys = (count * described.cached_width(head) for count in (heads, described.key_heads(config)))
+    # The headwise norm where it is no part of a kernel, in float32.
+    norm = 2 * width * FLOAT + heads * FLOAT if config.has_headwise_norm else 0
+    if not described.differential:
+        # q, k, v, the output (which W_O reads), the rows' log-sums, or the kernel's two statistics of the map that it
+        # computes twice. The output once more where documents are put together; where there is a norm, which reads a
+        # wider copy of what torch's attention keeps and the kernel does not; and where heads are corrected.
+        is_copied = norm > 0 and size < FLOAT and backend != "cpu"
+        twice = backend == "document" or is_copied or described.corrects_heads
+        statistics = (4 if backend == "cpu" else 1) * heads * FLOAT
+        return (2 * width + 2 * keys + (width if twice else 0)) * size + statistics + norm
+    # q, k, v; λ where it is one for each token.
+    queries = described.query_heads(config)
+    saved = (queries * head + 2 * keys) * size
+    saved += heads * FLOAT if config.has_token_lambda else 0
+    if backend == "triton":  # the output before the norm, that of the second map, log-sums; the norm is in the kernel
+        second = FLOAT if described.grouped else size  # signal heads read it before it is rounded
+        noise_heads = queries - heads
+        saved += width * size + noise_heads * described.cached_width(head) * second + queries * FLOAT
+        # What W_O reads is a tensor of its own: after the norm, or after `ops.nonfinite` has added what hidden NaN ask.
+        return saved + width * size + (heads * FLOAT if config.has_headwise_norm else 0)
+    if backend == "cpu":  # two statistics of each map's rows
+        saved += 2 * described.query_heads(config) * FLOAT
+    elif backend == "sdpa":
+        # The maps' outputs; where values are wider than keys, in two parts each, and the second map's put together.
+        parts = 2 if described.pairs_heads else 1
+        saved += (2 if parts == 1 else 3) * width * size + 2 * parts * heads * FLOAT
+    return saved + width * size + norm  # what W_O reads
+
+
+def ends_bytes(config: DiffTransformerConfig) -> float:
+    """Return what is saved outside the layers for each token: the last norm, token numbers, and the rotary tables."""
+    return _norm_bytes(config.hidden_size) + 8 + 2 * head_dim(config) * FLOAT
+
+
+def loss_bytes(config: DiffTransformerConfig, tokens: int, half: bool, on_cpu: bool) -> float:
+    """Return the most that the chunked cross-entropy holds: the gradients of its input and the head, a chunk of logits.
+
+    In its backward both gradients are scaled, which makes copies of them.
+    """
+    gradients = (tokens + config.vocab_size) * config.hidden_size * FLOAT
+    rows = min(tokens, chunk_tokens(config.vocab_size, on_cpu))
+    chunk = rows * config.vocab_size * 2 * FLOAT  # the logits and their log-softmax
+    if half:  # the chunk's logits or their gradient; the head's weight, and what a chunk adds to its gradient
+        chunk += rows * config.vocab_size * 2 + 2 * config.vocab_size * config.hidden_size * 2
+    return gradients + max(chunk, gradients)
