@@ -21,12 +21,12 @@ from diff_lab.measure.document_losses import WHOLE
 from diff_lab.measure.many_shot import ACCURACY as MANY_SHOT
 from diff_lab.results_files import read_results
 from diff_lab.train import load_recipe, shipped_recipes
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.cli import app
 from diff_transformer.convert import convert_from
 from diff_transformer.explorer.model_examples import read_examples
 from diff_transformer.ops import lambda_init_schedule
-from diff_transformer.storage.files import read_json
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.utils.files import read_json
 from site_pages import pages_and_pictures
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.ops.flex import _cpu_has_vectors
-from diff_transformer.variants import ATTENTION_TYPES
 
 needs_vectors = pytest.mark.skipif(
     not _cpu_has_vectors(), reason="torch compiles FlexAttention on the CPU for AVX2 or more"

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import DiffLlamaForCausalLM
 
 from diff_transformer.convert import conversion, convert_from
+from diff_transformer.convert.resumable_directory import ResumableDirectory
 from diff_transformer.convert.weight_files import Weights
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.storage.resumable_directory import ResumableDirectory
 
 Folder = Callable[..., Path]
 SIZE = 15000  # of a shard

@@ -38,8 +38,8 @@ from transformers import DynamicCache
 
 import fresh
 from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model import text_embeddings
-from diff_transformer.variants import ATTENTION_TYPES
 from tiny_model import DIFFERENTIAL, PAIRED
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]

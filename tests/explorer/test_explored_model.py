@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.explorer import ExploredModel, LambdaSettings
 from diff_transformer.explorer.trace import Trace
-from diff_transformer.variants import ATTENTION_TYPES
 from tiny_model import DIFFERENTIAL, KINDS, PAIRED
 
 TOKENS = [3, 7, 1, 12, 7, 9, 3, 7, 20, 11, 3, 5]

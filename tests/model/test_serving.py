@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.attention_types import ATTENTION_TYPES
 from server_stand_in import Part, Server
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7], [11, 1, 8, 3, 3], [16]]

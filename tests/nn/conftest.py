@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import oracle
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.nn import Attention, DiffAttention, DiffAttentionV2, GroupedDiffAttention
-from diff_transformer.variants import ATTENTION_TYPES
 
 # All but "dex", whose layer is the Transformer's before it is trained further.
 KINDS: dict[str, type[Attention]] = {

@@ -9,8 +9,8 @@ from torch import Tensor
 
 import oracle
 from diff_transformer import DiffAttention
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.nn import Attention, DiffAttentionV2, GroupedDiffAttention
-from diff_transformer.variants import ATTENTION_TYPES
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

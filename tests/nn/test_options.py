@@ -15,9 +15,9 @@ from torch.autograd import gradcheck
 from transformers import DynamicCache
 
 import oracle
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.nn import Attention, DifferentialAttention
 from diff_transformer.ops import apply_rotary, diff_attention
-from diff_transformer.variants import ATTENTION_TYPES
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

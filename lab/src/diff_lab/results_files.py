@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from diff_lab.coordinates import NOWHERE
 from diff_lab.record import Comparison, Environment, Result, ResultsFile
-from diff_transformer.environment import device_name, git_commit, versions
-from diff_transformer.storage.files import finite, read_json, write_atomically
-from diff_transformer.suggestions import quoted
+from diff_transformer.utils.environment import device_name, git_commit, versions
+from diff_transformer.utils.files import finite, read_json, write_atomically
+from diff_transformer.utils.suggestions import quoted
 
 if TYPE_CHECKING:
     from pydantic import ValidationError

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from diff_transformer.cli.extras import missing_extra
-from diff_transformer.processors import limit_threads
+from diff_transformer.utils.cpu_count import limit_threads
 
 # transformers imports torchao wherever it is installed, and torchao would begin every command with its warnings. Not in
 # `main`: a worker process imports this package, as its parent's script does, and does not run it.

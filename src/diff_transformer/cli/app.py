@@ -15,8 +15,8 @@ from diff_transformer._version import INSTALL_LAB, __version__
 from diff_transformer.cli.console import quiet_libraries
 from diff_transformer.cli.extras import missing_extra
 from diff_transformer.cli.start_page import TRIALS, Trial, start_page
-from diff_transformer.processors import is_first_process
-from diff_transformer.storage.files import is_full_disk
+from diff_transformer.utils.cpu_count import is_first_process
+from diff_transformer.utils.files import is_full_disk
 
 # Command → "module:function".
 COMMANDS = {

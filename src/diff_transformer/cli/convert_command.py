@@ -11,9 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.cli import console
 from diff_transformer.cli.console import optional
-from diff_transformer.variants import ATTENTION_TYPES
 
 # The text that ranks heads for DEX: at most this many sequences of this many tokens, from its beginning.
 SEQUENCES, LENGTH = 16, 512
@@ -156,8 +156,8 @@ def convert(
 
     from diff_transformer.cli.checkpoints import find_checkpoint
     from diff_transformer.convert import convert_from, convert_to
-    from diff_transformer.storage.files import refuse_existing
-    from diff_transformer.storage.manifest import require_unchanged_weights
+    from diff_transformer.utils.files import refuse_existing
+    from diff_transformer.utils.manifest import require_unchanged_weights
 
     work: Callable[..., Any]
     if to is not None:

@@ -66,13 +66,15 @@ def explore(
         console.print_line(f"{output} shows the maps without a server or a network.")
         return
 
-    from diff_transformer.brief_threads import in_brief_thread
     from diff_transformer.explorer.server import ExplorerServer
-    from diff_transformer.listening import bound_socket
+    from diff_transformer.utils.bound_socket import bound_socket
+    from diff_transformer.utils.short_lived_threads import in_short_lived_thread
 
     host = host or LOOPBACK
     with bound_socket(host, port or 0) as bound:
-        explorers = in_brief_thread(lambda: {name: build_explorer(*pair, text, device) for name, pair in pairs.items()})
+        explorers = in_short_lived_thread(
+            lambda: {name: build_explorer(*pair, text, device) for name, pair in pairs.items()}
+        )
         server = ExplorerServer(explorers, bound, host)
         console.print_line(server.address)
         console.say("Ctrl-C ends it.")

@@ -23,7 +23,7 @@ from diff_transformer.explorer.explored_model import subtracts
 from diff_transformer.explorer.lambda_settings import LEARNED
 from diff_transformer.explorer.model_examples import EXAMPLES, ModelExamples, read_examples
 from diff_transformer.explorer.recorded_page import recorded_page
-from diff_transformer.storage.files import write_atomically
+from diff_transformer.utils.files import write_atomically
 
 FIRST_TEXT = (
     "The old house stood at the end of the lane, behind a row of black poplars. Nobody had lived in the old house for "

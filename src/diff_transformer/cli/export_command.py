@@ -40,7 +40,7 @@ def export(
     from diff_transformer.cli.checkpoints import auto_class_of, find_checkpoint, load_model, load_tokenizer
     from diff_transformer.convert import MAX_SHARD_SIZE, Exported, export_card, export_folder, export_onnx
     from diff_transformer.convert.conversion import shard_bytes
-    from diff_transformer.storage.files import refuse_existing
+    from diff_transformer.utils.files import refuse_existing
 
     shard_size = shard_bytes(max_shard_size or MAX_SHARD_SIZE)
     refuse_existing(target)

@@ -34,7 +34,7 @@ def maps(
     from diff_transformer.cli.checkpoints import find_checkpoint
     from diff_transformer.cli.explored_checkpoints import load_side
     from diff_transformer.model import attention_maps
-    from diff_transformer.storage.files import atomic_file
+    from diff_transformer.utils.files import atomic_file
 
     side = load_side(find_checkpoint(checkpoint), device)
     if unknown := [number for number in layer or () if number > side.model.layers]:

@@ -19,12 +19,12 @@ from diff_transformer._version import __version__
 from diff_transformer.convert.layout import Layout, Output, plan
 from diff_transformer.convert.layout_tables import LAYOUTS, read_config, write_settings
 from diff_transformer.convert.phi4flash_attention import PHI4FLASH, WHAT_IS_COVERED
+from diff_transformer.convert.resumable_directory import ResumableDirectory
 from diff_transformer.convert.weight_files import CONFIG, INDEX, Weights, read_source_config
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.storage.files import free_bytes, refuse_existing
-from diff_transformer.storage.resumable_directory import ResumableDirectory
-from diff_transformer.suggestions import quoted
+from diff_transformer.utils.files import free_bytes, refuse_existing
+from diff_transformer.utils.suggestions import quoted
 
 MAX_SHARD_SIZE = "5GB"
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)(|KB|MB|GB|TB)")

@@ -10,8 +10,8 @@ import copy
 import torch
 from torch import Tensor
 
+from diff_transformer.attention_types import head_dim
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.variants import head_dim
 
 
 def grow_signal_heads(

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diff_transformer.attention_types import head_dim
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.suggestions import some
-from diff_transformer.variants import head_dim
+from diff_transformer.utils.suggestions import some
 
 ATTENTION = "model.layers.{layer}.self_attn."
 DEX = ".self_attn.dex."

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DiffLlamaConfig, LlamaConfig, PreTrainedConfig
 
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.convert.layout import (
     ATTENTION,
     KEY,
@@ -27,8 +28,7 @@ from diff_transformer.convert.layout import (
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.nn import AnnealedLambda, annealed_lambda, fold_output
 from diff_transformer.nn.layers import constant_lambda
-from diff_transformer.suggestions import quoted, some
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.utils.suggestions import quoted, some
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
 

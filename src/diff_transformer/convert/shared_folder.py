@@ -21,7 +21,7 @@ from transformers import DynamicCache
 from diff_transformer.convert.conversion import MAX_SHARD_SIZE, shard_bytes
 from diff_transformer.convert.genai_settings import GENAI_CONFIG, genai_config
 from diff_transformer.model.interface_attention import OPERATOR_IMPLEMENTATION, attention_implementation
-from diff_transformer.storage.files import atomic_directory
+from diff_transformer.utils.files import atomic_directory
 
 CARD = "README.md"
 GRAPH = "model.onnx"

@@ -9,8 +9,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from diff_transformer.convert.layout import Header
-from diff_transformer.storage.files import read_json
-from diff_transformer.suggestions import some
+from diff_transformer.utils.files import read_json
+from diff_transformer.utils.suggestions import some
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

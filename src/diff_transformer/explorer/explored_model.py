@@ -15,7 +15,7 @@ from diff_transformer.explorer.lambda_settings import LEARNED, LambdaSettings, r
 from diff_transformer.explorer.trace import RecomputedMaps, ReturnedMaps, Trace
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import attention_implementation
-from diff_transformer.suggestions import quoted
+from diff_transformer.utils.suggestions import quoted
 
 MOST_TOKENS = 2048
 LONG_WORK = 1 << 38  # runs × tokens × parameters: more take a processor ten seconds or longer

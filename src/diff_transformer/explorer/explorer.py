@@ -19,7 +19,7 @@ from diff_transformer.explorer.lambda_settings import LEARNED, LambdaSettings, r
 from diff_transformer.explorer.map_format import encode_maps
 from diff_transformer.explorer.trace import Trace
 from diff_transformer.explorer.vocabulary import Vocabulary, check_text
-from diff_transformer.suggestions import quoted
+from diff_transformer.utils.suggestions import quoted
 
 SHOWN_TOKENS = 10  # of a distribution
 STRIP_FACTORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of λ, at which the strip is measured

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from diff_transformer.explorer.trace import Maps, Trace
-from diff_transformer.suggestions import quoted
+from diff_transformer.utils.suggestions import quoted
 
 _WEIGHTS_AT_ONCE = 1 << 18  # of each map
 

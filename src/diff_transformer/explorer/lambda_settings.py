@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diff_transformer.suggestions import quoted
+from diff_transformer.utils.suggestions import quoted
 
 LARGEST_LAMBDA = 10.0  # of either sign; learned ones lie near 0 … 1
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from diff_transformer.explorer.explorer import Example
 from diff_transformer.explorer.head_numbers import Answer
-from diff_transformer.storage.files import read_json
+from diff_transformer.utils.files import read_json
 
 EXAMPLES = "examples.json"
 

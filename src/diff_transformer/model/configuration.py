@@ -13,14 +13,14 @@ from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from diff_transformer.attention_types import ATTENTION_OPTIONS, ATTENTION_TYPES, AttentionType, head_dim
 from diff_transformer.model.parallel_plan import tensor_parallel_plan
 from diff_transformer.model.remote_code import auto_map, code_files
 from diff_transformer.nn.attention import check_heads, default_key_heads
 from diff_transformer.nn.dex import check_chosen_heads
 from diff_transformer.nn.layers import constant_lambda, feed_forward_class
 from diff_transformer.ops import lambda_init_schedule
-from diff_transformer.suggestions import quoted
-from diff_transformer.variants import ATTENTION_OPTIONS, ATTENTION_TYPES, AttentionType, head_dim
+from diff_transformer.utils.suggestions import quoted
 
 if TYPE_CHECKING:
     from transformers import Cache

@@ -21,6 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward as llama_attention_forward
 
+from diff_transformer.attention_types import ATTENTION_OPTIONS, ATTENTION_TYPES
 from diff_transformer.model.configuration import DiffTransformerConfig
 from diff_transformer.model.masks import operator_mask
 from diff_transformer.model.packed_documents import attend_by_document
@@ -29,7 +30,6 @@ from diff_transformer.ops import diff_attention_maps
 from diff_transformer.ops.backends import BACKENDS
 from diff_transformer.ops.narrow_heads import attends_to_narrow_heads, narrow_attention
 from diff_transformer.ops.visibility import is_block_mask
-from diff_transformer.variants import ATTENTION_OPTIONS, ATTENTION_TYPES
 
 # "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
 OPERATOR_IMPLEMENTATION = "diff_attention"

@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 from transformers.masking_utils import sdpa_mask
 
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.ops.attention_request import check_dense, is_floating
 from diff_transformer.ops.visibility import causal_bias_mask, check_causal_bias, is_causal_bias
-from diff_transformer.variants import ATTENTION_TYPES
 
 
 def operator_mask(**arguments: Any) -> Tensor | None:

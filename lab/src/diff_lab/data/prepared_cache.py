@@ -11,8 +11,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from diff_transformer.storage.files import commit, full_disk, unfinished_path
-from diff_transformer.storage.manifest import digests, sizes_in, why_changed, why_incomplete, write_manifest
+from diff_transformer.utils.files import commit, full_disk, unfinished_path
+from diff_transformer.utils.manifest import digests, sizes_in, why_changed, why_incomplete, write_manifest
 
 
 def cache_key(*parts: Any) -> str:

@@ -14,7 +14,7 @@ from diff_lab.data.corpus import Corpus
 from diff_lab.data.prepared_cache import cache_key, made_once
 from diff_lab.data.split import DOCUMENT, with_digests
 from diff_lab.data.tokenizers import encode_documents, plain_text_tokenizer
-from diff_transformer.storage.cache_folder import cache_folder
+from diff_transformer.utils.files import cache_folder
 
 # A piece of a document in the cache: where its tokens end (a last piece's with the end of text), whether the document
 # ends with it, and, where it does, what `split` needs.

@@ -19,9 +19,9 @@ from diff_lab.train import Progress, Recipe, build_config, load_recipe
 from diff_lab.train.data_kinds import TextData
 from diff_lab.train.recipe import differences
 from diff_lab.train.step_costs import meta_model
+from diff_transformer.attention_types import ATTENTION_TYPES, head_dim
 from diff_transformer.model import DiffTransformerConfig
-from diff_transformer.suggestions import did_you_mean
-from diff_transformer.variants import ATTENTION_TYPES, head_dim
+from diff_transformer.utils.suggestions import did_you_mean
 
 # The preset that is counted on the meta device and never run; the others are "cpu", "evening", "night" and "gpu".
 PAPER = "paper"

@@ -32,8 +32,8 @@ from diff_lab.record import OWN, Headline
 from diff_lab.train import Data, Recipe, build_config, load_recipe
 from diff_lab.train.data_kinds import ArithmeticData, MaskedTextData, RetrievalData, TextData
 from diff_lab.train.recipe import ModelRecipe, read_yaml
-from diff_transformer.suggestions import did_you_mean
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.attention_types import ATTENTION_TYPES
+from diff_transformer.utils.suggestions import did_you_mean
 
 TRANSFORMER = "softmax"
 # The share by which the parameters without λ and norms may differ: W_λ of DIFF V2, and what rounding leaves.

@@ -29,7 +29,7 @@ import torch
 from diff_lab.freed_memory import keep_freed_memory
 from diff_lab.train import Progress, TrainingInterrupted, process_errors
 from diff_lab.train.process_errors import Interrupt, stop_signals
-from diff_transformer.processors import available_memory, usable_processors
+from diff_transformer.utils.cpu_count import available_memory, usable_processors
 
 T = TypeVar("T")
 

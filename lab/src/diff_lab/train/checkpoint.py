@@ -27,8 +27,8 @@ from transformers.utils import logging
 
 from diff_lab.train.distributed import reshard
 from diff_lab.train.process_errors import balanced_parts, count, gathered, on_first, propagate_errors, rank
-from diff_transformer.storage.files import read_json
-from diff_transformer.suggestions import quoted
+from diff_transformer.utils.files import read_json
+from diff_transformer.utils.suggestions import quoted
 
 _STATE, _OPTIMIZER, _RANDOM = "state.json", "optimizer", "random.safetensors"
 

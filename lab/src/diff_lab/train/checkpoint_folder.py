@@ -23,8 +23,8 @@ from diff_lab.train.checkpoint import (
     weights_of,
 )
 from diff_lab.train.process_errors import gathered, is_first, local_part, on_first, propagate_errors
-from diff_transformer.storage import manifest
-from diff_transformer.storage.files import (
+from diff_transformer.utils import manifest
+from diff_transformer.utils.files import (
     clean_up,
     clean_up_all,
     commit,

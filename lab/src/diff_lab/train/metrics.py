@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from diff_transformer.storage.files import finite, parse_metrics_line
+from diff_transformer.utils.files import finite, parse_metrics_line
 
 # Names that TensorBoard's curves have otherwise than the lines.
 _TAGS = {"lambdas": "lambda"}

@@ -16,8 +16,8 @@ from diff_lab.train.data_kinds import Data, DataRequest
 from diff_lab.train.distributed import materialized
 from diff_lab.train.recipe import ModelRecipe, Recipe, build_config
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
-from diff_transformer.storage.files import read_json
-from diff_transformer.storage.manifest import require_unchanged_weights
+from diff_transformer.utils.files import read_json
+from diff_transformer.utils.manifest import require_unchanged_weights
 
 # Settings of a recipe that the model it starts from need not share: positions, and what no weight depends on.
 _FREE_SETTINGS = {"init_from", "vocab_size", "max_position_embeddings", "rope_theta"}

@@ -10,9 +10,9 @@ from diff_lab.train.distributed import Kind
 from diff_lab.train.hardware import NODE
 from diff_lab.train.recipe import TrainRecipe
 from diff_lab.train.step import build_optimizers
+from diff_transformer.attention_types import head_dim
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
 from diff_transformer.model.chunked_loss import chunk_tokens
-from diff_transformer.variants import head_dim
 
 FLOAT = 4  # bytes
 ADAMW, MUON = 8, 4  # bytes of an optimizer's state for each parameter: two moments, or one

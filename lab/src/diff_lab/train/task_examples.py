@@ -9,7 +9,7 @@ from diff_lab.data.batches import GeneratedBatches
 from diff_lab.data.retrieval_guesses import most_frequent
 from diff_lab.train.data_kinds import Data
 from diff_lab.train.run_folder import EXAMPLES
-from diff_transformer.storage.files import write_atomically
+from diff_transformer.utils.files import write_atomically
 
 _MOST_SEQUENCES, _MOST_TOKENS = 512, 1 << 17  # of the retrieval task; so many tokens take half a megabyte
 _DOCUMENTS = 16  # with needles in text

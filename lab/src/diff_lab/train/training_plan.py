@@ -22,12 +22,12 @@ from diff_lab.train.step_costs import (
     meta_model,
     planned_memory,
 )
+from diff_transformer.attention_types import head_dim
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.ops.backends import explain
 from diff_transformer.ops.cpu.cpu_backend import is_faster
 from diff_transformer.ops.narrow_heads import are_narrow
 from diff_transformer.ops.triton.triton_backend import WIDEST_KEY
-from diff_transformer.variants import head_dim
 
 GIB = 1 << 30
 CPU = "cpu"

@@ -16,17 +16,17 @@ from diff_lab.report.wording import variant_label, variants_of
 from diff_lab.train import load_recipe
 from diff_lab.train.step_costs import flops_per_token
 from diff_lab.train.training_plan import Plan
-from diff_transformer import variants
+from diff_transformer import attention_types
+from diff_transformer.attention_types import ATTENTION_TYPES, AttentionType
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import layer_settings
 from diff_transformer.nn import DiffAttentionV2
-from diff_transformer.variants import ATTENTION_TYPES, AttentionType
 from tiny_model import SIZES
 
-PACKAGE = Path(variants.__file__).parent
+PACKAGE = Path(attention_types.__file__).parent
 # The table itself, and experiments: which two types they compare is their question.
 MAY_NAME_TYPES = {
-    "variants.py",
+    "attention_types.py",
     "lab/experiments/inside_experiments.py",
     "lab/experiments/scaling_experiment.py",
 }

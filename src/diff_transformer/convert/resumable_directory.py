@@ -10,7 +10,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from diff_transformer.storage.files import atomic_file, commit, read_json, refuse_existing, unfinished_path
+from diff_transformer.utils.files import atomic_file, commit, read_json, refuse_existing, unfinished_path
 
 
 class ResumableDirectory:
