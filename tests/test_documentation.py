@@ -23,8 +23,8 @@ from diff_lab.results_files import read_results
 from diff_lab.train import load_recipe, shipped_recipes
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.cli import app
+from diff_transformer.cli.explored_checkpoints import read_examples
 from diff_transformer.convert import convert_from
-from diff_transformer.explorer.model_examples import read_examples
 from diff_transformer.ops import lambda_init_schedule
 from diff_transformer.utils.files import read_json
 from site_pages import pages_and_pictures

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import DiffLlamaForCausalLM
 
 from diff_transformer.convert import conversion, convert_from
-from diff_transformer.convert.resumable_directory import ResumableDirectory
-from diff_transformer.convert.weight_files import Weights
+from diff_transformer.convert.conversion import ResumableDirectory
+from diff_transformer.convert.layout import Weights
 from diff_transformer.model.remote_code import code_files
 
 Folder = Callable[..., Path]

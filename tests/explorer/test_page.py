@@ -27,7 +27,7 @@ from diff_transformer.explorer import (
     WordVocabulary,
     explore,
 )
-from diff_transformer.explorer.recorded_page import recorded_page
+from diff_transformer.explorer.page import recorded_page
 
 pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api")

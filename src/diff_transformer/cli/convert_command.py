@@ -48,7 +48,7 @@ def _widest_heads(choice: str, source: Path, text: list[Path] | None) -> list[li
     import torch
 
     from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
-    from diff_transformer.convert.head_entropies import head_entropies, widest_heads
+    from diff_transformer.convert.loaded_models import head_entropies, widest_heads
 
     files = [file for path in text for file in text_files(path)]
     folder = find_checkpoint(source, ours=False)

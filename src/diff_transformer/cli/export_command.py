@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from diff_transformer.cli import console
+from diff_transformer.cli import console, require_extra
 from diff_transformer.cli.console import Checkpoint, optional
-from diff_transformer.cli.extras import require_extra
 
 
 def export(

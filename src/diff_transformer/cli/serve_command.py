@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from diff_transformer.cli import console
+from diff_transformer.cli import console, require_extra
 from diff_transformer.cli.console import Device, TextCheckpoint, optional
-from diff_transformer.cli.extras import require_extra
 from diff_transformer.cli.generate_command import shipped_language_model
 
 API_KEY_VARIABLE = "DIFF_TRANSFORMER_API_KEY"

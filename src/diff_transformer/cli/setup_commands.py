@@ -29,8 +29,7 @@ def info() -> None:
     from rich.text import Text
 
     from diff_transformer._version import CHECKOUT, INSTALL_LAB
-    from diff_transformer.cli import console
-    from diff_transformer.cli.extras import EXTRAS
+    from diff_transformer.cli import EXTRAS, console
     from diff_transformer.ops.attention_request import triton_is_installed
     from diff_transformer.ops.backends import explain
     from diff_transformer.ops.cpu import cpu_build

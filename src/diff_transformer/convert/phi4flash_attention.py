@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from diff_transformer.convert.layout import check_headers
-from diff_transformer.convert.weight_files import CONFIG, Weights, read_source_config
+from diff_transformer.convert.layout import CONFIG, Weights, check_headers, read_source_config
 from diff_transformer.nn import DiffAttention
 from diff_transformer.utils.suggestions import quoted
 

@@ -13,11 +13,8 @@ from typing import Any
 
 import torch
 
-from diff_transformer.explorer.explored_model import ExploredModel
-from diff_transformer.explorer.head_numbers import Answer, answer_shares, head_numbers
-from diff_transformer.explorer.lambda_settings import LEARNED, LambdaSettings, replaced_lambdas
-from diff_transformer.explorer.map_format import encode_maps
-from diff_transformer.explorer.trace import Trace
+from diff_transformer.explorer.explored_model import LEARNED, ExploredModel, LambdaSettings, replaced_lambdas
+from diff_transformer.explorer.trace import Answer, Trace, answer_shares, encode_maps, head_numbers
 from diff_transformer.explorer.vocabulary import Vocabulary, check_text
 from diff_transformer.utils.suggestions import quoted
 
@@ -201,7 +198,7 @@ class Explorer:
         return {"value": value, "piece": side.vocabulary.piece_after(tokens, token)}
 
     def head_map(self, question: Mapping[str, Any]) -> bytes:
-        """The maps of one head in the form of :mod:`diff_transformer.explorer.map_format`.
+        """The maps of one head in the form of :mod:`diff_transformer.explorer.trace`.
 
         The question is one of :meth:`run` with "layer" and "head", counted from 1, and optionally "first_row", the
         first row to send, counted from 0.

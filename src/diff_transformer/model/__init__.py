@@ -19,7 +19,6 @@ from diff_transformer.model.modeling import (
     DiffTransformerModel,
     DiffTransformerPreTrainedModel,
 )
-from diff_transformer.model.pooling import pooled, text_embeddings
 from diff_transformer.model.remote_code import AUTO_CLASSES
 from diff_transformer.model.task_models import (
     DiffTransformerForMaskedLM,
@@ -28,6 +27,8 @@ from diff_transformer.model.task_models import (
     DiffTransformerForTokenClassification,
     LanguageModel,
     language_model_class,
+    pooled,
+    text_embeddings,
 )
 
 register_attention()

@@ -23,8 +23,7 @@ from transformers.models.llama.modeling_llama import eager_attention_forward as 
 
 from diff_transformer.attention_types import ATTENTION_OPTIONS, ATTENTION_TYPES
 from diff_transformer.model.configuration import DiffTransformerConfig
-from diff_transformer.model.masks import operator_mask
-from diff_transformer.model.packed_documents import attend_by_document
+from diff_transformer.model.masks import attend_by_document, operator_mask
 from diff_transformer.nn import Attention
 from diff_transformer.ops import diff_attention_maps
 from diff_transformer.ops.backends import BACKENDS

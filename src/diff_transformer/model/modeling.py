@@ -20,7 +20,6 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from diff_transformer.model.bidirectional_mask import encoder_mask
 from diff_transformer.model.chunked_loss import chunked_cross_entropy
 from diff_transformer.model.configuration import DiffTransformerConfig, pair_cached_heads, viewed_config
 from diff_transformer.model.interface_attention import (
@@ -31,8 +30,7 @@ from diff_transformer.model.interface_attention import (
     attention_implementation,
     interface_class,
 )
-from diff_transformer.model.masks import dense_mask
-from diff_transformer.model.packed_documents import check_cu_seqlens, document_positions
+from diff_transformer.model.masks import check_cu_seqlens, dense_mask, document_positions, encoder_mask
 from diff_transformer.model.parallel_plan import check_ranks, float32_units
 from diff_transformer.nn import (
     AnnealedLambda,
@@ -209,7 +207,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             past_key_values: a cache of transformers'; an encoder (``is_causal`` False) has none.
             use_cache: whether to return one.
             kwargs: ``cu_seq_lens_q`` and its companions, for documents packed into one row (B = 1): see
-                :mod:`diff_transformer.model.packed_documents`. With our own implementations no mask or cache is made.
+                :mod:`diff_transformer.model.masks`. With our own implementations no mask or cache is made.
 
         Raises:
             ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; documents that do not fit the rest; a

@@ -23,7 +23,7 @@ _RETRIEVAL_NOTE = (
 def write_examples(folder: Path, data: Data) -> None:
     """Write the examples of a run's task into its folder, unless they are there; nothing for a run on text.
 
-    The format is that of `diff_transformer.explorer.model_examples`.
+    The format is that of `diff_transformer.cli.explored_checkpoints`.
     """
     path = folder / EXAMPLES
     if not path.exists() and (examples := _examples(data)) is not None:

@@ -176,7 +176,7 @@ def vocabulary(recipe: Recipe) -> int:
 def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: bool, queries: int) -> str:
     """What computes attention on a device: see :func:`diff_transformer.ops.backends.choose` and, for the Transformer,
     :mod:`diff_transformer.ops.narrow_heads` and, where its documents are packed,
-    :func:`diff_transformer.model.packed_documents.attend_by_document`.
+    :func:`diff_transformer.model.masks.attend_by_document`.
     """
     is_cuda = gpu is not None and gpu.device_names.startswith("NVIDIA")  # not ROCm, which torch gives the same name
     has_kernel = explain("cpu")["cpu"] is None and is_faster()
