@@ -267,12 +267,12 @@ def test_the_paper_s_page_names_every_experiment_and_files_that_exist() -> None:
 def test_limits_are_limits() -> None:
     """A few sentences of docs/concepts/limits.md."""
     sizes = {"hidden_size": 30, "num_attention_heads": 3, "head_dim": 10}
-    for name, described in ATTENTION_TYPES.items():
-        if described.even_heads:
+    for name, spec in ATTENTION_TYPES.items():
+        if spec.even_heads:
             with pytest.raises(ValueError, match="even"):
                 diff_transformer.DiffTransformerConfig(attention_type=name, **sizes)
         else:
-            groups = 1 if described.grouped else None
+            groups = 1 if spec.grouped else None
             diff_transformer.DiffTransformerConfig(attention_type=name, num_noise_heads=groups, **sizes)
     assert ATTENTION_TYPES["dex"].parallel_refusal is not None
 

@@ -14,7 +14,7 @@ needs_vectors = pytest.mark.skipif(
 )
 
 # Those that a recipe trains from the start: a DEX model is a trained Transformer, and has tests of its own.
-KINDS = tuple(name for name, described in ATTENTION_TYPES.items() if not described.corrects_heads)
+KINDS = tuple(name for name, spec in ATTENTION_TYPES.items() if not spec.corrects_heads)
 # Those with keys and values of twice the width; they have the headwise norm.
 PAIRED = tuple(name for name in KINDS if ATTENTION_TYPES[name].pairs_heads)
 

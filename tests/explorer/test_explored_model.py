@@ -106,7 +106,7 @@ def test_another_lambda_of_one_head(
     model.set_attn_implementation(implementation)
     settings = LambdaSettings(factor=0.5, layers={1: 0.2}, heads={(2, 3): 0.0})
     trace = ExploredModel(model, kind).trace(TOKENS, settings)
-    heads = model.config.described.heads(model.config)
+    heads = model.config.spec.heads(model.config)
     assert trace.lambdas is not None
     assert trace.lambdas[0].tolist() == pytest.approx([0.2] * heads)
     assert trace.lambdas[1, 2] == 0

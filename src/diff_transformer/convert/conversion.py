@@ -101,7 +101,7 @@ def convert_from(
     with _single_line_errors(f"{str(source / CONFIG)!r} cannot be converted: "):
         config = chosen.read(raw)
     if dex_heads is not None or dex_lambda_start is not None:
-        if not config.described.corrects_heads:
+        if not config.spec.corrects_heads:
             raise ValueError(
                 f"dex_heads and dex_lambda_start belong to the attention type 'dex', not to {config.attention_type!r}."
             )

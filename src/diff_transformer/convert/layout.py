@@ -186,7 +186,7 @@ class ParameterMapping:
         self.target = row.target.format(layer=layer)
         self.constant = row.constant(config, layer) if callable(row.constant) else row.constant
         self.fold = layout.fold and partial(layout.fold, config, layer)
-        self.always_float32 = row.target.endswith(tuple(config.described.float32_of(config)))
+        self.always_float32 = row.target.endswith(tuple(config.spec.float32_of(config)))
         self.rows = None if row.source_rows is None else row.source_rows(shape[0], head_dim(config))
         source_shape = shape if self.rows is None else (int(self.rows.max()) + 1, *shape[1:])
         target = self.target, shape

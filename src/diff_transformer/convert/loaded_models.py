@@ -62,15 +62,15 @@ def grow_signal_heads(
         ValueError: a model without paired heads, a number that is no multiple, or a spread that is negative.
     """
     config = model.config
-    described = config.described
-    if not (described.differential and described.pairs_heads):
+    spec = config.spec
+    if not (spec.differential and spec.pairs_heads):
         raise ValueError(
             "signal heads are copied in models whose attention_type is 'diff' or 'diff_grouped', got "
             f"{config.attention_type!r}."
         )
     if spread < 0:
         raise ValueError(f"spread must be 0 or more, got {spread}.")
-    heads = described.heads(config)
+    heads = spec.heads(config)
     groups = config.num_attention_heads - heads
     ratio = heads // groups
     if signal_heads < 1 or signal_heads % ratio:

@@ -148,7 +148,7 @@ def _pair(text: object) -> tuple[int, int]:
 def subtracts(config: Any) -> bool:
     """Whether each head of a model with this configuration has two maps, one of which is taken from the other."""
     if isinstance(config, DiffTransformerConfig):
-        return config.described.differential
+        return config.spec.differential
     return config.model_type == "diffllama"
 
 
@@ -176,19 +176,19 @@ class ExploredModel:
         self.model, self.name = model.eval(), name
         config = model.config.get_text_config()
         self.is_ours = isinstance(model, DiffTransformerForCausalLM)
-        described = model.config.described if self.is_ours else None
-        self.label = described.label if described else type(model).__name__.removesuffix("ForCausalLM")
+        spec = model.config.spec if self.is_ours else None
+        self.label = spec.label if spec else type(model).__name__.removesuffix("ForCausalLM")
         self.layers = config.num_hidden_layers
         self.subtracts = subtracts(config)
-        self.lambda_per_token = described is not None and model.config.has_token_lambda
+        self.lambda_per_token = spec is not None and model.config.has_token_lambda
         self.heads = config.num_attention_heads
         self.kv_heads = getattr(config, "num_key_value_heads", None) or self.heads  # GPT-2's has no such setting
-        self.noise_heads = described.noise_heads(model.config) if described else None
-        if described:
+        self.noise_heads = spec.noise_heads(model.config) if spec else None
+        if spec:
             if self.noise_heads is not None:
-                ratio = described.heads(model.config) // self.noise_heads
+                ratio = spec.heads(model.config) // self.noise_heads
                 self.label += f", {ratio} signal heads to a noise head"
-            self.heads, self.kv_heads = described.heads(model.config), described.key_heads(model.config)
+            self.heads, self.kv_heads = spec.heads(model.config), spec.key_heads(model.config)
         self.vocab_size = config.vocab_size
         longest = getattr(config, "max_position_embeddings", None) or MOST_TOKENS
         self.most_tokens = min(MOST_TOKENS, longest)

@@ -148,7 +148,7 @@ class InterfaceAttention(Attention):
     def __init__(self, config: DiffTransformerConfig, layer: int) -> None:
         sizes = config.hidden_size, config.num_attention_heads, layer, config.num_key_value_heads, config.head_dim
         known = layer_settings(config, layer)
-        super().__init__(*sizes, **{name: known[name] for name in config.described.settings})
+        super().__init__(*sizes, **{name: known[name] for name in config.spec.settings})
         self.config = config
         self.is_causal = config.is_causal  # which attention implementations read where there is no mask
 
@@ -187,7 +187,7 @@ class InterfaceAttention(Attention):
             keys,
             values,
             attention_mask,
-            dropout=self.dropped,
+            dropout=self.active_dropout,
             scaling=self.scaling,
             sliding_window=self.sliding_window,
             **kwargs,
@@ -233,8 +233,8 @@ def interface_class(layer_class: type[Attention]) -> type[InterfaceAttention]:
 
 def __getattr__(name: str) -> Any:
     """The classes that :func:`interface_class` makes, by name: a pickled model asks for them so."""
-    for described in ATTENTION_TYPES.values():
-        if (layer_class := interface_class(described.layer_class())).__name__ == name:
+    for spec in ATTENTION_TYPES.values():
+        if (layer_class := interface_class(spec.layer_class())).__name__ == name:
             return layer_class
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

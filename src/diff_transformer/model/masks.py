@@ -58,8 +58,8 @@ def operator_mask(**arguments: Any) -> Tensor | None:
     begins = isinstance(offset, int) and offset == 0 and arguments["q_length"] == arguments["kv_length"]
     causal = arguments.get("allow_is_causal_skip", False)  # a window in both directions is not the operator's
     # Any model of transformers may be set to our implementation.
-    described = ATTENTION_TYPES.get(getattr(config, "attention_type", ""))
-    if begins and causal and described is not None and described.differential:
+    spec = ATTENTION_TYPES.get(getattr(config, "attention_type", ""))
+    if begins and causal and spec is not None and spec.differential:
         arguments = {**arguments, "local_size": None}
     return sdpa_mask(**arguments)
 

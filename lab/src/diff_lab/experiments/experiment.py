@@ -121,7 +121,7 @@ class Heads(NamedTuple):
 def heads_of(recipe: Recipe) -> Heads:
     """The heads of a recipe's model."""
     config = build_config(recipe, vocab_size=1)
-    described = config.described
+    described = config.spec
     return Heads(described.heads(config), head_dim(config), described.differential)
 
 

@@ -149,7 +149,7 @@ def _check_settings(folder: Path, saved: DiffTransformerConfig, config: DiffTran
     alone = {
         name: here for name in _NOT_IN_RECIPES if (here := getattr(saved, name, None)) != getattr(config, name, None)
     }
-    if saved.described.corrects_heads:
+    if saved.spec.corrects_heads:
         alone["attention_type"] = saved.attention_type
     if saved.norm_eps_in_attention != saved.rms_norm_eps:
         alone["attention_norm_eps"] = saved.attention_norm_eps

@@ -93,14 +93,14 @@ def flops_per_token(config: DiffTransformerConfig, length: int) -> float:
         for layer in range(config.num_hidden_layers)
     ]
     pairs = sum(visible_pairs(length, window) if config.is_causal else length**2 for window in windows)
-    return 6.0 * (multiplied_weights(config) + config.described.attention_products(config) * pairs / length)
+    return 6.0 * (multiplied_weights(config) + config.spec.attention_products(config) * pairs / length)
 
 
 def multiplied_weights(config: DiffTransformerConfig) -> int:
     """Weights that every token is multiplied with, the output head among them."""
     feed_forward = 3 * config.hidden_size * config.intermediate_size
     ends = config.hidden_size * config.vocab_size
-    return config.described.attention_weights(config) + config.num_hidden_layers * feed_forward + ends
+    return config.spec.attention_weights(config) + config.num_hidden_layers * feed_forward + ends
 
 
 def visible_pairs(length: int, window: int | None) -> int:
@@ -278,7 +278,7 @@ def _attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> 
     `width` is that of all heads' outputs together (A·d but with groups), `keys` that of all keys; the values are as
     wide.
     """
-    described, head = config.described, head_dim(config)
+    described, head = config.spec, head_dim(config)
     heads = described.heads(config)
     width, keys = (count * described.cached_width(head) for count in (heads, described.key_heads(config)))
     # The headwise norm where it is no part of a kernel, in float32.

@@ -180,7 +180,7 @@ def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: 
     """
     is_cuda = gpu is not None and gpu.device_names.startswith("NVIDIA")  # not ROCm, which torch gives the same name
     has_kernel = explain("cpu")["cpu"] is None and is_faster()
-    if not config.described.differential:
+    if not config.spec.differential:
         if gpu is None and has_kernel and not config.attention_dropout and are_narrow(head_dim(config), queries):
             return "cpu"
         return "document" if packed and not (half and is_cuda) else "sdpa"
