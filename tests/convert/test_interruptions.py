@@ -163,15 +163,6 @@ def test_another_job_begins_anew(
     assert contents(tmp_path / "new") == contents(tmp_path / "whole")
 
 
-def test_the_same_job_writes_no_weights_again(
-    source: Path, tmp_path: Path, saved: Saved, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt(source, tmp_path / "new", monkeypatch)
-    saved.clear()
-    convert(source, tmp_path / "new")
-    assert not saved
-
-
 @pytest.mark.parametrize("at", [0, 2])
 def test_a_full_disk(at: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As safetensors says it; the half of a file is removed, the whole ones stay."""

@@ -194,34 +194,6 @@ def test_single_tokens_can_be_trained(tied: bool, make: Any, tokens: Any, train:
     assert rows == ([3, 256] if tied else [256])
 
 
-def test_generation_with_an_adapter_equals_generation_merged(kind: str, make: Any, tokens: Any, train: Any) -> None:
-    model = get_peft_model(make(kind), lora())
-    train(model, tokens(), steps=6)
-    inputs = tokens()
-    settings: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(inputs)}
-    written = model.generate(inputs, **settings)
-    with model.disable_adapter():
-        assert not torch.equal(model.generate(inputs, **settings), written)
-    assert torch.equal(model.merge_and_unload().generate(inputs, **settings), written)
-
-
-def test_gradient_checkpointing_changes_nothing(kind: str, make: Any, tokens: Any) -> None:
-    inputs = tokens()
-    gradients: list[dict[str, Tensor]] = []
-    for checkpointing in (False, True):
-        torch.manual_seed(0)
-        model = get_peft_model(make(kind), lora()).train()
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-            model.enable_input_require_grads()
-        model(input_ids=inputs, labels=inputs, use_cache=False).loss.backward()
-        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-    assert gradients[0].keys() == gradients[1].keys()
-    assert len(gradients[0]) == 2 * 2 * len(PROJECTIONS)
-    for name, gradient in gradients[0].items():
-        assert torch.equal(gradient, gradients[1][name]), name
-
-
 # Methods that find their layers themselves, and the layers that they adapt, which are those of a Llama.
 METHODS: dict[str, tuple[PeftConfig, set[str]]] = {
     "LoRA": (LoraConfig(r=2), {"q_proj", "v_proj"}),

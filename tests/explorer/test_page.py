@@ -477,16 +477,6 @@ def test_hostile_text_is_shown_as_text(
         assert "<b>bytes" in root.findall(".//{http://www.w3.org/2000/svg}text")[0].text
 
 
-def test_two_readers_do_not_disturb_each_other(watch: Watch, address: str, explorer: Explorer) -> None:
-    pages = [watch.open(address), watch.open(address)]
-    for round_ in range(3):
-        for page, value in zip(pages, (0.1 + round_ / 10, 0.9), strict=True):
-            page.fill("#lambda-factor", f"{value:.1f}")
-    for page, value in zip(pages, (0.3, 0.9), strict=True):
-        loss = explorer.run({"text": TEXT, "lambdas": {"factor": value}})["loss"]
-        settled(page, lambda page=page, loss=loss: measure(page, "Loss on the text")[0] == f"{loss:.3f}")
-
-
 @pytest.mark.parametrize("width", [390, 820, 1600])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_every_window(watch: Watch, address: str, width: int, scheme: str) -> None:

@@ -44,12 +44,6 @@ def test_a_server_generates_the_same_tokens(kind: str, ranks: int, make: Any) ->
         assert all(layer.keys[0].shape == (13, layer.kv_heads, layer.width) for layer in layers)
 
 
-def test_a_pass_makes_one_call_a_layer(kind: str, make: Any) -> None:
-    server = serve(make(kind))
-    server.logits([Part(0, PROMPTS[0], 0), Part(1, PROMPTS[1], 0)])
-    assert [layer.calls for layer in server.ranks[0].attention.values()] == [1, 1]
-
-
 @pytest.mark.parametrize("kind", ATTENTION_TYPES)
 def test_the_layer_shows_its_call_to_who_reads_the_source(kind: str, make: Any) -> None:
     """vLLM looks for it so: a name that is looked up in the interface, called once, with a ``scaling`` of the layer."""
