@@ -24,7 +24,7 @@ COMMANDS = {
     "maps": "explore_command:maps",
     "serve": "serve_command:serve",
     "convert": "convert_command:convert",
-    "export": "export_command:export",
+    "export": "convert_command:export",
     "build": "setup_commands:build",
     "info": "setup_commands:info",
 }

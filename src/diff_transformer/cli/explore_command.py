@@ -1,4 +1,4 @@
-"""The command `explore` shows the attention maps of a checkpoint in the browser, or writes them as a page."""
+"""The commands `explore` and `maps` show attention maps of a checkpoint in the browser, or write them into a file."""
 
 import json
 import os

@@ -135,7 +135,7 @@ def build_explorer(checkpoint: Path, compare: Path | None, text: str | Example |
         given = text if isinstance(text, Example) else Example("Your text", text)
         left.model.check_tokens(left.vocabulary.encode(given.text))
         examples.append(given)
-    questions = [one for one in known.questions if _length(left, one) <= left.model.most_tokens]
+    questions = [one for one in known.questions if len(left.vocabulary.encode(one.text)) <= left.model.most_tokens]
     examples.append(_first_question(left, questions) if questions else _first_text(left, known.examples))
     right = sides[1] if len(sides) > 1 else None
     floor = known.floor
@@ -158,10 +158,6 @@ def load_side(folder: Path, device: str | None) -> Side:
     if examples.words:
         return Side(model, WordVocabulary(examples.words, examples.note))
     return Side(model, WordVocabulary([str(token) for token in range(model.vocab_size)], _NUMBERS_NOTE))
-
-
-def _length(side: Side, example: Example) -> int:
-    return len(side.vocabulary.encode(example.text))
 
 
 @torch.no_grad()

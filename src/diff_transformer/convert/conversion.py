@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
+from huggingface_hub import split_state_dict_into_shards_factory
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from diff_transformer._version import __version__
-from diff_transformer.convert.layout import CONFIG, INDEX, Layout, Output, Weights, plan, read_source_config
+from diff_transformer.convert.layout import CONFIG, INDEX, Layout, Weights, plan, read_source_config
 from diff_transformer.convert.layout_tables import LAYOUTS, read_config, write_settings
 from diff_transformer.convert.phi4flash_attention import PHI4FLASH, WHAT_IS_COVERED
 from diff_transformer.model import DiffTransformerConfig
@@ -231,7 +231,12 @@ class _Job:
             raise ValueError(f"The weights in {str(source)!r} do not fit the layout {side}: {error}") from None
         self.outputs = {output.key: output for output in outputs}
         self.settings, self.attention_type = settings, config.attention_type
-        self.split = _split(self.outputs, max_shard_size)
+        self.split = split_state_dict_into_shards_factory(
+            self.outputs,
+            get_storage_size=lambda output: output.bytes,
+            filename_pattern="model{suffix}.safetensors",
+            max_shard_size=max_shard_size,
+        )
         self.shards = self.split.filename_to_tensors
         self.sizes = {name: sum(self.outputs[key].bytes for key in keys) for name, keys in self.shards.items()}
         self.total = sum(self.sizes.values())
@@ -323,13 +328,3 @@ def shard_bytes(size: object) -> int:
     if count < 1:
         raise ValueError(f"A shard's size must be a number of bytes, 1 or more, or like '5GB', got {quoted(size)}.")
     return count
-
-
-def _split(outputs: dict[str, Output], max_shard_size: int) -> StateDictSplit:
-    """The keys in each file."""
-    return split_state_dict_into_shards_factory(
-        outputs,
-        get_storage_size=lambda output: output.bytes,
-        filename_pattern="model{suffix}.safetensors",
-        max_shard_size=max_shard_size,
-    )

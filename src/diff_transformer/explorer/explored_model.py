@@ -206,18 +206,21 @@ class ExploredModel:
                     f"Tokens of {self.name} are numbers in 0 … {self.vocab_size - 1}, got {quoted(token, 40)}."
                 )
 
+    def check(self, tokens: Sequence[int], settings: LambdaSettings) -> None:
+        """Refuse, with a sentence, tokens and a λ that the model cannot be run with."""
+        self.check_tokens(tokens)
+        if settings and not self.subtracts:
+            raise ValueError(f"{self.name} subtracts nothing, so it has no λ to set.")
+        settings.check(self.layers, self.heads)
+
     @torch.no_grad()
     def trace(self, tokens: Sequence[int], settings: LambdaSettings = LEARNED) -> Trace:
         """Run the model over N tokens with the λ of the settings. No other thread may use the model meanwhile.
 
         Raises:
-            ValueError: tokens that :meth:`check_tokens` refuses; settings of heads that there are not; a λ for a model
-                that has none.
+            ValueError: tokens or settings that :meth:`check` refuses.
         """
-        self.check_tokens(tokens)
-        if settings and not self.subtracts:
-            raise ValueError(f"{self.name} subtracts nothing, so it has no λ to set.")
-        settings.check(self.layers, self.heads)
+        self.check(tokens, settings)
         input_ids = torch.tensor([list(tokens)], device=self.model.device)
         return self._traced(input_ids, settings) if self.is_ours else self._returned(input_ids)
 

@@ -169,7 +169,13 @@ class Explorer:
                     result["answer_probability"] = now.next_log_probabilities[token].exp().item()
                     result["learned_answer_probability"] = learned.next_log_probabilities[token].exp().item()
             if picture is not None:
-                result["heads"] = self._heads(side, now, answer, picture)
+                numbers = head_numbers(now, side.model.layers, side.model.heads, answer, picture)
+                result["heads"] = {
+                    "removed": None if numbers.removed is None else numbers.removed.tolist(),
+                    "on_answer": None if numbers.on_answer is None else numbers.on_answer.tolist(),
+                    "picture_size": numbers.pictures.shape[-1],
+                    "pictures": base64.b64encode(numbers.pictures.numpy().tobytes()).decode(),
+                }
         return result
 
     def strip(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,11 +260,8 @@ class Explorer:
         if not isinstance(append, list):
             raise ValueError('"append" must be a list of numbers.')
         tokens = [*tokens, *append]
-        side.model.check_tokens(tokens)
         settings = LambdaSettings.read(question.get("lambdas"))
-        if settings and not side.model.subtracts:
-            raise ValueError(f"{side.model.name} subtracts nothing, so it has no λ to set.")
-        settings.check(side.model.layers, side.model.heads)
+        side.model.check(tokens, settings)
         return name, side, tokens, settings
 
     def _trace(self, name: str, tokens: Sequence[int], settings: LambdaSettings) -> Trace:
@@ -294,15 +297,6 @@ class Explorer:
             }
             for token in chosen
         ]
-
-    def _heads(self, side: Side, trace: Trace, answer: Answer | None, picture: int) -> dict[str, Any]:
-        numbers = head_numbers(trace, side.model.layers, side.model.heads, answer, picture)
-        return {
-            "removed": None if numbers.removed is None else numbers.removed.tolist(),
-            "on_answer": None if numbers.on_answer is None else numbers.on_answer.tolist(),
-            "picture_size": numbers.pictures.shape[-1],
-            "pictures": base64.b64encode(numbers.pictures.numpy().tobytes()).decode(),
-        }
 
 
 def _example_json(example: Example) -> dict[str, Any]:
