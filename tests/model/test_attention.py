@@ -12,7 +12,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-import diff_transformer.model.interface_attention as model_attention
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import OPERATOR_IMPLEMENTATIONS, zero_padded
 from diff_transformer.nn import differential
@@ -286,7 +285,6 @@ def test_our_own_operator_gets_views_of_what_the_projection_made(
 
     monkeypatch.setattr(attention, "project", keep)
     monkeypatch.setattr(differential, "diff_attention", spy)
-    monkeypatch.setattr(model_attention, "zero_padded", None)
     model(tokens(), use_cache=False)
     q, k, v = seen[0]
     assert (q.shape, k.shape, v.shape) == ((2, 4, 2, 9, 4), (2, 2, 2, 9, 4), (2, 2, 9, 8))
