@@ -163,19 +163,6 @@ def test_outputs_and_gradients_agree(
         assert (answers(unlimited, inputs, masks)["logits"] - truth["logits"]).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("case", ["padded left", "padded right", "window, padded"])
-def test_padding_in_eager_attention(kind: str, case: str, make: Any, tokens: Any) -> None:
-    """In float32, where transformers' eager attention answers."""
-    config, batch, give = CASES[case]
-    inputs = tokens(batch=batch)
-    masks = give(inputs)
-    model = make(kind, torch.float32, attn_implementation="eager", **config)
-    exact = make(kind, torch.float32, attn_implementation=TRUTH, **config).double()
-    truth, limits = answers(exact, inputs, masks), rounding_limits(lambda: answers(exact, inputs, masks))
-    for name, value in answers(model, inputs, masks).items():
-        check_within(value, truth[name], limits[name], torch.float32)
-
-
 @pytest.mark.parametrize("cache_class", [DynamicCache, StaticCache])
 def test_decoding_makes_one_call_a_layer_and_step(
     kind: str, cache_class: type, make: Any, tokens: Any, check: Any, calls: Counter[str]

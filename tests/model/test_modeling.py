@@ -209,30 +209,6 @@ def test_loss(kind: str, make: Any, tokens: Any) -> None:
         torch.testing.assert_close(summed, sum(terms) / 25, rtol=1e-6, atol=0, check_dtype=False)
 
 
-def test_accumulated_gradients_are_those_of_one_batch(make: Any, tokens: Any, check: Any) -> None:
-    """Micro-batches with unequal numbers of labels, each divided by the batch's total."""
-    inputs, labels = tokens(batch=4), tokens(batch=4)
-    labels[:2, 3:] = -100  # 2 + 2 labels count in the first half, 8 + 8 in the second
-    model = make()
-    model(inputs, labels=labels).loss.backward()
-    full = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    total = int((labels[:, 1:] != -100).sum())
-    assert total == 20
-    naive: dict[str, Tensor] = {}
-    for weighted in (True, False):
-        model.zero_grad()
-        for half in (slice(0, 2), slice(2, 4)):
-            options = {"num_items_in_batch": total} if weighted else {}
-            loss = model(inputs[half], labels=labels[half], **options).loss
-            (loss if weighted else loss / 2).backward()
-        for name, parameter in model.named_parameters():
-            if weighted:
-                check(parameter.grad, full[name], least=0.1, dtype=torch.float32)  # the loss upcasts to float32
-            else:
-                naive[name] = parameter.grad
-    assert max((naive[name] - full[name]).abs().max().item() for name in full) > 0.01
-
-
 def test_inputs_embeds(kind: str, make: Any, tokens: Any) -> None:
     model, inputs = make(kind), tokens()
     embeds = model.get_input_embeddings()(inputs)
