@@ -91,17 +91,6 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradgradcheck(corrected, inputs)
 
 
-def test_heads_that_are_not_chosen_are_left_alone() -> None:
-    module, heads = attention(heads=SOME).dex, torch.randn(2, 5, HEADS, HEAD, dtype=torch.float64)
-    assert module is not None
-    out = module(heads)
-    for head in range(HEADS):
-        assert torch.equal(out[:, :, head], heads[:, :, head]) == (head not in SOME)
-        if head in SOME:
-            expected = heads[:, :, head] @ (torch.eye(HEAD).double() - 0.6 * module.weight[SOME.index(head)])
-            torch.testing.assert_close(out[:, :, head], expected, rtol=1e-13, atol=1e-13)
-
-
 def test_lambda_of_each_step() -> None:
     """Equation 4 of arXiv 2505.16333, λ(t) = (1 − α)(t/T) λ_init + α λ_learn with α = t/T."""
     for start in (None, 0.0, 0.9):
@@ -116,20 +105,6 @@ def test_lambda_of_each_step() -> None:
     assert lam().item() == 0
     lam().backward()
     assert lam.learned.grad.item() == 0
-
-
-def test_lambda_starts_as_an_ordinary_learned_number() -> None:
-    """Training that never anneals has λ = λ_init from its first step; the default climbs to it without a fall."""
-    lam = AnnealedLambda(3)
-    assert lam().shape == ()
-    assert lam().item() == pytest.approx(LAMBDA_INIT, abs=1e-7)
-    assert lam.progress == 1
-    values = []
-    for step in range(1, 51):
-        set_dex_progress(lam, step / 50)
-        values.append(lam().item())
-    assert values[0] > 0
-    assert values == sorted(values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
