@@ -132,7 +132,7 @@ def test_backends_do_not_import_each_other(imports_by_module: dict[str, set[str]
         name = module.split(".")[2]
         if module.endswith(".triton.gpu_check"):  # compares the kernels with Equation 1
             imports = imports - {"diff_transformer.ops.reference"}
-        if name in backends | {"visibility", "attention_request", "functional", "nonfinite", "error_budget"}:
+        if name in backends | {"visibility", "attention_request", "functional", "nonfinite"}:
             others = backends | {"operator", "backends"}
             assert not {path.split(".")[2] for path in imports if path.count(".") > 1} & (others - {name}), module
 
