@@ -1,6 +1,6 @@
 """Problems for the operator, and how far from the float64 oracle an answer in a given dtype may be.
 
-The budget is that of `diff_transformer.ops.error_budget`, with the most exact band that there is. An answer in dtype T
+The budget is that of `diff_transformer.ops.reference`, with the most exact band that there is. An answer in dtype T
 passes when every entry of the output and of every gradient satisfies
 
     |answer − oracle|  ≤  2 · max |plain − oracle|  +  band
@@ -35,7 +35,7 @@ from torch import Tensor
 
 import oracle
 from diff_transformer.ops.cpu.cpu_backend import reason_against_cpu_kernel
-from diff_transformer.ops.error_budget import PLAIN_ERRORS, ROUNDINGS
+from diff_transformer.ops.reference import PLAIN_ERRORS, ROUNDINGS
 from diff_transformer.ops.triton.triton_backend import interpreted
 
 Array = NDArray[np.float64]

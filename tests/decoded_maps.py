@@ -5,8 +5,7 @@ import struct
 import numpy as np
 import torch
 
-from diff_transformer.explorer.map_format import MAGIC
-from diff_transformer.explorer.trace import HeadMaps
+from diff_transformer.explorer.trace import MAGIC, HeadMaps
 
 
 def decode_maps(data: bytes) -> tuple[HeadMaps, int]:

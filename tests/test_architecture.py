@@ -12,33 +12,25 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 HOUSES = {"diff_transformer": ROOT / "src" / "diff_transformer", "diff_lab": ROOT / "lab" / "src" / "diff_lab"}
 
-# What each package (or file beside the packages) of the library may import of ours, besides itself.
+# What each package (or file beside the packages) of the library may import of ours, besides itself and EVERYWHERE.
+EVERYWHERE = {"_version", "attention_types", "utils"}
 OPERATOR_TO_MODEL = {"ops", "nn", "model"}
 LIBRARY: dict[str, set[str]] = {
     "_version": set(),
-    "variants": set(),  # reports and the command line read it, so it loads nothing heavy; everyone may import it
+    "attention_types": set(),  # reports and the command line read it, so it loads nothing heavy
+    "utils": set(),
     "_registration": set(),  # what it names it imports when transformers does
-    "environment": set(),
-    "storage": set(),
-    "suggestions": set(),
     "shipped_models": set(),
     "train": set(),  # says that it has moved
-    "brief_threads": set(),
-    "listening": set(),
-    "processors": set(),  # the command line reads it before torch is imported
-    "token_texts": set(),
     "ops": set(),
     "nn": {"ops"},
     "model": {"ops", "nn"},
-    "convert": {"storage", "nn", "model"},
-    "explorer": {"storage", *OPERATOR_TO_MODEL, "convert", "listening", "token_texts"},
+    "convert": {"nn", "model"},
+    "explorer": {*OPERATOR_TO_MODEL, "convert"},
     "vllm_plugin": {"model"},
     "vllm_model": set(),  # vLLM imports it by its name
-    "serve": {"brief_threads", "token_texts"},  # what it is given is a model of transformers
-    "cli": {
-        *("environment", "storage", "brief_threads", "listening", "processors", "shipped_models", "token_texts"),
-        *(*OPERATOR_TO_MODEL, "convert", "explorer", "serve"),
-    },
+    "serve": set(),  # what it is given is a model of transformers
+    "cli": {"shipped_models", *OPERATOR_TO_MODEL, "convert", "explorer", "serve"},
 }
 # The same of the laboratory, which besides may import all of the library but its command line.
 RECORDS = {"coordinates", "record", "results_files", "statistics", "learning"}
@@ -103,7 +95,7 @@ def test_a_lower_package_never_imports_a_higher_one(module: str, imports_by_modu
     ours = {name for name in imports if name.startswith(module.partition(".")[0])}
     if module.startswith("diff_transformer."):
         assert ours == imports, "the library imports the laboratory"
-        allowed = LIBRARY[package] | {package, "_version", "suggestions", "variants"}
+        allowed = LIBRARY[package] | EVERYWHERE | {package}
     else:
         assert package == "cli" or "cli" not in {package_of(name) for name in imports - ours}
         allowed = LABORATORY[package] | {package}
@@ -140,7 +132,7 @@ def test_backends_do_not_import_each_other(imports_by_module: dict[str, set[str]
         name = module.split(".")[2]
         if module.endswith(".triton.gpu_check"):  # compares the kernels with Equation 1
             imports = imports - {"diff_transformer.ops.reference"}
-        if name in backends | {"visibility", "attention_request", "functional", "nonfinite", "error_budget"}:
+        if name in backends | {"visibility", "attention_request", "functional", "nonfinite"}:
             others = backends | {"operator", "backends"}
             assert not {path.split(".")[2] for path in imports if path.count(".") > 1} & (others - {name}), module
 
@@ -149,7 +141,7 @@ def test_backends_do_not_import_each_other(imports_by_module: dict[str, set[str]
 LOADED_IN_TURN = {
     "the library": [
         ("import diff_transformer; diff_transformer.pretrained_names()", ["torch", "transformers", "numpy"]),
-        ("import diff_transformer.variants", ["torch", "transformers", "numpy"]),
+        ("import diff_transformer.attention_types", ["torch", "transformers", "numpy"]),
         (
             "import diff_transformer.ops",
             ["transformers", "pydantic", "typer", "torch.utils.cpp_extension", "setuptools"],

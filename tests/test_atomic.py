@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from diff_transformer.storage.files import (
+from diff_transformer.utils.files import (
     atomic_directory,
     atomic_file,
     clean_up,
@@ -149,7 +149,7 @@ def test_a_parent_that_cannot_be_read_does_not_undo_a_finished_folder(
         if tmp_path.is_relative_to(folder):
             raise PermissionError(folder)
 
-    monkeypatch.setattr("diff_transformer.storage.files.flush_names", refuse)
+    monkeypatch.setattr("diff_transformer.utils.files.flush_names", refuse)
     with atomic_directory(tmp_path / "made") as unfinished:
         (unfinished / "file").write_text("whole")
     assert names(tmp_path) == ["made"]

@@ -21,12 +21,12 @@ from diff_lab.measure.document_losses import WHOLE
 from diff_lab.measure.many_shot import ACCURACY as MANY_SHOT
 from diff_lab.results_files import read_results
 from diff_lab.train import load_recipe, shipped_recipes
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.cli import app
+from diff_transformer.cli.explored_checkpoints import read_examples
 from diff_transformer.convert import convert_from
-from diff_transformer.explorer.model_examples import read_examples
 from diff_transformer.ops import lambda_init_schedule
-from diff_transformer.storage.files import read_json
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.utils.files import read_json
 from site_pages import pages_and_pictures
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -267,12 +267,12 @@ def test_the_paper_s_page_names_every_experiment_and_files_that_exist() -> None:
 def test_limits_are_limits() -> None:
     """A few sentences of docs/concepts/limits.md."""
     sizes = {"hidden_size": 30, "num_attention_heads": 3, "head_dim": 10}
-    for name, described in ATTENTION_TYPES.items():
-        if described.even_heads:
+    for name, spec in ATTENTION_TYPES.items():
+        if spec.even_heads:
             with pytest.raises(ValueError, match="even"):
                 diff_transformer.DiffTransformerConfig(attention_type=name, **sizes)
         else:
-            groups = 1 if described.grouped else None
+            groups = 1 if spec.grouped else None
             diff_transformer.DiffTransformerConfig(attention_type=name, num_noise_heads=groups, **sizes)
     assert ATTENTION_TYPES["dex"].parallel_refusal is not None
 

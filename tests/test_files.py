@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from diff_transformer.storage.files import parse_json, read_json
+from diff_transformer.utils.files import parse_json, read_json
 
 DEEP = "[" * 200_000 + "]" * 200_000
 

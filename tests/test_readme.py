@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diff_lab.bench.bench_pages import page, replace_sections
-from diff_transformer.storage.files import read_json
+from diff_transformer.utils.files import read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diff_lab.data import byte_tokenizer
-from diff_transformer.token_texts import TokenNames, TokenTexts
+from diff_transformer.utils.token_texts import TokenNames, TokenTexts
 from tokenizer_kinds import KINDS, bpe_tokenizer, llama_tokenizer
 
 TEXTS = [

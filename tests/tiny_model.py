@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.ops.flex import _cpu_has_vectors
-from diff_transformer.variants import ATTENTION_TYPES
 
 needs_vectors = pytest.mark.skipif(
     not _cpu_has_vectors(), reason="torch compiles FlexAttention on the CPU for AVX2 or more"
 )
 
 # Those that a recipe trains from the start: a DEX model is a trained Transformer, and has tests of its own.
-KINDS = tuple(name for name, described in ATTENTION_TYPES.items() if not described.corrects_heads)
+KINDS = tuple(name for name, spec in ATTENTION_TYPES.items() if not spec.corrects_heads)
 # Those with keys and values of twice the width; they have the headwise norm.
 PAIRED = tuple(name for name in KINDS if ATTENTION_TYPES[name].pairs_heads)
 

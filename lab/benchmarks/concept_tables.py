@@ -11,8 +11,8 @@ from diff_lab.record import Comparison
 from diff_lab.report.experiments import ExperimentResults, name_in_report
 from diff_lab.report.summary import LEVEL, corrected
 from diff_lab.report.wording import format_difference, format_number, variant_label, verdict_text
+from diff_transformer.attention_types import ATTENTION_TYPES, AttentionType
 from diff_transformer.model import DiffTransformerConfig
-from diff_transformer.variants import ATTENTION_TYPES, AttentionType
 
 # The layer that types are counted for.
 WIDTH, HEADS, HEAD_DIM, NOISE_HEADS = 1024, 16, 64, 4

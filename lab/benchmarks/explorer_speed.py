@@ -28,12 +28,12 @@ import transformers
 
 from diff_lab.results_files import command_line, device_name
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.brief_threads import in_brief_thread
 from diff_transformer.cli.explored_checkpoints import build_explorer, shipped_pairs
 from diff_transformer.explorer import Example, ExploredModel, Explorer, Side, WordVocabulary
 from diff_transformer.explorer.server import ExplorerServer
-from diff_transformer.listening import bound_socket
-from diff_transformer.storage.files import write_atomically
+from diff_transformer.utils.bound_socket import bound_socket
+from diff_transformer.utils.files import write_atomically
+from diff_transformer.utils.short_lived_threads import in_short_lived_thread
 
 VOCABULARY = 257  # of the models with random weights: the multiply-adds of a large one have no part in the limits
 PICTURE_SIDE = 32
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the table there, too")
     settings = parser.parse_args()
     width = settings.width
-    shipped = in_brief_thread(shipped_pair)
+    shipped = in_short_lived_thread(shipped_pair)
     length = min(128, shipped.sides["left"].model.most_tokens)
     cases = [
         Case(f"the package's {shipped.sides['left'].model.name}, {length} tokens", lambda: shipped, length, 1.0),
@@ -191,8 +191,8 @@ def main() -> None:
     lines = [f"| | {' | '.join(units)} | limit, s |", "|---|" + "---|" * (len(columns) + 1)]
     print("\n".join(lines), flush=True)
     for case in cases:
-        explorer = in_brief_thread(case.make)
-        in_brief_thread(partial(measure_answers, case, explorer, settings.rounds + 1))
+        explorer = in_short_lived_thread(case.make)
+        in_short_lived_thread(partial(measure_answers, case, explorer, settings.rounds + 1))
         with page_of(explorer) as opened:
             for number in range(settings.rounds + 1) if opened is not None else ():
                 page, asked = opened

@@ -50,7 +50,7 @@ from diff_lab.report.wording import (
 )
 from diff_lab.results_files import read_record, read_results, short_commit
 from diff_transformer.shipped_models import CARD_RECORD, LANGUAGE_MODEL, pretrained, pretrained_names
-from diff_transformer.storage.files import files_in, read_json
+from diff_transformer.utils.files import files_in, read_json
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from diff_lab.results_files import write_json
-from diff_transformer.storage.files import read_json
+from diff_transformer.utils.files import read_json
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

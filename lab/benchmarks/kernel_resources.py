@@ -46,7 +46,7 @@ from diff_lab.results_files import write_json
 from diff_transformer.ops.attention_request import Norm, Request
 from diff_transformer.ops.triton.kernel_arguments import MEASURED_BLOCKS, are_wide, problem_of
 from diff_transformer.ops.triton.launch import Launch, plan_backward, plan_decode, plan_forward
-from diff_transformer.storage.files import read_json
+from diff_transformer.utils.files import read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "lab" / "benchmarks" / "kernels.json", ROOT / "docs" / "kernels.md"

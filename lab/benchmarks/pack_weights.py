@@ -39,12 +39,13 @@ from diff_lab.train import Recipe, build_data
 from diff_lab.train.recipe import dump_recipe
 from diff_lab.train.run_folder import METRICS
 from diff_lab.train.run_setup import write_examples
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
 from diff_transformer.cli.console import quiet_libraries
 from diff_transformer.convert import Exported
 from diff_transformer.model.remote_code import code_files
 from diff_transformer.shipped_models import CARD_RECORD, HELD_OUT, WEIGHTS
-from diff_transformer.storage.files import (
+from diff_transformer.utils.files import (
     clean_up,
     commit,
     files_in,
@@ -53,7 +54,6 @@ from diff_transformer.storage.files import (
     refuse_existing,
     unfinished_path,
 )
-from diff_transformer.variants import ATTENTION_TYPES
 
 LARGEST_TOTAL = 12_000_000  # bytes of all models together
 HELD_OUT_CHARACTERS = 50_000

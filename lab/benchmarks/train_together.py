@@ -24,7 +24,7 @@ from diff_lab.experiments.experiment import find_experiment, section
 from diff_lab.experiments.preset_check import DatasetCache
 from diff_lab.experiments.request import request_experiment
 from diff_lab.experiments.run_store import TRAINED, run_key
-from diff_lab.measure.standard import LanguageLoss
+from diff_lab.measure.standard import LanguageLoss, text_part
 from diff_lab.results_files import capture_environment, write_json
 from diff_lab.train import Data, Recipe
 from diff_lab.train.checkpoint import save_model
@@ -128,9 +128,11 @@ class Run:
 
 def train(runs: list[Run], steps: int) -> Iterator[int]:
     """Train all runs, one step of each after the other; yields the number of each step that is enqueued."""
-    rows = torch.cat([batch["input_ids"] for batch in runs[0].data.batches.validation_batches()])
-    of_text = {"targets": rows[:, 1:].numel(), "bytes": runs[0].data.batches.validation_bytes}
+    text = text_part(runs[0].data.batches)
+    rows = torch.cat([batch["input_ids"] for batch in text.validation_batches()])
+    of_text = {"targets": rows[:, 1:].numel(), "bytes": text.validation_bytes}
     settings, rows = runs[0].settings, rows.to(runs[0].ids.device)
+    evaluate_every = settings.evaluate_every or settings.steps
     on_cuda = rows.device.type == "cuda"
     for number in range(1, steps + 1):
         if number == EAGER_STEPS + 1 and on_cuda:
@@ -138,7 +140,7 @@ def train(runs: list[Run], steps: int) -> Iterator[int]:
                 run.capture()
         for run in runs:
             run.step(number)
-        evaluates = number == settings.steps or number % settings.evaluate_every == 0
+        evaluates = number == settings.steps or number % evaluate_every == 0
         if evaluates or number % settings.log_every == 0:
             nats = [run.validation_nats(rows) if evaluates else None for run in runs]
             if on_cuda:

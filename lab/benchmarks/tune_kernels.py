@@ -42,7 +42,7 @@ from diff_transformer.ops.triton.kernel_arguments import (
     program_count,
 )
 from diff_transformer.ops.triton.launch import Launch, plan_backward, plan_decode, plan_forward
-from diff_transformer.storage.files import read_json
+from diff_transformer.utils.files import read_json
 
 # Rows, columns, warps, stages. The first fits twice on a multiprocessor of Hopper, so that one program's softmax runs
 # beside another's products.

@@ -6,7 +6,7 @@ import pytest
 
 from diff_lab.record import Result
 from diff_lab.results_files import capture_environment, capture_results, command_line, short_commit
-from diff_transformer import environment
+from diff_transformer.utils import environment
 
 
 def test_the_environment_says_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from diff_lab.coordinates import Coordinates
 from diff_lab.record import AttentionExample, Comparison, Result, ResultsFile, Samples
 from diff_lab.results_files import read_record, read_results, write_json, write_text
-from diff_transformer.storage.files import read_metrics
+from diff_transformer.utils.files import read_metrics
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from diff_transformer.suggestions import did_you_mean
+from diff_transformer.utils.suggestions import did_you_mean
 
 WEIGHTS = Path(__file__).resolve().parent / "weights"  # not there where the package was built without models
 # Text that the tokenizer and the training have not seen, beside a model of text: what its numbers are measured on.

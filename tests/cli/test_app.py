@@ -14,10 +14,9 @@ from typer.testing import CliRunner
 from commands import fails
 from diff_lab.cli import app as lab_app
 from diff_transformer._version import __version__
-from diff_transformer.cli import app
+from diff_transformer.cli import EXTRAS, app, missing_extra
 from diff_transformer.cli.app import MOVED, with_plain_errors
 from diff_transformer.cli.checkpoints import find_checkpoint
-from diff_transformer.cli.extras import EXTRAS, missing_extra
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 

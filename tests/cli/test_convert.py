@@ -14,8 +14,8 @@ from commands import fails
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.cli.convert_command import LAYOUT, conversion_progress
 from diff_transformer.convert import LAYOUTS
-from diff_transformer.storage import files as storage_files
-from diff_transformer.storage.resumable_directory import ResumableDirectory
+from diff_transformer.convert.conversion import ResumableDirectory
+from diff_transformer.utils import files as storage_files
 
 Run = Callable[..., Any]
 SIZES: dict[str, Any] = {

@@ -23,7 +23,7 @@ from commands import SECONDS, fails
 from diff_transformer import shipped_models
 from diff_transformer.cli.explored_checkpoints import build_explorer, shipped_pairs
 from diff_transformer.explorer import ExploredModel, LambdaSettings
-from diff_transformer.explorer.lambda_settings import LEARNED
+from diff_transformer.explorer.explored_model import LEARNED
 from tiny_model import SIZES
 
 pytest.importorskip("uvicorn")

@@ -16,7 +16,7 @@ import torch
 
 from commands import SECONDS, fails
 from diff_lab.data import byte_tokenizer
-from diff_transformer.cli.extras import EXTRAS
+from diff_transformer.cli import EXTRAS
 from diff_transformer.cli.serve_command import API_KEY_VARIABLE
 from diff_transformer.shipped_models import LANGUAGE_MODEL
 from running_server import HAS_SERVER, client_of, new_model, started

@@ -75,24 +75,6 @@ def test_the_start_is_exact_and_the_trained_model_folds(
     check(logits(tmp_path / "folded", LlamaForCausalLM), corrected)
 
 
-def test_bit_equal_to_the_source(theirs: Folder, tmp_path: Path) -> None:
-    """With the same attention implementation: the plain conversion's test allows for another."""
-    source = theirs(LlamaForCausalLM)
-    convert_from("llama", source, tmp_path / "new", attention_type="dex", dex_heads=SOME)
-    inputs = torch.randint(0, 29, (2, 13), generator=torch.Generator().manual_seed(1))
-    for implementation in ("eager", "sdpa"):
-        theirs_, ours = (
-            model_class.from_pretrained(folder, attn_implementation=implementation).eval()
-            for model_class, folder in (
-                (LlamaForCausalLM, source),
-                (DiffTransformerForCausalLM, tmp_path / "new"),
-            )
-        )
-        for progress in (0, 0.5, 1):
-            ours.set_dex_progress(progress)
-            assert torch.equal(ours(inputs).logits, theirs_(inputs).logits)
-
-
 def test_what_is_written(theirs: Folder, tensors: Tensors, tmp_path: Path) -> None:
     """λ in float32 beside half-precision weights, W_D in their dtype, nothing for a layer without chosen heads."""
     source = cast(theirs(LlamaForCausalLM), torch.bfloat16, shard_size="20KB")

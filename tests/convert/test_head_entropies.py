@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.convert.head_entropies import head_entropies, widest_heads
+from diff_transformer.convert.loaded_models import head_entropies, widest_heads
 from tiny_model import SIZES
 
 MODEL: dict[str, Any] = {**SIZES, "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import DiffLlamaForCausalLM
 
 from diff_transformer.convert import conversion, convert_from
-from diff_transformer.convert.weight_files import Weights
+from diff_transformer.convert.conversion import ResumableDirectory
+from diff_transformer.convert.layout import Weights
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.storage.resumable_directory import ResumableDirectory
 
 Folder = Callable[..., Path]
 SIZE = 15000  # of a shard
@@ -161,15 +161,6 @@ def test_another_job_begins_anew(
     assert len(saved) == first or change == "size"
     convert(source, tmp_path / "whole", size)
     assert contents(tmp_path / "new") == contents(tmp_path / "whole")
-
-
-def test_the_same_job_writes_no_weights_again(
-    source: Path, tmp_path: Path, saved: Saved, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt(source, tmp_path / "new", monkeypatch)
-    saved.clear()
-    convert(source, tmp_path / "new")
-    assert not saved
 
 
 @pytest.mark.parametrize("at", [0, 2])

@@ -195,39 +195,6 @@ def test_the_attention_of_each_layer(
         check(answer, expected)
 
 
-def halved(weight: Tensor) -> Tensor:
-    """Heads of width 6 whose pairs lie half the heads apart, in pairs side by side."""
-    return weight.unflatten(0, (2, -1, 6)).transpose(0, 1).flatten(0, 2)
-
-
-def noise_first(weight: Tensor) -> Tensor:
-    """Stripes of three heads of width 6, the last of which comes first."""
-    return weight.unflatten(0, (-1, 3, 6)).roll(1, 1).flatten(0, 2)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"layer": 1},
-        {"settings": {"attn_rms_norm_eps": 0.1}},
-        {"settings": {"rope_theta": 5.0}},
-        {"q_proj.weight": noise_first},
-        {"k_proj.weight": halved},
-        {"v_proj.weight": halved},
-    ],
-    ids=["layer", "eps", "rope_theta", "q_proj", "k_proj", "v_proj"],
-)
-def test_another_layout_would_be_noticed(wrong: dict[str, Any], motif: Save) -> None:
-    """The forward above tells apart what the comparisons are for."""
-    settings = {**SETTINGS, **GROUPS[1]}
-    weights = part_of(load_file(motif(**GROUPS[1]) / "model.safetensors"), "model.layers.0.self_attn.")
-    x = torch.randn(2, 9, SETTINGS["hidden_size"])
-    right = attention(x, weights, settings, 0)
-    other = {key: wrong[key](weight) if key in wrong else weight for key, weight in weights.items()}
-    answer = attention(x, other, settings | wrong.get("settings", {}), wrong.get("layer", 0))
-    assert (answer - right).abs().max() > 0.02 * right.abs().max()
-
-
 @pytest.mark.parametrize(
     ("kind", "layout", "config"),
     [

@@ -15,7 +15,7 @@ import torch
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.convert import shared_folder as exporting
-from diff_transformer.convert.genai_settings import GENAI_CONFIG, genai_config
+from diff_transformer.convert.shared_folder import GENAI_CONFIG, genai_config
 from tiny_model import PAIRED, SIZES
 
 LAYERS = SIZES["num_hidden_layers"]

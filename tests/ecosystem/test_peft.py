@@ -38,8 +38,8 @@ from transformers import DynamicCache
 
 import fresh
 from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model import text_embeddings
-from diff_transformer.variants import ATTENTION_TYPES
 from tiny_model import DIFFERENTIAL, PAIRED
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -192,34 +192,6 @@ def test_single_tokens_can_be_trained(tied: bool, make: Any, tokens: Any, train:
     rows = changed.any(1).nonzero().flatten().tolist()
     # A token that is not read gets a gradient only where it is also predicted.
     assert rows == ([3, 256] if tied else [256])
-
-
-def test_generation_with_an_adapter_equals_generation_merged(kind: str, make: Any, tokens: Any, train: Any) -> None:
-    model = get_peft_model(make(kind), lora())
-    train(model, tokens(), steps=6)
-    inputs = tokens()
-    settings: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(inputs)}
-    written = model.generate(inputs, **settings)
-    with model.disable_adapter():
-        assert not torch.equal(model.generate(inputs, **settings), written)
-    assert torch.equal(model.merge_and_unload().generate(inputs, **settings), written)
-
-
-def test_gradient_checkpointing_changes_nothing(kind: str, make: Any, tokens: Any) -> None:
-    inputs = tokens()
-    gradients: list[dict[str, Tensor]] = []
-    for checkpointing in (False, True):
-        torch.manual_seed(0)
-        model = get_peft_model(make(kind), lora()).train()
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-            model.enable_input_require_grads()
-        model(input_ids=inputs, labels=inputs, use_cache=False).loss.backward()
-        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-    assert gradients[0].keys() == gradients[1].keys()
-    assert len(gradients[0]) == 2 * 2 * len(PROJECTIONS)
-    for name, gradient in gradients[0].items():
-        assert torch.equal(gradient, gradients[1][name]), name
 
 
 # Methods that find their layers themselves, and the layers that they adapt, which are those of a Llama.

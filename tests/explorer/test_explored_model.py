@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.explorer import ExploredModel, LambdaSettings
 from diff_transformer.explorer.trace import Trace
-from diff_transformer.variants import ATTENTION_TYPES
 from tiny_model import DIFFERENTIAL, KINDS, PAIRED
 
 TOKENS = [3, 7, 1, 12, 7, 9, 3, 7, 20, 11, 3, 5]
@@ -106,7 +106,7 @@ def test_another_lambda_of_one_head(
     model.set_attn_implementation(implementation)
     settings = LambdaSettings(factor=0.5, layers={1: 0.2}, heads={(2, 3): 0.0})
     trace = ExploredModel(model, kind).trace(TOKENS, settings)
-    heads = model.config.described.heads(model.config)
+    heads = model.config.spec.heads(model.config)
     assert trace.lambdas is not None
     assert trace.lambdas[0].tolist() == pytest.approx([0.2] * heads)
     assert trace.lambdas[1, 2] == 0

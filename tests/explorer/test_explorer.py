@@ -183,11 +183,10 @@ def test_readers_at_once_do_not_disturb_each_other(explorer: Explorer) -> None:
     assert [set(losses) for losses in seen.values()] == [{loss} for loss in expected]
 
 
-def test_few_runs_are_kept(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diff_transformer.explorer.explorer._KEPT_TRACES", 3)
-    for token in range(6):
-        explorer.run({"tokens": [token]})
-    assert len(explorer._kept) == 3
+def test_few_runs_are_kept(explorer: Explorer) -> None:
+    for number in range(70):
+        explorer.run({"tokens": [number % 29, number // 29]})
+    assert len(explorer._kept) == 64
 
 
 @pytest.mark.parametrize("text", ["<script>alert('é')</script>", "a\x00\x07\x1b[31m\u202e", "\U0001f600 ¿", "\ufffd"])

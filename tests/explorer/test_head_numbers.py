@@ -8,9 +8,9 @@ from torch import Tensor
 
 from decoded_maps import decode_maps
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
-from diff_transformer.explorer import Answer, ExploredModel, head_numbers
-from diff_transformer.explorer.map_format import encode_maps
-from diff_transformer.explorer.trace import HeadMaps
+from diff_transformer.explorer import Answer, ExploredModel
+from diff_transformer.explorer import trace as head_numbers
+from diff_transformer.explorer.trace import HeadMaps, encode_maps
 from tiny_model import DIFFERENTIAL
 
 TOKENS = [3, 7, 1, 12, 7, 9, 3, 7, 20, 11, 3, 5]

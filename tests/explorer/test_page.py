@@ -27,7 +27,7 @@ from diff_transformer.explorer import (
     WordVocabulary,
     explore,
 )
-from diff_transformer.explorer.recorded_page import recorded_page
+from diff_transformer.explorer.page import recorded_page
 
 pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api")
@@ -35,7 +35,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium")]
 
 from diff_transformer.explorer.server import ExplorerServer  # noqa: E402  # after the checks of what it needs
-from diff_transformer.listening import bound_socket  # noqa: E402
+from diff_transformer.utils.bound_socket import bound_socket  # noqa: E402
 
 TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
 TOKENS = [int(word[1:]) for word in TEXT.split()]
@@ -477,16 +477,6 @@ def test_hostile_text_is_shown_as_text(
         assert "<b>bytes" in root.findall(".//{http://www.w3.org/2000/svg}text")[0].text
 
 
-def test_two_readers_do_not_disturb_each_other(watch: Watch, address: str, explorer: Explorer) -> None:
-    pages = [watch.open(address), watch.open(address)]
-    for round_ in range(3):
-        for page, value in zip(pages, (0.1 + round_ / 10, 0.9), strict=True):
-            page.fill("#lambda-factor", f"{value:.1f}")
-    for page, value in zip(pages, (0.3, 0.9), strict=True):
-        loss = explorer.run({"text": TEXT, "lambdas": {"factor": value}})["loss"]
-        settled(page, lambda page=page, loss=loss: measure(page, "Loss on the text")[0] == f"{loss:.3f}")
-
-
 @pytest.mark.parametrize("width", [390, 820, 1600])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_every_window(watch: Watch, address: str, width: int, scheme: str) -> None:
@@ -801,7 +791,7 @@ def test_the_widget_of_a_notebook(
     file.write_text(WIDGET, encoding="utf-8")
     page = watch.open(file.as_uri(), wait=False)
     page.expose_function("kernel", kernel)
-    page.evaluate("([esm, css, described]) => begin(esm, css, described)", [widget._esm, widget._css, widget.described])
+    page.evaluate("([esm, css, described]) => begin(esm, css, described)", [widget._esm, widget._css, widget.spec])
     page.wait_for_selector(READY)
     page.fill("[id$=lambda-factor]", "0.3")
     expected = explorer.run({"text": TEXT, "lambdas": {"factor": 0.3}})

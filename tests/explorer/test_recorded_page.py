@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from decoded_maps import decode_maps
-from diff_transformer.explorer import Explorer, recorded_page
+from diff_transformer.explorer import Explorer, page
 
 TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
 ANSWER = {"query": 10, "begin": 1, "end": 2}
@@ -19,11 +19,11 @@ def data_of(page: str) -> dict[str, Any]:
 
 
 def test_it_holds_a_run_for_each_step_of_lambda_and_for_each_token(explorer: Explorer) -> None:
-    left = data_of(recorded_page.recorded_page(explorer))["recorded"]["left"]
-    assert len(left["tokens"]) == len(left["pieces"]) == 11 + recorded_page.WRITTEN
+    left = data_of(page.recorded_page(explorer))["recorded"]["left"]
+    assert len(left["tokens"]) == len(left["pieces"]) == 11 + page.WRITTEN
     assert [run["loss"] for run in left["runs"]] == [
         pytest.approx(explorer.run({"text": TEXT, "append": left["tokens"][11 : 11 + count]})["loss"], rel=1e-4)
-        for count in range(recorded_page.WRITTEN + 1)
+        for count in range(page.WRITTEN + 1)
     ]
     assert decode_maps(base64.b64decode(left["maps"]["2.4"]))[0].first.shape == (1, 27, 27)
     assert sorted(left["moved"]) == sorted(
@@ -43,15 +43,15 @@ def test_it_holds_a_run_for_each_step_of_lambda_and_for_each_token(explorer: Exp
 def test_heads_of_a_model_with_many_are_not_moved_one_by_one(
     explorer: Explorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorded_page, "MOST_HEADS", 7)
-    recorded = data_of(recorded_page.recorded_page(explorer))["recorded"]
+    monkeypatch.setattr(page, "MOST_HEADS", 7)
+    recorded = data_of(page.recorded_page(explorer))["recorded"]
     assert sorted(recorded["left"]["moved"]) == ["1", "2", "factor"]
     assert recorded["right"]["moved"] == {}
 
 
 def test_what_it_refuses(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="A page needs a text"):
-        recorded_page.recorded_page(Explorer(explorer.sides["left"]))
-    monkeypatch.setattr(recorded_page, "LARGEST_PAGE", 10_000)
+        page.recorded_page(Explorer(explorer.sides["left"]))
+    monkeypatch.setattr(page, "LARGEST_PAGE", 10_000)
     with pytest.raises(ValueError, match=r"The maps of 27 tokens take .* MB; give a shorter --text"):
-        recorded_page.recorded_page(explorer)
+        page.recorded_page(explorer)

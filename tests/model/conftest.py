@@ -16,12 +16,12 @@ from torch import Tensor
 
 import diff_transformer.model.interface_attention as model_attention
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.nn import Lambda
 from diff_transformer.nn.layers import draw_normal
 from diff_transformer.ops import backends
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.reference import softmax_maps
-from diff_transformer.variants import ATTENTION_TYPES
 from tiny_model import FORMS, SIZES, TokenLambda, check_rounding, sizes_for
 
 transformers.utils.logging.disable_progress_bar()

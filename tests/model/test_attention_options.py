@@ -1,6 +1,5 @@
 """Options of the attention in a model: in every implementation, with one call in each layer, or refused by name."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +15,6 @@ from tiny_model import KINDS, SIZES
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 OPTIONS: dict[str, Any] = {"attention_bias": True, "qk_norm": True, "output_gate": True}
-IMPLEMENTATIONS = ("diff_attention", "diff_attention_blockwise", "diff_attention_sdpa", "sdpa", "eager")
-# transformers' eager attention takes the softmax in float32, even of float64.
-COMPUTES_IN = {"eager": torch.float32}
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_implementations_agree(kind: str, implementation: str, make: Any, tokens: Any, check: Any) -> None:
-    """Logits and every gradient are the reference's in float64, and options change them."""
-    truth, inputs = make(kind, attn_implementation="diff_attention_reference", **OPTIONS), tokens()
-    model = make(kind, attn_implementation=implementation, **OPTIONS)
-    dtype = COMPUTES_IN.get(implementation)
-    expected, logits = truth(inputs).logits, model(inputs).logits
-    check(logits, expected, dtype=dtype)
-    direction = torch.randn_like(expected)
-    for out in (expected, logits):
-        (out * direction).sum().backward()
-    for name, parameter in truth.named_parameters():
-        # A bias of the keys moves all scores of a query alike: its gradient is 0 but for rounding, unless keys are
-        # normalised, as here.
-        assert parameter.grad is not None
-        assert parameter.grad.any(), name
-        largest = max(1.0, 4 * parameter.grad.abs().max().item())
-        check(model.get_parameter(name).grad, parameter.grad, least=largest, dtype=dtype)
-    assert (expected - make(kind)(inputs).logits).abs().max() > 0.1
-
-
-def test_one_call_in_each_layer(kind: str, make: Any, tokens: Any, ran: Counter[str]) -> None:
-    make(kind, attn_implementation="sdpa", **OPTIONS)(tokens())
-    assert ran == {"torch": SIZES["num_hidden_layers"]}
 
 
 def test_generation_and_saving(kind: str, make: Any, tokens: Any, tmp_path: Path) -> None:

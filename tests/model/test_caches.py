@@ -13,7 +13,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import is_optimum_quanto_available
 
-from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, diff_attention
+from diff_transformer import DiffTransformerConfig, diff_attention
 from diff_transformer.nn import differential
 from tiny_model import PAIRED
 
@@ -265,15 +265,6 @@ def test_static_cache_takes_its_shape_early(kind: str, make: Any) -> None:
     assert cache.layers[0].keys.shape == (2, heads, 9, width)
     model(torch.ones(2, 3, dtype=torch.long), past_key_values=cache)
     assert cache.get_seq_length() == 3
-
-
-def test_early_exit_uses_the_first_layers(make: Any, tokens: Any, check: Any) -> None:
-    """generate's "assistant_early_exit" lowers num_hidden_layers of a live model."""
-    model, inputs = make(num_hidden_layers=3), tokens()
-    model.config.num_hidden_layers = 2
-    short: DiffTransformerForCausalLM = make(num_hidden_layers=3)
-    del short.model.layers[2]
-    check(model(inputs).logits, short(inputs).logits)
 
 
 def test_a_window_is_no_mask_where_a_sequence_begins(

@@ -18,9 +18,9 @@ import flash_stand_in
 from diff_transformer.model import modeling
 from tiny_model import PAIRED, SIZES
 
-READS_THE_CALL_CONFIG = modeling._reads_the_call_config()
+READS_THE_CACHE_VIEW = modeling._reads_the_cache_view()
 pytestmark = pytest.mark.skipif(
-    not READS_THE_CALL_CONFIG, reason="this transformers sizes its paged cache by the Transformer's heads"
+    not READS_THE_CACHE_VIEW, reason="this transformers sizes its paged cache by the Transformer's heads"
 )
 
 # float64 as in the tests of generate: no two logits are so close that rounding decides. 9 is the end of a text in some.
@@ -43,7 +43,7 @@ TIGHT = {"num_blocks": 9, "max_batch_tokens": 8}
 @pytest.fixture(autouse=True)
 def _read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """To read the source of transformers takes a quarter of most of these tests."""
-    monkeypatch.setattr(modeling, "_reads_the_call_config", lambda: READS_THE_CALL_CONFIG)
+    monkeypatch.setattr(modeling, "_reads_the_cache_view", lambda: READS_THE_CACHE_VIEW)
 
 
 def settings(**changes: Any) -> GenerationConfig:
@@ -191,7 +191,7 @@ def test_a_transformers_that_sizes_the_cache_otherwise_is_told_so(
     kind: str, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The Transformer and V2 cache what their configuration says, so they run there as well."""
-    monkeypatch.setattr(modeling, "_reads_the_call_config", lambda: False)
+    monkeypatch.setattr(modeling, "_reads_the_cache_view", lambda: False)
     model, expected = shared_model(kind, make)
     if kind in PAIRED:
         with pytest.raises(NotImplementedError, match=f"'{kind}' needs a transformers"):

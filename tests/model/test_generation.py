@@ -3,7 +3,6 @@
 In float64, so that two logits are never so close that rounding decides which token comes next.
 """
 
-import copy
 from typing import Any
 
 import pytest
@@ -232,48 +231,6 @@ def test_logits_to_keep_in_generate(kind: str, make: Any, tokens: Any) -> None:
     assert set(widths) == {1}
     assert torch.equal(generate(model, inputs, logits_to_keep=0), text)
     assert max(widths) == 9
-
-
-def contrastive(model: Any, input_ids: Tensor, logits_processor: Any = None, generation_config: Any = None, **_: Any):  # type: ignore[no-untyped-def]  # transformers calls it
-    """Contrastive search, a decoding loop of a caller's own: of the four most probable tokens the one whose hidden
-    state is least like those before it.
-    """
-    for _step in range(generation_config.max_new_tokens):
-        out = model(input_ids, output_hidden_states=True)
-        top = out.logits[:, -1].softmax(-1).topk(4)
-        cache, scores = out.past_key_values, []
-        context = torch.nn.functional.normalize(out.hidden_states[-1], dim=-1)
-        for column in range(4):
-            fork = copy.deepcopy(cache)
-            step = model(top.indices[:, column : column + 1], past_key_values=fork, output_hidden_states=True)
-            state = torch.nn.functional.normalize(step.hidden_states[-1], dim=-1)
-            likeness = (state @ context.transpose(1, 2)).amax((-2, -1))
-            scores.append(0.4 * top.values[:, column] - 0.6 * likeness)
-        best = torch.stack(scores, 1).argmax(1, keepdim=True)
-        input_ids = torch.cat((input_ids, top.indices.gather(1, best)), 1)
-    return input_ids
-
-
-def test_a_loop_of_the_callers_own(kind: str, make: Any, tokens: Any) -> None:
-    """``generate(custom_generate=…)`` that forks the cache for each candidate; without a cache it finds the same."""
-    model, inputs = make(kind), tokens()
-    text = generate(model, inputs, custom_generate=contrastive, max_new_tokens=4)
-    expected = inputs
-    with torch.no_grad():
-        for _ in range(4):
-            out = model(expected, output_hidden_states=True, use_cache=False)
-            top = out.logits[:, -1].softmax(-1).topk(4)
-            states = torch.nn.functional.normalize(out.hidden_states[-1], dim=-1)
-            scores = []
-            for column in range(4):
-                longer = torch.cat((expected, top.indices[:, column : column + 1]), 1)
-                last = model(longer, output_hidden_states=True, use_cache=False).hidden_states[-1][:, -1:]
-                likeness = (torch.nn.functional.normalize(last, dim=-1) @ states.transpose(1, 2)).amax((-2, -1))
-                scores.append(0.4 * top.values[:, column] - 0.6 * likeness)
-            best = torch.stack(scores, 1).argmax(1, keepdim=True)
-            expected = torch.cat((expected, top.indices.gather(1, best)), 1)
-    assert torch.equal(text, expected)
-    assert not torch.equal(text, greedily(model, inputs, steps=4))
 
 
 def test_what_generate_returns(kind: str, make: Any, tokens: Any) -> None:

@@ -14,7 +14,6 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-import diff_transformer
 from diff_transformer import (
     DiffTransformerForQuestionAnswering,
     DiffTransformerForSequenceClassification,
@@ -139,9 +138,3 @@ def test_a_head_without_lambda_in_its_checkpoint(make: Any, tmp_path: Path) -> N
     assert len(draws) == 2 * 4 * 32
     assert abs(draws.std().item() - 0.1) < 0.02
     assert model.lambdas() is not None
-
-
-def test_public_names() -> None:
-    for head in ("SequenceClassification", "TokenClassification", "QuestionAnswering"):
-        assert f"DiffTransformerFor{head}" in diff_transformer.__all__
-        assert f"DiffTransformerFor{head}" in dir(diff_transformer)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model import chunked_loss as model_loss
-from diff_transformer.model.chunked_loss import chunk_tokens, chunked_cross_entropy, is_ordinary
+from diff_transformer.model.chunked_loss import chunk_tokens, chunked_cross_entropy, is_plain_linear
 from tiny_model import SIZES
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -230,15 +230,15 @@ def test_in_half_precision(precision: str, head: str, monkeypatch: pytest.Monkey
 
 def test_what_is_ordinary(make: Any) -> None:
     head = make().lm_head
-    assert is_ordinary(head, VOCABULARY)
-    assert not is_ordinary(head, VOCABULARY + 1)  # a part of the rows
-    assert not is_ordinary(nn.Linear(24, VOCABULARY), VOCABULARY)
-    assert not is_ordinary(Wrapped(head), VOCABULARY)
+    assert is_plain_linear(head, VOCABULARY)
+    assert not is_plain_linear(head, VOCABULARY + 1)  # a part of the rows
+    assert not is_plain_linear(nn.Linear(24, VOCABULARY), VOCABULARY)
+    assert not is_plain_linear(Wrapped(head), VOCABULARY)
     hook = head.register_forward_hook(lambda *_: None)
-    assert not is_ordinary(head, VOCABULARY)
+    assert not is_plain_linear(head, VOCABULARY)
     hook.remove()
     head.forward = head.forward  # as accelerate puts its own there
-    assert not is_ordinary(head, VOCABULARY)
+    assert not is_plain_linear(head, VOCABULARY)
 
 
 # torch's own, of what it does itself while it traces.

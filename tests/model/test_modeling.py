@@ -109,18 +109,6 @@ def test_left_padding_against_the_oracle(kind: str, make: Any, tokens: Any, chec
     check(answer, expected)  # padding included: it sees nothing and adds nothing
 
 
-def test_a_wrong_layer_number_would_be_noticed(make: Any, tokens: Any) -> None:
-    """The comparison above tells l from l − 1 in both layers."""
-    model, inputs = make(), tokens(length=6)
-    right = by_oracle(model, inputs)
-    for i in range(2):
-        with torch.no_grad():
-            model.model.layers[i].self_attn.lam.lambda_init = oracle.lambda_init(i + 2)
-        assert (model(inputs).logits - right).abs().max() > 0.01
-        model.model.layers[i].self_attn.lam.lambda_init = oracle.lambda_init(i + 1)
-    assert [layer.self_attn.lam.lambda_init for layer in model.model.layers] == pytest.approx([0.2, 0.355509], abs=1e-6)
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_transformer_is_llama(tied: bool, make: Any, tokens: Any, check: Any) -> None:
     """Its weights load into transformers' LlamaForCausalLM as they are and give the same logits."""
@@ -221,30 +209,6 @@ def test_loss(kind: str, make: Any, tokens: Any) -> None:
         torch.testing.assert_close(summed, sum(terms) / 25, rtol=1e-6, atol=0, check_dtype=False)
 
 
-def test_accumulated_gradients_are_those_of_one_batch(make: Any, tokens: Any, check: Any) -> None:
-    """Micro-batches with unequal numbers of labels, each divided by the batch's total."""
-    inputs, labels = tokens(batch=4), tokens(batch=4)
-    labels[:2, 3:] = -100  # 2 + 2 labels count in the first half, 8 + 8 in the second
-    model = make()
-    model(inputs, labels=labels).loss.backward()
-    full = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    total = int((labels[:, 1:] != -100).sum())
-    assert total == 20
-    naive: dict[str, Tensor] = {}
-    for weighted in (True, False):
-        model.zero_grad()
-        for half in (slice(0, 2), slice(2, 4)):
-            options = {"num_items_in_batch": total} if weighted else {}
-            loss = model(inputs[half], labels=labels[half], **options).loss
-            (loss if weighted else loss / 2).backward()
-        for name, parameter in model.named_parameters():
-            if weighted:
-                check(parameter.grad, full[name], least=0.1, dtype=torch.float32)  # the loss upcasts to float32
-            else:
-                naive[name] = parameter.grad
-    assert max((naive[name] - full[name]).abs().max().item() for name in full) > 0.01
-
-
 def test_inputs_embeds(kind: str, make: Any, tokens: Any) -> None:
     model, inputs = make(kind), tokens()
     embeds = model.get_input_embeddings()(inputs)
@@ -294,14 +258,6 @@ def test_base_model(kind: str, make: Any, tokens: Any) -> None:
     base.load_state_dict(model.model.state_dict())
     hidden = base(inputs).last_hidden_state
     assert torch.equal(model.lm_head(hidden), model(inputs).logits)
-
-
-@pytest.mark.parametrize("constant", [0.8, 0.5])
-def test_constant_lambda_init(constant: float, make: Any) -> None:
-    model = make(lambda_init=constant, num_hidden_layers=3)
-    for layer in model.model.layers:
-        assert layer.self_attn.lam.lambda_init == constant
-        assert layer.self_attn.head_norm.factor == 1 - constant
 
 
 def test_lambdas(make: Any) -> None:

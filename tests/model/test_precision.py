@@ -57,7 +57,10 @@ def test_lambda_under_autocast(make: Any, tokens: Any) -> None:
 
 @pytest.mark.parametrize("implementation", ["diff_attention", "sdpa", "eager"])
 def test_autocast_equals_half_precision(kind: str, implementation: str, make: Any, tokens: Any) -> None:
-    """Logits under autocast are off by bfloat16's rounding: 8 roundings of eps/2 in their root mean square."""
+    """Logits under autocast are off by bfloat16's rounding: 8 roundings of eps/2 in their root mean square.
+
+    Gradients arrive in float32 everywhere.
+    """
     model, inputs = make(kind, torch.float32, attn_implementation=implementation), tokens()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         logits = model(inputs).logits
@@ -68,6 +71,13 @@ def test_autocast_equals_half_precision(kind: str, implementation: str, make: An
     limit = 8 * torch.finfo(torch.bfloat16).eps / 2
     assert 1e-4 < error < limit
     assert (continued.double() - truth[:, 6:]).square().mean().sqrt() < limit * truth.square().mean().sqrt()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(inputs, labels=inputs).loss
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.dtype == torch.float32, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
 
 
 def test_names_of_what_loads_in_float32(kind: str, make: Any, tmp_path: Path) -> None:

@@ -199,22 +199,6 @@ def test_drawn_weights_leave_nothing_uninitialised(options: dict[str, bool], kin
     expect_fresh(model, {name for name, _ in model.named_parameters()} - in_activation)
 
 
-def test_from_the_meta_device(kind: str, make: Any, tokens: Any, check: Any) -> None:
-    """Built without memory, then given some and initialised: as if built at once, rotary tables included."""
-    config = make(kind, head_dim=32).config
-    with torch.device("meta"):
-        model = DiffTransformerForCausalLM(config)
-    assert all(parameter.is_meta for parameter in model.parameters())
-    model.to_empty(device="cpu")
-    assert all(parameter.isnan().all() for parameter in model.parameters())
-    model.init_weights()
-    expect_fresh(model, set(dict(model.named_parameters())))
-    direct = DiffTransformerForCausalLM(config)
-    direct.load_state_dict(model.state_dict())
-    inputs = tokens()
-    check(model(inputs).logits, direct(inputs).logits)
-
-
 @pytest.mark.parametrize(
     "implementation",
     short_run(["diff_attention", "diff_attention_reference", "sdpa", "eager"], ["diff_attention", "sdpa"]),

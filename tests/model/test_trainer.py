@@ -141,23 +141,6 @@ def test_a_first_token_is_no_target(make: Any, tmp_path: Path) -> None:
     check_step(losses[0], recorder.steps[0], expected)
 
 
-def test_without_the_count_it_would_differ(make: Any, tmp_path: Path) -> None:
-    """The comparison above notices a loss that is averaged in each micro-batch."""
-
-    class Deaf(DiffTransformerForCausalLM):
-        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **kwargs: Any) -> Any:
-            return super().forward(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
-
-    model = make("diff", torch.float32)
-    expected = exact_step(model, documents())
-    model.__class__ = Deaf
-    losses, recorder = train(trainer_of(model, tmp_path, batch=2, accumulation=4))
-    with pytest.raises(AssertionError):
-        check_step(losses[0], recorder.steps[0], expected)
-    with pytest.raises(AssertionError, match="over the limit"):
-        check_step(expected[0], recorder.steps[0], expected)
-
-
 def test_the_loss_of_an_evaluation(kind: str, make: Any, tmp_path: Path) -> None:
     """The mean over a batch's targets; of several batches the Trainer takes the mean by sequences, with any model."""
     model = make(kind, torch.float32)

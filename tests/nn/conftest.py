@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import oracle
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.nn import Attention, DiffAttention, DiffAttentionV2, GroupedDiffAttention
-from diff_transformer.variants import ATTENTION_TYPES
 
 # All but "dex", whose layer is the Transformer's before it is trained further.
 KINDS: dict[str, type[Attention]] = {
-    name: described.layer_class() for name, described in ATTENTION_TYPES.items() if not described.corrects_heads
+    name: spec.layer_class() for name, spec in ATTENTION_TYPES.items() if not spec.corrects_heads
 }
 WIDTH, HEADS = 24, 8
 

@@ -1,6 +1,5 @@
 """DEX against its formula in float64: values, every gradient, the schedule of λ, the exact start, dtypes, folding."""
 
-import copy
 import math
 from typing import Any
 
@@ -12,7 +11,6 @@ from diff_transformer.nn import (
     AnnealedLambda,
     DexAttention,
     DexCorrection,
-    KeepsFloat32,
     SoftmaxAttention,
     fold_output,
     set_dex_progress,
@@ -93,17 +91,6 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradgradcheck(corrected, inputs)
 
 
-def test_heads_that_are_not_chosen_are_left_alone() -> None:
-    module, heads = attention(heads=SOME).dex, torch.randn(2, 5, HEADS, HEAD, dtype=torch.float64)
-    assert module is not None
-    out = module(heads)
-    for head in range(HEADS):
-        assert torch.equal(out[:, :, head], heads[:, :, head]) == (head not in SOME)
-        if head in SOME:
-            expected = heads[:, :, head] @ (torch.eye(HEAD).double() - 0.6 * module.weight[SOME.index(head)])
-            torch.testing.assert_close(out[:, :, head], expected, rtol=1e-13, atol=1e-13)
-
-
 def test_lambda_of_each_step() -> None:
     """Equation 4 of arXiv 2505.16333, λ(t) = (1 − α)(t/T) λ_init + α λ_learn with α = t/T."""
     for start in (None, 0.0, 0.9):
@@ -118,20 +105,6 @@ def test_lambda_of_each_step() -> None:
     assert lam().item() == 0
     lam().backward()
     assert lam.learned.grad.item() == 0
-
-
-def test_lambda_starts_as_an_ordinary_learned_number() -> None:
-    """Training that never anneals has λ = λ_init from its first step; the default climbs to it without a fall."""
-    lam = AnnealedLambda(3)
-    assert lam().shape == ()
-    assert lam().item() == pytest.approx(LAMBDA_INIT, abs=1e-7)
-    assert lam.progress == 1
-    values = []
-    for step in range(1, 51):
-        set_dex_progress(lam, step / 50)
-        values.append(lam().item())
-    assert values[0] > 0
-    assert values == sorted(values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -174,28 +147,6 @@ def test_lambda_that_starts_at_0_needs_the_annealing(annealed: bool) -> None:
     assert bool(module.dex.weight.any()) == bool(module.dex.lam.learned.any()) == annealed
 
 
-CASTS = {
-    "half": lambda m: m.half(),
-    "bfloat16": lambda m: m.bfloat16(),
-    "to": lambda m: m.to("cpu", torch.bfloat16),
-    "copied, then half": lambda m: copy.deepcopy(m).half(),
-}
-
-
-@pytest.mark.parametrize("cast", CASTS)
-def test_float32_is_kept(cast: str) -> None:
-    module = attention(torch.float32)
-    set_dex_progress(module, 0.37)
-    before = module.dex.lam().detach().clone()
-    module = CASTS[cast](module)
-    assert isinstance(module.dex.lam, KeepsFloat32)
-    assert module.dex.lam.learned.dtype == module.dex.lam.progress.dtype == torch.float32
-    assert module.dex.weight.dtype.itemsize == 2
-    assert torch.equal(module.dex.lam(), before)
-    module(hidden(dtype=module.dex.weight.dtype)).float().square().sum().backward()
-    assert module.dex.lam.learned.grad.dtype == torch.float32
-
-
 def test_lambda_is_not_rounded_to_half_precision() -> None:
     """λ W_D is formed in float32: λ's nearest bfloat16, 1, would give 1 − 1.5."""
     lam, w_d = 1.0036621, 1.5
@@ -204,15 +155,6 @@ def test_lambda_is_not_rounded_to_half_precision() -> None:
     out = correction.bfloat16()(torch.ones(1, 1, 1, 1, dtype=torch.bfloat16))
     assert torch.tensor(lam).bfloat16() == 1
     assert out.item() == 1 - torch.tensor(lam * w_d).bfloat16().item() == 1 - 1.5078125
-
-
-def test_state_is_saved_and_loaded() -> None:
-    source, target = attention(heads=SOME), attention(trained=False, heads=SOME)
-    set_dex_progress(source, 0.25)
-    assert {"dex.weight", "dex.lam.learned", "dex.lam.progress"} < set(source.state_dict())
-    target.load_state_dict(source.state_dict())
-    assert target.dex.lam.progress == 0.25
-    assert torch.equal(target.dex.lam(), source.dex.lam())
 
 
 @pytest.mark.usefixtures("poisoned_memory")
@@ -226,15 +168,6 @@ def test_a_checkpoint_is_all_that_a_layer_is(assign: bool) -> None:
         target = target.to_empty(device="cpu").double()
     target.load_state_dict(source.state_dict(), assign=assign)
     assert torch.equal(target(x), source(x))
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
-@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python boolean:torch.jit.TracerWarning")  # sizes
-def test_a_trace() -> None:
-    module = attention(heads=SOME)
-    traced = torch.jit.trace(module, hidden())
-    x = hidden()
-    assert torch.equal(traced(x), module(x))
 
 
 def test_from_a_device_without_memory() -> None:
@@ -263,13 +196,6 @@ def test_folding(heads: tuple[int, ...] | None) -> None:
         assert not torch.allclose(state["o_proj.weight"], before)
     plain.load_state_dict(state)
     torch.testing.assert_close(plain(x, is_causal=True), module(x, is_causal=True), rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_folding_rounds_once(dtype: torch.dtype) -> None:
-    weights = [parameter.detach().to(dtype) for parameter in (attention().o_proj.weight, attention().dex.weight)]
-    exact = fold_output(*(weight.double() for weight in weights), 0.7)
-    assert torch.equal(fold_output(*weights, 0.7), exact.to(dtype))
 
 
 def test_wrappers_are_seen_through() -> None:

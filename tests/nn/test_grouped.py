@@ -153,7 +153,7 @@ def test_a_model_with_lambda_of_tokens(implementation: str, tmp_path: Path) -> N
     assert "layers.*.self_attn.lam" not in model.config.base_model_tp_plan
     assert model.config.base_model_tp_plan["layers.*.self_attn.lambda_proj"] == "colwise"
     weights = sum(p.numel() for name, p in model.named_parameters() if "self_attn" in name and "norm" not in name)
-    assert model.config.described.attention_weights(model.config) == weights
+    assert model.config.spec.attention_weights(model.config) == weights
 
 
 def test_other_types_have_no_choice_of_lambda() -> None:

@@ -149,33 +149,11 @@ def test_float32_under_another_default_dtype(default: torch.dtype) -> None:
     assert {parameter.dtype for parameter in module.lam.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_float32_under_autocast(dtype: torch.dtype) -> None:
-    """To the last bit what it is without autocast."""
-    lam = trained(Lambda(64, 3))
-    with torch.autocast("cpu", dtype=dtype):
-        inside = lam()
-    assert inside.dtype == torch.float32
-    assert torch.equal(inside, lam())
-
-
 def test_moving_between_devices_keeps_the_dtype() -> None:
     module = DiffAttention(16, 4, 3).to("meta", torch.bfloat16)
     assert all(vector.is_meta and vector.dtype == torch.float32 for vector in module.lam.parameters())
     module = module.to_empty(device="cpu")
     assert all(not vector.is_meta and vector.dtype == torch.float32 for vector in module.lam.parameters())
-
-
-def test_start() -> None:
-    """N(0, 0.1²): of 4 × 10,000 draws the mean and the deviation are within five standard errors of that."""
-    lam = Lambda(10_000, 1)
-    draws = torch.cat([vector.detach() for vector in lam.parameters()])
-    assert abs(draws.mean().item()) < 5 * 0.1 / 200
-    assert abs(draws.std().item() - 0.1) < 5 * 0.1 / (200 * math.sqrt(2))
-    assert not torch.equal(lam.q1, lam.k1)
-    before = lam.q1.clone()
-    lam.reset_parameters()
-    assert not torch.equal(lam.q1, before)
 
 
 def test_a_checkpoint_in_half_precision_loads_into_float32() -> None:
@@ -184,17 +162,6 @@ def test_a_checkpoint_in_half_precision_loads_into_float32() -> None:
     assert list(target.state_dict()) == ["q1", "k1", "q2", "k2"]
     assert target.q1.dtype == torch.float32
     assert torch.equal(target.q1, source.q1.bfloat16().float())
-
-
-@pytest.mark.parametrize(("value", "shown"), [("linear", "'linear'"), (float("nan"), "nan"), (True, "True")])
-def test_bad_lambda_init(value: Any, shown: str) -> None:
-    with pytest.raises(ValueError, match=rf"lambda_init .*'schedule'.* {shown}\.$"):
-        Lambda(4, 1, value)
-
-
-def test_bad_layer() -> None:
-    with pytest.raises(ValueError, match=r"layer must be 1 or more .*, got 0\.$"):
-        Lambda(4, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -128,10 +128,3 @@ def test_any_attention_will_do() -> None:
     nn.init.zeros_(layer.mlp.down_proj.weight)
     x = torch.full((1, 1, 4), 3.0)
     torch.testing.assert_close(layer(x, factor=2.0), x + 2.0)
-
-
-def test_parameters() -> None:
-    """What a layer has beside its attention: the feed-forward network's three matrices and two norms, no biases."""
-    layer = DecoderLayer(nn.Identity(), WIDTH, INNER)
-    assert sum(parameter.numel() for parameter in layer.parameters()) == 3 * WIDTH * INNER + 2 * WIDTH
-    assert torch.equal(layer.input_layernorm.weight, torch.ones(WIDTH))

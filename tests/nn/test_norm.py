@@ -63,11 +63,3 @@ def test_zero_stays_zero() -> None:
     out.sum().backward()
     assert torch.equal(out, torch.zeros_like(out))
     assert x.grad.isfinite().all()
-
-
-def test_start() -> None:
-    norm = HeadwiseNorm(8, 0.2)
-    assert torch.equal(norm.weight, torch.ones(8))
-    torch.nn.init.zeros_(norm.weight)
-    norm.reset_parameters()
-    assert torch.equal(norm.weight, torch.ones(8))

@@ -1,44 +1,15 @@
 """How far a reader has to go from the operator to the mathematics: the files of ours that a call enters."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 
-import diff_transformer
 from diff_transformer import diff_attention
 from diff_transformer.ops import lambda_value
 from diff_transformer.ops.cpu.cpu_backend import is_faster, reason_against_cpu_kernel
-
-ROOT = Path(diff_transformer.__file__).parent
-
-
-def files_entered(call: Callable[[], object], until: str) -> list[str]:
-    """Our files, in the order in which the call enters them, up to the first entry of the function ``until``."""
-    entered: list[str] = []
-    has_arrived = False
-
-    def profile(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal has_arrived
-        path = Path(frame.f_code.co_filename)
-        if has_arrived or event != "call" or not path.is_relative_to(ROOT):
-            return
-        name = path.relative_to(ROOT).as_posix()
-        if name not in entered:
-            entered.append(name)
-        has_arrived = frame.f_code.co_name == until
-
-    sys.setprofile(profile)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    assert has_arrived, f"{until} was not reached through {entered}"
-    return entered
+from journeys import files_entered
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-// Reads the binary form of a head's maps, which src/diff_transformer/explorer/map_format.py describes.
+// Reads the binary form of a head's maps, which src/diff_transformer/explorer/trace.py describes.
 
 const HALVES = new Float32Array(1 << 16);
 for (let bits = 0; bits < HALVES.length; bits++) {

@@ -1,4 +1,4 @@
-// Answers that a saved page holds itself, as src/diff_transformer/explorer/recorded_page.py recorded them: for one text
+// Answers that a saved page holds itself, as src/diff_transformer/explorer/page.py recorded them: for one text
 // and what the models wrote after it, the maps with the learned λ, and runs where one λ was moved in steps.
 import { decodeMaps, difference, firstRows, fromBase64, rowOf, scaleOf } from "./decode.js";
 import { pooledExtremes } from "./draw.js";

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from diff_transformer.suggestions import quoted
+from diff_transformer.utils.suggestions import quoted
 
 # A number, a word, or the lowest and the highest of a range of numbers.
 Coordinate = float | str | tuple[float, float]
@@ -134,4 +134,4 @@ def axis(name: str) -> Axis:
     return AXES.get(name, Axis(words, f"{words} {{}}"))
 
 
-NOWHERE = Coordinates()
+NO_COORDINATES = Coordinates()

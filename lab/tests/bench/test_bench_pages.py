@@ -15,7 +15,7 @@ from diff_lab.bench.bench_pages import (
 )
 from diff_lab.bench.operator_bench import OperatorSettings, measure_operator
 from diff_transformer.ops import flex
-from diff_transformer.storage.files import read_json
+from diff_transformer.utils.files import read_json
 
 
 @pytest.fixture(scope="module")

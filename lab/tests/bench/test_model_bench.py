@@ -10,7 +10,7 @@ from diff_lab.bench.benchmark import DECODE, FORWARD, STEP, BenchRow, refuse_wro
 from diff_lab.bench.model_bench import MODELS, ModelSettings, build, measure_model
 from diff_lab.results_files import write_json
 from diff_transformer.nn import differential
-from diff_transformer.storage.files import read_json
+from diff_transformer.utils.files import read_json
 
 
 @pytest.fixture

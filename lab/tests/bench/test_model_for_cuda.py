@@ -19,7 +19,7 @@ from diff_lab.bench.model_bench import (
 )
 from diff_lab.bench.timing import NO_MEMORY
 from diff_lab.results_files import write_json
-from diff_transformer.storage.files import read_json
+from diff_transformer.utils.files import read_json
 
 GIB = 1 << 30
 

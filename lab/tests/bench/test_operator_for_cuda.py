@@ -29,7 +29,7 @@ from diff_lab.bench.operator_problem import Shape, arrange, draw, flops, matrix_
 from diff_lab.bench.timing import BURST, CYCLES, NO_MEMORY, EventClock, try_run, wall_clock
 from diff_lab.results_files import write_json
 from diff_transformer.ops.backends import BACKENDS
-from diff_transformer.storage.files import read_json
+from diff_transformer.utils.files import read_json
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PEAK = 800.0

@@ -17,7 +17,7 @@ from diff_lab.experiments.experiment import EXPERIMENTS
 from diff_lab.record import Result
 from diff_lab.results_files import capture_results, read_results, write_json
 from diff_lab.statistics import compare
-from diff_transformer.storage.files import read_metrics
+from diff_transformer.utils.files import read_metrics
 from running_server import new_model
 from tiny_demo import TINY
 from tokenizer_kinds import KINDS, llama_tokenizer

@@ -16,7 +16,7 @@ from diff_lab.cli.eval_command import batches_of
 from diff_lab.data import MaskedTextBatches
 from diff_lab.measure.standard import masked_answers
 from diff_lab.results_files import read_results
-from diff_transformer.storage.files import read_metrics
+from diff_transformer.utils.files import read_metrics
 
 Run = Callable[..., Any]
 SETTINGS = [

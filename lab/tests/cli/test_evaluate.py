@@ -20,7 +20,7 @@ from diff_lab.report.tables import measure_table
 from diff_lab.results_files import capture_results, read_results
 from diff_lab.train import load_recipe
 from diff_transformer.cli.checkpoints import load_tokenizer
-from diff_transformer.storage.files import read_metrics
+from diff_transformer.utils.files import read_metrics
 from harness_tasks import write_lines, write_task
 from table_cells import column
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from diff_lab.data import TextFiles
-from diff_transformer.storage import manifest as module
-from diff_transformer.storage.manifest import file_digests
+from diff_transformer.utils import manifest as module
+from diff_transformer.utils.manifest import file_digests
 
 Read = Callable[[], list[str]]
 

@@ -21,7 +21,7 @@ from diff_lab.report.tables import demo_table
 from diff_lab.results_files import read_record, read_results
 from diff_lab.train import Progress, TrainingInterrupted, load_recipe
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.storage.files import read_metrics
+from diff_transformer.utils.files import read_metrics
 from small_experiment import Heard
 from tiny_demo import TINY
 

@@ -7,7 +7,7 @@ import pytest
 import diff_lab.experiments.demo as demo
 from diff_lab.experiments.demo import run_demo
 from diff_lab.train import load_recipe
-from diff_transformer.storage.files import read_metrics
+from diff_transformer.utils.files import read_metrics
 from tiny_demo import TINY
 
 

@@ -29,7 +29,7 @@ from diff_lab.record import Result, ResultsFile
 from diff_lab.report.pages import build_results_report
 from diff_lab.results_files import device_name, read_results, write_json
 from diff_lab.train import DivergenceError, Progress, TrainingInterrupted, load_recipe
-from diff_transformer.storage.files import read_json, read_metrics
+from diff_transformer.utils.files import read_json, read_metrics
 from small_experiment import SIZES, SMALL, TINY, Heard, Stop, trainings
 
 

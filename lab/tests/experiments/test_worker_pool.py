@@ -21,7 +21,7 @@ from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX
 from diff_lab.experiments.worker_pool import Job, WorkerPool, default_workers
 from diff_lab.measure.standard import validation_callback
 from diff_lab.train import DivergenceError, Progress, TrainingInterrupted, build_data, train
-from diff_transformer.processors import usable_processors
+from diff_transformer.utils.cpu_count import usable_processors
 from small_experiment import TINY
 
 

@@ -51,7 +51,7 @@ CPU = "cpu" if explain("cpu")["cpu"] is None else "blockwise"
 
 def model_of(layers: int, attention_type: str, backend: str, **settings: Any) -> DiffTransformerForCausalLM:
     config = DiffTransformerConfig(**{**SIZES, **settings}, num_hidden_layers=layers, attention_type=attention_type)
-    if config.described.differential:
+    if config.spec.differential:
         config._attn_implementation = f"diff_attention_{backend}"
     return DiffTransformerForCausalLM(config).train()
 
@@ -115,7 +115,7 @@ def test_a_layer_keeps_what_the_formula_says(
     measured = saved_bytes(two, half, packed, dtype) - saved_bytes(one, half, packed, dtype)
     # Autocast's copies of the weights are the weights' in the plan: they do not grow with the tokens.
     copies = 2 * WeightCounts(one, settings()).layer_linear if half else 0
-    if one.config.described.corrects_heads:  # λ·W_D as the heads take it, and λ's two factors
+    if one.config.spec.corrects_heads:  # λ·W_D as the heads take it, and λ's two factors
         copies += 8 * 6**2 * (2 if half else 4) + 2 * 4
     # Which keys are finite is a byte for each, and no part of the formula.
     rel = 2e-3 if backend == "triton" else 1e-3

@@ -24,7 +24,7 @@ from diff_lab.train.checkpoint import (
 )
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.storage.manifest import why_incomplete
+from diff_transformer.utils.manifest import why_incomplete
 from tiny_model import SIZES
 
 FILES = (

@@ -31,7 +31,7 @@ from diff_lab.train import (
 from diff_lab.train.distributed import DistributedContext
 from diff_lab.train.recipe import TrainRecipe
 from diff_lab.train.run_setup import draw_weights
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.attention_types import ATTENTION_TYPES
 from small_runs import Watcher, small_recipe
 from tiny_model import KINDS
 

@@ -40,12 +40,12 @@ def test_products_are_those_that_torch_counts(attention_type: str, settings: dic
     config = DiffTransformerConfig(**sizes_for(attention_type, **settings), attention_type=attention_type)
     for length in (1, 12):
         weights = length * multiplied_weights(config)
-        pairs = config.num_hidden_layers * config.described.attention_products(config) * length**2
+        pairs = config.num_hidden_layers * config.spec.attention_products(config) * length**2
         assert counted(attention_type, length, **settings) == 6 * (weights + pairs)
     # Of all pairs the visible ones are the model's: with one token that is all of them.
     assert flops_per_token(config, 1) == counted(attention_type, 1, **settings)
     hidden = 12 * 11 // 2
-    products = config.num_hidden_layers * hidden * config.described.attention_products(config)
+    products = config.num_hidden_layers * hidden * config.spec.attention_products(config)
     expected = counted(attention_type, 12, **settings) - 6 * products
     assert flops_per_token(config, 12) * 12 == pytest.approx(expected, rel=1e-12)
 

@@ -23,8 +23,8 @@ import ranks
 from diff_lab.train import layer_statistics
 from diff_lab.train.layer_statistics import measure_layers, reduced
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.nn import Lambda
-from diff_transformer.variants import ATTENTION_TYPES
 from tiny_model import PAIRED, SIZES, check_rounding
 
 KINDS = tuple(ATTENTION_TYPES)

@@ -9,7 +9,7 @@ import pytest
 import ranks
 from diff_lab.train import build_data, load_recipe
 from diff_lab.train.collectives import broadcast_from_rank0
-from diff_transformer.storage import manifest
+from diff_transformer.utils import manifest
 
 
 def script() -> None:

@@ -7,10 +7,43 @@ import os
 import select
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any, TextIO
 
-from diff_transformer.cli.extras import missing_extra
-from diff_transformer.processors import limit_threads
+from diff_transformer._version import CHECKOUT
+from diff_transformer.utils.cpu_count import limit_threads
+
+# Extra → the packages it brings: the name to import → the name to install.
+EXTRAS = {
+    "onnx": {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"},
+    "explore": {"starlette": "starlette", "uvicorn": "uvicorn", "anywidget": "anywidget"},
+    "serve": {"jinja2": "jinja2", "pydantic": "pydantic", "starlette": "starlette", "uvicorn": "uvicorn"},
+}
+
+
+class MissingExtraError(ModuleNotFoundError):
+    """A module is missing that a command's own extra brings; another extra may bring it too."""
+
+    def __init__(self, name: str, extra: str) -> None:
+        super().__init__(name=name)
+        self.extra = extra
+
+
+def require_extra(extra: str) -> None:
+    """Raise MissingExtraError where a module of an extra is missing, before torch is imported."""
+    for name in EXTRAS[extra]:
+        if find_spec(name) is None:
+            raise MissingExtraError(name, extra)
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """What to install where a package of an extra is missing; None if the module belongs to no extra."""
+    name = (error.name or "").partition(".")[0]
+    for extra, brings in EXTRAS.items():
+        if name in brings and extra == getattr(error, "extra", extra):
+            return f'This command needs {brings[name]}, which is not installed: pip install ".[{extra}]" {CHECKOUT}'
+    return None
+
 
 # transformers imports torchao wherever it is installed, and torchao would begin every command with its warnings. Not in
 # `main`: a worker process imports this package, as its parent's script does, and does not run it.

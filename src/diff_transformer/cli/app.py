@@ -6,26 +6,25 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
 
 from diff_transformer._version import INSTALL_LAB, __version__
+from diff_transformer.cli import missing_extra
 from diff_transformer.cli.console import quiet_libraries
-from diff_transformer.cli.extras import missing_extra
-from diff_transformer.cli.start_page import TRIALS, Trial, start_page
-from diff_transformer.processors import is_first_process
-from diff_transformer.storage.files import is_full_disk
+from diff_transformer.utils.cpu_count import is_first_process
+from diff_transformer.utils.files import is_full_disk
 
 # Command → "module:function".
 COMMANDS = {
     "generate": "generate_command:generate",
     "explore": "explore_command:explore",
-    "maps": "maps_command:maps",
+    "maps": "explore_command:maps",
     "serve": "serve_command:serve",
     "convert": "convert_command:convert",
-    "export": "export_command:export",
+    "export": "convert_command:export",
     "build": "setup_commands:build",
     "info": "setup_commands:info",
 }
@@ -36,6 +35,32 @@ GONE = {"watch": "`tensorboard --logdir RUN` has the curves of a run while it tr
 # What typer raises for a wrong command line, and the base of it, which it has under no names of its own.
 UsageError: Any = typer.BadParameter.__mro__[1]
 CommandLineError: Any = typer.BadParameter.__mro__[2]
+
+
+class Trial(NamedTuple):
+    """Something to try."""
+
+    command: str
+    takes: str
+    shows: str
+
+
+# On two processor cores.
+TRIALS = (
+    Trial("explore", "a minute", "trained models in the browser: move λ, and see what the second map does"),
+    Trial('generate --prompt "It was"', "ten seconds", "a trained model of the package goes on with a text"),
+    Trial("info", "ten seconds", "versions, and which backends can run on this machine"),
+)
+
+
+def start_page(program: str, trials: Sequence[Trial]) -> str:
+    """The page of a program, as plain text of at most 80 columns."""
+    width = max(len(trial.command) for trial in trials)
+    lines = ["Three things to try, with the times they take on two processor cores:", ""]
+    for trial in trials:
+        lines += [f"  {program} {trial.command:{width}}  {trial.takes}", f"      {trial.shows}", ""]
+    lines.append(f"{program} --help lists all commands, COMMAND --help the options of one.")
+    return "\n".join(lines)
 
 
 class Commands(TyperGroup):

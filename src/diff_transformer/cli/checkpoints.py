@@ -14,12 +14,12 @@ from tokenizers import Tokenizer
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
 
 from diff_transformer import shipped_models
-from diff_transformer.environment import check_device
 from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.model.remote_code import AUTO_CLASSES
-from diff_transformer.storage.files import parse_json
-from diff_transformer.storage.manifest import require_unchanged_weights
-from diff_transformer.suggestions import did_you_mean
+from diff_transformer.utils.environment import check_device
+from diff_transformer.utils.files import parse_json
+from diff_transformer.utils.manifest import require_unchanged_weights
+from diff_transformer.utils.suggestions import did_you_mean
 
 # The model_type in config.json of other projects → the name of the layout for `convert`.
 LAYOUT_OF_TYPE = {

@@ -1,19 +1,19 @@
-"""The command `convert` converts checkpoints between layouts, and chooses the heads that DEX corrects."""
+"""The commands `convert` and `export` write a model as a folder: in another layout, to share, or as an ONNX graph."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-from diff_transformer.cli import console
-from diff_transformer.cli.console import optional
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.attention_types import ATTENTION_TYPES
+from diff_transformer.cli import console, require_extra
+from diff_transformer.cli.console import Checkpoint, optional
 
 # The text that ranks heads for DEX: at most this many sequences of this many tokens, from its beginning.
 SEQUENCES, LENGTH = 16, 512
@@ -48,7 +48,7 @@ def _widest_heads(choice: str, source: Path, text: list[Path] | None) -> list[li
     import torch
 
     from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
-    from diff_transformer.convert.head_entropies import head_entropies, widest_heads
+    from diff_transformer.convert.loaded_models import head_entropies, widest_heads
 
     files = [file for path in text for file in text_files(path)]
     folder = find_checkpoint(source, ours=False)
@@ -156,8 +156,8 @@ def convert(
 
     from diff_transformer.cli.checkpoints import find_checkpoint
     from diff_transformer.convert import convert_from, convert_to
-    from diff_transformer.storage.files import refuse_existing
-    from diff_transformer.storage.manifest import require_unchanged_weights
+    from diff_transformer.utils.files import refuse_existing
+    from diff_transformer.utils.manifest import require_unchanged_weights
 
     work: Callable[..., Any]
     if to is not None:
@@ -201,3 +201,54 @@ def conversion_progress(messages: Console) -> Iterator[Callable[[int, int], None
                 messages.print(f"{done:,} of {total:,} bytes", markup=False, soft_wrap=True)
 
         yield tell
+
+
+def export(
+    checkpoint: Checkpoint,
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to make; it must not exist.")],
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Write an ONNX graph with a cache instead; it is compared with the model.")
+    ] = False,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        optional("The dtype of the weights.", "the checkpoint's own"),
+    ] = None,
+    max_shard_size: Annotated[str | None, optional("The largest size of a weights file, such as 500MB.", "5GB")] = None,
+    results: Annotated[
+        list[Path] | None,
+        optional("With diff-transformer-lab: results for the model card.", "the run's or demo's results.json"),
+    ] = None,
+    license_name: Annotated[
+        str | None,
+        typer.Option("--license", help="The licence in the model card, by its name on the Hub, such as mit."),
+    ] = None,
+) -> None:
+    """Write a model as a folder to share, with weights, tokenizer and a model card that shows its measurements."""
+    if onnx:
+        if dtype not in (None, "float32"):
+            raise ValueError(f"--onnx writes float32, so --dtype cannot be {dtype}.")
+        if max_shard_size:
+            raise ValueError("--max-shard-size is for folders of safetensors, and --onnx writes none.")
+        require_extra("onnx")
+    from diff_transformer.cli.checkpoints import auto_class_of, find_checkpoint, load_model, load_tokenizer
+    from diff_transformer.convert import MAX_SHARD_SIZE, Exported, export_card, export_folder, export_onnx
+    from diff_transformer.convert.conversion import shard_bytes
+    from diff_transformer.utils.files import refuse_existing
+
+    shard_size = shard_bytes(max_shard_size or MAX_SHARD_SIZE)
+    refuse_existing(target)
+    folder = find_checkpoint(checkpoint)
+    card = export_card(folder, results or [])
+    tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
+    auto_class = auto_class_of(folder)
+    if onnx and auto_class != "AutoModelForCausalLM":
+        raise ValueError(f"--onnx writes language models, and {str(folder)!r} loads with {auto_class}.")
+    model = load_model(folder, "cpu", auto_class, "float32" if onnx else dtype)
+    text = card.text(Exported(target.name, model, tokenizer, auto_class, onnx, license_name))
+    if onnx:
+        console.messages().print(f"Writing {target} and comparing it with the model …")
+        files = export_onnx(model, tokenizer, target, card=text)
+    else:
+        files = export_folder(model, tokenizer, target, card=text, max_shard_size=shard_size)
+    for file in files:
+        console.output().print(f"{file} ({file.stat().st_size:,} bytes)")

@@ -1,6 +1,7 @@
 """Loads checkpoints for the explorer: the models, what they read, and the texts that the page opens with."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from diff_transformer import shipped_models
 from diff_transformer.cli import console
 from diff_transformer.cli.checkpoints import files_of, find_checkpoint, load_model, load_tokenizer, shown_folder
 from diff_transformer.explorer import (
+    Answer,
     Example,
     ExploredModel,
     Explorer,
@@ -19,12 +21,11 @@ from diff_transformer.explorer import (
     TokenizerVocabulary,
     WordVocabulary,
 )
-from diff_transformer.explorer.explored_model import subtracts
-from diff_transformer.explorer.lambda_settings import LEARNED
-from diff_transformer.explorer.model_examples import EXAMPLES, ModelExamples, read_examples
-from diff_transformer.explorer.recorded_page import recorded_page
-from diff_transformer.storage.files import write_atomically
+from diff_transformer.explorer.explored_model import LEARNED, subtracts
+from diff_transformer.explorer.page import recorded_page
+from diff_transformer.utils.files import read_json, write_atomically
 
+EXAMPLES = "examples.json"
 FIRST_TEXT = (
     "The old house stood at the end of the lane, behind a row of black poplars. Nobody had lived in the old house for "
     "twenty years, and nobody in the village remembered who had planted the row of black"
@@ -33,6 +34,50 @@ _TRIED_TOKENS = 4096  # of needles, of which the first that the model finds with
 _BATCH = 64  # questions that are answered at once
 _TASK_TITLE = "From the task of the training"
 _NUMBERS_NOTE = "The model has no tokenizer: a text is the numbers of its tokens."
+
+
+@dataclass(frozen=True)
+class ModelExamples:
+    """The content of an examples.json.
+
+    Attributes:
+        examples: texts of the task that the model was trained on.
+        words: the word of each token, of a model without a tokenizer.
+        note: a sentence or two on how to write such a text.
+        floor: the accuracy of a guess among what a text holds, where the answer to every example is one token.
+    """
+
+    examples: tuple[Example, ...] = ()
+    words: tuple[str, ...] = ()
+    note: str = ""
+    floor: float | None = None
+
+    @property
+    def questions(self) -> tuple[Example, ...]:
+        """The examples whose answer is known."""
+        return tuple(example for example in self.examples if example.answer is not None)
+
+
+def read_examples(file: Path) -> ModelExamples:
+    """Read an examples.json.
+
+    Raises:
+        ValueError: the file is not JSON, or holds something else.
+    """
+    content = read_json(file)
+    try:
+        floor = content.get("floor")
+        examples = [(one["title"], one["text"], one.get("answer")) for one in content["examples"]]
+        return ModelExamples(
+            examples=tuple(
+                Example(str(title), str(text), answer and Answer(**answer)) for title, text, answer in examples
+            ),
+            words=tuple(map(str, content.get("words", ()))),
+            note=str(content.get("note", "")),
+            floor=None if floor is None else float(floor),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{str(file)!r} holds no examples as `diff-transformer explore` reads them: {error}") from None
 
 
 def shipped_pairs() -> dict[str, tuple[Path, Path]]:
@@ -90,7 +135,7 @@ def build_explorer(checkpoint: Path, compare: Path | None, text: str | Example |
         given = text if isinstance(text, Example) else Example("Your text", text)
         left.model.check_tokens(left.vocabulary.encode(given.text))
         examples.append(given)
-    questions = [one for one in known.questions if _length(left, one) <= left.model.most_tokens]
+    questions = [one for one in known.questions if len(left.vocabulary.encode(one.text)) <= left.model.most_tokens]
     examples.append(_first_question(left, questions) if questions else _first_text(left, known.examples))
     right = sides[1] if len(sides) > 1 else None
     floor = known.floor
@@ -113,10 +158,6 @@ def load_side(folder: Path, device: str | None) -> Side:
     if examples.words:
         return Side(model, WordVocabulary(examples.words, examples.note))
     return Side(model, WordVocabulary([str(token) for token in range(model.vocab_size)], _NUMBERS_NOTE))
-
-
-def _length(side: Side, example: Example) -> int:
-    return len(side.vocabulary.encode(example.text))
 
 
 @torch.no_grad()

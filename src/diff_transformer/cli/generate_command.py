@@ -10,9 +10,9 @@ import typer
 from diff_transformer import shipped_models
 from diff_transformer.cli import console
 from diff_transformer.cli.console import Device, Seed, TextCheckpoint, optional
-from diff_transformer.storage.files import read_json
-from diff_transformer.suggestions import quoted
-from diff_transformer.token_texts import TokenTexts
+from diff_transformer.utils.files import read_json
+from diff_transformer.utils.suggestions import quoted
+from diff_transformer.utils.token_texts import TokenTexts
 
 DEFAULT_TOKENS = 200  # of new text, or fewer where the context has no space for them
 

@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from diff_transformer.cli import console
+from diff_transformer.cli import console, require_extra
 from diff_transformer.cli.console import Device, TextCheckpoint, optional
-from diff_transformer.cli.extras import require_extra
 from diff_transformer.cli.generate_command import shipped_language_model
 
 API_KEY_VARIABLE = "DIFF_TRANSFORMER_API_KEY"
@@ -46,7 +45,7 @@ def serve(
         raise ValueError("--cache-tokens needs --continuous-batching.")
     require_extra("serve")
     _require_continuous_batching()
-    from diff_transformer.listening import bound_socket, is_loopback, root_url
+    from diff_transformer.utils.bound_socket import bound_socket, is_loopback, root_url
 
     if not is_loopback(host) and api_key is None and not without_key:
         raise ValueError(
@@ -56,14 +55,14 @@ def serve(
     if checkpoint is None:
         checkpoint = shipped_language_model()
     with bound_socket(host, port) as bound:
-        from diff_transformer.brief_threads import in_brief_thread
         from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer, shown_folder
         from diff_transformer.serve.completion import ServedModel
         from diff_transformer.serve.server import ModelServer
+        from diff_transformer.utils.short_lived_threads import in_short_lived_thread
 
         folder = find_checkpoint(checkpoint)
         console.say(f"Loading {shown_folder(folder)} …")
-        served = in_brief_thread(
+        served = in_short_lived_thread(
             lambda: ServedModel(
                 load_model(folder, device),
                 load_tokenizer(folder),

@@ -29,13 +29,12 @@ def info() -> None:
     from rich.text import Text
 
     from diff_transformer._version import CHECKOUT, INSTALL_LAB
-    from diff_transformer.cli import console
-    from diff_transformer.cli.extras import EXTRAS
-    from diff_transformer.environment import device_name, git_commit, installed_version, versions
+    from diff_transformer.cli import EXTRAS, console
     from diff_transformer.ops.attention_request import triton_is_installed
     from diff_transformer.ops.backends import explain
     from diff_transformer.ops.cpu import cpu_build
     from diff_transformer.ops.triton import gpu_check
+    from diff_transformer.utils.environment import device_name, git_commit, installed_version, versions
 
     rows = {"device": device_name(), "torch threads": str(torch.get_num_threads())}
     rows |= {"commit": commit} if (commit := git_commit()) else {}

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
@@ -11,20 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
+from filelock import FileLock, Timeout
+from huggingface_hub import split_state_dict_into_shards_factory
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from diff_transformer._version import __version__
-from diff_transformer.convert.layout import Layout, Output, plan
+from diff_transformer.convert.layout import CONFIG, INDEX, Layout, Weights, plan, read_source_config
 from diff_transformer.convert.layout_tables import LAYOUTS, read_config, write_settings
 from diff_transformer.convert.phi4flash_attention import PHI4FLASH, WHAT_IS_COVERED
-from diff_transformer.convert.weight_files import CONFIG, INDEX, Weights, read_source_config
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.storage.files import free_bytes, refuse_existing
-from diff_transformer.storage.resumable_directory import ResumableDirectory
-from diff_transformer.suggestions import quoted
+from diff_transformer.utils.files import atomic_file, commit, free_bytes, read_json, refuse_existing, unfinished_path
+from diff_transformer.utils.suggestions import quoted
 
 MAX_SHARD_SIZE = "5GB"
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)(|KB|MB|GB|TB)")
@@ -101,7 +101,7 @@ def convert_from(
     with _single_line_errors(f"{str(source / CONFIG)!r} cannot be converted: "):
         config = chosen.read(raw)
     if dex_heads is not None or dex_lambda_start is not None:
-        if not config.described.corrects_heads:
+        if not config.spec.corrects_heads:
             raise ValueError(
                 f"dex_heads and dex_lambda_start belong to the attention type 'dex', not to {config.attention_type!r}."
             )
@@ -142,6 +142,73 @@ def convert_to(
     return _Job(chosen, source, target, config, settings, largest, backwards=True).run(progress)
 
 
+class ResumableDirectory:
+    """The files of a folder to be, in a sibling ``.unfinished-NAME``, until the folder gets its name at the end.
+
+    A file has its name only when it is complete, so a file that is present is never made again. What an interrupted
+    making left is used only if it was made for the same ``job``: what is made of what, as JSON can hold it. Where the
+    folder exists, FileExistsError is raised.
+    """
+
+    def __init__(self, target: Path, job: Mapping[str, Any]) -> None:
+        self.target, self.job = target, dict(job)
+        self._sibling = unfinished_path(target)
+        self._files, self._job_file = self._sibling / "files", self._sibling / "job.json"
+        refuse_existing(target)
+
+    def finished(self) -> set[str]:
+        """Names of the files that an interrupted job like this one has left."""
+        return {file.name for file in self._files.iterdir()} if self._is_same_job() else set()
+
+    @contextmanager
+    def started(self) -> Iterator[set[str]]:
+        """Resume an interrupted job like this one, or begin anew; no other process makes the folder meanwhile.
+
+        Yields the names of the files that are present. Raises FileExistsError where another process is making this
+        folder, or has made it.
+        """
+        self._sibling.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = FileLock(self._sibling / "lock").acquire(blocking=False)  # a process that ends loses it
+        except Timeout:
+            raise FileExistsError(
+                f"{str(self.target)!r} is being made by another process; wait for it, or name another folder."
+            ) from None
+        with lock:
+            refuse_existing(self.target)
+            if not self._is_same_job():
+                self._job_file.unlink(missing_ok=True)  # first, or it would speak for files that are gone
+                shutil.rmtree(self._files, ignore_errors=True)
+                self._files.mkdir()
+                self._job_file.write_text(json.dumps(self.job), encoding="utf-8")
+            yield self.finished()
+        shutil.rmtree(self._sibling)
+
+    def write(self, name: str, fill: Callable[[Path], object]) -> None:
+        """Make a file of the folder, or of a folder in it, complete or not at all; `fill` writes it at a path."""
+        try:
+            (self._files / name).parent.mkdir(exist_ok=True)
+            with atomic_file(self._files / name) as unfinished:
+                fill(unfinished)
+        except (OSError, SafetensorError) as error:  # the latter is what safetensors makes of a full disk
+            reason = str(error).rstrip(".")
+            raise OSError(
+                f"{name} could not be written ({reason}); the finished files stay in {str(self._sibling)!r}, and the "
+                "same command goes on from there."
+            ) from error
+
+    def finish(self) -> None:
+        """Give the folder its name."""
+        commit(self._files, self.target)
+
+    def _is_same_job(self) -> bool:
+        try:
+            is_same = read_json(self._job_file) == self.job
+        except (OSError, ValueError):  # there is none, or its writing was interrupted
+            return False
+        return is_same and self._files.is_dir()  # without, it has its name already, and what is left was not removed
+
+
 class _Job:
     """A conversion that has been checked; nothing is written yet."""
 
@@ -164,7 +231,12 @@ class _Job:
             raise ValueError(f"The weights in {str(source)!r} do not fit the layout {side}: {error}") from None
         self.outputs = {output.key: output for output in outputs}
         self.settings, self.attention_type = settings, config.attention_type
-        self.split = _split(self.outputs, max_shard_size)
+        self.split = split_state_dict_into_shards_factory(
+            self.outputs,
+            get_storage_size=lambda output: output.bytes,
+            filename_pattern="model{suffix}.safetensors",
+            max_shard_size=max_shard_size,
+        )
         self.shards = self.split.filename_to_tensors
         self.sizes = {name: sum(self.outputs[key].bytes for key in keys) for name, keys in self.shards.items()}
         self.total = sum(self.sizes.values())
@@ -256,13 +328,3 @@ def shard_bytes(size: object) -> int:
     if count < 1:
         raise ValueError(f"A shard's size must be a number of bytes, 1 or more, or like '5GB', got {quoted(size)}.")
     return count
-
-
-def _split(outputs: dict[str, Output], max_shard_size: int) -> StateDictSplit:
-    """The keys in each file."""
-    return split_state_dict_into_shards_factory(
-        outputs,
-        get_storage_size=lambda output: output.bytes,
-        filename_pattern="model{suffix}.safetensors",
-        max_shard_size=max_shard_size,
-    )

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from huggingface_hub import ModelCardData
 
 from diff_transformer._version import INSTALL, __version__
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.attention_types import ATTENTION_TYPES
 
 # The entry points of this group make an :class:`ExportCard` of (folder, results files); there is one where
 # diff-transformer-lab is installed.

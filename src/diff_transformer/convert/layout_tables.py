@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DiffLlamaConfig, LlamaConfig, PreTrainedConfig
 
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.convert.layout import (
     ATTENTION,
     KEY,
@@ -27,8 +28,7 @@ from diff_transformer.convert.layout import (
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.nn import AnnealedLambda, annealed_lambda, fold_output
 from diff_transformer.nn.layers import constant_lambda
-from diff_transformer.suggestions import quoted, some
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.utils.suggestions import quoted, some
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
 
@@ -123,19 +123,19 @@ def write_transformers(
 
 def read_authors(raw: Mapping[str, Any], attention_type: str, extra: tuple[str, str]) -> DiffTransformerConfig:
     """Settings in one of the authors' layouts. The first counts pairs of heads; the second, output heads as we do."""
-    described = ATTENTION_TYPES[attention_type]
+    spec = ATTENTION_TYPES[attention_type]
     their_name, our_name = extra
     _check_keys(raw, (*AUTHORS_OPTIONAL, their_name))
     heads, width = raw["num_heads"], raw["hidden_size"]
-    if described.pairs_heads and width % (2 * heads):
+    if spec.pairs_heads and width % (2 * heads):
         raise ValueError(f"hidden_size must be a multiple of 2·num_heads, got {width} and {heads}.")
     settings = {name: raw[name] for name in (*SHARED, "rope_theta") if name in raw}
-    if described.headwise_norm and raw.get("rms_norm_eps", SUBLN_EPS) != SUBLN_EPS:
+    if spec.headwise_norm and raw.get("rms_norm_eps", SUBLN_EPS) != SUBLN_EPS:
         settings["attention_norm_eps"] = SUBLN_EPS
     settings.setdefault("dtype", raw.get("torch_dtype"))
     if their_name in raw:
         settings[our_name] = raw[their_name]
-    per_head = 2 if described.pairs_heads else 1
+    per_head = 2 if spec.pairs_heads else 1
     settings["num_attention_heads"] = per_head * heads
     settings["num_key_value_heads"] = per_head * (raw.get("num_kv_heads") or heads)
     return DiffTransformerConfig(attention_type=attention_type, **settings)
@@ -147,8 +147,8 @@ def write_authors(config: DiffTransformerConfig, extra: tuple[str, str]) -> dict
     everything = json.loads(config.to_json_string(use_diff=False))
     return {
         "model_type": f"microsoft_{config.attention_type}",
-        "num_heads": config.described.heads(config),
-        "num_kv_heads": config.described.key_heads(config),
+        "num_heads": config.spec.heads(config),
+        "num_kv_heads": config.spec.key_heads(config),
         their_name: getattr(config, our_name),
         **{name: everything[name] for name in SHARED if name in everything},
     }
@@ -208,7 +208,7 @@ def write_motif(config: DiffTransformerConfig) -> dict[str, Any]:
         "rope_scaling": None if is_default else rotary,
         "attn_rms_norm_eps": config.norm_eps_in_attention,
         "use_bias": False,
-        **({"num_noise_heads": config.num_noise_heads, "k_ratio": 1} if config.described.grouped else {}),
+        **({"num_noise_heads": config.num_noise_heads, "k_ratio": 1} if config.spec.grouped else {}),
     }
 
 
@@ -225,7 +225,7 @@ def write_settings(layout: Layout, config: DiffTransformerConfig) -> dict[str, A
     names += [*OPTIONS, "is_causal", "qk_norm", "output_gate", "hidden_act", "has_token_lambda"]
     if config.has_headwise_norm:
         names.append("norm_eps_in_attention")
-    if config.described.differential and "lambda_init" in config.described.settings:
+    if config.spec.differential and "lambda_init" in config.spec.settings:
         names += ["lambda_init", "lambda_init_offset"]
     changed = [
         f"{name.removeprefix('has_')} {getattr(config, name)!r} (it would become {getattr(read_again, name)!r})"

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from diff_transformer.convert.layout import check_headers
-from diff_transformer.convert.weight_files import CONFIG, Weights, read_source_config
+from diff_transformer.convert.layout import CONFIG, Weights, check_headers, read_source_config
 from diff_transformer.nn import DiffAttention
-from diff_transformer.suggestions import quoted
+from diff_transformer.utils.suggestions import quoted
 
 PHI4FLASH = "phi4flash"  # its model_type
 WHAT_IS_COVERED = (

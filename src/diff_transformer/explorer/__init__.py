@@ -1,11 +1,16 @@
 """Shows the attention maps of a model in a browser, where the reader moves λ (docs/explorer.md)."""
 
-from diff_transformer.explorer.explored_model import ExploredModel
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from diff_transformer._version import CHECKOUT
+from diff_transformer.explorer.explored_model import ExploredModel, LambdaSettings
 from diff_transformer.explorer.explorer import Example, Explorer, Side, Task
-from diff_transformer.explorer.head_numbers import Answer
-from diff_transformer.explorer.lambda_settings import LambdaSettings
-from diff_transformer.explorer.notebook import explore
+from diff_transformer.explorer.trace import Answer
 from diff_transformer.explorer.vocabulary import TokenizerVocabulary, Vocabulary, WordVocabulary
+
+if TYPE_CHECKING:
+    from diff_transformer.explorer.widget import ExplorerWidget
 
 __all__ = [
     "Answer",
@@ -20,3 +25,54 @@ __all__ = [
     "WordVocabulary",
     "explore",
 ]
+
+
+def explore(
+    model: Any,
+    tokenizer: Any,
+    text: str,
+    *,
+    compare: Any = None,
+    compare_tokenizer: Any = None,
+    answer: tuple[int, int, int] | None = None,
+) -> "ExplorerWidget":
+    """Show the attention maps of a model in a notebook (Jupyter, marimo), with λ under the reader's hand.
+
+    Args:
+        model: a DIFF or DIFF V2 model, or transformers' DiffLlama. It is used, not copied: it must not be trained or
+            moved while the widget computes.
+        tokenizer: transformers' tokenizer, or for a model without one a list with the word of each token.
+        text: what the page opens with.
+        compare: the model beside it, any causal language model of transformers.
+        compare_tokenizer: its tokenizer; that of ``model`` unless given.
+        answer: the position of a question, and the first and the last + 1 of its answer, in tokens from 0: the page
+            then shows the attention on the answer.
+
+    Raises:
+        ValueError: a model that subtracts nothing, or a text that it cannot read.
+        ModuleNotFoundError: anywidget, of the extra ``explore``, is not installed.
+    """
+    try:
+        from diff_transformer.explorer.widget import ExplorerWidget
+    except ModuleNotFoundError as error:
+        message = f'explore needs {error.name}, which is not installed: pip install ".[explore]" {CHECKOUT}'
+        raise ModuleNotFoundError(message, name=error.name) from None
+    left = Side(ExploredModel(model, "model"), _vocabulary(tokenizer))
+    if not left.model.subtracts:
+        raise ValueError(
+            f"{type(model).__name__} has ordinary attention here, which subtracts nothing; give it as compare."
+        )
+    tokens = left.vocabulary.encode(text)
+    left.model.check_tokens(tokens)
+    place = None
+    if answer is not None:
+        place = Answer.read(dict(zip(("query", "begin", "end"), answer, strict=True)), len(tokens))
+    right = None
+    if compare is not None:
+        right = Side(ExploredModel(compare, "compared"), _vocabulary(compare_tokenizer or tokenizer))
+    return ExplorerWidget(Explorer(left, right, [Example("The first text", text, place)]))
+
+
+def _vocabulary(tokenizer: Any) -> Vocabulary:
+    is_words = isinstance(tokenizer, Sequence) and all(isinstance(word, str) for word in tokenizer)
+    return WordVocabulary(tokenizer) if is_words else TokenizerVocabulary(tokenizer)

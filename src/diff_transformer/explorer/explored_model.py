@@ -1,32 +1,154 @@
-"""Runs a causal language model over a text and leaves a trace, whichever model it is.
+"""Runs a causal language model over a text with any λ and leaves a trace, whichever model it is.
 
 Ours can run with another λ. transformers' DiffLlama is converted to ours first, so that it can, too. Any other causal
 language model of transformers gives the attention weights that it returns.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from diff_transformer.convert import as_our_model
-from diff_transformer.explorer.lambda_settings import LEARNED, LambdaSettings, replaced_lambdas
 from diff_transformer.explorer.trace import RecomputedMaps, ReturnedMaps, Trace
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import attention_implementation
-from diff_transformer.suggestions import quoted
+from diff_transformer.utils.suggestions import quoted
 
+LARGEST_LAMBDA = 10.0  # of either sign; learned ones lie near 0 … 1
 MOST_TOKENS = 2048
 LONG_WORK = 1 << 38  # runs × tokens × parameters: more take a processor ten seconds or longer
 _LOGITS_AT_ONCE = 256  # positions; the logits of all would be many times as large as all else
 _LARGEST_RETURNED = 4 << 30  # bytes of maps that a model of transformers may return at once
 
 
+@dataclass(frozen=True)
+class LambdaSettings:
+    """What λ is where it is not the learned one. A head's value comes before its layer's; others follow the factor.
+
+    Attributes:
+        factor: what the learned λ of all heads are multiplied by.
+        layers: by the layer's number, counted from 1.
+        heads: by the layer's number and the head's, both counted from 1.
+    """
+
+    factor: float = 1.0
+    layers: Mapping[int, float] = field(default_factory=dict)
+    heads: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, raw: object) -> "LambdaSettings":
+        """From JSON: {"factor": 0.5, "layers": {"2": 0.3}, "heads": {"2.1": 0}}, each part of it optional.
+
+        Raises:
+            ValueError: another key, or a value that is not a number of at most ``LARGEST_LAMBDA`` in size.
+        """
+        if raw is None:
+            return cls()
+        if not isinstance(raw, Mapping) or not set(raw) <= {"factor", "layers", "heads"}:
+            raise ValueError('lambdas must be an object with "factor", "layers" and "heads", or some of them.')
+        layers, heads = ({} if raw.get(name) is None else raw[name] for name in ("layers", "heads"))
+        if not isinstance(layers, Mapping) or not isinstance(heads, Mapping):
+            raise ValueError('lambdas must have objects as "layers" and "heads".')
+        factor = raw.get("factor")
+        return cls(
+            factor=1.0 if factor is None else _checked(factor, "The factor of λ"),
+            layers={_number(layer): _checked(value, f"λ of layer {layer}") for layer, value in layers.items()},
+            heads={_pair(place): _checked(value, f"λ of head {place}") for place, value in heads.items()},
+        )
+
+    def check(self, layers: int, heads: int) -> None:
+        """Refuse layers and heads that a model with so many does not have."""
+        for layer, head in [*((layer, 1) for layer in self.layers), *self.heads]:
+            if not (1 <= layer <= layers and 1 <= head <= heads):
+                raise ValueError(
+                    f"λ is set for head {head} of layer {layer}, but the model has layers 1 … {layers} with heads "
+                    f"1 … {heads}."
+                )
+
+    def of_layer(self, layer: int, heads: int) -> list[float | None]:
+        """λ of each head of a layer, counted from 1; None where it is the learned one times the factor."""
+        of_layer = self.layers.get(layer)
+        return [self.heads.get((layer, head), of_layer) for head in range(1, heads + 1)]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells settings apart, for a cache."""
+        return self.factor, tuple(sorted(self.layers.items())), tuple(sorted(self.heads.items()))
+
+    def __bool__(self) -> bool:
+        return self.factor != 1 or bool(self.layers) or bool(self.heads)
+
+
+LEARNED = LambdaSettings()
+
+
+def mixed_lambda(hidden_states: Tensor, learned: Any, values: Sequence[float | None], factor: float) -> Tensor:
+    """λ of a layer, (B, H, N): the given value of each head, and the learned one times a factor where it is None.
+
+    Args:
+        hidden_states: (B, N, D), what the layer's attention receives.
+        learned: the layer's own function of them.
+        values: H of them.
+        factor: of the learned λ.
+    """
+    own = learned(hidden_states)
+    given = own.new_tensor([math.nan if value is None else value for value in values]).view(1, -1, 1)
+    own = (factor * own).expand(hidden_states.shape[0], len(values), hidden_states.shape[1])
+    return torch.where(given.isnan(), own, given)
+
+
+@contextmanager
+def replaced_lambdas(model: Any, settings: LambdaSettings, heads: int) -> Iterator[None]:
+    """Inside, a DIFF or DIFF V2 model computes with the λ of the settings; all of its attention implementations do.
+
+    The model is changed while this lasts, so no other thread may use it.
+    """
+    replaced = []
+    try:
+        for number, layer in enumerate(model.model.layers, start=1):
+            values = settings.of_layer(number, heads)
+            if settings.factor != 1 or any(value is not None for value in values):
+                attention = layer.self_attn
+                # An attribute of the module comes before the method of its class.
+                attention.lambdas = partial(
+                    mixed_lambda, learned=attention.lambdas, values=values, factor=settings.factor
+                )
+                replaced.append(attention)
+        yield
+    finally:
+        for attention in replaced:
+            del attention.lambdas
+
+
+def _checked(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_LAMBDA:
+        raise ValueError(f"{name} must be a number of at most {LARGEST_LAMBDA:g} in size, got {quoted(value, 40)}.")
+    return float(value)
+
+
+def _number(text: object) -> int:
+    if not str(text).isascii() or not str(text).isdigit() or len(str(text)) > 6:
+        raise ValueError(f"A layer is named by its number, counted from 1, got {quoted(text, 40)}.")
+    return int(str(text))
+
+
+def _pair(text: object) -> tuple[int, int]:
+    layer, point, head = str(text).partition(".")
+    if not point:
+        raise ValueError(f'A head is named by its layer and its number, such as "2.1", got {quoted(text, 40)}.')
+    return _number(layer), _number(head)
+
+
 def subtracts(config: Any) -> bool:
     """Whether each head of a model with this configuration has two maps, one of which is taken from the other."""
     if isinstance(config, DiffTransformerConfig):
-        return config.described.differential
+        return config.spec.differential
     return config.model_type == "diffllama"
 
 
@@ -54,19 +176,19 @@ class ExploredModel:
         self.model, self.name = model.eval(), name
         config = model.config.get_text_config()
         self.is_ours = isinstance(model, DiffTransformerForCausalLM)
-        described = model.config.described if self.is_ours else None
-        self.label = described.label if described else type(model).__name__.removesuffix("ForCausalLM")
+        spec = model.config.spec if self.is_ours else None
+        self.label = spec.label if spec else type(model).__name__.removesuffix("ForCausalLM")
         self.layers = config.num_hidden_layers
         self.subtracts = subtracts(config)
-        self.lambda_per_token = described is not None and model.config.has_token_lambda
+        self.lambda_per_token = spec is not None and model.config.has_token_lambda
         self.heads = config.num_attention_heads
         self.kv_heads = getattr(config, "num_key_value_heads", None) or self.heads  # GPT-2's has no such setting
-        self.noise_heads = described.noise_heads(model.config) if described else None
-        if described:
+        self.noise_heads = spec.noise_heads(model.config) if spec else None
+        if spec:
             if self.noise_heads is not None:
-                ratio = described.heads(model.config) // self.noise_heads
+                ratio = spec.heads(model.config) // self.noise_heads
                 self.label += f", {ratio} signal heads to a noise head"
-            self.heads, self.kv_heads = described.heads(model.config), described.key_heads(model.config)
+            self.heads, self.kv_heads = spec.heads(model.config), spec.key_heads(model.config)
         self.vocab_size = config.vocab_size
         longest = getattr(config, "max_position_embeddings", None) or MOST_TOKENS
         self.most_tokens = min(MOST_TOKENS, longest)
@@ -84,18 +206,21 @@ class ExploredModel:
                     f"Tokens of {self.name} are numbers in 0 … {self.vocab_size - 1}, got {quoted(token, 40)}."
                 )
 
+    def check(self, tokens: Sequence[int], settings: LambdaSettings) -> None:
+        """Refuse, with a sentence, tokens and a λ that the model cannot be run with."""
+        self.check_tokens(tokens)
+        if settings and not self.subtracts:
+            raise ValueError(f"{self.name} subtracts nothing, so it has no λ to set.")
+        settings.check(self.layers, self.heads)
+
     @torch.no_grad()
     def trace(self, tokens: Sequence[int], settings: LambdaSettings = LEARNED) -> Trace:
         """Run the model over N tokens with the λ of the settings. No other thread may use the model meanwhile.
 
         Raises:
-            ValueError: tokens that :meth:`check_tokens` refuses; settings of heads that there are not; a λ for a model
-                that has none.
+            ValueError: tokens or settings that :meth:`check` refuses.
         """
-        self.check_tokens(tokens)
-        if settings and not self.subtracts:
-            raise ValueError(f"{self.name} subtracts nothing, so it has no λ to set.")
-        settings.check(self.layers, self.heads)
+        self.check(tokens, settings)
         input_ids = torch.tensor([list(tokens)], device=self.model.device)
         return self._traced(input_ids, settings) if self.is_ours else self._returned(input_ids)
 

@@ -13,13 +13,10 @@ from typing import Any
 
 import torch
 
-from diff_transformer.explorer.explored_model import ExploredModel
-from diff_transformer.explorer.head_numbers import Answer, answer_shares, head_numbers
-from diff_transformer.explorer.lambda_settings import LEARNED, LambdaSettings, replaced_lambdas
-from diff_transformer.explorer.map_format import encode_maps
-from diff_transformer.explorer.trace import Trace
+from diff_transformer.explorer.explored_model import LEARNED, ExploredModel, LambdaSettings, replaced_lambdas
+from diff_transformer.explorer.trace import Answer, Trace, answer_shares, encode_maps, head_numbers
 from diff_transformer.explorer.vocabulary import Vocabulary, check_text
-from diff_transformer.suggestions import quoted
+from diff_transformer.utils.suggestions import quoted
 
 SHOWN_TOKENS = 10  # of a distribution
 STRIP_FACTORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of λ, at which the strip is measured
@@ -172,7 +169,13 @@ class Explorer:
                     result["answer_probability"] = now.next_log_probabilities[token].exp().item()
                     result["learned_answer_probability"] = learned.next_log_probabilities[token].exp().item()
             if picture is not None:
-                result["heads"] = self._heads(side, now, answer, picture)
+                numbers = head_numbers(now, side.model.layers, side.model.heads, answer, picture)
+                result["heads"] = {
+                    "removed": None if numbers.removed is None else numbers.removed.tolist(),
+                    "on_answer": None if numbers.on_answer is None else numbers.on_answer.tolist(),
+                    "picture_size": numbers.pictures.shape[-1],
+                    "pictures": base64.b64encode(numbers.pictures.numpy().tobytes()).decode(),
+                }
         return result
 
     def strip(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,7 +204,7 @@ class Explorer:
         return {"value": value, "piece": side.vocabulary.piece_after(tokens, token)}
 
     def head_map(self, question: Mapping[str, Any]) -> bytes:
-        """The maps of one head in the form of :mod:`diff_transformer.explorer.map_format`.
+        """The maps of one head in the form of :mod:`diff_transformer.explorer.trace`.
 
         The question is one of :meth:`run` with "layer" and "head", counted from 1, and optionally "first_row", the
         first row to send, counted from 0.
@@ -257,11 +260,8 @@ class Explorer:
         if not isinstance(append, list):
             raise ValueError('"append" must be a list of numbers.')
         tokens = [*tokens, *append]
-        side.model.check_tokens(tokens)
         settings = LambdaSettings.read(question.get("lambdas"))
-        if settings and not side.model.subtracts:
-            raise ValueError(f"{side.model.name} subtracts nothing, so it has no λ to set.")
-        settings.check(side.model.layers, side.model.heads)
+        side.model.check(tokens, settings)
         return name, side, tokens, settings
 
     def _trace(self, name: str, tokens: Sequence[int], settings: LambdaSettings) -> Trace:
@@ -297,15 +297,6 @@ class Explorer:
             }
             for token in chosen
         ]
-
-    def _heads(self, side: Side, trace: Trace, answer: Answer | None, picture: int) -> dict[str, Any]:
-        numbers = head_numbers(trace, side.model.layers, side.model.heads, answer, picture)
-        return {
-            "removed": None if numbers.removed is None else numbers.removed.tolist(),
-            "on_answer": None if numbers.on_answer is None else numbers.on_answer.tolist(),
-            "picture_size": numbers.pictures.shape[-1],
-            "pictures": base64.b64encode(numbers.pictures.numpy().tobytes()).decode(),
-        }
 
 
 def _example_json(example: Example) -> dict[str, Any]:

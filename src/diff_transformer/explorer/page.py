@@ -1,14 +1,30 @@
-"""Puts the page together: one HTML file with its style, its code and its data, which loads nothing else."""
+"""Puts the page together: one HTML file with its style, its code and its data, which loads nothing else.
+
+A recorded page has one text and all answers about it, so that it works from disk without a server or a network. It
+computes A1 − λA2 of each head for any λ from the maps of the learned one. What the model predicts is recorded for steps
+of the factor of all λ, and of λ where that of a layer, or of a head, is moved. What the models write after the text is
+recorded with the learned λ.
+"""
 
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from diff_transformer.explorer.explorer import Explorer
+
 # The bundle of the sources in the repository's folder `web`: `npm run build` there writes it.
 BUNDLE = Path(__file__).resolve().parent / "bundle"
+LARGEST_PAGE = 32_000_000  # characters of maps
+STEPS = tuple(step / 20 for step in range(-10, 41))  # the factor of all λ
+FEW_STEPS = tuple(step / 4 for step in range(-2, 7))  # λ of one layer, or of one head
+MOST_HEADS = 64  # of a model whose heads are moved one by one: each takes a run for each of the few steps
+WRITTEN = 16  # tokens after the text
+_DIGITS = 5
+# What the page knows without a run: the text's tokens are recorded once, and the learned λ with them.
+_SHARED = ("side", "tokens", "pieces", "learned_lambdas")
 
 
 def page_html(data: Mapping[str, Any], *, title: str, may_ask: bool) -> str:
@@ -49,3 +65,91 @@ def page_html(data: Mapping[str, Any], *, title: str, may_ask: bool) -> str:
             "",
         )
     )
+
+
+def recorded_page(explorer: Explorer) -> str:
+    """The page of an explorer's first example, as HTML.
+
+    Raises:
+        ValueError: the explorer has no example, or its maps are too large for a page.
+    """
+    described = explorer.describe()
+    if not described["examples"]:
+        raise ValueError("A page needs a text; the explorer has no example.")
+    example = described["examples"][0]
+    length = len(explorer.run({"text": example["text"]})["tokens"])
+    _check_size(described["models"].values(), length + WRITTEN)
+    recorded = {}
+    for side, model in described["models"].items():
+        question = {"side": side, "text": example["text"]}
+        if example["answer"] is not None and (side == "left" or described["shared_vocabulary"]):
+            question["answer"] = example["answer"]
+        recorded[side] = _recorded(explorer, model, question)
+        model["most_tokens"] = len(recorded[side]["tokens"])
+    strip = described["strip"]
+    asked = {"text": example["text"], "answer": example["answer"]}
+    strip["points"] = [_shortened(explorer.strip({**asked, "factor": factor})) for factor in strip["factors"]]
+    data = {"mode": "recorded", **described, "examples": [example], "draws_examples": False, "recorded": recorded}
+    return page_html(data, title=f"Attention of {described['models']['left']['name']}", may_ask=False)
+
+
+def _recorded(explorer: Explorer, model: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
+    """All answers about one model, as web/src/recorded_source.js reads them."""
+    runs = [explorer.run(question)]
+    room = model["most_tokens"] - len(runs[0]["tokens"])
+    append: list[int] = []
+    while len(append) < min(WRITTEN, room):
+        append.append(explorer.next_token({**question, "append": append})["token"])
+        runs.append(explorer.run({**question, "append": append}))
+    layers, heads = range(1, model["layers"] + 1), range(1, model["heads"] + 1)
+    maps = {
+        f"{layer}.{head}": explorer.head_map({**question, "append": append, "layer": layer, "head": head})
+        for layer in layers
+        for head in heads
+    }
+    steps: dict[str, Sequence[float]] = {}
+    if model["subtracts"]:
+        steps = {"factor": STEPS, **dict.fromkeys(map(str, layers), FEW_STEPS)}
+        if len(maps) <= MOST_HEADS:
+            steps |= dict.fromkeys(maps, FEW_STEPS)
+    return {
+        **{name: runs[-1][name] for name in _SHARED},
+        "maps": {place: base64.b64encode(data).decode() for place, data in maps.items()},
+        "runs": [_shortened(run) for run in runs],
+        "moved": {
+            place: [
+                {"value": value, "run": _shortened(explorer.run({**question, "lambdas": _lambdas(place, value)}))}
+                for value in values
+            ]
+            for place, values in steps.items()
+        },
+    }
+
+
+def _lambdas(place: str, value: float) -> dict[str, Any]:
+    """What a question says of λ at one place: "factor", a layer such as "2", or a head such as "2.1"."""
+    if place == "factor":
+        return {"factor": value}
+    return {"heads" if "." in place else "layers": {place: value}}
+
+
+def _shortened(value: Any) -> Any:
+    """A run without what all runs share, and its numbers with as many digits as are shown."""
+    if isinstance(value, dict):
+        return {name: _shortened(part) for name, part in value.items() if name not in _SHARED}
+    if isinstance(value, list):
+        return [_shortened(part) for part in value]
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+
+def _check_size(models: Iterable[dict[str, Any]], length: int) -> None:
+    """Refuse maps of so many tokens if no browser would load them with pleasure."""
+    size = sum(
+        model["layers"] * model["heads"] * length * (length + 1) // 2 * (4 if model["subtracts"] else 2) * 4 // 3
+        for model in models
+    )
+    if size > LARGEST_PAGE:
+        raise ValueError(
+            f"The maps of {length:,} tokens take {size / 1e6:.0f} MB, and a page holds {LARGEST_PAGE / 1e6:.0f} MB; "
+            f"give a shorter --text ({WRITTEN} of the tokens are what the model writes after it)."
+        )

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from diff_transformer.explorer.explorer import Explorer
 from diff_transformer.explorer.page import page_html
-from diff_transformer.listening import root_url
+from diff_transformer.utils.bound_socket import root_url
 
 LARGEST_QUESTION = 2_000_000  # bytes
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -38,7 +38,7 @@ def make_app(
     Args:
         explorers: what answers, by the name in the address of its page. Each page links to the others.
         token: what the address begins with; any other address is answered as one that does not exist.
-        thread: the one thread that computes, for `diff_transformer.brief_threads` says why there is no other.
+        thread: the one thread that computes (`diff_transformer.utils.short_lived_threads` says why).
         hosts: names that the browser may call this server by; None for any. A page of somebody else, whose name is
             made to lead here, uses its own.
     """

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from diff_transformer.suggestions import did_you_mean, quoted
-from diff_transformer.token_texts import TokenNames
+from diff_transformer.utils.suggestions import did_you_mean, quoted
+from diff_transformer.utils.token_texts import TokenNames
 
 LONGEST_TEXT = 200_000  # characters; a text of more has more tokens than can be shown
 

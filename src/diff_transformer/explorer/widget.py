@@ -7,7 +7,7 @@ import traitlets
 
 from diff_transformer.explorer.explorer import Explorer
 from diff_transformer.explorer.page import BUNDLE
-from diff_transformer.suggestions import quoted
+from diff_transformer.utils.suggestions import quoted
 
 
 class ExplorerWidget(anywidget.AnyWidget):

@@ -7,7 +7,7 @@ interface.
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from diff_transformer.model.configuration import DiffTransformerConfig, call_config_class
+from diff_transformer.model.configuration import DiffTransformerConfig, cache_view_class
 from diff_transformer.model.interface_attention import (
     AttentionMaps,
     attends_by_document,
@@ -19,7 +19,6 @@ from diff_transformer.model.modeling import (
     DiffTransformerModel,
     DiffTransformerPreTrainedModel,
 )
-from diff_transformer.model.pooling import pooled, text_embeddings
 from diff_transformer.model.remote_code import AUTO_CLASSES
 from diff_transformer.model.task_models import (
     DiffTransformerForMaskedLM,
@@ -28,6 +27,8 @@ from diff_transformer.model.task_models import (
     DiffTransformerForTokenClassification,
     LanguageModel,
     language_model_class,
+    pooled,
+    text_embeddings,
 )
 
 register_attention()
@@ -36,7 +37,7 @@ for auto_class, name in AUTO_CLASSES.items():
         transformers.AutoConfig.register(DiffTransformerConfig.model_type, DiffTransformerConfig, exist_ok=True)
         continue
     # The Auto classes ask for a configuration's very class, and some callers have what get_text_config() returned.
-    for config_class in (DiffTransformerConfig, call_config_class(DiffTransformerConfig)):
+    for config_class in (DiffTransformerConfig, cache_view_class(DiffTransformerConfig)):
         getattr(transformers, auto_class).register(config_class, globals()[name], exist_ok=True)
 
 # There the Trainer looks whether its own loss, as for label smoothing, is of the next token.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from diff_transformer.model.packed_documents import autocast_dtype
+from diff_transformer.model.masks import autocast_dtype
 from diff_transformer.ops.functional import without_autocast
 
 IGNORED = -100  # the label of what is not to be predicted, unless the caller names another
@@ -64,7 +64,7 @@ def chunked_cross_entropy(
     targets = shift_labels.reshape(-1).to(hidden_states.device)
     rows = chunk_tokens(vocab_size, targets.device.type == "cpu")
     flat = hidden_states.flatten(0, -2)
-    if is_ordinary(head, vocab_size):
+    if is_plain_linear(head, vocab_size):
         total = _SummedCrossEntropy.apply(flat, head.weight, targets, ignore_index, rows, torch.is_grad_enabled())
     else:
         parts = zip(flat.split(rows), targets.split(rows), strict=True)
@@ -82,7 +82,7 @@ def chunk_tokens(vocab_size: int, on_cpu: bool) -> int:
     return min(at_most, max(CACHED_TOKENS, CACHED_LOGITS // vocab_size)) if on_cpu else at_most
 
 
-def is_ordinary(head: nn.Module, vocab_size: int) -> bool:
+def is_plain_linear(head: nn.Module, vocab_size: int) -> bool:
     """Whether ``head(x)`` is x Wᵀ with all of W at hand, and nothing else happens when it is called."""
     return (
         type(head) is nn.Linear

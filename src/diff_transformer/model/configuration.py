@@ -13,20 +13,20 @@ from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from diff_transformer.attention_types import ATTENTION_OPTIONS, ATTENTION_TYPES, AttentionType, head_dim
 from diff_transformer.model.parallel_plan import tensor_parallel_plan
 from diff_transformer.model.remote_code import auto_map, code_files
 from diff_transformer.nn.attention import check_heads, default_key_heads
 from diff_transformer.nn.dex import check_chosen_heads
 from diff_transformer.nn.layers import constant_lambda, feed_forward_class
 from diff_transformer.ops import lambda_init_schedule
-from diff_transformer.suggestions import quoted
-from diff_transformer.variants import ATTENTION_OPTIONS, ATTENTION_TYPES, AttentionType, head_dim
+from diff_transformer.utils.suggestions import quoted
 
 if TYPE_CHECKING:
     from transformers import Cache
 
 
-class CallConfig:
+class CacheView:
     """Mixin of a live view of a configuration, in which only the three head sizes differ.
 
     A view shares its attributes with the configuration it was made from: what is written to either is read from both.
@@ -45,20 +45,20 @@ class CallConfig:
     @property
     def num_attention_heads(self) -> int:
         """Query heads of the one call."""
-        return self._viewed.described.query_heads(self._viewed)
+        return self._viewed.spec.query_heads(self._viewed)
 
     @property
     def num_key_value_heads(self) -> int:
         """Heads of keys, and of values, that a layer caches."""
-        return self._viewed.described.key_heads(self._viewed)
+        return self._viewed.spec.key_heads(self._viewed)
 
     @property
     def head_dim(self) -> int:
         """Width of each of them."""
         width: int = self._viewed.head_dim  # type: ignore[assignment]  # never None once it is constructed
-        return self._viewed.described.cached_width(width)
+        return self._viewed.spec.cached_width(width)
 
-    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "CallConfig":
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "CacheView":
         """The view itself: a view of a view would count twice."""
         return self
 
@@ -68,30 +68,30 @@ class CallConfig:
     __hash__ = None  # type: ignore[assignment]  # as every configuration of transformers, which can be written to
 
     def __copy__(self) -> "DiffTransformerConfig":
-        return call_config(copy(self._viewed))
+        return cache_view(copy(self._viewed))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return call_config, (self._viewed,)
+        return cache_view, (self._viewed,)
 
 
 # No functools.cache: torch.compile, which meets this where a model makes its own cache, warns of one.
 _CLASSES: dict[type["DiffTransformerConfig"], type["DiffTransformerConfig"]] = {}
 
 
-def call_config_class(viewed: type["DiffTransformerConfig"]) -> type["DiffTransformerConfig"]:
+def cache_view_class(viewed: type["DiffTransformerConfig"]) -> type["DiffTransformerConfig"]:
     """The class of the views of one configuration class: a subclass of it, so that isinstance holds."""
     if viewed not in _CLASSES:
         # transformers makes a dataclass of every configuration class, which would get a comparison of its own.
-        members = {"__module__": __name__, "__slots__": (), "__eq__": CallConfig.__eq__, "__hash__": None}
-        _CLASSES[viewed] = type(viewed.__name__, (CallConfig, viewed), members)
+        members = {"__module__": __name__, "__slots__": (), "__eq__": CacheView.__eq__, "__hash__": None}
+        _CLASSES[viewed] = type(viewed.__name__, (CacheView, viewed), members)
     return _CLASSES[viewed]
 
 
-def call_config(config: "DiffTransformerConfig") -> "DiffTransformerConfig":
+def cache_view(config: "DiffTransformerConfig") -> "DiffTransformerConfig":
     """The view of a configuration; the configuration itself where the call has the sizes that it says."""
-    if not config.described.differential:
+    if not config.spec.differential:
         return config
-    view = object.__new__(call_config_class(type(config)))
+    view = object.__new__(cache_view_class(type(config)))
     # Not __init__, nor a copy: the view has the very dictionary of attributes that the configuration has.
     object.__setattr__(view, "__dict__", config.__dict__)
     object.__setattr__(view, "_viewed", config)
@@ -100,7 +100,7 @@ def call_config(config: "DiffTransformerConfig") -> "DiffTransformerConfig":
 
 def viewed_config(config: Any) -> Any:
     """The configuration a view was made from; anything else as it is."""
-    return config._viewed if isinstance(config, CallConfig) else config
+    return config._viewed if isinstance(config, CacheView) else config
 
 
 def pair_cached_heads(cache: "Cache | None", config: "DiffTransformerConfig") -> None:
@@ -109,7 +109,7 @@ def pair_cached_heads(cache: "Cache | None", config: "DiffTransformerConfig") ->
     Keys and values (B, A_kv, S, d) become (B, A_kv / 2, S, 2d), two heads side by side, as the projections make them:
     in place. Any other cache is left alone.
     """
-    if not config.described.pairs_heads:
+    if not config.spec.pairs_heads:
         return
     for layer in getattr(cache, "layers", ()):
         keys = getattr(layer, "keys", None)
@@ -227,7 +227,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         self._check_encoder()
 
     @property
-    def described(self) -> AttentionType:
+    def spec(self) -> AttentionType:
         """The description of the attention type.
 
         Raises:
@@ -242,12 +242,12 @@ class DiffTransformerConfig(PreTrainedConfig):
     @property
     def has_headwise_norm(self) -> bool:
         """Whether the layers have a headwise norm, said so or not."""
-        return self.described.headwise_norm if self.headwise_norm is None else self.headwise_norm
+        return self.spec.headwise_norm if self.headwise_norm is None else self.headwise_norm
 
     @property
     def has_token_lambda(self) -> bool:
         """Whether the layers have a λ for each token and head, a projection W_λ."""
-        return self.described.has_token_lambda(self)
+        return self.spec.has_token_lambda(self)
 
     @property
     def norm_eps_in_attention(self) -> float:
@@ -272,7 +272,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         options = {"qk_norm": self.qk_norm, "output_gate": self.output_gate}
         # PolyNorm's means are over all channels of the feed-forward network, of which a rank would have a part.
         options["splits_feed_forward"] = self.hidden_act != "poly_norm"
-        plan = tensor_parallel_plan(self.described.styles_of(self), self.has_headwise_norm, **options)
+        plan = tensor_parallel_plan(self.spec.styles_of(self), self.has_headwise_norm, **options)
         return plan | self.__dict__.get("base_model_tp_plan", {})
 
     @base_model_tp_plan.setter
@@ -283,7 +283,7 @@ class DiffTransformerConfig(PreTrainedConfig):
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "DiffTransformerConfig":
         """This configuration as caches and servers read it: a live view with the heads of the one attention call."""
-        return call_config(self)
+        return cache_view(self)
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
         """Save, with the code files that ``auto_map`` names."""
@@ -357,7 +357,7 @@ class DiffTransformerConfig(PreTrainedConfig):
                 raise ValueError(f"{name} must be a finite number, 0 or more, got {eps}.")
         feed_forward_class(self.hidden_act)
         constant_lambda(1, self.lambda_init)
-        if self.headwise_norm and "headwise_norm" not in self.described.settings:
+        if self.headwise_norm and "headwise_norm" not in self.spec.settings:
             raise ValueError(
                 f"headwise_norm must be false or left out for attention_type {self.attention_type!r}, got True."
             )
@@ -368,21 +368,21 @@ class DiffTransformerConfig(PreTrainedConfig):
         if not 0 <= self.attention_dropout < 1:
             raise ValueError(f"attention_dropout must be at least 0 and below 1, got {self.attention_dropout!r}.")
         for name, option in ATTENTION_OPTIONS.items():
-            if getattr(self, name) and option not in self.described.settings:
+            if getattr(self, name) and option not in self.spec.settings:
                 raise ValueError(
                     f"{name} must be left out for attention_type {self.attention_type!r}, got {getattr(self, name)!r}."
                 )
         if self.dex_lambda_start is not None and not math.isfinite(self.dex_lambda_start):
             raise ValueError(f"dex_lambda_start must be a finite number, got {self.dex_lambda_start!r}.")
-        if self.described.grouped and self.num_noise_heads is None:
+        if self.spec.grouped and self.num_noise_heads is None:
             raise ValueError(
                 f"attention_type {self.attention_type!r} needs num_noise_heads, the number of groups of "
                 "num_attention_heads query heads, got None."
             )
-        groups = self.described.noise_heads(self)
+        groups = self.spec.noise_heads(self)
         kv_heads = default_key_heads(self.num_attention_heads, self.num_key_value_heads, groups)
         sizes = self.hidden_size, self.num_attention_heads, kv_heads, self.head_dim
-        check_heads("DiffTransformerConfig", *sizes, self.described.even_heads, groups)
+        check_heads("DiffTransformerConfig", *sizes, self.spec.even_heads, groups)
         self.num_key_value_heads = kv_heads
         if self.dex_heads is not None:
             self._check_dex_heads(self.dex_heads)

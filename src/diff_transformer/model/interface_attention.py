@@ -21,15 +21,14 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward as llama_attention_forward
 
+from diff_transformer.attention_types import ATTENTION_OPTIONS, ATTENTION_TYPES
 from diff_transformer.model.configuration import DiffTransformerConfig
-from diff_transformer.model.masks import operator_mask
-from diff_transformer.model.packed_documents import attend_by_document
+from diff_transformer.model.masks import attend_by_document, operator_mask
 from diff_transformer.nn import Attention
 from diff_transformer.ops import diff_attention_maps
 from diff_transformer.ops.backends import BACKENDS
 from diff_transformer.ops.narrow_heads import attends_to_narrow_heads, narrow_attention
 from diff_transformer.ops.visibility import is_block_mask
-from diff_transformer.variants import ATTENTION_OPTIONS, ATTENTION_TYPES
 
 # "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
 OPERATOR_IMPLEMENTATION = "diff_attention"
@@ -149,7 +148,7 @@ class InterfaceAttention(Attention):
     def __init__(self, config: DiffTransformerConfig, layer: int) -> None:
         sizes = config.hidden_size, config.num_attention_heads, layer, config.num_key_value_heads, config.head_dim
         known = layer_settings(config, layer)
-        super().__init__(*sizes, **{name: known[name] for name in config.described.settings})
+        super().__init__(*sizes, **{name: known[name] for name in config.spec.settings})
         self.config = config
         self.is_causal = config.is_causal  # which attention implementations read where there is no mask
 
@@ -188,7 +187,7 @@ class InterfaceAttention(Attention):
             keys,
             values,
             attention_mask,
-            dropout=self.dropped,
+            dropout=self.active_dropout,
             scaling=self.scaling,
             sliding_window=self.sliding_window,
             **kwargs,
@@ -234,8 +233,8 @@ def interface_class(layer_class: type[Attention]) -> type[InterfaceAttention]:
 
 def __getattr__(name: str) -> Any:
     """The classes that :func:`interface_class` makes, by name: a pickled model asks for them so."""
-    for described in ATTENTION_TYPES.values():
-        if (layer_class := interface_class(described.layer_class())).__name__ == name:
+    for spec in ATTENTION_TYPES.values():
+        if (layer_class := interface_class(spec.layer_class())).__name__ == name:
             return layer_class
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -1,17 +1,43 @@
-"""Makes the masks that attention layers get, where transformers would make one, and of those that callers give."""
+"""Makes the masks that attention layers get, and keeps packed documents apart without one.
 
+transformers' names for documents that a padding-free collator has packed into one row are FlashAttention's:
+``cu_seq_lens_q`` and ``cu_seq_lens_k``, (documents + 1,) int32 or int64, both 0, …, N, and ``max_length_q`` and
+``max_length_k``, the longest document's length. With our own implementations the operator gets them (its
+``cu_seqlens``), and ordinary attention is computed here, but for the narrow heads that the operator's kernel trains on
+a CPU. Any other implementation reads them, or the positions, as it does for every model of transformers.
+"""
+
+import functools
+import inspect
 import sys
-from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache
-from transformers.masking_utils import sdpa_mask
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    find_packed_sequence_indices,
+    packed_sequence_mask_function,
+    sdpa_mask,
+)
 
-from diff_transformer.ops.attention_request import check_dense, is_floating
-from diff_transformer.ops.visibility import causal_bias_mask, check_causal_bias, is_causal_bias
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.attention_types import ATTENTION_TYPES
+from diff_transformer.model.configuration import DiffTransformerConfig
+from diff_transformer.ops.attention_request import check_dense, has_autocast, is_floating
+from diff_transformer.ops.operator import abridged, check_document_ends
+from diff_transformer.ops.visibility import (
+    causal_bias_mask,
+    check_causal_bias,
+    is_causal_bias,
+    position_mask,
+    segment_bounds_from,
+)
+
+_WIDEST_FLASH_HEAD = 256
+_ROWS = 128  # of queries that look through a window together, or as many as the window is wide
 
 
 def operator_mask(**arguments: Any) -> Tensor | None:
@@ -32,13 +58,13 @@ def operator_mask(**arguments: Any) -> Tensor | None:
     begins = isinstance(offset, int) and offset == 0 and arguments["q_length"] == arguments["kv_length"]
     causal = arguments.get("allow_is_causal_skip", False)  # a window in both directions is not the operator's
     # Any model of transformers may be set to our implementation.
-    described = ATTENTION_TYPES.get(getattr(config, "attention_type", ""))
-    if begins and causal and described is not None and described.differential:
+    spec = ATTENTION_TYPES.get(getattr(config, "attention_type", ""))
+    if begins and causal and spec is not None and spec.differential:
         arguments = {**arguments, "local_size": None}
     return sdpa_mask(**arguments)
 
 
-@cache
+@functools.cache
 def _attend_themselves(configuration: str) -> bool:
     """Whether the models beside a module of a configuration do not call the attention interface (BLOOM, LED …)."""
     name = configuration.replace(".configuration_", ".modeling_")
@@ -72,3 +98,158 @@ def dense_mask(attention_mask: Any, inputs: Tensor, past_key_values: Cache | Non
                 f"got {attention_mask.dtype}."
             )
     return attention_mask
+
+
+def encoder_mask(
+    config: DiffTransformerConfig, inputs_embeds: Tensor, attention_mask: Any, position_ids: Tensor | None
+) -> Any:
+    """The mask of every layer in the form that the attention implementation takes, or None where nothing is hidden.
+
+    Padding, on either side, is hidden. Without a mask of tokens, positions that begin anew in a row begin another
+    document, which sees itself alone; transformers reads that off the positions of causal models only.
+
+    Args:
+        config: of the model, with its attention implementation.
+        inputs_embeds: (B, N, D).
+        attention_mask: (B, N), 0 at padding; or (B, 1, N, N) and BlockMasks, which stay as they are; or None.
+        position_ids: (B, N) or (1, N), or None.
+    """
+    documents = None
+    if attention_mask is None and position_ids is not None:
+        documents = find_packed_sequence_indices(position_ids.expand(inputs_embeds.shape[0], -1))
+    return create_bidirectional_mask(
+        config=config,
+        inputs_embeds=inputs_embeds,
+        attention_mask=attention_mask,
+        and_mask_function=None if documents is None else packed_sequence_mask_function(documents),
+    )
+
+
+def check_cu_seqlens(
+    inputs_embeds: Tensor,
+    attention_mask: object,
+    past_key_values: object,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    **_: Any,
+) -> Tensor | None:
+    """``cu_seq_lens_q`` as our own implementations take it, or None where no documents are given.
+
+    The arguments are the model's, ``inputs_embeds`` (B, N, D). Raises a ValueError or TypeError that says what does not
+    fit. Away from the CPU, and while torch.compile traces, the numbers are not looked at.
+    """
+    if cu_seq_lens_q is None and cu_seq_lens_k is None:
+        return None
+    batch, n = inputs_embeds.shape[:2]
+    if not isinstance(cu_seq_lens_q, Tensor):
+        raise TypeError(f"cu_seq_lens_q must be a tensor, got {type(cu_seq_lens_q).__name__}.")
+    if not isinstance(cu_seq_lens_k, Tensor | None):
+        raise TypeError(f"cu_seq_lens_k must be a tensor or None, got {type(cu_seq_lens_k).__name__}.")
+    if batch != 1:
+        raise ValueError(f"cu_seq_lens_q says where documents of one row begin, (1, N), got a batch of ({batch}, {n}).")
+    for name, argument in (("past_key_values", past_key_values), ("attention_mask", attention_mask)):
+        if argument is not None:
+            raise ValueError(
+                f"documents packed into one row (cu_seq_lens_q) go without {name}, got a {type(argument).__name__}."
+            )
+    ends = check_document_ends("cu_seq_lens_q", cu_seq_lens_q, n)
+    if cu_seq_lens_k is not None:
+        of_keys = check_document_ends("cu_seq_lens_k", cu_seq_lens_k, n)
+        if ends is not None and of_keys is not None and of_keys != ends:
+            raise ValueError(f"cu_seq_lens_k must be cu_seq_lens_q, {abridged(ends)}, got {abridged(of_keys)}.")
+    return cu_seq_lens_q
+
+
+def document_positions(cu_seqlens: Tensor | None, n: int) -> Tensor | None:
+    """(1, N) positions that begin anew with each document; None without any."""
+    if cu_seqlens is None:
+        return None
+    tokens = torch.arange(n, device=cu_seqlens.device)
+    return (tokens - segment_bounds_from(cu_seqlens, n)[0]).unsqueeze(0)
+
+
+def attend_by_document(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    scaling: float | None,
+    is_causal: bool,
+    window: int | None,
+    longest: int | None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Ordinary attention in which every document sees itself alone.
+
+    In half precision on CUDA that is one call of torch's FlashAttention for sequences of several lengths; else torch's
+    ``scaled_dot_product_attention`` for one document after the other, which away from the CPU waits for the device.
+
+    ``query`` is (1, heads, N, d), ``key`` and ``value`` (1, H_kv, N, d), and the result (1, N, heads, d). ``window`` is
+    how many tokens back each looks, itself included; causal attention alone has one. No document has more tokens than
+    ``longest``. ``dropout`` is the share of attention weights to drop, which torch's FlashAttention does not do for
+    sequences of several lengths.
+    """
+    dtype = autocast_dtype(query.device.type) or query.dtype
+    if not dropout and _takes_several_lengths(query.device.type, dtype, query.shape[-1]):
+        from torch.nn.attention.varlen import varlen_attn
+
+        q, k, v = (x.squeeze(0).transpose(0, 1).to(dtype) for x in (query, key, value))
+        ends, most = cu_seqlens.to(torch.int32), query.shape[2] if longest is None else longest
+        sides = (-1 if window is None else window - 1, 0 if is_causal else -1)
+        grouped = q.shape[1] != k.shape[1]
+        out: Any = varlen_attn(q, k, v, ends, ends, most, most, scale=scaling, window_size=sides, enable_gqa=grouped)
+        return out.unsqueeze(0)
+    return _attend_in_turn(module, (query, key, value), cu_seqlens, scaling, is_causal, window, dropout)
+
+
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """What autocast casts to on a type of device; None where it is off."""
+    on = has_autocast(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if on else None
+
+
+@torch.compiler.assume_constant_result
+def _takes_several_lengths(device: str, dtype: torch.dtype, width: int) -> bool:
+    """Whether torch has a kernel for sequences of several lengths that takes such queries."""
+    half = dtype in (torch.bfloat16, torch.float16)
+    return device == "cuda" and half and width % 8 == 0 and width <= _WIDEST_FLASH_HEAD and _has_several_lengths()
+
+
+@functools.cache
+def _has_several_lengths() -> bool:
+    # Whether AMD's kernels take the same has not been looked at.
+    flash = torch.backends.cuda.is_flash_attention_available() and torch.version.hip is None
+    if not flash or find_spec("torch.nn.attention.varlen") is None:
+        return False
+    from torch.nn.attention.varlen import varlen_attn
+
+    # The first releases that have it take neither a scale nor a window.
+    needed = {"scale", "window_size", "enable_gqa"}
+    return needed <= set(inspect.signature(varlen_attn).parameters) and torch.cuda.get_device_capability() >= (8, 0)
+
+
+# Lengths read from a tensor would be constants of the graph: another one for every batch.
+@torch.compiler.disable
+def _attend_in_turn(
+    module: nn.Module,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    cu_seqlens: Tensor,
+    scaling: float | None,
+    is_causal: bool,
+    window: int | None,
+    dropout: float,
+) -> Tensor:
+    options: dict[str, Any] = {"scaling": scaling, "is_causal": is_causal, "dropout": dropout}
+    lengths = [length for length in cu_seqlens.diff().tolist() if length]
+    outs = []
+    for q, k, v in zip(*(x.split(lengths, dim=2) for x in inputs), strict=True):
+        n = q.shape[2]
+        back = n if window is None else window
+        rows = n if n <= back else max(_ROWS, back)
+        for start in range(0, n, rows):
+            stop, low = min(n, start + rows), max(0, start - back + 1)
+            mask = None if n <= back else position_mask(stop - start, stop - low, True, window, None, q.device)
+            block = q[:, :, start:stop], k[:, :, low:stop], v[:, :, low:stop]
+            outs.append(sdpa_attention_forward(module, *block, mask, **options)[0])
+    return torch.cat(outs, dim=1)

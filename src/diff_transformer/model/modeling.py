@@ -20,7 +20,6 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from diff_transformer.model.bidirectional_mask import encoder_mask
 from diff_transformer.model.chunked_loss import chunked_cross_entropy
 from diff_transformer.model.configuration import DiffTransformerConfig, pair_cached_heads, viewed_config
 from diff_transformer.model.interface_attention import (
@@ -31,8 +30,7 @@ from diff_transformer.model.interface_attention import (
     attention_implementation,
     interface_class,
 )
-from diff_transformer.model.masks import dense_mask
-from diff_transformer.model.packed_documents import check_cu_seqlens, document_positions
+from diff_transformer.model.masks import check_cu_seqlens, dense_mask, document_positions, encoder_mask
 from diff_transformer.model.parallel_plan import check_ranks, float32_units
 from diff_transformer.nn import (
     AnnealedLambda,
@@ -50,7 +48,7 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer, DecoderLayer):
     """:class:`DecoderLayer` over transformers' attention interface."""
 
     def __init__(self, config: DiffTransformerConfig, layer: int) -> None:
-        attention = interface_class(config.described.layer_class())(config, layer)
+        attention = interface_class(config.spec.layer_class())(config, layer)
         sizes = config.hidden_size, config.intermediate_size
         super().__init__(attention, *sizes, config.rms_norm_eps, config.hidden_act)
 
@@ -84,7 +82,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         config.check()
         super().__init__(config, *args, **kwargs)
         # transformers takes every name for one that the model has, so it depends on the attention type.
-        self._keep_in_fp32_modules_strict = self.config.described.float32_of(self.config)
+        self._keep_in_fp32_modules_strict = self.config.spec.float32_of(self.config)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """Our operator unless another implementation is asked for.
@@ -147,7 +145,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         Raises:
             ValueError: the model has nothing to anneal, or a fraction that is not in 0 … 1.
         """
-        if not self.config.described.corrects_heads:
+        if not self.config.spec.corrects_heads:
             raise ValueError(
                 f"only attention_type 'dex' anneals its λ, and this model's is {self.config.attention_type!r}."
             )
@@ -209,7 +207,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             past_key_values: a cache of transformers'; an encoder (``is_causal`` False) has none.
             use_cache: whether to return one.
             kwargs: ``cu_seq_lens_q`` and its companions, for documents packed into one row (B = 1): see
-                :mod:`diff_transformer.model.packed_documents`. With our own implementations no mask or cache is made.
+                :mod:`diff_transformer.model.masks`. With our own implementations no mask or cache is made.
 
         Raises:
             ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; documents that do not fit the rest; a
@@ -370,7 +368,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
             NotImplementedError: this transformers sizes its paged cache by the heads of the configuration (until 5.16).
         """
         config = self.config.get_text_config()
-        if config.num_key_value_heads != self.config.num_key_value_heads and not _reads_the_call_config():
+        if config.num_key_value_heads != self.config.num_key_value_heads and not _reads_the_cache_view():
             raise NotImplementedError(
                 f"continuous batching of attention_type {self.config.attention_type!r} needs a transformers whose "
                 "paged cache takes its sizes from config.get_text_config() (5.17 or later)."
@@ -389,6 +387,6 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
             yield manager
 
 
-def _reads_the_call_config() -> bool:
+def _reads_the_cache_view() -> bool:
     # Nothing that can be called tells: earlier releases have the same classes, with the sizes of the other config.
     return "get_text_config" in inspect.getsource(ContinuousBatchingManager)

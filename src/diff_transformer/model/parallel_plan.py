@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import LlamaConfig, PreTrainedConfig
 
+from diff_transformer.attention_types import ATTENTION_TYPES, SHARED_PARAMETERS
 from diff_transformer.nn.layers import KeepsFloat32, ReplicatedAcrossHeads
-from diff_transformer.variants import ATTENTION_TYPES, SHARED_PARAMETERS
 
 try:
     from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer

@@ -223,7 +223,7 @@ class Attention(nn.Module):
         return self.o_proj(flat)
 
     @property
-    def dropped(self) -> float:
+    def active_dropout(self) -> float:
         """The share of attention weights that are dropped now: none but in training."""
         return self.dropout if self.training else 0.0
 
@@ -261,7 +261,7 @@ class SoftmaxAttention(Attention):
         s = keys.shape[2]
         mask, is_causal = without_causal_bias(mask, is_causal, n, s, queries.device)
         mask = check_mask(mask, queries, (batch, num_heads, n, s))
-        if attends_to_narrow_heads(queries.transpose(1, 2), keys, values, mask, self.dropped):
+        if attends_to_narrow_heads(queries.transpose(1, 2), keys, values, mask, self.active_dropout):
             settings: dict[str, Any] = {"attn_mask": mask, "is_causal": is_causal, "scale": self.scaling}
             heads = narrow_attention(queries.transpose(1, 2), keys, values, **settings)
             return self.transform_heads(heads.transpose(1, 2))
@@ -276,7 +276,7 @@ class SoftmaxAttention(Attention):
             keys,
             values,
             attn_mask=mask,
-            dropout_p=self.dropped,
+            dropout_p=self.active_dropout,
             is_causal=is_causal,
             scale=self.scaling,
             enable_gqa=self.num_key_value_groups > 1,

@@ -48,7 +48,7 @@ class DifferentialAttention(Attention):
             is_causal=is_causal,
             attn_mask=mask,
             scale=self.scaling,
-            dropout_p=self.dropped,
+            dropout_p=self.active_dropout,
         )
 
 

@@ -14,11 +14,11 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 from transformers import GenerationConfig
 
-from diff_transformer.brief_threads import in_brief_thread
 from diff_transformer.serve.generation import BatchingEngine, Engine
 from diff_transformer.serve.requests import ChatRequest, CompletionRequest, TextRequest
-from diff_transformer.suggestions import quoted
-from diff_transformer.token_texts import READ_BEFORE, NewToken, TokenNames, TokenTexts, decoded
+from diff_transformer.utils.short_lived_threads import in_short_lived_thread
+from diff_transformer.utils.suggestions import quoted
+from diff_transformer.utils.token_texts import READ_BEFORE, NewToken, TokenNames, TokenTexts, decoded
 
 Logprobs = dict[str, list[Any]]
 # For so many requests that fill the context the cache of continuous batching has space, unless told otherwise.
@@ -134,7 +134,7 @@ class ServedModel:
     async def beside_generation(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Compute beside the thread that generates, which is as fast as before once this is done."""
         async with self._scoring:
-            return await asyncio.to_thread(in_brief_thread, partial(work, *arguments))
+            return await asyncio.to_thread(in_short_lived_thread, partial(work, *arguments))
 
 
 @dataclass

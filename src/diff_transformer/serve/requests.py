@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from starlette.exceptions import HTTPException
 
-from diff_transformer.suggestions import did_you_mean, quoted
+from diff_transformer.utils.suggestions import did_you_mean, quoted
 
 # Fields that change nothing in the answer.
 WITHOUT_EFFECT = ("metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user")

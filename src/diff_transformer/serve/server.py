@@ -46,11 +46,11 @@ def make_application(served: ServedModel, api_key: str | None = None) -> Starlet
 
     async def completions(request: Request) -> Response:
         asked = parse_request(CompletionRequest, await _body(request))
-        return await _Answer("text_completion", served, asked).response(request)
+        return await _Reply("text_completion", served, asked).response(request)
 
     async def chat_completions(request: Request) -> Response:
         asked = parse_request(ChatRequest, await _body(request))
-        return await _Answer("chat.completion", served, asked).response(request)
+        return await _Reply("chat.completion", served, asked).response(request)
 
     def guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -75,7 +75,7 @@ def make_application(served: ServedModel, api_key: str | None = None) -> Starlet
     )
 
 
-class _Answer:
+class _Reply:
     """The answer to one request, as a whole or as a stream of events."""
 
     def __init__(self, kind: str, served: ServedModel, asked: CompletionRequest | ChatRequest) -> None:

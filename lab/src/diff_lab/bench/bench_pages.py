@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from diff_lab.bench.benchmark import BASELINE, WRONG, BenchRow, Threshold
 from diff_lab.results_files import short_commit, write_json, write_text
-from diff_transformer.storage.files import read_json
+from diff_transformer.utils.files import read_json
 
 Document = dict[str, Any]
 Row = dict[str, Any]

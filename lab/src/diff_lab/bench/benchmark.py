@@ -10,7 +10,7 @@ import torch
 
 from diff_lab.bench.timing import LEAST_ROUNDS, Clock, Run, alternate, free_memory, spread, try_run
 from diff_lab.results_files import capture_environment
-from diff_transformer.environment import check_device, installed_version
+from diff_transformer.utils.environment import check_device, installed_version
 
 FORWARD, BACKWARD, TRAINING, DECODE = "forward", "backward", "forward + backward", "decode"
 STEP = "training step"

@@ -27,7 +27,7 @@ from diff_lab.bench.benchmark import (
     time_case,
 )
 from diff_lab.bench.timing import Run, free_memory, try_run, wall_clock
-from diff_transformer.ops.error_budget import rounding_band, share_of_allowed
+from diff_transformer.ops.reference import rounding_band, share_of_allowed
 
 DIFF, LLAMA, DIFF_LLAMA = "diff", "Llama", "DiffLlama"
 # Candidates that get a second row, relative to another candidate than the baseline.

@@ -1,6 +1,6 @@
 """Makes a problem for the operator, its true answer, and the limit on how far an answer may be from it.
 
-The truth is Equation 1 with its gradients in float64, the limit that of :mod:`diff_transformer.ops.error_budget`.
+The truth is Equation 1 with its gradients in float64, the limit that of :mod:`diff_transformer.ops.reference`.
 
 All dtypes get the same numbers, which bfloat16 represents exactly, so one truth serves all of them. Heads are
 independent, so the first and the last head of the first and the last sequence stand for all.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diff_lab.bench.benchmark import BACKWARD, DECODE, FORWARD, TRAINING
 from diff_lab.bench.timing import alternate, kernel_clock, spread
-from diff_transformer.ops.error_budget import ROUNDINGS, rms_by_position, rounding_band, share_of_allowed
+from diff_transformer.ops.reference import ROUNDINGS, rms_by_position, rounding_band, share_of_allowed
 
 POSITIONS = 256  # in a block of the comparison
 # Queries in a block of the plain formula, which holds all their scores: at most so many, and at most so many scores.

@@ -1,7 +1,6 @@
 """Makes the typer application of `diff-lab` from its table of commands."""
 
-from diff_transformer.cli.app import Commands, make_app
-from diff_transformer.cli.start_page import Trial
+from diff_transformer.cli.app import Commands, Trial, make_app
 
 # Command → "module:function".
 COMMANDS = {

@@ -31,7 +31,7 @@ def evaluate_tasks(
     from diff_lab.report.tables import measure_table
     from diff_lab.results_files import capture_results
     from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer, shown_folder
-    from diff_transformer.environment import installed_version
+    from diff_transformer.utils.environment import installed_version
 
     names = task_names(tasks)
     if not names:
@@ -148,7 +148,7 @@ def _are_measurements(names: list[str]) -> bool:
     """Whether the names are of measurements; if not, there are none or they are of the standard one's numbers."""
     from diff_lab.measure.measurement import MEASUREMENTS
     from diff_lab.report.tables import LABELS
-    from diff_transformer.suggestions import did_you_mean
+    from diff_transformer.utils.suggestions import did_you_mean
 
     known = [*MEASUREMENTS, *LABELS]
     for name in names:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diff_transformer.cli.console import optional
-from diff_transformer.suggestions import quoted
+from diff_transformer.utils.suggestions import quoted
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -41,7 +41,7 @@ def train_tokenizer(
 ) -> None:
     """Train a byte-level BPE tokenizer. A recipe uses it with data.tokenizer=FOLDER."""
     from diff_lab.data import TextFiles, train_bpe
-    from diff_transformer.storage.files import atomic_directory
+    from diff_transformer.utils.files import atomic_directory
 
     if output.exists() or not output.parent.is_dir():
         raise FileExistsError(f"--output must be a new folder inside one that exists, got {str(output)!r}.")
@@ -123,7 +123,7 @@ def train(
     from diff_lab.measure.standard import validation_callback
     from diff_lab.train import build_data, open_run
     from diff_lab.train.progress import RunProgress
-    from diff_transformer.processors import is_first_process
+    from diff_transformer.utils.cpu_count import is_first_process
 
     resolved = read_recipe(recipe, settings)
     folder = output or Path("runs") / resolved.name

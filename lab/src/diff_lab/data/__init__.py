@@ -12,7 +12,7 @@ from diff_lab.data.split import training_text, validation_text
 from diff_lab.data.text_batches import TextBatches
 from diff_lab.data.token_cache import Tell, TokenCache, prepare, token_dtype
 from diff_lab.data.tokenizers import byte_tokenizer, bytes_of_tokens, encode_documents, train_bpe, trained_bpe
-from diff_transformer.storage.cache_folder import cache_folder
+from diff_transformer.utils.files import cache_folder
 
 __all__ = [
     "ArithmeticBatches",

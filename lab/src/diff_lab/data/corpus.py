@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from diff_lab.data.prepared_cache import cache_key
-from diff_transformer.storage.cache_folder import cache_folder
-from diff_transformer.storage.files import parse_json
-from diff_transformer.storage.manifest import file_digests
-from diff_transformer.suggestions import quoted, some
+from diff_transformer.utils.files import cache_folder, parse_json
+from diff_transformer.utils.manifest import file_digests
+from diff_transformer.utils.suggestions import quoted, some
 
 ENDINGS = (".txt", ".jsonl", ".parquet")
 

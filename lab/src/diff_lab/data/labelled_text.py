@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diff_transformer.storage.files import read_json
-from diff_transformer.suggestions import quoted, some
+from diff_transformer.utils.files import read_json
+from diff_transformer.utils.suggestions import quoted, some
 
 SEPARATOR = "\n==\n"
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from diff_transformer.storage.files import commit, full_disk, unfinished_path
-from diff_transformer.storage.manifest import digests, sizes_in, why_changed, why_incomplete, write_manifest
+from diff_transformer.utils.files import commit, full_disk, unfinished_path
+from diff_transformer.utils.manifest import digests, sizes_in, why_changed, why_incomplete, write_manifest
 
 
 def cache_key(*parts: Any) -> str:
@@ -20,7 +20,7 @@ def cache_key(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def made_once(target: Path, make: Callable[[Path], None]) -> Path:
+def build_cached(target: Path, make: Callable[[Path], None]) -> Path:
     """The folder `target`, made by `make` if it is not there: it is complete or absent.
 
     One process makes it while others wait. `make` fills a folder that it finds again after an interruption or an

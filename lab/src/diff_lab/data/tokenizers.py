@@ -11,11 +11,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from diff_lab.data.corpus import Corpus, check_characters
-from diff_lab.data.prepared_cache import cache_key, made_once
+from diff_lab.data.prepared_cache import build_cached, cache_key
 from diff_lab.data.split import SPLIT_VERSION, training_text
-from diff_transformer.brief_threads import in_brief_thread
-from diff_transformer.storage.cache_folder import cache_folder
-from diff_transformer.token_texts import characters_of_bytes, is_byte_level, is_byte_token
+from diff_transformer.utils.files import cache_folder
+from diff_transformer.utils.short_lived_threads import in_short_lived_thread
+from diff_transformer.utils.token_texts import characters_of_bytes, is_byte_level, is_byte_token
 
 END_OF_TEXT = "<|endoftext|>"
 BYTES = 256
@@ -71,7 +71,7 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
 
     try:
         # Its thread is not the one that Ctrl-C interrupts, and that would not be until the library has come to an end.
-        in_brief_thread(lambda: tokenizer.train_from_iterator(parts(), trainer=trainer))
+        in_short_lived_thread(lambda: tokenizer.train_from_iterator(parts(), trainer=trainer))
     finally:
         is_given_up.set()
     return _wrap(tokenizer)
@@ -99,7 +99,7 @@ def trained_bpe(
     def make(unfinished: Path) -> None:
         train_bpe(training_text(corpus, validation_fraction), vocab_size).save_pretrained(unfinished)
 
-    return PreTrainedTokenizerFast.from_pretrained(made_once((folder or cache_folder()) / "tokenizers" / key, make))
+    return PreTrainedTokenizerFast.from_pretrained(build_cached((folder or cache_folder()) / "tokenizers" / key, make))
 
 
 def encode_documents(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> list[list[int]]:

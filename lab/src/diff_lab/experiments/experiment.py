@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.data import Batches, MaskedTextBatches, NeedleBatches, TextBatches
 from diff_lab.measure.measurement import MeasurementRequest, Options, find_measurement
 from diff_lab.measure.standard import validation_callback
@@ -19,9 +19,9 @@ from diff_lab.train import Progress, Recipe, build_config, load_recipe
 from diff_lab.train.data_kinds import TextData
 from diff_lab.train.plan import meta_model
 from diff_lab.train.recipe import differences
+from diff_transformer.attention_types import ATTENTION_TYPES, head_dim
 from diff_transformer.model import DiffTransformerConfig
-from diff_transformer.suggestions import did_you_mean
-from diff_transformer.variants import ATTENTION_TYPES, head_dim
+from diff_transformer.utils.suggestions import did_you_mean
 
 # The preset that is counted on the meta device and never run; the others are "cpu", "evening", "night" and "gpu".
 PAPER = "paper"
@@ -46,7 +46,7 @@ class Variant:
 
     name: str  # a recipe's attention type where that says all ("diff", "softmax")
     overrides: tuple[str, ...]  # settings on top of the preset's
-    coordinates: Coordinates = NOWHERE  # of its records, a size for example
+    coordinates: Coordinates = NO_COORDINATES  # of its records, a size for example
 
     @property
     def label(self) -> str:
@@ -54,7 +54,7 @@ class Variant:
         return ", ".join(part for part in (self.name, self.coordinates.label) if part)
 
 
-def diff_and_softmax(*overrides: str, coordinates: Coordinates = NOWHERE) -> tuple[Variant, ...]:
+def diff_and_softmax(*overrides: str, coordinates: Coordinates = NO_COORDINATES) -> tuple[Variant, ...]:
     """DIFF and the Transformer with these settings."""
     return tuple(
         Variant(name=kind, overrides=(f"model.attention_type={kind}", *overrides), coordinates=coordinates)
@@ -121,7 +121,7 @@ class Heads(NamedTuple):
 def heads_of(recipe: Recipe) -> Heads:
     """The heads of a recipe's model."""
     config = build_config(recipe, vocab_size=1)
-    described = config.described
+    described = config.spec
     return Heads(described.heads(config), head_dim(config), described.differential)
 
 

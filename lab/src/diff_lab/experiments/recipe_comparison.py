@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.data import TextBatches
 from diff_lab.experiments.experiment import (
     ComparisonRule,
@@ -32,8 +32,8 @@ from diff_lab.record import OWN, Headline
 from diff_lab.train import Data, Recipe, build_config, load_recipe
 from diff_lab.train.data_kinds import ArithmeticData, MaskedTextData, RetrievalData, TextData
 from diff_lab.train.recipe import ModelRecipe, read_yaml
-from diff_transformer.suggestions import did_you_mean
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.attention_types import ATTENTION_TYPES
+from diff_transformer.utils.suggestions import did_you_mean
 
 TRANSFORMER = "softmax"
 # The share by which the parameters without λ and norms may differ: W_λ of DIFF V2, and what rounding leaves.
@@ -293,7 +293,7 @@ def own_experiment(preset: Preset) -> Experiment:
 def recorded_experiment(request: Mapping[str, Any]) -> Experiment:
     """The experiment of results that `compare_recipe` has led to, from the request that they record."""
     variants = tuple(
-        Variant(name=variant["name"], overrides=tuple(variant["overrides"]), coordinates=NOWHERE)
+        Variant(name=variant["name"], overrides=tuple(variant["overrides"]), coordinates=NO_COORDINATES)
         for variant in request["variants"]
     )
     return own_experiment(Preset(recipe=request["recipe"], variants=variants, options=request["options"]))

@@ -17,7 +17,7 @@ from diff_lab.train import Data, DivergenceError, Progress, Recipe, build_data, 
 from diff_lab.train.checkpoint import without_progress_bars
 from diff_lab.train.run_folder import CHECKPOINTS, METRICS, MODEL, WITHOUT_EFFECT
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
-from diff_transformer.storage.files import read_json, read_metrics
+from diff_transformer.utils.files import read_json, read_metrics
 
 RUN = "run"
 BEGUN, TRAINED = "begun.json", "trained.json"

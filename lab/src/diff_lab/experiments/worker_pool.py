@@ -29,7 +29,7 @@ import torch
 from diff_lab import process
 from diff_lab.process import Interrupt, TrainingInterrupted, keep_freed_memory, stop_signals
 from diff_lab.train import Progress
-from diff_transformer.processors import available_memory, usable_processors
+from diff_transformer.utils.cpu_count import available_memory, usable_processors
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diff_transformer.convert.head_entropies import returned_maps
+from diff_transformer.convert.loaded_models import returned_maps
 from diff_transformer.model import DiffTransformerPreTrainedModel, attention_maps
 from diff_transformer.model.interface_attention import attention_implementation
 

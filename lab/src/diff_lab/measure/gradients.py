@@ -16,8 +16,8 @@ from diff_lab.data.batches import grouped
 from diff_lab.measure.measurement import Count, EvalInput, Measurement
 from diff_lab.record import Result
 from diff_lab.results_files import number_of
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.nn import Attention, DiffAttention, DifferentialAttention, SoftmaxAttention
-from diff_transformer.variants import ATTENTION_TYPES
 
 
 class HeadWeights(NamedTuple):

@@ -19,7 +19,7 @@ from diff_lab.measure.measurement import Count, EvalInput, Measurement, Text
 from diff_lab.measure.question_files import PAPER_SETS, Source, held_out_sources, read_sources
 from diff_lab.measure.standard import text_part
 from diff_lab.record import Result
-from diff_transformer.storage.files import parse_json
+from diff_transformer.utils.files import parse_json
 
 
 @dataclass

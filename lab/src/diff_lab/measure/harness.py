@@ -24,7 +24,7 @@ from diff_lab.measure.question_files import CHOICES, cloze_questions, read_quest
 from diff_lab.measure.standard import text_part
 from diff_lab.record import Baseline, Interval, Result
 from diff_lab.statistics import proportion_interval
-from diff_transformer.suggestions import did_you_mean
+from diff_transformer.utils.suggestions import did_you_mean
 
 # Accuracies without examples, after 1T tokens. The paper does not say which accuracy; what OpenLLaMA publishes of
 # itself are the numbers of its row here, with acc_norm for HellaSwag and acc for all others.

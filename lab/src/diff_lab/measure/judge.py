@@ -15,7 +15,7 @@ from diff_lab.measure.decoding import LabelTrie, check_vocabulary, label_log_lik
 from diff_lab.measure.measurement import Options, Text
 from diff_lab.measure.question_files import Source
 from diff_transformer._version import CHECKOUT
-from diff_transformer.listening import is_loopback
+from diff_transformer.utils.bound_socket import is_loopback
 
 TASK = (
     "You compare an answer with the document that it was written about, and decide whether everything the answer "

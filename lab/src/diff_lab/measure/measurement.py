@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat,
 
 from diff_lab.data import Batches
 from diff_lab.record import Baseline, Result
-from diff_transformer.suggestions import did_you_mean
+from diff_transformer.utils.suggestions import did_you_mean
 
 
 class Options(BaseModel):

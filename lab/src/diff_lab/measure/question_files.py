@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diff_lab.data import TextBatches
-from diff_transformer.storage.files import parse_json
-from diff_transformer.suggestions import quoted, some
+from diff_transformer.utils.files import parse_json
+from diff_transformer.utils.suggestions import quoted, some
 
 # LongBench publishes four of the six sets, 200 documents of each, in one archive.
 LONG_BENCH = "https://huggingface.co/datasets/zai-org/LongBench/resolve/main/data.zip"

@@ -9,7 +9,7 @@ from typing import Any
 from diff_lab.record import OWN, Comparison, ResultsFile
 from diff_lab.results_files import read_results
 from diff_lab.verdicts import judge
-from diff_transformer.storage.files import read_json
+from diff_transformer.utils.files import read_json
 
 _KINDS = {"table": "Table", "fig": "Figure", "appendix": "Appendix"}
 # The kind and the number of what the paper has, in an experiment's name.

@@ -15,7 +15,7 @@ from diff_lab.report.documents import Table, fill_markdown
 from diff_lab.report.tables import NOTE, UNPAIRED, rows_of
 from diff_lab.report.wording import LEVELS, levels_text, variant_label, variants_of
 from diff_transformer._version import INSTALL
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.attention_types import ATTENTION_TYPES
 
 # A folder for this package, such a folder inside the package, or a graph of ONNX.
 Form = Literal["package", "shipped", "onnx"]

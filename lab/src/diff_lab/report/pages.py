@@ -30,8 +30,8 @@ from diff_lab.report.summary import certainty, learning_sentences, loss_sentence
 from diff_lab.report.wording import DIVERGED, format_number, variant_label
 from diff_lab.results_files import read_record, write_text
 from diff_lab.verdicts import judge
-from diff_transformer.storage.files import read_metrics
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.attention_types import ATTENTION_TYPES
+from diff_transformer.utils.files import read_metrics
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from diff_lab.record import AttentionExample
 from diff_lab.report import wording
 from diff_lab.report.documents import DARK, LIGHT, THEME
 from diff_lab.report.wording import format_number, variant_label
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.attention_types import ATTENTION_TYPES
 
 PAGE, INK, MUTED, RULE = (THEME[name][0] for name in ("page", "ink", "muted", "rule"))
 CYCLE = [THEME[name][0] for name in ("diff", "softmax", "diff_v2", "dex", "fifth", "sixth")]

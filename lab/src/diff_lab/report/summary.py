@@ -19,7 +19,7 @@ from diff_lab.report import wording
 from diff_lab.report.experiments import ExperimentResults, name_in_report
 from diff_lab.report.tables import ratio_text
 from diff_lab.statistics import holm, p_value
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.attention_types import ATTENTION_TYPES
 
 # In the order of the report.
 _TITLES: dict[Verdict, str] = {

@@ -8,7 +8,7 @@ from diff_lab.coordinates import Coordinates
 from diff_lab.learning import ACCURACY_CURVE, LAST_PART, MOST_ACCURACY, MOST_LOSS, VariantCurves
 from diff_lab.record import Baseline, Comparison, Interval, Result, Verdict
 from diff_lab.statistics import verdict as verdict_of_interval
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.attention_types import ATTENTION_TYPES
 
 ARROWS = {"higher": " ↑", "lower": " ↓", None: ""}
 DIRECTIONS = "↑ higher is better, ↓ lower is better."

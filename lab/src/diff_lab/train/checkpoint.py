@@ -42,8 +42,8 @@ from diff_lab.train.collectives import (
     rank,
 )
 from diff_lab.train.distributed import reshard
-from diff_transformer.storage import manifest
-from diff_transformer.storage.files import (
+from diff_transformer.utils import manifest
+from diff_transformer.utils.files import (
     clean_up,
     clean_up_all,
     commit,
@@ -53,7 +53,7 @@ from diff_transformer.storage.files import (
     read_json,
     unfinished_path,
 )
-from diff_transformer.suggestions import quoted
+from diff_transformer.utils.suggestions import quoted
 
 _PREFIX = "step-"  # of the folder of a checkpoint
 _STATE, _OPTIMIZER, _RANDOM = "state.json", "optimizer", "random.safetensors"

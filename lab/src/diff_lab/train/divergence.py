@@ -20,7 +20,7 @@ from diff_lab.train.collectives import all_gather_object
 from diff_lab.train.distributed import DistributedContext, local, reshard
 from diff_lab.train.layer_statistics import measure_layers, reduced
 from diff_lab.train.step import loss_of_rows, split_rows
-from diff_transformer.storage.files import finite, write_atomically
+from diff_transformer.utils.files import finite, write_atomically
 
 # A loss is compared with at most so many losses before it, and only once there are so many.
 _MOST_LOSSES, _FEWEST_LOSSES = 100, 20

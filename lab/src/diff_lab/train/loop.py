@@ -41,7 +41,7 @@ from diff_lab.train.progress import Metrics, Progress, default_progress, peak_me
 from diff_lab.train.recipe import Recipe
 from diff_lab.train.run_setup import Data, build_data, build_model, draw_weights, write_examples
 from diff_lab.train.step import backward, build_optimizers, learning_rate, prefetched
-from diff_transformer.storage.files import read_metrics
+from diff_transformer.utils.files import read_metrics
 
 # (model, step) → numbers to log, by name. The model is in evaluation mode and gradients are off.
 Evaluate = Callable[[Any, int], dict[str, float]]

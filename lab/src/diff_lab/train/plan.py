@@ -13,13 +13,13 @@ from diff_lab.train.data_kinds import TextData
 from diff_lab.train.distributed import DistributedContext, Kind
 from diff_lab.train.recipe import Precision, Recipe, TrainRecipe, build_config
 from diff_lab.train.step import build_optimizers
+from diff_transformer.attention_types import head_dim
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
 from diff_transformer.model.chunked_loss import chunk_tokens
 from diff_transformer.ops.backends import explain
 from diff_transformer.ops.cpu.cpu_backend import is_faster
 from diff_transformer.ops.narrow_heads import are_narrow
 from diff_transformer.ops.triton.triton_backend import WIDEST_KEY
-from diff_transformer.variants import head_dim
 
 GIB = 1 << 30
 CPU = "cpu"
@@ -250,11 +250,11 @@ def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: 
     """Say what computes attention on a device.
 
     As :func:`diff_transformer.ops.backends.choose` and, for the Transformer, :mod:`diff_transformer.ops.narrow_heads`
-    and, where its documents are packed, :func:`diff_transformer.model.packed_documents.attend_by_document` choose it.
+    and, where its documents are packed, :func:`diff_transformer.model.masks.attend_by_document` choose it.
     """
     is_cuda = gpu is not None and gpu.device_names.startswith("NVIDIA")  # not ROCm, which torch gives the same name
     has_kernel = explain("cpu")["cpu"] is None and is_faster()
-    if not config.described.differential:
+    if not config.spec.differential:
         if gpu is None and has_kernel and not config.attention_dropout and are_narrow(head_dim(config), queries):
             return "cpu"
         return "document" if packed and not (half and is_cuda) else "sdpa"
@@ -314,14 +314,14 @@ def flops_per_token(config: DiffTransformerConfig, length: int) -> float:
         for layer in range(config.num_hidden_layers)
     ]
     pairs = sum(visible_pairs(length, window) if config.is_causal else length**2 for window in windows)
-    return 6.0 * (multiplied_weights(config) + config.described.attention_products(config) * pairs / length)
+    return 6.0 * (multiplied_weights(config) + config.spec.attention_products(config) * pairs / length)
 
 
 def multiplied_weights(config: DiffTransformerConfig) -> int:
     """Count the weights that every token is multiplied with, the output head among them."""
     feed_forward = 3 * config.hidden_size * config.intermediate_size
     ends = config.hidden_size * config.vocab_size
-    return config.described.attention_weights(config) + config.num_hidden_layers * feed_forward + ends
+    return config.spec.attention_weights(config) + config.num_hidden_layers * feed_forward + ends
 
 
 def visible_pairs(length: int, window: int | None) -> int:
@@ -407,7 +407,7 @@ def _attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> 
     Numbers have `size` bytes. `width` is that of all heads' outputs together (A·d but with groups), `keys` that of all
     keys; the values are as wide.
     """
-    described, head = config.described, head_dim(config)
+    described, head = config.spec, head_dim(config)
     heads = described.heads(config)
     width, keys = (count * described.cached_width(head) for count in (heads, described.key_heads(config)))
     # The headwise norm where it is no part of a kernel, in float32.

@@ -17,7 +17,7 @@ import torch
 from rich import progress as bars
 from rich.console import Console
 
-from diff_transformer.storage.files import finite, parse_metrics_line
+from diff_transformer.utils.files import finite, parse_metrics_line
 
 # Names that TensorBoard's curves have otherwise than the lines.
 _TAGS = {"lambdas": "lambda"}

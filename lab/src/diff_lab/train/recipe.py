@@ -15,9 +15,9 @@ from ruamel.yaml.error import YAMLError
 from transformers import PreTrainedTokenizerFast
 
 from diff_lab.train.data_kinds import KINDS, LARGEST_INTEGER, AnyData, Count, Section
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model import DiffTransformerConfig
-from diff_transformer.suggestions import nearest, quoted
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.utils.suggestions import nearest, quoted
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Precision = Literal["no", "bf16", "fp16"]

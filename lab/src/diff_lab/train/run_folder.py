@@ -12,8 +12,8 @@ from diff_lab.train.checkpoint import checkpoints_by_step
 from diff_lab.train.distributed import UNFINISHED_START
 from diff_lab.train.recipe import Recipe, differences, dump_recipe, load_recipe
 from diff_lab.train.run_setup import EXAMPLES, check_init_from
-from diff_transformer.storage.files import present_folders, unfinished_path, write_atomically
-from diff_transformer.storage.manifest import why_incomplete
+from diff_transformer.utils.files import present_folders, unfinished_path, write_atomically
+from diff_transformer.utils.manifest import why_incomplete
 
 RECIPE = "recipe.yaml"
 METRICS = "metrics.jsonl"

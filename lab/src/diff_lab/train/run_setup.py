@@ -19,8 +19,8 @@ from diff_lab.train.data_kinds import Data, DataRequest
 from diff_lab.train.distributed import materialized
 from diff_lab.train.recipe import ModelRecipe, Recipe, build_config
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
-from diff_transformer.storage.files import read_json, write_atomically
-from diff_transformer.storage.manifest import require_unchanged_weights
+from diff_transformer.utils.files import read_json, write_atomically
+from diff_transformer.utils.manifest import require_unchanged_weights
 
 # Settings of a recipe that the model it starts from need not share: positions, and what no weight depends on.
 _FREE_SETTINGS = {"init_from", "vocab_size", "max_position_embeddings", "rope_theta"}
@@ -150,7 +150,7 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
     alone = {
         name: here for name in _NOT_IN_RECIPES if (here := getattr(saved, name, None)) != getattr(config, name, None)
     }
-    if saved.described.corrects_heads:
+    if saved.spec.corrects_heads:
         alone["attention_type"] = saved.attention_type
     if saved.norm_eps_in_attention != saved.rms_norm_eps:
         alone["attention_norm_eps"] = saved.attention_norm_eps
@@ -193,7 +193,7 @@ _RETRIEVAL_NOTE = (
 def write_examples(folder: Path, data: Data) -> None:
     """Write the examples of a run's task into its folder, unless they are there; nothing for a run on text.
 
-    The format is that of `diff_transformer.explorer.model_examples`.
+    The format is that of `diff_transformer.cli.explored_checkpoints`.
     """
     path = folder / EXAMPLES
     if not path.exists() and (examples := _examples(data)) is not None:

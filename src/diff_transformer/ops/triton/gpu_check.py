@@ -16,9 +16,14 @@ import torch
 from torch import Tensor
 
 from diff_transformer.ops.attention_request import Norm, Request
-from diff_transformer.ops.error_budget import ROUNDINGS, rms_by_position, rounding_band, share_of_allowed
 from diff_transformer.ops.functional import rms_norm
-from diff_transformer.ops.reference import reference_attention
+from diff_transformer.ops.reference import (
+    ROUNDINGS,
+    reference_attention,
+    rms_by_position,
+    rounding_band,
+    share_of_allowed,
+)
 from diff_transformer.ops.triton.kernel_arguments import (
     LONG_CACHE,
     MOST_DECODED,

@@ -139,18 +139,18 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
 // decoded. It answers an ordinary request alone, and nothing for any other: then Python takes its steps, and says what
 // is wrong with a request that cannot be answered.
 
-constexpr c10::DispatchKeySet kOrdinaryKeys =
+constexpr c10::DispatchKeySet kKeysOfValues =
     c10::DispatchKeySet({c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradCPU,
                          c10::DispatchKey::AutocastCPU, c10::DispatchKey::CPU});
 
 // No gradient is needed, no transformation and no trace goes on, and autocast is off.
-bool nobody_watches() {
+bool is_eager() {
   const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
   return c10::default_included_set.isSupersetOf(keys.included_) &&
          keys.excluded_.has(c10::DispatchKey::AutocastCPU) && !at::GradMode::is_enabled();
 }
 
-bool is_ordinary(const Tensor& x) { return kOrdinaryKeys.isSupersetOf(x.key_set()) && !x._fw_grad(0).defined(); }
+bool holds_values(const Tensor& x) { return kKeysOfValues.isSupersetOf(x.key_set()) && !x._fw_grad(0).defined(); }
 
 // float8 is refused, as operator.py does.
 bool is_floating(const Tensor& x) { return x.is_floating_point() && x.element_size() > 1; }
@@ -167,7 +167,7 @@ std::optional<Tensor> decode_fast_path(const Tensor& q, const Tensor& k, const T
                                  const std::optional<Tensor>& attn_mask, bool is_causal, std::optional<double> scale,
                                  std::optional<int64_t> window, const std::optional<Tensor>& norm_weight,
                                  double norm_eps, double norm_scale) {
-  if (!nobody_watches() || !is_ordinary(q) || !is_ordinary(k) || !is_ordinary(v) || !is_ordinary(lam)) return {};
+  if (!is_eager() || !holds_values(q) || !holds_values(k) || !holds_values(v) || !holds_values(lam)) return {};
   const auto type = q.scalar_type();
   const bool known = type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
   if (!known || k.scalar_type() != type || v.scalar_type() != type || lam.scalar_type() != at::kFloat) return {};
@@ -181,7 +181,7 @@ std::optional<Tensor> decode_fast_path(const Tensor& q, const Tensor& k, const T
   std::optional<Tensor> mask;
   if (attn_mask) {
     const bool boolean = attn_mask->scalar_type() == at::kBool;
-    if (!is_ordinary(*attn_mask) || (!boolean && !is_floating(*attn_mask))) return {};
+    if (!holds_values(*attn_mask) || (!boolean && !is_floating(*attn_mask))) return {};
     if (!broadcasts(*attn_mask, {heads[0], heads[1], heads[2], k.size(3)})) return {};
     mask = *attn_mask;
     while (mask->dim() < 4) mask = mask->unsqueeze(0);
@@ -191,7 +191,7 @@ std::optional<Tensor> decode_fast_path(const Tensor& q, const Tensor& k, const T
   Tensor weight;
   if (norm_weight) {
     const bool fits = norm_weight->dim() == 1 && norm_weight->size(0) == v.size(3);
-    if (!fits || !is_ordinary(*norm_weight) || !is_floating(*norm_weight)) return {};
+    if (!fits || !holds_values(*norm_weight) || !is_floating(*norm_weight)) return {};
     if (!std::isfinite(norm_eps) || norm_eps < 0 || !std::isfinite(norm_scale)) return {};
     weight = norm_weight->to(at::kFloat).contiguous();
     norm = {weight.data_ptr<float>(), static_cast<float>(norm_eps), static_cast<float>(norm_scale)};

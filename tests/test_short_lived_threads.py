@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from diff_transformer.brief_threads import in_brief_thread
+from diff_transformer.utils.short_lived_threads import in_short_lived_thread
 
 NATIVE_THREADS = Path("/proc/self/task")
 
 
 def test_the_work_is_done_in_a_thread_that_has_ended() -> None:
-    thread = in_brief_thread(threading.current_thread)
+    thread = in_short_lived_thread(threading.current_thread)
     assert thread is not threading.current_thread()
     assert not thread.is_alive()
 
 
 def test_an_error_is_that_of_the_work() -> None:
     with pytest.raises(ZeroDivisionError):
-        in_brief_thread(lambda: 1 / 0)
+        in_short_lived_thread(lambda: 1 / 0)
 
 
 @pytest.mark.skipif(not NATIVE_THREADS.is_dir(), reason="needs Linux")
@@ -42,10 +42,10 @@ def test_the_helpers_of_the_thread_end_with_it() -> None:
 
     threads = torch.get_num_threads()
     try:
-        computing = in_brief_thread(compute)  # with what torch begins once for all
+        computing = in_short_lived_thread(compute)  # with what torch begins once for all
         assert settled(computing - 3)
         before = count()
-        assert in_brief_thread(compute) >= before + 3
+        assert in_short_lived_thread(compute) >= before + 3
         assert settled(before)
     finally:
         torch.set_num_threads(threads)

@@ -15,17 +15,17 @@ from diff_lab.report.plots import variant_style
 from diff_lab.report.wording import variant_label, variants_of
 from diff_lab.train import load_recipe
 from diff_lab.train.plan import Plan, flops_per_token
-from diff_transformer import variants
+from diff_transformer import attention_types
+from diff_transformer.attention_types import ATTENTION_TYPES, AttentionType
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import layer_settings
 from diff_transformer.nn import DiffAttentionV2
-from diff_transformer.variants import ATTENTION_TYPES, AttentionType
 from tiny_model import SIZES
 
-PACKAGE = Path(variants.__file__).parent
+PACKAGE = Path(attention_types.__file__).parent
 # The table itself, and experiments: which two types they compare is their question.
 MAY_NAME_TYPES = {
-    "variants.py",
+    "attention_types.py",
     "lab/experiments/inside_experiments.py",
     "lab/experiments/scaling_experiment.py",
 }
@@ -73,26 +73,26 @@ def test_which_names_are_found(source: str, count: int) -> None:
 
 @pytest.mark.parametrize("name", ATTENTION_TYPES)
 def test_a_description_is_that_of_its_layer(name: str) -> None:
-    described = ATTENTION_TYPES[name]
+    spec = ATTENTION_TYPES[name]
     config = DiffTransformerConfig(attention_type=name, **SIZES)
     model = DiffTransformerForCausalLM(config)
     layer = model.model.layers[0].self_attn
-    assert isinstance(layer, described.layer_class())
-    assert set(described.settings) <= layer_settings(config, 1).keys()
-    assert set(described.settings) <= inspect.signature(described.layer_class()).parameters.keys()
+    assert isinstance(layer, spec.layer_class())
+    assert set(spec.settings) <= layer_settings(config, 1).keys()
+    assert set(spec.settings) <= inspect.signature(spec.layer_class()).parameters.keys()
     call = config.get_text_config()
     assert layer.q_proj.out_features == call.num_attention_heads * config.head_dim
     assert layer.k_proj.out_features == call.num_key_value_heads * call.head_dim
     assert layer.cache_width == call.head_dim
-    assert (layer.lambdas(torch.zeros(1, 2, 24)) is not None) == described.differential
+    assert (layer.lambdas(torch.zeros(1, 2, 24)) is not None) == spec.differential
     names = {parameter for parameter, _ in layer.named_parameters()} | {buffer for buffer, _ in layer.named_buffers()}
-    assert all(any(f".{name}".endswith(f".{last}") for name in names) for last in described.float32_parameters)
+    assert all(any(f".{name}".endswith(f".{last}") for name in names) for last in spec.float32_parameters)
     modules = {part for module, _ in layer.named_modules() for part in module.split(".")}
-    assert described.styles_of(config).keys() <= modules
-    if "token_lambda" in described.settings:  # which exchanges one module of λ for another
+    assert spec.styles_of(config).keys() <= modules
+    if "token_lambda" in spec.settings:  # which exchanges one module of λ for another
         other = DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=name, token_lambda=True, **SIZES))
         modules |= {part for module, _ in other.named_modules() for part in module.split(".")}
-    assert {*described.lambda_modules, *described.parallel_styles} <= modules
+    assert {*spec.lambda_modules, *spec.parallel_styles} <= modules
 
 
 class TripledAttention(DiffAttentionV2):
@@ -104,15 +104,15 @@ class TripledAttention(DiffAttentionV2):
 
 @pytest.fixture
 def fifth(monkeypatch: pytest.MonkeyPatch) -> AttentionType:
-    described = replace(
+    spec = replace(
         ATTENTION_TYPES["diff_v2"],
         layer=f"{__name__}:TripledAttention",
         label="DIFF, tripled",
         colour=("#123456", "#abcdef"),
         marker="v",
     )
-    monkeypatch.setitem(ATTENTION_TYPES, "tripled", described)
-    return described
+    monkeypatch.setitem(ATTENTION_TYPES, "tripled", spec)
+    return spec
 
 
 @pytest.mark.parametrize("implementation", ["diff_attention", "sdpa", "eager"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from diff_transformer import processors
+from diff_transformer.utils import cpu_count
 from fresh import run
 
 
@@ -13,8 +13,8 @@ from fresh import run
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a made-up machine's control groups: sixteen processors, and no limit yet."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)), raising=False)
-    monkeypatch.setattr(processors, "_MEMBERSHIP", tmp_path / "membership")
-    monkeypatch.setattr(processors, "_MOUNT", tmp_path / "mount")
+    monkeypatch.setattr(cpu_count, "_MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(cpu_count, "_MOUNT", tmp_path / "mount")
     return tmp_path
 
 
@@ -26,14 +26,14 @@ def write(folder: Path, **contents: str) -> None:
 
 def test_the_first_of_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    assert processors.is_first_process()
+    assert cpu_count.is_first_process()
     for rank, is_first in (("0", True), ("1", False), ("10", False)):
         monkeypatch.setenv("RANK", rank)
-        assert processors.is_first_process() == is_first
+        assert cpu_count.is_first_process() == is_first
 
 
 def test_where_there_are_no_groups_all_processors_are_used(groups: Path) -> None:
-    assert processors.usable_processors() == 16
+    assert cpu_count.usable_processors() == 16
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_version_2(own: str, parent: str, processors_used: int, groups: Path) ->
     write(groups, membership="0::/pod/box")
     write(groups / "mount" / "pod", cpu__max=parent)
     write(groups / "mount" / "pod" / "box", cpu__max=own)
-    assert processors.usable_processors() == processors_used
+    assert cpu_count.usable_processors() == processors_used
 
 
 def test_version_2_in_a_container_that_sees_its_own_group_alone(groups: Path) -> None:
     write(groups, membership="0::/pod/box")
     write(groups / "mount", cpu__max="400000 100000")
-    assert processors.usable_processors() == 4
+    assert cpu_count.usable_processors() == 4
 
 
 @pytest.mark.parametrize(("quota", "processors_used"), [("-1", 16), ("250000", 3)])
@@ -66,27 +66,27 @@ def test_version_1(quota: str, processors_used: int, groups: Path) -> None:
     write(groups, membership="4:memory:/box\n3:cpu,cpuacct:/box\n0::/")
     write(groups / "mount" / "cpu" / "box", cpu__cfs_quota_us=quota, cpu__cfs_period_us="100000")
     write(groups / "mount" / "memory" / "box", cpu__cfs_quota_us="100000", cpu__cfs_period_us="100000")
-    assert processors.usable_processors() == processors_used
+    assert cpu_count.usable_processors() == processors_used
 
 
 def test_the_command_line_takes_no_more_threads(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(processors.THREADS, raising=False)
-    processors.limit_threads()
-    assert processors.THREADS not in os.environ
+    monkeypatch.delenv(cpu_count.THREADS, raising=False)
+    cpu_count.limit_threads()
+    assert cpu_count.THREADS not in os.environ
     write(groups, membership="0::/")
     write(groups / "mount", cpu__max="200000 100000")
-    processors.limit_threads()
-    assert os.environ[processors.THREADS] == "2"
-    monkeypatch.setenv(processors.THREADS, "5")
-    processors.limit_threads()
-    assert os.environ[processors.THREADS] == "5"
+    cpu_count.limit_threads()
+    assert os.environ[cpu_count.THREADS] == "2"
+    monkeypatch.setenv(cpu_count.THREADS, "5")
+    cpu_count.limit_threads()
+    assert os.environ[cpu_count.THREADS] == "5"
 
 
 THREADS_OF_THE_COMMANDS = """
 import os, sys
-from diff_transformer import processors
+from diff_transformer.utils import cpu_count
 from diff_transformer.cli import main
-processors.usable_processors, processors._allowed = lambda: 3, lambda: 4
+cpu_count.usable_processors, cpu_count._allowed = lambda: 3, lambda: 4
 sys.argv = ["diff-transformer", "--version"]
 try:
     main()
@@ -97,7 +97,7 @@ assert os.environ["OMP_NUM_THREADS"] == "3", os.environ["OMP_NUM_THREADS"]
 
 
 def test_the_commands_ask_before_torch_is_there() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != processors.THREADS}
+    environment = {name: value for name, value in os.environ.items() if name != cpu_count.THREADS}
     finished = run(THREADS_OF_THE_COMMANDS, environment=environment)
     assert finished.returncode == 0, finished.stderr
 

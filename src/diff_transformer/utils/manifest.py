@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from diff_transformer.storage.files import files_in, read_json, write_atomically
+from diff_transformer.utils.files import files_in, read_json, write_atomically
 
 MANIFEST = "complete.json"
 _BLOCK = 1 << 20  # bytes that are read at a time
