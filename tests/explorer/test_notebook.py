@@ -30,9 +30,9 @@ def asked(
         widget._handle_custom_msg({"id": "7", "name": name, "question": question}, [])
         return sent.pop()
 
-    assert widget.spec["examples"][0]["text"] == TEXT
-    assert widget.spec["examples"][0]["answer"] == {"query": 5, "begin": 1, "end": 2}
-    assert widget.spec["models"]["right"]["label"] == "Transformer"
+    assert widget.described["examples"][0]["text"] == TEXT
+    assert widget.described["examples"][0]["answer"] == {"query": 5, "begin": 1, "end": 2}
+    assert widget.described["models"]["right"]["label"] == "Transformer"
     assert "render" in widget._esm
     return ask
 

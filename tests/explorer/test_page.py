@@ -791,7 +791,7 @@ def test_the_widget_of_a_notebook(
     file.write_text(WIDGET, encoding="utf-8")
     page = watch.open(file.as_uri(), wait=False)
     page.expose_function("kernel", kernel)
-    page.evaluate("([esm, css, described]) => begin(esm, css, described)", [widget._esm, widget._css, widget.spec])
+    page.evaluate("([esm, css, described]) => begin(esm, css, described)", [widget._esm, widget._css, widget.described])
     page.wait_for_selector(READY)
     page.fill("[id$=lambda-factor]", "0.3")
     expected = explorer.run({"text": TEXT, "lambdas": {"factor": 0.3}})
