@@ -29,11 +29,11 @@ def test_the_right_choice_goes_on_from_the_beginning(tmp_path: Path) -> None:
     )
     places = set()
     for question in questions:
-        right = question["choices"][question["answer"]]
-        assert f"{question['prompt']} {right}" in text
-        assert len(f"{question['prompt']} {right}") <= 45
-        assert len(question["choices"]) == len(set(question["choices"])) == 4
-        places.add(question["answer"])
+        right = question.choices[question.answer]
+        assert f"{question.prompt} {right}" in text
+        assert len(f"{question.prompt} {right}") <= 45
+        assert len(question.choices) == len(set(question.choices)) == 4
+        places.add(question.answer)
     assert places == {0, 1, 2, 3}
     assert cloze_questions(batches, tokenizer, count=20, characters=45) == questions
 

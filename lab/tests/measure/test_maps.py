@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from diff_lab.measure.attention_heads import applied_maps
+from diff_lab.measure.retrieval import applied_maps
 from diff_transformer.convert import convert_from
 from diff_transformer.model import DiffTransformerForCausalLM
 

@@ -208,7 +208,8 @@ class GradientsInTraining(Gradients):
     needs = "training"
 
     def run(self, measured: EvalInput) -> list[Result]:
-        training = measured.trained()
+        training = measured.training
+        assert training is not None  # needs
         untrained = super().run(replace(measured, model=training.untrained()))
         return [replace(record, coordinates=Coordinates(step=0)) for record in untrained] + [
             measured.record(name, number_of(value), coordinates=Coordinates(step=line["step"]))

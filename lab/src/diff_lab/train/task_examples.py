@@ -6,7 +6,7 @@ from typing import Any
 
 from diff_lab.data import NeedleBatches, NeedleDocument, RetrievalBatches
 from diff_lab.data.batches import GeneratedBatches
-from diff_lab.data.retrieval_guesses import most_frequent
+from diff_lab.data.retrieval_task import most_frequent
 from diff_lab.train.data_kinds import Data
 from diff_lab.train.run_folder import EXAMPLES
 from diff_transformer.storage.files import write_atomically
