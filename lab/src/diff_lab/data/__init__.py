@@ -1,6 +1,6 @@
 """Makes batches to train on: text in tokens, packed into blocks, and generated tasks."""
 
-from diff_lab.data.arithmetic_task import ArithmeticBatches, Problem
+from diff_lab.data.arithmetic_task import ArithmeticBatches, ArithmeticProblem
 from diff_lab.data.batches import Batches
 from diff_lab.data.corpus import Corpus, Fingerprinted, HubDataset, Piece, TextFiles
 from diff_lab.data.labelled_text import LabelledText, read_labelled
@@ -16,6 +16,7 @@ from diff_transformer.storage.cache_folder import cache_folder
 
 __all__ = [
     "ArithmeticBatches",
+    "ArithmeticProblem",
     "Batches",
     "Corpus",
     "Episode",
@@ -28,7 +29,6 @@ __all__ = [
     "NeedleDocument",
     "NeedleTask",
     "Piece",
-    "Problem",
     "RetrievalBatches",
     "RetrievalSample",
     "Tell",
