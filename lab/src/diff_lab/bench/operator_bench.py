@@ -156,7 +156,9 @@ def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict
     timed = sum(len(passes) for _, passes in cases) * len(settings.dtypes)
     recorder = Recorder(watcher, timed + len(grouped_parts) + len(one_head_parts) + len(memory_parts))
     peak = {dtype: matrix_peak(DTYPES[dtype], device) for dtype in settings.dtypes} if settings.on_cuda else {}
-    chosen = _chosen_candidates(settings)
+    known, always = candidates(device), (BASELINE, BASELINE_FLASH, AUTO)
+    names = known if settings.candidates is None else (*always, *settings.candidates)
+    chosen = {name: candidate for name, candidate in known.items() if name in names}
     for shape, passes in cases:
         for rows in _measure_shape(shape, itertools.product(settings.dtypes, passes), chosen, settings, recorder):
             recorder.add(rows)
@@ -184,7 +186,7 @@ def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict
     document = settings.document(
         "bench operator",
         CUDA_NOTES if settings.on_cuda else (),
-        candidates={name: candidate.about for name, candidate in candidates(device).items()},
+        candidates={name: candidate.about for name, candidate in known.items()},
         peak_teraflops_per_second=peak,
         thresholds=cuda_thresholds(recorder.rows) if settings.on_cuda else cpu,
         rows=recorder.rows,
@@ -253,13 +255,6 @@ def _measure_case(
         bases=(BASELINE_FLASH, BASELINE),
         expected_errors=lambda name: known[name].expected_errors(device),
     )
-
-
-def _chosen_candidates(settings: OperatorSettings) -> dict[str, Candidate]:
-    """The candidates of the settings, and those that always run."""
-    known, always = candidates(settings.device), (BASELINE, BASELINE_FLASH, AUTO)
-    chosen = known if settings.candidates is None else (*always, *settings.candidates)
-    return {name: candidate for name, candidate in known.items() if name in chosen}
 
 
 def _grouped_candidates(settings: OperatorSettings) -> dict[str, Candidate]:
