@@ -189,7 +189,7 @@ BAD_LINES = {
     "cannot take ['a', ' '] for choices": '{"question": "x", "choices": ["a", " "], "answer": 0}',
     "cannot take 'ab' for choices": '{"question": "x", "choices": "ab", "answer": 0}',
     "'choices' must differ": '{"question": "x", "choices": ["a", "a"], "answer": 0}',
-    "'answer' must be 0 to 1, got 2": '{"question": "x", "choices": ["a", "b"], "answer": 2}',
+    "'answer' must be the number of a choice, 0 to 1, got 2": '{"question": "x", "choices": ["a", "b"], "answer": 2}',
     "cannot take -1 for answer (the number": '{"question": "x", "choices": ["a", "b"], "answer": -1}',
     "cannot take 'a' for answer": '{"question": "x", "choices": ["a", "b"], "answer": "a"}',
     "cannot take True for answer": '{"question": "x", "choices": ["a", "b"], "answer": true}',

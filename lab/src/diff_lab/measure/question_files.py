@@ -59,7 +59,9 @@ class Question(Line):
         if len(set(self.choices)) < len(self.choices):
             raise ValueError(f"'choices' must differ from each other, got {quoted(self.choices)}")
         if self.answer >= len(self.choices):
-            raise ValueError(f"'answer' must be 0 to {len(self.choices) - 1}, got {self.answer}")
+            raise ValueError(
+                f"'answer' must be the number of a choice, 0 to {len(self.choices) - 1}, got {self.answer}"
+            )
         return self
 
     @property
