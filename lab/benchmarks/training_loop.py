@@ -178,7 +178,7 @@ def measure(recipe: Recipe, block: int, device: torch.device) -> list[Result]:
     statistics_share = statistics_seconds / (every or math.inf) / step["bare"]
     records = []
     for variant, seconds in step.items():
-        timed = {"variant": variant, "n": len(each[variant]), "method": "median of the blocks"}
+        timed: dict[str, Any] = {"variant": variant, "n": len(each[variant]), "method": "median of the blocks"}
         records.append(Result(name="step", value=1e3 * seconds, unit="ms", **timed))
         records.append(Result(name="tokens per second", value=tokens / seconds, unit="1/s", **timed))
     all_steps = sum(turns.seconds["train"]) / sum(turns.seconds["bare"]) - 1
@@ -195,7 +195,7 @@ def measure(recipe: Recipe, block: int, device: torch.device) -> list[Result]:
     quartiles = (ratios.quartiles[0] - 1, ratios.quartiles[1] - 1)
     for name, (value, method) in shares.items():
         interval = quartiles if name == "overhead of the steps" else None
-        fields = {"interval": interval, "better": "lower", "method": method}
+        fields: dict[str, Any] = {"interval": interval, "better": "lower", "method": method}
         records.append(Result(name=name, variant="train", value=value, **fields))
     return records
 
