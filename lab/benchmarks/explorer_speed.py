@@ -104,20 +104,16 @@ def timed(ask: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def measure_answers(case: Case, explorer: Explorer, rounds: int) -> None:
-    """The times of the three questions, each time of a text that is new."""
-    for number in range(rounds):
-        measure_text(case, explorer, number)
-
-
-def measure_text(case: Case, explorer: Explorer, number: int) -> None:
-    question = {"text": text_of(explorer, case.length, number)}
+    """Measure the times of the three questions, each time of a text that is new."""
     heads = explorer.sides["left"].model.heads
-    seconds = {}
-    seconds["numbers"], _ = timed(lambda: explorer.run(question))
-    seconds["grid"], _ = timed(lambda: explorer.run({**question, "picture": PICTURE_SIDE}))
-    seconds["map"], data = timed(lambda: explorer.head_map({**question, "layer": 1, "head": heads}))
-    for name, value in {**seconds, "map, MB": len(data) / 1e6}.items():
-        case.times.setdefault(name, []).append(value)
+    for number in range(rounds):
+        question = {"text": text_of(explorer, case.length, number)}
+        numbers, _ = timed(partial(explorer.run, question))
+        grid, _ = timed(partial(explorer.run, {**question, "picture": PICTURE_SIDE}))
+        head_map, data = timed(partial(explorer.head_map, {**question, "layer": 1, "head": heads}))
+        times = {"numbers": numbers, "grid": grid, "map": head_map, "map, MB": len(data) / 1e6}
+        for name, value in times.items():
+            case.times.setdefault(name, []).append(value)
 
 
 @contextmanager

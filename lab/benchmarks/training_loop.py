@@ -28,7 +28,6 @@ from diff_lab.record import Result
 from diff_lab.results_files import capture_results, write_json
 from diff_lab.train import Recipe, build_data, build_model, parse_recipe, train
 from diff_lab.train.layer_statistics import measure_layers
-from diff_lab.train.plan import flops_per_token, peak_flops
 from diff_lab.train.progress import Progress
 from diff_lab.train.step import build_optimizers
 
@@ -177,40 +176,27 @@ def measure(recipe: Recipe, block: int, device: torch.device) -> list[Result]:
     ratios = spread([ours / bare for ours, bare in zip(each["train"], each["bare"], strict=True)])
     every = recipe.train.inspect_every
     statistics_share = statistics_seconds / (every or math.inf) / step["bare"]
-    records = [
-        Result(
-            name="step",
-            variant=variant,
-            value=1e3 * step[variant],
-            unit="ms",
-            n=len(each[variant]),
-            method="median of the blocks",
-        )
-        for variant in step
-    ]
-    flops, peak = flops_per_token(run.model.config, recipe.data.length), peak_flops(device, recipe.train.precision)
-    for variant in step:
-        speed = tokens / step[variant]
-        records.append(Result(name="tokens per second", variant=variant, value=speed, unit="1/s"))
-        if peak is not None:
-            records.append(
-                Result(name="utilisation", variant=variant, value=flops * speed / peak, method="FLOPs of the model")
-            )
-
-    def share(name: str, value: float, method: str, interval: tuple[float, float] | None = None) -> None:
-        records.append(
-            Result(name=name, variant="train", value=value, interval=interval, better="lower", method=method)
-        )
-
-    quartiles = (ratios.quartiles[0] - 1, ratios.quartiles[1] - 1)
-    share("overhead of the steps", ratios.median - 1, "median over the blocks, between their quartiles", quartiles)
-    share(
-        "share of the layer statistics", statistics_share, f"{1e3 * statistics_seconds:.1f} ms, once in {every} steps"
-    )
-    share("overhead", ratios.median - 1 + statistics_share, "the sum of both")
+    records = []
+    for variant, seconds in step.items():
+        timed: dict[str, Any] = {"variant": variant, "n": len(each[variant]), "method": "median of the blocks"}
+        records.append(Result(name="step", value=1e3 * seconds, unit="ms", **timed))
+        records.append(Result(name="tokens per second", value=tokens / seconds, unit="1/s", **timed))
     all_steps = sum(turns.seconds["train"]) / sum(turns.seconds["bare"]) - 1
-    share("overhead of all steps", all_steps, "total over total, with the layer statistics that fell into them")
-    share("share of making a batch", making / step["bare"], f"{1e3 * making:.2f} ms, in a thread beside the step")
+    shares = {
+        "overhead of the steps": (ratios.median - 1, "median over the blocks, between their quartiles"),
+        "share of the layer statistics": (
+            statistics_share,
+            f"{1e3 * statistics_seconds:.1f} ms, once in {every} steps",
+        ),
+        "overhead": (ratios.median - 1 + statistics_share, "the sum of both"),
+        "overhead of all steps": (all_steps, "total over total, with the layer statistics that fell into them"),
+        "share of making a batch": (making / step["bare"], f"{1e3 * making:.2f} ms, in a thread beside the step"),
+    }
+    quartiles = (ratios.quartiles[0] - 1, ratios.quartiles[1] - 1)
+    for name, (value, method) in shares.items():
+        interval = quartiles if name == "overhead of the steps" else None
+        fields: dict[str, Any] = {"interval": interval, "better": "lower", "method": method}
+        records.append(Result(name=name, variant="train", value=value, **fields))
     return records
 
 

@@ -95,12 +95,6 @@ def _product(size: int) -> Callable[[], object]:
     return lambda: left @ right
 
 
-def _both_clocks(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds by events and on the wall."""
-    by_events, by_wall = (alternate({"": run}, clock)[""] for clock in (EventClock(CUDA), wall_clock(CUDA)))
-    return spread(by_events).median, spread(by_wall).median
-
-
 def test_both_clocks_agree_on_long_runs() -> None:
     run = _product(8192)
     by_events, by_wall = (

@@ -69,23 +69,6 @@ def test_what_never_ran_has_no_column(document: dict[str, Any], tmp_path: Path) 
     assert "- flex: not here (cases: 4)" in path.with_suffix(".md").read_text(encoding="utf-8")
 
 
-def test_a_failure_leaves_the_old_files(
-    document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = results_path(tmp_path, "operator", "cpu")
-    write_document(path, document)
-    old = path.read_bytes()
-
-    def fail(*args: Any) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_document(path, {**document, "title": "other"})
-    assert path.read_bytes() == old
-    assert sorted(os.listdir(tmp_path)) == ["operator-cpu.json", "operator-cpu.md"]
-
-
 def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     file.write_text("", encoding="utf-8")

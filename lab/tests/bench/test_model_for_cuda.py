@@ -10,7 +10,6 @@ from diff_lab.bench import benchmark, model_bench
 from diff_lab.bench.bench_pages import page, page_part, row_line
 from diff_lab.bench.benchmark import DECODE, FORWARD, STEP, BenchRow
 from diff_lab.bench.model_bench import (
-    MODELS,
     PAPER_LAYERS,
     ModelSettings,
     in_dtype,
@@ -71,46 +70,27 @@ def test_as_many_layers_as_fit(believed: None) -> None:
     assert layers_that_fit(two, torch.float32, 48 * GIB) < layers_that_fit(two, torch.bfloat16, 48 * GIB)
 
 
-def test_layers_go_until_a_step_fits(believed: None, small: ModelSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
+@pytest.mark.parametrize(("most", "layers"), [(9, [28, 21, 15, 11, 8]), (0, None)])
+def test_layers_go_until_a_step_fits(
+    believed: None, small: ModelSettings, monkeypatch: pytest.MonkeyPatch, most: int, layers: list[int] | None
+) -> None:
+    tried: list[int | None] = []
 
     def too_large(chosen: ModelSettings, dtype: torch.dtype) -> Any:
-        assert chosen.layers is not None
         tried.append(chosen.layers)
-        if chosen.layers > 9:
+        if (chosen.layers or 0) > most:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return {}
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (139 * GIB, 139 * GIB))
     monkeypatch.setattr(model_bench, "_stepped_models", too_large)
     open_ended = dataclasses.replace(small, device="cuda", layers=None)
-    chosen, models = model_bench._models(open_ended, torch.bfloat16)
-    assert (chosen.layers, models, tried) == (8, {}, [28, 21, 15, 11, 8])
-
-
-def test_nothing_fits(believed: None, small: ModelSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_large(chosen: ModelSettings, dtype: torch.dtype) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB, GIB))
-    monkeypatch.setattr(model_bench, "_stepped_models", too_large)
-    with pytest.raises(ValueError, match="one layer of every model is too much here: it does not fit"):
-        model_bench._models(dataclasses.replace(small, device="cuda", layers=None), torch.bfloat16)
-
-
-def test_every_model_steps_beside_the_others(small: ModelSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[tuple[str, int]] = []
-    timed = model_bench.timed_pass
-
-    def noted(built: Any, pass_: str, length: int, chosen: ModelSettings) -> Any:
-        steps.append((pass_, length))
-        return timed(built, pass_, length, chosen)
-
-    monkeypatch.setattr(model_bench, "timed_pass", noted)
-    assert list(model_bench._stepped_models(small, torch.bfloat16)) == ["softmax", "diff"]
-    assert steps == [(STEP, 24)] * 2
-    model_bench._stepped_models(dataclasses.replace(small, passes=("forward",)), torch.bfloat16)
-    assert len(steps) == 2
+    if layers is None:
+        with pytest.raises(ValueError, match="one layer of every model is too much here: it does not fit"):
+            model_bench._models(open_ended, torch.bfloat16)
+    else:
+        assert model_bench._models(open_ended, torch.bfloat16)[0].layers == layers[-1]
+        assert tried == layers
 
 
 def test_results_are_checked_on_fewer_layers(
@@ -177,8 +157,3 @@ def test_the_threshold_of_cuda_is_the_step_at_4096() -> None:
     (one,) = model_bench.step_thresholds(rows, on_cuda=True)
     assert (one.text, one.limit, one.worst, one.holds) == ("training step, bfloat16, length 4096", 1.03, 1.02, True)
     assert [one.holds for one in model_bench.step_thresholds([row(1.04)], on_cuda=True)] == [False]
-
-
-def test_all_models_are_measured_unless_named(small: ModelSettings) -> None:
-    assert small.names == ["softmax", "diff"]
-    assert dataclasses.replace(small, candidates=None).names == list(MODELS)

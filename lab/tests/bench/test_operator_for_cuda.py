@@ -1,13 +1,12 @@
 """What the benchmarks do on CUDA, told from a machine without it: the device is made believe."""
 
-import contextlib
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from diff_lab.bench import benchmark, operator_bench, operator_candidates, peak_memory, timing
+from diff_lab.bench import benchmark, operator_bench, operator_candidates
 from diff_lab.bench.bench_pages import (
     page,
     page_part,
@@ -26,7 +25,7 @@ from diff_lab.bench.operator_candidates import (
     timed_run,
 )
 from diff_lab.bench.operator_problem import Shape, arrange, draw, flops, matrix_peak
-from diff_lab.bench.timing import BURST, CYCLES, NO_MEMORY, EventClock, try_run, wall_clock
+from diff_lab.bench.timing import NO_MEMORY, try_run, wall_clock
 from diff_lab.results_files import write_json
 from diff_transformer.ops.backends import BACKENDS
 from diff_transformer.utils.files import read_json
@@ -253,62 +252,6 @@ def test_a_threshold_of_cuda_breaks_where_auto_has_no_time() -> None:
     assert str(flash.where).endswith("keys 4096: refused")
 
 
-class _Cuda:
-    """In the place of torch.cuda: writes down what is launched, and lets time pass in events."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.slept: list[int] = []
-        self.now = 0.0
-
-    def __call__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        cuda = self
-
-        class Event:
-            def __init__(self, enable_timing: bool) -> None:
-                assert enable_timing
-
-            def record(self) -> None:
-                cuda.calls.append("event")
-                self.at = cuda.now
-
-            def elapsed_time(self, end: Any) -> float:
-                return float(end.at - self.at)
-
-        class Properties:
-            L2_cache_size = 1024
-
-        monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: self.calls.append("wait"))
-        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-        monkeypatch.setattr(torch.cuda, "_sleep", self.slept.append)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-        ones = torch.ones
-        monkeypatch.setattr(timing.torch, "ones", lambda size, device: ones(size))
-
-
-def test_runs_are_timed_between_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = _Cuda()
-    cuda(monkeypatch)
-    measure = EventClock(CUDA)
-    assert measure._other.nbytes == timing.FLUSH * 1024
-
-    def run() -> None:
-        cuda.calls.append("run")
-        cuda.now += 2.0  # milliseconds
-
-    assert measure(run, 1) == pytest.approx(2e-3)
-    assert cuda.slept == []  # how long the host takes is not known yet
-    assert cuda.calls == ["wait", "event", "run", "event", "wait"]
-    assert measure(run, BURST + 1) == pytest.approx(2e-3)
-    assert len(cuda.slept) == 2
-    assert 0 <= cuda.slept[1] < cuda.slept[0] <= timing.LONGEST_START * CYCLES
-
-
-def test_the_clock_is_the_devices() -> None:
-    assert not isinstance(timing.kernel_clock(CPU), EventClock)
-
-
 def test_widths_have_a_column_where_there_are_several() -> None:
     def part(width: int) -> dict[str, Any]:
         shape = {"batch": 1, "heads": 2, "width": width, "queries": 1, "keys": 16}
@@ -320,16 +263,3 @@ def test_widths_have_a_column_where_there_are_several() -> None:
         assert "width" not in page_part(table, one)
         assert "width" in page_part(table, two)
         assert "| 128 |" in page_part(table, two)
-
-
-def test_a_process_is_requests_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests: list[Any] = []
-
-    def compute(command: list[str], **options: Any) -> Any:
-        requests.append(command[-1])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(peak_memory.subprocess, "run", compute)
-    with pytest.raises(KeyboardInterrupt):
-        peak_memory.measure_memory(("softmax",), Shape(1, 2, 8, 4, 4), "bfloat16", FORWARD, CUDA)
-    assert '"device": "cuda"' in requests[0]

@@ -60,19 +60,6 @@ def test_the_peak_is_seen_after_it_is_over() -> None:
     assert used.peak() - before < 32 << 20
 
 
-def test_on_cuda_what_tensors_take_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    forgotten: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", forgotten.append)
-    cuda = torch.device("cuda")
-    used = Meter(cuda)
-    used.reset()
-    assert (used.now(), used.peak(), forgotten) == (3, 5, [cuda])
-    assert peak_memory.unavailable_reason(cuda) is None
-
-
 def test_a_process_that_fails_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peak_memory, "unavailable_reason", lambda device: None)
     ended = subprocess.CompletedProcess([], 1, stdout="", stderr="Traceback\nMemoryError: too large\n")

@@ -3,6 +3,7 @@ import gc
 import pytest
 import torch
 
+from diff_lab.bench.benchmark import FORWARD, BenchRow, BenchSettings, time_case
 from diff_lab.bench.timing import MOST_ROUNDS, alternate, spread, wall_clock
 
 CLOCK = wall_clock(torch.device("cpu"))
@@ -28,6 +29,26 @@ def test_fast_candidates_are_repeated_and_get_more_rounds(monkeypatch: pytest.Mo
     times = alternate({"fast": lambda: calls.append(0)}, CLOCK)
     assert len(times["fast"]) == MOST_ROUNDS
     assert len(calls) > 10 * MOST_ROUNDS
+
+
+def test_a_ratio_is_to_the_candidate_that_it_names() -> None:
+    seconds = {"softmax": 2.0, "Llama": 4.0, "DiffLlama": 6.0}
+    rows = {name: BenchRow(candidate=name, pass_=FORWARD, dtype="float32", shape={}) for name in seconds}
+    timed = time_case(
+        rows,
+        lambda name: lambda: seconds[name],
+        BenchSettings(rounds=5),
+        lambda run, repeats: run(),  # type: ignore[arg-type,return-value]  # each run gives its own time
+        rates=lambda time: {"tokens_per_second": 12 / time},
+        other_bases={"DiffLlama": "Llama"},
+    )
+    assert [(row.candidate, row.against, row.ratio, row.tokens_per_second) for row in timed] == [
+        ("softmax", "softmax", 1.0, 6.0),
+        ("Llama", "softmax", 2.0, 3.0),
+        ("DiffLlama", "softmax", 3.0, 2.0),
+        ("DiffLlama", "Llama", 1.5, 2.0),
+    ]
+    assert [row.milliseconds for row in timed] == [2e3, 4e3, 6e3, 6e3]
 
 
 def test_collection_goes_on_after_a_failure() -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 from commands import fails
 from diff_lab.cli.eval_command import batches_of
 from diff_lab.data import MaskedTextBatches
-from diff_lab.measure.standard import masked_answers
+from diff_lab.measure.standard import label_scores
 from diff_lab.results_files import read_results
 from diff_transformer.utils.files import read_metrics
 
@@ -60,7 +60,7 @@ def test_training_and_numbers(run: Run, trained: Path, text: Path, tmp_path: Pat
         nats += F.cross_entropy(logits[found], batch["labels"][found], reduction="sum").item()
         right += int((logits[found].argmax(-1) == batch["labels"][found]).sum())
         targets += int(found.sum())
-    answers = masked_answers(model, batches)
+    answers = label_scores(model, batches.validation_batches(), masked=True)
     assert (answers.right, answers.targets) == (right, targets)
     assert answers.loss == pytest.approx(nats / targets, rel=1e-4) == pytest.approx(last["validation/loss"], rel=1e-4)
     assert run("eval", trained, "--output", tmp_path / "own.json").exit_code == 0

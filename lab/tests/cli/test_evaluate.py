@@ -159,7 +159,10 @@ def test_options_that_do_not_go_together(run: Run, text_run: Path, questions: Pa
 def test_a_bad_file_of_questions_is_one_sentence(run: Run, text_run: Path, retrieval_run: Path, tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text('{"question": "x", "choices": ["a", "b"], "answer": 2}', encoding="utf-8")
-    fails(run("eval", text_run, "--tasks", path), "line 1: 'answer' must be the number of a choice, 0 to 1, got 2.")
+    fails(
+        run("eval", text_run, "--tasks", path),
+        "line 1 cannot be taken: 'answer' must be the number of a choice, 0 to 1, got 2.",
+    )
     fails(run("eval", text_run, "--tasks", tmp_path / "none.jsonl"), "There is no file of questions at", "none.jsonl")
     fails(run("eval", retrieval_run, "--tasks", path), "has no tokenizer")
 

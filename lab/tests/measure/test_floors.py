@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from diff_lab.data.retrieval_guesses import most_frequent
+from diff_lab.data.retrieval_task import most_frequent
 from diff_lab.measure.accuracy import joint_levels, text_levels, token_levels
 
 DRAWS = 20_000

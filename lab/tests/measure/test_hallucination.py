@@ -35,11 +35,10 @@ from diff_lab.measure.judge import (
 )
 from diff_lab.measure.measurement import EvalInput, read_options
 from diff_lab.measure.question_files import Source
-from diff_lab.statistics import compare, proportion_interval
+from diff_lab.statistics import proportion_interval
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from harness_tasks import write_lines
-from judge_server import JudgeServer, fails, judge_server, says
-from tiny_model import KINDS, SIZES
+from tiny_model import SIZES
 
 MODEL: dict[str, Any] = {**SIZES, "vocab_size": 270, "max_position_embeddings": 160, "initializer_range": 0.4}
 SOURCES = [
@@ -143,23 +142,6 @@ def test_an_answer_is_a_line_and_a_summary_a_paragraph() -> None:
     assert "question" not in prompt_of(summary).lower()
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "llama"])
-def test_answers_are_the_model_s_own(kind: str) -> None:
-    model, tokenizer, judge = make(kind), byte_tokenizer(), Scripted()
-    judged = list(judged_answers(model, tokenizer, SOURCES, Judgements(judge), new_tokens=8, batch_size=2))
-    rows = [tokenizer(prompt_of(source))["input_ids"] for source in SOURCES]
-    ends = {tokenizer.eos_token_id, model.generation_config.eos_token_id}
-    expected = [
-        answer_of(source, tokenizer.decode(by_hand(model, row, 8, ends), skip_special_tokens=True))
-        for source, row in zip(SOURCES, rows, strict=True)
-    ]
-    assert [answer for answer, _ in judged] == expected
-    spoken = [
-        (source, answer) for source, answer in zip(SOURCES, expected, strict=True) if any(map(str.isalnum, answer))
-    ]
-    assert judge.asked == spoken
-
-
 def test_silence_is_not_support(written: list[str]) -> None:
     written[1] = " …!\n\nSnow"
     judge = Scripted(lambda source, answer: None if answer == "The sun" else True)
@@ -173,29 +155,12 @@ def test_silence_is_not_support(written: list[str]) -> None:
     assert record.documents == ((1, 1), (0, 1), (0, 0))
     silent = hallucination_records(DIFF, judged, "mine", judge.name)[1]
     assert (silent.name, silent.value, silent.n) == ("hallucination/mine/silent_answers", 1 / 3, 3)
+    cost = hallucination_records(DIFF, judged, "mine", judge.name)[2]
+    assert (cost.name, cost.value, cost.unit) == ("hallucination/mine/judge_tokens", 24, "tokens")
     assert "judge: scripted; 1 answers state nothing" in record.method
     assert "1 replies without a verdict are left out" in record.method
     with pytest.raises(ValueError, match="None of the 2 replies of the judge 'scripted' holds a verdict"):
         hallucination_records(DIFF, [("a", Judgement(supported=None, reply="said"))] * 2, "mine", "scripted")
-
-
-def test_models_are_compared_document_by_document() -> None:
-    """One is right wherever the other is and on a fifth of the documents more; unpaired, that would be in the noise."""
-    outcomes = {
-        "diff": [("a", Judgement(supported=number % 2 == 0 or number % 5 == 0, reply="said")) for number in range(60)],
-        "softmax": [("a", Judgement(supported=number % 2 == 0, reply="said")) for number in range(60)],
-    }
-    records = [
-        replace(hallucination_records(replace(DIFF, variant=variant), judged, "mine", "j")[0], seed=0)
-        for variant, judged in outcomes.items()
-    ]
-    comparison = compare(records, "hallucination/mine", "diff", "softmax", claimed=False)
-    assert comparison.difference == pytest.approx(0.1)
-    low, high = comparison.interval or (0, 0)
-    assert 0 < low < 0.1 < high < 0.2
-    assert comparison.verdict is None
-    first, second = (record.interval or (0, 0) for record in records)
-    assert first[0] < second[1]
 
 
 def test_nothing_is_asked_twice(tmp_path: Path, written: list[str]) -> None:
@@ -233,14 +198,6 @@ def test_nothing_is_asked_twice(tmp_path: Path, written: list[str]) -> None:
     other.name = "another"
     Judgements(other, path).of(SOURCES[0], "Bergen")
     assert len(other.asked) == 1
-
-
-def test_a_reply_without_a_verdict_is_kept_too(tmp_path: Path) -> None:
-    path = tmp_path / "j.jsonl"
-    Judgements(Scripted(lambda source, answer: None), path).of(SOURCES[0], "x")
-    judge = Scripted()
-    assert Judgements(judge, path).of(SOURCES[0], "x").supported is None
-    assert judge.asked == []
 
 
 def test_half_a_line_is_asked_again_and_foreign_files_are_left_alone(tmp_path: Path) -> None:
@@ -310,40 +267,6 @@ def test_a_local_judge_with_a_short_context_says_so() -> None:
     judge = LocalJudge(make("llama"), byte_tokenizer(), "mine")
     with pytest.raises(JudgeError, match="has room for 160; have the documents cut"):
         judge.judge(SOURCES[0], "Bergen")
-
-
-def test_end_to_end_against_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: list[str]) -> None:
-    """Right, malformed, failing and unreadable answers of the server, a stop in the middle, and on from there."""
-    monkeypatch.setenv("JUDGE_KEY", "sk-hidden-from-all")
-    path = tmp_path / "judgements.jsonl"
-
-    def run(server: JudgeServer) -> tuple[list[tuple[str, Judgement]], Judgements]:
-        judge = EndpointJudge(server.url, "stub", key_variable="JUDGE_KEY", attempts=3, timeout=30)
-        judgements = Judgements(judge, path)
-        judged = judged_answers(make("diff"), byte_tokenizer(), SOURCES, judgements, new_tokens=8)
-        return list(judged), judgements
-
-    with judge_server() as server:
-        server.replies = [
-            fails(503),
-            says("Yes.\nVERDICT: SUPPORTED", prompt_tokens=70, completion_tokens=9),
-            says("I would rather not say."),
-            fails(401, "Bearer sk-hidden-from-all has run out"),
-        ]
-        with pytest.raises(JudgeError, match=r"failed: .*401.*Bearer \[key\] has run out"):
-            run(server)
-        assert len(server.requests) == 4
-        server.replies = [says("No.\nVERDICT: UNSUPPORTED")]
-        judged, judgements = run(server)
-        assert len(server.requests) == 5
-        run(server)
-        assert len(server.requests) == 5
-    assert [judgement.supported for _, judgement in judged] == [True, None, False]
-    assert (judgements.account.new_judgements, judgements.account.known_judgements) == (1, 2)
-    assert "sk-hidden" not in path.read_text()
-    accuracy, _, cost = hallucination_records(DIFF, judged, "mine", judgements.judge.name)
-    assert (accuracy.value, accuracy.n) == (0.5, 2)
-    assert (cost.name, cost.value, cost.unit) == ("hallucination/mine/judge_tokens", 79, "tokens")
 
 
 def test_words_are_looked_up() -> None:

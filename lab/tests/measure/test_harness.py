@@ -29,7 +29,7 @@ from diff_lab.measure.harness import (
     task_names,
     wrap_model,
 )
-from diff_lab.measure.question_files import read_questions
+from diff_lab.measure.question_files import Question, read_lines
 from diff_lab.record import Result
 from diff_lab.statistics import proportion_interval
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
@@ -182,23 +182,20 @@ BAD_LINES = {
     "is not JSON": '{"question": "x"',
     "lists in lists too deep": "[" * 100_000,
     "must be an object": '["question"]',
-    "lacks the field 'choices'": '{"question": "x", "answer": 0}',
-    "lacks the field 'answer'": '{"question": "x", "choices": ["a", "b"]}',
+    "cannot take nothing for choices": '{"question": "x", "answer": 0}',
+    "cannot take nothing for answer": '{"question": "x", "choices": ["a", "b"]}',
     "lacks a field 'question' or 'context'": '{"choices": ["a", "b"], "answer": 0}',
-    "'choices' must be a list of two or more texts": '{"question": "x", "choices": ["a"], "answer": 0}',
-    "'choices' must be a list of two or more texts that are not empty, got ['a', ' ']": (
-        '{"question": "x", "choices": ["a", " "], "answer": 0}'
-    ),
-    "'choices' must be a list of two or more texts that are not empty, got 'ab'": (
-        '{"question": "x", "choices": "ab", "answer": 0}'
-    ),
+    "cannot take ['a'] for choices (two or more texts": '{"question": "x", "choices": ["a"], "answer": 0}',
+    "cannot take ['a', ' '] for choices": '{"question": "x", "choices": ["a", " "], "answer": 0}',
+    "cannot take 'ab' for choices": '{"question": "x", "choices": "ab", "answer": 0}',
     "'choices' must differ": '{"question": "x", "choices": ["a", "a"], "answer": 0}',
     "'answer' must be the number of a choice, 0 to 1, got 2": '{"question": "x", "choices": ["a", "b"], "answer": 2}',
-    "0 to 1, got -1": '{"question": "x", "choices": ["a", "b"], "answer": -1}',
-    "0 to 1, got 'a'": '{"question": "x", "choices": ["a", "b"], "answer": "a"}',
-    "0 to 1, got True": '{"question": "x", "choices": ["a", "b"], "answer": true}',
-    "'question' must be a text that is not empty, got ''": '{"question": "", "choices": ["a", "b"], "answer": 0}',
-    "'context' must be a text, got 3": '{"context": 3, "choices": ["a", "b"], "answer": 0}',
+    "cannot take -1 for answer (the number": '{"question": "x", "choices": ["a", "b"], "answer": -1}',
+    "cannot take 'a' for answer": '{"question": "x", "choices": ["a", "b"], "answer": "a"}',
+    "cannot take True for answer": '{"question": "x", "choices": ["a", "b"], "answer": true}',
+    "cannot take '' for question": '{"question": "", "choices": ["a", "b"], "answer": 0}',
+    "cannot take 3 for context": '{"context": 3, "choices": ["a", "b"], "answer": 0}',
+    "…": json.dumps({"question": "x", "choices": [["word"] * 100_000]}),
 }
 
 
@@ -214,21 +211,17 @@ def test_a_bad_line_is_named(message: str, tmp_path: Path) -> None:
 
 def test_questions_are_read_as_they_stand(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
+
+    def prompts() -> list[str]:
+        return [question.prompt for question in read_lines(path, Question, "questions")]
+
     path.write_text("\r\n".join(map(json.dumps, QUESTIONS)) + "\n\n", encoding="utf-8")
-    assert [question["prompt"] for question in read_questions(path)] == PROMPTS
+    assert prompts() == PROMPTS
     path.write_text("\r\n".join(map(json.dumps, QUESTIONS)), encoding="utf-8-sig")
-    assert [question["prompt"] for question in read_questions(path)] == PROMPTS
+    assert prompts() == PROMPTS
     # A separator that splitlines() would take for the end of a line.
     path.write_text('{"context": "a\u2028b", "choices": ["c", "d"], "answer": 0}', encoding="utf-8")
-    assert read_questions(path) == [{"prompt": "a\u2028b", "choices": ["c", "d"], "answer": 0}]
-
-
-@pytest.mark.parametrize("field", ["question", "context", "choices", "answer"])
-def test_a_wrong_value_is_quoted_in_short(field: str, tmp_path: Path) -> None:
-    path = tmp_path / "q.jsonl"
-    path.write_text(json.dumps({**QUESTIONS[0], "context": "", "question": "x", field: [["word"] * 100_000]}))
-    with pytest.raises(ValueError, match=rf"line 1: '{field}' .*got \[\['word', .*…\.$"):
-        read_questions(path)
+    assert prompts() == ["a\u2028b"]
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
@@ -292,7 +285,9 @@ def test_own_yaml_tasks_are_found(small: Any, file: str, tmp_path: Path) -> None
     piqa, mine = measure_tasks(small, byte_tokenizer(), tasks, "diff", num_fewshot=1)
     scores = [by_hand(small, byte_tokenizer(), "to be or", choice) for choice in ("not", "xyz")]
     assert [record.name for record in piqa.records] == ["harness/piqa/acc", "harness/piqa/acc_norm"]
-    assert {(record.value, record.n) for record in piqa.records} == {(float(scores[0] > scores[1]), 4)}
+    right = 4 * (scores[0] > scores[1])  # of four times the same question
+    for record in piqa.records:
+        assert (record.value, record.n, record.interval) == (right / 4, 4, proportion_interval(right, 4))
     assert mine.records[0].n == 5
     # The first says in its definition that it cannot do with examples.
     assert [done.records[0].method.partition(";")[0] for done in (piqa, mine)] == ["0-shot", "1-shot"]

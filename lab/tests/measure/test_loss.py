@@ -14,6 +14,7 @@ from diff_lab.measure.standard import Standard, language_loss, validation_callba
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
 TEXT = ["héllo world, this is one document. " * 9, "and this is another one, a little longer. " * 12]
+TEXT += [f"document {number} is short" for number in range(12)]
 
 
 @pytest.fixture
@@ -33,13 +34,17 @@ def model(batches: TextBatches) -> DiffTransformerForCausalLM:
 def test_loss_is_the_negative_log_likelihood_of_every_target(
     model: DiffTransformerForCausalLM, batches: TextBatches
 ) -> None:
-    nats, targets = 0.0, 0
+    """Of each document by itself, whose first token is predicted by nothing."""
+    nats, targets, documents, rows = 0.0, 0, 0, 0
     with torch.no_grad():
         for batch in batches.validation_batches():
-            for row in batch["input_ids"]:
-                log_probabilities = model(row.unsqueeze(0)).logits[0].double().log_softmax(-1)
-                nats -= sum(log_probabilities[position, row[position + 1]].item() for position in range(len(row) - 1))
-                targets += len(row) - 1
+            for row, positions in zip(batch["input_ids"], batch["position_ids"], strict=True):
+                for document in row.tensor_split((positions == 0).nonzero().flatten()[1:]):
+                    log_probabilities = model(document.unsqueeze(0)).logits[0].double().log_softmax(-1)
+                    nats -= log_probabilities[:-1].gather(1, document[1:, None]).sum().item()
+                    targets, documents = targets + len(document) - 1, documents + 1
+                rows += 1
+    assert documents > rows
     loss = language_loss(model, batches)
     assert loss.targets == targets
     assert loss.nats == pytest.approx(nats, rel=1e-5)

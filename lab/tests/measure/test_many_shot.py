@@ -148,22 +148,3 @@ def test_episodes_are_of_many_shot_data(name: str, text: str) -> None:
     other = EvalInput(model=None, variant="it", batches=RetrievalBatches())
     with pytest.raises(ValueError, match=rf"^{name} is measured on many_shot data alone, .* measure {text}\.$"):
         MeasurementRequest(name=name).run(other)
-
-
-@pytest.mark.parametrize(
-    ("name", "option", "value", "message"),
-    [
-        ("episodes", "shots", [8, 0], "greater than or equal to 1"),
-        ("episodes", "episodes", 0, "greater than or equal to 1"),
-        ("episodes", "queries", 0, "greater than or equal to 1"),
-        ("episodes", "noises", [0.1, 1.5], "less than or equal to 1"),
-        ("episode_orders", "shots", 1, "greater than or equal to 2"),
-        ("episode_orders", "orders", 1, "greater than or equal to 2"),
-        ("episode_orders", "queries", 1, "greater than or equal to 2"),
-        ("episode_orders", "sets", 0, "greater than or equal to 1"),
-        ("episode_orders", "noises", [-0.1], "greater than or equal to 0"),
-    ],
-)
-def test_numbers_that_mean_nothing(name: str, option: str, value: object, message: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} cannot take .* for {option} .* it should be {message}"):
-        MeasurementRequest(name=name, options={option: value}).resolve()

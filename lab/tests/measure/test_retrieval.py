@@ -1,19 +1,29 @@
 """Accuracy and Table 3's measures on models and maps whose answers are known."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import diff_lab.measure.retrieval as room
-from diff_lab.data import RetrievalBatches
+from diff_lab.data import ManyShotBatches, RetrievalBatches
 from diff_lab.measure.accuracy import ratio_samples
-from diff_lab.measure.measurement import EvalInput
-from diff_lab.measure.retrieval import attention_mass, retrieval_answers, retrieval_records
+from diff_lab.measure.measurement import EvalInput, MeasurementRequest
+from diff_lab.measure.retrieval import (
+    RetrievalLengths,
+    applied_maps,
+    attention_mass,
+    retrieval_answers,
+    retrieval_records,
+)
 from diff_lab.measure.standard import validation_callback
+from diff_lab.record import Result
 from diff_lab.statistics import bootstrap_interval, mean_interval
+from diff_transformer.convert import convert_from
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
 TASK = RetrievalBatches(num_pairs=3, length=40, num_keys=8, num_values=8, num_noise=8)
@@ -115,3 +125,101 @@ def test_all_wrong_still_has_an_interval_with_a_width() -> None:
     for is_wrong in (True, False):
         oracle = Oracle(torch.full((1, first_queries.length), is_wrong))
         assert validation_callback(TASK)(oracle, 1) == {"validation/accuracy": 0.0 if is_wrong else 1.0}
+
+
+BATCHES = RetrievalBatches(num_pairs=2, length=24, num_keys=2, num_values=2, num_noise=4)
+
+
+@pytest.fixture(scope="module")
+def longer() -> DiffTransformerForCausalLM:
+    torch.manual_seed(2)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = DiffTransformerConfig(
+        vocab_size=BATCHES.vocab_size, max_position_embeddings=256, initializer_range=0.5, **sizes
+    )
+    return DiffTransformerForCausalLM(config).eval()
+
+
+def measured(longer: DiffTransformerForCausalLM, seed: int = 0, **options: Any) -> list[Result]:
+    request = MeasurementRequest(name="retrieval_lengths", options=options)
+    return request.run(EvalInput(model=longer, variant="it", batches=BATCHES, seed=seed))
+
+
+def test_each_context_is_so_many_times_as_long(longer: DiffTransformerForCausalLM) -> None:
+    records = measured(longer, factors=[1, 3], sequences=200, seed=5)
+    assert [(record.name, record.coordinates.label, record.n, record.seed) for record in records] == [
+        ("length/accuracy", "context × 1", 200, 5),
+        ("length/accuracy", "context × 3", 200, 5),
+    ]
+    for record, factor in zip(records, (1, 3), strict=True):
+        # The context of 18 tokens that stands before two queries in training, and one query of three tokens.
+        task = RetrievalBatches(
+            num_pairs=2, length=18 * factor + 3, num_queries=1, num_keys=2, num_values=2, num_noise=4
+        )
+        assert record.value == retrieval_answers(longer, task.sample(200, 5)).double().mean().item()
+        assert record.interval is not None
+        assert 0 < record.value < 1
+    assert records[0].value != records[1].value
+
+
+def test_what_lengths_refuse(longer: DiffTransformerForCausalLM) -> None:
+    other = ManyShotBatches(4, classes=2, labels=2, words=4)
+    of_other = EvalInput(model=longer, variant="it", batches=other)
+    with pytest.raises(
+        ValueError, match=r"^retrieval_lengths is measured on the retrieval task alone, which the model"
+    ):
+        RetrievalLengths().run(of_other)
+    for options, name in (({"factors": [2, 0]}, "factors"), ({"sequences": 0}, "sequences")):
+        with pytest.raises(ValueError, match=rf"cannot take .* for {name} .*greater than or equal to 1\.$"):
+            measured(longer, **options)
+
+
+MAP_SIZES: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+}
+
+
+@pytest.mark.parametrize("kind", ["llama", "diffllama"])
+def test_maps_of_models_of_transformers(kind: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs: Any = {
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(**MAP_SIZES)),
+        "diffllama": lambda: DiffLlamaForCausalLM(DiffLlamaConfig(**MAP_SIZES)),
+    }[kind]().eval()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                parameter.mul_(20)  # maps that are far from even
+            if "lambda" in name:
+                parameter.normal_(std=0.4)
+    theirs.save_pretrained(tmp_path / "theirs")
+    convert_from(kind, tmp_path / "theirs", tmp_path / "ours")
+    ours = DiffTransformerForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    tokens = torch.randint(40, (3, 13))
+    implementation = theirs.config._attn_implementation
+    maps, expected = applied_maps(theirs, tokens), applied_maps(ours, tokens)
+    assert theirs.config._attn_implementation == implementation
+    assert len(maps) == len(expected) == 2
+    for one, other in zip(maps, expected, strict=True):
+        assert one.shape == other.shape == (3, 2 if kind == "diffllama" else 4, 13, 13)
+        # Heads may stand in another order.
+        torch.testing.assert_close(one.mean(1), other.mean(1))
+        torch.testing.assert_close(one.square().mean(1), other.square().mean(1))
+    assert (maps[0].amin() < -1e-3) == (kind == "diffllama")
+
+
+def test_a_model_without_maps_is_refused() -> None:
+    class Mute:
+        config = SimpleNamespace(_attn_implementation="eager", model_type="mute")
+
+        def __call__(self, **_: Any) -> Any:
+            return SimpleNamespace(attentions=None)
+
+    with pytest.raises(ValueError, match="Mute returns no attentions"):
+        applied_maps(Mute(), torch.zeros(1, 3, dtype=torch.long))

@@ -8,8 +8,9 @@ from typing import Any
 import datasets
 import pytest
 
+from corpora import written
 from diff_lab.data import TextBatches, TextFiles, byte_tokenizer, prepare
-from diff_lab.measure.question_files import PAPER_SETS, HubSet, Source, held_out_sources, read_sources
+from diff_lab.measure.question_files import PAPER_SETS, HubSet, Source, cloze_questions, held_out_sources, read_sources
 from harness_tasks import write_lines
 
 LINES = [
@@ -50,10 +51,7 @@ def test_some_are_drawn_and_all_read_the_same(tmp_path: Path) -> None:
 def test_a_long_document_ends_with_a_sentence(tmp_path: Path, characters: int, expected: str) -> None:
     path = str(write_lines(tmp_path / "d.jsonl", [{"document": "It rains. It snows! Does it?"}]))
     assert read_sources(path, characters=characters)[0].document == expected
-
-
-def test_a_long_sentence_is_cut(tmp_path: Path) -> None:
-    path = str(write_lines(tmp_path / "d.jsonl", [{"document": "A. " + "x" * 50}]))
+    write_lines(tmp_path / "d.jsonl", [{"document": "A. " + "x" * 50}])  # one sentence, which is cut
     assert read_sources(path, characters=20)[0].document == "A. " + "x" * 17
 
 
@@ -62,12 +60,12 @@ def test_a_long_sentence_is_cut(tmp_path: Path) -> None:
     [
         ('{"document": "x"', "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ('["x"]', "must be an object with the field 'document'"),
-        ('{"question": "x"}', "must be an object with the field 'document'"),
-        ('{"document": " "}', "'document' must be a text that is not empty, got ' '"),
-        ('{"document": null}', "'document' must be a text that is not empty, got None"),
-        ('{"document": "x", "question": 3}', "'question' must be a text that is not empty, got 3"),
-        ('{"document": "x", "reference": ["a"]}', "'reference' must be a text"),
+        ('["x"]', "must be an object with fields such as 'document'"),
+        ('{"question": "x"}', "cannot take nothing for document"),
+        ('{"document": " "}', "cannot take ' ' for document (a text that is not empty)"),
+        ('{"document": null}', "cannot take nothing for document"),
+        ('{"document": "x", "question": 3}', "cannot take 3 for question"),
+        ('{"document": "x", "reference": ["a"]}', "cannot take ['a'] for reference"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -163,5 +161,36 @@ def test_documents_from_held_out_text(tmp_path: Path) -> None:
         held_out_sources(batches, tokenizer, limit=5, characters=1000)
 
 
-def test_the_paper_s_sets_are_six() -> None:
-    assert list(PAPER_SETS) == ["xsum", "cnn_dm", "multi_news", "qasper", "hotpotqa", "2wikimqa"]
+def batches_of(folder: Path, count: int) -> TextBatches:
+    folder.mkdir()
+    text = [" ".join(f"{number * step} sheep of {number} jump." for step in range(1, 9)) for number in range(count)]
+    corpus = written(text, folder)
+    tokenizer = byte_tokenizer()
+    cache = prepare(corpus, tokenizer, folder / "cache")
+    return TextBatches(cache, tokenizer, length=64, batch_size=4, validation_fraction=0.5)
+
+
+def test_the_right_choice_goes_on_from_the_beginning(tmp_path: Path) -> None:
+    batches, tokenizer = batches_of(tmp_path / "text", 60), byte_tokenizer()
+    questions = cloze_questions(batches, tokenizer, count=20, characters=45)
+    assert len(questions) == 20
+    text = " ".join(
+        " ".join(tokenizer.decode(row).replace("<|endoftext|>", "").split())
+        for batch in batches.validation_batches()
+        for row in batch["input_ids"]
+    )
+    places = set()
+    for question in questions:
+        right = question.choices[question.answer]
+        assert f"{question.prompt} {right}" in text
+        assert len(f"{question.prompt} {right}") <= 45
+        assert len(question.choices) == len(set(question.choices)) == 4
+        places.add(question.answer)
+    assert places == {0, 1, 2, 3}
+    assert cloze_questions(batches, tokenizer, count=20, characters=45) == questions
+
+
+def test_too_little_text(tmp_path: Path) -> None:
+    batches = batches_of(tmp_path / "text", 60)
+    with pytest.raises(ValueError, match="has 0 pieces of 500 characters, and the choices of a question are 4"):
+        cloze_questions(batches, byte_tokenizer(), count=20, characters=500)

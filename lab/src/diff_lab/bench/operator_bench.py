@@ -148,17 +148,30 @@ def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict
     device, cases = settings.torch_device, list(settings.cases())
     # A backward pass alone needs what a forward pass saved.
     from_inputs = [part for part in itertools.product(settings.dtypes, settings.causal_passes) if part[1] != BACKWARD]
-    grouped_parts = from_inputs if settings.grouped_length and _grouped_candidates(settings) else []
+    in_groups = _grouped_candidates(settings)
+    grouped_parts = from_inputs if settings.grouped_length and len(in_groups) > 1 else []
     one_head_parts = [] if settings.on_cuda else from_inputs
     shapes = [settings.square(settings.memory_length, width) for width in settings.head_dims if settings.memory_length]
     memory_parts = [(dtype, pass_, shape) for dtype, pass_ in from_inputs for shape in shapes]
     timed = sum(len(passes) for _, passes in cases) * len(settings.dtypes)
     recorder = Recorder(watcher, timed + len(grouped_parts) + len(one_head_parts) + len(memory_parts))
     peak = {dtype: matrix_peak(DTYPES[dtype], device) for dtype in settings.dtypes} if settings.on_cuda else {}
+    known, always = candidates(device), (BASELINE, BASELINE_FLASH, AUTO)
+    names = known if settings.candidates is None else (*always, *settings.candidates)
+    chosen = {name: candidate for name, candidate in known.items() if name in names}
     for shape, passes in cases:
-        _measure_shape(shape, passes, settings, recorder)
+        for rows in _measure_shape(shape, itertools.product(settings.dtypes, passes), chosen, settings, recorder):
+            recorder.add(rows)
         free_memory(device)
-    grouped = _measure_grouped(grouped_parts, settings, recorder) if grouped_parts else []
+    # Rows of grouped differential attention, relative to as many heads of the Transformer; they are no rows of the
+    # other shapes' tables, unless they are wrong.
+    grouped: list[BenchRow] = []
+    if grouped_parts:
+        for rows in _measure_shape(settings.grouped(), grouped_parts, in_groups, settings, recorder, ratio=RATIO):
+            grouped += rows
+            for row in rows:
+                (recorder.add([row]) if row.wrong else recorder.show(row))
+        free_memory(device)
     one_head: list[dict[str, Any]] = []
     for dtype, pass_ in one_head_parts:
         recorder.stage(f"one head on all threads, {pass_}, {dtype}")
@@ -173,7 +186,7 @@ def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict
     document = settings.document(
         "bench operator",
         CUDA_NOTES if settings.on_cuda else (),
-        candidates={name: candidate.about for name, candidate in candidates(device).items()},
+        candidates={name: candidate.about for name, candidate in known.items()},
         peak_teraflops_per_second=peak,
         thresholds=cuda_thresholds(recorder.rows) if settings.on_cuda else cpu,
         rows=recorder.rows,
@@ -184,35 +197,46 @@ def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict
     return document, recorder.rows
 
 
-def _measure_shape(shape: Shape, passes: list[str], settings: OperatorSettings, recorder: Recorder) -> None:
-    """The rows of a shape, for each dtype and pass in turn; all of them get the same numbers and one truth."""
-    device = settings.torch_device
-    drawn, reason = try_run(device, draw, shape, device)
+def _measure_shape(
+    shape: Shape,
+    parts: Iterable[tuple[str, str]],
+    known: Mapping[str, Candidate],
+    settings: OperatorSettings,
+    recorder: Recorder,
+    *,
+    ratio: int = 1,
+) -> Iterator[list[BenchRow]]:
+    """Yield the rows of a shape for each (dtype, pass) in turn; all of them get the same numbers and one truth."""
+    device, prefix = settings.torch_device, "" if ratio == 1 else f"{ratio} signal heads to a noise map, "
+    drawn, reason = try_run(device, draw, shape, device, ratio)
     check = None if drawn is None else AnswerCheck(drawn)
-    for dtype, pass_ in itertools.product(settings.dtypes, passes):
-        recorder.stage(settings.label(pass_, dtype, shape))
+    for dtype, pass_ in parts:
+        recorder.stage(f"{prefix}{settings.label(pass_, dtype, shape)}")
         row = BenchRow(candidate=BASELINE, pass_=pass_, dtype=dtype, shape=vars(shape))
         problem, reason = (None, reason) if drawn is None else try_run(device, drawn.to, DTYPES[dtype])
         if problem is None or check is None:
-            recorder.add([replace(row, reason=reason)])
+            yield [replace(row, reason=reason)]
         else:
-            recorder.add(_measure_case(row, problem, check, settings))
+            yield _measure_case(row, problem, check, known, settings)
 
 
 def _measure_case(
-    template: BenchRow, problem: OperatorProblem, check: AnswerCheck, settings: OperatorSettings
+    template: BenchRow,
+    problem: OperatorProblem,
+    check: AnswerCheck,
+    known: Mapping[str, Candidate],
+    settings: OperatorSettings,
 ) -> list[BenchRow]:
-    """The rows of all candidates in the case of a row."""
+    """The rows of the candidates in the case of a row."""
     device, pass_ = settings.torch_device, template.pass_
-    known, backend = candidates(device), backend_of_auto(problem, pass_)
+    backend = backend_of_auto(problem, pass_) if AUTO in known else None
     rows: dict[str, BenchRow] = {}
     for name, candidate in known.items():
-        is_chosen = settings.candidates is None or name in (BASELINE, BASELINE_FLASH, AUTO, *settings.candidates)
-        # The backend that "auto" chose need not be measured twice.
-        if is_chosen and name != backend:
+        if name != backend:  # what "auto" chose need not be measured twice
             row = replace(template, candidate=name, backend=backend if name == AUTO else None)
             rows[name] = check_candidate(candidate, row, problem, check, device)
-    operations = flops(problem.shape, pass_) if settings.on_cuda else None
+    counts = settings.on_cuda and not problem.in_groups
+    operations = flops(problem.shape, pass_) if counts else None
 
     def rates(seconds: float) -> dict[str, Any]:
         read = problem.k.nbytes + problem.v.nbytes
@@ -234,49 +258,11 @@ def _measure_case(
 
 
 def _grouped_candidates(settings: OperatorSettings) -> dict[str, Candidate]:
-    """The backends that compute the noise map of a group once, and each again with the map repeated."""
+    """The baseline, the backends that compute the noise map of a group once, and each again with the map repeated."""
     known, chosen = candidates(settings.device), settings.candidates
     names = [name for name in GROUPED_BACKENDS[settings.torch_device.type] if chosen is None or name in chosen]
     pairs = [(known[name], with_noise_maps_repeated(known[name])) for name in names]
-    return {candidate.name: candidate for candidate in itertools.chain.from_iterable(pairs)}
-
-
-def _measure_grouped(
-    parts: Sequence[tuple[str, str]], settings: OperatorSettings, recorder: Recorder
-) -> list[BenchRow]:
-    """Rows of grouped differential attention for each (dtype, pass), relative to as many heads of the Transformer.
-
-    They are no rows of the other shapes' tables, unless they are wrong.
-    """
-    device, shape, rows = settings.torch_device, settings.grouped(), list[BenchRow]()
-    known = {BASELINE: candidates(device)[BASELINE], **_grouped_candidates(settings)}
-    drawn, reason = try_run(device, draw, shape, device, RATIO)
-    check = None if drawn is None else AnswerCheck(drawn)
-    for dtype, pass_ in parts:
-        recorder.stage(f"{RATIO} signal heads to a noise map, {settings.label(pass_, dtype, shape)}")
-        template = BenchRow(candidate=BASELINE, pass_=pass_, dtype=dtype, shape=vars(shape))
-        problem, reason = (None, reason) if drawn is None else try_run(device, drawn.to, DTYPES[dtype])
-        if problem is None or check is None:
-            rows.append(replace(template, reason=reason))
-            recorder.show(rows[-1])
-            continue
-        checked = {
-            name: check_candidate(candidate, replace(template, candidate=name), problem, check, device)
-            for name, candidate in known.items()
-        }
-        timed = time_case(
-            checked,
-            lambda name, problem=problem, pass_=pass_: timed_run(known[name], problem, pass_),  # type: ignore[misc]  # defaults
-            settings,
-            kernel_clock(device),
-            rates=lambda seconds: {},
-            expected_errors=lambda name: known[name].expected_errors(device),
-        )
-        for row in timed:
-            (recorder.add([row]) if row.wrong else recorder.show(row))
-        rows += timed
-    free_memory(device)
-    return rows
+    return {candidate.name: candidate for candidate in (known[BASELINE], *itertools.chain.from_iterable(pairs))}
 
 
 def check_candidate(

@@ -57,6 +57,11 @@ class OperatorProblem:
         batch, groups, maps, queries, width = self.q.shape
         return Shape(batch, groups * maps, width, queries, self.k.shape[-2])
 
+    @property
+    def in_groups(self) -> bool:
+        """Whether several signal heads share a noise map."""
+        return self.q.shape[2] > 2
+
     def map(self, change: Callable[[Tensor], Tensor]) -> "OperatorProblem":
         """The problem with every tensor but λ changed."""
         q, k, v, grad = (change(tensor) for tensor in (self.q, self.k, self.v, self.grad))

@@ -73,22 +73,21 @@ def measure_memory(
     missing, case = unavailable_reason(device), {"pass": pass_, "dtype": dtype, "shape": vars(shape)}
     parts: list[dict[str, Any]] = []
     for name in names:
-        request = {**case, "candidate": name, "device": str(device), "threads": torch.get_num_threads()}
-        measured = {"reason": missing} if missing else _in_new_process(request)
-        parts.append({**case, "candidate": name, **measured})
+        part: dict[str, Any] = {**case, "candidate": name}
+        parts.append(part)
+        if missing:
+            part["reason"] = missing
+            continue
+        request = {**part, "device": str(device), "threads": torch.get_num_threads()}
+        command = [sys.executable, "-m", "diff_lab.bench.peak_memory", json.dumps(request)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            part["reason"] = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            continue
+        part |= {name: size / MIB for name, size in json.loads(done.stdout).items()}
         first = parts[0].get("total")
-        if "total" in measured:
-            parts[-1]["ratio"] = measured["total"] / first if first else None
+        part["ratio"] = part["total"] / first if first else None
     return parts
-
-
-def _in_new_process(request: dict[str, Any]) -> dict[str, Any]:
-    """What a new process measures in MiB, or the reason why it failed."""
-    command = [sys.executable, "-m", "diff_lab.bench.peak_memory", json.dumps(request)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        return {"reason": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
-    return {name: size / MIB for name, size in json.loads(done.stdout).items()}
 
 
 def memory_threshold(parts: Sequence[dict[str, Any]]) -> Threshold:

@@ -1,8 +1,8 @@
 """Makes batches to train on: text in tokens, packed into blocks, and generated tasks."""
 
-from diff_lab.data.arithmetic_task import ArithmeticBatches, Problem
+from diff_lab.data.arithmetic_task import ArithmeticBatches
 from diff_lab.data.batches import Batches
-from diff_lab.data.corpus import Corpus, Fingerprinted, HubDataset, Piece, TextFiles
+from diff_lab.data.corpus import Corpus, Fingerprinted, HubDataset, TextFiles
 from diff_lab.data.labelled_text import LabelledText, read_labelled
 from diff_lab.data.many_shot_task import Episode, ManyShotBatches
 from diff_lab.data.masked_text import MaskedTextBatches, with_mask_token
@@ -27,8 +27,6 @@ __all__ = [
     "NeedleBatches",
     "NeedleDocument",
     "NeedleTask",
-    "Piece",
-    "Problem",
     "RetrievalBatches",
     "RetrievalSample",
     "Tell",

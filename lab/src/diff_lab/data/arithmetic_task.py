@@ -22,7 +22,7 @@ _ATTEMPTS = 1000
 
 
 @dataclass(frozen=True)
-class Problem:
+class ArithmeticProblem:
     """A chain of operations, its solution as it is taught, and the result."""
 
     question: str  # "7+9-3="
@@ -81,16 +81,16 @@ class ArithmeticBatches(GeneratedBatches):
             rows.append((question + solution, [False] * len(question) + [True] * len(solution)))
         return padded(rows, self.length)
 
-    def sample(self, n: int, operations: int, seed: int) -> list[Problem]:
+    def sample(self, n: int, operations: int, seed: int) -> list[ArithmeticProblem]:
         """At most `n` different problems that are held out, of so many operations; fewer where there are no more."""
         return self._different(n, _random((seed, SAMPLE, operations)), held_out=True, operations=operations)
 
-    def examples(self, n: int, seed: int) -> list[Problem]:
+    def examples(self, n: int, seed: int) -> list[ArithmeticProblem]:
         """At most `n` different problems of those that may be trained on; fewer where there are no more."""
         return self._different(n, _random((seed, SAMPLE, 0)), held_out=False)
 
-    def _different(self, n: int, generator: random.Random, **kind: Any) -> list[Problem]:
-        problems: dict[str, Problem] = {}
+    def _different(self, n: int, generator: random.Random, **kind: Any) -> list[ArithmeticProblem]:
+        problems: dict[str, ArithmeticProblem] = {}
         for _ in range(20 * n + 200):
             if len(problems) == n:
                 break
@@ -98,7 +98,7 @@ class ArithmeticBatches(GeneratedBatches):
             problems[problem.question] = problem
         return list(problems.values())
 
-    def _problem(self, generator: random.Random, *, held_out: bool, operations: int | None = None) -> Problem:
+    def _problem(self, generator: random.Random, *, held_out: bool, operations: int | None = None) -> ArithmeticProblem:
         for _ in range(_ATTEMPTS):
             count = generator.randint(1, self.operations) if operations is None else operations
             numbers = [generator.randint(0, self.largest) for _ in range(count + 1)]
@@ -115,7 +115,7 @@ def _random(stream: Stream) -> random.Random:
     return random.Random("/".join(map(str, stream)))
 
 
-def solved(numbers: list[int], operators: list[str]) -> Problem:
+def solved(numbers: list[int], operators: list[str]) -> ArithmeticProblem:
     """The problem of these numbers and operators, one fewer; a "-" that would lead below 0 becomes a "+"."""
     question, total, steps = str(numbers[0]), numbers[0], []
     for number, drawn in zip(numbers[1:], operators, strict=True):
@@ -124,7 +124,7 @@ def solved(numbers: list[int], operators: list[str]) -> Problem:
         question += f"{operator}{number}"
         steps.append(f"{total}{operator}{number}={following};")
         total = following
-    return Problem(f"{question}=", f"{''.join(steps)}#{total}", total, len(operators))
+    return ArithmeticProblem(f"{question}=", f"{''.join(steps)}#{total}", total, len(operators))
 
 
 def is_held_out(question: str) -> bool:

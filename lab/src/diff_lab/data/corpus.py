@@ -4,6 +4,7 @@ import codecs
 import glob
 import hashlib
 import heapq
+import itertools
 import os
 import re
 import sysconfig
@@ -256,18 +257,14 @@ def _in_folder(path: str) -> Iterator[str]:
 
 def _not_utf8(files: list[Path], error: UnicodeDecodeError) -> str:
     """A sentence about files that are not UTF-8: the first, whose error is given, and others within ``_SEARCHED``."""
-    reasons, searched = {files[0]: _undecodable(files[0]) or error.reason}, 0
-    for file in files[1:]:
-        if file.suffix.lower() not in (".parquet", ".py"):  # source may declare another encoding
-            searched += file.stat().st_size
-            if searched > _SEARCHED:
-                break
-            if reason := _undecodable(file):
-                reasons[file] = reason
-    if len(reasons) == 1:
-        return f"{str(files[0])!r} is not UTF-8 text: {reasons[files[0]]}."
-    named = some([f"{str(file)!r} ({reason})" for file, reason in reasons.items()], most=5)
-    return f"{len(reasons)} files are not UTF-8 text: {named}."
+    others = [file for file in files[1:] if file.suffix.lower() not in (".parquet", ".py")]  # source may say its own
+    sizes = itertools.accumulate(file.stat().st_size for file in others)
+    found = [(file, _undecodable(file)) for file, size in zip(others, sizes, strict=False) if size <= _SEARCHED]
+    wrong = [(files[0], _undecodable(files[0]) or error.reason), *((file, reason) for file, reason in found if reason)]
+    if len(wrong) == 1:
+        return f"{str(files[0])!r} is not UTF-8 text: {wrong[0][1]}."
+    named = some([f"{str(file)!r} ({reason})" for file, reason in wrong], most=5)
+    return f"{len(wrong)} files are not UTF-8 text: {named}."
 
 
 def _undecodable(file: Path) -> str | None:

@@ -131,14 +131,13 @@ def bytes_of_tokens(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     Exact for byte-level tokenizers (GPT-2's kind), and for those that write "▁" for a space and fall back to bytes
     (Llama's first kind), but for the space that they put before a text.
     """
-    special = set(tokenizer.all_special_ids)
+    special, byte_level = set(tokenizer.all_special_ids), is_byte_level(tokenizer)
+
+    def size(token: str) -> int:
+        return len(token) if byte_level else 1 if is_byte_token(token) else len(token.replace("▁", " ").encode())
+
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    size = len if is_byte_level(tokenizer) else _bytes_of_piece
     return [0 if number in special or token is None else size(token) for number, token in enumerate(tokens)]
-
-
-def _bytes_of_piece(token: str) -> int:
-    return 1 if is_byte_token(token) else len(token.replace("▁", " ").encode())
 
 
 def _checked(documents: Iterable[str]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from torch import Tensor
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
-from diff_lab.data.retrieval_guesses import most_frequent, right_ways
+from diff_lab.data.retrieval_task import most_frequent, right_ways
 from diff_lab.measure.measurement import EvalInput
 from diff_lab.record import Interval, Result
 from diff_lab.statistics import mean_interval, proportion_interval

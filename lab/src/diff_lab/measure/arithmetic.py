@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
-from diff_lab.data.arithmetic_task import ArithmeticBatches, Problem
+from diff_lab.data.arithmetic_task import ArithmeticBatches, ArithmeticProblem
 from diff_lab.measure.accuracy import proportion_record
 from diff_lab.measure.decoding import greedy_answers, prompt_tokens
 from diff_lab.measure.measurement import Count, EvalInput, Measurement
@@ -27,7 +27,7 @@ class Solved:
     `ended` is false where it ran into the limit.
     """
 
-    problem: Problem
+    problem: ArithmeticProblem
     text: str
     tokens: int
     ended: bool
@@ -40,7 +40,12 @@ class Solved:
 
 
 def solve(
-    model: Any, tokenizer: Any, problems: Sequence[Problem], *, examples: Sequence[Problem] = (), new_tokens: int = 64
+    model: Any,
+    tokenizer: Any,
+    problems: Sequence[ArithmeticProblem],
+    *,
+    examples: Sequence[ArithmeticProblem] = (),
+    new_tokens: int = 64,
 ) -> list[Solved]:
     """Have a model answer problems greedily, in at most `new_tokens` tokens each.
 

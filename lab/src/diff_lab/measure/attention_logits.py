@@ -15,18 +15,16 @@ from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.data import Batches, RetrievalBatches, RetrievalSample, TextBatches
-from diff_lab.data.batches import IGNORED
+from diff_lab.data import RetrievalBatches, TextBatches
 from diff_lab.measure.measurement import Count, EvalInput, Measurement
 from diff_lab.measure.retrieval import retrieval_answers
-from diff_lab.measure.standard import first_tokens
+from diff_lab.measure.standard import first_tokens, label_scores
 from diff_lab.record import Result
 from diff_transformer.model.interface_attention import attention_implementation
 
@@ -175,24 +173,6 @@ for _bits, _granularity in product(BITS, GRANULARITIES):
     register_logits(quantised_implementation(_bits, _granularity), _logits_of)
 
 
-@torch.no_grad()
-def _values(model: Any, data: Batches, sample: RetrievalSample | None, tokens: int) -> dict[str, tuple[float, int]]:
-    """The accuracy on a sample of the retrieval task, or loss and accuracy on tokens of text; each with its n."""
-    if sample is not None:
-        answers = retrieval_answers(model, sample)
-        return {"accuracy": (answers.float().mean().item(), answers.numel())}
-    device = next(model.parameters()).device
-    nats, right, targets = 0.0, 0, 0
-    for batch in first_tokens(data, tokens):
-        inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
-        logits = model(**inputs, use_cache=False).logits[:, :-1].flatten(0, 1).float()
-        labels = batch["labels"][:, 1:].flatten().to(device)
-        nats += float(F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum"))
-        right += int((logits.argmax(-1) == labels).sum())
-        targets += int((labels != IGNORED).sum())
-    return {"loss": (nats / targets, targets), "accuracy": (right / targets, targets)}
-
-
 class Quantised(Measurement):
     """What attention logits of 16, 8, 6 and 4 bits cost on text or on the retrieval task (Figure 8).
 
@@ -209,18 +189,24 @@ class Quantised(Measurement):
         data = measured.batches
         if not isinstance(data, TextBatches | RetrievalBatches):
             raise ValueError(f"There is no measurement for data of type {type(data).__name__}.")
-        sample = data.sample(self.sequences, measured.seed) if isinstance(data, RetrievalBatches) else None
+
+        def values(name: str) -> dict[str, tuple[float, int]]:
+            """Each number with its n, where the model attends by the implementation of this name."""
+            with attending(measured.model, name):
+                if isinstance(data, RetrievalBatches):
+                    answers = retrieval_answers(measured.model, data.sample(self.sequences, measured.seed))
+                    return {"accuracy": (answers.float().mean().item(), answers.numel())}
+                scores = label_scores(measured.model, first_tokens(data, self.tokens))
+                return {"loss": (scores.loss, scores.targets), "accuracy": (scores.accuracy, scores.targets)}
+
         implementations = {
             Coordinates(bits=bits, granularity=granularity): quantised_implementation(bits, granularity)
             for granularity, bits in product(GRANULARITIES, BITS)
         }
         records: list[Result] = []
-        unquantised: dict[str, tuple[float, int]] = {}
+        unquantised = values(WHOLE_LOGITS)
         for coordinates, implementation in {WHOLE: WHOLE_LOGITS, **implementations}.items():
-            with attending(measured.model, implementation):
-                values = _values(measured.model, data, sample, self.tokens)
-            unquantised = unquantised or values
-            for name, (value, n) in values.items():
+            for name, (value, n) in (unquantised if coordinates == WHOLE else values(implementation)).items():
                 fields = {"coordinates": coordinates, "n": n, "unit": _UNITS[name]}
                 better = "lower" if name == "loss" else "higher"
                 records.append(measured.record(f"quantised/{name}", value, better=better, **fields))

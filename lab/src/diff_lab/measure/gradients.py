@@ -177,11 +177,19 @@ def gradient_magnitudes(model: Any, batch: Mapping[str, Tensor]) -> dict[str, fl
         loss = model(**{name: value.to(device) for name, value in batch.items()}, use_cache=False).loss
         gradients = dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
     by_kind: dict[str, list[Tensor]] = {}
+    lambdas = {module for described in ATTENTION_TYPES.values() for module in described.lambda_modules}
     for name, gradient in gradients.items():
-        by_kind.setdefault(_kind(name), []).append(gradient)
+        parts = name.split(".")
+        kind = next((kind for kind, words in _KINDS.items() if any(word in parts for word in words)), "other")
+        by_kind.setdefault("lambda" if lambdas.intersection(parts) else kind, []).append(gradient)
     for name, half, gradient in _halves(model, gradients):
         by_kind.setdefault(f"{name}{half}", []).append(gradient)
-    return {kind: _root_mean_square(tensors) for kind, tensors in by_kind.items()}
+    magnitudes = {}
+    for kind, tensors in by_kind.items():
+        widest = torch.promote_types(tensors[0].dtype, torch.float32)
+        squares = sum(float(torch.linalg.vector_norm(x, dtype=widest)) ** 2 for x in tensors)
+        magnitudes[kind] = math.sqrt(squares / sum(x.numel() for x in tensors))
+    return magnitudes
 
 
 def gradient_callback(batches: Batches, sequences: int = SEQUENCES) -> Callable[[Any, int], dict[str, float]]:
@@ -208,7 +216,8 @@ class GradientsInTraining(Gradients):
     needs = "training"
 
     def run(self, measured: EvalInput) -> list[Result]:
-        training = measured.trained()
+        training = measured.training
+        assert training is not None  # needs
         untrained = super().run(replace(measured, model=training.untrained()))
         return [replace(record, coordinates=Coordinates(step=0)) for record in untrained] + [
             measured.record(name, number_of(value), coordinates=Coordinates(step=line["step"]))
@@ -223,13 +232,6 @@ def _first(batches: Batches, sequences: int) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in rows])[:sequences] for name in rows[0]}
 
 
-def _kind(name: str) -> str:
-    parts = name.split(".")
-    if any(module in parts for described in ATTENTION_TYPES.values() for module in described.lambda_modules):
-        return "lambda"
-    return next((kind for kind, words in _KINDS.items() if any(word in parts for word in words)), "other")
-
-
 def _halves(model: nn.Module, gradients: Mapping[str, Tensor]) -> Iterator[tuple[str, int, Tensor]]:
     """The rows of W_Q and W_K that make the first map's queries and keys, and the second's."""
     for name, module in model.named_modules():
@@ -242,9 +244,3 @@ def _halves(model: nn.Module, gradients: Mapping[str, Tensor]) -> Iterator[tuple
                 groups = gradient.unflatten(0, (-1, first + 1, module.head_dim))
                 yield letter, 1, groups[:, :first]
                 yield letter, 2, groups[:, first:]
-
-
-def _root_mean_square(tensors: list[Tensor]) -> float:
-    widest = torch.promote_types(tensors[0].dtype, torch.float32)
-    squares = sum(float(torch.linalg.vector_norm(x, dtype=widest)) ** 2 for x in tensors)
-    return math.sqrt(squares / sum(x.numel() for x in tensors))

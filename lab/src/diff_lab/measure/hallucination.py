@@ -52,7 +52,7 @@ class Judgements:
 
     def __init__(self, judge: Judge, path: Path | None = None) -> None:
         self.judge, self.path, self.account = judge, path, Account()
-        self._known = {} if path is None else _read(path)
+        self._known = {} if path is None else read_judgements(path)
 
     def of(self, source: Source, answer: str) -> Judgement:
         """The judgement of one answer, asked for where it is not known. Raises JudgeError as the judge."""
@@ -70,13 +70,20 @@ class Judgements:
             self.account.seconds += seconds
             if self.path is not None:
                 line = {"key": key, "judge": self.judge.name, "question": source.question, "answer": answer}
-                costs = {**vars(judgement), "seconds": round(seconds, 3)}
+                costs = {**judgement.model_dump(), "seconds": round(seconds, 3)}
                 with self.path.open("ab") as file:
                     file.write(json.dumps(line | costs, ensure_ascii=True).encode() + b"\n")
         return self._known[key]
 
 
-def _read(path: Path) -> dict[str, Judgement]:
+class KeptJudgement(Judgement):
+    """A judgement as a file holds it."""
+
+    key: str
+
+
+def read_judgements(path: Path) -> dict[str, Judgement]:
+    """Read the judgements of a file by key, after cutting off half a line that a kill has left at its end."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"The folder of the file of judgements {str(path)!r} does not exist.")
     if not path.exists():
@@ -86,16 +93,12 @@ def _read(path: Path) -> dict[str, Judgement]:
     if complete < len(data):  # a kill in the middle of a line: that judgement is asked for again
         with path.open("r+b") as file:
             file.truncate(complete)
-    judgements = {}
+    judgements: dict[str, Judgement] = {}
     for number, line in enumerate(data[:complete].split(b"\n")[:-1], start=1):
         try:
-            fields = parse_json(line, str(path))
-            counts = {name: int(fields[name]) for name in ("prompt_tokens", "reply_tokens")}
-            judgement = Judgement(supported=fields["supported"], reply=fields["reply"], **counts)
-            if judgement.supported not in (True, False, None) or not isinstance(judgement.reply, str):
-                raise TypeError
-            judgements[str(fields["key"])] = judgement
-        except (ValueError, KeyError, TypeError):
+            kept = KeptJudgement.model_validate(parse_json(line, str(path)))
+            judgements[kept.key] = kept
+        except ValueError:
             raise ValueError(
                 f"{path}, line {number} is no judgement; name a new file, or one that this command has written."
             ) from None

@@ -20,11 +20,11 @@ from diff_lab.coordinates import Coordinates
 from diff_lab.data import Batches
 from diff_lab.measure.decoding import check_vocabulary
 from diff_lab.measure.measurement import Count, EvalInput, Measurement, Text
-from diff_lab.measure.question_files import CHOICES, cloze_questions, read_questions
+from diff_lab.measure.question_files import CHOICES, Question, cloze_questions, read_lines
 from diff_lab.measure.standard import text_part
 from diff_lab.record import Baseline, Interval, Result
 from diff_lab.statistics import proportion_interval
-from diff_transformer.utils.suggestions import did_you_mean
+from diff_transformer.utils.suggestions import did_you_mean, quoted
 
 # Accuracies without examples, after 1T tokens. The paper does not say which accuracy; what OpenLLaMA publishes of
 # itself are the numbers of its row here, with acc_norm for HellaSwag and acc for all others.
@@ -107,11 +107,16 @@ class TaskResult:
 
 
 def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, Any]:
-    """Tasks by name, their data fetched where it is not in the cache; NAME.jsonl is a file for `read_questions`.
+    """Load tasks by name, their data fetched where it is not in the cache.
 
-    Other names are of tasks, groups or tags of lm_eval, or of YAML tasks in folders to include, which come before its
-    own. Raises FileNotFoundError where a file or a folder is not there, and ValueError for an unknown name, the same
-    one twice, a file named like a task of Table 1, or a task that cannot be read, needs images or runs a model's code.
+    Args:
+        names: of tasks, groups or tags of lm_eval, or of YAML tasks in `include`; NAME.jsonl is a file of questions.
+        include: folders of YAML tasks, which come before lm_eval's own.
+
+    Raises:
+        FileNotFoundError: a file or a folder is not there.
+        ValueError: an unknown name, the same one twice, a file named like a task of Table 1, or a task that cannot be
+            read, needs images or runs a model's code.
     """
     for folder in include:
         if not folder.is_dir():
@@ -119,7 +124,7 @@ def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, 
     keys = {name: Path(name).stem if name.endswith(".jsonl") else name for name in names}
     if double := [key for key, count in Counter(keys[name] for name in names).items() if count > 1]:
         raise ValueError(f"The task {double[0]!r} is named twice.")
-    files = {name: read_questions(Path(name)) for name in names if name.endswith(".jsonl")}
+    files = {name: read_lines(Path(name), Question, "questions") for name in names if name.endswith(".jsonl")}
     if unclear := [name for name in files if keys[name] in TABLE_1_MEASURES]:
         raise ValueError(
             f"The file {unclear[0]!r} has the name of the paper's task {keys[unclear[0]]!r}, with whose values tables "
@@ -139,11 +144,11 @@ def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, 
                 hint = did_you_mean(name, manager.all_tasks)
                 raise ValueError(f"lm_eval has no task {name!r}{hint} A file of questions ends in .jsonl.")
         return {
-            name: _load(manager, name, _task_of(keys[name], files[name]) if name in files else name) for name in names
+            name: _load(name, _task_of(keys[name], files[name]) if name in files else name, manager) for name in names
         }
 
 
-def _load(manager: Any, name: str, task: str | dict[str, Any]) -> Any:
+def _load(name: str, task: str | dict[str, Any], manager: Any) -> Any:
     try:
         loaded = manager.load([task])
     except OSError as error:
@@ -158,13 +163,14 @@ def _load(manager: Any, name: str, task: str | dict[str, Any]) -> Any:
     return loaded
 
 
-def _task_of(name: str, questions: list[dict[str, Any]]) -> dict[str, Any]:
+def _task_of(name: str, questions: list[Question]) -> dict[str, Any]:
     """lm_eval's definition of a task whose questions are in memory: nothing is fetched and nothing cached."""
     from datasets import Dataset, DatasetDict
 
+    rows = [{"prompt": one.prompt, "choices": one.choices, "answer": one.answer} for one in questions]
     return {
         "task": name,
-        "custom_dataset": lambda **_: DatasetDict({"test": Dataset.from_list(questions)}),
+        "custom_dataset": lambda **_: DatasetDict({"test": Dataset.from_list(rows)}),
         "test_split": "test",
         "fewshot_split": "test",
         "output_type": "multiple_choice",
@@ -232,11 +238,9 @@ def wrap_model(model: Any, tokenizer: Any, batch_size: int) -> Any:
         def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> Any:
             for text, context, continuation in requests:
                 if not 0 < len(continuation) <= self.max_length:
-                    answer = text[1] if text else ""
-                    shown = answer if len(answer) <= 50 else f"{answer[:50]}…"
                     raise ValueError(
-                        f"The answer {shown!r} has {len(continuation)} tokens of its own, and it must have 1 to "
-                        f"{self.max_length}, which the model's context holds."
+                        f"The answer {quoted(text[1] if text else '')} has {len(continuation)} tokens of its own, and "
+                        f"it must have 1 to {self.max_length}, which the model's context holds."
                     )
                 self.requests += 1
                 # The last token is only predicted, never read.
@@ -250,14 +254,20 @@ def wrap_model(model: Any, tokenizer: Any, batch_size: int) -> Any:
 def _records(outcome: Mapping[str, Any], variant: str) -> Iterator[Result]:
     """A record for each number in lm_eval's answer, whose keys are "metric,filter" and "metric_stderr,filter"."""
     for task, metrics in outcome["results"].items():
-        counted = outcome["n-samples"].get(task)
-        n = counted["effective"] if counted else None
+        n = outcome["n-samples"].get(task, {}).get("effective")
         fewshot = outcome["n-shot"].get(task, 0)
         for key, value in metrics.items():
             metric, comma, chosen = key.partition(",")
             if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
-            interval, method = _interval(metric, value, metrics.get(f"{metric}_stderr,{chosen}"), n)
+            error, interval, method = metrics.get(f"{metric}_stderr,{chosen}"), None, f"{fewshot}-shot"
+            is_share = metric.startswith(("acc", "exact_match")) and 0 <= value <= 1
+            if is_share and value in (0, 1) and n:
+                interval = proportion_interval(round(value * n), n)
+                method += "; Wilson's score interval"
+            elif isinstance(error, int | float) and math.isfinite(error):
+                interval = _normal_interval(value, error, is_share)
+                method += "; value ± 1.96 of lm_eval's standard error"
             better = outcome["higher_is_better"].get(task, {}).get(metric)
             yield Result(
                 name=f"harness/{task}/{metric}" + ("" if chosen == "none" else f"/{chosen}"),
@@ -267,18 +277,8 @@ def _records(outcome: Mapping[str, Any], variant: str) -> Iterator[Result]:
                 n=n,
                 seed=FEWSHOT_SEED if fewshot else None,
                 better=None if better is None else "higher" if better else "lower",
-                method=f"{fewshot}-shot" + (f"; {method}" if method else ""),
+                method=method,
             )
-
-
-def _interval(metric: str, value: float, error: Any, n: int | None) -> tuple[Interval | None, str]:
-    """The 95 % interval that lm_eval's standard error gives; Wilson's where all answers are right, or none is."""
-    share = metric.startswith(("acc", "exact_match")) and 0 <= value <= 1
-    if share and value in (0, 1) and n:
-        return proportion_interval(round(value * n), n), "Wilson's score interval"
-    if not isinstance(error, int | float) or not math.isfinite(error):
-        return None, ""
-    return _normal_interval(value, error, share), "value ± 1.96 of lm_eval's standard error"
 
 
 @contextmanager
@@ -329,7 +329,7 @@ class Harness(Measurement):
         from lm_eval.tasks import TaskManager
 
         with _only_errors():
-            return {HELD_OUT: _load(TaskManager(include_defaults=False), HELD_OUT, _task_of(HELD_OUT, questions))}
+            return {HELD_OUT: _load(HELD_OUT, _task_of(HELD_OUT, questions), TaskManager(include_defaults=False))}
 
     def run(self, measured: EvalInput) -> list[Result]:
         tasks = self.check(measured.batches, measured.tokenizer)

@@ -5,7 +5,6 @@ import os
 import re
 import urllib.parse
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from pydantic import Field, FiniteFloat
 
 from diff_lab.measure.decoding import LabelTrie, check_vocabulary, label_log_likelihoods
 from diff_lab.measure.measurement import Options, Text
-from diff_lab.measure.question_files import Source
+from diff_lab.measure.question_files import Line, Source
 from diff_transformer._version import CHECKOUT
 from diff_transformer.utils.bound_socket import is_loopback
 
@@ -30,8 +29,7 @@ FORM = (
 _VERDICT = re.compile(r"\W*(?:verdict\W+)?(supported|unsupported)\W*", re.IGNORECASE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
+class Judgement(Line):
     """What a judge said of one answer, and how many tokens it read and wrote for it, as far as it tells.
 
     `supported` is None where the reply holds no verdict that can be read.
@@ -166,7 +164,7 @@ class EndpointJudge:
                 "A judge needs a model's name, at least one attempt and a time above 0, got "
                 f"model={model!r}, attempts={attempts}, timeout={timeout}."
             )
-        self._key = "" if key_variable is None else _key(key_variable)
+        self._key = "" if key_variable is None else read_key(key_variable)
         try:
             import openai
         except ImportError:
@@ -230,7 +228,8 @@ class EndpointJudge:
         return text.replace(self._key, "[key]") if self._key else text
 
 
-def _key(variable: str) -> str:
+def read_key(variable: str) -> str:
+    """Read a key from an environment variable. Raises ValueError, without the key, where none can be read."""
     if not variable.isidentifier():  # it may be the key itself, which no message may show
         raise ValueError("The judge's key is read from an environment variable; what was given is no name of one.")
     key = os.environ.get(variable, "").strip()

@@ -23,16 +23,7 @@ from diff_lab.coordinates import Coordinates
 from diff_lab.data import Episode, LabelledText, ManyShotBatches, read_labelled
 from diff_lab.measure.accuracy import proportion_record, share_record
 from diff_lab.measure.decoding import LabelTrie, greedy_label, label_log_likelihoods
-from diff_lab.measure.measurement import (
-    Count,
-    Counts,
-    EvalInput,
-    Measurement,
-    Several,
-    Shares,
-    Text,
-    data_of,
-)
+from diff_lab.measure.measurement import Count, Counts, EvalInput, Measurement, Several, Shares, Text, data_of
 from diff_lab.record import Baseline, Result
 from diff_lab.statistics import mean_interval, variance_beyond_chance
 
@@ -135,13 +126,10 @@ class Episodes(Measurement):
     queries: Count = Field(default=32, description="questions after each set")
 
     def run(self, measured: EvalInput) -> list[Result]:
-        task, seed = (
-            data_of(measured.batches, ManyShotBatches, "many_shot data", "episodes", "many_shot"),
-            measured.seed,
-        )
+        task = data_of(measured.batches, ManyShotBatches, "many_shot data", "episodes", "many_shot")
         records = []
         for noise, shots in product(self.noises, self.shots):
-            drawn = (task.episode(seed, number, shots, self.queries, noise) for number in range(self.episodes))
+            drawn = (task.episode(measured.seed, number, shots, self.queries, noise) for number in range(self.episodes))
             right = torch.stack([episode_answers(measured.model, episode) for episode in drawn])
             # The queries of an episode share its demonstrations, so the interval is over episodes.
             records.append(share_record(measured, ACCURACY, right, Coordinates(noise=noise, shots=shots)))
@@ -259,8 +247,8 @@ class LabelledMeasurement(Measurement):
     queries: Count = Field(default=100, description="questions")
     exact: bool = Field(default=False, description="whether the likeliest label is taken, not the greedy one")
 
-    def read(self, measured: EvalInput, name: str) -> LabelledText:
-        """The questions. Raises ValueError, which begins with the measurement's name, where they cannot be asked."""
+    def read(self, measured: EvalInput, name: str, shots: int, queries: int = 0) -> LabelledText:
+        """Read the questions, at least so many to show and to ask. Raises ValueError where they cannot be asked."""
         if not self.folder:
             raise ValueError(
                 f"{name} reads labelled questions: name the folder of their files with --option folder=FOLDER, and "
@@ -268,7 +256,11 @@ class LabelledMeasurement(Measurement):
             )
         if measured.tokenizer is None:
             raise ValueError(f"{name} reads labelled questions as text, and this model has no tokenizer.")
-        return read_labelled(self.task, self.folder)
+        task = read_labelled(self.task, self.folder)
+        for what, count, rows in (("shots", shots, task.train), ("queries", queries, task.test)):
+            if count > len(rows):
+                raise ValueError(f"{what} must be between 1 and {len(rows)}, the texts of {task.name}, got {count}.")
+        return task
 
 
 class ManyShot(LabelledMeasurement):
@@ -281,8 +273,7 @@ class ManyShot(LabelledMeasurement):
     shots: Counts = Field(default=(16, 64), description="numbers of examples before a question")
 
     def run(self, measured: EvalInput) -> list[Result]:
-        task = self.read(measured, "many_shot")
-        _check_texts(task, shots=max(self.shots), queries=self.queries)
+        task = self.read(measured, "many_shot", max(self.shots), self.queries)
         random = np.random.default_rng(measured.seed)
         demonstrations = [task.train[number] for number in random.permutation(len(task.train))]
         questions = [task.test[number] for number in random.permutation(len(task.test))[: self.queries]]
@@ -314,8 +305,7 @@ class ManyShotOrders(LabelledMeasurement):
     sets: Count = Field(default=1, description="sets of examples")
 
     def run(self, measured: EvalInput) -> list[Result]:
-        task = self.read(measured, "many_shot_orders")
-        _check_texts(task, shots=self.shots)
+        task = self.read(measured, "many_shot_orders", self.shots)
         prompts: dict[str, list[list[LabelledPrompt]]] = {kind: [] for kind in ORDERS}
         for number in range(self.sets):
             random = np.random.default_rng((measured.seed, number))
@@ -330,18 +320,9 @@ class ManyShotOrders(LabelledMeasurement):
         records = []
         for kind, of_sets in prompts.items():
             right = [
-                [
-                    sum(labelled_answers(measured.model, prompt, exact=self.exact))
-                    for prompt in tqdm(of_set, desc=kind, disable=None)
-                ]
-                for of_set in of_sets
+                [sum(labelled_answers(measured.model, prompt, exact=self.exact)) for prompt in of_set]
+                for of_set in tqdm(of_sets, desc=kind, disable=None)
             ]
             coordinates = Coordinates(orders=kind, shots=self.shots)
             records += order_results(measured, right, self.queries, f"many_shot/{task.name}_order", coordinates)
         return records
-
-
-def _check_texts(task: LabelledText, *, shots: int, queries: int | None = None) -> None:
-    for name, count, rows in (("shots", shots, task.train), ("queries", queries, task.test)):
-        if count is not None and count > len(rows):
-            raise ValueError(f"{name} must be between 1 and {len(rows)}, the texts of {task.name}, got {count}.")

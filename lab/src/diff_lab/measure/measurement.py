@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat,
 
 from diff_lab.data import Batches
 from diff_lab.record import Baseline, Result
-from diff_transformer.utils.suggestions import did_you_mean
+from diff_transformer.utils.suggestions import did_you_mean, quoted
 
 
 class Options(BaseModel):
@@ -44,15 +44,22 @@ def read_options(kind: type[O], values: Mapping[str, Any], subject: str) -> O:
         # Of JSON pydantic takes a list for a tuple without taking a text for a number.
         return kind.model_validate_json(json.dumps(dict(values), default=repr))
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        # pydantic's words for JSON; a user writes YAML.
-        allowed = first["msg"].replace("Input", "it", 1).replace("a valid array", "a list such as [16, 64]")
-        # What is text in a shell may be a number in YAML.
-        hint = "; in quotation marks a number is text" if first["type"] == "string_type" else ""
-        value = "nothing" if values.get(name) is None else repr(values[name])
-        description = kind.model_fields[name].description
-        raise ValueError(f"{subject} cannot take {value} for {name} ({description}): {allowed}{hint}.") from None
+        raise ValueError(f"{subject} {refusal(error, kind, values)}") from None
+
+
+def refusal(error: ValidationError, kind: type[BaseModel], values: Mapping[str, Any]) -> str:
+    """Return the end of the sentence that says what pydantic refuses first among the values of a described model."""
+    first = error.errors()[0]
+    # pydantic's words for JSON; a user writes YAML.
+    allowed = first["msg"].removeprefix("Value error, ").replace("Input", "it", 1)
+    allowed = allowed.replace("a valid array", "a list such as [16, 64]")
+    if not first["loc"]:
+        return f"cannot be taken: {allowed}."
+    name = str(first["loc"][0])
+    # What is text in a shell may be a number in YAML.
+    hint = "; in quotation marks a number is text" if first["type"] == "string_type" else ""
+    value = "nothing" if values.get(name) is None else quoted(values[name])
+    return f"cannot take {value} for {name} ({kind.model_fields[name].description}): {allowed}{hint}."
 
 
 def refuse_unknown(names: Collection[str], known: Collection[str], subject: str) -> None:
@@ -88,11 +95,6 @@ class EvalInput:
         """The validation data, where the measurement needs it."""
         assert self.batches is not None  # needs is not None
         return self.batches
-
-    def trained(self) -> TrainingRecord:
-        """What is known of the model's training, where the measurement needs it."""
-        assert self.training is not None  # needs="training"
-        return self.training
 
     def record(self, name: str, value: float, **fields: Any) -> Result:
         """A number of this model, with the seed; other fields of `Result` as they are given."""

@@ -6,25 +6,70 @@ questions (Tables 1 and 8). Where there is no network, both come from held-out t
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from diff_lab.data import TextBatches
+from diff_lab.measure.measurement import refusal
 from diff_transformer.utils.files import parse_json
 from diff_transformer.utils.suggestions import quoted, some
 
 # LongBench publishes four of the six sets, 200 documents of each, in one archive.
 LONG_BENCH = "https://huggingface.co/datasets/zai-org/LongBench/resolve/main/data.zip"
+CHOICES = 4  # of a question that is made from text
+
+Words = Annotated[str, Field(pattern=r"\S")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """A document, what is asked about it (None: a summary), and what a person answered, if that is known."""
+class Line(BaseModel):
+    """What a line of a .jsonl file holds; other fields of it are left alone."""
 
-    document: str
-    question: str | None = None
-    reference: str | None = None
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+L = TypeVar("L", bound=Line)
+
+
+class Source(Line):
+    """A document, with what is asked about it and what a person answered."""
+
+    document: Words = Field(description="a text that is not empty")
+    question: Words | None = Field(default=None, description="a text that is not empty; a summary unless given")
+    reference: Words | None = Field(default=None, description="a text that is not empty")
+
+
+class Question(Line):
+    """A multiple-choice question, asked as "Question: …\\nAnswer:" after a context, or the context alone to continue.
+
+    A space comes between the prompt and a choice, so those that a context ends with are dropped; the context "" scores
+    the choices alone.
+    """
+
+    choices: list[Words] = Field(min_length=2, description="two or more texts that are not empty")
+    answer: int = Field(ge=0, description="the number of the right choice, from 0")
+    question: Words | None = Field(default=None, description="a text that is not empty")
+    context: str | None = Field(default=None, description="a text")
+
+    @model_validator(mode="after")
+    def _check(self) -> "Question":
+        if self.question is None and self.context is None:
+            raise ValueError("it lacks a field 'question' or 'context'")
+        if len(set(self.choices)) < len(self.choices):
+            raise ValueError(f"'choices' must differ from each other, got {quoted(self.choices)}")
+        if self.answer >= len(self.choices):
+            raise ValueError(
+                f"'answer' must be the number of a choice, 0 to {len(self.choices) - 1}, got {self.answer}"
+            )
+        return self
+
+    @property
+    def prompt(self) -> str:
+        """What stands before a choice."""
+        if self.question is None:
+            return str(self.context).rstrip(" ")
+        return (f"{self.context}\n" if self.context else "") + f"Question: {self.question}\nAnswer:"
 
 
 class HubSet(NamedTuple):
@@ -53,6 +98,32 @@ PAPER_SETS = {
 }
 
 
+def read_lines(path: Path, kind: type[L], name: str) -> list[L]:
+    """Read what each line of a .jsonl file holds that is not empty.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line, which is named, is not of that kind, or there is none. `name` says what the lines are.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file of {name} at {str(path)!r}.")
+    # Not splitlines(): JSON may hold other characters that it takes for the end of a line.
+    lines = {number: line for number, line in enumerate(path.read_bytes().split(b"\n"), start=1) if line.strip()}
+    if not lines:
+        raise ValueError(f"{path} holds no {name}.")
+    read = []
+    for number, line in lines.items():
+        fields = parse_json(line, f"{path}, line {number}")
+        if not isinstance(fields, dict):
+            first = next(iter(kind.model_fields))
+            raise ValueError(f"{path}, line {number} must be an object with fields such as {first!r}.")
+        try:
+            read.append(kind.model_validate(fields))
+        except ValidationError as error:
+            raise ValueError(f"{path}, line {number} {refusal(error, kind, fields)}") from None
+    return read
+
+
 def read_sources(name: str, *, limit: int = 100, characters: int | None = None, seed: int = 0) -> list[Source]:
     """Documents of a file or of one of the paper's sets, drawn at random where there are more than the limit.
 
@@ -64,13 +135,13 @@ def read_sources(name: str, *, limit: int = 100, characters: int | None = None, 
     if name in PAPER_SETS:
         sources = _from_hub(name, limit, seed)
     elif name.endswith(".jsonl"):
-        lines = [_source(fields, line) for line, fields in _objects(Path(name), "documents", "the field 'document'")]
+        lines = read_lines(Path(name), Source, "documents")
         sources = [lines[number] for number in _drawn(len(lines), limit, seed)]
     else:
         raise ValueError(
             f"There are no documents called {name!r}; name a .jsonl file, or one of {', '.join(PAPER_SETS)}."
         )
-    return [replace(source, document=_cut(source.document, characters)) for source in sources]
+    return [source.model_copy(update={"document": _cut(source.document, characters)}) for source in sources]
 
 
 def held_out_sources(batches: TextBatches, tokenizer: Any, *, limit: int, characters: int) -> list[Source]:
@@ -101,39 +172,7 @@ def _blocks(batches: TextBatches) -> Iterator[list[int]]:
         yield from batch["input_ids"].tolist()
 
 
-def _objects(path: Path, kind: str, fields: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The JSON object of each line that is not empty, with the name of the line."""
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file of {kind} at {str(path)!r}.")
-    # Not splitlines(): JSON may hold other characters that it takes for the end of a line.
-    lines = {number: line for number, line in enumerate(path.read_bytes().split(b"\n"), start=1) if line.strip()}
-    if not lines:
-        raise ValueError(f"{path} holds no {kind}.")
-    for number, line in lines.items():
-        line_name = f"{path}, line {number}"
-        parsed = parse_json(line, line_name)
-        if not isinstance(parsed, dict):
-            raise ValueError(f"{line_name} must be an object with {fields}.")
-        yield line_name, parsed
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _source(fields: Mapping[str, Any], line: str) -> Source:
-    if "document" not in fields:
-        raise ValueError(f"{line} must be an object with the field 'document'.")
-    for name in ("document", "question", "reference"):
-        value = fields.get(name)
-        if (name == "document" or value is not None) and not _is_text(value):
-            raise ValueError(f"{line}: {name!r} must be a text that is not empty, got {quoted(value)}.")
-    return Source(document=fields["document"], question=fields.get("question"), reference=fields.get("reference"))
-
-
 def _drawn(count: int, limit: int, seed: int) -> list[int]:
-    if count == 0:
-        raise ValueError("There are no documents.")
     return sorted(random.Random(seed).sample(range(count), min(limit, count)))
 
 
@@ -141,9 +180,9 @@ def _cut(document: str, characters: int | None) -> str:
     if characters is None or len(document) <= characters:
         return document
     beginning = document[:characters]
-    ends = [beginning.rfind(end) for end in (". ", "! ", "? ", ".\n", "\n")]
+    last = max(beginning.rfind(end) for end in (". ", "! ", "? ", ".\n", "\n"))
     # A sentence that ends in the first half would leave too little of the document.
-    return beginning[: max(ends) + 1].rstrip() if max(ends) >= characters // 2 else beginning
+    return beginning[: last + 1].rstrip() if last >= characters // 2 else beginning
 
 
 def _from_hub(name: str, limit: int, seed: int) -> list[Source]:
@@ -166,59 +205,15 @@ def _from_hub(name: str, limit: int, seed: int) -> list[Source]:
         if row[document].strip():  # some articles of CNN/DM are empty
             # Of several answers that count as right, the first.
             answers = row[reference] if isinstance(row[reference], list) else [row[reference]]
-            sources.append(
-                Source(
-                    document=str(row[document]),
-                    question=None if question is None else str(row[question]),
-                    reference=str(answers[0]) if answers and answers[0] is not None else None,
-                )
-            )
+            asked = None if question is None else row[question]
+            sources.append(Source(document=row[document], question=asked, reference=next(iter(answers), None) or None))
+    if not sources:
+        raise ValueError(f"The set {name!r} holds no documents.")
     return sources
 
 
-def read_questions(path: Path) -> list[dict[str, Any]]:
-    """The ``prompt``, ``choices`` and ``answer`` of each question of a file, one JSON object to a line.
-
-    Fields: ``question`` (asked as "Question: …\\nAnswer:"), ``context`` (text that stands before it, or is itself what
-    the choices continue; "" scores the choices alone), ``choices`` (two or more different texts) and ``answer`` (the
-    number of the right one, counted from 0). One of ``question`` and ``context`` may be missing. A space comes between
-    the prompt and a choice, so those that a context ends with are dropped. Empty lines are skipped, other fields are
-    left alone. Raises FileNotFoundError, or ValueError that names the line and the field that is wrong.
-    """
-    lines = _objects(path, "questions", "the fields question or context, choices and answer")
-    return [_question(fields, line) for line, fields in lines]
-
-
-def _question(fields: Mapping[str, Any], line: str) -> dict[str, Any]:
-    if missing := [name for name in ("choices", "answer") if name not in fields]:
-        raise ValueError(f"{line} lacks the field {missing[0]!r}.")
-    choices, answer = fields["choices"], fields["answer"]
-    if not isinstance(choices, list) or len(choices) < 2 or not all(_is_text(choice) for choice in choices):
-        raise ValueError(
-            f"{line}: 'choices' must be a list of two or more texts that are not empty, got {quoted(choices)}."
-        )
-    if len(set(choices)) < len(choices):
-        raise ValueError(f"{line}: 'choices' must differ from each other, got {quoted(choices)}.")
-    if type(answer) is not int or not 0 <= answer < len(choices):
-        raise ValueError(
-            f"{line}: 'answer' must be the number of a choice, 0 to {len(choices) - 1}, got {quoted(answer)}."
-        )
-    context, question = fields.get("context"), fields.get("question")
-    if context is None and question is None:
-        raise ValueError(f"{line} lacks a field 'question' or 'context'.")
-    if context is not None and not isinstance(context, str):
-        raise ValueError(f"{line}: 'context' must be a text, got {quoted(context)}.")
-    if question is not None and not _is_text(question):
-        raise ValueError(f"{line}: 'question' must be a text that is not empty, got {quoted(question)}.")
-    prompt = (f"{context}\n" if context else "") + f"Question: {question}\nAnswer:"
-    return {"prompt": str(context).rstrip(" ") if question is None else prompt, "choices": choices, "answer": answer}
-
-
-CHOICES = 4
-
-
-def cloze_questions(batches: TextBatches, tokenizer: Any, *, count: int, characters: int) -> list[dict[str, Any]]:
-    """At most so many questions as `read_questions` gives them, from the validation blocks of a text.
+def cloze_questions(batches: TextBatches, tokenizer: Any, *, count: int, characters: int) -> list[Question]:
+    """Make at most so many questions from the validation blocks of a text.
 
     A question is the beginning of a block; its choices are what follows there and what stands at the same place of
     other blocks, in random order. Of the characters of a question with its answer two thirds are the beginning. Raises
@@ -242,7 +237,7 @@ def cloze_questions(batches: TextBatches, tokenizer: Any, *, count: int, charact
         if len(wrong) >= CHOICES - 1:
             choices = [ending, *stream.sample(wrong, CHOICES - 1)]
             stream.shuffle(choices)
-            questions.append({"prompt": beginning, "choices": choices, "answer": choices.index(ending)})
+            questions.append(Question(context=beginning, choices=choices, answer=choices.index(ending)))
     if not questions:
         raise ValueError(
             f"The validation text has {len(endings)} pieces of {characters} characters, and the choices of a "

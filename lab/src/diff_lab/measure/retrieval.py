@@ -19,10 +19,12 @@ from diff_lab.measure.accuracy import (
     share_record,
     token_levels,
 )
-from diff_lab.measure.attention_heads import applied_maps
 from diff_lab.measure.measurement import Count, Counts, EvalInput, Measurement, data_of
 from diff_lab.record import Baseline, Better, Interval, Result
 from diff_lab.statistics import mean_interval
+from diff_transformer.convert.loaded_models import returned_maps
+from diff_transformer.model import DiffTransformerPreTrainedModel, attention_maps
+from diff_transformer.model.interface_attention import attention_implementation
 
 T = TypeVar("T", RetrievalSample, "AttentionSpans")
 
@@ -107,6 +109,29 @@ def attention_of_spans(model: Any, spans: AttentionSpans, batch_size: int = 32) 
     device = next(model.parameters()).device
     parts = [_mass_of_layers(applied_maps(model, x.input_ids.to(device)), x) for x in _split(spans, batch_size)]
     return AttentionMass(*torch.cat(parts, dim=1))
+
+
+@torch.no_grad()
+def applied_maps(model: Any, input_ids: Tensor) -> list[Tensor]:
+    """What each layer multiplies its values by, (B, heads, N, N): A1 − λ A2, or the softmax map.
+
+    Takes one of this project's models, or a causal language model of transformers that returns its attentions;
+    DiffLlama's are put together as its layers do, with the λ of each. Raises ValueError for one that returns none.
+    """
+    if isinstance(model, DiffTransformerPreTrainedModel):
+        return [layer.difference for layer in attention_maps(model, input_ids)]
+    with attention_implementation(model, "eager"):  # the others compute no maps
+        maps = returned_maps(model, input_ids)
+    if maps is None:
+        raise ValueError(f"The attention to needles cannot be measured: {type(model).__name__} returns no attentions.")
+    if model.config.model_type != "diffllama":
+        return maps
+    differences = []
+    for layer, both in zip((layer.self_attn for layer in model.model.layers), maps, strict=True):
+        first, second = both.chunk(2, dim=1)  # the first maps of all heads, then the second ones
+        positive, negative = (layer.lambda_q1 * layer.lambda_k1).sum(), (layer.lambda_q2 * layer.lambda_k2).sum()
+        differences.append(first - (positive.exp() - negative.exp() + layer.lambda_init) * second)
+    return differences
 
 
 def _mass_of_layers(maps: list[Tensor], part: AttentionSpans) -> Tensor:

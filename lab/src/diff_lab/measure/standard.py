@@ -1,7 +1,7 @@
 """Measures what every model is measured by: the loss on text, the answers of a synthetic task."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,12 +24,7 @@ from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE
 from diff_lab.measure.arithmetic import Arithmetic
 from diff_lab.measure.many_shot import guessing
 from diff_lab.measure.measurement import Count, EvalInput, Measurement
-from diff_lab.measure.retrieval import (
-    FIRST_QUERY,
-    retrieval_answers,
-    retrieval_baselines,
-    retrieval_records,
-)
+from diff_lab.measure.retrieval import FIRST_QUERY, retrieval_answers, retrieval_baselines, retrieval_records
 from diff_lab.record import Baseline, Better, Result
 from diff_lab.results_files import number_of
 from diff_transformer.model import DiffTransformerForCausalLM, attends_by_document
@@ -99,22 +94,9 @@ def language_loss(model: Any, batches: TextBatches) -> LanguageLoss:
     return LanguageLoss(nats, targets, batches.validation_bytes)
 
 
-@torch.no_grad()
-def label_answers(model: Any, batches: Batches) -> tuple[int, int]:
-    """How many of the validation data's labels the model finds the likeliest, given all before them; of how many."""
-    device = next(model.parameters()).device
-    right = labels = 0
-    for batch in batches.validation_batches():
-        predicted = model(input_ids=batch["input_ids"].to(device), use_cache=False).logits[:, :-1].argmax(-1).cpu()
-        expected = batch["labels"][:, 1:]
-        right += int((predicted == expected).sum())
-        labels += int((expected != IGNORED).sum())
-    return right, labels
-
-
 @dataclass(frozen=True)
-class MaskedAnswers:
-    """What an encoder makes of hidden tokens: their negative log-likelihood in nats, how many it finds, of how many."""
+class LabelScores:
+    """What a model makes of labels: their negative log-likelihood in nats, how many are the likeliest, of how many."""
 
     nats: float
     right: int
@@ -122,30 +104,32 @@ class MaskedAnswers:
 
     @property
     def loss(self) -> float:
-        """Mean loss in nats per hidden token."""
+        """Mean loss in nats per label."""
         return self.nats / self.targets
 
     @property
     def accuracy(self) -> float:
-        """The share of hidden tokens that are the likeliest one."""
+        """The share of labels that are the likeliest."""
         return self.right / self.targets
 
 
 @torch.no_grad()
-def masked_answers(model: Any, batches: MaskedTextBatches) -> MaskedAnswers:
-    """The answers of an encoder of ours to the validation data."""
+def label_scores(model: Any, batches: Iterable[dict[str, Tensor]], *, masked: bool = False) -> LabelScores:
+    """Score the labels of batches, given all tokens before them; where `masked`, an encoder finds hidden tokens."""
     device = next(model.parameters()).device
     nats, right, targets = 0.0, 0, 0
-    for batch in batches.validation_batches():
-        row = flattened(batch) if attends_by_document(model.config) else batch
+    for batch in batches:
+        row = flattened(batch) if masked and attends_by_document(model.config) else batch
         row = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in row.items()}
         labels = row.pop("labels")
-        hidden = labels != IGNORED
-        logits = model(**row).logits[hidden].float()
-        nats += float(F.cross_entropy(logits, labels[hidden], reduction="sum"))
-        right += int((logits.argmax(-1) == labels[hidden]).sum())
-        targets += int(hidden.sum())
-    return MaskedAnswers(nats, right, targets)
+        logits = model(**row).logits if masked else model(**row, use_cache=False).logits[:, :-1]
+        labels = labels if masked else labels[:, 1:]
+        chosen = labels != IGNORED
+        logits, labels = logits[chosen].float(), labels[chosen]
+        nats += float(F.cross_entropy(logits, labels, reduction="sum"))
+        right += int((logits.argmax(-1) == labels).sum())
+        targets += len(labels)
+    return LabelScores(nats, right, targets)
 
 
 def text_part(batches: Batches | None) -> TextBatches:
@@ -167,15 +151,14 @@ def validation_callback(batches: Batches) -> Callable[[Any, int], dict[str, floa
 
     def on_evaluate(model: Any, step: int) -> dict[str, float]:
         if isinstance(batches, MaskedTextBatches):
-            answers = masked_answers(model, batches)
-            return {VALIDATION_LOSS: answers.loss, LABEL_ACCURACY: answers.accuracy}
+            scores = label_scores(model, batches.validation_batches(), masked=True)
+            return {VALIDATION_LOSS: scores.loss, LABEL_ACCURACY: scores.accuracy}
         if isinstance(batches, TextBatches):
             loss = language_loss(model, batches)
             return {VALIDATION_LOSS: loss.per_token, "validation/bits_per_byte": loss.bits_per_byte}
         if retrieval is not None:
             return {LABEL_ACCURACY: retrieval_answers(model, retrieval).float().mean().item()}
-        right, labels = label_answers(model, batches)
-        return {LABEL_ACCURACY: right / labels}
+        return {LABEL_ACCURACY: label_scores(model, batches.validation_batches()).accuracy}
 
     return on_evaluate
 
@@ -234,18 +217,18 @@ class Standard(Measurement):
                     measured.record(LANGUAGE_LOSS, loss.per_token, unit="nats/token", **text),
                 ]
             case MaskedTextBatches():
-                answers = masked_answers(model, batches)
-                hidden: dict[str, Any] = {"seed": None, "n": answers.targets}
+                scores = label_scores(model, batches.validation_batches(), masked=True)
+                hidden: dict[str, Any] = {"seed": None, "n": scores.targets}
                 return [
-                    measured.record(LABEL_ACCURACY, answers.accuracy, better="higher", **hidden),
-                    measured.record(MASKED_LOSS, answers.loss, unit="nats/token", better="lower", **hidden),
+                    measured.record(LABEL_ACCURACY, scores.accuracy, better="higher", **hidden),
+                    measured.record(MASKED_LOSS, scores.loss, unit="nats/token", better="lower", **hidden),
                 ]
             case RetrievalBatches():
                 return retrieval_records(measured, batches, self.sequences)
             case ArithmeticBatches():
                 return Arithmetic().run(replace(measured, tokenizer=batches.tokenizer))
-        right, labels = label_answers(model, batches)
-        return [measured.record(LABEL_ACCURACY, right / labels, seed=None, n=labels, better="higher")]
+        scores = label_scores(model, batches.validation_batches())
+        return [measured.record(LABEL_ACCURACY, scores.accuracy, seed=None, n=scores.targets, better="higher")]
 
     def baselines(self, recipe: Any) -> list[Baseline]:
         labels = [guessing(LABEL_ACCURACY, NO_COORDINATES, recipe)] if recipe.data.kind == "many_shot" else []

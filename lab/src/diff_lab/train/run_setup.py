@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from diff_lab.data import NeedleBatches, NeedleDocument, RetrievalBatches, Tell
 from diff_lab.data.batches import GeneratedBatches
-from diff_lab.data.retrieval_guesses import most_frequent
+from diff_lab.data.retrieval_task import most_frequent
 from diff_lab.train.checkpoint import without_progress_bars
 from diff_lab.train.data_kinds import Data, DataRequest
 from diff_lab.train.distributed import materialized
