@@ -1,6 +1,6 @@
 import pytest
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 
 LABELS = [
     ({}, ""),
@@ -40,7 +40,7 @@ def test_coordinates_are_told_in_words(values: dict[str, object], label: str) ->
 def test_coordinates_are_equal_whatever_their_order() -> None:
     one, other = Coordinates(needles=4, depth=[0, 0.5]), Coordinates({"depth": (0, 0.5)}, needles=4.0)
     assert one == other
-    assert len({one, other, NOWHERE}) == 2
+    assert len({one, other, NO_COORDINATES}) == 2
     assert one.without("depth") == Coordinates(needles=4)
     assert Coordinates(one, depth=1.0).position("depth") == 1.0
     assert one.position("depth") == 0.25

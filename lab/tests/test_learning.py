@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.learning import (
     ACCURACY_CURVE,
     LOSS_CURVE,
@@ -34,7 +34,7 @@ def losses(*values: float) -> Curve:
 
 def variant(name: str, *curves: Curve, seeds: Sequence[int] = ()) -> VariantCurves:
     kind = ACCURACY_CURVE if curves[0].better == "higher" else LOSS_CURVE
-    return VariantCurves(kind, name, NOWHERE, dict(zip(seeds or range(len(curves)), curves, strict=True)))
+    return VariantCurves(kind, name, NO_COORDINATES, dict(zip(seeds or range(len(curves)), curves, strict=True)))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE, TOKENS_FOR_EQUAL_LOSS
 from diff_lab.record import Baseline, Result
 from diff_lab.results_files import capture_results
@@ -103,7 +103,7 @@ def with_curves(
     quality: bool = True,
     floor: float | None = None,
     better: str = "higher",
-    at: Coordinates = NOWHERE,
+    at: Coordinates = NO_COORDINATES,
 ) -> Any:
     """The comparison of two variants whose runs have these curves."""
     numbers = [

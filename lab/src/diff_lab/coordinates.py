@@ -134,4 +134,4 @@ def axis(name: str) -> Axis:
     return AXES.get(name, Axis(words, f"{words} {{}}"))
 
 
-NOWHERE = Coordinates()
+NO_COORDINATES = Coordinates()

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 
 
 class _NullAsNaN:
@@ -53,7 +53,7 @@ class Result(FileRecord):
     unit: str = ""
     seed: int | None = None
     better: Better | None = None  # the direction in which the number improves; None: neither
-    coordinates: Coordinates = NOWHERE  # where on its axes it was measured; an overall value has none
+    coordinates: Coordinates = NO_COORDINATES  # where on its axes it was measured; an overall value has none
     method: str = ""
     # The (sum, count) of each document, in an order that all variants share; the value is then Σ sum / Σ count. The
     # results of an experiment leave them out.
@@ -71,7 +71,7 @@ class Baseline(FileRecord):
     """The accuracy that a model reaches without having learned what is measured."""
 
     name: str
-    coordinates: Coordinates = NOWHERE
+    coordinates: Coordinates = NO_COORDINATES
     chance: Number  # of guessing among all possible answers
     # Of knowing which answers occur in the context, and how often, without knowing which of them belongs to which
     # question. Not below `chance`.
@@ -81,7 +81,7 @@ class Baseline(FileRecord):
     steps: int  # of training, after which it was measured
     # The accuracy that is compared with these levels, if it is not the number itself.
     accuracy: str | None = None
-    accuracy_coordinates: Coordinates = NOWHERE
+    accuracy_coordinates: Coordinates = NO_COORDINATES
     # Whether the number is an accuracy, and so stands beside these levels. Another one, such as a variance of
     # accuracies, means nothing for a model at the floor.
     is_accuracy: bool = True
@@ -99,7 +99,7 @@ class Headline(FileRecord):
     name: str
     variant: str = "diff"
     against: str = "softmax"
-    coordinates: Coordinates = NOWHERE
+    coordinates: Coordinates = NO_COORDINATES
     claim: str = ""  # what it claims, in words; results of earlier versions do not tell
 
     def names(self, row: "Comparison") -> bool:
@@ -126,7 +126,7 @@ class Comparison(FileRecord):
     differences: tuple[Number, ...] = ()  # `variant` − `against` for each seed that both have
     interval: Interval | None = None  # the mean's, 95 %; None where one seed tells no spread
     method: str = ""  # of the interval
-    coordinates: Coordinates = NOWHERE
+    coordinates: Coordinates = NO_COORDINATES
     unit: str = ""
     better: Better | None = None  # None where nothing is claimed, and so nothing judged
     paper: tuple[Number, Number] | None = None  # the paper's values of the two; NaN for one it does not give

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from diff_lab.coordinates import NOWHERE
+from diff_lab.coordinates import NO_COORDINATES
 from diff_lab.record import Comparison, Environment, Result, ResultsFile
 from diff_transformer.environment import device_name, git_commit, versions
 from diff_transformer.storage.files import finite, read_json, write_atomically
@@ -90,7 +90,7 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value):
         items = ((field, getattr(value, field.name)) for field in fields(value))
         # What most records have none of is not written for each.
-        written = ((field, item) for field, item in items if item not in ((), NOWHERE) or item != field.default)
+        written = ((field, item) for field, item in items if item not in ((), NO_COORDINATES) or item != field.default)
         return {field.name.rstrip("_"): item for field, item in written}
     if isinstance(value, Mapping):
         return dict(value)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean, stdev, variance
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.record import Better, Comparison, Interval, Result, Verdict
 
 SEEDS = "Student's t over paired seeds"
@@ -117,7 +117,7 @@ def compare(
     variant: str,
     against: str,
     *,
-    coordinates: Coordinates = NOWHERE,
+    coordinates: Coordinates = NO_COORDINATES,
     paper: tuple[float, float] | None = None,
     claimed: bool = True,
     exploratory: bool = False,

@@ -306,15 +306,15 @@ def test_bad_input(tmp_path: Path) -> None:
 
 def test_a_whole_cache_that_cannot_be_written_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As somebody else's, or one in the image of a container. Its times may be others than when it was made."""
-    folder = cache_module.made_once(
+    folder = cache_module.build_cached(
         tmp_path / "tokens" / "key", lambda folder: (folder / "file").write_bytes(b"content")
     )
     os.utime(folder / "file", ns=(1, 1))
     before = sorted(path.name for path in folder.parent.iterdir())
     monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root, who may write anywhere
     monkeypatch.setattr(cache_module, "FileLock", None)
-    assert cache_module.made_once(folder, lambda folder: pytest.fail("it is made again")) == folder
+    assert cache_module.build_cached(folder, lambda folder: pytest.fail("it is made again")) == folder
     assert sorted(path.name for path in folder.parent.iterdir()) == before
     (folder / "file").write_bytes(b"damaged")
     with pytest.raises(OSError, match=r"cannot be used.*SHA-256"):
-        cache_module.made_once(folder, lambda folder: pytest.fail("it is made again"))
+        cache_module.build_cached(folder, lambda folder: pytest.fail("it is made again"))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.data import ManyShotBatches, RetrievalBatches
 from diff_lab.experiments.experiment import find_experiment
 from diff_lab.measure.many_shot import (
@@ -111,9 +111,9 @@ def test_what_orders_say() -> None:
 
 def test_less_than_chance_has_no_spread_and_a_range_is_of_ten_orders() -> None:
     measured = EvalInput(model=None, variant="it")
-    records = order_results(measured, [[5] * 10 + [0], [5] * 10 + [0]], 10, "task", NOWHERE)
+    records = order_results(measured, [[5] * 10 + [0], [5] * 10 + [0]], 10, "task", NO_COORDINATES)
     assert records[0].value == 0, "the eleventh order is no part of it"
-    equal = order_results(measured, [[5, 5]], 10, "task", NOWHERE)
+    equal = order_results(measured, [[5, 5]], 10, "task", NO_COORDINATES)
     assert [record.value for record in equal] == pytest.approx([0, -0.25 / 9, 0, 0.5])
 
 
@@ -134,7 +134,7 @@ def test_measures_of_episodes(counter: Counter) -> None:
     for kind in ("random", "alternating"):
         sets = [TASK.episode(4, number, 8, 2 * 4, 0.3) for number in range(2)]
         counts = [order_accuracies(counter, episode, 2, kind, seed=4) for episode in sets]
-        expected += order_results(measured, counts, 4, "many_shot/order", NOWHERE)
+        expected += order_results(measured, counts, 4, "many_shot/order", NO_COORDINATES)
     assert [record.value for record in records] == [record.value for record in expected]
     assert [(record.name, record.coordinates.label) for record in records] == [
         (f"many_shot/order_{name}", f"{kind} orders, noise 0.3")

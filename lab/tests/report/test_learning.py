@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE
 from diff_lab.record import Baseline, Result, ResultsFile
 from diff_lab.report.experiments import ExperimentResults
@@ -30,7 +30,7 @@ def results(
     *,
     name: str = ACCURACY_CURVE,
     baselines: Sequence[Baseline] = (LEVELS,),
-    at: Coordinates = NOWHERE,
+    at: Coordinates = NO_COORDINATES,
     rates: Mapping[str, float] | None = None,
     **trained: Any,
 ) -> ResultsFile:

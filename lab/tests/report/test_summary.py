@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE
 from diff_lab.record import Baseline, Headline, Result, ResultsFile
 from diff_lab.report.experiments import ExperimentResults
@@ -30,7 +30,7 @@ def found(
     headline: Headline | None = HEADLINE,
     curves: dict[str, Sequence[float]] | None = None,
     curve: str = ACCURACY_CURVE,
-    at: Coordinates = NOWHERE,
+    at: Coordinates = NO_COORDINATES,
     chance: float | None = None,
     rates: Sequence[float] = (1e-3, 1e-3),
 ) -> ExperimentResults:

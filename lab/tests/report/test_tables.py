@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.record import Baseline, Result, ResultsFile
 from diff_lab.report.tables import demo_table, measure_table, rows_of
 from diff_lab.report.wording import format_number, format_result
@@ -22,7 +22,7 @@ def pair(
     better: str | None = "higher",
     intervals: tuple | None = None,
     name: str = "task/measure",
-    coordinates: Coordinates = NOWHERE,
+    coordinates: Coordinates = NO_COORDINATES,
     seed: int | None = 0,
 ) -> list[Result]:
     low, high = intervals or (None, None)

@@ -20,7 +20,7 @@ def cache_key(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def made_once(target: Path, make: Callable[[Path], None]) -> Path:
+def build_cached(target: Path, make: Callable[[Path], None]) -> Path:
     """The folder `target`, made by `make` if it is not there: it is complete or absent.
 
     One process makes it while others wait. `make` fills a folder that it finds again after an interruption or an

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from diff_lab.data.batches import IGNORED
-from diff_lab.data.prepared_cache import cache_key, made_once
+from diff_lab.data.prepared_cache import build_cached, cache_key
 from diff_lab.data.split import SPLIT_VERSION, split
 from diff_lab.data.token_cache import TokenCache
 from diff_lab.data.tokenizers import bytes_of_tokens
@@ -188,7 +188,7 @@ def divided(cache: TokenCache, validation_fraction: float, sizes: np.ndarray) ->
         source = hashlib.sha256(documents["digest"].tobytes()).hexdigest()
         (unfinished / _SOURCE).write_text(source, encoding="ascii")
 
-    folder = made_once(cache.folder.parents[1] / "tables" / key, make)
+    folder = build_cached(cache.folder.parents[1] / "tables" / key, make)
     training, validation = (
         Packed(cache.tokens, *(np.load(folder / f"{name}-{table}.npy", mmap_mode="r") for table in tables))
         for name in names

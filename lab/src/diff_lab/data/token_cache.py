@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diff_lab.data.batches import grouped
 from diff_lab.data.corpus import Corpus
-from diff_lab.data.prepared_cache import cache_key, made_once
+from diff_lab.data.prepared_cache import build_cached, cache_key
 from diff_lab.data.split import DOCUMENT, with_digests
 from diff_lab.data.tokenizers import encode_documents, plain_text_tokenizer
 from diff_transformer.storage.cache_folder import cache_folder
@@ -64,7 +64,7 @@ def prepare(
     encoder = plain_text_tokenizer(tokenizer).to_str()
     key = cache_key(_CACHE_VERSION, corpus.fingerprint(), encoder, tokenizer.eos_token_id)
     target = (folder or cache_folder()) / "tokens" / key
-    made_once(target, lambda unfinished: _tokenise(corpus, tokenizer, unfinished, tell))
+    build_cached(target, lambda unfinished: _tokenise(corpus, tokenizer, unfinished, tell))
     settings = json.loads((target / _SETTINGS).read_text(encoding="utf-8"))
     tokens: np.ndarray = np.memmap(target / _TOKENS, dtype=settings["dtype"], mode="r")
     return TokenCache(tokens, target, corpus.name)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from diff_lab.data.corpus import Corpus, check_characters
-from diff_lab.data.prepared_cache import cache_key, made_once
+from diff_lab.data.prepared_cache import build_cached, cache_key
 from diff_lab.data.split import SPLIT_VERSION, training_text
 from diff_transformer.brief_threads import in_brief_thread
 from diff_transformer.storage.cache_folder import cache_folder
@@ -99,7 +99,7 @@ def trained_bpe(
     def make(unfinished: Path) -> None:
         train_bpe(training_text(corpus, validation_fraction), vocab_size).save_pretrained(unfinished)
 
-    return PreTrainedTokenizerFast.from_pretrained(made_once((folder or cache_folder()) / "tokenizers" / key, make))
+    return PreTrainedTokenizerFast.from_pretrained(build_cached((folder or cache_folder()) / "tokenizers" / key, make))
 
 
 def encode_documents(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> list[list[int]]:

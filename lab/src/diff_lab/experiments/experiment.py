@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.data import Batches, MaskedTextBatches, NeedleBatches, TextBatches
 from diff_lab.measure.measurement import MeasurementRequest, Options, find_measurement
 from diff_lab.measure.standard import validation_callback
@@ -46,7 +46,7 @@ class Variant:
 
     name: str  # a recipe's attention type where that says all ("diff", "softmax")
     overrides: tuple[str, ...]  # settings on top of the preset's
-    coordinates: Coordinates = NOWHERE  # of its records, a size for example
+    coordinates: Coordinates = NO_COORDINATES  # of its records, a size for example
 
     @property
     def label(self) -> str:
@@ -54,7 +54,7 @@ class Variant:
         return ", ".join(part for part in (self.name, self.coordinates.label) if part)
 
 
-def diff_and_softmax(*overrides: str, coordinates: Coordinates = NOWHERE) -> tuple[Variant, ...]:
+def diff_and_softmax(*overrides: str, coordinates: Coordinates = NO_COORDINATES) -> tuple[Variant, ...]:
     """DIFF and the Transformer with these settings."""
     return tuple(
         Variant(name=kind, overrides=(f"model.attention_type={kind}", *overrides), coordinates=coordinates)

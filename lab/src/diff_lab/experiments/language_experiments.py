@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.experiments.experiment import (
     ComparisonRule,
     Experiment,
@@ -229,7 +229,7 @@ TABLE_6 = Experiment(
                 name=name,
                 variant=variant,
                 against=against,
-                paper={NOWHERE: (PAPER[variant][column], PAPER[against][column])}.get,
+                paper={NO_COORDINATES: (PAPER[variant][column], PAPER[against][column])}.get,
                 claimed=claimed,
             )
             for column, name in enumerate(REPEAT_COLUMNS)

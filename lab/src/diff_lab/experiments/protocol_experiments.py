@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.experiments.experiment import (
     DIFF_AND_SOFTMAX,
     ComparisonRule,
@@ -120,12 +120,12 @@ TABLE_8 = harness_experiment(
 
 # DIFF and the Transformer, 3B parameters each; GPT-4o judged 100 answers of each set.
 TABLE4_PAPER = {
-    "hallucination/xsum": {NOWHERE: (0.53, 0.44)},
-    "hallucination/cnn_dm": {NOWHERE: (0.41, 0.32)},
-    "hallucination/multi_news": {NOWHERE: (0.61, 0.42)},
-    "hallucination/qasper": {NOWHERE: (0.39, 0.28)},
-    "hallucination/hotpotqa": {NOWHERE: (0.46, 0.36)},
-    "hallucination/2wikimqa": {NOWHERE: (0.36, 0.29)},
+    "hallucination/xsum": {NO_COORDINATES: (0.53, 0.44)},
+    "hallucination/cnn_dm": {NO_COORDINATES: (0.41, 0.32)},
+    "hallucination/multi_news": {NO_COORDINATES: (0.61, 0.42)},
+    "hallucination/qasper": {NO_COORDINATES: (0.39, 0.28)},
+    "hallucination/hotpotqa": {NO_COORDINATES: (0.46, 0.36)},
+    "hallucination/2wikimqa": {NO_COORDINATES: (0.36, 0.29)},
 }
 
 
@@ -170,7 +170,7 @@ TABLE_4 = Experiment(
 )
 
 # DIFF and the Transformer after distillation: the average over eight sets of problems in per cent, the average answer.
-APPENDIX_C_PAPER = {EXACT_MATCH: {NOWHERE: (0.508, 0.433)}, ANSWER_LENGTH: {NOWHERE: (6144.0, 6913.0)}}
+APPENDIX_C_PAPER = {EXACT_MATCH: {NO_COORDINATES: (0.508, 0.433)}, ANSWER_LENGTH: {NO_COORDINATES: (6144.0, 6913.0)}}
 
 # 20B tokens of it: 4768 steps of 4.2M.
 MATHEMATICS = Stage(

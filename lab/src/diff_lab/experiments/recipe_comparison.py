@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.data import TextBatches
 from diff_lab.experiments.experiment import (
     ComparisonRule,
@@ -293,7 +293,7 @@ def own_experiment(preset: Preset) -> Experiment:
 def recorded_experiment(request: Mapping[str, Any]) -> Experiment:
     """The experiment of results that `compare_recipe` has led to, from the request that they record."""
     variants = tuple(
-        Variant(name=variant["name"], overrides=tuple(variant["overrides"]), coordinates=NOWHERE)
+        Variant(name=variant["name"], overrides=tuple(variant["overrides"]), coordinates=NO_COORDINATES)
         for variant in request["variants"]
     )
     return own_experiment(Preset(recipe=request["recipe"], variants=variants, options=request["options"]))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from diff_lab.coordinates import NOWHERE
+from diff_lab.coordinates import NO_COORDINATES
 from diff_lab.data import TextFiles
 from diff_lab.experiments.experiment import EXPERIMENTS, PAPER, Experiment, Preset, find_experiment
 from diff_lab.experiments.recipe_comparison import recorded_experiment
@@ -58,7 +58,7 @@ def _present(headline: Headline, file: ResultsFile) -> Headline:
     first = next(alike, None)
     if first is None:
         return headline
-    claim = headline.claim if headline.coordinates == NOWHERE else ""
+    claim = headline.claim if headline.coordinates == NO_COORDINATES else ""
     return replace(headline, coordinates=first.coordinates, claim=claim)
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from torch import Tensor
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.data.retrieval_guesses import most_frequent, right_ways
 from diff_lab.measure.measurement import EvalInput
 from diff_lab.record import Interval, Result
@@ -34,7 +34,7 @@ def ratio_samples(sums: Tensor, counts: Tensor) -> Tensor:
     return ratio + (sums - ratio * counts) * len(counts) / counts.sum()
 
 
-def share_record(measured: EvalInput, name: str, right: Tensor, coordinates: Coordinates = NOWHERE) -> Result:
+def share_record(measured: EvalInput, name: str, right: Tensor, coordinates: Coordinates = NO_COORDINATES) -> Result:
     """The share of right answers among `right`, (sequences, answers) boolean, with its interval over sequences.
 
     It carries no documents: sequences are drawn anew for each seed, so what differs between seeds tells of both.

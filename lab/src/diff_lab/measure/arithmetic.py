@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.data.arithmetic_task import ArithmeticBatches, Problem
 from diff_lab.measure.accuracy import proportion_record
 from diff_lab.measure.decoding import greedy_answers, prompt_tokens
@@ -89,7 +89,7 @@ class Arithmetic(Measurement):
             examples=batches.examples(self.examples, seed),
             new_tokens=self.new_tokens or batches.longest_solution,
         )
-        records = _records(solved, measured, NOWHERE)
+        records = _records(solved, measured, NO_COORDINATES)
         for number in numbers:
             part = [answer for answer in solved if answer.problem.operations == number]
             records += _records(part, measured, Coordinates(operations=number))

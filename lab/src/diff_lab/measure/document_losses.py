@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch.nn.utils.rnn import pad_sequence
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.data import Batches
 from diff_lab.data.batches import grouped
 from diff_lab.measure.measurement import Count, EvalInput, Measurement, Several
@@ -82,7 +82,7 @@ def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
     return losses
 
 
-def loss_record(name: str, parts: Parts, measured: EvalInput, coordinates: Coordinates = NOWHERE) -> Result:
+def loss_record(name: str, parts: Parts, measured: EvalInput, coordinates: Coordinates = NO_COORDINATES) -> Result:
     """The mean loss of a token, with the interval over documents."""
     total, count = np.sum(parts, axis=0)
     return measured.record(

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.data import Batches, NeedleBatches, NeedleDocument, NeedleTask, RetrievalBatches, TextBatches
 from diff_lab.data.batches import padded
 from diff_lab.measure.accuracy import joint_levels, share_record, text_levels, token_levels
@@ -146,7 +146,7 @@ def haystack(batches: TextBatches, tokenizer: Any) -> str:
     return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-def baselines_at(needles: int, queried: int, recipe: Any, coordinates: Coordinates = NOWHERE) -> list[Baseline]:
+def baselines_at(needles: int, queried: int, recipe: Any, coordinates: Coordinates = NO_COORDINATES) -> list[Baseline]:
     """What the accuracies of `answer_records` come to without retrieval, at the cell of Table 2 unless said."""
     data, coordinates = recipe.data, coordinates or Coordinates(needles=needles, queries=queried)
     if data.kind == "retrieval":

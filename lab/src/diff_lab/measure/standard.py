@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.data import (
     ArithmeticBatches,
     Batches,
@@ -181,7 +181,7 @@ def validation_callback(batches: Batches) -> Callable[[Any, int], dict[str, floa
 
 
 def curve_records(
-    metrics: Sequence[Mapping[str, Any]], *, variant: str, seed: int, coordinates: Coordinates = NOWHERE
+    metrics: Sequence[Mapping[str, Any]], *, variant: str, seed: int, coordinates: Coordinates = NO_COORDINATES
 ) -> list[Result]:
     """The validation curve of a run, from the lines of its `metrics.jsonl`: a record for each validation, with the step
     among its coordinates. NaN where a validation was not finite.
@@ -209,7 +209,7 @@ def curve_baselines(recipe: Any) -> list[Baseline]:
             levels = next(one for one in retrieval_baselines(recipe) if one.name == FIRST_QUERY)
             return [replace(levels, name=ACCURACY_CURVE)]
         case "many_shot":
-            return [guessing(ACCURACY_CURVE, NOWHERE, recipe)]
+            return [guessing(ACCURACY_CURVE, NO_COORDINATES, recipe)]
     return []
 
 
@@ -248,7 +248,7 @@ class Standard(Measurement):
         return [measured.record(LABEL_ACCURACY, right / labels, seed=None, n=labels, better="higher")]
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        labels = [guessing(LABEL_ACCURACY, NOWHERE, recipe)] if recipe.data.kind == "many_shot" else []
+        labels = [guessing(LABEL_ACCURACY, NO_COORDINATES, recipe)] if recipe.data.kind == "many_shot" else []
         return [*retrieval_baselines(recipe), *labels]
 
 

@@ -10,7 +10,7 @@ import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, NullFormatter, NullLocator, StrMethodFormatter
 
-from diff_lab.coordinates import NOWHERE, Coordinates, axis
+from diff_lab.coordinates import NO_COORDINATES, Coordinates, axis
 from diff_lab.learning import ACCURACY_CURVE, CURVES, LOSS_CURVE, curves_of_one_rate
 from diff_lab.record import Baseline, Result
 from diff_lab.report import wording
@@ -257,7 +257,7 @@ def along(
 def _levels(name: str, numbers: Mapping[Coordinates, float], baselines: Sequence[Baseline]) -> Iterator[Series]:
     """Chance, floor and elimination as lines, where they are known at every position; of equal ones the highest."""
     by_position = {one.coordinates: one.levels() for one in baselines if one.name == name and one.is_accuracy}
-    known = [by_position.get(position, by_position.get(NOWHERE, {})) for position in numbers]
+    known = [by_position.get(position, by_position.get(NO_COORDINATES, {})) for position in numbers]
     shown: list[list[float]] = []
     for label in reversed(list(dict.fromkeys(name for levels in known for name in levels))):
         heights = [levels[label] for levels in known if label in levels]

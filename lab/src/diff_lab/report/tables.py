@@ -12,7 +12,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any
 
-from diff_lab.coordinates import NOWHERE, Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.learning import (
     ACCURACY_CURVE,
     CURVES,
@@ -332,7 +332,7 @@ def rows_of(records: Sequence[Result], *, by_coordinates: bool = True) -> list[M
     groups: dict[tuple[Any, ...], dict[str, list[Result]]] = {}
     for record in records:
         # A measure may have a direction at some of its coordinates alone.
-        key = (record.name, record.coordinates if by_coordinates else NOWHERE, record.better, record.seed)
+        key = (record.name, record.coordinates if by_coordinates else NO_COORDINATES, record.better, record.seed)
         groups.setdefault(key, {}).setdefault(record.variant, []).append(record)
     seeds = Counter(key[:-1] for key in groups)
     rows = []
