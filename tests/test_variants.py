@@ -28,7 +28,7 @@ PACKAGE = Path(variants.__file__).parent
 MAY_NAME_TYPES = {
     "variants.py",
     "lab/experiments/inside_experiments.py",
-    "lab/experiments/scaling_experiment.py",
+    "lab/experiments/scaling_experiments.py",
 }
 
 

@@ -19,9 +19,9 @@ from diff_lab.experiments.experiment import (
     count,
     find_experiment,
 )
-from diff_lab.experiments.learning_rates import choose_rate, next_rate, sweep_notes
 from diff_lab.experiments.request import ExperimentRequest, request_experiment
 from diff_lab.experiments.runner import run_experiment
+from diff_lab.experiments.variant_training import choose_rate, next_rate, sweep_notes
 from diff_lab.measure.standard import validation_callback
 from diff_lab.record import Better
 from diff_lab.results_files import capture_environment

@@ -11,7 +11,7 @@ import pytest
 from diff_lab.bench.benchmark import BASELINE, FORWARD, STEP, BenchRow
 from diff_lab.bench.model_bench import DIFF
 from diff_lab.coordinates import Coordinates
-from diff_lab.experiments import inside_experiments, throughput_experiment
+from diff_lab.experiments import inside_experiments
 from diff_lab.experiments.experiment import Experiment, Preset, find_experiment
 from diff_lab.experiments.request import ExperimentRequest
 from diff_lab.experiments.runner import run_experiment
@@ -133,8 +133,8 @@ def test_table7s_share_is_held_against_the_papers(ratios: tuple[float, ...], ver
     records = []
     for seed, ratio in enumerate(ratios):
         rows = [row(name, pass_, 100.0, r) for pass_ in (STEP, FORWARD) for name, r in ((BASELINE, 1.0), (DIFF, ratio))]
-        records += throughput_experiment.throughput_records(rows, seed)
-    comparisons = {c.name: c for c in throughput_experiment.TABLE_7.compare(records, Preset())}
+        records += inside_experiments.throughput_records(rows, seed)
+    comparisons = {c.name: c for c in inside_experiments.TABLE_7.compare(records, Preset())}
     share = comparisons["throughput/training_share"]
     assert share.verdict == verdict
     assert share.exploratory
@@ -145,7 +145,7 @@ def test_table7s_share_is_held_against_the_papers(ratios: tuple[float, ...], ver
 
 def test_what_could_not_be_timed_is_said() -> None:
     with pytest.raises(ValueError, match=r"^diff could not be timed \(training step, .*2048\): out of memory\.$"):
-        throughput_experiment.throughput_records([row(DIFF, STEP, None, None)], 0)
+        inside_experiments.throughput_records([row(DIFF, STEP, None, None)], 0)
 
 
 def test_table7_runs(tmp_path: Path) -> None:

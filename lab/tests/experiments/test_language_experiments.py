@@ -11,7 +11,7 @@ import pytest
 
 from corpora import written
 from diff_lab.coordinates import Coordinates
-from diff_lab.experiments import language_experiments, recall_experiments, run_store, scaling_experiment
+from diff_lab.experiments import language_experiments, run_store, scaling_experiments
 from diff_lab.experiments.experiment import (
     check_counts,
     check_recipes,
@@ -107,17 +107,17 @@ def test_figure_3(text: Path, output: Path) -> None:
     comparisons = by_key(results)
     sizes = ["0.02M", "0.04M", "0.06M", "0.13M"]
     assert list(comparisons) == [
-        *((name, "diff", "softmax", "") for name in (scaling_experiment.PARAMETERS, TOKENS_FOR_EQUAL_LOSS)),
-        *((scaling_experiment.WHOLE, "diff", "softmax", size) for size in sizes),
+        *((name, "diff", "softmax", "") for name in (scaling_experiments.PARAMETERS, TOKENS_FOR_EQUAL_LOSS)),
+        *((scaling_experiments.WHOLE, "diff", "softmax", size) for size in sizes),
         *((f"repeats/{name}", "diff", "softmax", "0.13M") for name in ("ar_hit", "other")),
     ]
-    assert comparisons[scaling_experiment.PARAMETERS, "diff", "softmax", ""].paper == (0.622, 1.0)
+    assert comparisons[scaling_experiments.PARAMETERS, "diff", "softmax", ""].paper == (0.622, 1.0)
     assert comparisons[TOKENS_FOR_EQUAL_LOSS, "diff", "softmax", ""].paper == (0.637, 1.0)
-    by_size = [c for c in results.comparisons if c.name == scaling_experiment.WHOLE]
+    by_size = [c for c in results.comparisons if c.name == scaling_experiments.WHOLE]
     assert all("paired documents" in c.method for c in by_size), "one seed: the interval is of the documents"
     points = {r.coordinates.label for r in results.records if r.name == LOSS_CURVE and "0.13M" in r.coordinates.label}
     assert points == {"0.13M, step 1", "0.13M, step 2"}
-    name = scaling_experiment.LANGUAGE_LOSS
+    name = scaling_experiments.LANGUAGE_LOSS
     last = next(r for r in results.records if (r.name, r.variant, r.coordinates.label) == (name, "diff", "0.13M"))
     end = "0.13M, step 2"
     assert last.value in [
@@ -134,13 +134,13 @@ def made_up(share: float, tokens_share: float, seeds: int, noise: float = 0.002)
         coordinates = Coordinates(parameters=size)
         for variant, factor, tokens_factor in (("diff", 1 / share, 1 / tokens_share), ("softmax", 1.0, 1.0)):
             records.append(
-                Result(name=scaling_experiment.SIZE, variant=variant, coordinates=coordinates, value=parameters)
+                Result(name=scaling_experiments.SIZE, variant=variant, coordinates=coordinates, value=parameters)
             )
             for seed in range(seeds):
                 loss = 2 + 10 * (parameters * factor) ** -0.2 + random.normal(0, noise)
                 shared: dict[str, Any] = {"variant": variant, "seed": seed, "better": "lower"}
                 records.append(
-                    Result(name=scaling_experiment.LANGUAGE_LOSS, coordinates=coordinates, value=loss, **shared)
+                    Result(name=scaling_experiments.LANGUAGE_LOSS, coordinates=coordinates, value=loss, **shared)
                 )
                 for name in ("loss", "ar_hit", "other"):
                     records.append(Result(name=f"repeats/{name}", coordinates=coordinates, value=loss, **shared))
@@ -196,7 +196,7 @@ def test_figure_3_where_runs_diverged() -> None:
 
     by_size, by_tokens = ratios(lambda r: False)
     assert (by_size.verdict, by_tokens.verdict) == ("reproduced", "reproduced")
-    by_size, by_tokens = ratios(lambda r: (r.name, r.coordinates.label) == (scaling_experiment.LANGUAGE_LOSS, "0.06M"))
+    by_size, by_tokens = ratios(lambda r: (r.name, r.coordinates.label) == (scaling_experiments.LANGUAGE_LOSS, "0.06M"))
     assert is_nothing(by_size)
     assert by_tokens.verdict == "reproduced"
     by_size, by_tokens = ratios(lambda r: r.name == LOSS_CURVE and "0.13M" in r.coordinates.label)
@@ -210,24 +210,24 @@ def test_figure_3_where_the_fits_do_not_meet(shift: float, slope: float) -> None
     experiment = find_experiment("fig3")
     records = [
         replace(r, value=4 + slope * (r.value - 4) + shift)
-        if (r.name, r.variant) == (scaling_experiment.LANGUAGE_LOSS, "diff")
+        if (r.name, r.variant) == (scaling_experiments.LANGUAGE_LOSS, "diff")
         else r
         for r in made_up(1.0, 0.6, seeds=3)
     ]
     by_size, by_tokens = experiment.compare(records, experiment.presets["cpu"])[:2]
-    assert (by_size.verdict, by_size.seeds_needed, by_size.reason) == ("inconclusive", None, scaling_experiment.APART)
+    assert (by_size.verdict, by_size.seeds_needed, by_size.reason) == ("inconclusive", None, scaling_experiments.APART)
     assert all(map(math.isnan, (by_size.difference, by_size.ours[0], *by_size.differences, *by_size.interval)))
     assert (by_tokens.verdict, by_tokens.reason) == ("reproduced", "")
 
 
 def test_figure_3_where_too_many_drawn_fits_have_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = find_experiment("fig3")
-    monkeypatch.setattr(scaling_experiment, "ratio_interval", lambda *_: None)
+    monkeypatch.setattr(scaling_experiments, "ratio_interval", lambda *_: None)
     by_size = experiment.compare(made_up(0.6, 0.6, seeds=3), experiment.presets["cpu"])[0]
     assert (by_size.verdict, by_size.seeds_needed, by_size.reason) == (
         "inconclusive",
         None,
-        scaling_experiment.UNSTEADY,
+        scaling_experiments.UNSTEADY,
     )
     assert math.isnan(by_size.difference)
     one = experiment.compare(made_up(0.6, 0.6, seeds=1), experiment.presets["cpu"])[0]
@@ -313,8 +313,8 @@ def test_version_2_and_table_6_share_their_twins(text: Path, output: Path) -> No
 
 def test_version_2(text: Path, output: Path) -> None:
     results = run_experiment(tiny("v2", text, frequent=1000), output, resume=True)
-    assert [(a, b) for name, a, b, _ in by_key(results) if name == recall_experiments.WHOLE] == list(
-        recall_experiments.PAIRS
+    assert [(a, b) for name, a, b, _ in by_key(results) if name == language_experiments.WHOLE] == list(
+        language_experiments.V2_PAIRS
     )
     assert {c.exploratory for c in results.comparisons} == {True}
     sizes = {variant["name"]: variant["parameters"] for variant in results.settings["variants"]}
@@ -350,9 +350,9 @@ def test_learning_rates(text: Path, output: Path) -> None:
     names = [(name, label) for name, _, _, label in by_key(results)]
     rates = [0.001, 0.003, 0.01, 0.03, 0.1]
     assert names == [
-        (recall_experiments.BEST, ""),
-        (recall_experiments.EXCESS, ""),
-        *((recall_experiments.LANGUAGE_LOSS, f"learning rate {rate:g}") for rate in rates),
+        (scaling_experiments.BEST, ""),
+        (scaling_experiments.EXCESS, ""),
+        *((scaling_experiments.LANGUAGE_LOSS, f"learning rate {rate:g}") for rate in rates),
     ]
     assert {c.exploratory for c in results.comparisons} == {True}
     assert [variant["learning_rate"] for variant in results.settings["variants"]][::2] == rates
@@ -386,16 +386,16 @@ def test_where_all_runs_of_a_size_diverged(
     assert all(math.isfinite(c.difference) for c in others)
     derived = {c.name: c.ours for c in results.comparisons if not c.coordinates}
     if name == "fig3":
-        assert all(math.isnan(derived[ratio][0]) for ratio in (scaling_experiment.PARAMETERS, TOKENS_FOR_EQUAL_LOSS))
+        assert all(math.isnan(derived[ratio][0]) for ratio in (scaling_experiments.PARAMETERS, TOKENS_FOR_EQUAL_LOSS))
         return
-    guess = next(r.value for r in results.records if r.name == recall_experiments.GUESS)
+    guess = next(r.value for r in results.records if r.name == scaling_experiments.GUESS)
     for variant, side in (("diff", 0), ("softmax", 1)):
         values = [
-            r.value for r in results.records if (r.name, r.variant) == (recall_experiments.LANGUAGE_LOSS, variant)
+            r.value for r in results.records if (r.name, r.variant) == (scaling_experiments.LANGUAGE_LOSS, variant)
         ]
         assert len(values) == 5
         known = [min(value, guess) if math.isfinite(value) else guess for value in values]
-        assert derived[recall_experiments.EXCESS][side] == pytest.approx(sum(known) / 5 - min(known))
+        assert derived[scaling_experiments.EXCESS][side] == pytest.approx(sum(known) / 5 - min(known))
 
 
 def test_what_a_wrong_learning_rate_costs() -> None:
@@ -405,12 +405,12 @@ def test_what_a_wrong_learning_rate_costs() -> None:
         "softmax": {"0.1": (2.3, 2.5), "0.2": (2.5, 2.7), "0.4": (3.0, 3.2)},
     }
     guess = 4.0
-    records = [Result(name=recall_experiments.GUESS, variant="diff", value=guess, seed=0)]
+    records = [Result(name=scaling_experiments.GUESS, variant="diff", value=guess, seed=0)]
     for variant, rates in losses.items():
         for rate, values in rates.items():
             for seed, value in enumerate(values):
                 record = Result(
-                    name=recall_experiments.LANGUAGE_LOSS,
+                    name=scaling_experiments.LANGUAGE_LOSS,
                     variant=variant,
                     coordinates=Coordinates(learning_rate=float(rate)),
                     value=value,
@@ -418,8 +418,8 @@ def test_what_a_wrong_learning_rate_costs() -> None:
                     better="lower",
                 )
                 records.append(record)
-    derived = {(r.name, r.variant, r.seed): r.value for r in recall_experiments.derived(records)}
-    best, excess = recall_experiments.BEST, recall_experiments.EXCESS
+    derived = {(r.name, r.variant, r.seed): r.value for r in scaling_experiments.derived(records)}
+    best, excess = scaling_experiments.BEST, scaling_experiments.EXCESS
     assert [derived[best, "diff", seed] for seed in (0, 1)] == [2.1, 1.9]
     assert [derived[best, "softmax", seed] for seed in (0, 1)] == [2.3, 2.5]
     assert derived[excess, "diff", 0] == pytest.approx((2.0 + 2.1 + guess) / 3 - 2.1)

@@ -20,7 +20,7 @@ from diff_lab.experiments.experiment import (
     Variant,
     compared_by,
 )
-from diff_lab.experiments.recall_experiments import RECALL
+from diff_lab.experiments.in_context_experiments import RECALL
 from diff_lab.experiments.request import as_defined, request_experiment
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.learning import ACCURACY_CURVE, curves_of

@@ -12,10 +12,9 @@ import pytest
 from filelock import FileLock
 
 from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, Preset
-from diff_lab.experiments.learning_rates import next_rate
 from diff_lab.experiments.request import request_experiment
 from diff_lab.experiments.runner import run_experiment
-from diff_lab.experiments.variant_training import TrainedVariant, TrainingOfVariant
+from diff_lab.experiments.variant_training import TrainedVariant, TrainingOfVariant, next_rate
 from diff_lab.record import Result, ResultsFile
 from diff_lab.train import TrainingInterrupted
 from diff_lab.train.progress import Progress
