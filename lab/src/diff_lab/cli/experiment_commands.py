@@ -43,8 +43,8 @@ def demo(
     """
     from diff_lab.experiments.demo import ATTENTION, EXPLORER_PAGE, run_demo
     from diff_lab.record import AttentionExample
+    from diff_lab.report.findings import learning_sentences, loss_sentences
     from diff_lab.report.pages import build_run_report
-    from diff_lab.report.summary import learning_sentences, loss_sentences
     from diff_lab.report.tables import demo_table
     from diff_lab.results_files import read_record, read_results
     from diff_lab.train.progress import RunProgress
@@ -332,7 +332,7 @@ def report(
     Of results there is a Markdown document (RESULTS.md), its figures in the folder "figures" beside it, and one page
     that holds everything (RESULTS.html), or with `--output RESULTS.html` this page alone.
     """
-    from diff_lab.report.experiments import holds_experiments
+    from diff_lab.report.findings import holds_experiments
     from diff_lab.report.pages import build_results_report, build_run_report, results_report_files, run_report_path
 
     of_experiments = any(map(holds_experiments, paths))

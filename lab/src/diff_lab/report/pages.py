@@ -22,11 +22,23 @@ from diff_lab.report.documents import (
     is_report,
     refuse_others,
 )
-from diff_lab.report.experiments import name_in_report, read_experiments
-from diff_lab.report.forest_figures import forest_figures, overview_figure
-from diff_lab.report.line_figures import along, coordinate_figures, known_levels, learning_figures
+from diff_lab.report.figures import (
+    along,
+    coordinate_figures,
+    forest_figures,
+    known_levels,
+    learning_figures,
+    overview_figure,
+)
+from diff_lab.report.findings import (
+    certainty,
+    learning_sentences,
+    loss_sentences,
+    name_in_report,
+    read_experiments,
+    summary,
+)
 from diff_lab.report.plots import FIGURE_MARK, Drawing, Series, ends_in_words, line_plot, variant_style
-from diff_lab.report.summary import certainty, learning_sentences, loss_sentences, summary
 from diff_lab.report.wording import DIVERGED, format_number, variant_label
 from diff_lab.results_files import read_record, write_text
 from diff_lab.verdicts import judge
