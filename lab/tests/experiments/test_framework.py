@@ -152,7 +152,9 @@ def test_every_experiment_of_the_register_is_complete(name: str) -> None:
     # What it logs has a name where it is not the usual: the keys of its runs hold it.
     assert bool(experiment.logs) != (experiment.on_evaluate is validation_callback)
     assert {"cpu", "gpu"} <= experiment.presets.keys() <= {"cpu", "evening", "night", "gpu", PAPER}
-    assert experiment.presets["cpu"].minutes
+    minutes = [experiment.presets[size].minutes or math.inf for size in ("cpu", "gpu")]
+    assert minutes[0] <= (120 if name == "recall" else 65)
+    assert minutes[1] <= 30
     for preset in experiment.presets.values():
         recipes = {variant: preset.variant_recipe(variant, *preset.sweep) for variant in preset.variants}
         check_recipes(recipes)

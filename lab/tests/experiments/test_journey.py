@@ -55,7 +55,7 @@ def test_from_an_experiment_to_its_report(tmp_path: Path) -> None:
         run_experiment(request_experiment(SMALL), tmp_path)
         build_results_report([tmp_path / "recall.json"], complete=as_defined)
 
-    others = ("build_data", "build_model", "meta_model", "train", "load_trained", "forward")
+    others = ("build_config", "build_data", "build_model", "meta_model", "train", "load_trained", "forward")
     files = files_entered(journey, but_for=others)
     assert len(files) <= 40, files
     assert (tmp_path / "RESULTS.md").is_file()

@@ -13,8 +13,6 @@ from corpora import written
 from diff_lab.coordinates import Coordinates
 from diff_lab.experiments import language_experiments, run_store, scaling_experiments
 from diff_lab.experiments.experiment import (
-    check_counts,
-    check_recipes,
     count,
     equal_feed_forward,
     find_experiment,
@@ -26,11 +24,10 @@ from diff_lab.experiments.runner import run_experiment
 from diff_lab.learning import LOSS_CURVE, TOKENS_FOR_EQUAL_LOSS
 from diff_lab.record import Comparison, Result, ResultsFile
 from diff_lab.statistics import seeds_needed
-from diff_lab.train import DivergenceError, build_config
+from diff_lab.train import DivergenceError
 from diff_transformer.model import DiffTransformerConfig
 from small_experiment import SMALL
 
-NAMES = ("fig3", "fig4", "table6", "v2", "lr_sensitivity", "length_generalisation")
 STEPS = ("train.steps=2", "train.evaluate_every=1", "train.warmup_steps=0", "train.log_every=2")
 TEXT = (*STEPS, "data.tokenizer=bytes", "data.vocab_size=null", "data.length=32", "data.batch_size=2")
 TEXT += ("data.validation_tokens=512",)
@@ -75,17 +72,6 @@ def tiny(name: str, text: Path, seeds: int = 1, **options: Any) -> ExperimentReq
 
 def by_key(results: ResultsFile) -> dict[tuple[str, str, str, str], Comparison]:
     return {(c.name, c.variant, c.against, c.coordinates.label): c for c in results.comparisons}
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("preset", ["cpu", "gpu"])
-def test_variants_are_alike(name: str, preset: str) -> None:
-    settings = find_experiment(name).presets[preset]
-    recipes = {variant: settings.variant_recipe(variant) for variant in settings.variants}
-    check_recipes(recipes)
-    check_counts({variant: count(build_config(recipe, 1024)) for variant, recipe in recipes.items()}, settings)
-    assert settings.minutes is not None
-    assert settings.minutes <= {"cpu": 65, "gpu": 25}[preset]
 
 
 @pytest.mark.parametrize(
@@ -259,66 +245,22 @@ def test_figure_3_needs_seeds_by_the_logarithms_that_its_interval_is_of() -> Non
     assert by_tokens.seeds_needed != seeds_needed(by_tokens.differences)
 
 
-def test_figure_4(text: Path, output: Path) -> None:
-    results = run_experiment(tiny("fig4", text, 2, length=128, first=32, documents=10), output)
-    labels = [label for _, _, _, label in by_key(results)]
-    assert labels == ["first 32 tokens", "first 64 tokens", "first 128 tokens"]
-    assert {c.method for c in results.comparisons if c.method} == {results.comparisons[0].method}
-    assert "bootstrap over paired documents" in results.comparisons[0].method
-
-
-def test_table_6(text: Path, output: Path) -> None:
-    results = run_experiment(tiny("table6", text, frequent=1000), output, resume=True)
-    comparisons = by_key(results)
-    assert len(comparisons) == 3 * len(language_experiments.PAIRS)
-    norm = comparisons["repeats/ar_hit", "diff", language_experiments.NO_NORM, ""]
-    assert norm.paper == (0.880, 0.911)
-    assert norm.verdict is not None
-    assert norm.exploratory is False
-    assert norm.ours[0] != norm.ours[1]
-    assert comparisons["repeats/ar_hit", "diff", language_experiments.CONSTANTS[0], ""].verdict is None
-    shapes = {r.variant: r.value for r in results.records if r.name == "training/parameters"}
-    # Four layers with a headwise norm of 16 channels; λ of 4 vectors of 8.
-    assert shapes["diff"] - shapes[language_experiments.NO_NORM] == 4 * 16
-    assert shapes[language_experiments.HALF_NORM] - shapes[language_experiments.HALF] == 4 * 16
-    assert shapes[language_experiments.HALF] == shapes["softmax"] == shapes["diff"] - 4 * (16 + 32)
-
-
-def test_table_6_on_the_papers_numbers() -> None:
-    """Each column beside its own; the rows that are said to be alike get no verdict."""
-    experiment = find_experiment("table6")
-    records = [
-        Result(name=name, variant=variant, value=value + 0.001 * seed, seed=seed, better="lower")
-        for variant, values in language_experiments.PAPER.items()
-        for name, value in zip(language_experiments.REPEAT_COLUMNS, values, strict=True)
-        for seed in (0, 1)
-    ]
-    comparisons = experiment.compare(records, experiment.presets["gpu"])
-    assert len(comparisons) == 3 * len(language_experiments.PAIRS)
-    for comparison in comparisons:
-        assert comparison.paper is not None
-        assert comparison.difference == pytest.approx(comparison.paper[0] - comparison.paper[1])
-        claimed = comparison.variant == "diff" and comparison.against not in language_experiments.CONSTANTS
-        assert comparison.verdict == ("reproduced" if claimed else None)
-
-
 def test_version_2_and_table_6_share_their_twins(text: Path, output: Path) -> None:
     runs = []
     for name in ("table6", "v2"):
         results = run_experiment(tiny(name, text, frequent=1000), output, resume=True)
         runs.append({variant["name"]: variant["runs"] for variant in results.settings["variants"]})
+        assert all(math.isfinite(one.difference) for one in results.comparisons)
+        sizes = {variant["name"]: variant["parameters"] for variant in results.settings["variants"]}
+        heads = 4 * 16  # four layers with a headwise norm of 16 channels; λ of 4 vectors of 8
+        if name == "v2":
+            assert sizes["diff_v2"] == sizes["softmax"]
+        else:
+            assert sizes["diff"] - sizes[language_experiments.NO_NORM] == heads
+            assert sizes[language_experiments.HALF_NORM] - sizes[language_experiments.HALF] == heads
+            assert sizes["softmax"] == sizes["diff"] - heads - 4 * 32
     for kind in ("diff", "softmax"):
         assert runs[0][kind] == runs[1][kind]
-
-
-def test_version_2(text: Path, output: Path) -> None:
-    results = run_experiment(tiny("v2", text, frequent=1000), output, resume=True)
-    assert [(a, b) for name, a, b, _ in by_key(results) if name == language_experiments.WHOLE] == list(
-        language_experiments.V2_PAIRS
-    )
-    assert {c.exploratory for c in results.comparisons} == {True}
-    sizes = {variant["name"]: variant["parameters"] for variant in results.settings["variants"]}
-    assert sizes["diff_v2"] == sizes["softmax"]
 
 
 def test_the_feed_forward_network_gives_what_the_attention_takes_more() -> None:
@@ -343,19 +285,6 @@ def test_the_feed_forward_network_gives_what_the_attention_takes_more() -> None:
     assert equal_feed_forward(config("diff", 4, 10), like) == 172
     with pytest.raises(ValueError, match=r"of 'diff_v2' has 13,056 parameters more than that of 'softmax', which is"):
         equal_feed_forward(config("diff_v2", 4, 20), config("softmax", 4, 20))
-
-
-def test_learning_rates(text: Path, output: Path) -> None:
-    results = run_experiment(tiny("lr_sensitivity", text), output)
-    names = [(name, label) for name, _, _, label in by_key(results)]
-    rates = [0.001, 0.003, 0.01, 0.03, 0.1]
-    assert names == [
-        (scaling_experiments.BEST, ""),
-        (scaling_experiments.EXCESS, ""),
-        *((scaling_experiments.LANGUAGE_LOSS, f"learning rate {rate:g}") for rate in rates),
-    ]
-    assert {c.exploratory for c in results.comparisons} == {True}
-    assert [variant["learning_rate"] for variant in results.settings["variants"]][::2] == rates
 
 
 @pytest.mark.parametrize(("name", "at_fault"), [("lr_sensitivity", "learning rate 0.1"), ("fig3", "0.13M")])
@@ -431,10 +360,3 @@ def test_what_a_wrong_learning_rate_costs() -> None:
 def test_where_no_other_text_is_allowed_for_it_is_said(name: str) -> None:
     """Their records carry no documents."""
     assert any(FIXED_TEXT in note for note in find_experiment(name).notes)
-
-
-def test_longer_contexts(text: Path, output: Path) -> None:
-    results = run_experiment(tiny("length_generalisation", text, sequences=64), output)
-    assert [label for _, _, _, label in by_key(results)] == ["context × 1", "context × 2", "context × 4"]
-    assert {c.exploratory for c in results.comparisons} == {True}
-    assert all(r.n == 64 for r in results.records if r.name == "length/accuracy")

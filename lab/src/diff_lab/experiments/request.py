@@ -24,14 +24,13 @@ from diff_lab.experiments.experiment import (
     text_notes,
 )
 from diff_lab.experiments.recipe_comparison import recorded_experiment
-from diff_lab.learning import curves_of
+from diff_lab.learning import curves_of, judge
 from diff_lab.measure.measurement import read_options, refuse_unknown
 from diff_lab.measure.standard import curve_baselines
 from diff_lab.record import OWN, Headline, ResultsFile
 from diff_lab.results_files import read_results
 from diff_lab.train import Data, Recipe, build_config, build_data, load_recipe
 from diff_lab.train.recipe import override_of
-from diff_lab.verdicts import judge
 
 
 def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> ResultsFile:

@@ -13,6 +13,7 @@ from diff_lab.learning import (
     Curve,
     curves_of,
     curves_of_one_rate,
+    judge,
     reported_accuracies,
     steps_ratio,
 )
@@ -20,7 +21,6 @@ from diff_lab.record import OWN, Baseline, Comparison, Result, ResultsFile, Verd
 from diff_lab.report import wording
 from diff_lab.results_files import read_results
 from diff_lab.statistics import holm, p_value
-from diff_lab.verdicts import judge
 from diff_transformer.storage.files import read_json
 from diff_transformer.variants import ATTENTION_TYPES
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+from diff_lab.learning import judge
 from diff_lab.record import AttentionExample, ResultsFile, Samples
 from diff_lab.report import plots, tables, wording
 from diff_lab.report.documents import (
@@ -41,7 +42,6 @@ from diff_lab.report.findings import (
 from diff_lab.report.plots import FIGURE_MARK, Drawing, Series, ends_in_words, line_plot, variant_style
 from diff_lab.report.wording import DIVERGED, format_number, variant_label
 from diff_lab.results_files import read_record, write_text
-from diff_lab.verdicts import judge
 from diff_transformer.storage.files import read_metrics
 from diff_transformer.variants import ATTENTION_TYPES
 
