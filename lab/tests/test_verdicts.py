@@ -127,7 +127,7 @@ def with_curves(
         (ABOVE, AT_FLOOR, [LEVEL, RISING], {}, "still learning", ("softmax",)),
         (ABOVE, AT_FLOOR, [RISING, LEVEL], {}, "still learning", ("diff",)),
         (ABOVE, (0.90, 0.92, 0.91), [RISING, RISING], {}, "still learning", ("diff", "softmax")),
-        # Who has not begun to learn is told first: a flat curve at the floor is level too.
+        # Who is at chance is told first: a flat curve at the floor is level too.
         (ABOVE, AT_FLOOR, [RISING, LEVEL], {"floor": 0.5}, "not comparable", ("diff",)),
         (ABOVE, (0.80, 0.81, 0.82), [RISING, LEVEL], {"floor": 0.5}, "still learning", ("diff",)),
         # A speed, or a question on a fixed budget, does not wait.

@@ -97,7 +97,7 @@ def test_what_cannot_be_had_is_said_before_anything_is_trained(
 def test_table_4_with_a_judge_behind_an_address(
     text: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server stops in the middle; the same command goes on and asks for nothing that it has an answer to."""
+    """The server stops in the middle; the same command resumes and asks for nothing that it has an answer to."""
     monkeypatch.setenv("JUDGE_KEY", "sk-hidden-from-all")
     documents = [{"document": f"{number} sheep.", "question": "How many?"} for number in range(6)]
     (tmp_path / "qasper.jsonl").write_text("".join(json.dumps(line) + "\n" for line in documents))

@@ -56,7 +56,7 @@ def test_weights_and_numbers_are_those_of_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_an_interrupted_experiment_goes_on_side_by_side(tmp_path: Path) -> None:
+def test_an_interrupted_experiment_resumes_in_parallel(tmp_path: Path) -> None:
     long = replace(TINY, overrides=(*TINY.overrides, "train.steps=40"), seeds=1)
 
     class Stops(Progress):
@@ -77,7 +77,7 @@ def test_an_interrupted_experiment_goes_on_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_a_run_that_diverges_in_a_worker_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_run_that_diverges_in_a_worker_is_told_and_the_others_continue(tmp_path: Path) -> None:
     results = run_experiment(small(replace(TINY, learning_rates=(1e-3, 1e30), seeds=1)), tmp_path, workers=2)
     for variant in results.settings["variants"]:
         assert variant["tried"]["1e+30"] is None

@@ -326,7 +326,7 @@ def report(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the report that is there.")] = False,
 ) -> None:
-    """Draw the page of a demo, or of training runs side by side; or set out the results of experiments beside the
+    """Draw the page of a demo, or of training runs beside each other; or set out the results of experiments beside the
     paper's.
 
     Of results there is a Markdown document (RESULTS.md), its figures in the folder "figures" beside it, and one page

@@ -340,7 +340,7 @@ def forest_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]
             forest(blocks, title=f"{called}: differences{part}", trained=results.variants),
             f"{called}, differences{part}: {'; '.join(words)}.",
             "Mean difference over paired seeds, with its 95 % interval where there is one; shaded: the first variant "
-            "is better. An arrow marks an interval that goes on.",
+            "is better. An arrow marks an interval that is longer than the axis.",
             title=f"{called}: {measures}, differences",
             name=f"{results.anchor}-differences" + (f"-{number}" if several else ""),
             wide=True,

@@ -177,7 +177,7 @@ _TITLES: dict[Verdict, str] = {
     "contrary": "Does not hold: the other variant is ahead",
     "inconclusive": "Open: the interval holds 0, or is not known",
     "still learning": "Open: training ended while one of the two was still learning",
-    "not comparable": "Not comparable: one of the two is not shown to have begun to learn",
+    "not comparable": "Not comparable: one of the two is at chance, as far as its seeds show",
 }
 LEVEL = 0.05  # of a test
 _SOONER = "How soon: the steps that one variant needs, divided by the other's"

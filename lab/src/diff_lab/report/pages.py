@@ -1,4 +1,4 @@
-"""Writes reports from the files of results alone: of experiments, of training runs side by side, and of the demo."""
+"""Writes reports from the files of results alone: of experiments, of training runs, and of the demo."""
 
 import itertools
 import math
@@ -191,7 +191,7 @@ class LoggedRun:
 
 
 def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Path:
-    """Write a report of training runs side by side; a demo folder alone gives the demo's report.
+    """Write a report that compares training runs; a demo folder alone gives the demo's report.
 
     Args:
         run_dirs: folders of runs. Among several, a demo's stands for the runs inside it.

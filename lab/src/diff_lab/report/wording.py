@@ -27,8 +27,8 @@ ANSWERS: dict[Verdict | None, str] = {
 LEVELS = (
     "Chance is the accuracy of guessing among all answers. The floor is the accuracy of knowing which answers occur in "
     "the context, and how often, but not which answer belongs to which question; elimination also leaves out the "
-    "answers already given. A variant is shown to have begun to learn the task when its whole 95 % interval lies above "
-    "these levels. Where that is not shown of one of the two, because it guesses or because its seeds differ too much, "
+    "answers already given. A variant is called at chance unless its whole 95 % interval lies above "
+    "these levels. Where one of the two is at chance, because it guesses or because its seeds differ too much, "
     "they cannot be compared. For contexts longer than in training, the accuracy at the shortest length decides this, "
     "and for attention and the order of demonstrations the accuracy in the same task."
 )
