@@ -5,7 +5,8 @@ carries them out.
 """
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -259,9 +260,17 @@ class ComparisonRule:
         ]
 
 
-def compared_by(*rules: ComparisonRule) -> Callable[[Sequence[Result], Preset], list[Comparison]]:
+def rules(
+    names: Iterable[str], pairs: Iterable[tuple[str, str]] = (("diff", "softmax"),), **fields: Any
+) -> list[ComparisonRule]:
+    """A rule for each number and each two variants, which are alike in all other fields."""
+    alike = [(name, *pair) for name, pair in itertools.product(names, pairs)]
+    return [ComparisonRule(name=name, variant=variant, against=against, **fields) for name, variant, against in alike]
+
+
+def compared_by(*all_rules: ComparisonRule) -> Callable[[Sequence[Result], Preset], list[Comparison]]:
     """What an experiment compares by rules alone, whatever its preset."""
-    return lambda records, _: [comparison for rule in rules for comparison in rule.comparisons(records)]
+    return lambda records, _: [comparison for rule in all_rules for comparison in rule.comparisons(records)]
 
 
 @dataclass(frozen=True, kw_only=True)

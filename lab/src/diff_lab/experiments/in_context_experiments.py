@@ -14,6 +14,7 @@ from diff_lab.experiments.experiment import (
     Experiment,
     Preset,
     compared_by,
+    rules,
     section,
 )
 from diff_lab.experiments.language_experiments import (
@@ -416,12 +417,7 @@ RECALL = Experiment(
         ),
     },
     compare=compared_by(
-        *(
-            ComparisonRule(name=name, against=other, exploratory=True)
-            for name in (FIRST_QUERY, ALL_QUERIES)
-            for other in RECALL_ROWS
-            if other != DIFF
-        )
+        *rules((FIRST_QUERY, ALL_QUERIES), [(DIFF, row) for row in RECALL_ROWS if row != DIFF], exploratory=True)
     ),
     measurements="standard",
     headline=lambda _: Headline(name=FIRST_QUERY, claim="DIFF answers the first query more often than the Transformer"),

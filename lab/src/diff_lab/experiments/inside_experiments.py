@@ -19,6 +19,7 @@ from diff_lab.experiments.experiment import (
     Preset,
     by_name,
     compared_by,
+    rules,
     section,
 )
 from diff_lab.experiments.paper_preset import PaperPreset, evaluation
@@ -153,21 +154,12 @@ def _compare_appendix_g(records: Sequence[Result], preset: Preset) -> list[Compa
     of_equations = [record for record in records if (record.name, record.variant) == (ERROR, "diff")]
     limits = [replace(record, value=ROUNDING, variant=ROUNDING_VARIANT) for record in of_equations]
     distances = [record for kind in KINDS for record in distance_records(records, kind)]
+    sizes = [f"gradient/{kind}" for kind in KINDS]
+    asked: dict[str, Any] = {"exploratory": True, "quality": False}
     return compared_by(
-        *(
-            ComparisonRule(name=f"gradient/{kind}_distance", against=LIMIT_VARIANT, exploratory=True, quality=False)
-            for kind in KINDS
-        ),
-        *(
-            ComparisonRule(
-                name=f"gradient/{kind}", at=lambda step: step in (steps[0], steps[-1]), claimed=False, quality=False
-            )
-            for kind in KINDS
-        ),
-        *(
-            ComparisonRule(name=ERROR, variant=variant, against=ROUNDING_VARIANT, exploratory=True, quality=False)
-            for variant in ("diff", "softmax")
-        ),
+        *rules([f"{size}_distance" for size in sizes], [("diff", LIMIT_VARIANT)], **asked),
+        *rules(sizes, at=lambda step: step in (steps[0], steps[-1]), claimed=False, quality=False),
+        *rules([ERROR], [(variant, ROUNDING_VARIANT) for variant in ("diff", "softmax")], **asked),
     )([*records, *distances, *limits], preset)
 
 

@@ -13,6 +13,7 @@ from diff_lab.experiments.experiment import (
     compared_by,
     diff_and_softmax,
     equal_feed_forward,
+    rules,
     section,
 )
 from diff_lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, PaperPreset, Stage, evaluation
@@ -80,13 +81,8 @@ def beyond_table_6(*, pairs: Iterable[tuple[str, str]], **fields: Any) -> Experi
     """An experiment that asks of pairs (variant, against) in each of Table 6's columns, without a claim of the paper,
     whether the first is the better one.
     """
-    pairs = tuple(pairs)
-    rules = [
-        ComparisonRule(name=name, variant=variant, against=against, exploratory=True)
-        for name in REPEAT_COLUMNS
-        for variant, against in pairs
-    ]
-    return Experiment(options=Repeats, measurements=loss_and_repeats, compare=compared_by(*rules), **fields)
+    compare = compared_by(*rules(REPEAT_COLUMNS, pairs, exploratory=True))
+    return Experiment(options=Repeats, measurements=loss_and_repeats, compare=compare, **fields)
 
 
 FIG_4 = Experiment(

@@ -18,6 +18,7 @@ from diff_lab.experiments.experiment import (
     by_name,
     compared_by,
     diff_and_softmax,
+    rules,
     section,
 )
 from diff_lab.experiments.paper_preset import PaperPreset, Stage, evaluation
@@ -141,12 +142,9 @@ def sized(parameters: float, layers: int, width: int, feed_forward: int, head_di
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
     sizes = list(dict.fromkeys(variant.coordinates for variant in preset.variants))
     largest = sizes[-1]
-    rules = (
-        # Of whole documents, so that the interval knows of others.
-        ComparisonRule(name=WHOLE),
-        *(ComparisonRule(name=name, at=lambda size: size == largest) for name in (AR_HIT, OTHER)),
-    )
-    return [*_by_size(records, sizes), *_by_tokens(records, largest), *compared_by(*rules)(records, preset)]
+    # Of whole documents, so that the interval knows of others.
+    by_document = compared_by(ComparisonRule(name=WHOLE), *rules((AR_HIT, OTHER), at=lambda size: size == largest))
+    return [*_by_size(records, sizes), *_by_tokens(records, largest), *by_document(records, preset)]
 
 
 def _by_size(records: Sequence[Result], sizes: Sequence[Coordinates]) -> list[Comparison]:
@@ -348,9 +346,7 @@ def derived(records: Sequence[Result]) -> list[Result]:
 
 
 # What is asked is how a fixed budget ends at each rate.
-LR_RULES = compared_by(
-    *(ComparisonRule(name=name, exploratory=True, quality=False) for name in (BEST, EXCESS, LANGUAGE_LOSS))
-)
+LR_RULES = compared_by(*rules((BEST, EXCESS, LANGUAGE_LOSS), exploratory=True, quality=False))
 
 LR_SENSITIVITY = Experiment(
     name="lr_sensitivity",

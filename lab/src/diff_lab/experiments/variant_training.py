@@ -180,9 +180,7 @@ def choose_rate(tried: Mapping[float, float], better: Better) -> tuple[float, li
     """The best of learning rates by their validation (NaN where a run diverged), the lowest of equals; and a sentence
     each where it was at the edge of what was tried or not alone.
     """
-    sign = 1 if better == "higher" else -1
-    rates = sorted(tried)
-    score = {rate: sign * tried[rate] if math.isfinite(tried[rate]) else -math.inf for rate in rates}
+    score, rates = _scores(tried, better), sorted(tried)
     best = [rate for rate in rates if score[rate] == max(score.values())]
     if score[best[0]] == -math.inf:
         return best[0], ["it diverged at every learning rate tried."]
@@ -196,15 +194,19 @@ def choose_rate(tried: Mapping[float, float], better: Better) -> tuple[float, li
     return best[0], remarks
 
 
+def _scores(tried: Mapping[float, float], better: Better) -> dict[float, float]:
+    """Each rate's validation, so that the highest is the best; −inf where a run diverged."""
+    sign = 1 if better == "higher" else -1
+    return {rate: sign * value if math.isfinite(value) else -math.inf for rate, value in tried.items()}
+
+
 def next_rate(tried: Mapping[float, float], better: Better) -> float | None:
     """The rate to try next where the best of two or more is the smallest or the largest and no other is as good.
 
     Its ratio to the best is that of the best to its neighbour, rounded to two digits. None where the best lies inside,
     and where rates are so close that rounding leaves none beyond it.
     """
-    sign = 1 if better == "higher" else -1
-    ranked = sorted(tried, key=lambda rate: sign * tried[rate] if math.isfinite(tried[rate]) else -math.inf)
-    rates = sorted(tried)
+    ranked, rates = sorted(tried, key=_scores(tried, better).__getitem__), sorted(tried)
     if len(rates) < 2 or not math.isfinite(tried[ranked[-1]]) or tried[ranked[-1]] == tried[ranked[-2]]:
         return None
     for edge, neighbour in ((rates[0], rates[1]), (rates[-1], rates[-2])):
