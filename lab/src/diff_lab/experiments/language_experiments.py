@@ -65,7 +65,7 @@ def language_preset(size: str, *overrides: str, steps: int, evaluate_every: int 
     """
     shared, rates = _SETTINGS[size]
     training = section("train", steps=steps, evaluate_every=evaluate_every or steps // 10)
-    usual = {"learning_rates": rates, "seeds": 3, "options": REPEATS[size]}
+    usual: dict[str, Any] = {"learning_rates": rates, "seeds": 3, "options": REPEATS[size]}
     return Preset(recipe="language", overrides=(*shared, *overrides, *training), **(usual | more))
 
 
