@@ -41,14 +41,13 @@ LABORATORY: dict[str, set[str]] = {
     "results_files": {"coordinates", "record"},
     "statistics": {"coordinates", "record"},
     "learning": {"coordinates", "record", "statistics"},
-    "verdicts": {"record", "statistics", "learning"},
     "data": set(),
     "train": {"data", "process"},
     "measure": {"data", *RECORDS},
     "bench": {"record", "results_files", "statistics"},
-    "experiments": {"data", "train", "measure", "bench", "process", "verdicts", *RECORDS},
+    "experiments": {"data", "train", "measure", "bench", "process", *RECORDS},
     # A report reads results files and nothing else: a figure can be drawn again without a model.
-    "report": {"verdicts", *RECORDS},
+    "report": RECORDS,
 }
 LABORATORY["cli"] = {*LABORATORY}
 # The package itself imports the hook that registers the model with transformers; the rest is for type checkers.

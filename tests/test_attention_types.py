@@ -27,7 +27,7 @@ PACKAGE = Path(attention_types.__file__).parent
 MAY_NAME_TYPES = {
     "attention_types.py",
     "lab/experiments/inside_experiments.py",
-    "lab/experiments/scaling_experiment.py",
+    "lab/experiments/scaling_experiments.py",
 }
 
 

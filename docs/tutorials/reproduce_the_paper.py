@@ -241,12 +241,12 @@ assert max(sizes) < 2e6
 #     diff-lab reproduce table6 --preset paper                         # the commands for the paper's own size
 #
 # Any of them ends with the table of its comparisons, and `RESULTS.md` with all figures. A run that was interrupted
-# goes on with `--resume`.
+# resumes with `--resume`.
 #
 # ## What we have found
 #
 # - A verdict is an interval and a line of arithmetic; where two models are equal, it errs about once in twenty times.
-# - It is taken back where one of the two models has not begun to learn, and where one has not finished.
+# - It is taken back where one of the two models is at chance, and where one has not finished.
 # - At our sizes the many-shot claim and the claim on the order of demonstrations have a verdict each, one for DIFF and
 #   one against it, and neither would survive a correction for the nineteen comparisons it was picked from. Most others,
 #   those on the loss of text among them, are open: inconclusive, or about models that were still learning when their

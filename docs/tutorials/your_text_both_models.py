@@ -124,7 +124,7 @@ plan = shell("diff-lab plan your-text.yaml")
 #
 # `compare` trains every learning rate once for each model, takes for each model its own best rate, trains that with
 # every seed on the same batches in the same order, measures all of them on documents that none has seen, and judges
-# the difference. If you interrupt it, the same command with `--resume` goes on.
+# the difference. If you interrupt it, the same command with `--resume` resumes.
 
 # %%
 rates = f"--learning-rates {LEARNING_RATES} --seeds {SEEDS}"

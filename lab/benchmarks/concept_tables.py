@@ -8,8 +8,7 @@ from typing import Any
 
 from diff_lab.measure.document_losses import WHOLE
 from diff_lab.record import Comparison
-from diff_lab.report.experiments import ExperimentResults, name_in_report
-from diff_lab.report.summary import LEVEL, corrected
+from diff_lab.report.findings import LEVEL, ExperimentResults, corrected, name_in_report
 from diff_lab.report.wording import format_difference, format_number, variant_label, verdict_text
 from diff_transformer.attention_types import ATTENTION_TYPES, AttentionType
 from diff_transformer.model import DiffTransformerConfig

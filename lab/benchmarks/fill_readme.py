@@ -35,7 +35,7 @@ from diff_lab.bench.bench_pages import (
 from diff_lab.bench.operator_candidates import AUTO, BASELINE_CUDNN, BASELINE_FLASH
 from diff_lab.experiments.request import as_defined
 from diff_lab.record import CardRecord, Comparison
-from diff_lab.report.experiments import ExperimentResults, name_in_report, read_experiments
+from diff_lab.report.findings import ExperimentResults, name_in_report, read_experiments
 from diff_lab.report.tables import rows_of
 from diff_lab.report.wording import (
     LEVELS,

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from diff_lab.experiments.experiment import find_experiment, section
-from diff_lab.experiments.preset_check import DatasetCache
-from diff_lab.experiments.request import request_experiment
+from diff_lab.experiments.request import DatasetCache, request_experiment
 from diff_lab.experiments.run_store import TRAINED, run_key
 from diff_lab.measure.standard import LanguageLoss, text_part
 from diff_lab.results_files import capture_environment, write_json

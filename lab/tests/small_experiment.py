@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, Preset
-from diff_lab.experiments.recall_experiments import RECALL
+from diff_lab.experiments.in_context_experiments import RECALL
 from diff_lab.experiments.request import ExperimentRequest
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.record import ResultsFile

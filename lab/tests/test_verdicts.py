@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
-from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE, TOKENS_FOR_EQUAL_LOSS
+from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE, TOKENS_FOR_EQUAL_LOSS, judge, lower_end
 from diff_lab.record import Baseline, Result
 from diff_lab.results_files import capture_results
 from diff_lab.statistics import compare
-from diff_lab.verdicts import judge, lower_end
 
 NAME = "task/accuracy"
 ABOVE, AT_ELIMINATION, AT_FLOOR = (0.90, 0.91, 0.92), (0.60, 0.61, 0.62), (0.48, 0.49, 0.50)
@@ -128,7 +127,7 @@ def with_curves(
         (ABOVE, AT_FLOOR, [LEVEL, RISING], {}, "still learning", ("softmax",)),
         (ABOVE, AT_FLOOR, [RISING, LEVEL], {}, "still learning", ("diff",)),
         (ABOVE, (0.90, 0.92, 0.91), [RISING, RISING], {}, "still learning", ("diff", "softmax")),
-        # Who has not begun to learn is told first: a flat curve at the floor is level too.
+        # Who is at chance is told first: a flat curve at the floor is level too.
         (ABOVE, AT_FLOOR, [RISING, LEVEL], {"floor": 0.5}, "not comparable", ("diff",)),
         (ABOVE, (0.80, 0.81, 0.82), [RISING, LEVEL], {"floor": 0.5}, "still learning", ("diff",)),
         # A speed, or a question on a fixed budget, does not wait.

@@ -216,7 +216,7 @@ class AttentionExample(FileRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class Samples(FileRecord):
-    """The content of a `samples.json`: one prompt and how each variant goes on from it."""
+    """The content of a `samples.json`: one prompt and how each variant continues it."""
 
     prompt: str
     diff: str

@@ -53,7 +53,7 @@ def test_batches_are_what_they_always_were(
         assert data.source.startswith(source)
 
 
-def test_tables_are_made_once_and_mapped(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_built_once_and_mapped(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = batches(text, 0.1, tmp_path / "cache")
     monkeypatch.setattr(text_batches, "_parts", None)  # would be called to make them
     second = batches(text, 0.1, tmp_path / "cache")

@@ -7,11 +7,10 @@ import pytest
 
 from diff_lab.experiments.experiment import EXPERIMENTS, find_experiment
 from diff_lab.experiments.request import as_defined
-from diff_lab.learning import CURVES, TOKENS_FOR_EQUAL_LOSS
+from diff_lab.learning import CURVES, TOKENS_FOR_EQUAL_LOSS, judge
 from diff_lab.record import Comparison, ResultsFile
 from diff_lab.report.wording import STILL_LEARNING, verdict_text
 from diff_lab.results_files import read_results, write_json
-from diff_lab.verdicts import judge
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "cpu"
 
@@ -27,6 +26,24 @@ def row(name: str, measure: str, coordinates: str = "", against: str = "softmax"
         if (one.name, one.coordinates.label, one.variant, one.against) == (measure, coordinates, "diff", against)
     ]
     return comparison
+
+
+@pytest.mark.parametrize(
+    "path", sorted(RESULTS.parent.glob("*/*.json")), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_what_is_compared_is_what_was_published(path: Path) -> None:
+    """Which two, where, beside which values of the paper, and what follows seed by seed, from the published records."""
+    file = read_results(path)
+    request = file.settings["request"]
+    experiment = find_experiment(request["experiment"])
+    now = experiment.compare(file.records, experiment.presets[request["preset"]])
+    told = ("name", "variant", "against", "coordinates", "unit", "better", "exploratory", "quality", "reason")
+    # Intervals over documents cannot be had anew: results leave the documents out.
+    for row, published in zip(now, file.comparisons, strict=True):
+        assert [getattr(row, key) for key in told] == [getattr(published, key) for key in told]
+        for key in ("paper", "ours", "difference", "differences"):
+            value = getattr(published, key)
+            assert getattr(row, key) == (value if value is None else pytest.approx(value, nan_ok=True, rel=1e-9))
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

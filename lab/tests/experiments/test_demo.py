@@ -66,20 +66,14 @@ def test_twins_differ_in_lambda_and_norm_alone(finished: Path) -> None:
     assert counts["diff"] - counts["softmax"] == config.num_hidden_layers * 6 * config.head_dim
 
 
-def test_twins_see_the_same_batches_and_steps(finished: Path) -> None:
+def test_twins_are_trained_alike_and_their_models_load(finished: Path) -> None:
     for task in ("retrieval", "language"):
-        steps = [
-            [line["step"] for line in read_metrics(finished / f"{task}-{variant}" / "metrics.jsonl")]
-            for variant in demo.VARIANTS
-        ]
+        steps = []
+        for variant in demo.VARIANTS:
+            run = finished / f"{task}-{variant}"
+            steps.append([line["step"] for line in read_metrics(run / "metrics.jsonl")])
+            assert DiffTransformerForCausalLM.from_pretrained(run / "model").config.attention_type == variant
         assert steps[0] == steps[1]
-
-
-def test_checkpoints_load(finished: Path) -> None:
-    for task in ("retrieval", "language"):
-        for variant in ("diff", "softmax"):
-            model = DiffTransformerForCausalLM.from_pretrained(finished / f"{task}-{variant}" / "model")
-            assert model.config.attention_type == variant
 
 
 def test_example_maps_are_the_difference(finished: Path) -> None:
@@ -94,14 +88,9 @@ def test_example_maps_are_the_difference(finished: Path) -> None:
     assert all(example.tokens[position].startswith("v") for position in example.answer_positions)
 
 
-def test_samples_are_text(finished: Path) -> None:
+def test_samples_page_and_table(finished: Path) -> None:
     samples = read_record(finished / "samples.json", Samples)
-    assert samples.prompt
-    assert samples.diff
-    assert samples.softmax
-
-
-def test_page_and_table(finished: Path) -> None:
+    assert all((samples.prompt, samples.diff, samples.softmax))
     page = build_run_report([finished]).read_text(encoding="utf-8")
     assert page.count("<svg") >= 4
     assert len(demo_table(read_results(finished / "results.json")).rows) > 4
@@ -271,3 +260,20 @@ def test_what_a_demo_leaves_counts_as_a_demo(text: Path, tmp_path: Path) -> None
     with pytest.raises(FileExistsError, match="not a run of ours"):
         run_demo(tmp_path, text=[text], fast=True, overwrite=True)
     assert (tmp_path / "report.html").read_text() == "old"
+
+
+def test_the_seed_reaches_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorter = {
+        task: [*overrides, "train.steps=2", "train.log_every=1", "model.num_hidden_layers=1"]
+        for task, overrides in TINY.items()
+    }
+    monkeypatch.setattr(demo, "FAST", shorter)
+    text = tmp_path / "corpus.txt"
+    text.write_text("".join(f"Line {line} is about {line**2}, not {line**3}.\n" for line in range(400)))
+    losses = []
+    for seed in (1, 2):
+        folder = run_demo(tmp_path / str(seed), text=[text], seed=seed, fast=True)
+        runs = [folder / f"{task}-{variant}" for task in demo.TASKS for variant in demo.VARIANTS]
+        assert [load_recipe(run / "recipe.yaml").train.seed for run in runs] == [seed] * 4
+        losses.append([read_metrics(run / "metrics.jsonl")[0]["loss"] for run in runs])
+    assert all(first != second for first, second in zip(*losses, strict=True))

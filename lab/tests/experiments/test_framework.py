@@ -18,10 +18,11 @@ from diff_lab.experiments.experiment import (
     check_recipes,
     count,
     find_experiment,
+    heads_of,
 )
-from diff_lab.experiments.learning_rates import choose_rate, next_rate, sweep_notes
 from diff_lab.experiments.request import ExperimentRequest, request_experiment
 from diff_lab.experiments.runner import run_experiment
+from diff_lab.experiments.variant_training import choose_rate, next_rate, sweep_notes
 from diff_lab.measure.standard import validation_callback
 from diff_lab.record import Better
 from diff_lab.results_files import capture_environment
@@ -152,7 +153,9 @@ def test_every_experiment_of_the_register_is_complete(name: str) -> None:
     # What it logs has a name where it is not the usual: the keys of its runs hold it.
     assert bool(experiment.logs) != (experiment.on_evaluate is validation_callback)
     assert {"cpu", "gpu"} <= experiment.presets.keys() <= {"cpu", "evening", "night", "gpu", PAPER}
-    assert experiment.presets["cpu"].minutes
+    minutes = [experiment.presets[size].minutes or math.inf for size in ("cpu", "gpu")]
+    assert minutes[0] <= (120 if name == "recall" else 65)
+    assert minutes[1] <= 30
     for preset in experiment.presets.values():
         recipes = {variant: preset.variant_recipe(variant, *preset.sweep) for variant in preset.variants}
         check_recipes(recipes)
@@ -277,3 +280,17 @@ def test_how_long_it_is_thought_to_take_is_no_part_of_what_is_asked() -> None:
     longer = replace(SMALL, presets={"cpu": replace(TINY, minutes=99)})
     assert request_experiment(longer).settings() == request_experiment(SMALL).settings()
     assert request_experiment(SMALL, seeds=1).settings() != request_experiment(SMALL).settings()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "heads"),
+    [
+        (("model.attention_type=diff",), (12, 128, True)),
+        (("model.attention_type=softmax",), (24, 128, False)),
+        (("model.attention_type=diff_v2",), (24, 128, True)),
+        (("model.attention_type=softmax", "model.num_attention_heads=12", "model.head_dim=256"), (12, 256, False)),
+        (("model.attention_type=diff", "model.num_key_value_heads=4"), (12, 128, True)),
+    ],
+)
+def test_heads_of_the_3b_model(overrides: tuple[str, ...], heads: tuple[int, int, bool]) -> None:
+    assert heads_of(load_recipe("paper-3b", overrides)) == heads

@@ -1,6 +1,5 @@
-"""The experiments that look inside the models: Table 5, Figure 8, Appendix G; and Table 7's clock."""
+"""Appendix G and Table 7 at the size of a test, and which runs are shared with Figure 4."""
 
-import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +10,13 @@ import pytest
 from diff_lab.bench.benchmark import BASELINE, FORWARD, STEP, BenchRow
 from diff_lab.bench.model_bench import DIFF
 from diff_lab.coordinates import Coordinates
-from diff_lab.experiments import inside_experiments, throughput_experiment
+from diff_lab.experiments import inside_experiments
 from diff_lab.experiments.experiment import Experiment, Preset, find_experiment
 from diff_lab.experiments.request import ExperimentRequest
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.record import Result, ResultsFile
 
 TIED = ("train.evaluate_every=4", "model.tie_word_embeddings=true")
-NAMES = ("table5", "fig8", "appendix_g", "table7")
 
 
 @pytest.fixture(scope="module")
@@ -43,34 +41,6 @@ def run(experiment: Experiment, folder: Path, *overrides: str, output: str = "re
         options={**cpu.options, **options},
     )
     return run_experiment(ExperimentRequest(experiment, "cpu", preset), folder / output)
-
-
-def test_table5(folder: Path) -> None:
-    results = run(find_experiment("table5"), folder, tokens=300)
-    assert len(results.comparisons) == 2 * 6
-    first = results.comparisons[0]
-    assert (first.name, first.coordinates.label, first.paper) == ("outliers/attention_logits", "top-1", (38.8, 318.0))
-    assert len(first.differences) == 2
-    medians = [c for c in results.comparisons if c.coordinates.label == "median"]
-    assert [c.verdict for c in medians] == [None, None]
-    assert all(c.verdict is not None for c in results.comparisons if c.coordinates.label != "median")
-    hidden = next(c for c in results.comparisons if c.name == "outliers/hidden_states")
-    assert min(hidden.ours) > 0
-
-
-def test_fig8(folder: Path) -> None:
-    results = run(find_experiment("fig8"), folder, tokens=300)
-    claimed = {(c.name, c.coordinates.label) for c in results.comparisons if c.verdict is not None}
-    assert claimed == {
-        (f"quantised/{name}", f"{bits} bits, per {granularity}")
-        for name in ("loss_increase", "accuracy_drop")
-        for bits in (6, 4)
-        for granularity in ("tensor", "row")
-    }
-    claims = {(c.name, c.exploratory) for c in results.comparisons if c.verdict is not None}
-    assert claims == {("quantised/loss_increase", True), ("quantised/accuracy_drop", False)}
-    four = next(c for c in results.comparisons if c.coordinates.label == "4 bits, per row" and "accuracy" in c.name)
-    assert four.paper == (0.074, 0.295)
 
 
 def test_appendix_g(folder: Path) -> None:
@@ -133,8 +103,8 @@ def test_table7s_share_is_held_against_the_papers(ratios: tuple[float, ...], ver
     records = []
     for seed, ratio in enumerate(ratios):
         rows = [row(name, pass_, 100.0, r) for pass_ in (STEP, FORWARD) for name, r in ((BASELINE, 1.0), (DIFF, ratio))]
-        records += throughput_experiment.throughput_records(rows, seed)
-    comparisons = {c.name: c for c in throughput_experiment.TABLE_7.compare(records, Preset())}
+        records += inside_experiments.throughput_records(rows, seed)
+    comparisons = {c.name: c for c in inside_experiments.TABLE_7.compare(records, Preset())}
     share = comparisons["throughput/training_share"]
     assert share.verdict == verdict
     assert share.exploratory
@@ -145,7 +115,7 @@ def test_table7s_share_is_held_against_the_papers(ratios: tuple[float, ...], ver
 
 def test_what_could_not_be_timed_is_said() -> None:
     with pytest.raises(ValueError, match=r"^diff could not be timed \(training step, .*2048\): out of memory\.$"):
-        throughput_experiment.throughput_records([row(DIFF, STEP, None, None)], 0)
+        inside_experiments.throughput_records([row(DIFF, STEP, None, None)], 0)
 
 
 def test_table7_runs(tmp_path: Path) -> None:
@@ -160,21 +130,6 @@ def test_table7_runs(tmp_path: Path) -> None:
     assert results.comparisons == ()  # the paper has no such length
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_presets_are_valid(name: str) -> None:
-    """Their recipes load, and the paper's values are the ones of its tables."""
-    experiment = find_experiment(name)
-    assert set(experiment.presets) == {"cpu", "gpu", "paper"}
-    for preset in experiment.presets.values():
-        for variant in preset.variants:
-            recipe = preset.variant_recipe(variant, *preset.sweep)
-            assert recipe.model.attention_type == variant.name
-    assert experiment.presets["cpu"].minutes is not None
-    assert experiment.presets["cpu"].minutes <= 10
-    assert experiment.presets["gpu"].minutes is not None
-    assert experiment.presets["gpu"].minutes <= 25
-
-
 def test_three_experiments_share_their_runs() -> None:
     """Table 5 and Figure 8 measure what Figure 4 trains first, and choose the learning rates as it does."""
     for preset in ("cpu", "gpu"):
@@ -184,10 +139,3 @@ def test_three_experiments_share_their_runs() -> None:
                 fig4.variant_recipe(variant, *fig4.sweep) for variant in fig4.variants
             ]
             assert (other.learning_rates, other.seeds, other.extension) == (fig4.learning_rates, fig4.seeds, ())
-
-
-def test_the_papers_values() -> None:
-    assert inside_experiments.paper_drop(6) == (0.002, 0.045)
-    for values in inside_experiments.PAPER.values():
-        median = inside_experiments.RANKS.index("median")
-        assert all(a >= b for column in values for a, b in itertools.pairwise(column[:median]))

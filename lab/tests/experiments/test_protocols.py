@@ -39,7 +39,6 @@ TEXT = (
     "data.validation_tokens=4096",
     "train.evaluate_every=null",
 )
-EXPERIMENTS = ("table1", "table4", "table8", "appendix_c")
 
 
 def tiny(name: str, text: Path, **options: Any) -> ExperimentRequest:
@@ -78,21 +77,6 @@ def no_verdict(results: ResultsFile, names: Sequence[str]) -> None:
     assert any(note.startswith("No verdict: ") for note in results.notes)
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_presets_are_whole(name: str) -> None:
-    experiment = find_experiment(name)
-    assert set(experiment.presets) == {"cpu", "gpu", "paper"}
-    cpu, gpu = experiment.presets["cpu"].minutes, experiment.presets["gpu"].minutes
-    assert cpu is not None
-    assert cpu <= 10
-    assert gpu is not None
-    assert gpu <= 25
-    for preset in ("cpu", "gpu"):
-        for variant in experiment.presets[preset].variants:
-            experiment.presets[preset].variant_recipe(variant)
-    assert any("No verdict" in note for note in experiment.notes)
-
-
 @pytest.mark.parametrize(
     ("name", "option", "message"),
     [
@@ -110,23 +94,10 @@ def test_what_cannot_be_had_is_said_before_anything_is_trained(
     assert not (tmp_path / "output").exists()
 
 
-def test_table_4_without_a_judge_or_documents(text: Path, output: Path) -> None:
-    results = run_experiment(tiny("table4", text, documents=5, characters=40, new_tokens=12), output)
-    no_verdict(results, ["hallucination/held_out"])
-    records = measured(results, "hallucination/held_out")
-    assert [(record.variant, record.seed, record.n) for record in records] == [
-        (variant, seed, 5) for seed in (0, 1) for variant in ("diff", "softmax")
-    ]
-    assert all("judge: words" in record.method for record in records)
-    (comparison,) = results.comparisons
-    assert "bootstrap over paired documents" in comparison.method
-    assert comparison.paper is None
-
-
 def test_table_4_with_a_judge_behind_an_address(
     text: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server stops in the middle; the same command goes on and asks for nothing that it has an answer to."""
+    """The server stops in the middle; the same command resumes and asks for nothing that it has an answer to."""
     monkeypatch.setenv("JUDGE_KEY", "sk-hidden-from-all")
     documents = [{"document": f"{number} sheep.", "question": "How many?"} for number in range(6)]
     (tmp_path / "qasper.jsonl").write_text("".join(json.dumps(line) + "\n" for line in documents))
@@ -205,15 +176,3 @@ def test_the_paper_s_tasks_stand_beside_the_paper_s_values() -> None:
         ours, theirs = values["table1", name, "0-shot"] or (0, 0)
         assert ours == value
         assert math.isnan(theirs)  # the paper trained no Transformer alike
-
-
-def test_appendix_c(text: Path, output: Path) -> None:
-    results = run_experiment(tiny("appendix_c", text, problems=8), output)
-    no_verdict(results, ["arithmetic/exact_match", "arithmetic/answer_length"])
-    overall = next(one for one in results.comparisons if one.name == "arithmetic/exact_match" and one.coordinates == {})
-    assert overall.paper == (0.508, 0.433)
-    assert all(one.paper is None for one in results.comparisons if one.coordinates)
-    labels = {record.coordinates.label for record in measured(results, "arithmetic/answer_length")}
-    assert labels == {"", "1 operation", "2 operations", "3 operations", "4 operations"}
-    assert {record.seed for record in measured(results, "arithmetic/exact_match")} == {0, 1}
-    assert all(math.isfinite(record.value) for record in results.records)

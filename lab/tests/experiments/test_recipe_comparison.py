@@ -14,8 +14,8 @@ from diff_lab.experiments.runner import run_experiment
 from diff_lab.measure.document_losses import REPEAT_COLUMNS
 from diff_lab.record import OWN, ResultsFile
 from diff_lab.results_files import read_results
-from diff_lab.train import Recipe, TrainingInterrupted, build_config, build_data, load_recipe
-from small_experiment import Heard, Stop, trainings
+from diff_lab.train import Recipe, build_config, build_data, load_recipe
+from small_experiment import trainings
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
 TRAIN = {"steps": 4, "learning_rate": 2e-3, "inspect_every": None}
@@ -219,17 +219,6 @@ def test_without_the_transformer_the_first_is_what_others_are_compared_with(tmp_
     results = run_experiment(request_experiment(small(experiment), OWN), tmp_path)
     assert {(row.variant, row.against) for row in results.comparisons} == {("diff, λ_init 0.8", "diff")}
     assert results.comparisons[0].verdict in ("inconclusive", "not comparable")
-
-
-def test_an_interrupted_comparison_goes_on(done: tuple[Path, ResultsFile, list[str]], tmp_path: Path) -> None:
-    _, uninterrupted, _ = done
-    request = request_experiment(small(comparison(seeds=2, learning_rates=(2e-3,))), OWN)
-    with pytest.raises(TrainingInterrupted, match="--resume"):
-        run_experiment(request, tmp_path, progress=Stop(10))
-    heard = Heard()
-    results = run_experiment(request, tmp_path, resume=True, progress=heard)
-    assert len(heard.runs) == 2
-    assert results.comparisons == uninterrupted.comparisons
 
 
 def of_text(folder: Path, documents: list[str]) -> dict[str, Any]:

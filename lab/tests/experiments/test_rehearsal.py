@@ -18,9 +18,15 @@ from diff_lab.experiments.experiment import (
     find_experiment,
     text_notes,
 )
-from diff_lab.experiments.preset_check import DatasetCache, check_preset
 from diff_lab.experiments.rehearsal import rehearse, rehearsed
-from diff_lab.experiments.request import ExperimentRequest, as_defined, request_experiment, results_path
+from diff_lab.experiments.request import (
+    DatasetCache,
+    ExperimentRequest,
+    as_defined,
+    check_preset,
+    request_experiment,
+    results_path,
+)
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.measure import gradients
 from diff_lab.measure.measurement import MeasurementRequest

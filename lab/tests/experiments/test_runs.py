@@ -20,7 +20,7 @@ from diff_lab.experiments.experiment import (
     Variant,
     compared_by,
 )
-from diff_lab.experiments.recall_experiments import RECALL
+from diff_lab.experiments.in_context_experiments import RECALL
 from diff_lab.experiments.request import as_defined, request_experiment
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.learning import ACCURACY_CURVE, curves_of
@@ -182,7 +182,7 @@ def test_results_of_older_code_that_knew_other_settings_are_not_lost(
         assert path.read_bytes() == written
 
 
-def test_an_interrupted_experiment_goes_on(
+def test_an_interrupted_experiment_resumes(
     done: tuple[Path, ResultsFile, Heard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, uninterrupted, _ = done
@@ -392,7 +392,7 @@ def test_a_diverged_run_is_told_and_leaves_no_verdict(tmp_path: Path, monkeypatc
     assert softmax["diverged"] == [1]
     assert "softmax diverged at the learning rate 0.002 with seed 0." in results.notes
     assert "softmax diverged with seed 1: The loss is not finite at step 2." in results.notes
-    # Of the other variant it is known that it has not begun to learn.
+    # Of the other variant it is known that it is at chance.
     assert {c.verdict for c in results.comparisons} == {"not comparable"}
     assert {c.at_floor for c in results.comparisons} == {("diff",)}
     assert all(math.isnan(c.difference) for c in results.comparisons)

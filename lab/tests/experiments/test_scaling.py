@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.experiments import scaling_experiment
-from diff_lab.experiments.scaling_experiment import Fit, fits, ratio_interval
+from diff_lab.experiments import scaling_experiments
+from diff_lab.experiments.scaling_experiments import Fit, fits, ratio_interval
 from diff_lab.learning import LOSS_CURVE
 from diff_lab.record import Result
 
@@ -112,6 +112,6 @@ def test_a_bound_on_tokens_is_no_number_to_judge() -> None:
         for seed in range(3)
         for step, value in zip((100, 200, 300), values, strict=True)
     ]
-    (row,) = scaling_experiment._by_tokens(records, size)
+    (row,) = scaling_experiments._by_tokens(records, size)
     assert math.isnan(row.difference)
     assert (row.verdict, row.reason) == ("inconclusive", "the curves give no more than a bound")

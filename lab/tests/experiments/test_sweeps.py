@@ -12,10 +12,9 @@ import pytest
 from filelock import FileLock
 
 from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, Preset
-from diff_lab.experiments.learning_rates import next_rate
 from diff_lab.experiments.request import request_experiment
 from diff_lab.experiments.runner import run_experiment
-from diff_lab.experiments.variant_training import TrainedVariant, TrainingOfVariant
+from diff_lab.experiments.variant_training import TrainedVariant, TrainingOfVariant, next_rate
 from diff_lab.record import Result, ResultsFile
 from diff_lab.train import TrainingInterrupted
 from diff_lab.train.progress import Progress
@@ -57,7 +56,7 @@ def test_weights_and_numbers_are_those_of_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_an_interrupted_experiment_goes_on_side_by_side(tmp_path: Path) -> None:
+def test_an_interrupted_experiment_resumes_in_parallel(tmp_path: Path) -> None:
     long = replace(TINY, overrides=(*TINY.overrides, "train.steps=40"), seeds=1)
 
     class Stops(Progress):
@@ -78,7 +77,7 @@ def test_an_interrupted_experiment_goes_on_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_a_run_that_diverges_in_a_worker_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_run_that_diverges_in_a_worker_is_told_and_the_others_continue(tmp_path: Path) -> None:
     results = run_experiment(small(replace(TINY, learning_rates=(1e-3, 1e30), seeds=1)), tmp_path, workers=2)
     for variant in results.settings["variants"]:
         assert variant["tried"]["1e+30"] is None

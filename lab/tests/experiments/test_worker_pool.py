@@ -207,7 +207,7 @@ def test_trainings_have_the_weights_that_they_have_alone_and_are_shown_each(tmp_
         assert run.heard[-1] == ("stop",)
 
 
-def test_ctrl_c_stops_every_training_with_a_checkpoint_and_they_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_stops_every_training_with_a_checkpoint(tmp_path: Path) -> None:
     running: set[str] = set()
 
     class Stops(Shown):

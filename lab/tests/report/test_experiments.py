@@ -16,8 +16,8 @@ from markupsafe import escape
 from diff_lab.coordinates import Coordinates
 from diff_lab.experiments.experiment import EXPERIMENTS
 from diff_lab.record import Better, Comparison, Headline, Result, ResultsFile
-from diff_lab.report.experiments import ExperimentResults, holds_experiments, read_experiments
-from diff_lab.report.forest_figures import overview_figure
+from diff_lab.report.figures import overview_figure
+from diff_lab.report.findings import ExperimentResults, holds_experiments, read_experiments
 from diff_lab.report.pages import build_results_report
 from diff_lab.report.tables import overview, variants_table, verdict_counts
 from diff_lab.report.wording import few_heads

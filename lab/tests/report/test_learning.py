@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
-from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE
+from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE, judge
 from diff_lab.record import Baseline, Result, ResultsFile
-from diff_lab.report.experiments import ExperimentResults
-from diff_lab.report.line_figures import learning_figures
+from diff_lab.report.figures import learning_figures
+from diff_lab.report.findings import ExperimentResults
 from diff_lab.report.pages import build_results_report
 from diff_lab.report.tables import NO_CURVES, TOO_FEW, ends_table, ratios_table
 from diff_lab.results_files import capture_results, write_json
 from diff_lab.statistics import compare, mean_interval
-from diff_lab.verdicts import judge
 from table_cells import column
 
 NAN = math.nan

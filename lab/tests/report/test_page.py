@@ -264,7 +264,7 @@ def test_a_demo_is_its_page_alone_and_its_runs_in_company(
     demo_dir: Path, make_demo: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     assert build_run_report([demo_dir]) == demo_dir / "report.html"
-    assert "How each goes on" in Page(demo_dir / "report.html").text
+    assert "How each continues" in Page(demo_dir / "report.html").text
     other = make_demo(tmp_path / "other")
     text = Page(build_run_report([demo_dir, other])).text
     assert "Training of 8 runs" in text

@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 from diff_lab.coordinates import Coordinates
 from diff_lab.record import AttentionExample, Baseline, Comparison, Result
 from diff_lab.report import plots
-from diff_lab.report.experiments import ExperimentResults
-from diff_lab.report.forest_figures import forest
-from diff_lab.report.line_figures import coordinate_figures
+from diff_lab.report.figures import coordinate_figures, forest
+from diff_lab.report.findings import ExperimentResults
 from diff_lab.report.plots import Drawing, Series, line_plot
 from diff_lab.results_files import capture_results
 

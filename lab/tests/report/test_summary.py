@@ -9,14 +9,19 @@ import pytest
 from markdown_it import MarkdownIt
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
-from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE
+from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE, judge
 from diff_lab.record import Baseline, Headline, Result, ResultsFile
-from diff_lab.report.experiments import ExperimentResults
+from diff_lab.report.findings import (
+    ExperimentResults,
+    certainty,
+    corrected,
+    learning_sentences,
+    loss_sentences,
+    summary,
+)
 from diff_lab.report.pages import build_results_report
-from diff_lab.report.summary import certainty, corrected, learning_sentences, loss_sentences, summary
 from diff_lab.results_files import capture_results, write_json
 from diff_lab.statistics import compare
-from diff_lab.verdicts import judge
 
 CLAIM = "DIFF is better than the Transformer"
 FLAT, EARLY, LATE = (0.9, 0.9, 0.9), (0.6, 0.95, 0.95), (0.2, 0.6, 0.95)

@@ -145,7 +145,7 @@ LEVELS = Baseline(name="a", chance=0.0625, floor=0.53125, by_elimination=0.76562
         ),
     ],
 )
-def test_a_verdict_says_who_has_not_begun_to_learn(settings: dict[str, Any], text: str) -> None:
+def test_a_verdict_says_who_is_not_above_chance(settings: dict[str, Any], text: str) -> None:
     row = judged(baseline=LEVELS, verdict="not comparable", **settings)
     assert verdict_text(row) == text
 
@@ -170,7 +170,7 @@ def test_chance_and_floor_stand_beside_accuracies_alone() -> None:
     row = judged(verdict="reproduced", baseline=LEVELS)
     assert level_cells(row) == ("0.062", "0.531; 0.766 by elimination")
     assert column(terminal_table(row), "Chance / floor") == ["0.062 / 0.531; 0.766 by elimination"]
-    assert "begun to learn" in terminal_table(row).caption
+    assert "at chance" in terminal_table(row).caption
     variance = judged(verdict="reproduced", baseline=replace(LEVELS, is_accuracy=False))
     for unlevelled in (judged(verdict="reproduced"), variance):
         assert "Chance / floor" not in terminal_table(unlevelled).head

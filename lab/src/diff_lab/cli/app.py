@@ -11,7 +11,7 @@ COMMANDS = {
     "plan": "plan_command:plan",
     "eval": "eval_command:evaluate",
     "reproduce": "experiment_commands:reproduce",
-    "compare": "compare_command:compare",
+    "compare": "experiment_commands:compare",
     "report": "experiment_commands:report",
     "bench": "bench_command:bench",
 }

@@ -1,4 +1,4 @@
-"""The commands `demo` and `reproduce` train models and compare them; `report` shows what came out."""
+"""The commands `demo`, `reproduce` and `compare` train models and compare them; `report` shows what came out."""
 
 import shlex
 import traceback
@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from diff_lab.cli.recipe_options import TextPaths, Workers, fill_text, parse_options
+from diff_lab.cli.recipe_options import (
+    RecipeName,
+    RecipeSettings,
+    TextPaths,
+    Workers,
+    fill_text,
+    parse_options,
+    read_recipe,
+    tokenising_progress,
+)
 from diff_lab.record import ResultsFile
 from diff_transformer.cli import console
 from diff_transformer.cli.app import user_message
@@ -19,6 +28,7 @@ if TYPE_CHECKING:
     from diff_lab.experiments.experiment import Experiment
     from diff_lab.experiments.request import ExperimentRequest
     from diff_lab.report.documents import Table
+    from diff_lab.train import Recipe
 
 ALL = "all"
 
@@ -43,8 +53,8 @@ def demo(
     """
     from diff_lab.experiments.demo import ATTENTION, EXPLORER_PAGE, run_demo
     from diff_lab.record import AttentionExample
+    from diff_lab.report.findings import learning_sentences, loss_sentences
     from diff_lab.report.pages import build_run_report
-    from diff_lab.report.summary import learning_sentences, loss_sentences
     from diff_lab.report.tables import demo_table
     from diff_lab.results_files import read_record, read_results
     from diff_lab.train.progress import RunProgress
@@ -308,6 +318,121 @@ def show_results(results: ResultsFile, path: Path) -> None:
     console.print_line(f"numbers: {path}")
 
 
+def compare(
+    recipe: RecipeName,
+    settings: RecipeSettings = None,
+    variants: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,…",
+            help="Attention types (diff, diff_grouped, softmax, diff_v2), each with changes of the model if any, such "
+            "as diff:model.lambda_init=0.8 or diff:model.headwise_norm=false.",
+        ),
+    ] = "diff,softmax",
+    seeds: Annotated[int, typer.Option(min=1, help="The number of seeds, from 0; each is given to all variants.")] = 3,
+    learning_rates: Annotated[
+        str | None,
+        optional("The rates that are tried for each variant.", "the recipe's, a third of it, and three times of it"),
+    ] = None,
+    text: TextPaths = None,
+    unmatched: Annotated[
+        bool,
+        typer.Option(
+            "--unmatched", help="Leave the sizes of variants alone, where the attention of one has more parameters."
+        ),
+    ] = False,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A setting of what is measured, such as sequences=500 (retrieval) or documents=100 (text); may be "
+            "repeated.",
+        ),
+    ] = None,
+    output: Annotated[Path | None, optional("Folder of results, their report, and runs.", "runs/compare-NAME")] = None,
+    workers: Workers = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the results that are there, and resume.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results that are there.")] = False,
+) -> None:
+    """Compare attention types by a recipe of your own, as `reproduce` does by those of the experiments.
+
+    Each variant is trained with every seed on the same data in the same order, with a learning rate chosen for it. An
+    interrupted command resumes where it stopped; a run that is finished in the output folder is not trained again. The
+    report is RESULTS.md with its figures, and RESULTS.html.
+    """
+    from diff_lab.experiments.recipe_comparison import check_options, compare_recipe, with_data
+    from diff_lab.experiments.request import (
+        as_defined,
+        check_results,
+        refuse_results,
+        request_experiment,
+        results_path,
+    )
+    from diff_lab.experiments.runner import run_experiment
+    from diff_lab.record import OWN
+    from diff_lab.report.pages import DOCUMENT, build_results_report
+    from diff_lab.train import build_data
+    from diff_lab.train.progress import RunProgress
+
+    resolved = _with_text(recipe, settings or [], text or [])
+    names = [name.strip() for name in variants.split(",")]
+    rates, options = _rates(learning_rates), parse_options(option or [])
+    check_options(resolved, options)
+    experiment = compare_recipe(resolved, names, seeds=seeds, learning_rates=rates, unmatched=unmatched)
+    folder = output or Path("runs") / experiment.name.replace("recipe_", "compare-", 1)
+    path = results_path(folder, experiment.name)
+    refuse_results(path, resume=resume, overwrite=overwrite)
+    messages = console.messages()
+    with tokenising_progress(messages) as tell:
+        data = build_data(resolved, tell=tell)
+    request = request_experiment(with_data(experiment, data), OWN, options=options)
+    check_results(path, request, resume=resume, overwrite=overwrite)
+    if seeds == 1:
+        messages.print("With one seed there are no intervals, and every answer is inconclusive.")
+    results = run_experiment(
+        request,
+        folder,
+        resume=resume,
+        overwrite=overwrite,
+        progress=RunProgress(messages),
+        workers=workers,
+    )
+    show_results(results, path)
+    for written in build_results_report([folder], folder / DOCUMENT, as_defined):
+        console.print_line(f"report: {written}")
+
+
+def _with_text(name: str, settings: list[str], text: list[Path]) -> "Recipe":
+    """The recipe, which the text is put into if there is any. Raises ValueError where it is trained on none."""
+    from diff_lab.data import TextFiles
+    from diff_lab.train.data_kinds import TextData
+    from diff_lab.train.recipe import override_of
+
+    resolved = read_recipe(name, settings)
+    if not text:
+        return resolved
+    if not isinstance(resolved.data, TextData):
+        raise ValueError(
+            f"--text does not go with the recipe {resolved.name!r}, whose data is {resolved.data.describe()}."
+        )
+    if resolved.data.dataset is not None:
+        raise ValueError(
+            f"--text does not go with the recipe {resolved.name!r}, whose text is {resolved.data.describe()}; "
+            "data.dataset=null takes it out."
+        )
+    TextFiles(text)  # refuses what is no text
+    paths = [str(path.expanduser().resolve()) for path in text]
+    return read_recipe(name, [*settings, override_of("data.paths", paths)])
+
+
+def _rates(text: str | None) -> list[float]:
+    """The numbers of a list like "1e-3,3e-3"."""
+    try:
+        return [] if text is None else [float(rate) for rate in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--learning-rates is a list of numbers such as 1e-3,3e-3, got {text!r}.") from None
+
+
 def report(
     paths: Annotated[
         list[Path],
@@ -326,13 +451,13 @@ def report(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the report that is there.")] = False,
 ) -> None:
-    """Draw the page of a demo, or of training runs side by side; or set out the results of experiments beside the
+    """Draw the page of a demo, or of training runs beside each other; or set out the results of experiments beside the
     paper's.
 
     Of results there is a Markdown document (RESULTS.md), its figures in the folder "figures" beside it, and one page
     that holds everything (RESULTS.html), or with `--output RESULTS.html` this page alone.
     """
-    from diff_lab.report.experiments import holds_experiments
+    from diff_lab.report.findings import holds_experiments
     from diff_lab.report.pages import build_results_report, build_run_report, results_report_files, run_report_path
 
     of_experiments = any(map(holds_experiments, paths))

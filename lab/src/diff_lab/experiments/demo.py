@@ -60,7 +60,7 @@ SETTINGS = {
         *section("train", learning_rate=0.0125, schedule="cosine", steps=1200, evaluate_every=60),
     ),
 }
-# The same with fewer steps: everything that the demo shows, of models that have hardly begun to learn.
+# The same with fewer steps: everything that the demo shows, of models that have learned little.
 FAST = {
     "retrieval": section("train", steps=300, evaluate_every=20),
     "language": section("train", steps=80, evaluate_every=10, warmup_steps=10),
@@ -291,7 +291,7 @@ def _answer_share(maps: Tensor, query: int, answer: int) -> Tensor:
 
 
 def text_samples(models: dict[str, DiffTransformerForCausalLM], data: Data, seed: int) -> dict[str, str]:
-    """How each variant goes on from the beginning of the validation text, drawn at temperature 0.8."""
+    """How each variant continues the beginning of the validation text, drawn at temperature 0.8."""
     tokenizer, batches = data.tokenizer, data.batches
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     assert isinstance(batches, TextBatches)

@@ -5,8 +5,9 @@ carries them out.
 """
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
@@ -47,6 +48,10 @@ class Variant:
     name: str  # a recipe's attention type where that says all ("diff", "softmax")
     overrides: tuple[str, ...]  # settings on top of the preset's
     coordinates: Coordinates = NO_COORDINATES  # of its records, a size for example
+
+    def changed(self, *overrides: str, **fields: Any) -> "Variant":
+        """The variant with more settings, which come after its own, and with other fields."""
+        return replace(self, overrides=(*self.overrides, *overrides), **fields)
 
     @property
     def label(self) -> str:
@@ -255,9 +260,17 @@ class ComparisonRule:
         ]
 
 
-def compared_by(*rules: ComparisonRule) -> Callable[[Sequence[Result], Preset], list[Comparison]]:
+def rules(
+    names: Iterable[str], pairs: Iterable[tuple[str, str]] = (("diff", "softmax"),), **fields: Any
+) -> list[ComparisonRule]:
+    """A rule for each number and each two variants, which are alike in all other fields."""
+    alike = [(name, *pair) for name, pair in itertools.product(names, pairs)]
+    return [ComparisonRule(name=name, variant=variant, against=against, **fields) for name, variant, against in alike]
+
+
+def compared_by(*all_rules: ComparisonRule) -> Callable[[Sequence[Result], Preset], list[Comparison]]:
     """What an experiment compares by rules alone, whatever its preset."""
-    return lambda records, _: [comparison for rule in rules for comparison in rule.comparisons(records)]
+    return lambda records, _: [comparison for rule in all_rules for comparison in rule.comparisons(records)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,27 +315,27 @@ class Experiment:
 # Name → "module:object" in this package. One line for each, in the order of the paper.
 EXPERIMENTS = {
     "table1": "protocol_experiments:TABLE_1",
-    "fig3": "scaling_experiment:FIG_3",
+    "fig3": "scaling_experiments:FIG_3",
     "fig4": "language_experiments:FIG_4",
-    "table2": "needle_experiments:TABLE_2",
-    "fig5": "needle_experiments:FIG_5",
-    "table3": "needle_experiments:TABLE_3",
+    "table2": "in_context_experiments:TABLE_2",
+    "fig5": "in_context_experiments:FIG_5",
+    "table3": "in_context_experiments:TABLE_3",
     "fig6": "in_context_experiments:FIG_6",
     "fig7": "in_context_experiments:FIG_7",
     "table4": "protocol_experiments:TABLE_4",
     "table5": "inside_experiments:TABLE_5",
     "fig8": "inside_experiments:FIG_8",
     "table6": "language_experiments:TABLE_6",
-    "table7": "throughput_experiment:TABLE_7",
+    "table7": "inside_experiments:TABLE_7",
     "table8": "protocol_experiments:TABLE_8",
     "appendix_c": "protocol_experiments:APPENDIX_C",
     "appendix_g": "inside_experiments:APPENDIX_G",
-    "recall": "recall_experiments:RECALL",
-    "v2": "recall_experiments:V2",
-    "grouped": "grouped_heads:GROUPED_HEADS",
-    "language": "language_over_training:LANGUAGE",
-    "lr_sensitivity": "recall_experiments:LR_SENSITIVITY",
-    "length_generalisation": "recall_experiments:LENGTH_GENERALISATION",
+    "recall": "in_context_experiments:RECALL",
+    "v2": "language_experiments:V2",
+    "grouped": "language_experiments:GROUPED_HEADS",
+    "language": "language_experiments:LANGUAGE",
+    "lr_sensitivity": "scaling_experiments:LR_SENSITIVITY",
+    "length_generalisation": "in_context_experiments:LENGTH_GENERALISATION",
 }
 
 

@@ -34,7 +34,7 @@ Paper = Mapping[str, Mapping[Coordinates, tuple[float, float]]]
 HARNESS_NOTES = (
     "No verdict: models of this size answer such tasks by chance, and what they answer says nothing about the paper's "
     "claim.",
-    "Unless others are asked for, the questions are made from the held-out text (which of four pieces goes on from a "
+    "Unless others are asked for, the questions are made from the held-out text (which of four pieces continues a "
     "beginning): the paper's seven tasks need the network and were not run here. Where there is one: --option "
     "tasks=table1, or the harness's names or .jsonl files of your own, separated by commas.",
 )

@@ -237,8 +237,7 @@ def _matched(preset: Preset) -> tuple[Preset, list[str]]:
                 f"recipe: its feed-forward networks are {width:,} wide, not {config.intermediate_size:,}, so that all "
                 f"variants are of one size (within {TOLERANCE:.0%}; --unmatched leaves sizes alone)."
             )
-            narrower = section("model", intermediate_size=width)
-            variants.append(replace(variant, overrides=(*variant.overrides, *narrower)))
+            variants.append(variant.changed(*section("model", intermediate_size=width)))
         else:
             variants.append(variant)
     return replace(preset, variants=tuple(variants)), notes

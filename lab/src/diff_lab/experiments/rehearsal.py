@@ -18,8 +18,7 @@ from diff_lab.experiments.experiment import (
     heads_of,
     section,
 )
-from diff_lab.experiments.preset_check import DatasetCache, check_measurements, check_preset
-from diff_lab.experiments.request import ExperimentRequest
+from diff_lab.experiments.request import DatasetCache, ExperimentRequest, check_measurements, check_preset
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.record import ResultsFile
 from diff_lab.train import Progress, Recipe
@@ -145,7 +144,7 @@ def _small_variant(preset: Preset, variant: Variant, part: int, factor: int) -> 
         num_attention_heads=model.heads,
         head_dim=max(1, heads_of(recipe).head_dim // factor),
     )
-    return replace(variant, overrides=(*variant.overrides, *sizes, *_less(recipe, part, STEPS)))
+    return variant.changed(*sizes, *_less(recipe, part, STEPS))
 
 
 def _small_stage(

@@ -1,4 +1,4 @@
-"""Checks the request for an experiment, and whether existing results are in its way, are its own, or of another one."""
+"""Checks what is asked of an experiment before any work: the request, its recipes and data, and results that exist."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,27 @@ import torch
 
 from diff_lab.coordinates import NO_COORDINATES
 from diff_lab.data import TextFiles
-from diff_lab.experiments.experiment import EXPERIMENTS, PAPER, Experiment, Preset, find_experiment
+from diff_lab.experiments.experiment import (
+    EXPERIMENTS,
+    PAPER,
+    Experiment,
+    ParameterCounts,
+    Preset,
+    Variant,
+    check_counts,
+    check_recipes,
+    count,
+    find_experiment,
+    text_notes,
+)
 from diff_lab.experiments.recipe_comparison import recorded_experiment
-from diff_lab.learning import curves_of
+from diff_lab.learning import curves_of, judge
 from diff_lab.measure.measurement import read_options, refuse_unknown
 from diff_lab.measure.standard import curve_baselines
 from diff_lab.record import OWN, Headline, ResultsFile
 from diff_lab.results_files import read_results
-from diff_lab.train import load_recipe
+from diff_lab.train import Data, Recipe, build_config, build_data, load_recipe
 from diff_lab.train.recipe import override_of
-from diff_lab.verdicts import judge
 
 
 def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> ResultsFile:
@@ -136,6 +147,58 @@ def preset_of(experiment: Experiment, preset: str) -> Preset:
         has = ", ".join(experiment.presets)
         raise ValueError(f"The experiment {experiment.name!r} has no preset {preset!r}; it has {has}.")
     return experiment.presets[preset]
+
+
+class DatasetCache:
+    """The data of recipes, built once for all that have the same data and seed."""
+
+    def __init__(self) -> None:
+        self._built: dict[str, Data] = {}
+
+    def of(self, recipe: Recipe) -> Data:
+        key = json.dumps([recipe.data.model_dump(mode="json"), recipe.train.seed])
+        if key not in self._built:
+            self._built[key] = build_data(recipe)
+        return self._built[key]
+
+
+@dataclass(frozen=True)
+class CheckedPreset:
+    """A preset that can be carried out: the recipe and the parameters of each variant, and what a reader must know of
+    the text.
+    """
+
+    recipes: Mapping[Variant, Recipe]
+    counts: Mapping[Variant, ParameterCounts]
+    notes: tuple[str, ...]
+
+
+def check_preset(request: ExperimentRequest, data: DatasetCache) -> CheckedPreset:
+    """Check that the variants are alike, that their data are there, and that these serve the measurements.
+
+    Raises ValueError or OSError for what is not so.
+    """
+    preset = request.preset
+    recipes = {variant: preset.variant_recipe(variant) for variant in preset.variants}
+    check_recipes(recipes)
+    counts = {}
+    for variant, recipe in recipes.items():
+        built = data.of(recipe)
+        counts[variant] = count(build_config(recipe, built.batches.vocab_size, built.tokenizer))
+    check_counts(counts, preset)
+    check_measurements(request, data)
+    notes = (note for recipe in recipes.values() for note in text_notes(recipe, data.of(recipe).batches))
+    return CheckedPreset(recipes, counts, tuple(dict.fromkeys(notes)))
+
+
+def check_measurements(request: ExperimentRequest, data: DatasetCache) -> None:
+    """Raises ValueError where the data of the last stage hold no batch, or cannot serve the measurements."""
+    preset = request.preset
+    last = [preset.variant_recipe(variant, "train.seed=0", *preset.extension) for variant in preset.variants]
+    for built in {id(built): built for built in map(data.of, last)}.values():
+        built.batches.train_batch(1)
+        for requested in request.experiment.requests(preset):
+            requested.check(built.batches, built.tokenizer)
 
 
 def results_path(output: Path, name: str) -> Path:

@@ -14,11 +14,16 @@ import torch
 from diff_lab.coordinates import Coordinates
 from diff_lab.data import MaskedTextBatches, TextBatches
 from diff_lab.experiments.experiment import ParameterCounts, Variant, heads_of
-from diff_lab.experiments.learning_rates import sweep_notes
-from diff_lab.experiments.preset_check import DatasetCache, check_preset
-from diff_lab.experiments.request import ExperimentRequest, as_defined, check_results, results_path
+from diff_lab.experiments.request import (
+    DatasetCache,
+    ExperimentRequest,
+    as_defined,
+    check_preset,
+    check_results,
+    results_path,
+)
 from diff_lab.experiments.run_store import FinishedRun, Store
-from diff_lab.experiments.variant_training import TrainedVariant, TrainingOfVariant, train_variants
+from diff_lab.experiments.variant_training import TrainedVariant, TrainingOfVariant, sweep_notes, train_variants
 from diff_lab.experiments.worker_pool import default_workers
 from diff_lab.measure.measurement import EvalInput, TrainingRecord
 from diff_lab.measure.standard import LABEL_ACCURACY, VALIDATION_LOSS, curve_records

@@ -1,4 +1,4 @@
-"""Writes reports from the files of results alone: of experiments, of training runs side by side, and of the demo."""
+"""Writes reports from the files of results alone: of experiments, of training runs, and of the demo."""
 
 import itertools
 import math
@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+from diff_lab.learning import judge
 from diff_lab.record import AttentionExample, ResultsFile, Samples
 from diff_lab.report import plots, tables, wording
 from diff_lab.report.documents import (
@@ -22,14 +23,25 @@ from diff_lab.report.documents import (
     is_report,
     refuse_others,
 )
-from diff_lab.report.experiments import name_in_report, read_experiments
-from diff_lab.report.forest_figures import forest_figures, overview_figure
-from diff_lab.report.line_figures import along, coordinate_figures, known_levels, learning_figures
+from diff_lab.report.figures import (
+    along,
+    coordinate_figures,
+    forest_figures,
+    known_levels,
+    learning_figures,
+    overview_figure,
+)
+from diff_lab.report.findings import (
+    certainty,
+    learning_sentences,
+    loss_sentences,
+    name_in_report,
+    read_experiments,
+    summary,
+)
 from diff_lab.report.plots import FIGURE_MARK, Drawing, Series, ends_in_words, line_plot, variant_style
-from diff_lab.report.summary import certainty, learning_sentences, loss_sentences, summary
 from diff_lab.report.wording import DIVERGED, format_number, variant_label
 from diff_lab.results_files import read_record, write_text
-from diff_lab.verdicts import judge
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.utils.files import read_metrics
 
@@ -179,7 +191,7 @@ class LoggedRun:
 
 
 def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Path:
-    """Write a report of training runs side by side; a demo folder alone gives the demo's report.
+    """Write a report that compares training runs; a demo folder alone gives the demo's report.
 
     Args:
         run_dirs: folders of runs. Among several, a demo's stands for the runs inside it.

@@ -17,7 +17,6 @@ from diff_lab.learning import (
     ACCURACY_CURVE,
     CURVES,
     LOSS_CURVE,
-    StepsRatio,
     VariantCurves,
     curves_of,
     curves_of_one_rate,
@@ -27,7 +26,7 @@ from diff_lab.learning import (
 from diff_lab.record import Comparison, Result, ResultsFile, Verdict
 from diff_lab.report import wording
 from diff_lab.report.documents import Cell, Table
-from diff_lab.report.experiments import ExperimentResults
+from diff_lab.report.findings import ExperimentResults
 from diff_lab.report.wording import format_number
 from diff_lab.results_files import number_of
 from diff_lab.statistics import mean_interval
@@ -283,24 +282,8 @@ def ratios_table(file: ResultsFile) -> Table | None:
     ]
     columns["Steps of the first"] = [_steps(ratio.steps[0], first) for first, _, ratio in rows]
     columns["Steps of the second"] = [_steps(ratio.steps[1], second) for _, second, ratio in rows]
-    columns["Ratio"] = [ratio_text(ratio) for *_, ratio in rows]
+    columns["Ratio"] = [wording.ratio_text(ratio) for *_, ratio in rows]
     return Table.of_columns(columns, title="Steps to reach the same", caption=_STEPS)
-
-
-def ratio_text(ratio: StepsRatio) -> str:
-    """The ratio with its interval, or what is known of it: "less than 0.31"."""
-    if not math.isfinite(ratio.ratio):
-        reached = [any(map(math.isfinite, steps)) for steps in ratio.steps]
-        return wording.NOT_KNOWN if any(reached) else "neither"
-    if ratio.bound is not None:
-        is_below = ratio.bound == "below"
-        outward = (math.ceil if is_below else math.floor)(round(ratio.ratio * 100, 6)) / 100
-        seeds = "" if len(ratio.steps[0]) < 2 else ", no interval"
-        return f"{'less' if is_below else 'more'} than {format_number(outward, 2)}{seeds}"
-    value = format_number(ratio.ratio, 2)
-    if ratio.interval is None:
-        return f"{value}, one seed"
-    return f"{value} [{', '.join(format_number(end, 2) for end in ratio.interval)}]"
 
 
 @dataclass(frozen=True)

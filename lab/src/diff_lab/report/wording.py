@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.learning import ACCURACY_CURVE, LAST_PART, MOST_ACCURACY, MOST_LOSS, VariantCurves
+from diff_lab.learning import ACCURACY_CURVE, LAST_PART, MOST_ACCURACY, MOST_LOSS, StepsRatio, VariantCurves
 from diff_lab.record import Baseline, Comparison, Interval, Result, Verdict
 from diff_lab.statistics import verdict as verdict_of_interval
 from diff_transformer.attention_types import ATTENTION_TYPES
@@ -27,8 +27,8 @@ ANSWERS: dict[Verdict | None, str] = {
 LEVELS = (
     "Chance is the accuracy of guessing among all answers. The floor is the accuracy of knowing which answers occur in "
     "the context, and how often, but not which answer belongs to which question; elimination also leaves out the "
-    "answers already given. A variant is shown to have begun to learn the task when its whole 95 % interval lies above "
-    "these levels. Where that is not shown of one of the two, because it guesses or because its seeds differ too much, "
+    "answers already given. A variant is called at chance unless its whole 95 % interval lies above "
+    "these levels. Where one of the two is at chance, because it guesses or because its seeds differ too much, "
     "they cannot be compared. For contexts longer than in training, the accuracy at the shortest length decides this, "
     "and for attention and the order of demonstrations the accuracy in the same task."
 )
@@ -128,6 +128,22 @@ def missing_word(row: Comparison, trained: Sequence[Mapping[str, Any]]) -> str:
     size = row.coordinates
     same_size = [variant for variant in compared if size and Coordinates(variant["coordinates"]) == size]
     return DIVERGED if not row.reason and any(variant["diverged"] for variant in same_size or compared) else NOT_KNOWN
+
+
+def ratio_text(ratio: StepsRatio) -> str:
+    """The ratio with its interval, or what is known of it: "less than 0.31"."""
+    if not math.isfinite(ratio.ratio):
+        reached = [any(map(math.isfinite, steps)) for steps in ratio.steps]
+        return NOT_KNOWN if any(reached) else "neither"
+    if ratio.bound is not None:
+        is_below = ratio.bound == "below"
+        outward = (math.ceil if is_below else math.floor)(round(ratio.ratio * 100, 6)) / 100
+        seeds = "" if len(ratio.steps[0]) < 2 else ", no interval"
+        return f"{'less' if is_below else 'more'} than {format_number(outward, 2)}{seeds}"
+    value = format_number(ratio.ratio, 2)
+    if ratio.interval is None:
+        return f"{value}, one seed"
+    return f"{value} [{', '.join(format_number(end, 2) for end in ratio.interval)}]"
 
 
 def few_heads(trained: Sequence[Mapping[str, Any]]) -> str:

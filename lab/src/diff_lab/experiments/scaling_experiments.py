@@ -1,4 +1,4 @@
-"""Fits losses by size, and defines the experiment on what DIFF needs for the loss of the Transformer (Figure 3)."""
+"""Fits losses by size, and defines the experiments on losses by size and tokens (Figure 3) and by learning rate."""
 
 import math
 from collections.abc import Sequence
@@ -18,12 +18,14 @@ from diff_lab.experiments.experiment import (
     by_name,
     compared_by,
     diff_and_softmax,
+    rules,
     section,
 )
 from diff_lab.experiments.paper_preset import PaperPreset, Stage, evaluation
 from diff_lab.learning import LOSS_CURVE, TOKENS_FOR_EQUAL_LOSS, curves_of, steps_ratio
 from diff_lab.measure.document_losses import AR_HIT, OTHER, WHOLE, Repeats
-from diff_lab.measure.standard import LANGUAGE_LOSS
+from diff_lab.measure.measurement import MeasurementRequest
+from diff_lab.measure.standard import GUESS, LANGUAGE_LOSS
 from diff_lab.record import Comparison, Headline, Interval, Result
 from diff_lab.statistics import mean_interval, seeds_needed, t_quantile, verdict
 
@@ -140,12 +142,9 @@ def sized(parameters: float, layers: int, width: int, feed_forward: int, head_di
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
     sizes = list(dict.fromkeys(variant.coordinates for variant in preset.variants))
     largest = sizes[-1]
-    rules = (
-        # Of whole documents, so that the interval knows of others.
-        ComparisonRule(name=WHOLE),
-        *(ComparisonRule(name=name, at=lambda size: size == largest) for name in (AR_HIT, OTHER)),
-    )
-    return [*_by_size(records, sizes), *_by_tokens(records, largest), *compared_by(*rules)(records, preset)]
+    # Of whole documents, so that the interval knows of others.
+    by_document = compared_by(ComparisonRule(name=WHOLE), *rules((AR_HIT, OTHER), at=lambda size: size == largest))
+    return [*_by_size(records, sizes), *_by_tokens(records, largest), *by_document(records, preset)]
 
 
 def _by_size(records: Sequence[Result], sizes: Sequence[Coordinates]) -> list[Comparison]:
@@ -246,7 +245,7 @@ FIG_3 = Experiment(
     presets={
         # Sizes of which the smallest is too small for these few tokens: of larger ones none is better than another yet.
         "cpu": language.language_preset(
-            *language.LANGUAGE_CPU,
+            "cpu",
             steps=250,
             evaluate_every=50,
             variants=(
@@ -256,12 +255,10 @@ FIG_3 = Experiment(
                 *sized(130_000, 3, 48, 128, 4),
             ),
             learning_rates=(1.25e-2, 3e-2, 7.5e-2),
-            seeds=3,
-            options={"documents": 60, "longest": 2048, "frequent": 100},
             minutes=8,
         ),
         "gpu": language.language_preset(
-            *language.LANGUAGE_GPU,
+            "gpu",
             steps=900,
             evaluate_every=90,
             variants=(
@@ -270,9 +267,6 @@ FIG_3 = Experiment(
                 *sized(17_000_000, 6, 384, 1024, 32),
                 *sized(34_000_000, 8, 512, 1376, 32),
             ),
-            learning_rates=(5e-4, 1e-3, 2e-3),
-            seeds=3,
-            options={"documents": 200, "longest": 65536, "frequent": 1000},
             minutes=25,
         ),
         "paper": PaperPreset(
@@ -307,5 +301,96 @@ FIG_3 = Experiment(
         + "; by tokens of training, read off Figure 3b: "
         + ", ".join(f"{gap:+.3f} after {tokens}" for tokens, gap in PAPER_GAPS.items())
         + ".",
+    ),
+)
+
+
+BEST = "sensitivity/best_loss"
+EXCESS = "sensitivity/excess_loss"
+
+
+def variants_lr_sensitivity(rates: Sequence[float]) -> tuple[Variant, ...]:
+    """DIFF and the Transformer at each rate."""
+    return tuple(
+        variant
+        for rate in rates
+        for variant in diff_and_softmax(f"train.learning_rate={rate!r}", coordinates=Coordinates(learning_rate=rate))
+    )
+
+
+def derived(records: Sequence[Result]) -> list[Result]:
+    """Of each variant and seed: its loss at the variant's best rate, and how much higher the loss is over all rates.
+
+    The best rate has the lowest mean loss over the seeds. The mean over rates of what the loss is above that one's is
+    the sensitivity of Wortsman et al. (arXiv 2309.14322); where a run diverged, or ended above it, the loss is that of
+    a guess.
+    """
+    guesses = [record.value for record in by_name(records, GUESS) if math.isfinite(record.value)]
+    if not guesses:
+        return []
+    losses: dict[str, dict[int, dict[Coordinates, float]]] = {}
+    for record in by_name(records, LANGUAGE_LOSS):
+        if record.seed is not None:
+            value = min(record.value, guesses[0]) if math.isfinite(record.value) else guesses[0]
+            losses.setdefault(record.variant, {}).setdefault(record.seed, {})[record.coordinates] = value
+    results = []
+    for variant, seeds in losses.items():
+        best = min(next(iter(seeds.values())), key=lambda rate: fmean(by_rate[rate] for by_rate in seeds.values()))
+        for seed, by_rate in seeds.items():
+            values = {BEST: by_rate[best], EXCESS: fmean(by_rate.values()) - by_rate[best]}
+            results += [
+                Result(name=name, variant=variant, value=value, seed=seed, unit="nats/token", better="lower")
+                for name, value in values.items()
+            ]
+    return results
+
+
+# What is asked is how a fixed budget ends at each rate.
+LR_RULES = compared_by(*rules((BEST, EXCESS, LANGUAGE_LOSS), exploratory=True, quality=False))
+
+LR_SENSITIVITY = Experiment(
+    name="lr_sensitivity",
+    shows="both models at five learning rates (beyond the paper; Appendix G says that both may have the same)",
+    presets={
+        "cpu": language.language_preset(
+            "cpu",
+            *section("model", hidden_size=64, intermediate_size=168, num_hidden_layers=4, head_dim=8),
+            steps=180,
+            learning_rates=(),
+            options={},
+            variants=variants_lr_sensitivity((1e-3, 3e-3, 1e-2, 3e-2, 1e-1)),
+            minutes=7,
+        ),
+        "gpu": language.language_preset(
+            "gpu",
+            steps=800,
+            evaluate_every=100,
+            learning_rates=(),
+            options={},
+            variants=variants_lr_sensitivity((2.5e-4, 1e-3, 4e-3, 1.6e-2, 6.4e-2)),
+            minutes=25,
+        ),
+        "paper": PaperPreset(
+            stages=(Stage(recipe="paper-830m"),),
+            variants=variants_lr_sensitivity((3.75e-5, 7.5e-5, 1.5e-4, 3e-4, 6e-4)),
+            evaluations=(evaluation("standard"),),
+            remarks=("Not the paper's: its smallest models, at a quarter of its learning rate to four times as much.",),
+        ),
+    },
+    measurements=lambda _: [
+        MeasurementRequest(name="standard", numbers=(LANGUAGE_LOSS,)),
+        MeasurementRequest(name="loss_of_a_guess"),
+    ],
+    compare=lambda records, preset: LR_RULES([*records, *derived(records)], preset),
+    headline=lambda _: Headline(
+        name=EXCESS, claim="DIFF loses less than the Transformer with learning rates that are not its best"
+    ),
+    notes=(
+        "The paper trains both with one learning rate and argues that their gradients are of one size (Appendix G); it "
+        f"shows no sweep. {BEST} is the loss at the variant's best rate, {EXCESS} the mean over the rates of the loss "
+        "above it. In both a run that diverged, and one whose loss is higher, counts as a guess among all tokens: that "
+        f"a rate is too high is what is asked here. In {LANGUAGE_LOSS} a run that diverged is missing, and none is "
+        "cut.",
+        f"{LANGUAGE_LOSS} and what is made of it: {language.FIXED_TEXT}",
     ),
 )
