@@ -62,7 +62,8 @@ def measuring(function: Callable[[EvalInput], float], preset: Preset) -> Experim
 
 def trained_by(measured: EvalInput) -> Any:
     """The recipe of a run's last stage."""
-    return load_recipe(measured.trained().folder / "run" / "recipe.yaml")
+    assert measured.training is not None
+    return load_recipe(measured.training.folder / "run" / "recipe.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -449,7 +450,8 @@ def test_the_users_text_is_what_is_trained_on(tmp_path: Path) -> None:
         read = run.tokenizer.decode(run.batches.train_batch(1)["input_ids"][0])
         pieces = read.split(run.tokenizer.eos_token)  # a block may hold the end of one document and the next
         assert all(any(piece in file.read_text(encoding="utf-8") for file in text.iterdir()) for piece in pieces)
-        return float(run.trained().metrics[-1]["validation/loss"])
+        assert run.training is not None
+        return float(run.training.metrics[-1]["validation/loss"])
 
     experiment = measuring(measure, preset)
     results = run_experiment(request_experiment(experiment, text=[text]), tmp_path / "out")
