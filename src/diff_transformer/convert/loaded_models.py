@@ -127,8 +127,8 @@ def head_entropies(model: Any, sequences: Sequence[Tensor]) -> Tensor:
     all n equally.
 
     Takes any causal language model of transformers whose attention implementation returns weights ("eager" does), and
-    tokens (N,) without padding; every row of every sequence counts the same. Raises ValueError for others, and for no
-    sequence.
+    tokens (N,) without padding; every row of every sequence counts the same. The weights that a DIFF model returns are
+    A1 − λA2, which have no entropy. Raises ValueError for others, and for no sequence.
     """
     if not sequences:
         raise ValueError("head_entropies needs one sequence or more, got none.")

@@ -336,6 +336,8 @@ def attention_maps(
 ) -> list[AttentionMaps]:
     """The maps of every layer for one batch, whatever attention implementation the model is set to.
 
+    All of them are held at once, three numbers for each layer, head, query and key. A row is one document.
+
     Args:
         model: one of ours, of any attention type.
         input_ids: (B, N) tokens.

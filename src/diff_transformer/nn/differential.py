@@ -99,8 +99,6 @@ class DiffAttention(DifferentialAttention):
             ``head_dim`` is not given, a layer below 1, a ``lambda_init`` or a ``dropout`` that is not allowed.
     """
 
-    # The operator applies the norm, fused where its kernel can: ``head_norm`` provides its weight alone.
-
     pairs_kv_heads = True
 
     def __init__(

@@ -150,6 +150,9 @@ class HeadwiseNorm(RMSNorm, ReplicatedAcrossHeads):
     the gradients with the Transformer's at the start of training (Appendix G).
 
     No "RMSNorm" at the end of the name: servers replace what is called so by a norm of theirs, which has no factor.
+    The operator applies a subclass as the RMSNorm that this is, whatever its ``forward`` says. A norm with another
+    formula subclasses :class:`RMSNorm`, whose weights a model draws, and :class:`ReplicatedAcrossHeads`: it is called
+    on the heads that the operator returns.
     """
 
     def __init__(self, size: int, lambda_init: float, eps: float = 1e-5) -> None:

@@ -46,7 +46,9 @@ _AT_A_TIME = 1 << 14
 
 
 def first_tokens(batches: Batches, tokens: int) -> Iterator[dict[str, Tensor]]:
-    """The validation batches up to so many tokens, in parts. The last sequence is cut where they end."""
+    """The validation batches up to so many tokens, in parts of 16,384 tokens or one sequence. The last one is cut
+    where they end.
+    """
     for batch in batches.validation_batches():
         count, length = batch["input_ids"].shape
         complete = min(count, tokens // length)
