@@ -2,35 +2,38 @@
 
     python lab/benchmarks/train_together.py OUTPUT novels '[["diff", 0.008, 0], ["softmax", 0.008, 0]]'
 
-A model of a million parameters takes about 2 ms a step on an H200 this way; launched kernel by kernel, the host would
-take several times as long. The arithmetic of a step is the training loop's (first weights, batches, clipping, AdamW,
-learning rates): losses of 60 steps on a CPU in float32 agree with `diff-lab train` in six digits. Runs are named by
-variant, learning rate and seed, and written into OUTPUT/runs, where `diff-lab reproduce language --output OUTPUT` finds
-them. There is nothing to resume: a training takes minutes.
+The training loop waits for the loss and the gradient norm of every step, which no graph can; a step here is its
+arithmetic without that (`lab/tests/bench/test_train_together.py` compares the two). Runs are named by variant, learning
+rate and seed, and written into OUTPUT/runs as `diff-lab reproduce` keeps them; those that are there are left out.
+`SETTINGS` are not the preset's, so its own runs have other keys. Nothing is resumed: on an H200 nine runs of the preset
+"night" took four minutes (docs/log.md, with an earlier form of this program).
 """
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from diff_lab.experiments.experiment import find_experiment, section
 from diff_lab.experiments.request import DatasetCache, request_experiment
-from diff_lab.experiments.run_store import TRAINED, run_key
+from diff_lab.experiments.run_store import TRAINED, Store, run_key
 from diff_lab.measure.standard import LanguageLoss, text_part
-from diff_lab.results_files import capture_environment, write_json
+from diff_lab.results_files import capture_environment, write_json, write_text
 from diff_lab.train import Data, Recipe
 from diff_lab.train.checkpoint import save_model
 from diff_lab.train.distributed import DistributedContext
 from diff_lab.train.run_folder import METRICS, MODEL
 from diff_lab.train.run_setup import build_model
 from diff_lab.train.step import build_optimizers, learning_rate, loss_of_rows
+from diff_transformer.utils.files import finite
 
 # Of every run, in place of what its variant says.
 SETTINGS = section("train", precision="bf16", compile=False, final_learning_rate=0)
@@ -41,8 +44,8 @@ EAGER_STEPS = 3
 class Run:
     """A model that is trained, with its optimizer, its batches and, once captured, the graph of its step."""
 
-    def __init__(self, name: tuple[str, float, int], recipe: Recipe, data: Data, batches: Tensor) -> None:
-        self.name, self.recipe, self.settings, self.data, self.batches = name, recipe, recipe.train, data, batches
+    def __init__(self, recipe: Recipe, data: Data, batches: Tensor) -> None:
+        self.recipe, self.settings, self.data, self.batches = recipe, recipe.train, data, batches
         device = batches.device
         self.context = DistributedContext("single", device, 0, 1, recipe.train.precision)
         self.model = build_model(recipe, data).to(device).train()
@@ -54,7 +57,8 @@ class Run:
         self.targets = torch.tensor(self.ids[:, 1:].numel(), device=device)
         self.stream = torch.cuda.Stream() if device.type == "cuda" else None
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.lines: list[dict[str, object]] = []
+        self.lines: list[dict[str, Any]] = []
+        self.diverged: str | None = None  # what was not finite in the first logged step that shows it
 
     def step(self, number: int) -> None:
         """Enqueue an optimizer step."""
@@ -88,8 +92,10 @@ class Run:
 
     def log(self, number: int, validation: LanguageLoss | None) -> None:
         rate = learning_rate(number, self.settings)
-        line: dict[str, object] = {"step": number, "loss": float(self.loss), "learning_rate": rate}
+        line: dict[str, Any] = {"step": number, "loss": float(self.loss), "learning_rate": rate}
         line["grad_norm"] = float(self.norm)
+        if self.diverged is None and not math.isfinite(line["loss"] + line["grad_norm"]):
+            self.diverged = f"The loss was {line['loss']} and the gradient norm {line['grad_norm']} at step {number}."
         if validation is not None:
             line |= {"lambdas": self.model.lambdas(), "validation/loss": validation.per_token}
             line["validation/bits_per_byte"] = validation.bits_per_byte
@@ -98,9 +104,12 @@ class Run:
     def write(self, folder: Path, commit: str | None, seconds: float) -> None:
         """Write the run as the store of `reproduce` keeps it."""
         self.model.eval()
-        save_model(folder / "run" / MODEL, self.model, self.data.tokenizer)
-        (folder / "run" / METRICS).write_text("".join(json.dumps(line) + "\n" for line in self.lines), encoding="utf-8")
-        outcome = {"commit": commit, "begun_at": commit, "diverged": None, "seconds": seconds, "name": self.name}
+        (folder / "run").mkdir(parents=True, exist_ok=True)
+        if self.diverged is None:
+            save_model(folder / "run" / MODEL, self.model, self.data.tokenizer)
+        lines = (json.dumps(finite(line), allow_nan=False) + "\n" for line in self.lines)
+        write_text(folder / "run" / METRICS, "".join(lines))
+        outcome = {"commit": commit, "begun_at": commit, "diverged": self.diverged, "seconds": seconds}
         write_json(folder / TRAINED, {**vars(capture_environment(self.ids.device.type)), **outcome})
 
     def _compute(self) -> None:
@@ -160,27 +169,36 @@ def main() -> None:
     experiment = find_experiment("language")
     preset = request_experiment(experiment, arguments.preset, text=[arguments.text]).preset
     variants = {variant.name: variant for variant in preset.variants}
-    commit, data_of, rows_of, runs = capture_environment("cpu").commit, DatasetCache(), dict[int, Tensor](), list[Run]()
+    store, commit = Store(arguments.output / "runs"), capture_environment("cpu").commit
+    data_of, rows_of, runs = DatasetCache(), dict[int, Tensor](), dict[str, Run]()
     for name, rate, seed in arguments.runs:
+        if name not in variants:
+            parser.error(f"runs name a variant of {', '.join(variants)}, got {name!r}.")
         variant = replace(variants[name], overrides=(*variants[name].overrides, *SETTINGS))
         recipe = preset.variant_recipe(variant, *section("train", learning_rate=rate, seed=seed))
         data = data_of.of(recipe)
+        key = run_key(recipe, data.batches, None, experiment.logs)
+        if store.find(key) is not None:
+            print(f"{key} {name} {rate:g} {seed}: is there already")
+            continue
         if seed not in rows_of:
             numbers = range(1, recipe.train.steps + 1)
             blocks = [data.batches.train_batch(number)["input_ids"] for number in numbers]
             rows_of[seed] = torch.stack(blocks).to(device)
-        runs.append(Run((name, rate, seed), recipe, data, rows_of[seed]))
-    steps = runs[0].settings.steps
+        runs[key] = Run(recipe, data, rows_of[seed])
+    if not runs:
+        return
+    steps = next(iter(runs.values())).settings.steps
     begin = time.monotonic()
-    for number in train(runs, steps):
+    for number in train([*runs.values()], steps):
         if number % (steps // 10 or 1) == 0:
-            losses = " ".join(f"{run.lines[-1]['loss']:.3f}" for run in runs if run.lines)
+            losses = " ".join(f"{run.lines[-1]['loss']:.3f}" for run in runs.values() if run.lines)
             print(f"step {number} of {steps}, {time.monotonic() - begin:.0f} s: {losses}", flush=True)
     seconds = (time.monotonic() - begin) / len(runs)
-    for run in runs:
-        key = run_key(run.recipe, run.data.batches, None, experiment.logs)
+    for key, run in runs.items():
         run.write(arguments.output / "runs" / key, commit, seconds)
-        print(key, run.name, run.lines[-1]["validation/loss"])
+        settings = run.recipe.model.attention_type, run.settings.learning_rate, run.settings.seed
+        print(key, *settings, run.diverged or run.lines[-1]["validation/loss"])
 
 
 if __name__ == "__main__":
