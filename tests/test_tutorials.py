@@ -116,6 +116,7 @@ def test_it_begins_with_a_question_and_ends_in_words(name: str) -> None:
     assert re.match(r"# .+\n\n", first.source)
     assert "?" in first.source
     assert "## What we have found" in last.source
+    assert all(len(cell.source.splitlines()) <= 40 for cell in cells(name))
 
 
 @pytest.mark.parametrize("name", SMALL)

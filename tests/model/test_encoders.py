@@ -3,6 +3,7 @@
 The truth is a causal model with the same weights and a mask (B, 1, N, N) that shows everything, through the reference.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,11 +70,17 @@ def check_gradients(check: Callable[..., None], answer: Gradients, truth: Gradie
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_sees_everything(kind: str, implementation: str, make: Any, encoder: Any, tokens: Any, check: Any) -> None:
+def test_sees_everything(
+    kind: str, implementation: str, make: Any, encoder: Any, tokens: Any, check: Any, ran: Counter[str]
+) -> None:
     """Logits and every gradient, in float64, with one call of attention in each layer."""
     truth, inputs = make(kind, attn_implementation="diff_attention_reference"), tokens()
     model = encoder(kind, attn_implementation=implementation)
-    expected, logits = unmasked(truth, inputs), model(inputs).logits
+    expected = unmasked(truth, inputs)
+    ran.clear()
+    logits = model(inputs).logits
+    if implementation == "sdpa":
+        assert ran == {"torch": SIZES["num_hidden_layers"]}
     check(logits, expected, dtype=COMPUTES_IN.get(implementation))
     direction = torch.randn_like(expected)
     answers = gradients(model, (logits * direction).sum())

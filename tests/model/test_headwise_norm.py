@@ -70,6 +70,14 @@ def test_a_config_from_before_the_key(make: Any, tokens: Any, tmp_path: Path) ->
     assert torch.equal(loaded(inputs).logits, model(inputs).logits)
 
 
+@pytest.mark.parametrize(("kind", "norm"), VARIANTS.items())
+def test_tokens_with_a_cache(kind: str, norm: bool, make: Any, tokens: Any, check: Any) -> None:
+    model, inputs = make(kind, headwise_norm=norm), tokens()
+    first = model(inputs[:, :5], use_cache=True)
+    second = model(inputs[:, 5:], past_key_values=first.past_key_values)
+    check(torch.cat((first.logits, second.logits), dim=1), model(inputs).logits)
+
+
 def test_recipes() -> None:
     sizes = build_config(
         load_recipe("tiny", ["model.attention_type=softmax", "model.headwise_norm=true"]), vocab_size=9

@@ -156,6 +156,18 @@ def test_moving_between_devices_keeps_the_dtype() -> None:
     assert all(not vector.is_meta and vector.dtype == torch.float32 for vector in module.lam.parameters())
 
 
+def test_start() -> None:
+    """N(0, 0.1²): of 4 × 10,000 draws the mean and the deviation are within five standard errors of that."""
+    lam = Lambda(10_000, 1)
+    draws = torch.cat([vector.detach() for vector in lam.parameters()])
+    assert abs(draws.mean().item()) < 5 * 0.1 / 200
+    assert abs(draws.std().item() - 0.1) < 5 * 0.1 / (200 * math.sqrt(2))
+    assert not torch.equal(lam.q1, lam.k1)
+    before = lam.q1.clone()
+    lam.reset_parameters()
+    assert not torch.equal(lam.q1, before)
+
+
 def test_a_checkpoint_in_half_precision_loads_into_float32() -> None:
     source, target = trained(Lambda(8, 2)), Lambda(8, 2)
     target.load_state_dict({name: vector.bfloat16() for name, vector in source.state_dict().items()})

@@ -41,8 +41,12 @@ def written_out(
     is_causal: bool = False,
     context: Tensor | None = None,
     mask: Tensor | None = None,
+    sizes: list[float] | None = None,
 ) -> Tensor:
-    """The layer by matrix products of its parameters, one head and one map at a time, (N, D) → (N, D)."""
+    """The layer by matrix products of its parameters, one head and one map at a time, (N, D) → (N, D).
+
+    The smallest root mean square that the headwise norm divides by is added to `sizes`, for each head.
+    """
     d, weight = module.head_dim, dict(module.named_parameters())
     source = x if context is None else context
 
@@ -84,6 +88,8 @@ def written_out(
         outs = [attended(q[h], k[h // (len(q) // len(k))]) @ values[h // (len(q) // len(k))] for h in range(len(q))]
     if module.head_norm is not None:
         norm = module.head_norm
+        if sizes is not None:
+            sizes += [(o.square().mean(1) + norm.eps).min().sqrt().item() for o in outs]
         outs = [o / (o.square().mean(1, keepdim=True) + norm.eps).sqrt() * norm.weight * norm.factor for o in outs]
     flat = torch.cat(outs, dim=1)
     if "gate_proj.weight" in weight:
@@ -95,7 +101,7 @@ def compare(
     module: Attention, answer: Tensor, expected: Tensor, leaves: list[Tensor], check: Any, least: float = 1.0
 ) -> None:
     """Outputs, and the gradients of the leaves and of every parameter."""
-    check(answer, expected, least=least)
+    check(answer, expected)
     leaves = [*leaves, *module.parameters()]
     direction = torch.randn_like(expected)
     answers, truths = (torch.autograd.grad(out, leaves, direction) for out in (answer, expected))
@@ -115,9 +121,10 @@ def test_outputs_and_gradients(
     module, x = build(kind, **arguments), inputs(1, 7).requires_grad_()
     rotary = tables(range(7))
     answer = module(x, rotary, is_causal=is_causal)[0]
+    sizes = [1.0]
+    expected = written_out(module, x[0], rotary, is_causal=is_causal, sizes=sizes)
     # A norm of few channels divides a head, whose terms are of order 1, by what may be much less.
-    least = 1.0 if arguments.get("headwise_norm") is None else 100.0
-    compare(module, answer, written_out(module, x[0], rotary, is_causal=is_causal), [x], check, least)
+    compare(module, answer, expected, [x], check, 1 / min(sizes))
 
 
 def test_the_writing_out_is_the_oracles(kind: str, build: Any, inputs: Any, tables: Any, by_oracle: Any) -> None:
