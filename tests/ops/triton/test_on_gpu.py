@@ -126,7 +126,7 @@ def in_float64(problem: Problem) -> Problem:
 def check_against_formula(case: Case, *, norm: bool = False, gradients: bool = True) -> None:
     """At most twice as far from float64 as the formula with every step in the case's dtype, and a few roundings.
 
-    Gradients come out of more sums: with four, those of q were .7 % over the limit on an H200 (float32, d 128, norm).
+    Three times for gradients in float32: those of q were .7 % over twice on an H200 (d 128, norm).
     """
     problem = on_gpu(case)
     weight = torch.randn(case.dv, device="cuda") if norm else None
@@ -139,7 +139,8 @@ def check_against_formula(case: Case, *, norm: bool = False, gradients: bool = T
     for name, value in ((name, value) for each in answers for name, value in each.items()):
         assert value.isfinite().all(), name
         largest, by_plain = exact[name].abs().max(), (plain[name].double() - exact[name]).abs().max()
-        limit = (2 if name == "out" else 3) * by_plain + 4 * eps * largest
+        times = 3 if case.dtype == torch.float32 and name != "out" else 2
+        limit = times * by_plain + 4 * eps * largest
         error = (value.double() - exact[name]).abs().max()
         assert error <= limit, f"{name} is off by {error:.3g}, allowed is {limit:.3g}"
 

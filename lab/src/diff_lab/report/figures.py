@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+import pandas as pd  # type: ignore[import-untyped, unused-ignore]  # its types are a package apart
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D

@@ -17,7 +17,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+import pandas as pd  # type: ignore[import-untyped, unused-ignore]  # its types are a package apart
 from matplotlib.axes import Axes
 from matplotlib.colors import FuncNorm, LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
