@@ -1,4 +1,4 @@
-"""Appendix G and Table 7 at the size of a test, and which runs are shared with Figure 4."""
+"""Appendix G and Table 7 at the size of a test, and which experiments share their runs."""
 
 import math
 from dataclasses import replace
@@ -130,12 +130,13 @@ def test_table7_runs(tmp_path: Path) -> None:
     assert results.comparisons == ()  # the paper has no such length
 
 
-def test_three_experiments_share_their_runs() -> None:
-    """Table 5 and Figure 8 measure what Figure 4 trains first, and choose the learning rates as it does."""
+@pytest.mark.parametrize("names", [("fig4", "table5", "fig8"), ("fig6", "fig7")])
+def test_experiments_share_their_runs(names: tuple[str, ...]) -> None:
+    """They measure what the first of them trains, and choose the learning rates as it does."""
     for preset in ("cpu", "gpu"):
-        fig4, *others = (find_experiment(name).presets[preset] for name in ("fig4", "table5", "fig8"))
+        first, *others = (find_experiment(name).presets[preset] for name in names)
         for other in others:
             assert [other.variant_recipe(variant, *other.sweep) for variant in other.variants] == [
-                fig4.variant_recipe(variant, *fig4.sweep) for variant in fig4.variants
+                first.variant_recipe(variant, *first.sweep) for variant in first.variants
             ]
-            assert (other.learning_rates, other.seeds, other.extension) == (fig4.learning_rates, fig4.seeds, ())
+            assert (other.learning_rates, other.seeds, other.extension) == (first.learning_rates, first.seeds, ())

@@ -1,8 +1,10 @@
 """A run that meets a bad step: it stops with a report, or leaves the batch out, but not for ever."""
 
 import json
+import math
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diff_lab.train import Data, DivergenceError, TrainingInterrupted, read_metrics, train
+from diff_lab.train.divergence import BadStep, SpikeDetector
 from small_runs import Watcher, assert_equal, small_recipe, weights
 
 STEPS = 60
@@ -104,6 +107,27 @@ def test_a_batch_that_is_left_out_leaves_nothing_behind(tmp_path: Path) -> None:
     lines = [[(line["loss"], line["grad_norm"]) for line in read_metrics(run.folder / "metrics.jsonl")] for run in runs]
     assert [one == other for one, other in zip(*lines, strict=True)] == [step + 1 not in bad for step in range(STEPS)]
     assert_equal(*(weights(run.model_folder) for run in runs))
+
+
+def test_a_loss_that_is_no_number_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights are those before it, and the run goes on."""
+    seen: list[Tensor] = []
+
+    def evaluate(model: Any, step: int) -> dict[str, float]:
+        seen.append(model.lm_head.weight.detach().clone())
+        return {}
+
+    def check(detector: SpikeDetector, loss: float, norm: float) -> BadStep | None:
+        return original(detector, math.inf if len(seen) == 2 else loss, norm)
+
+    original, watcher = SpikeDetector.check, Watcher()
+    monkeypatch.setattr(SpikeDetector, "check", check)
+    settings = small_recipe(evaluate_every=1, on_divergence="skip")
+    run = train(settings, tmp_path / "run", progress=watcher, on_evaluate=evaluate)
+    assert [torch.equal(one, other) for one, other in pairwise(seen)] == [False, True, False, False, False]
+    skipped = [line.get("skipped") for line in read_metrics(run.folder / "metrics.jsonl")]
+    assert skipped == [None, None, "the loss became inf", None, None, None]
+    assert watcher.messages[1].startswith("The step is skipped. At step 3 the loss became inf. The same step with the")
 
 
 def test_a_resumed_run_leaves_the_same_out(tmp_path: Path) -> None:

@@ -587,6 +587,12 @@ def test_bf16(tmp_path: Path) -> None:
     assert run.model(torch.zeros(1, 4, dtype=torch.long)).logits.dtype == torch.float32
 
 
+def test_what_its_device_cannot_train_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'fp16' needs a GPU"):
+        train(recipe(precision="fp16"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_text_with_bpe(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the cat sat on the mat, and that was that. " * 60)
     run = train(text_recipe(tmp_path / "text.txt", tokenizer="bpe", vocab_size=270), tmp_path / "run")

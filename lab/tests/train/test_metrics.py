@@ -90,6 +90,10 @@ def test_a_run_that_goes_on_forgets_later_steps(tmp_path: Path) -> None:
     assert file.read_bytes() == b'{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.5}\n{"step": 3, "loss": 0.25}\n'
     assert file.stat().st_ino == inode
     assert curves(tmp_path)["loss"] == [(1, 0.5), (2, 0.5), (3, 0.25)]
+    wait_for_another_second()
+    write(tmp_path, [{"step": 1, "loss": 0.125}])  # anew, as one does that was killed before its first checkpoint
+    assert file.read_bytes() == b'{"step": 1, "loss": 0.125}\n'
+    assert curves(tmp_path)["loss"] == [(1, 0.125)]
 
 
 @pytest.mark.parametrize("torn", TORN)

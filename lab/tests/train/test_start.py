@@ -196,11 +196,15 @@ def test_weights_that_are_not_all_there(data: Data, trained: tuple[Path, DiffTra
 
 
 def test_a_run_goes_on_from_another_ones_model_and_resumes_without_it(tmp_path: Path) -> None:
-    def settings(**model: Any) -> Recipe:
-        return small_recipe(model=MODEL | model, steps=2, inspect_every=None, checkpoint_every=1)
+    def settings(rate: float = 1e-2, **model: Any) -> Recipe:
+        every = {"inspect_every": None, "checkpoint_every": 1}
+        return small_recipe(model=MODEL | model, steps=2, learning_rate=rate, **every)
 
     first = train(settings(), tmp_path / "first")
     longer = {"init_from": str(first.model_folder), "rope_theta": 640000.0, "max_position_embeddings": 64}
+    still = train(settings(1e-30, **longer), tmp_path / "still").model  # nothing is learned
+    for parameter, start in zip(still.parameters(), first.model.parameters(), strict=True):
+        assert torch.allclose(parameter, start, rtol=1e-6, atol=1e-7)
     uninterrupted = train(settings(**longer), tmp_path / "whole").model
     with pytest.raises(TrainingInterrupted):
         train(settings(**longer), tmp_path / "half", progress=Watcher(interrupt_after=1))
