@@ -86,8 +86,8 @@ def test_an_interruption_keeps_what_was_hashed(tmp_path: Path, monkeypatch: pyte
             raise KeyboardInterrupt
         return digest(file)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(manifest, "_digest", interrupted)
+    monkeypatch.setattr(manifest, "_digest", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         file_digests(files, tmp_path / "record.txt")
     assert is_remembered(files[0], tmp_path / "record.txt")
 
