@@ -93,6 +93,19 @@ def test_layers_go_until_a_step_fits(
         assert tried == layers
 
 
+def test_every_model_steps_beside_the_others(small: ModelSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[tuple[str, int]] = []
+
+    def noted(built: Any, pass_: str, length: int, chosen: ModelSettings) -> Any:
+        return lambda: steps.append((pass_, length))
+
+    monkeypatch.setattr(model_bench, "timed_pass", noted)
+    assert list(model_bench._stepped_models(small, torch.bfloat16)) == ["softmax", "diff"]
+    assert steps == [(STEP, 24)] * 2
+    model_bench._stepped_models(dataclasses.replace(small, passes=("forward",)), torch.bfloat16)
+    assert len(steps) == 2
+
+
 def test_results_are_checked_on_fewer_layers(
     small: ModelSettings, notes: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

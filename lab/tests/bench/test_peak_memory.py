@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -60,11 +61,26 @@ def test_the_peak_is_seen_after_it_is_over() -> None:
     assert used.peak() - before < 32 << 20
 
 
+def test_on_cuda_what_tensors_take_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[Any] = []
+    for name, value in {"synchronize": None, "memory_allocated": 3, "max_memory_allocated": 5}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", forgotten.append)
+    used = Meter(torch.device("cuda"))
+    used.reset()
+    assert (used.now(), used.peak(), forgotten) == (3, 5, [torch.device("cuda")])
+
+
 def test_a_process_that_fails_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peak_memory, "unavailable_reason", lambda device: None)
-    ended = subprocess.CompletedProcess([], 1, stdout="", stderr="Traceback\nMemoryError: too large\n")
-    monkeypatch.setattr(subprocess, "run", lambda *args, **settings: ended)
-    parts = measure_memory(("softmax", "auto"), SHAPE, "float32", FORWARD, CPU)
+    asked: list[str] = []
+
+    def run(command: list[str], **settings: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(json.loads(command[-1])["device"])
+        return subprocess.CompletedProcess([], 1, stdout="", stderr="Traceback\nMemoryError: too large\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    parts = measure_memory(("softmax", "auto"), SHAPE, "float32", FORWARD, torch.device("cuda"))
+    assert asked == ["cuda"] * 2
     assert [part["reason"] for part in parts] == ["MemoryError: too large"] * 2
     assert memory_threshold(parts).holds is None
 

@@ -78,6 +78,20 @@ def test_a_damaged_record_is_as_good_as_none(tmp_path: Path, content: bytes) -> 
     assert all(is_remembered(file, record) for file in files)
 
 
+def test_an_interruption_keeps_what_was_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, digest = [write(tmp_path / name, name, 1000) for name in ("a.txt", "b.txt")], manifest._digest
+
+    def interrupted(file: str) -> str:
+        if file == files[1]:
+            raise KeyboardInterrupt
+        return digest(file)
+
+    monkeypatch.setattr(manifest, "_digest", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        file_digests(files, tmp_path / "record.txt")
+    assert is_remembered(files[0], tmp_path / "record.txt")
+
+
 def test_where_nothing_can_be_remembered_the_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path / "a.txt", "a", 1000)
     (tmp_path / "file").write_text("no folder")

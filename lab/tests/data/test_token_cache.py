@@ -176,6 +176,22 @@ def test_a_cache_of_an_earlier_version_is_made_again(tmp_path: Path) -> None:
         prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
 
 
+def test_content_is_read_only_where_sizes_or_times_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[Path] = []
+    compare = cache_module.why_changed
+    monkeypatch.setattr(cache_module, "why_changed", lambda folder: compared.append(folder) or compare(folder))
+    for _ in "12":
+        cache = prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
+    assert not compared
+    (tokens,) = tmp_path.glob("tokens/*/tokens.bin")
+    os.utime(tokens)
+    for _ in "12":
+        assert_same(prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path), cache)
+    assert compared == [tokens.parent]
+
+
 def test_all_is_on_the_disk_before_the_cache_is_there(tmp_path: Path, disk: Any) -> None:
     prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
     assert [path.parent for path in disk.moved] == [tmp_path / "tokens"]

@@ -1,5 +1,6 @@
 """AR-hit and the loss by position: against their definitions, written out, for our models and transformers' own."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from diff_lab.measure.document_losses import (
     chosen_documents,
     frequent_bigrams,
     position_losses,
+    position_marks,
     repeat_losses,
     repeated,
     token_losses,
@@ -207,3 +209,18 @@ def test_position_records(batches: TextBatches) -> None:
         records_of("positions", model, batches, first=49)
     with pytest.raises(ValueError, match="two documents of 4000 tokens or more"):
         records_of("positions", model, batches, length=4000)
+
+
+@pytest.mark.parametrize(("length", "first", "marks"), [(48, 8, [8, 16, 32, 48]), (64, 64, [64]), (64, 32, [32, 64])])
+def test_marks(length: int, first: int, marks: list[int]) -> None:
+    assert position_marks(length, first) == marks
+
+
+@pytest.mark.parametrize(("name", "options"), [("repeats", {"frequent": 30}), ("positions", {"first": 16})])
+def test_any_model_of_text_is_measured(name: str, options: dict[str, int], batches: TextBatches) -> None:
+    measurement = MeasurementRequest(name=name, options=options).resolve()
+    assert measurement.any_model
+    assert measurement.needs == "text"
+    records = measurement.run(EvalInput(model=a_model("llama"), variant="mine", batches=batches))
+    assert {record.variant for record in records} == {"mine"}
+    assert all(math.isfinite(record.value) for record in records)

@@ -106,6 +106,12 @@ def test_what_is_no_chat_completion_is_an_error(server: JudgeServer, body: bytes
         a_judge(server, attempts=1).judge(SOURCE, "x")
 
 
+def test_slow_replies_end_with_the_time_that_was_given(server: JudgeServer) -> None:
+    server.replies = [replace(says("VERDICT: SUPPORTED"), wait=5)]
+    with pytest.raises(JudgeError, match=r"failed: Request timed out"):
+        a_judge(server, timeout=0.4, attempts=1).judge(SOURCE, "x")
+
+
 def test_nobody_listens() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -325,6 +325,15 @@ def test_records_of_text(tmp_path: Path) -> None:
     assert fewer["quantised/loss", "whole"].n <= 40 - 3
 
 
+@pytest.mark.parametrize("name", ["outliers", "gradients"])
+def test_a_model_of_the_retrieval_task_is_measured(name: str) -> None:
+    """With the defaults, of fewer sequences than they ask for."""
+    batches = RetrievalBatches(num_pairs=2, length=24, batch_size=4, validation_sequences=8)
+    model = DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "vocab_size": batches.vocab_size})).eval()
+    records = MeasurementRequest(name=name).run(EvalInput(model=model, variant="mine", batches=batches))
+    assert {(record.variant, record.name.startswith(name.removesuffix("s"))) for record in records} == {("mine", True)}
+
+
 def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"16, 8, 6, 4 bits per tensor or per row, got 5 bits per row\.$"):
         quantised_implementation(5, "row")

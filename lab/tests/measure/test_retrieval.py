@@ -11,6 +11,7 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, Lla
 
 import diff_lab.measure.retrieval as room
 from diff_lab.data import ManyShotBatches, RetrievalBatches
+from diff_lab.experiments.experiment import find_experiment
 from diff_lab.measure.accuracy import ratio_samples
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_lab.measure.retrieval import (
@@ -160,6 +161,12 @@ def test_each_context_is_so_many_times_as_long(longer: DiffTransformerForCausalL
         assert record.interval is not None
         assert 0 < record.value < 1
     assert records[0].value != records[1].value
+
+
+def test_the_measure_of_lengths_is_the_experiments() -> None:
+    experiment = find_experiment("length_generalisation")
+    (request,) = experiment.requests(experiment.presets["cpu"])
+    assert request.resolve() == RetrievalLengths()
 
 
 def test_what_lengths_refuse(longer: DiffTransformerForCausalLM) -> None:
