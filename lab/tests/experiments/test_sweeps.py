@@ -174,6 +174,18 @@ def test_the_mean_over_several_seeds_decides_where_rates_are_tried_with_them() -
     assert outcome_of(one, accuracies)[0].learning_rate == 1e-3, "no more seeds than are compared"
 
 
+def test_a_variant_may_have_fewer_seeds_than_the_others(tmp_path: Path) -> None:
+    preset = replace(TINY, learning_rates=(), seeds=2, most_seeds={"softmax": 1})
+    results = run_experiment(small(preset), tmp_path)
+    measured = {(one.variant, one.seed) for one in results.records if one.seed is not None}
+    assert measured == {("diff", 0), ("diff", 1), ("softmax", 0)}
+    assert {len(one.differences) for one in results.comparisons} == {1}
+    again, _ = trainings(tmp_path, small(preset), resume=True)
+    assert again == []
+    assert replace(preset, most_seeds={}).seeds_of(preset.variants[1]) == 2
+    assert replace(preset, seeds=1, most_seeds={"softmax": 2}).seeds_of(preset.variants[1]) == 1
+
+
 @pytest.mark.parametrize(("sweep", "total"), [((), 7), (("train.steps=1",), 9)])
 def test_the_trainings_that_are_expected_are_counted(sweep: tuple[str, ...], total: int) -> None:
     """Trials of full length are runs of the first seeds; a rate that is added has two trainings more."""

@@ -90,6 +90,7 @@ class Preset:
     # Overrides of a second stage of training, which begins with the model of the first.
     extension: tuple[str, ...] = ()
     seeds: int = 1  # how many, from 0; `--seeds` replaces it
+    most_seeds: Mapping[str, int] = field(default_factory=dict)  # of variants, by name, of which fewer are trained
     # The share by which counts may differ, where variants cannot be made equal; None where they need not be equal.
     parameter_tolerance: float | None = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)  # of the measurement; `--option` replaces them
@@ -107,7 +108,11 @@ class Preset:
     @property
     def trials_per_rate(self) -> int:
         """With how many seeds each learning rate is tried."""
-        return min(self.sweep_seeds, self.seeds)
+        return min(self.sweep_seeds, self.seeds, *self.most_seeds.values())
+
+    def seeds_of(self, variant: Variant) -> int:
+        """Return the number of seeds with which a variant is trained."""
+        return min(self.seeds, self.most_seeds.get(variant.name, self.seeds))
 
     @property
     def trains_on_text(self) -> bool:

@@ -22,7 +22,6 @@ from diff_lab.measure.measurement import MeasurementRequest
 from diff_lab.measure.standard import LANGUAGE_LOSS
 from diff_lab.record import Headline
 from diff_transformer.model import DiffTransformerConfig
-from diff_transformer.ops.sdpa import multiplies_bfloat16
 
 FIXED_TEXT = "Intervals are over seeds on one fixed text, and say nothing of other text."
 
@@ -360,9 +359,11 @@ def with_large_start(variants: Sequence[Variant]) -> tuple[Variant, ...]:
 _SMALL_SIZE = (0.26e6, 4, 64, 172, 8)
 # With 16 heads of the Transformer, DIFF has the 8 that its authors advise.
 _MEDIUM = (1.05e6, 4, 128, 344, 16)
-# Compiled, a layer of this width takes a tenth to a third less time. bfloat16 saves another third where the processor
-# multiplies it (AMD EPYC, one thread: .40 s a step in place of .58); elsewhere a step would take seven times as long.
-_MEDIUM_SPEED = section("train", compile=True, precision="bf16" if multiplies_bfloat16() else "no")
+# bfloat16 on every machine, so that a CPU finds the runs of a GPU by their keys: there a step takes two thirds of the
+# time where the processor multiplies bfloat16 (AMD EPYC, one thread: .40 s for .58), and elsewhere seven times as long.
+# The learning rate comes down to 0, and every rate is tried for the whole length: a lower one looks better before the
+# decay, and a short trial chooses another (docs/log.md).
+_MEDIUM_TRAINING = section("train", compile=False, precision="bf16", final_learning_rate=0)
 _FIRST_TOKENS = variants_of_size(*_SMALL_SIZE, *training(500, 128, 16, 1024, evaluations=20))
 # The first 4 tokens a parameter alone, and what first weights of one size cost there. Half a cosine wave after the
 # recipe's warm-up of 50 steps. Short runs would choose too high a rate for DIFF: after 150 steps .0125 and .03 are
@@ -393,9 +394,17 @@ LANGUAGE = beyond_table_6(
         ),
         "night": replace(
             _LANGUAGE_CPU,
-            variants=variants_of_size(*_MEDIUM, *training(10400, 256, 16, 2048), *_MEDIUM_SPEED),
-            sweep=_SHORTER,
-            minutes=600,
+            variants=tuple(
+                variant
+                for variant in variants_of_size(*_MEDIUM, *training(10400, 256, 16, 2048), *_MEDIUM_TRAINING)
+                if variant.name in (DIFF, TRANSFORMER, "diff_v2")
+            ),
+            learning_rates=(5e-3, 8e-3, 1.25e-2),
+            sweep_seeds=2,
+            more_rates=0,
+            seeds=8,
+            most_seeds={"diff_v2": 3},
+            minutes=800,
         ),
         # One H200: 120M tokens for 3M parameters.
         "gpu": language_preset(

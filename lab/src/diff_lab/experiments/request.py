@@ -90,6 +90,8 @@ class ExperimentRequest:
         del settings["more_rates"]  # results of earlier versions, which tried none, are kept
         if self.preset.sweep_seeds == 1:  # as in earlier versions
             del settings["sweep_seeds"]
+        if not self.preset.most_seeds:
+            del settings["most_seeds"]
         return settings
 
 

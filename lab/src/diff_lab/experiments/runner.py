@@ -192,6 +192,8 @@ class ExperimentRunner:
         diverged: list[tuple[Variant, int]] = []
         for seed in range(self.preset.seeds):
             for variant, outcome in trained.items():
+                if seed >= self.preset.seeds_of(variant):
+                    continue
                 self.records += self._curve(variant, seed, *outcome.stages[seed][0])
                 run, recipe = outcome.stages[seed][-1]
                 if run.diverged is None:

@@ -52,8 +52,9 @@ class TrainingOfVariant:
         self._preset, self._variant, self._validation, self._better = preset, variant, validation, better
         trials = len(preset.learning_rates) * preset.trials_per_rate if preset.tries_rates else 0
         # The best of trials of full length are runs of the first seeds.
-        seeds = preset.seeds - (preset.trials_per_rate if trials and not preset.sweep else 0)
-        self.expected = trials + seeds + (preset.seeds if preset.extension else 0)
+        self._seeds = preset.seeds_of(variant)
+        seeds = self._seeds - (preset.trials_per_rate if trials and not preset.sweep else 0)
+        self.expected = trials + seeds + (self._seeds if preset.extension else 0)
 
     def plan(self) -> Generator[Sequence[Training], Sequence[FinishedRun], TrainedVariant]:
         """Yield trainings that do not depend on each other, be sent their runs, and yield more."""
@@ -63,7 +64,7 @@ class TrainingOfVariant:
         if self._preset.tries_rates:
             yield from self._try_rates(tried)
             rate, remarks = choose_rate(tried, self._better)
-        first = [self._training(rate, seed) for seed in range(self._preset.seeds)]
+        first = [self._training(rate, seed) for seed in range(self._seeds)]
         stages = [[(run, one.recipe)] for run, one in zip((yield first), first, strict=True)]
         if self._preset.extension:
             second = {
