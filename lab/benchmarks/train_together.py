@@ -118,9 +118,7 @@ class Run:
         gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.settings.max_grad_norm is not None:
-            scale = (self.settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            for gradient in gradients:
-                gradient.mul_(scale)
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.settings.max_grad_norm, norm)
         for optimizer in self.optimizers:
             optimizer.step()
         self.loss.copy_(loss.detach())
