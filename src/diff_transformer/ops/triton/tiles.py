@@ -169,6 +169,18 @@ def scores_of(
 
 
 @triton.jit
+def is_finite(tile):
+    """(ROWS,): whether all numbers of a row are finite."""
+    return tl.min((tl.abs(tile.to(tl.float32)) < float("inf")).to(tl.int32), 1) > 0
+
+
+@triton.jit
+def without_nonfinite(tile):
+    """The tile with 0 for what is not finite, since a weight of 0 does not hide a NaN from a product."""
+    return tl.where(tl.abs(tile.to(tl.float32)) < float("inf"), tile, 0.0).to(tile.dtype)
+
+
+@triton.jit
 def weights_of(scores, log_sum, residue, MASK: tl.constexpr):
     """2^(scores − log_sum). Addends can make both so large that rounding takes log2 of the sum away: ``residue``."""
     scores -= log_sum
