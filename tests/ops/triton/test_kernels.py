@@ -498,19 +498,26 @@ def test_the_device_finds_which_keys_are_in_use(
         assert replayed[0].arguments["lengths"].tolist() == [[begin, end]] * 2
 
 
-def test_what_changes_with_every_token_is_not_specialised() -> None:
-    """Without the interpreter, which knows no specialisation: in a process of its own."""
+def test_what_makes_no_kernel_faster_is_not_specialised() -> None:
+    """What changes with every token, and counts, so that the kernel that was checked is the one that runs.
+
+    Without the interpreter, which knows no specialisation: in a process of its own.
+    """
     program = """
-        from diff_transformer.ops.triton import forward
-        for kernel in (forward.lengths_kernel, forward.parts_kernel, forward.combine_kernel):
+        from diff_transformer.ops.triton import backward, forward
+        kernels = forward.lengths_kernel, forward.parts_kernel, forward.combine_kernel, forward.forward_kernel
+        for kernel in (*kernels, backward.rows_kernel, backward.keys_kernel, backward.queries_kernel):
             print(sorted(each.name for each in kernel.params if each.do_not_specialize))
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     lines = fresh.run(textwrap.dedent(program), environment=environment).stdout.splitlines()
     assert lines == [
         "['mask_batch', 'mask_query', 'mask_rows', 's']",
-        "['keys_a_part', 'mask_batch', 'mask_head', 'mask_query', 's', 'start']",
-        "['parts']",
+        "['heads_per_key', 'key_heads', 'keys_a_part', 'mask_batch', 'mask_head', 'mask_query', 'rows', 's', 'start']",
+        "['heads_per_key', 'key_heads', 'lam_batch', 'lam_head', 'lam_row', 'parts', 'rows']",
+        "['heads', 'heads_per_key', 'lam_batch', 'lam_head', 'lam_row']",
+        "['heads', 'lam_batch', 'lam_head', 'lam_row']",
+        *["['heads', 'heads_per_key', 'lam_batch', 'lam_head', 'lam_row']"] * 2,
     ]
 
 

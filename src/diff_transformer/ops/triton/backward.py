@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from diff_transformer.ops.triton.tiles import (
+    COUNTS,
     LOG2_E,
     block_ranges,
     block_start,
@@ -33,7 +34,7 @@ from diff_transformer.ops.triton.tiles import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def rows_kernel(
     grad_out, plain, a2_v, lam, norm_weight, log_sums, inverse_norms,
     grad_plain, row_sums, grad_lam, grad_weight, grad_noise, noise_sums,
@@ -93,7 +94,7 @@ def rows_kernel(
         store_vector(noise_sums + noise_row, first, n, tl.sum(grad2 * rows_a2, 1), QUERIES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def keys_kernel(
     grad_out, q, k, v, lam, mask, segment_bounds, log_sums, row_sums, grad_k, grad_v,
     heads, heads_per_key, n, s, scale, window,
@@ -245,7 +246,7 @@ def _over_keys(
     return grad_q1, grad_q2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def queries_kernel(
     grad_out, q, k, v, lam, mask, segment_bounds, log_sums, row_sums, grad_q,
     heads, heads_per_key, n, s, scale, window,

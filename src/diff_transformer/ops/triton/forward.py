@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from diff_transformer.ops.triton.tiles import (
+    COUNTS,
     LOG2_E,
     block_ranges,
     block_start,
@@ -147,7 +148,7 @@ def normalised(rows, weight, eps, factor, DV: tl.constexpr, BLOCK_DV: tl.constex
     return rows * inverse_norm[:, None] * scale[None, :], inverse_norm
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def forward_kernel(
     q, k, v, lam, mask, segment_bounds, norm_weight,
     out, plain, a2_v, log_sums, inverse_norms,
@@ -318,7 +319,7 @@ def _load_queries(q, offsets, exists, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     return tl.load(q + offsets[:, None] + channels, mask=exists[:, None] & (channels < WIDTH), other=0.0)
 
 
-@triton.jit(do_not_specialize=["s", "start", "keys_a_part", "mask_batch", "mask_head", "mask_query"])
+@triton.jit(do_not_specialize=[*COUNTS, "s", "rows", "start", "keys_a_part", "mask_batch", "mask_head", "mask_query"])
 def parts_kernel(
     q, k, v, mask, lengths, tops, totals, sums,
     key_heads, heads_per_key, n, s, rows, start, keys_a_part, scale, window,
@@ -420,7 +421,7 @@ def _all_parts(tops, totals, parts, stride, PARTS: tl.constexpr):
     return highest, inverse(all_totals)
 
 
-@triton.jit(do_not_specialize=["parts"])
+@triton.jit(do_not_specialize=[*COUNTS, "rows", "parts"])
 def combine_kernel(
     tops, totals, sums, lam, norm_weight, out,
     key_heads, heads_per_key, n, rows, parts, norm_eps, norm_factor,

@@ -17,6 +17,9 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # What normalised weights are multiplied with in float16, whose smallest normal number a row of 2^14 equal weights
 # reaches. A weight is at most 1 + |λ|, so none overflows up to |λ| of 250.
 FLOAT16_FACTOR = tl.constexpr(256.0)
+# Numbers of a request that make no kernel faster: a kernel for those that are 1 or that 16 divides would be another
+# than the one that was checked.
+COUNTS = ["heads", "key_heads", "heads_per_key", "lam_batch", "lam_head", "lam_row"]
 
 
 @triton.jit
