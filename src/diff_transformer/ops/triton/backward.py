@@ -30,7 +30,6 @@ from diff_transformer.ops.triton.tiles import (
     store_vector,
     weights_of,
     widened,
-    without_nonfinite,
 )
 
 
@@ -54,7 +53,7 @@ def rows_kernel(
         a2_v += batch * out_batch + group * out_head
         rows_a2 = load_tile(a2_v, first, n, out_row, QUERIES, DV, BLOCK_DV, True).to(tl.float32)
     else:
-        rows_a2 = without_nonfinite(load_tile(a2_v + noise_row * DV, first, n, DV, QUERIES, DV, BLOCK_DV, True))
+        rows_a2 = load_tile(a2_v + noise_row * DV, first, n, DV, QUERIES, DV, BLOCK_DV, True, True)
     grad2 = tl.zeros((QUERIES, BLOCK_DV), tl.float32)
     for member in range(RATIO):
         head = group * RATIO + member
@@ -219,26 +218,20 @@ def _over_keys(
     grad_q1, grad_q2 = state
     log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2 = sums
     query1, query2, grad, keys1, keys2, values = inputs
-    HIDES: tl.constexpr = EDGE or MASK != 0  # a weight of 0 does not hide a NaN; where all see it, nothing else is seen
+    CLEAN: tl.constexpr = EDGE or MASK != 0  # elsewhere all queries of the block see a NaN
     first, last = steps_of(ranges, KEYS, EDGE)
     for i in range(first, last):
         start = block_start(i, ranges, KEYS, EDGE)
         keys = (start + tl.arange(0, KEYS))[None, :]
-        value = load_tile(values, start, s, v_row, KEYS, DV, BLOCK_DV, EDGE)
-        if HIDES:
-            value = without_nonfinite(value)
+        value = load_tile(values, start, s, v_row, KEYS, DV, BLOCK_DV, EDGE, CLEAN)
         grad_weights = tl.dot(grad, tl.trans(value), input_precision=PRECISION)
-        key1 = load_tile(keys1, start, s, k_row, KEYS, D, BLOCK_D, EDGE)
-        if HIDES:
-            key1 = without_nonfinite(key1)
+        key1 = load_tile(keys1, start, s, k_row, KEYS, D, BLOCK_D, EDGE, CLEAN)
         scores1 = scores_of(query1, key1, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
         weights1 = weights_of(scores1, log_sum1[:, None], residue1[:, None], MASK)
         grad_scores1 = weights1 * (grad_weights - row_sum1[:, None])
         grad_q1 = tl.dot(grad_scores1.to(key1.dtype), key1, grad_q1, input_precision=PRECISION)
         if MAPS == 2:
-            key2 = load_tile(keys2, start, s, k_row, KEYS, D, BLOCK_D, EDGE)
-            if HIDES:
-                key2 = without_nonfinite(key2)
+            key2 = load_tile(keys2, start, s, k_row, KEYS, D, BLOCK_D, EDGE, CLEAN)
             scores2 = scores_of(query2, key2, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
             weights2 = weights_of(scores2, log_sum2[:, None], residue2[:, None], MASK)
             grad_scores2 = weights2 * (grad_weights - row_sum2[:, None])

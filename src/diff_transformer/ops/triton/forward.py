@@ -31,7 +31,6 @@ from diff_transformer.ops.triton.tiles import (
     store_vector,
     weights_of,
     widened,
-    without_nonfinite,
 )
 
 
@@ -51,7 +50,8 @@ def update_softmax(scores, old_max, total):
 def _load_finite(values, first, s, stride, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """A tile of values, 0 where they are not finite, and which of its keys have finite values alone: (1, ROWS)."""
     value = load_tile(values, first, s, stride, ROWS, WIDTH, BLOCK, True)
-    return without_nonfinite(value), is_finite(value)[None, :]
+    clean = tl.where(tl.abs(value.to(tl.float32)) < float("inf"), value, 0.0).to(value.dtype)
+    return clean, is_finite(value)[None, :]
 
 
 @triton.jit

@@ -24,9 +24,13 @@ COUNTS = ["heads", "key_heads", "heads_per_key", "lam_batch", "lam_head", "lam_r
 
 @triton.jit
 def load_tile(
-    base, first, count, stride, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr
-):
-    """(ROWS, BLOCK): rows first … of a matrix (count, WIDTH), 0 outside of it. CHECK: some may be outside."""
+    base, first, count, stride,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr, CLEAN: tl.constexpr = False,
+):  # fmt: skip
+    """(ROWS, BLOCK): rows first … of a matrix (count, WIDTH), 0 outside of it. CHECK: some may be outside.
+
+    CLEAN: 0 for what is not finite, too, since a weight of 0 does not hide a NaN from a product.
+    """
     rows, columns = tl.arange(0, ROWS), tl.arange(0, BLOCK)
     # The offset of a tile needs 64 bits for a long sequence; those inside it do not.
     pointers = base + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
@@ -39,6 +43,8 @@ def load_tile(
         tile = tl.load(pointers, mask=columns[None, :] < WIDTH, other=0.0)
     else:
         tile = tl.load(pointers)
+    if CLEAN:
+        tile = tl.where(tl.abs(tile.to(tl.float32)) < float("inf"), tile, 0.0).to(tile.dtype)
     return tile
 
 
@@ -175,12 +181,6 @@ def scores_of(
 def is_finite(tile):
     """(ROWS,): whether all numbers of a row are finite."""
     return tl.min((tl.abs(tile.to(tl.float32)) < float("inf")).to(tl.int32), 1) > 0
-
-
-@triton.jit
-def without_nonfinite(tile):
-    """The tile with 0 for what is not finite, since a weight of 0 does not hide a NaN from a product."""
-    return tl.where(tl.abs(tile.to(tl.float32)) < float("inf"), tile, 0.0).to(tile.dtype)
 
 
 @triton.jit
