@@ -29,7 +29,7 @@ from diff_lab.train.recipe import TrainRecipe
 from diff_lab.train.step import build_optimizers
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.chunked_loss import chunked_cross_entropy
-from diff_transformer.ops import narrow_heads, nonfinite, sdpa
+from diff_transformer.ops import narrow_heads, sdpa
 from diff_transformer.ops.backends import explain
 from diff_transformer.ops.cpu.cpu_backend import is_faster
 
@@ -101,8 +101,6 @@ EVERY = [*((*case, None) for case in CASES), *ABLATIONS]
 def test_a_layer_keeps_what_the_formula_says(
     attention_type: str, backend: str, norm: bool | None, half: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if backend == "triton":  # as on a GPU, where keys and values are not looked at for NaN
-        monkeypatch.setattr(nonfinite, "is_eager", lambda *tensors: False)
     # The formula is of torch's attention on a GPU: that of a CPU with AMX takes one padded call, and repeats keys and
     # values for grouped queries.
     monkeypatch.setattr(sdpa, "multiplies_with_amx", lambda: False)
@@ -117,9 +115,7 @@ def test_a_layer_keeps_what_the_formula_says(
     copies = 2 * WeightCounts(one, settings()).layer_linear if half else 0
     if one.config.spec.corrects_heads:  # λ·W_D as the heads take it, and λ's two factors
         copies += 8 * 6**2 * (2 if half else 4) + 2 * 4
-    # Which keys are finite is a byte for each, and no part of the formula.
-    rel = 2e-3 if backend == "triton" else 1e-3
-    assert measured - copies == pytest.approx(TOKENS * layer_bytes(one.config, backend, half), rel=rel)
+    assert measured - copies == pytest.approx(TOKENS * layer_bytes(one.config, backend, half), rel=1e-3)
 
 
 def test_packed_documents_add_next_to_nothing_to_a_layer() -> None:

@@ -2,7 +2,7 @@
 
 A weight of 0 does not hide them, since 0 · NaN is NaN, in the output as in the gradients. So a backend computes with
 zeros in place of such rows, and a NaN is added to the outputs of the queries that see one of them. The C++ kernel of
-the CPU follows the same rule by itself, as do the decoding kernels of Triton.
+the CPU follows the same rule by itself, as do those of Triton.
 """
 
 import functools

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import fresh
-from budget import Case, Expected, Problem, build, float64, prepared
+from budget import Case, Expected, Problem, build, expect, float64, prepared
 from counted_operators import Operators
 from diff_transformer import diff_attention
 from diff_transformer.ops import operator as operator_module
@@ -28,6 +28,8 @@ from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.triton import triton_backend as triton_backend
 from diff_transformer.ops.visibility import segment_bounds_from
 from full_run import in_turn, short_run
+from spoilt import check_output as check_spoilt_output
+from spoilt import spoil
 from triton_interpreter import overflow_checked
 
 triton = pytest.importorskip("triton")
@@ -496,19 +498,26 @@ def test_the_device_finds_which_keys_are_in_use(
         assert replayed[0].arguments["lengths"].tolist() == [[begin, end]] * 2
 
 
-def test_what_changes_with_every_token_is_not_specialised() -> None:
-    """Without the interpreter, which knows no specialisation: in a process of its own."""
+def test_what_makes_no_kernel_faster_is_not_specialised() -> None:
+    """What changes with every token, and counts, so that the kernel that was checked is the one that runs.
+
+    Without the interpreter, which knows no specialisation: in a process of its own.
+    """
     program = """
-        from diff_transformer.ops.triton import forward
-        for kernel in (forward.lengths_kernel, forward.parts_kernel, forward.combine_kernel):
+        from diff_transformer.ops.triton import backward, forward
+        kernels = forward.lengths_kernel, forward.parts_kernel, forward.combine_kernel, forward.forward_kernel
+        for kernel in (*kernels, backward.rows_kernel, backward.keys_kernel, backward.queries_kernel):
             print(sorted(each.name for each in kernel.params if each.do_not_specialize))
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     lines = fresh.run(textwrap.dedent(program), environment=environment).stdout.splitlines()
     assert lines == [
         "['mask_batch', 'mask_query', 'mask_rows', 's']",
-        "['keys_a_part', 'mask_batch', 'mask_head', 'mask_query', 's', 'start']",
-        "['parts']",
+        "['heads_per_key', 'key_heads', 'keys_a_part', 'mask_batch', 'mask_head', 'mask_query', 'rows', 's', 'start']",
+        "['heads_per_key', 'key_heads', 'lam_batch', 'lam_head', 'lam_row', 'parts', 'rows']",
+        "['heads', 'heads_per_key', 'lam_batch', 'lam_head', 'lam_row']",
+        "['heads', 'lam_batch', 'lam_head', 'lam_row']",
+        *["['heads', 'heads_per_key', 'lam_batch', 'lam_head', 'lam_row']"] * 2,
     ]
 
 
@@ -658,6 +667,86 @@ def test_the_fused_norm_without_gradients(
     set_blocks(monkeypatch, SMALL["16 × 32"]._replace(two_passes=two_passes))
     _check_normed_output(forward(problem, norm_weight=weight, **settings), expected, weight, **settings)
     assert names(launched) == ["forward_kernel"]
+
+
+# A NaN in keys and values. Blocks at the edges mix queries that see it with such that do not.
+
+
+def solve(problem: Problem) -> dict[str, Tensor]:
+    return problem.solve(diff_attention, backend="triton")
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize(
+    ("request_", "tensor", "blocks"),
+    [
+        *in_turn(
+            ("causal", "mask for each head", "grouped", "noise maps, additive mask, float16"),
+            ["values", "keys"],
+            ["32 × 16", "16 × 32"],
+        ),
+        *(
+            pytest.param(*way, marks=pytest.mark.all)
+            for way in itertools.product(LONG, ["keys", "values"], ["16 × 16"])
+        ),
+    ],
+)
+def test_a_nan_reaches_who_sees_it(monkeypatch: pytest.MonkeyPatch, request_: str, tensor: str, blocks: str) -> None:
+    """And nobody else: the output of the others and every gradient have the bits that zeros in its place give."""
+    pair = spoil(prepared(LONG[request_])[0], tensor)
+    for two_passes in (False, True):
+        set_blocks(monkeypatch, SMALL[blocks]._replace(two_passes=two_passes))
+        check_spoilt_output(forward(pair.spoilt), forward(pair.zeros), pair.seeing)
+    answer, zeros = solve(pair.spoilt), solve(pair.zeros)
+    expect(pair.zeros).check(zeros)
+    check_spoilt_output(answer.pop("out"), zeros.pop("out"), pair.seeing)
+    for name, gradient in answer.items():
+        assert torch.equal(gradient, zeros[name]), name
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("tensor", ["keys", "values"])
+@pytest.mark.parametrize("request_", short_run(NORMED, ["documents", "noise maps, float16"]))
+def test_a_nan_before_the_norm(monkeypatch: pytest.MonkeyPatch, request_: str, tensor: str) -> None:
+    pair = spoil(build(NORMED[request_]), tensor)
+    weight = torch.randn(pair.zeros.v.shape[-1])
+    set_blocks(monkeypatch, SMALL["16 × 16"])
+    answer, zeros = (normed(problem, weight, "triton", norm_eps=1e-3) for problem in (pair.spoilt, pair.zeros))
+    check_spoilt_output(answer.pop("out"), zeros.pop("out"), pair.seeing)
+    for name, gradient in answer.items():
+        assert torch.equal(gradient, zeros[name]), name
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("request_", "tensor"),
+    in_turn(["three queries, window", "grouped", "mask for each head", "noise maps of two"], ["keys", "values"]),
+)
+def test_a_nan_while_decoding(monkeypatch: pytest.MonkeyPatch, request_: str, tensor: str) -> None:
+    pair = spoil(build(DECODING[request_]), tensor)
+    set_blocks(monkeypatch, SMALL["16 × 16"])
+    monkeypatch.setattr(triton_backend, "program_count", lambda _: 64)
+    check_spoilt_output(forward(pair.spoilt), forward(pair.zeros), pair.seeing)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
+@pytest.mark.parametrize("fill", [torch.nan, torch.inf])
+@pytest.mark.parametrize("tensor", ["q", "dout"])
+def test_a_query_that_is_not_finite_stays_alone(monkeypatch: pytest.MonkeyPatch, tensor: str, fill: float) -> None:
+    """Outputs of other queries, and their gradients, know nothing of it."""
+    problem = build(LONG["window"])
+    set_blocks(monkeypatch, SMALL["32 × 16"])
+    spoilt = getattr(problem, tensor).clone()
+    spoilt[..., 50, 1] = fill
+    answer, usual = solve(replace(problem, **{tensor: spoilt})), solve(problem)
+    others = torch.arange(111) != 50
+    for name in ("out", "q", "lam"):
+        axis = 2 if name != "q" else 3
+        both = (x[name].movedim(axis, 0)[others] for x in (answer, usual))
+        assert torch.equal(*both), name
+    assert tensor == "dout" or not answer["out"][..., 50, :].isfinite().any()
 
 
 def _check_normed_output(out: Tensor, expected: Expected, weight: Tensor, norm_eps: float, norm_scale: float) -> None:

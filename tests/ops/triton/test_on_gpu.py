@@ -20,6 +20,7 @@ from diff_transformer import diff_attention
 from diff_transformer.ops.triton import triton_backend
 from diff_transformer.ops.triton.triton_backend import interpreted
 from diff_transformer.ops.visibility import segment_bounds_from
+from spoilt import check_output, check_pair, spoil
 
 pytestmark = [
     pytest.mark.gpu,
@@ -209,6 +210,34 @@ DECODING = {
 @pytest.mark.parametrize("size", DECODING)
 def test_decoding(size: str, norm: bool) -> None:
     check_against_formula(DECODING[size], norm=norm, gradients=False)
+
+
+WITH_NAN = {
+    "causal": Case(batch=1, queries=300, keys=300, d=64, dv=128, is_causal=True, heads=4),
+    "window": Case(batch=1, queries=200, keys=300, d=64, dv=128, is_causal=True, window=130),
+    "documents": Case(batch=1, queries=300, keys=300, d=128, dv=256, is_causal=True, documents=(130, 170)),
+    "mask": Case(queries=150, keys=150, d=64, dv=128, mask="bool (B, H, N, S)"),
+    "padding": Case(queries=150, keys=150, d=64, dv=128, mask="bool (B, 1, 1, S)", is_causal=True),
+    "noise maps": Case(
+        batch=1, heads=4, ratio=2, key_heads=2, queries=300, keys=300, d=64, dv=128, is_causal=True, lam="full"
+    ),
+    "few queries": Case(heads=4, queries=4, keys=300, d=64, dv=128, is_causal=True),
+}
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("tensor", ["keys", "values"])
+@pytest.mark.parametrize("request_", WITH_NAN)
+def test_a_nan_reaches_who_sees_it(request_: str, tensor: str, dtype: torch.dtype) -> None:
+    """And nobody else: the output of the others and every gradient have the bits that zeros in its place give."""
+    pair = spoil(build(replace(WITH_NAN[request_], dtype=dtype)), tensor)
+    pair = replace(pair, zeros=on_gpu(pair.zeros), spoilt=on_gpu(pair.spoilt), seeing=pair.seeing.cuda())
+    check_pair(pair, diff_attention, "triton")
+    norm = {"norm_weight": torch.ones(pair.zeros.v.shape[-1], device="cuda")}
+    check_output(*(forward(x, **norm) for x in (pair.spoilt, pair.zeros)), pair.seeing)
+    answer, zeros = (x.solve(diff_attention, backend="triton", **norm) for x in (pair.spoilt, pair.zeros))
+    check_output(answer.pop("out"), zeros.pop("out"), pair.seeing)
+    assert all(torch.equal(gradient, zeros[name]) for name, gradient in answer.items())
 
 
 def test_tf32_is_torchs_own_setting() -> None:

@@ -428,8 +428,8 @@ def _attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> 
         second = FLOAT if described.grouped else size  # signal heads read it before it is rounded
         noise_heads = queries - heads
         saved += width * size + noise_heads * described.cached_width(head) * second + queries * FLOAT
-        # What W_O reads is a tensor of its own: after the norm, or after `ops.nonfinite` has added what hidden NaN ask.
-        return saved + width * size + (heads * FLOAT if config.has_headwise_norm else 0)
+        # What W_O reads is a tensor of its own after a norm alone.
+        return saved + (width * size + heads * FLOAT if config.has_headwise_norm else 0)
     if backend == "cpu":  # two statistics of each map's rows
         saved += 2 * described.query_heads(config) * FLOAT
     elif backend == "sdpa":

@@ -14,9 +14,11 @@ import triton
 import triton.language as tl
 
 from diff_transformer.ops.triton.tiles import (
+    COUNTS,
     LOG2_E,
     block_ranges,
     block_start,
+    is_finite,
     keys_seen,
     load_tile,
     load_vector,
@@ -31,9 +33,9 @@ from diff_transformer.ops.triton.tiles import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def rows_kernel(
-    grad_out, plain, a2_v, lam, norm_weight, inverse_norms,
+    grad_out, plain, a2_v, lam, norm_weight, log_sums, inverse_norms,
     grad_plain, row_sums, grad_lam, grad_weight, grad_noise, noise_sums,
     heads, n, norm_factor,
     grad_batch, grad_head, grad_row, out_batch, out_head, out_row, lam_batch, lam_head, lam_row,
@@ -51,7 +53,7 @@ def rows_kernel(
         a2_v += batch * out_batch + group * out_head
         rows_a2 = load_tile(a2_v, first, n, out_row, QUERIES, DV, BLOCK_DV, True).to(tl.float32)
     else:
-        rows_a2 = load_tile(a2_v + noise_row * DV, first, n, DV, QUERIES, DV, BLOCK_DV, True)
+        rows_a2 = load_tile(a2_v + noise_row * DV, first, n, DV, QUERIES, DV, BLOCK_DV, True, True)
     grad2 = tl.zeros((QUERIES, BLOCK_DV), tl.float32)
     for member in range(RATIO):
         head = group * RATIO + member
@@ -61,9 +63,12 @@ def rows_kernel(
             grad_out + batch * grad_batch + head * grad_head, first, n, grad_row, QUERIES, DV, BLOCK_DV, True
         ).to(tl.float32)  # fmt: skip
         rows = load_tile(plain + offset, first, n, out_row, QUERIES, DV, BLOCK_DV, True).to(tl.float32)
+        # Rows that see a NaN count as 0, so that a gradient of 0 stays one.
+        seen = load_vector(log_sums + row * (2 if RATIO == 1 else 1) * n, first, n, 1, QUERIES) < float("inf")
+        rows = tl.where(seen[:, None], rows, 0.0)
         if HAS_NORM:
             channels = tl.arange(0, BLOCK_DV)
-            inverse = load_vector(inverse_norms + row * n, first, n, 1, QUERIES)
+            inverse = tl.where(seen, load_vector(inverse_norms + row * n, first, n, 1, QUERIES), 0.0)
             weight = tl.load(norm_weight + channels, mask=channels < DV, other=0.0).to(tl.float32) * norm_factor
             unit = rows * inverse[:, None]
             program = (row * tl.num_programs(0) + tl.program_id(0)) * DV
@@ -73,7 +78,7 @@ def rows_kernel(
             store_tile(grad_plain + offset, first, n, out_row, grad, QUERIES, DV, BLOCK_DV)
             grad = grad.to(grad_plain.dtype.element_ty).to(tl.float32)  # what the other kernels will read
         lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
-        sum2 = tl.sum(grad * rows_a2, 1)
+        sum2 = tl.sum(grad * tl.where(seen[:, None], rows_a2, 0.0), 1)
         sum1 = tl.sum(grad * rows, 1) + lambdas * sum2
         store_vector(grad_lam + row * n, first, n, -sum2, QUERIES)
         if RATIO == 1:
@@ -88,7 +93,7 @@ def rows_kernel(
         store_vector(noise_sums + noise_row, first, n, tl.sum(grad2 * rows_a2, 1), QUERIES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def keys_kernel(
     grad_out, q, k, v, lam, mask, segment_bounds, log_sums, row_sums, grad_k, grad_v,
     heads, heads_per_key, n, s, scale, window,
@@ -125,6 +130,11 @@ def keys_kernel(
     if MAPS == 2 and not SHARED:
         key2 = load_tile(k + k_map, first, s, k_row, KEYS, D, BLOCK_D, True)
     value = load_tile(v + batch * v_batch + key_head * v_head, first, s, v_row, KEYS, DV, BLOCK_DV, True)
+    # A NaN in a row is in the sums of that row alone, and whoever sees it weighs nothing here.
+    finite = is_finite(key1) & is_finite(key2)
+    if OF_KEYS:
+        finite = finite & is_finite(value)
+    finite = finite[:, None]
     grad_k1 = tl.zeros((KEYS, BLOCK_D), tl.float32)
     grad_k2 = tl.zeros((KEYS, BLOCK_D), tl.float32)
     grad_values = tl.zeros((KEYS, BLOCK_DV), tl.float32)
@@ -187,13 +197,14 @@ def keys_kernel(
             else:
                 grad_k2 = tl.dot(grad_scores2, query2, grad_k2, input_precision=PRECISION)
     if OF_KEYS:
+        grad_k1, grad_k2 = tl.where(finite, grad_k1, 0.0), tl.where(finite, grad_k2, 0.0)
         grad_k += batch * grad_k_batch + key_head * grad_k_head
         store_tile(grad_k, first, s, grad_k_row, grad_k1 * scale, KEYS, D, BLOCK_D)
         if MAPS == 2 and not SHARED:
             store_tile(grad_k + grad_k_map, first, s, grad_k_row, grad_k2 * scale, KEYS, D, BLOCK_D)
     if OF_VALUES:
         grad_v += batch * grad_v_batch + key_head * grad_v_head
-        grad_values = widened(grad_values, v.dtype.element_ty)
+        grad_values = tl.where(finite, widened(grad_values, v.dtype.element_ty), 0.0)
         store_tile(grad_v, first, s, grad_v_row, grad_values, KEYS, DV, BLOCK_DV)
 
 
@@ -207,19 +218,20 @@ def _over_keys(
     grad_q1, grad_q2 = state
     log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2 = sums
     query1, query2, grad, keys1, keys2, values = inputs
+    CLEAN: tl.constexpr = EDGE or MASK != 0  # elsewhere all queries of the block see a NaN
     first, last = steps_of(ranges, KEYS, EDGE)
     for i in range(first, last):
         start = block_start(i, ranges, KEYS, EDGE)
         keys = (start + tl.arange(0, KEYS))[None, :]
-        value = load_tile(values, start, s, v_row, KEYS, DV, BLOCK_DV, EDGE)
+        value = load_tile(values, start, s, v_row, KEYS, DV, BLOCK_DV, EDGE, CLEAN)
         grad_weights = tl.dot(grad, tl.trans(value), input_precision=PRECISION)
-        key1 = load_tile(keys1, start, s, k_row, KEYS, D, BLOCK_D, EDGE)
+        key1 = load_tile(keys1, start, s, k_row, KEYS, D, BLOCK_D, EDGE, CLEAN)
         scores1 = scores_of(query1, key1, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
         weights1 = weights_of(scores1, log_sum1[:, None], residue1[:, None], MASK)
         grad_scores1 = weights1 * (grad_weights - row_sum1[:, None])
         grad_q1 = tl.dot(grad_scores1.to(key1.dtype), key1, grad_q1, input_precision=PRECISION)
         if MAPS == 2:
-            key2 = load_tile(keys2, start, s, k_row, KEYS, D, BLOCK_D, EDGE)
+            key2 = load_tile(keys2, start, s, k_row, KEYS, D, BLOCK_D, EDGE, CLEAN)
             scores2 = scores_of(query2, key2, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
             weights2 = weights_of(scores2, log_sum2[:, None], residue2[:, None], MASK)
             grad_scores2 = weights2 * (grad_weights - row_sum2[:, None])
@@ -227,7 +239,7 @@ def _over_keys(
     return grad_q1, grad_q2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def queries_kernel(
     grad_out, q, k, v, lam, mask, segment_bounds, log_sums, row_sums, grad_q,
     heads, heads_per_key, n, s, scale, window,
@@ -293,6 +305,8 @@ def queries_kernel(
         state, sums, inputs, ranges, view, queries, s, k_row, v_row,
         D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION, MAPS,
     )  # fmt: skip
+    seen = log_sum1[:, None] < float("inf")  # what else the sums hold comes from a NaN in K or V
+    grad_q1, grad_q2 = tl.where(seen, grad_q1, 0.0), tl.where(seen, grad_q2, 0.0)
     grad_q += batch * grad_q_batch + in_grad_q
     store_tile(grad_q, first, n, grad_q_row, grad_q1 * scale, QUERIES, D, BLOCK_D)
     if MAPS == 2:

@@ -16,9 +16,11 @@ import triton
 import triton.language as tl
 
 from diff_transformer.ops.triton.tiles import (
+    COUNTS,
     LOG2_E,
     block_ranges,
     block_start,
+    is_finite,
     keys_seen,
     load_tile,
     load_vector,
@@ -45,6 +47,20 @@ def update_softmax(scores, old_max, total):
 
 
 @triton.jit
+def _load_finite(values, first, s, stride, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """A tile of values, 0 where they are not finite, and which of its keys have finite values alone: (1, ROWS)."""
+    value = load_tile(values, first, s, stride, ROWS, WIDTH, BLOCK, True)
+    clean = tl.where(tl.abs(value.to(tl.float32)) < float("inf"), value, 0.0).to(value.dtype)
+    return clean, is_finite(value)[None, :]
+
+
+@triton.jit
+def _with_nan(numbers, scores, finite):
+    """Scores or weights (queries, keys), NaN where a query sees a key whose values are not all ``finite``."""
+    return tl.where(finite | (scores == float("-inf")), numbers, float("nan"))
+
+
+@triton.jit
 def _online_softmax(
     state, inputs, ranges, view, queries, s, key_stride, value_stride,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
@@ -54,15 +70,21 @@ def _online_softmax(
     """Blocks of keys into the running softmax of both maps (or the first), and with VALUES into products with V."""
     max1, max2, total1, total2, sum1, sum2 = state
     query1, query2, keys1, keys2, values = inputs
+    HIDES: tl.constexpr = VALUES and (EDGE or MASK != 0)  # from some queries of the block what others see
     first, last = steps_of(ranges, KEYS, EDGE)
     for i in range(first, last):
         start = block_start(i, ranges, KEYS, EDGE)
         keys = (start + tl.arange(0, KEYS))[None, :]
+        if HIDES:
+            value, finite = _load_finite(values, start, s, value_stride, KEYS, DV, BLOCK_DV)
         key1 = load_tile(keys1, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
         scores1 = scores_of(query1, key1, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
+        if HIDES:
+            scores1 = _with_nan(scores1, scores1, finite)
         weights1, max1, total1, shrink1 = update_softmax(scores1, max1, total1)
         if VALUES:
-            value = load_tile(values, start, s, value_stride, KEYS, DV, BLOCK_DV, EDGE)
+            if not HIDES:
+                value = load_tile(values, start, s, value_stride, KEYS, DV, BLOCK_DV, EDGE)
             sum1 = tl.dot(weights1.to(value.dtype), value, sum1 * shrink1[:, None], input_precision=PRECISION)
         if MAPS == 2:
             key2 = load_tile(keys2, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
@@ -92,7 +114,11 @@ def _second_pass(
         key2 = load_tile(keys2, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
         scores2 = scores_of(query2, key2, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
         weights -= lam[:, None] * weights_of(scores2, log_sum2[:, None], residue2[:, None], MASK)
-        value = load_tile(values, start, s, value_stride, KEYS, DV, BLOCK_DV, EDGE)
+        if EDGE or MASK != 0:
+            value, finite = _load_finite(values, start, s, value_stride, KEYS, DV, BLOCK_DV)
+            weights = _with_nan(weights, scores1, finite)
+        else:
+            value = load_tile(values, start, s, value_stride, KEYS, DV, BLOCK_DV, EDGE)
         total = tl.dot(narrowed(weights, value.dtype), value, total, input_precision=PRECISION)
     return total
 
@@ -122,7 +148,7 @@ def normalised(rows, weight, eps, factor, DV: tl.constexpr, BLOCK_DV: tl.constex
     return rows * inverse_norm[:, None] * scale[None, :], inverse_norm
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def forward_kernel(
     q, k, v, lam, mask, segment_bounds, norm_weight,
     out, plain, a2_v, log_sums, inverse_norms,
@@ -211,6 +237,8 @@ def forward_kernel(
 
     offset = batch * out_batch + head * out_head
     if SAVE:
+        seen = is_finite(difference)  # in the backward, rows that see a NaN weigh nothing, like those that see nothing
+        log_sum1, log_sum2 = tl.where(seen, log_sum1, float("inf")), tl.where(seen, log_sum2, float("inf"))
         row = batch * heads + head
         residues = log_sums + tl.num_programs(2).to(tl.int64) * heads * MAPS * n
         store_vector(log_sums + row * MAPS * n, first, n, log_sum1, QUERIES)
@@ -291,7 +319,7 @@ def _load_queries(q, offsets, exists, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     return tl.load(q + offsets[:, None] + channels, mask=exists[:, None] & (channels < WIDTH), other=0.0)
 
 
-@triton.jit(do_not_specialize=["s", "start", "keys_a_part", "mask_batch", "mask_head", "mask_query"])
+@triton.jit(do_not_specialize=[*COUNTS, "s", "rows", "start", "keys_a_part", "mask_batch", "mask_head", "mask_query"])
 def parts_kernel(
     q, k, v, mask, lengths, tops, totals, sums,
     key_heads, heads_per_key, n, s, rows, start, keys_a_part, scale, window,
@@ -359,8 +387,10 @@ def parts_kernel(
         if ALIKE:
             value = _load_values(values, mask, at, lowest, highest, v_row, mask_key, KEYS, DV, BLOCK_DV, MASK)
         else:
-            value = load_tile(values, at, s, v_row, KEYS, DV, BLOCK_DV, True)
+            value, finite = _load_finite(values, at, s, v_row, KEYS, DV, BLOCK_DV)
         scores1 = scores_of(query1, key1, keys, queries1, keys, view1, MASK, BY_QUERY, True, PRECISION)
+        if not ALIKE:
+            scores1 = _with_nan(scores1, scores1, finite)
         scores2 = scores_of(query2, key2, keys, queries2, keys, view2, MASK, BY_QUERY, True, PRECISION)
         weights1, top1, total1, shrink1 = update_softmax(scores1, top1, total1)
         weights2, top2, total2, shrink2 = update_softmax(scores2, top2, total2)
@@ -391,7 +421,7 @@ def _all_parts(tops, totals, parts, stride, PARTS: tl.constexpr):
     return highest, inverse(all_totals)
 
 
-@triton.jit(do_not_specialize=["parts"])
+@triton.jit(do_not_specialize=[*COUNTS, "rows", "parts"])
 def combine_kernel(
     tops, totals, sums, lam, norm_weight, out,
     key_heads, heads_per_key, n, rows, parts, norm_eps, norm_factor,

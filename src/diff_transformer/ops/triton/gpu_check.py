@@ -138,8 +138,8 @@ def _compare(family: Family, device: torch.device) -> str | None:
         plain = _solve(_by_formula, case)
         try:
             answer = _solve(_by_kernels, case)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)  # a kernel's failure shows here, and not in a later call
+            if device.type == "cuda":  # a kernel's failure shows here, and not in a later call
+                torch.cuda.current_stream(device).synchronize()
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # triton, ptxas and the driver each raise their own

@@ -142,7 +142,8 @@ def measured_blocks(capability: int) -> Mapping[str, Blocks]:
 
 def _is_readable(x: Tensor) -> bool:
     """Whether the kernels read x where it lies: a tile's offsets are computed in 32 bits."""
-    return x.stride(-1) == 1 and x.stride(-2) < _FARTHEST_ROW
+    *_, row, channel = x.stride()
+    return channel == 1 and row < _FARTHEST_ROW
 
 
 def with_rows(x: Tensor) -> Tensor:
@@ -209,9 +210,14 @@ def strides(**tensors: Tensor) -> dict[str, int]:
     """Those of all axes but the last, which is contiguous; λ (B, H, N) has one for each of its axes."""
     named: dict[str, int] = {}
     for name, x in tensors.items():
-        axes = ("batch", "head", "map", "row") if x.dim() == 5 else ("batch", "head", "row")
-        named |= {f"{name}_{axis}": stride for axis, stride in zip(axes, x.stride(), strict=False)}
+        named.update(zip(_axes(name, x.dim()), x.stride(), strict=False))
     return named
+
+
+@functools.cache
+def _axes(name: str, count: int) -> list[str]:
+    axes = ("batch", "head", "map", "row") if count == 5 else ("batch", "head", "row")
+    return [f"{name}_{axis}" for axis in axes]
 
 
 def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:

@@ -17,13 +17,20 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # What normalised weights are multiplied with in float16, whose smallest normal number a row of 2^14 equal weights
 # reaches. A weight is at most 1 + |λ|, so none overflows up to |λ| of 250.
 FLOAT16_FACTOR = tl.constexpr(256.0)
+# Numbers of a request that make no kernel faster: a kernel for those that are 1 or that 16 divides would be another
+# than the one that was checked.
+COUNTS = ["heads", "key_heads", "heads_per_key", "lam_batch", "lam_head", "lam_row"]
 
 
 @triton.jit
 def load_tile(
-    base, first, count, stride, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr
-):
-    """(ROWS, BLOCK): rows first … of a matrix (count, WIDTH), 0 outside of it. CHECK: some may be outside."""
+    base, first, count, stride,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr, CLEAN: tl.constexpr = False,
+):  # fmt: skip
+    """(ROWS, BLOCK): rows first … of a matrix (count, WIDTH), 0 outside of it. CHECK: some may be outside.
+
+    CLEAN: 0 for what is not finite, too, since a weight of 0 does not hide a NaN from a product.
+    """
     rows, columns = tl.arange(0, ROWS), tl.arange(0, BLOCK)
     # The offset of a tile needs 64 bits for a long sequence; those inside it do not.
     pointers = base + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
@@ -36,6 +43,8 @@ def load_tile(
         tile = tl.load(pointers, mask=columns[None, :] < WIDTH, other=0.0)
     else:
         tile = tl.load(pointers)
+    if CLEAN:
+        tile = tl.where(tl.abs(tile.to(tl.float32)) < float("inf"), tile, 0.0).to(tile.dtype)
     return tile
 
 
@@ -166,6 +175,12 @@ def scores_of(
     if EDGE:
         scores = tl.where((positions >= low) & (positions < high), scores, float("-inf"))
     return scores
+
+
+@triton.jit
+def is_finite(tile):
+    """(ROWS,): whether all numbers of a row are finite."""
+    return tl.min((tl.abs(tile.to(tl.float32)) < float("inf")).to(tl.int32), 1) > 0
 
 
 @triton.jit

@@ -19,7 +19,6 @@ from diff_transformer.ops.attention_request import (
     refuse_second_order,
     triton_is_installed,
 )
-from diff_transformer.ops.nonfinite import isolate_nonfinite
 from diff_transformer.ops.triton.kernel_arguments import (
     SavedForBackward,
     empty_output,
@@ -28,7 +27,6 @@ from diff_transformer.ops.triton.kernel_arguments import (
     has_few_queries,
     problem_of,
     program_count,
-    sees_alike,
 )
 
 WIDEST_KEY, WIDEST_VALUE = 128, 256
@@ -78,21 +76,12 @@ def triton_attention(request: Request, norm: Norm | None = None) -> Tensor:
     differentiable = request.needs_gradient or (
         norm is not None and norm.weight.requires_grad and torch.is_grad_enabled()
     )
-    if not differentiable and sees_alike(request):
-        return _attend(request, norm, False)
-    return _attend_isolated(request, norm, differentiable)
-
-
-def _attend(request: Request, norm: Norm | None, differentiable: bool) -> Tensor:
     norm_weight, norm_eps, norm_factor = (None, 0.0, 1.0) if norm is None else norm
     eager = is_eager(*request[:5], request.segment_bounds, norm_weight)
     if differentiable or not (eager and may_skip_dispatcher()):
         return forward(*request, norm_weight, norm_eps, norm_factor, differentiable)[0]
     # While decoding, torch's dispatcher in Python would take a visible part of the time.
     return run_forward(request, norm, save=False)[0]
-
-
-_attend_isolated = isolate_nonfinite(_attend)
 
 
 # The output, and what the backward needs as in `SavedForBackward`, empty where it is not needed: plain, a2_v, log-sums,
