@@ -527,7 +527,7 @@ def test_text_that_has_changed_since_is_refused(tmp_path: Path) -> None:
         file.write_text(before)
     else:
         pytest.fail("every document is in the first batch")
-    with pytest.raises(ValueError, match="The data is not what the run in"):
+    with pytest.raises(ValueError, match="The data is not that of the run in"):
         train(settings, tmp_path / "run", resume=True)
 
 
