@@ -26,10 +26,10 @@ def write(folder: Path, **contents: str) -> None:
 
 def test_the_first_of_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    assert cpu_count.is_first_process()
+    assert cpu_count.is_rank0()
     for rank, is_first in (("0", True), ("1", False), ("10", False)):
         monkeypatch.setenv("RANK", rank)
-        assert cpu_count.is_first_process() == is_first
+        assert cpu_count.is_rank0() == is_first
 
 
 def test_where_there_are_no_groups_all_processors_are_used(groups: Path) -> None:

@@ -1,6 +1,8 @@
 """What the pages of docs/ say of names, commands, files and numbers is true, and their code runs."""
 
+import doctest
 import importlib
+import inspect
 import logging
 import re
 import shlex
@@ -61,8 +63,37 @@ SHELL = [
         flags=re.MULTILINE,
     )
 ]
+# The library's public names, by the last part of each.
+PUBLIC = {
+    name.rpartition(".")[2]: name
+    for page, text in PAGES.items()
+    if page.startswith("docs/api/")
+    for name in re.findall(r"^::: (diff_transformer\.\S+)$", text, flags=re.MULTILINE)
+}
+NOT_RUN = {
+    "explore",  # shows a notebook's widget
+    "export_onnx",  # takes seconds
+    "phi4flash_attention",  # reads a folder of gigabytes
+}
 README_BLOCKS = [code for page, language, code in FENCES if (page, language) == ("README.md", "bash")]
 SHELL += [("README.md", line) for code in README_BLOCKS for line in code.splitlines()]
+
+
+def named(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_has_an_example_that_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    known = {"torch": torch, "transformers": transformers, "Path": Path, **{key: named(PUBLIC[key]) for key in PUBLIC}}
+    text, printed = inspect.cleandoc(known[name].__doc__ or ""), []
+    example = doctest.DocTestParser().get_doctest(text, known, name, None, None)
+    outcome = doctest.DocTestRunner().run(example, out=printed.append)
+    assert not outcome.failed, "".join(printed)
+    assert example.examples
+    assert outcome.attempted == (0 if name in NOT_RUN else len(example.examples))
 
 
 @pytest.mark.parametrize(("page", "code"), BLOCKS, ids=[page for page, _ in BLOCKS])

@@ -68,7 +68,7 @@ def _register_models(transformers: ModuleType) -> None:
 
 
 def _name_layers(constants: ModuleType) -> None:
-    """Enter the model into PEFT's tables of the layers that each method adapts, where they have Llama's names."""
+    """Enter the model into PEFT's tables of the layers that each method adapts, if they have Llama's names."""
     for name, table in vars(constants).items():
         if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and "llama" in table:
             table.setdefault("diff_transformer", table["llama"])

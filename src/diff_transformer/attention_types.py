@@ -39,32 +39,32 @@ class ModelSizes(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionType:
-    """What sets one attention type apart from the others.
+    """The description of one attention type.
 
     Sizes are counted as in the Transformer that it is compared with: A query heads and K key/value heads of width d.
 
     Attributes:
-        layer: where its module is, as "package:class"; imported when a model is built.
+        layer: its module, as "package:class"; imported when a model is built.
         settings: arguments of the module beside the sizes, by the names in
             :func:`diff_transformer.model.interface_attention.layer_settings`.
-        maps: attention maps of a head: 2 where the second is subtracted from the first, else 1.
+        maps: attention maps of a head: 2 if the second is subtracted from the first, else 1.
         pairs_heads: whether two heads of the Transformer make one head, with keys and values of width 2d in the cache.
         grouped: whether r signal heads share the second map, so that the A query heads are r·G of the first map and G,
             ``num_noise_heads``, of the second.
         even_heads: whether A and K must be even.
         headwise_norm: whether heads are normalised before the output projection unless the configuration says so.
         lambda_per_token: whether λ is a projection W_λ of every token, one for each head; :meth:`has_token_lambda` also
-            asks the configuration, where "token_lambda" is one of the settings.
+            asks the configuration, if "token_lambda" is one of the settings.
         corrects_heads: whether it starts as a trained Transformer, whose heads it corrects by W_D (DEX). No recipe
             trains such a model from the start.
         lambda_modules: modules of the layer whose parameters make λ.
         float32_parameters: last parts of the names of parameters that a checkpoint always loads in float32.
         parallel_styles: transformers' style of tensor parallelism for modules of the layer beside the projections.
-        parallel_refusal: what to do instead, where tensor parallelism cannot spread it; None where it can.
+        parallel_refusal: the way out, if tensor parallelism cannot spread it; None if it can.
         label: the name that reports print.
         colour: of its lines, on light and on dark pages; with a contrast of at least 3 to either.
         marker: matplotlib's, of its points.
-        summary: what a model card says after "A language model".
+        summary: the words of a model card after "A language model".
     """
 
     layer: str
@@ -91,47 +91,47 @@ class AttentionType:
         return self.maps == 2
 
     def layer_class(self) -> Any:
-        """The module's class, a subclass of :class:`diff_transformer.nn.Attention`."""
+        """Return the module's class, a subclass of :class:`diff_transformer.nn.Attention`."""
         return resolve_name(self.layer)
 
     def noise_heads(self, config: ModelSizes) -> int | None:
-        """G of a type with groups, which its configuration always has; None for any other."""
+        """Return G of a type with groups, which its configuration always has; None for any other."""
         return config.num_noise_heads if self.grouped else None
 
     def has_token_lambda(self, config: ModelSizes) -> bool:
-        """Whether the layers of a configuration have a W_λ, the type's own or chosen."""
+        """Return whether the layers of a configuration have a W_λ, the type's own or chosen."""
         return self.lambda_per_token or ("token_lambda" in self.settings and config.token_lambda)
 
     def styles_of(self, config: ModelSizes) -> dict[str, str]:
-        """The parallel styles of the modules that the layers of a configuration have."""
+        """Return the parallel styles of the modules that the layers of a configuration have."""
         absent = {"lambda_proj"} if not self.has_token_lambda(config) else {"lam"}
         return {module: style for module, style in self.parallel_styles.items() if module not in absent}
 
     def float32_of(self, config: ModelSizes) -> frozenset[str]:
-        """The float32 parameters that the layers of a configuration have."""
+        """Return the float32 parameters that the layers of a configuration have."""
         return frozenset() if self.has_token_lambda(config) else self.float32_parameters
 
     def heads(self, config: ModelSizes) -> int:
-        """Heads of a layer, each with its own output."""
+        """Count the heads of a layer, each with its own output."""
         if (noise := self.noise_heads(config)) is not None:
             return config.num_attention_heads - noise
         return config.num_attention_heads // 2 if self.pairs_heads else config.num_attention_heads
 
     def key_heads(self, config: ModelSizes) -> int:
-        """Heads of keys, and of values, in the layer's cache."""
+        """Count the heads of keys, and of values, in the layer's cache."""
         heads = config.num_key_value_heads or config.num_attention_heads
         return heads // 2 if self.pairs_heads else heads
 
     def query_heads(self, config: ModelSizes) -> int:
-        """Query heads of the layer's one call of grouped-query attention."""
+        """Count the query heads of the layer's one call of grouped-query attention."""
         return config.num_attention_heads if self.grouped else self.heads(config) * self.maps
 
     def cached_width(self, head_dim: int) -> int:
-        """Width of a head of keys, and of values, in that call and in the cache."""
+        """Return the width of a head of keys, and of values, in that call and in the cache."""
         return head_dim * 2 if self.pairs_heads else head_dim
 
     def attention_products(self, config: ModelSizes) -> int:
-        """Multiply-adds of a layer's attention for one query and one key that it sees, over all heads.
+        """Count the multiply-adds of a layer's attention for one query and one key that it sees, over all heads.
 
         A head has a score for each of its maps and one product with its values: the maps are subtracted before it.
         A map that heads share has one score.
@@ -140,7 +140,7 @@ class AttentionType:
         return self.query_heads(config) * width + self.heads(config) * self.cached_width(width)
 
     def attention_weights(self, config: ModelSizes) -> int:
-        """Weights in the attention of all layers that every token is multiplied with: projections, W_λ, W_gate, W_D."""
+        """Count the weights in all attention that every token is multiplied with: projections, W_λ, W_gate, W_D."""
         heads, width = config.num_attention_heads, head_dim(config)
         cached = self.cached_width(width)
         layer = self.query_heads(config) * width  # W_Q
@@ -157,19 +157,23 @@ class AttentionType:
 
 
 def head_dim(config: ModelSizes) -> int:
-    """d, which a configuration always knows once it is made."""
+    """Return d, which a configuration always knows once it is made."""
     return config.head_dim or config.hidden_size // config.num_attention_heads
 
 
 def lambda_init_schedule(layer: int, offset: int = 0) -> float:
-    """λ_init of a layer, 0.8 − 0.6·exp(−0.3·(l − 1 + offset)), the paper's default with an offset of 0.
+    """Return λ_init of a layer, 0.8 − 0.6·exp(−0.3·(l − 1 + offset)), the paper's default with an offset of 0.
 
     Args:
         layer: the layer's number l, counted from 1 as in the paper.
-        offset: what is added to l, for checkpoints that count layers from another origin.
+        offset: number added to l, for checkpoints that count layers from another origin.
 
     Raises:
         ValueError: if ``layer`` is smaller than 1.
+
+    Examples:
+        >>> [round(lambda_init_schedule(layer), 3) for layer in (1, 2, 12)]
+        [0.2, 0.356, 0.778]
     """
     if layer < 1:
         raise ValueError(f"layer must be 1 or more (the paper counts layers from 1), got {layer}.")

@@ -14,12 +14,17 @@ LANGUAGE_MODEL = "novels-diff"
 
 
 def pretrained_names() -> list[str]:
-    """The names of the trained models that come with this package, sorted; none where it was built without them."""
+    """List the trained models that come with this package, sorted; none if it was built without them.
+
+    Examples:
+        >>> pretrained_names()
+        ['needles-diff', 'needles-softmax', 'novels-diff', 'novels-softmax']
+    """
     return sorted(file.parent.name for file in WEIGHTS.glob("[!.]*/config.json"))
 
 
 def pretrained(name: str) -> str:
-    """The folder of a trained model that comes with this package, such as "needles-diff".
+    """Return the folder of a trained model that comes with this package, such as "needles-diff".
 
     Returns:
         The path, for ``AutoModelForCausalLM.from_pretrained`` and whatever else loads a folder. Nothing is downloaded
@@ -27,6 +32,11 @@ def pretrained(name: str) -> str:
 
     Raises:
         ValueError: there is no model of that name. The message has the names there are.
+
+    Examples:
+        >>> model = transformers.AutoModelForCausalLM.from_pretrained(pretrained("needles-diff"))
+        >>> model.config.attention_type
+        'diff'
     """
     names = pretrained_names()
     if not names:

@@ -1,4 +1,4 @@
-"""Says where training went: what was `diff_transformer.train` until version 0.2.0 is `diff_lab.train`."""
+"""Says that training has moved: `diff_transformer.train` of version 0.2.0 is `diff_lab.train` now."""
 
 import sys
 

@@ -25,7 +25,7 @@ class VllmDiffTransformer(TransformersForCausalLM):
 
 
 def check_width(config: Any, supported: list[int]) -> None:
-    """Raise ValueError where the kernels have no heads as wide as those that a model caches."""
+    """Raise ValueError unless the kernels support heads as wide as those that a model caches."""
     width = config.get_text_config().head_dim
     if width not in supported:
         raise ValueError(

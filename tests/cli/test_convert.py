@@ -126,7 +126,7 @@ def test_a_file_that_cannot_be_written(llama: Path, run: Run, tmp_path: Path, mo
     result = run("convert", llama, tmp_path / "new", "--from", "llama")
     assert result.exit_code == 2
     assert "model.safetensors could not be written ([Errno 28] No space left on device)" in result.stderr
-    assert "the same command goes on from there" in result.stderr
+    assert "the same command resumes" in result.stderr
 
 
 def test_an_interruption_says_how_to_go_on(
@@ -139,6 +139,6 @@ def test_an_interruption_says_how_to_go_on(
         patch.setattr(ResumableDirectory, "finish", stop)
         result = run("convert", llama, tmp_path / "new", "--from", "llama")
     assert result.exit_code == 130
-    assert "Interrupted; the same command goes on where it was." in result.stderr
+    assert "Interrupted; the same command resumes." in result.stderr
     assert not (tmp_path / "new").exists()
     assert run("convert", llama, tmp_path / "new", "--from", "llama").exit_code == 0

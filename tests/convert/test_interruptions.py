@@ -179,7 +179,7 @@ def test_a_full_disk(at: int, source: Path, tmp_path: Path, monkeypatch: pytest.
         OSError, match=r"model-0000\d-of-\d+\.safetensors could not be written \(.*No space left"
     ) as caught:
         convert(source, tmp_path / "new")
-    assert "the same command goes on from there" in str(caught.value)
+    assert "the same command resumes" in str(caught.value)
     assert not (tmp_path / "new").exists()
     assert len(contents(tmp_path / ".unfinished-new")) == at + 2  # the lock, the job, and the whole files
     full = False

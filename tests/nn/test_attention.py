@@ -1,6 +1,5 @@
 """DiffAttention, DiffAttentionV2 and SoftmaxAttention against the float64 oracle, and what they refuse."""
 
-import doctest
 import inspect
 import re
 from typing import Any
@@ -346,15 +345,12 @@ def test_positions_of_another_width(kind: str, width: int, build: Any, inputs: A
         module(x, tables)
 
 
-def test_help_has_every_argument_and_an_example_that_runs() -> None:
+def test_help_has_every_argument() -> None:
     """help(DiffAttention) is the place that the other layers' docstrings refer to."""
     text = inspect.getdoc(DiffAttention)
     assert text is not None
     arguments = text.partition("\nArgs:\n")[2].partition("\nRaises:\n")[0]
     assert re.findall(r"^    (\w+):", arguments, re.MULTILINE) == list(inspect.signature(DiffAttention).parameters)
-    called = {"torch": torch, "DiffAttention": DiffAttention, "RotaryEmbedding": RotaryEmbedding}
-    example = doctest.DocTestParser().get_doctest(text, called, "DiffAttention", None, None)
-    assert doctest.DocTestRunner().run(example) == (0, 4)
     for layer in (Attention, SoftmaxAttention, GroupedDiffAttention, DiffAttentionV2, DexAttention):
         assert ":class:`DiffAttention`" in str(layer.__doc__)
 

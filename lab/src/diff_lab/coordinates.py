@@ -1,4 +1,4 @@
-"""Says where on its axes a number was measured (4 needles, 2 of them queried), and how a report says so."""
+"""Defines a number's coordinates (4 needles, 2 of them queried), and their words in a report."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ Coordinate = float | str | tuple[float, float]
 
 @dataclass(frozen=True)
 class Axis:
-    """What a coordinate means, and how a number, a range of numbers, or a word is written."""
+    """The meaning of a coordinate, and how a number, a range of numbers, or a word is written."""
 
     title: str  # of a figure's axis
     phrase: str  # a number or a range in a label: "{} needles"
@@ -21,14 +21,14 @@ class Axis:
     form: Literal["plain", "count", "share", "size"] = "plain"  # as it is, with commas, in per cent, or as 6.8B
 
     def label(self, value: Coordinate) -> str:
-        """A value by itself: "4 needles", "depth 0–20 %"."""
+        """Write a value by itself: "4 needles", "depth 0–20 %"."""
         if isinstance(value, str):
             return self.word.format(value)
         phrase = self.phrase.removesuffix("s") if value == 1 else self.phrase
         return phrase.format(self.text(value))
 
     def text(self, value: Coordinate) -> str:
-        """A value as it is written beside the axis: "25 %", "0.5M", "0–20 %"."""
+        """Write a value as it stands beside the axis: "25 %", "0.5M", "0–20 %"."""
         if isinstance(value, str):
             return value
         if isinstance(value, tuple):
@@ -105,15 +105,15 @@ class Coordinates(Mapping[str, Coordinate]):
 
     @property
     def label(self) -> str:
-        """All in their order: "4 needles, 2 queried"; "" where there are none."""
+        """All in their order: "4 needles, 2 queried"; "" if there are none."""
         return ", ".join(axis(name).label(value) for name, value in self.items())
 
     def without(self, name: str) -> "Coordinates":
-        """The other coordinates."""
+        """Return the other coordinates."""
         return Coordinates({key: value for key, value in self.items() if key != name})
 
     def position(self, name: str) -> float:
-        """Where a coordinate lies on its axis: the middle of a range; NaN for a word."""
+        """Return the position of a coordinate on its axis: the middle of a range; NaN for a word."""
         value = self[name]
         if isinstance(value, tuple):
             return sum(value) / 2
@@ -121,7 +121,7 @@ class Coordinates(Mapping[str, Coordinate]):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        """Lets pydantic read them from a mapping."""
+        """Let pydantic read them from a mapping."""
         # Here and not above: `info` writes an environment without what only reading needs.
         from pydantic_core import core_schema
 
@@ -129,7 +129,7 @@ class Coordinates(Mapping[str, Coordinate]):
 
 
 def axis(name: str) -> Axis:
-    """What a coordinate means; one that has no entry is called by its name."""
+    """Return the axis of a coordinate; one that has no entry is called by its name."""
     words = name.replace("_", " ")
     return AXES.get(name, Axis(words, f"{words} {{}}"))
 

@@ -1,8 +1,8 @@
 """Reads validation curves: how many steps a variant needs, and whether it has levelled off; and judges differences.
 
-The interval of a difference tells which variant is ahead. What that says of the variants depends on what they have
-learned. Guessing is not learning, nor is knowing which answers occur without knowing where they belong; and where
-training ended while one of the two was still improving, the difference is one of a moment.
+The interval of a difference tells which variant is ahead. Its meaning depends on their learning. Guessing is not
+learning, nor is knowing which answers occur without knowing their questions; and if training ended while one of the two
+was still improving, the difference is one of a moment.
 
 Every run of an experiment has its curve among the results: a record of `ACCURACY_CURVE` or `LOSS_CURVE` for each
 validation, at the coordinates of its variant and the `step` of training.
@@ -34,7 +34,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Curve:
-    """The validation of one run: values at ascending steps, NaN where one was not finite, and at the last step of a run
+    """The validation of one run: values at ascending steps, NaN if one was not finite, and at the last step of a run
     that diverged.
     """
 
@@ -48,7 +48,7 @@ class Curve:
         return self.values[-1]
 
     def at(self, step: float) -> float:
-        """The value at a step, on a line between two validations; NaN where none is known before or after."""
+        """Return the value at a step, on a line between two validations; NaN if none is known before or after."""
         if not self.steps[0] - _ROUNDING <= step <= self.steps[-1] + _ROUNDING:
             return math.nan
         after = next(number for number, one in enumerate(self.steps) if one >= step - _ROUNDING)
@@ -58,7 +58,7 @@ class Curve:
         return self.values[after - 1] + share * (self.values[after] - self.values[after - 1])
 
     def steps_to(self, level: float) -> float:
-        """The step at which it first is as good as `level`, on a line between two validations; NaN where it never is.
+        """Return the first step as good as `level`, on a line between two validations; NaN if there is none.
 
         A run that is as good at its first validation already has needed that many steps at most.
         """
@@ -98,16 +98,16 @@ class VariantCurves:
         return [curve.final for curve in self.by_seed.values()]
 
     def means(self) -> tuple[list[int], list[float], list[Interval | None]]:
-        """The mean over seeds with Student's 95 % interval, at every step that all of them have."""
+        """Return the mean over seeds with Student's 95 % interval, at every step that all of them have."""
         curves = list(self.by_seed.values())
         steps = [step for step in curves[0].steps if all(step in curve.steps for curve in curves)]
         values = [[curve.values[curve.steps.index(step)] for curve in curves] for step in steps]
         return steps, list(map(fmean, values)), list(map(mean_interval, values))
 
     def last_change(self) -> float | None:
-        """By how much the mean over seeds improved in the last part of training; below 0 where it got worse.
+        """Return how much the mean over seeds improved in the last part of training; below 0 if it got worse.
 
-        An accuracy as it is, a loss as a share of the final one. None where that is not known: there is no validation
+        An accuracy as it is, a loss as a share of the final one. None if that is not known: there is no validation
         at the beginning of that part or before it, or a run diverged.
         """
         start = self.steps - LAST_PART * self.steps
@@ -121,14 +121,14 @@ class VariantCurves:
 
     @property
     def has_levelled_off(self) -> bool | None:
-        """Whether the last part of training improved it no more than a little; None where that is not known."""
+        """Whether the last part of training improved it no more than a little; None if that is not known."""
         change = self.last_change()
         most = MOST_ACCURACY if self.name == ACCURACY_CURVE else MOST_LOSS
         return None if change is None else change <= most + _ROUNDING
 
 
 def curves_of(records: Sequence[Result]) -> list[VariantCurves]:
-    """The curves among the records of an experiment, in their order; empty where it has none."""
+    """Return the curves among the records of an experiment, in their order; empty if it has none."""
     points: dict[tuple[str, str, Coordinates], dict[int | None, dict[int, Result]]] = {}
     for record in records:
         if record.name in CURVES and "step" in record.coordinates:
@@ -144,7 +144,7 @@ def curves_of(records: Sequence[Result]) -> list[VariantCurves]:
 def compared_curves(
     records: Sequence[Result], comparisons: Sequence[Comparison]
 ) -> list[tuple[VariantCurves, VariantCurves]]:
-    """The curves of every two variants that are compared, at the same coordinates; the pairs once each, in order."""
+    """Return the curves of every two compared variants, at the same coordinates; the pairs once each, in order."""
     curves = curves_of(records)
     return [
         (first, second)
@@ -189,7 +189,7 @@ def _curve(by_step: Mapping[int, Result]) -> Curve:
 
 
 def reported_accuracies(baselines: Sequence[Baseline]) -> list[float]:
-    """Those of `ACCURACIES` above every known level of the validation accuracy: chance, floor and elimination."""
+    """Return the `ACCURACIES` above every known level of the validation accuracy: chance, floor and elimination."""
     levels = [level for one in baselines if one.name == ACCURACY_CURVE for level in one.levels().values()]
     return [accuracy for accuracy in ACCURACIES if accuracy > max(levels, default=0.0)]
 
@@ -198,9 +198,9 @@ def reported_accuracies(baselines: Sequence[Baseline]) -> list[float]:
 class StepsRatio:
     """The steps that one variant needs to reach a level over those of another, over the seeds that both have.
 
-    `bound` is "below" where the ratio is known to be less than `ratio`: with some seed the first variant alone reaches
-    the level, or is there at its first validation. It is "above" where that is so of the second. `ratio` is NaN where
-    it is so of both, where neither reaches the level with some seed, or where a run that diverged had not reached it.
+    `bound` is "below" if the ratio is known to be less than `ratio`: with some seed the first variant alone reaches the
+    level, or is there at its first validation. It is "above" if that is so of the second. `ratio` is NaN if it is so of
+    both, if neither reaches the level with some seed, or if a run that diverged had not reached it.
     """
 
     level: float  # the mean over seeds, where each seed has its own
@@ -213,12 +213,12 @@ class StepsRatio:
 
 
 def steps_ratio(first: VariantCurves, second: VariantCurves, level: float | None = None) -> StepsRatio | None:
-    """The ratio of steps in which two variants reach a level: below 1 where the first one needs fewer.
+    """Return the ratio of steps in which two variants reach a level: below 1 if the first one needs fewer.
 
     Without a level it is, with each seed, the worse one of the two final values. Who ends with it has needed all of its
-    training, also where it was as good before and got worse: the ratio is then the share of the second's training
-    after which the first is as good as the second ends, or the inverse of the share of the first's where the first
-    ends worse. None where the two have no seed in common.
+    training, also if it was as good before and got worse: the ratio is then the share of the second's training after
+    which the first is as good as the second ends, or the inverse of the share of the first's if the first ends worse.
+    None if the two have no seed in common.
     """
     shared = [seed for seed in first.by_seed if seed in second.by_seed]
     if not shared:
@@ -249,7 +249,7 @@ def steps_ratio(first: VariantCurves, second: VariantCurves, level: float | None
 
 
 def _side_of_worse(first: Curve, second: Curve) -> int | None:
-    """Which of two runs ends with the worse validation: 0, or 1 also where they end alike; None where one diverged."""
+    """Return which of two runs ends with the worse validation: 0, or 1 (also if alike); None if one diverged."""
     if not (math.isfinite(first.final) and math.isfinite(second.final)):
         return None
     return int(first.final >= second.final if first.better == "higher" else first.final <= second.final)
@@ -258,7 +258,7 @@ def _side_of_worse(first: Curve, second: Curve) -> int | None:
 def _mean_ratio(
     first: Sequence[float], second: Sequence[float], end: int, is_early: Sequence[bool]
 ) -> tuple[float, Interval | None, Literal["below", "above"] | None]:
-    """The ratio over seeds with its interval, or a bound of it.
+    """Return the ratio over seeds with its interval, or a bound of it.
 
     Who does not get there would need more steps than all, and who is there at the first validation (`is_early`, of
     either) may have needed fewer.
@@ -282,12 +282,12 @@ def _mean_ratio(
 def judge(file: ResultsFile) -> ResultsFile:
     """Put each comparison beside its baseline and its curves, and take back the verdicts that mean nothing.
 
-    A variant is above a level where all of the 95 % interval of its accuracy is. A comparison with a baseline becomes
-    "not comparable" where one of the two variants is not above every level of it; `at_floor` and `at_elimination` name
-    those. Else a comparison of quality becomes "still learning" where one of the two had not levelled off at the end
-    of its training. Nothing is concluded from what the file does not tell: an accuracy of one seed, a run that
-    diverged, no validation curves. Where nothing is claimed there is no verdict. A ratio of steps of two variants with
-    different learning rates is not known.
+    A variant is above a level if all of the 95 % interval of its accuracy is. A comparison with a baseline becomes "not
+    comparable" if one of the two variants is not above every level of it; `at_floor` and `at_elimination` name those.
+    Else a comparison of quality becomes "still learning" if one of the two had not levelled off at the end of its
+    training. Nothing is concluded from missing numbers: an accuracy of one seed, a run that diverged, no validation
+    curves. Without a claim there is no verdict. A ratio of steps of two variants with different learning rates is not
+    known.
     """
     known = {(baseline.name, baseline.coordinates): baseline for baseline in file.baselines}
     curves = curves_of(file.records)
@@ -333,7 +333,7 @@ def _judged(
 
 
 def _with_levels(row: Comparison, baseline: Baseline | None, records: Sequence[Result]) -> Comparison:
-    """Names the variants whose accuracy is not above the levels of the baseline."""
+    """Name the variants whose accuracy is not above the levels of the baseline."""
     if baseline is None:
         return row
     accuracy = (baseline.name, baseline.coordinates)
@@ -350,7 +350,7 @@ def _with_levels(row: Comparison, baseline: Baseline | None, records: Sequence[R
 
 
 def _with_curves(row: Comparison, curves: Sequence[VariantCurves]) -> Comparison:
-    """Says how long the variants were trained, and names those that had not levelled off.
+    """Say how long the variants were trained, and name those that had not levelled off.
 
     A difference that is not known, since a run diverged, is no moment of learning.
     """
@@ -363,8 +363,8 @@ def _with_curves(row: Comparison, curves: Sequence[VariantCurves]) -> Comparison
 
 
 def _curves_of_comparison(variant: str, row: Comparison, curves: Sequence[VariantCurves]) -> list[VariantCurves]:
-    """The curves of a variant that a comparison is about: those at its own coordinates, or, where the variant has none
-    there, as for what is fitted over sizes, all but those of other sizes or rates.
+    """Return the curves of a variant at a comparison's coordinates. If the variant has none there, as for a fit over
+    sizes, they are all but those of other sizes or rates.
     """
     fitting = [
         one
@@ -377,9 +377,9 @@ def _curves_of_comparison(variant: str, row: Comparison, curves: Sequence[Varian
 
 
 def lower_end(records: Sequence[Result]) -> float | None:
-    """The lower end of the 95 % interval of one variant's mean over seeds; None where it is not known.
+    """Return the lower end of the 95 % interval of one variant's mean over seeds; None if it is not known.
 
-    It allows for other seeds (Student's t) and, where every record has an interval of its own, for other questions than
+    It allows for other seeds (Student's t) and, if every record has an interval of its own, for other questions than
     those of the measurement: the half widths are added in squares, as `compare` does. One seed tells nothing of others.
     """
     values = [record.value for record in records]

@@ -1,4 +1,4 @@
-"""What a process that trains has of its system: signals that stop it after a step, and memory that it keeps."""
+"""Handles the system of a process that trains: signals that stop it after a step, and memory that it keeps."""
 
 import ctypes
 import math
@@ -20,13 +20,13 @@ _LARGEST_BEFORE = 1 << 25  # what glibc allows before 2.35
 
 
 def keep_freed_memory() -> bool:
-    """Have the C library keep what this process frees of blocks smaller than 1 GiB. Returns whether it does.
+    """Have the C library keep freed blocks smaller than 1 GiB. Return whether it does.
 
     glibc gives large freed memory back to the system, and takes it anew for the next step: of a step of a million
-    parameters on a CPU a tenth of the time goes into pages that the system hands out again, filled with zeros. What is
-    kept goes back where more than 2 GiB lie free at the end of the heap, and when the process ends. Nothing is changed
-    where the C library is another one than glibc, nor where the environment says how glibc manages memory
-    (``MALLOC_…``, ``GLIBC_TUNABLES``).
+    parameters on a CPU a tenth of the time goes into pages that the system hands out again, filled with zeros. Kept
+    memory goes back if more than 2 GiB lie free at the end of the heap, and when the process ends. Nothing is changed
+    if the C library is another one than glibc, nor if the environment says how glibc manages memory (``MALLOC_…``,
+    ``GLIBC_TUNABLES``).
     """
     is_chosen = any(name.startswith("MALLOC_") for name in os.environ)
     if is_chosen or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or platform.libc_ver()[0] != "glibc":
@@ -38,7 +38,7 @@ def keep_freed_memory() -> bool:
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """One of the :func:`stop_signals` stopped a run; the message says where the checkpoint is and how to resume."""
+    """One of the :func:`stop_signals` stopped a run; the message names the checkpoint and how to resume."""
 
     def __init__(self, message: str, signal: int | None = None, *, is_saved: bool = False) -> None:
         super().__init__(message)
@@ -47,9 +47,9 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 
 def stop_signals() -> list[signal.Signals]:
-    """The signals that end a run with a checkpoint: Ctrl-C, SIGTERM, and SIGHUP of a terminal that is closed.
+    """Return the signals that end a run with a checkpoint: Ctrl-C, SIGTERM, and SIGHUP of a terminal that is closed.
 
-    SIGHUP is none where it is ignored, as nohup has it.
+    SIGHUP is none if it is ignored, as nohup has it.
     """
     numbers = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # Windows has none
@@ -89,7 +89,7 @@ class Interrupt:
 
     @contextmanager
     def raised_at_once(self) -> Iterator[None]:
-        """In this block a first signal raises TrainingInterrupted wherever the main thread is."""
+        """Let a first signal raise TrainingInterrupted at once in this block, wherever the main thread is."""
         self._raises = True
         try:
             yield

@@ -68,7 +68,7 @@ class Result(FileRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline(FileRecord):
-    """The accuracy that a model reaches without having learned what is measured."""
+    """The accuracy that a model reaches without having learned the task."""
 
     name: str
     coordinates: Coordinates = NO_COORDINATES
@@ -87,7 +87,7 @@ class Baseline(FileRecord):
     is_accuracy: bool = True
 
     def levels(self) -> dict[str, float]:
-        """The known levels by name, the lowest first."""
+        """Return the known levels by name, the lowest first."""
         levels = {"chance": self.chance, "floor": self.floor}
         return levels if self.by_elimination is None else levels | {"by elimination": self.by_elimination}
 
@@ -103,19 +103,19 @@ class Headline(FileRecord):
     claim: str = ""  # what it claims, in words; results of earlier versions do not tell
 
     def names(self, row: "Comparison") -> bool:
-        """Whether `row` is that comparison."""
+        """Return whether `row` is that comparison."""
         fields = ("name", "variant", "against", "coordinates")
         return all(getattr(row, name) == getattr(self, name) for name in fields)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(FileRecord):
-    """Two variants in one number: what the paper found of them, what we found, and what that says.
+    """Two variants in one number: the paper's values, ours, and the verdict.
 
-    The claim is that `variant` is the better one. The verdict is "reproduced" where all of the interval is on the
-    claim's side of 0, "contrary" where all of it is on the other, else "inconclusive". `judge` replaces it with "not
-    comparable" where the variants have not learned enough for the difference to mean anything, and with "still
-    learning" where training ended before they had levelled off.
+    The claim is that `variant` is the better one. The verdict is "reproduced" if all of the interval is on the claim's
+    side of 0, "contrary" if all of it is on the other, else "inconclusive". `judge` replaces it with "not comparable"
+    if the variants have not learned enough for the difference to mean anything, and with "still learning" if training
+    ended before they had levelled off.
     """
 
     name: str
@@ -157,7 +157,7 @@ class Comparison(FileRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class Environment(FileRecord):
-    """Where a number comes from: the command line, the device's name, versions, and the commit (None outside git)."""
+    """The origin of a number: the command line, the device's name, versions, and the commit (None outside git)."""
 
     command: str
     device: str
@@ -168,10 +168,10 @@ class Environment(FileRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class ResultsFile(Environment):
-    """The content of a `results.json`: an environment, the settings of the run, its results, and what they say.
+    """The content of a `results.json`: an environment, the settings of the run, its results, and their verdicts.
 
     `notes` are sentences that a reader of the numbers must know. `headline` names the comparison that stands for the
-    experiment in an overview, `baselines` say what its accuracies are to be read against.
+    experiment in an overview, `baselines` are the levels to read its accuracies against.
     """
 
     title: str
@@ -225,8 +225,8 @@ class Samples(FileRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class CardRecord(FileRecord):
-    """The content of the `card.json` of a model that comes with the package: what neither its recipe nor its results
-    tell, for its model card and for programs.
+    """The content of the `card.json` of a model that comes with the package: facts beside its recipe and its results,
+    for its model card and for programs.
 
     `commit` is of the code that trained it, `license` of the weights by its name on the Hub, `dtype` of the weights in
     their file, which has so many `bytes`. `validation` are the numbers that training logged at its last step on the

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def capture_environment(device: str | None = None) -> Environment:
-    """What every results file says about its origin; `device` is a torch device string, by default the one in use."""
+    """Capture the origin of a results file; `device` is a torch device string, by default the one in use."""
     return Environment(
         command=command_line(),
         device=device_name(device),
@@ -46,7 +46,7 @@ def capture_results(
     comparisons: Sequence[Comparison] = (),
     notes: Sequence[str] = (),
 ) -> ResultsFile:
-    """`records` with the environment they were measured in, ready for `write_json(run / "results.json", …)`."""
+    """Join `records` with the environment they were measured in, ready for `write_json(run / "results.json", …)`."""
     return ResultsFile(
         **vars(capture_environment(device)),
         title=title,
@@ -58,14 +58,14 @@ def capture_results(
 
 
 def command_line() -> str:
-    """The command as it can be typed again, without the folder that its program lies in."""
+    """Return the command as it can be typed again, without the folder that its program lies in."""
     program = Path(sys.argv[0])
     name = "diff-lab" if program.stem == "__main__" else program.name
     return shlex.join([name, *sys.argv[1:]])
 
 
 def short_commit(commit: str | None) -> str:
-    """A commit as pages print it: twelve digits, and "-dirty" where files were changed since."""
+    """Shorten a commit for pages: twelve digits, and "-dirty" if files were changed since."""
     if commit is None:
         return "unknown"
     digits, dirty, _ = commit.partition("-dirty")
@@ -86,7 +86,7 @@ def write_json(path: str | Path, value: Any, *, indent: int | None = 2) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form for in one that it has, at least on the outside."""
+    """Turn a value that JSON has no form for into one that it has, at least on the outside."""
     if is_dataclass(value):
         items = ((field, getattr(value, field.name)) for field in fields(value))
         # What most records have none of is not written for each.
@@ -107,12 +107,12 @@ def read_results(path: str | Path) -> ResultsFile:
 
 
 def number_of(value: float | None) -> float:
-    """A number of a metrics line: null, which is what JSON has for one that is not finite, is NaN."""
+    """Return a number of a metrics line: null, JSON's form of one that is not finite, is NaN."""
     return math.nan if value is None else float(value)
 
 
 def read_record(path: str | Path, kind: type[T]) -> T:
-    """Read a file that holds one record. Raises FileNotFoundError, or ValueError naming the file and what is wrong."""
+    """Read a file that holds one record. Raises FileNotFoundError, or ValueError naming the file and the error."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -123,7 +123,7 @@ def read_record(path: str | Path, kind: type[T]) -> T:
 
 
 def _sentence(error: "ValidationError") -> str:
-    """The first thing that is wrong in a file: where it stands, what it should be, and what it is."""
+    """Describe the first error in a file: its place, the expected value, and the value found."""
     problems = error.errors()
     first = problems[0]
     item, parent = _item(first["loc"]), _item(first["loc"][:-1])

@@ -28,7 +28,7 @@ _MOST_EMPTY = 0.01
 
 
 def proportion_interval(successes: int, n: int) -> Interval:
-    """Wilson's 95 % score interval of a proportion: `successes` out of `n` independent trials."""
+    """Return Wilson's 95 % score interval of a proportion: `successes` out of `n` independent trials."""
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"successes must lie in 0 … n with n ≥ 1, got successes={successes}, n={n}")
     # Here and not above, as in other functions: reading a results file must not cost an import of scipy or numpy.
@@ -39,7 +39,7 @@ def proportion_interval(successes: int, n: int) -> Interval:
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
-    """Student's 95 % interval of the mean of independent `values`; None for one value, whose spread is unknown."""
+    """Return Student's 95 % interval of the mean of independent `values`; None for one, whose spread is unknown."""
     if not values:
         raise ValueError("the mean of no values has no interval")
     if len(values) == 1:
@@ -53,13 +53,13 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 def bootstrap_interval(
     documents: Sequence[tuple[float, float]], against: Sequence[tuple[float, float]] | None = None
 ) -> Interval | None:
-    """The 95 % interval of Σ sum / Σ count of documents, resampled with replacement from a fixed seed.
+    """Return the 95 % interval of Σ sum / Σ count of documents, resampled with replacement from a fixed seed.
 
     It is the percentile interval, whose halves are then widened as Student's t is wider than the normal distribution,
     and by √(n / (n − 1)) for n documents with a count: resamples vary less than documents do. Without that, of two
-    documents it would hold the truth in half of the cases, of ten in 91 %. Where `against` has the same documents
-    measured otherwise, it is the interval of the difference of the two ratios, with the same documents drawn for both.
-    None where so few documents have a count that one draw in a hundred has none of them.
+    documents it would hold the truth in half of the cases, of ten in 91 %. If `against` has the same documents measured
+    otherwise, it is the interval of the difference of the two ratios, with the same documents drawn for both. None if
+    so few documents have a count that one draw in a hundred has none of them.
     """
     import numpy as np
 
@@ -91,12 +91,12 @@ def bootstrap_interval(
 
 
 def variance_beyond_chance(shares: Sequence[float], trials: int) -> float:
-    """The variance of shares of right answers without what counting `trials` answers alone would give.
+    """Return the variance of shares of right answers beyond that of counting `trials` answers alone.
 
-    A share p of n independent answers varies by p (1 − p) / n without any cause; its unbiased estimate,
-    p (1 − p) / (n − 1), is taken from the variance of the shares. What remains is unbiased, and so below 0 now and
-    then: cut off at 0, or its root, it would be the larger the nearer p is to one half. The questions of each share are
-    drawn anew. Raises ValueError for fewer than two shares or two trials.
+    A share p of n independent answers varies by p (1 − p) / n without any cause; its unbiased estimate, p (1 − p) / (n
+    − 1), is taken from the variance of the shares. The rest is unbiased, and so below 0 now and then: cut off at 0, or
+    its root, it would be the larger the nearer p is to one half. The questions of each share are drawn anew. Raises
+    ValueError for fewer than two shares or two trials.
     """
     if len(shares) < 2 or trials < 2:
         raise ValueError(f"a spread needs two shares and two trials or more, got {len(shares)} and {trials}")
@@ -105,7 +105,7 @@ def variance_beyond_chance(shares: Sequence[float], trials: int) -> float:
 
 
 def t_quantile(df: int) -> float:
-    """The 0.975 quantile of Student's t with `df` degrees of freedom."""
+    """Return the 0.975 quantile of Student's t with `df` degrees of freedom."""
     from scipy.special import stdtrit
 
     return float(stdtrit(df, 0.975))
@@ -125,15 +125,15 @@ def compare(
 ) -> Comparison:
     """Compare two variants in a measure, over the seeds for which both have a record.
 
-    The interval of the mean difference is Student's over seeds. Where the records carry documents, it also allows for
+    The interval of the mean difference is Student's over seeds. If the records carry documents, it also allows for
     other documents: a bootstrap over them, with the mean of all seeds for each, is added in squares, which is a little
-    too wide, as what a seed does to a document counts in both. With one seed it is the bootstrap alone, and the
-    verdict stays open: other documents say nothing about other seeds.
+    too wide, as a seed's effect on a document counts in both. With one seed it is the bootstrap alone, and the verdict
+    stays open: other documents say nothing about other seeds.
 
-    `variant` is the one that is claimed to be better; where nothing is `claimed`, there is a difference and no verdict.
-    An `exploratory` claim is a question that the paper leaves open; a number of `quality` says how well a
-    variant has learned; `paper` holds the paper's values of both, NaN where it gives none. Raises ValueError where the
-    variants have no seed in common, two records are of one seed, or a claim has no direction.
+    `variant` is the one that is claimed to be better; if nothing is `claimed`, there is a difference and no verdict. An
+    `exploratory` claim is a question that the paper leaves open; a number of `quality` says how well a variant has
+    learned; `paper` holds the paper's values of both, NaN if it gives none. Raises ValueError if the variants have no
+    seed in common, two records are of one seed, or a claim has no direction.
     """
     compared = [one for one in records if (one.name, one.coordinates) == (name, coordinates)]
     for (measured, seed), count in Counter((one.variant, one.seed) for one in compared).items():
@@ -195,7 +195,7 @@ def compare(
 def p_value(row: Comparison) -> float | None:
     """Return the two-sided p of no difference, by the Student's t over seeds that has the comparison's interval.
 
-    For an interval of a bootstrap that is an approximation. None where nothing is known of the spread.
+    For an interval of a bootstrap that is an approximation. None if nothing is known of the spread.
     """
     from scipy.stats import t
 
@@ -218,7 +218,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def remark_on_seeds(comparisons: Sequence[Comparison]) -> str | None:
-    """What a reader must know of verdicts over one or two seeds; None where every verdict is over more."""
+    """Return a remark on verdicts over one or two seeds; None if every verdict is over more."""
     fewest = min((len(row.differences) for row in comparisons if row.verdict is not None), default=MOST_SEEDS)
     if fewest > 2:
         return None
@@ -232,9 +232,8 @@ def remark_on_seeds(comparisons: Sequence[Comparison]) -> str | None:
 
 
 def verdict(interval: Interval | None, better: Better, *, seeds: int) -> Verdict:
-    """The rule: whether the 95 % interval of a difference, claimed better − other, lies on the claim's side of 0.
-
-    With one seed, or where nothing is known of the spread (None), the verdict is "inconclusive".
+    """Decide by the 95 % interval of a difference, claimed better − other, whether it lies on the claim's side of 0.
+    With one seed, or without a known spread (None), the verdict is "inconclusive".
     """
     if interval is None or seeds < 2:
         return "inconclusive"
@@ -243,11 +242,11 @@ def verdict(interval: Interval | None, better: Better, *, seeds: int) -> Verdict
 
 
 def seeds_needed(differences: Sequence[float], other: float = 0.0) -> int | None:
-    """With how many paired seeds a t-test at 5 % (two sides) finds such a difference in 80 % of experiments.
+    """Return how many paired seeds a t-test at 5 % (two sides) needs to find such a difference in 80 % of experiments.
 
     The mean and the standard deviation of `differences`, one for each seed so far, are taken for the true ones, which
     for two or three of them is a rough guess. `other` is half the width of an interval, added in squares, that more
-    seeds do not make narrower. The number is 2 or more; None where the spread is not known, the difference is not
+    seeds do not make narrower. The number is 2 or more; None if the spread is not known, the difference is not
     finite or not larger than `other`, or the number would be above 10,000.
     """
     if len(differences) < 2 or not all(map(math.isfinite, differences)):
@@ -263,11 +262,11 @@ def seeds_needed(differences: Sequence[float], other: float = 0.0) -> int | None
 
 
 def _power(effect: float, seeds: int, floor: float) -> float:
-    """How often a t-test over `seeds` pairs finds a difference of `effect` standard deviations, on its own side.
+    """Return how often a t-test over `seeds` pairs finds a difference of `effect` standard deviations, on its own side.
 
     That is P(Z + effect √n > √(t² U² + floor² n)) with Z normal and U = √(χ²ᵥ / ν), ν = n − 1: an integral over U, by
-    Simpson's rule where its density is not negligible. `floor` is half the width, in standard deviations, of an
-    interval that does not shrink with n.
+    Simpson's rule, over the range of notable density. `floor` is half the width, in standard deviations, of an interval
+    that does not shrink with n.
     """
     import numpy as np
     from scipy import integrate, stats
@@ -280,7 +279,7 @@ def _power(effect: float, seeds: int, floor: float) -> float:
 
 
 def _over_seeds(records: Sequence[Result]) -> list[tuple[float, float]]:
-    """The documents of several seeds together: sums and counts added, document by document."""
+    """Return the documents of several seeds together: sums and counts added, document by document."""
     return [
         (math.fsum(sums for sums, _ in document), math.fsum(counts for _, counts in document))
         for document in zip(*(record.documents for record in records), strict=True)

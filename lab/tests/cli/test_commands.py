@@ -238,7 +238,7 @@ def test_the_weights_of_a_checkpoint_are_those_that_were_written(
     weights = folder / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-    damaged = f"{str(folder)!r} is damaged: model.safetensors does not hold what was written"
+    damaged = f"{str(folder)!r} is damaged: model.safetensors has changed since it was written"
     fails(run("generate", folder, "--prompt", "x"), damaged)
     fails(run("convert", folder, tmp_path / "converted", "--to", "microsoft"), damaged)
     sizes = ["model.hidden_size=16", "model.intermediate_size=16", f"data.paths={text_file}"]

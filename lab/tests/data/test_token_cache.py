@@ -144,8 +144,8 @@ def flipped(content: bytes) -> bytes:
     ("damage", "reason"),
     [
         (lambda content: content[: len(content) // 2], r" has \d+ bytes instead of \d+"),
-        (lambda content: bytes(len(content)), " (does not hold what was written|cannot be read: .* is not JSON)"),
-        (flipped, " does not hold what was written"),
+        (lambda content: bytes(len(content)), " (has changed since it was written|cannot be read: .* is not JSON)"),
+        (flipped, " has changed since it was written"),
         (None, " is missing"),
     ],
     ids=["halved", "zeros", "flipped bit", "deleted"],

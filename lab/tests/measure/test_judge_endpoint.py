@@ -180,7 +180,7 @@ def test_settings_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
             EndpointJudge(url, "m", key_variable="GOOD")
     with pytest.raises(ValueError, match="'NONE' that holds the judge's key is not set"):
         EndpointJudge("http://x", "m", key_variable="NONE")
-    with pytest.raises(ValueError, match="what was given is no name of one") as caught:
+    with pytest.raises(ValueError, match="the given text is no name of one") as caught:
         EndpointJudge("http://x", "m", key_variable=KEY)
     assert KEY not in str(caught.value)
     for variable in ("BAD", "INSIDE"):

@@ -425,7 +425,7 @@ def test_a_headwise_norm_s_input_that_grew_is_named(learnt: Any) -> None:
 
     divergence = spike("diff", learnt, batch(200), plant)
     assert divergence.layer == 2
-    assert "the RMS of what enters its headwise norm went from" in str(divergence)
+    assert "the RMS of its headwise norm's input went from" in str(divergence)
 
 
 @pytest.mark.parametrize("layer", [1, 3])

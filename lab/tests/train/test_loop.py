@@ -217,7 +217,7 @@ def test_resuming_with_another_recipe_names_what_differs(tmp_path: Path) -> None
 def test_resuming_on_other_data_is_refused(tmp_path: Path) -> None:
     train(recipe(steps=1), tmp_path / "run", data=Data(Fixed(unequal)))
     other = Data(Fixed(lambda step: unequal(step + 1)))
-    with pytest.raises(ValueError, match="The data is not what the run"):
+    with pytest.raises(ValueError, match="The data is not that of the run"):
         train(recipe(steps=1, keep_checkpoints=9), tmp_path / "run", resume=True, data=other)
     assert load_recipe(tmp_path / "run" / "recipe.yaml") == recipe(steps=1)
 
@@ -527,7 +527,7 @@ def test_text_that_has_changed_since_is_refused(tmp_path: Path) -> None:
         file.write_text(before)
     else:
         pytest.fail("every document is in the first batch")
-    with pytest.raises(ValueError, match="The data is not what the run in"):
+    with pytest.raises(ValueError, match="The data is not that of the run in"):
         train(settings, tmp_path / "run", resume=True)
 
 

@@ -172,7 +172,7 @@ def _failures(folder: Path, rank: int) -> None:
     every = sorted(folder.glob("damaged *"))
     assert len(every) == ranks.RANKS
     for damaged in every:
-        with pytest.raises(OSError, match=r"step-000007: model.* does not hold what was written"):
+        with pytest.raises(OSError, match=r"step-000007: model.* has changed since it was written"):
             Checkpoints(damaged, keep=1).newest()
     (folder / f"messages {rank}").write_text(json.dumps(messages))
 

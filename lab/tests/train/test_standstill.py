@@ -46,7 +46,7 @@ def on_a_rank() -> None:
 @pytest.mark.parametrize(
     ("number", "message"),
     [
-        (signal.SIGKILL, "The other processes of the run cannot be reached: "),
+        (signal.SIGKILL, "The other ranks of the run cannot be reached: "),
         (signal.SIGSTOP, "error: The run has stood still after step 2 of 1000 for longer than "),
     ],
 )

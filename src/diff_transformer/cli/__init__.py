@@ -30,14 +30,14 @@ class MissingExtraError(ModuleNotFoundError):
 
 
 def require_extra(extra: str) -> None:
-    """Raise MissingExtraError where a module of an extra is missing, before torch is imported."""
+    """Raise MissingExtraError if a module of an extra is missing, before torch is imported."""
     for name in EXTRAS[extra]:
         if find_spec(name) is None:
             raise MissingExtraError(name, extra)
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """What to install where a package of an extra is missing; None if the module belongs to no extra."""
+    """Name the extra to install for a missing module; None if the module belongs to no extra."""
     name = (error.name or "").partition(".")[0]
     for extra, brings in EXTRAS.items():
         if name in brings and extra == getattr(error, "extra", extra):
@@ -63,7 +63,7 @@ def run_program(module: str, *, lasts: bool = False) -> None:
 
     Args:
         module: its name; it is imported when the standard streams are ready.
-        lasts: whether the program goes on where what reads its stdout has ended, since its files are what it makes.
+        lasts: whether the program goes on when the reader of its stdout has ended, because its result is files.
     """
     for number in range(3):
         # The next file that is opened would take the number of a closed stream, and what is printed.
@@ -87,7 +87,7 @@ def run_program(module: str, *, lasts: bool = False) -> None:
 
 
 class _LastingFile(io.FileIO):
-    """What writes to stdout or stderr, and to nowhere once that fails, as in a terminal or a pipe that was closed.
+    """Writer to stdout or stderr, and to nowhere once that fails, as in a terminal or a pipe that was closed.
 
     With ``tells_errors`` the first failure is raised, so that a command which only prints can end.
     """
@@ -109,7 +109,7 @@ class _LastingFile(io.FileIO):
 
 
 def _lasting(stream: TextIO | None, number: int, *, tells_errors: bool) -> TextIO:
-    """A standard stream of the system as one that lasts (`_LastingFile`); any other, as a notebook's, is left alone.
+    """Make a standard stream of the system last (`_LastingFile`); leave any other, as a notebook's, alone.
 
     Generated text may hold any character; a terminal that cannot show one shows "?".
     """

@@ -1,4 +1,4 @@
-"""Runs the command line as `python -m diff_transformer.cli`, where the script `diff-transformer` is not on the path."""
+"""Runs the command line as `python -m diff_transformer.cli`, if the script `diff-transformer` is not on the path."""
 
 from diff_transformer.cli import main
 

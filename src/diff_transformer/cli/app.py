@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from diff_transformer._version import INSTALL_LAB, __version__
 from diff_transformer.cli import missing_extra
 from diff_transformer.cli.console import quiet_libraries
-from diff_transformer.utils.cpu_count import is_first_process
+from diff_transformer.utils.cpu_count import is_rank0
 from diff_transformer.utils.files import is_full_disk
 
 # Command → "module:function".
@@ -48,13 +48,13 @@ class Trial(NamedTuple):
 # On two processor cores.
 TRIALS = (
     Trial("explore", "a minute", "trained models in the browser: move λ, and see what the second map does"),
-    Trial('generate --prompt "It was"', "ten seconds", "a trained model of the package goes on with a text"),
+    Trial('generate --prompt "It was"', "ten seconds", "a trained model of the package continues a text"),
     Trial("info", "ten seconds", "versions, and which backends can run on this machine"),
 )
 
 
 def start_page(program: str, trials: Sequence[Trial]) -> str:
-    """The page of a program, as plain text of at most 80 columns."""
+    """Return the page of a program, as plain text of at most 80 columns."""
     width = max(len(trial.command) for trial in trials)
     lines = ["Three things to try, with the times they take on two processor cores:", ""]
     for trial in trials:
@@ -91,7 +91,7 @@ class Commands(TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the words name. One that is `diff-lab`'s, or gone, is answered with what to use."""
+        """Find the command that the words name. One that is `diff-lab`'s, or gone, is answered with its replacement."""
         if args[0] in GONE:
             raise UsageError(f"There is no command `{args[0]}` any more: {GONE[args[0]]}.")
         if args[0] in MOVED and args[0] not in self.table:
@@ -120,7 +120,7 @@ class Commands(TyperGroup):
 
 
 def joined_paragraphs(text: str) -> str:
-    """A text with one line for each paragraph, which a terminal of any width can wrap."""
+    """Return a text with one line for each paragraph, which a terminal of any width can wrap."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
@@ -136,7 +136,7 @@ def with_plain_errors(command: Callable[..., None]) -> Callable[..., None]:
             quiet_libraries()
             command(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
-            if is_first_process():
+            if is_rank0():
                 typer.echo(str(interrupt) or "Interrupted.", err=True)
             # Shells use 128 plus the number of the signal.
             raise typer.Exit(128 + (getattr(interrupt, "signal", None) or signal.SIGINT)) from None
@@ -151,7 +151,7 @@ def with_plain_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def user_message(error: Exception) -> str | None:
-    """The message for the user; None where the error is a bug and not an answer to bad input."""
+    """Return the message for the user; None if the error is a bug and not an answer to bad input."""
     if isinstance(error, ModuleNotFoundError):
         return missing_extra(error)
     if isinstance(error, BrokenPipeError):  # `… | head`: typer ends quietly
@@ -168,7 +168,7 @@ def user_message(error: Exception) -> str | None:
 
 
 def make_app(commands: type[Commands], introduction: str, trials: Sequence[Trial]) -> typer.Typer:
-    """Make the application of a program: its commands, and what it says of itself without one."""
+    """Make the application of a program: its commands, and its start page."""
     app = typer.Typer(
         cls=commands,
         add_completion=False,

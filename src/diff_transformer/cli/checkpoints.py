@@ -42,11 +42,11 @@ READ_BY_TRANSFORMERS = (
 
 
 def find_checkpoint(path: Path, ours: bool = True) -> Path:
-    """The folder that holds the model: `path` itself, a run folder's `model/`, or its newest checkpoint; where there is
-    no such path, the folder of the model of that name that the package ships.
+    """Find the folder of a model: `path`, a run folder's `model/`, its newest checkpoint, or a shipped model of that
+    name.
 
     The model must belong to this project, or (`ours` false) be any causal language model. Raises FileNotFoundError or
-    ValueError where there is no such model, or it is not valid.
+    ValueError if there is no such model, or it is not valid.
     """
     names = shipped_models.pretrained_names()
     if not path.exists() and str(path) in names:
@@ -69,14 +69,12 @@ def find_checkpoint(path: Path, ours: bool = True) -> Path:
 
 
 def shown_folder(folder: Path) -> Path:
-    """A model's folder as titles and results name it: a model that the package ships by its name alone."""
+    """Return a model's folder as titles and results name it: a model that the package ships by its name alone."""
     return Path(folder.name) if folder.parent == shipped_models.WEIGHTS else folder
 
 
 def auto_class_of(folder: Path) -> str:
-    """transformers' Auto class of the model in a folder that `find_checkpoint` found: a causal language model's where
-    its config.json does not say.
-    """
+    """Return transformers' Auto class of a model's folder: a causal language model's unless its config.json says."""
     named = _read_strictly(folder / "config.json").get("architectures") or [""]
     return next((auto for auto, ours in AUTO_CLASSES.items() if ours == named[0]), "AutoModelForCausalLM")
 
@@ -87,7 +85,7 @@ def load_model(
     """Load the model in a folder that `find_checkpoint` found, in evaluation mode.
 
     It goes to the GPU, if there is one, unless a device is given; its dtype is the weights' own unless one is given.
-    Raises ValueError where the weights cannot be read, are incomplete, or differ from the checkpoint's manifest.
+    Raises ValueError if the weights cannot be read, are incomplete, or differ from the checkpoint's manifest.
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -105,7 +103,7 @@ def load_model(
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer beside a model. Raises ValueError where it is missing or damaged."""
+    """Load the tokenizer beside a model. Raises ValueError if it is missing or damaged."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ValueError(f"{str(folder)!r} has no tokenizer (tokenizer.json), so the model in it cannot read text.")
@@ -117,7 +115,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def files_of(folder: Path, name: str) -> list[Path]:
-    """The files of a name that belong to a model: beside it, and beside the run whose `model/` or checkpoint it is.
+    """Return the files of a name that belong to a model: beside it, and in the run whose `model/` or checkpoint it is.
 
     A run's files did not make other models in its folder, such as one that was converted from its own.
     """
@@ -152,7 +150,7 @@ def _check_model(folder: Path, ours: bool) -> None:
 
 
 def _read_strictly(file: Path) -> Any:
-    """What a JSON file holds that transformers reads after us, which does not pass over a byte order mark."""
+    """Read a JSON file, without a byte order mark, which transformers, reading it after us, does not pass over."""
     data = file.read_bytes()
     if data.startswith(BOM_UTF8):
         raise ValueError(f"{str(file)!r} begins with a byte order mark, which transformers cannot read: remove it.")
@@ -160,7 +158,7 @@ def _read_strictly(file: Path) -> Any:
 
 
 def _convert_command(folder: Path, settings: dict[str, Any]) -> str:
-    """The sentence with the command that converts the folder; empty where `convert` does not know its layout."""
+    """Return the sentence with the command that converts the folder; empty if `convert` does not know its layout."""
     # The config.json of the authors' layouts may lack model_type; `num_heads` is an argument of their modules.
     unnamed = "microsoft|microsoft-v2" if "model_type" not in settings and "num_heads" in settings else None
     layout = LAYOUT_OF_TYPE.get(str(settings.get("model_type")), unnamed)

@@ -1,4 +1,4 @@
-"""Holds what the commands share: arguments, values of options, and output (results to stdout, all else to stderr)."""
+"""Holds parts of all commands: arguments, values of options, and output (results to stdout, all else to stderr)."""
 
 import os
 import sys
@@ -15,18 +15,18 @@ LARGEST_SEED = (1 << 63) - 1  # the largest seed that torch's generators take
 
 
 def optional(help_text: str, default: str, *names: str, **settings: Any) -> Any:
-    """An option that is None where it is left out; `default` says what the command does then."""
+    """Return an option that is None if it is left out; `default` describes the command's behaviour then."""
     return typer.Option(*names, help=help_text, show_default=default, **settings)
 
 
 def checkpoint_help(shipped: Sequence[str]) -> str:
-    """What a command takes as CHECKPOINT, with the models that come with this copy of the package."""
+    """Return the help on CHECKPOINT, with the models that come with this copy of the package."""
     named = f", or a model that comes with the package: {', '.join(shipped)}" if shipped else ""
     return f"The folder of a run, or a folder with config.json and weights{named}."
 
 
 def default_checkpoint(shipped: Sequence[str]) -> str:
-    """What a command that writes text takes where no CHECKPOINT is named."""
+    """Return the help on the default CHECKPOINT of a command that writes text."""
     if LANGUAGE_MODEL in shipped:
         return f"{LANGUAGE_MODEL}, which comes with the package"
     return "none: no model that writes text comes with this copy of the package"
@@ -58,7 +58,7 @@ def refuse_existing(paths: Iterable[Path], subject: str, *, overwrite: bool) -> 
 
 
 def output() -> Console:
-    """The console on stdout. Lines are not wrapped where stdout is no terminal."""
+    """Return the console on stdout. Lines are not wrapped if stdout is no terminal."""
     return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
 
 
@@ -68,7 +68,7 @@ def print_line(text: str) -> None:
 
 
 def messages(*, quiet: bool = False) -> Console:
-    """The console on stderr. A quiet one prints nothing, for all but the first of several processes."""
+    """Return the console on stderr. A quiet one prints nothing, as on all ranks but rank 0."""
     return Console(stderr=True, highlight=False, quiet=quiet)
 
 

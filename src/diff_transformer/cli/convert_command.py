@@ -21,7 +21,7 @@ CHARACTERS = 16  # of a token, at most, of any language's text
 
 
 def chosen_heads(choice: str, source: Path, text: list[Path] | None) -> list[list[int]] | None:
-    """The heads of each layer that DEX corrects; None for all. `choice` is the value of --dex-heads."""
+    """Return the heads of each layer that DEX corrects; None for all. `choice` is the value of --dex-heads."""
     if choice.endswith("%"):
         return _widest_heads(choice, source, text)
     if text:
@@ -68,7 +68,7 @@ def _widest_heads(choice: str, source: Path, text: list[Path] | None) -> list[li
 
 
 def text_files(path: Path) -> list[Path]:
-    """A text file, or those below a folder. Raises ValueError or FileNotFoundError where there is none."""
+    """Return a text file, or those below a folder. Raises ValueError or FileNotFoundError if there is none."""
     if path.is_dir():
         files = sorted(path.rglob("*.txt"))
         if not files:
@@ -82,7 +82,7 @@ def text_files(path: Path) -> list[Path]:
 
 
 def beginning(file: Path) -> str:
-    """As much of a text as can be ranked on. Raises ValueError where the file is not UTF-8."""
+    """Read as much of a text as can be ranked on. Raises ValueError if the file is not UTF-8."""
     try:
         with file.open(encoding="utf-8-sig") as text:
             return text.read(SEQUENCES * LENGTH * CHARACTERS)
@@ -138,8 +138,8 @@ def convert(
     """Convert a checkpoint from or to the layout of another project.
 
     All keys and shapes are checked before anything is written. Weights keep their dtype, and the tokenizer and the
-    generation settings are copied. DST appears when it is complete; an interrupted command continues where it
-    stopped when it is run again.
+    generation settings are copied. DST appears when it is complete; an interrupted command resumes when it is run
+    again.
 
     Layouts: microsoft and microsoft-v2 are those of the authors' two versions, diffllama and llama are transformers',
     motif is Motif-2.6B's, and motif-2 Motif-2-12.7B's.
@@ -177,7 +177,7 @@ def convert(
         with conversion_progress(console.messages()) as tell:
             done = work(max_shard_size=max_shard_size, progress=tell)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("Interrupted; the same command goes on where it was.") from None
+        raise KeyboardInterrupt("Interrupted; the same command resumes.") from None
     console.print_line(
         f"written: {done.folder} ({done.attention_type}, {done.tensors} tensors, {done.bytes:,} bytes of weights in "
         f"{done.shards} {'file' if done.shards == 1 else 'files'})"

@@ -45,10 +45,10 @@ def explore(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
     device: Device = None,
 ) -> None:
-    """See what the second map of each head does: both attention maps, and what is left when it is taken away.
+    """Explore the attention maps of each head: both softmax maps, and their difference.
 
     The page lets you move λ and follow the next token's distribution, the loss, the attention on the answer and, of a
-    model of the retrieval task, the accuracy. It opens at the head where λ = 0 changes the prediction most. It is
+    model of the retrieval task, the accuracy. It opens at the head whose λ = 0 changes the prediction most. It is
     served on this machine alone, under an address with a random part, until Ctrl-C.
     """
     if output is None:
@@ -83,10 +83,10 @@ def explore(
 
 
 def open_browser(address: str) -> None:
-    """Show an address in the browser, where there is one with a window of its own.
+    """Show an address in the browser, if it has a window of its own.
 
-    One for terminals would take this one from the program. Over ssh without a display only what the variable BROWSER
-    names has a window.
+    One for terminals would take this one from the program. Over ssh without a display only a browser that the variable
+    BROWSER names has a window.
     """
     has_window = any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
     try:

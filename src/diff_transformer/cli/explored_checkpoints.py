@@ -1,4 +1,4 @@
-"""Loads checkpoints for the explorer: the models, what they read, and the texts that the page opens with."""
+"""Loads checkpoints for the explorer: the models, their vocabularies, and the page's first texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class ModelExamples:
         examples: texts of the task that the model was trained on.
         words: the word of each token, of a model without a tokenizer.
         note: a sentence or two on how to write such a text.
-        floor: the accuracy of a guess among what a text holds, where the answer to every example is one token.
+        floor: the accuracy of a guess among a text's own answers, if the answer to every example is one token.
     """
 
     examples: tuple[Example, ...] = ()
@@ -81,7 +81,7 @@ def read_examples(file: Path) -> ModelExamples:
 
 
 def shipped_pairs() -> dict[str, tuple[Path, Path]]:
-    """The package's models that belong together, by their family: FAMILY-diff beside FAMILY-softmax.
+    """Return the package's models that belong together, by their family: FAMILY-diff beside FAMILY-softmax.
 
     Raises:
         ValueError: there are none.
@@ -111,12 +111,12 @@ def write_recorded_page(
 ) -> None:
     """Write the page of two models as one file, over a file that is there. Raises ValueError as `build_explorer`."""
     explorer = build_explorer(checkpoint, compare, text, device)
-    console.say("Recording the maps of all heads, and what the model predicts with other λ …")
+    console.say("Recording the maps of all heads, and the predictions with other λ …")
     write_atomically(output, recorded_page(explorer))
 
 
 def build_explorer(checkpoint: Path, compare: Path | None, text: str | Example | None, device: str | None) -> Explorer:
-    """Load the models and what they read. A text that is given comes before the explorer's own.
+    """Load the models and their vocabularies. A given text comes before the explorer's own.
 
     Raises:
         ValueError: the checkpoint is not differential, or a text that it cannot read.
@@ -162,7 +162,7 @@ def load_side(folder: Path, device: str | None) -> Side:
 
 @torch.no_grad()
 def _accuracy(side: Side, questions: Sequence[Example]) -> float:
-    """The share of the questions to which the model's most likely token is the answer's first."""
+    """Return the share of the questions to which the model's most likely token is the answer's first."""
     right, device = 0, side.model.model.device
     for first in range(0, len(questions), _BATCH):
         batch = questions[first : first + _BATCH]
@@ -177,7 +177,7 @@ def _accuracy(side: Side, questions: Sequence[Example]) -> float:
 
 
 def _first_question(side: Side, questions: Sequence[Example]) -> Example:
-    """The first that the model answers, and does not with λ = 0; or else the first that it answers; or the first."""
+    """Return the first that the model answers only with its λ, not with 0; else the first answered; else the first."""
     answered, read = [], 0
     for example in questions:
         tokens = side.vocabulary.encode(example.text)
@@ -197,7 +197,7 @@ def _first_question(side: Side, questions: Sequence[Example]) -> Example:
 
 
 def _first_text(side: Side, examples: Sequence[Example]) -> Example:
-    """An example of the model's task; else some text, or tokens; cut to leave room to write on."""
+    """Return an example of the model's task; else some text, or tokens; cut to leave room to write on."""
     vocabulary, most = side.vocabulary, max(1, 3 * side.model.most_tokens // 4)
     if examples:
         return Example(_TASK_TITLE, vocabulary.decode(vocabulary.encode(examples[0].text)[:most]))

@@ -30,7 +30,7 @@ def _list(is_requested: bool) -> None:
 
 
 def _summary(folder: str) -> str:
-    """What the model in a folder of the package is, in a few words."""
+    """Describe the model in a folder of the package in a few words."""
     return str(read_json(Path(folder) / shipped_models.CARD_RECORD)["summary"])
 
 
@@ -102,8 +102,7 @@ def generate(
 
 
 def shipped_language_model() -> Path:
-    """The model of text that comes with the package, after a line on stderr that says so. Raises ValueError where there
-    is none."""
+    """Return the package's language model, after a line on stderr that says so. Raises ValueError if there is none."""
     name = shipped_models.LANGUAGE_MODEL
     if name not in shipped_models.pretrained_names():
         raise ValueError(
@@ -125,11 +124,11 @@ class StdoutStreamer:
         self._texts = TokenTexts(tokenizer)
 
     def put(self, tokens: Any) -> None:
-        """Write what the next tokens add: a tensor of the prompt's, and then of each new one."""
+        """Write the text that the next tokens add: a tensor of the prompt's, and then of each new one."""
         self._write("".join(self._texts.read(token).text for token in tokens.flatten().tolist()))
 
     def end(self) -> None:
-        """Write what was held back, and end the line."""
+        """Write the text that was held back, and end the line."""
         self._write(self._texts.rest() + "\n")
 
     def _write(self, text: str) -> None:

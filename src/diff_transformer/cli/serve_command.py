@@ -17,7 +17,7 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is all of this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 is any free one.")] = 8000,
     name: Annotated[
-        str | None, optional("What requests call the model.", "the name of the run's or the model's folder")
+        str | None, optional("The name of the model in requests.", "the name of the run's or the model's folder")
     ] = None,
     continuous_batching: Annotated[
         bool, typer.Option("--continuous-batching", help="Answer requests together instead of one after another.")
@@ -28,7 +28,7 @@ def serve(
     ] = None,
     api_key: Annotated[
         str | None,
-        optional("What clients must show as their key.", "none", envvar=API_KEY_VARIABLE),
+        optional("The API key that clients must send.", "none", envvar=API_KEY_VARIABLE),
     ] = None,
     without_key: Annotated[
         bool, typer.Option("--without-key", help="Listen beyond this machine although there is no API key.")
@@ -77,7 +77,7 @@ def serve(
 
 
 def _name_of(folder: Path) -> str:
-    """The name of a model's folder; of a run's model or checkpoint that of the run."""
+    """Return the name of a model's folder; of a run's model or checkpoint that of the run."""
     path = folder.resolve()
     if path.name == "model":
         return path.parent.name

@@ -1,4 +1,4 @@
-"""The commands `build` and `info` compile the CPU kernel and show what this machine can run."""
+"""The commands `build` and `info` compile the CPU kernel and show the backends of this machine."""
 
 from typing import Annotated
 

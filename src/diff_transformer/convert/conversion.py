@@ -49,7 +49,12 @@ Progress = Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written: where, how many tensors and bytes of weights, in how many files, and the attention type."""
+    """The result of a conversion: its folder, tensors, bytes of weights, files of weights, and attention type.
+
+    Examples:
+        >>> Converted(Path("ours"), tensors=11, bytes=4096, shards=1, attention_type="diff").shards
+        1
+    """
 
     folder: Path
     tensors: int
@@ -72,24 +77,30 @@ def convert_from(
     """Write somebody else's checkpoint as one of ours.
 
     Everything is checked from the headers before anything is written. The weights keep their dtype; tokenizer and
-    generation settings go along. ``target`` appears when all of it is there; an interrupted conversion goes on where
-    it was when it is called again.
+    generation settings go along. ``target`` appears when all of it is there; an interrupted conversion resumes when it
+    is called again.
 
     Args:
         layout: "microsoft", "microsoft-v2", "diffllama", "llama", "motif" or "motif-2".
         source: the folder with config.json and safetensors.
         target: the folder to make.
-        attention_type: what the model becomes, where its layout leaves a choice: a "llama" becomes a "softmax", or a
-            "diff_v2" or "dex" that computes the same.
+        attention_type: of the new model, if its layout leaves a choice: a "llama" becomes a "softmax", or a "diff_v2"
+            or "dex" that computes the same.
         dex_heads, dex_lambda_start: of a "dex", as :class:`DiffTransformerConfig` has them.
         max_shard_size: most bytes of weights in a file, as a number or like "5GB"; so much memory is needed.
         progress: called with bytes done and bytes in all.
 
     Raises:
-        ValueError: the folder does not hold what the layout says; one sentence that lists what is wrong.
+        ValueError: the folder does not fit the layout; one sentence lists every mismatch.
         FileNotFoundError: there is no such folder, or no weights in it.
         FileExistsError: ``target`` exists.
         OSError: the disk is full.
+
+    Examples:
+        >>> config = transformers.LlamaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+        >>> transformers.LlamaForCausalLM(config).save_pretrained("llama")
+        >>> convert_from("llama", "llama", "ours", attention_type="diff_v2").attention_type
+        'diff_v2'
     """
     source, target, largest = Path(source), Path(target), shard_bytes(max_shard_size)
     choices = _layouts(layout)
@@ -124,6 +135,12 @@ def convert_to(
     """Write one of our checkpoints in somebody else's layout.
 
     Args and errors: as :func:`convert_from`; a ValueError also says why that layout cannot hold the model.
+
+    Examples:
+        >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+        >>> DiffTransformerForCausalLM(config).save_pretrained("model")
+        >>> convert_to("diffllama", "model", "diffllama").shards
+        1
     """
     source, target, largest = Path(source), Path(target), shard_bytes(max_shard_size)
     choices = _layouts(layout)
@@ -145,8 +162,8 @@ def convert_to(
 class ResumableDirectory:
     """The files of a folder to be, in a sibling ``.unfinished-NAME``, until the folder gets its name at the end.
 
-    A file has its name only when it is complete, so a file that is present is never made again. What an interrupted
-    making left is used only if it was made for the same ``job``: what is made of what, as JSON can hold it. Where the
+    A file has its name only when it is complete, so a file that is present is never made again. Files that an
+    interrupted job left are used only if it was the same ``job``: inputs and outputs, as JSON can hold them. If the
     folder exists, FileExistsError is raised.
     """
 
@@ -157,14 +174,14 @@ class ResumableDirectory:
         refuse_existing(target)
 
     def finished(self) -> set[str]:
-        """Names of the files that an interrupted job like this one has left."""
+        """Return the names of the files that an interrupted job like this one has left."""
         return {file.name for file in self._files.iterdir()} if self._is_same_job() else set()
 
     @contextmanager
     def started(self) -> Iterator[set[str]]:
         """Resume an interrupted job like this one, or begin anew; no other process makes the folder meanwhile.
 
-        Yields the names of the files that are present. Raises FileExistsError where another process is making this
+        Yields the names of the files that are present. Raises FileExistsError if another process is making this
         folder, or has made it.
         """
         self._sibling.mkdir(parents=True, exist_ok=True)
@@ -194,7 +211,7 @@ class ResumableDirectory:
             reason = str(error).rstrip(".")
             raise OSError(
                 f"{name} could not be written ({reason}); the finished files stay in {str(self._sibling)!r}, and the "
-                "same command goes on from there."
+                "same command resumes."
             ) from error
 
     def finish(self) -> None:
@@ -288,7 +305,7 @@ class _Job:
         return texts
 
     def _identity(self) -> dict[str, Any]:
-        """What an interrupted job must have in common with this one: the files it read, and all that it writes."""
+        """Return the part that an interrupted job must share with this one: the files read, and all that is written."""
         files = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in self.weights.files]
         tensors = [[key, list(output.inputs)] for key, output in self.outputs.items()]
         identity = {"version": __version__, "source": files, "settings": self.settings, "tensors": tensors}
@@ -305,7 +322,7 @@ def _layouts(name: str) -> dict[str, Layout]:
 
 @contextmanager
 def _single_line_errors(prefix: str = "") -> Iterator[None]:
-    """What a configuration class says against settings becomes a ValueError in one line."""
+    """Turn a configuration class's error about settings into a ValueError in one line."""
     try:
         yield
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -315,7 +332,7 @@ def _single_line_errors(prefix: str = "") -> Iterator[None]:
 
 
 def shard_bytes(size: object) -> int:
-    """The most bytes of weights in a file, of what a caller gives: a whole number, or text like "5GB" or "1.5GB".
+    """Return the most bytes of weights in a file from a whole number, or text like "5GB" or "1.5GB".
 
     Raises:
         ValueError: it is neither, or less than a byte.

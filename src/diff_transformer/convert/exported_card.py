@@ -46,19 +46,19 @@ class Exported:
 
     @property
     def task(self) -> str | None:
-        """The Hub's name of what the model does."""
+        """The Hub's name of the model's task."""
         return TASKS.get(self.auto_class)
 
 
 class ExportCard(Protocol):
-    """What writes the card of a model in a folder."""
+    """Writer of the card of a model in a folder."""
 
     def text(self, exported: Exported) -> str:
-        """The text of README.md."""
+        """Return the text of README.md."""
 
 
 def export_card(folder: Path, results: list[Path]) -> ExportCard:
-    """The card of the model in a folder: the laboratory's where it is installed, else the plain one.
+    """Return the card of the model in a folder: the laboratory's if it is installed, else the plain one.
 
     Args:
         folder: of the model.
@@ -76,10 +76,10 @@ def export_card(folder: Path, results: list[Path]) -> ExportCard:
 
 
 class PlainCard:
-    """A card that says how to load the model and what its configuration tells, and claims nothing else."""
+    """A card that says how to load the model, repeats its configuration, and claims nothing else."""
 
     def text(self, exported: Exported) -> str:
-        """The text of README.md."""
+        """Return the text of README.md."""
         config = exported.model.config
         front = ModelCardData(
             license=exported.license,

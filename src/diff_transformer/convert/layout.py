@@ -1,4 +1,4 @@
-"""Defines what a checkpoint layout is, and plans a conversion: every tensor to write, and what it is made of.
+"""Defines checkpoint layouts, and plans a conversion: every tensor to write, and the tensors it is made of.
 
 The table of a layout says how a source's parameters become ours, its target; read backwards it says how ours become
 the source's.
@@ -35,7 +35,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of a tensor without reading it."""
+    """A tensor's file, shape and dtype, known without reading it."""
 
     file: Path
     shape: tuple[int, ...]
@@ -43,22 +43,22 @@ class Header:
 
 
 def deinterleave_channels(rows: int, head_dim: int) -> Tensor:
-    """Rotary channels in pairs (2i, 2i + 1) in the source, (i, i + d/2) here; heads in the same order."""
+    """Return the rows of rotary channels, paired (2i, 2i + 1) in the source, (i, i + d/2) here; same heads."""
     return torch.arange(rows).view(-1, head_dim // 2, 2).transpose(1, 2).flatten()
 
 
 def interleave_heads(rows: int, head_dim: int) -> Tensor:
-    """The two heads of pair h are h and h + half of them in the source, 2h and 2h + 1 here."""
+    """Return the rows in our order: the heads of pair h are h and h + half in the source, 2h and 2h + 1 here."""
     return torch.arange(rows).view(2, -1, head_dim).transpose(0, 1).flatten()
 
 
 def repeat_heads(rows: int, head_dim: int) -> Tensor:
-    """Each head of the source becomes two equal ones here, 2h and 2h + 1: no permutation, and no way back."""
+    """Return the rows of two equal heads here, 2h and 2h + 1, for each of the source: no permutation, no way back."""
     return torch.arange(rows // 2).view(-1, 1, head_dim).expand(-1, 2, -1).flatten()
 
 
 def inverse(permutation: Tensor) -> Tensor:
-    """The permutation that undoes another.
+    """Return the permutation that undoes another.
 
     Raises:
         ValueError: it takes a row twice, or leaves one out.
@@ -70,19 +70,19 @@ def inverse(permutation: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """How one parameter of ours stands in the source's layout, where it is not the same under the same key.
+    """A parameter of ours in the source's layout, if it is not the same under the same key.
 
     Keys are patterns in which ``{layer}`` is the layer's number, counted from 0.
 
     Attributes:
         target: the key in our checkpoints.
-        source: the key in the source's; None where it has no such parameter, which on the way back goes into W_O.
-        source_rows: which of the source's rows each of the target's is, of a number of rows and a head's width; None
-            where the rows are the same.
+        source: the key in the source's; None if it has no such parameter, which on the way back goes into W_O.
+        source_rows: which of the source's rows each of the target's is, of a number of rows and a head's width; None if
+            the rows are the same.
         scale: the target is the source times this.
-        constant: what every entry of the target is where the source has none, or a function of our configuration and
-            the layer's number that says so. With a key of the source as well, the parameter may be absent from the
-            whole checkpoint.
+        constant: every entry of the target if the source has none, or a function of our configuration and the layer's
+            number that gives it. With a key of the source as well, the parameter may be absent from the whole
+            checkpoint.
     """
 
     target: str
@@ -104,20 +104,20 @@ class Output:
 
     @property
     def bytes(self) -> int:
-        """What it takes in a file."""
+        """Its size in a file."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How somebody else keeps a model that is one of ours.
+    """The checkpoint layout of another project for a model that is one of ours.
 
     Attributes:
-        name: what ``--from`` and ``--to`` call it.
+        name: its name for ``--from`` and ``--to``.
         attention_type: of our model that it corresponds to.
         rows: the table, of the parameters that differ. Any other has the same key and the same rows on both sides.
-        read: the source's config.json → our configuration. Raises ValueError where we have no such model.
-        write: our configuration → the source's config.json; None where there is no way back.
+        read: the source's config.json → our configuration. Raises ValueError if we have no such model.
+        write: our configuration → the source's config.json; None if there is no way back.
         fold: our configuration, a layer's number, W_O and the layer's parameters that the source has no key for, in the
             order of a forward pass → the source's W_O.
         ignored: endings of keys that hold no parameter.
@@ -135,7 +135,7 @@ class Layout:
 def plan(
     layout: Layout, config: DiffTransformerConfig, headers: Mapping[str, Header], *, backwards: bool
 ) -> list[Output]:
-    """Every tensor of the converted checkpoint, layer by layer, from the headers of those to convert.
+    """Plan every tensor of the converted checkpoint, layer by layer, from the headers of those to convert.
 
     Backwards our checkpoint is converted to the source's layout. Raises a ValueError that lists all keys that are
     unknown or missing, and all shapes that do not fit.
@@ -157,7 +157,7 @@ def plan(
 
 
 def parameter_mappings(layout: Layout, config: DiffTransformerConfig, *, backwards: bool) -> "list[ParameterMapping]":
-    """Where each of our parameters stands on both sides, in the order of a forward pass; those of DEX come last."""
+    """Return the keys of each parameter on both sides, in the order of a forward pass; those of DEX come last."""
     with torch.device("meta"):
         parameters = DiffTransformerForCausalLM(config).state_dict()
     rows = {
@@ -171,7 +171,7 @@ def parameter_mappings(layout: Layout, config: DiffTransformerConfig, *, backwar
 
 
 class ParameterMapping:
-    """A parameter in one direction: from the key `input` to the key `output`, None where there is none."""
+    """A parameter in one direction: from the key `input` to the key `output`, None if there is none."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class ParameterMapping:
             self.rows = inverse(self.rows)
 
     def make_output(self, headers: Mapping[str, Header], folded: "list[ParameterMapping]") -> Output | None:
-        """The tensor to write, with what is folded into it; None where the other layout has none, or the source."""
+        """Return the tensor to write, with the parameters folded into it; None if a layout lacks it."""
         if self.output is None:
             return None
         if self.input is not None and self.input in headers:
@@ -255,7 +255,7 @@ class Weights:
             raise ValueError(f"{str(folder / INDEX)!r} and the files it names disagree on {some(wrong)}.")
 
     def read(self, key: str) -> Tensor:
-        """One tensor, on the CPU."""
+        """Read one tensor, on the CPU."""
         file = self.headers[key].file
         try:
             with safe_open(file, framework="pt") as opened:
@@ -265,7 +265,7 @@ class Weights:
 
 
 def read_source_config(source: Path) -> dict[str, Any]:
-    """The config.json of a folder. Raises FileNotFoundError, or ValueError where it holds anything else."""
+    """Return the config.json of a folder. Raises FileNotFoundError, or ValueError if it holds anything else."""
     if not source.is_dir():
         raise FileNotFoundError(f"{str(source)!r} is no folder; name the one that holds {CONFIG} and the weights.")
     if not (source / CONFIG).is_file():
@@ -274,7 +274,7 @@ def read_source_config(source: Path) -> dict[str, Any]:
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """A JSON file that holds an object. Raises FileNotFoundError, or ValueError where it holds anything else."""
+    """Return a JSON file that holds an object. Raises FileNotFoundError, or ValueError if it holds anything else."""
     content = read_json(file)
     if not isinstance(content, dict):
         raise ValueError(f"{str(file)!r} must hold a JSON object, got {type(content).__name__}.")
@@ -282,7 +282,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> tuple[list[Path], set[str] | None]:
-    """The files, and the keys that an index says are in them."""
+    """Return the files, and the keys that an index says are in them."""
     if (folder / INDEX).is_file():
         file_of_key = read_json_object(folder / INDEX).get("weight_map")
         if not isinstance(file_of_key, Mapping) or not all(isinstance(name, str) for name in file_of_key.values()):

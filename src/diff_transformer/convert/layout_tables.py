@@ -91,7 +91,7 @@ MOTIF_OFFSET = -1  # its λ_init counts layers from 0 and subtracts 1, as the sc
 
 
 def read_config(raw: Mapping[str, Any], config_class: type[Config]) -> Config:
-    """A config.json that transformers' `save_pretrained` wrote, ours included."""
+    """Return a config.json that transformers' `save_pretrained` wrote, ours included."""
     if raw.get("model_type") != config_class.model_type:
         raise ValueError(f"model_type must be {config_class.model_type!r}, got {quoted(raw.get('model_type'))}.")
     return config_class.from_dict(dict(raw))
@@ -100,9 +100,9 @@ def read_config(raw: Mapping[str, Any], config_class: type[Config]) -> Config:
 def read_transformers(
     raw: Mapping[str, Any], config_class: type[PreTrainedConfig], attention_type: str, options: tuple[str, ...]
 ) -> DiffTransformerConfig:
-    """Settings of transformers' Llama or DiffLlama as ours, of an attention type that its weights can become.
+    """Read settings of transformers' Llama or DiffLlama as ours, of an attention type that its weights can become.
 
-    Both count heads as we do. DiffLlama counts layers from 0 where we count from 1.
+    Both count heads as we do. DiffLlama counts layers from 0, we count from 1.
     """
     config = read_config(raw, config_class)
     for name, (value, reason) in FIXED.items():
@@ -115,14 +115,14 @@ def read_transformers(
 def write_transformers(
     config: DiffTransformerConfig, config_class: type[PreTrainedConfig], options: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Our settings as those of transformers' Llama or DiffLlama."""
+    """Write our settings as those of transformers' Llama or DiffLlama."""
     settings = {name: getattr(config, name) for name in (*SHARED, *HEADS, *options)}
     model = config_class.__name__.replace("Config", "ForCausalLM")
     return json.loads(config_class(architectures=[model], **settings).to_json_string())
 
 
 def read_authors(raw: Mapping[str, Any], attention_type: str, extra: tuple[str, str]) -> DiffTransformerConfig:
-    """Settings in one of the authors' layouts. The first counts pairs of heads; the second, output heads as we do."""
+    """Read settings of the authors' layouts as ours. The first counts pairs of heads; the second, output heads."""
     spec = ATTENTION_TYPES[attention_type]
     their_name, our_name = extra
     _check_keys(raw, (*AUTHORS_OPTIONAL, their_name))
@@ -142,7 +142,7 @@ def read_authors(raw: Mapping[str, Any], attention_type: str, extra: tuple[str, 
 
 
 def write_authors(config: DiffTransformerConfig, extra: tuple[str, str]) -> dict[str, Any]:
-    """Settings in the layout of the authors that holds an attention type."""
+    """Write our settings in the authors' layout of an attention type."""
     their_name, our_name = extra
     everything = json.loads(config.to_json_string(use_diff=False))
     return {
@@ -155,7 +155,7 @@ def write_authors(config: DiffTransformerConfig, extra: tuple[str, str]) -> dict
 
 
 def read_motif(raw: Mapping[str, Any], attention_type: str) -> DiffTransformerConfig:
-    """Settings of a Motif as ours, plain ("diff") or grouped. It counts heads as we do.
+    """Read settings of a Motif as ours, plain ("diff") or grouped. It counts heads as we do.
 
     Settings that are not named here are not read: those that are known change nothing in a forward pass.
     """
@@ -196,7 +196,7 @@ def read_motif(raw: Mapping[str, Any], attention_type: str) -> DiffTransformerCo
 
 
 def write_motif(config: DiffTransformerConfig) -> dict[str, Any]:
-    """Our settings as those of a Motif, plain or grouped."""
+    """Write our settings as those of a Motif, plain or grouped."""
     everything = json.loads(config.to_json_string(use_diff=False))
     rotary = everything.pop("rope_parameters")
     is_default = rotary["rope_type"] == "default"
@@ -213,7 +213,7 @@ def write_motif(config: DiffTransformerConfig) -> dict[str, Any]:
 
 
 def write_settings(layout: Layout, config: DiffTransformerConfig) -> dict[str, Any]:
-    """The config.json of another layout, which read again gives the same model.
+    """Return the config.json of another layout, which read again gives the same model.
 
     Raises:
         ValueError: it does not, as the layout has no setting for something that the model has, or a fixed one.
@@ -252,21 +252,21 @@ def _check_keys(raw: Mapping[str, Any], optional: tuple[str, ...]) -> None:
 
 
 def initial_dex_lambda(config: DiffTransformerConfig, layer: int) -> float:
-    """λ_learn of a model that is not trained."""
+    """Return λ_learn of a model that is not trained."""
     return AnnealedLambda(layer + 1, config.lambda_init_of(layer + 1), config.dex_lambda_start).start
 
 
 def fold_dex(
     config: DiffTransformerConfig, layer: int, output_weight: Tensor, weight: Tensor, learned: Tensor, progress: Tensor
 ) -> Tensor:
-    """W_O with the layer's correction taken up, λ as training left it."""
+    """Fold the layer's correction into W_O, with λ as training left it."""
     lambda_init = constant_lambda(layer + 1, config.lambda_init_of(layer + 1))
     lam = annealed_lambda(lambda_init, learned.double().squeeze(0), progress.double())
     return fold_output(output_weight, weight, lam, config.dex_heads and config.dex_heads[layer])
 
 
 def fold_norm(config: DiffTransformerConfig, layer: int, output_weight: Tensor, norm_weight: Tensor) -> Tensor:
-    """W_O whose columns, head by head, take up the weight of the headwise norm, which the heads share."""
+    """Fold the weight of the headwise norm, which the heads share, into the columns of W_O, head by head."""
     if bool((norm_weight == 1).all()):
         return output_weight
     wide = torch.promote_types(torch.promote_types(output_weight.dtype, norm_weight.dtype), torch.float32)
@@ -282,7 +282,7 @@ def transformers_layout(
     writable: bool = True,
     options: tuple[str, ...] = (),
 ) -> Layout:
-    """The layout of a model of transformers' own as one of our attention types; ``options`` are carried over."""
+    """Return the layout of a model of transformers' own as one of our attention types; ``options`` are carried over."""
     return Layout(
         name=config_class.model_type,
         attention_type=attention_type,

@@ -1,7 +1,7 @@
 """Converts and grows models that are loaded already, and measures how widely their heads attend.
 
 DEX (arXiv 2505.16333) corrects a chosen subset of each layer's heads. The paper's text could not be had; accounts of it
-name high attention entropy as what heads are chosen by, so that is the measure here.
+name high attention entropy as the criterion of the choice, so that is the measure here.
 """
 
 import copy
@@ -19,12 +19,17 @@ from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCaus
 
 
 def as_our_model(model: Any) -> DiffTransformerForCausalLM:
-    """One of our models that computes what transformers' DiffLlama does, on the same device and in the same dtype.
+    """Convert transformers' DiffLlama into a model of ours, on the same device and in the same dtype.
 
     λ is in float32 at least. The weights are copied.
 
     Raises:
         ValueError: the model is no DiffLlama, or has settings that are not covered, such as biases.
+
+    Examples:
+        >>> config = transformers.DiffLlamaConfig(vocab_size=64, hidden_size=64, num_hidden_layers=1)
+        >>> as_our_model(transformers.DiffLlamaForCausalLM(config)).config.attention_type
+        'diff'
     """
     if model.config.model_type != "diffllama":
         raise ValueError(f"Only a DiffLlama is converted without a folder, got {type(model).__name__}.")
@@ -46,11 +51,11 @@ def as_our_model(model: Any) -> DiffTransformerForCausalLM:
 def grow_signal_heads(
     model: DiffTransformerForCausalLM, signal_heads: int, *, spread: float = 0.1, seed: int = 0
 ) -> DiffTransformerForCausalLM:
-    """A model of attention type "diff_grouped" with more signal heads to each noise map, which computes the same.
+    """Return a "diff_grouped" model that computes the same with more signal heads to each noise map.
 
     Keys, values, λ, norms and all that is outside of attention are those of ``model``, which is left alone; W_Q and W_O
-    grow, and so do the bias of W_Q, the output gate and the projection of a λ of each token, where there are such.
-    Logits are the same but for rounding: for a power of 2 copies, W_O is divided without any where ``spread`` is 0.
+    grow, and so do the bias of W_Q, the output gate and the projection of a λ of each token, if there are such. Logits
+    are the same but for rounding: for a power of 2 copies and a ``spread`` of 0, W_O is divided without any.
 
     Args:
         model: of type "diff", whose heads have a noise map each, or "diff_grouped".
@@ -60,6 +65,12 @@ def grow_signal_heads(
 
     Raises:
         ValueError: a model without paired heads, a number that is no multiple, or a spread that is negative.
+
+    Examples:
+        >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+        >>> grown = grow_signal_heads(DiffTransformerForCausalLM(config), signal_heads=3)
+        >>> grown.config.num_attention_heads, grown.config.num_noise_heads
+        (8, 2)
     """
     config = model.config
     spec = config.spec
@@ -101,14 +112,14 @@ def grow_signal_heads(
 
 
 def _copied_queries(weight: Tensor, ratio: int, copies: int, width: int) -> Tensor:
-    """W_Q (A·d, D) or its bias, in stripes of r signal heads and a noise head, with so many copies of a signal head."""
+    """Copy each signal head of W_Q (A·d, D) or its bias, in stripes of r signal heads and a noise head."""
     stripes = weight.unflatten(0, (-1, ratio + 1, width))
     signal, noise = stripes.split((ratio, 1), dim=1)
     return torch.cat((signal.repeat_interleave(copies, dim=1), noise), dim=1).flatten(0, 2)
 
 
 def _divided_output(weight: Tensor, heads: int, copies: int, spread: float, generator: torch.Generator) -> Tensor:
-    """W_O (D, H·2d) for so many copies of each head, which add up to it."""
+    """Divide W_O (D, H·2d) among so many copies of each head, which add up to it."""
     wide = weight.to("cpu", torch.float64).unflatten(1, (heads, 1, -1))
     differences = torch.randn(*wide.shape[:2], copies, wide.shape[3], dtype=torch.float64, generator=generator)
     differences = (differences - differences.mean(2, keepdim=True)) * (spread * wide.std())
@@ -116,15 +127,15 @@ def _divided_output(weight: Tensor, heads: int, copies: int, spread: float, gene
 
 
 def returned_maps(model: Any, input_ids: Tensor) -> list[Tensor] | None:
-    """What the attention implementation that a model is set to returns of each layer, if it does."""
+    """Return the attention weights of each layer, or None if the model's attention implementation returns none."""
     maps = model(input_ids=input_ids, use_cache=False, output_attentions=True).attentions
     return list(maps) if maps and all(layer is not None for layer in maps) else None
 
 
 @torch.no_grad()
 def head_entropies(model: Any, sequences: Sequence[Tensor]) -> Tensor:
-    """The mean entropy of each head's attention, (layers, heads), in nats: 0 for one that looks at one token, log n for
-    all n equally.
+    """Compute the mean entropy of each head's attention, (layers, heads), in nats: 0 for one token, log n for n
+    equally.
 
     Takes any causal language model of transformers whose attention implementation returns weights ("eager" does), and
     tokens (N,) without padding; every row of every sequence counts the same. The weights that a DIFF model returns are
@@ -146,8 +157,8 @@ def head_entropies(model: Any, sequences: Sequence[Tensor]) -> Tensor:
 
 
 def widest_heads(entropies: Tensor, share: float) -> list[list[int]]:
-    """The heads of highest entropy in each layer, ascending: a share of (layers, heads), rounded, but one or more.
-    Raises ValueError for a share that is not more than 0 and up to 1.
+    """Return the share of heads (layers, heads) with highest entropy in each layer, ascending; one or more. Raises
+    ValueError for a share that is not more than 0 and up to 1.
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must be more than 0 and up to 1, got {share}.")

@@ -26,7 +26,7 @@ NORM_EPS = 1e-5  # fixed in its attention
 
 @dataclass(frozen=True)
 class Phi4FlashAttention:
-    """An attention layer of a Phi-4-mini-flash, and what its module is to be called with.
+    """An attention layer of a Phi-4-mini-flash, with the arguments of its module's calls.
 
     The module has no rotary embedding, as the layer has none. It takes the hidden states (B, N, D) that the layer's
     LayerNorm gives.
@@ -34,9 +34,14 @@ class Phi4FlashAttention:
     Attributes:
         module: the layer's weights. Causality is an argument of its ``forward``.
         window: how many tokens back the layer looks, the token itself included, or None for all: an ``attn_mask``.
-        context_layer: None where keys and values are the layer's own. Else the number, counted from 0, of the layer
-            whose keys and values it shares: W_K and W_V are that layer's, ``context`` is what that layer reads (or its
-            keys and values, from its module's ``project_context``), and causality a mask.
+        context_layer: None if keys and values are the layer's own. Else the number, counted from 0, of the layer whose
+            keys and values it shares: W_K and W_V are that layer's, ``context`` is that layer's input (or its keys and
+            values, from its module's ``project_context``), and causality a mask.
+
+    Examples:
+        >>> module = DiffAttention(64, num_attention_heads=4, layer=2, bias=True)
+        >>> Phi4FlashAttention(module, window=512, context_layer=None).window
+        512
     """
 
     module: DiffAttention
@@ -45,7 +50,7 @@ class Phi4FlashAttention:
 
 
 def phi4flash_attention(source: str | Path, layer: int) -> Phi4FlashAttention:
-    """An attention layer of a folder in the layout of microsoft/Phi-4-mini-flash-reasoning.
+    """Return an attention layer of a folder in the layout of microsoft/Phi-4-mini-flash-reasoning.
 
     Args:
         source: the folder with config.json and safetensors.
@@ -58,6 +63,9 @@ def phi4flash_attention(source: str | Path, layer: int) -> Phi4FlashAttention:
     Raises:
         ValueError: a state-space layer, no such layer, or settings or weights of another kind.
         FileNotFoundError: there is no such folder, or no weights in it.
+
+    Examples:
+        >>> attention = phi4flash_attention("Phi-4-mini-flash-reasoning", layer=1)  # doctest: +SKIP
     """
     source = Path(source)
     raw = read_source_config(source)
@@ -101,7 +109,7 @@ def phi4flash_attention(source: str | Path, layer: int) -> Phi4FlashAttention:
 
 
 def _sizes(raw: Mapping[str, Any], source: Path) -> tuple[int, int, int, int]:
-    """D, A, the key/value heads and the number of layers. Raises ValueError for settings of another kind of model."""
+    """Return D, A, the key/value heads and the number of layers. Raises ValueError for another kind of model."""
     if raw.get("model_type") != PHI4FLASH:
         raise ValueError(
             f"model_type in {str(source / CONFIG)!r} must be {PHI4FLASH!r}, got {quoted(raw.get('model_type'))}."
@@ -132,7 +140,7 @@ def _check_layer(layer: int, layers: int, source: Path) -> None:
 
 
 def _window(raw: Mapping[str, Any], layer: int, layers: int, source: Path) -> int | None:
-    """How many tokens back a layer looks. config.json has one number for the first half of the layers, or a list."""
+    """Return a layer's window in tokens. config.json has one number for the first half of the layers, or a list."""
     if layer >= layers // 2:
         return None
     window = raw.get("sliding_window")

@@ -58,6 +58,12 @@ def export_folder(
         FileExistsError: ``target`` exists.
         ValueError: ``max_shard_size`` is not a size.
         OSError: the folder cannot be written, e.g. because the disk is full.
+
+    Examples:
+        >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+        >>> files = export_folder(DiffTransformerForCausalLM(config), None, "shared", card="# A model")
+        >>> Path("shared/model.safetensors") in files
+        True
     """
     target, largest = Path(target), shard_bytes(max_shard_size)
     with _folder_with(tokenizer, card, target) as folder:
@@ -80,6 +86,9 @@ def export_onnx(model: Any, tokenizer: Any | None, target: str | Path, *, card: 
     Raises:
         FileExistsError, OSError: as :func:`export_folder`.
         ModuleNotFoundError, ValueError: as ``export_graph``.
+
+    Examples:
+        >>> files = export_onnx(model, tokenizer, "shared", card="# A model")  # doctest: +SKIP
     """
     target = Path(target)
     with _folder_with(tokenizer, card, target) as folder:
@@ -110,7 +119,7 @@ class Step(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """(B, N) tokens, (B, P + N) mask, (B, N) positions, P cached → logits (B, N, vocabulary), P + N cached."""
+        """Map tokens and positions (B, N), mask (B, P + N), P cached to logits (B, N, vocabulary), P + N cached."""
         cache = DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
         outputs = self.model(
             input_ids=input_ids,
@@ -126,9 +135,9 @@ def export_graph(model: Any, file: Path) -> None:
     """Write the model as an ONNX graph, after comparing the two.
 
     Inputs: ``input_ids`` and ``position_ids`` (B, N), ``attention_mask`` (B, P + N), 0 at padding, all int64, and for
-    each layer from 0 ``past_key_values.L.key`` and ``.value`` (B, H_kv, P, width), float32, where P may be 0.
-    Outputs: ``logits`` (B, N, vocabulary), and ``present.L.key`` and ``.value`` (B, H_kv, P + N, width), which are the
-    next call's past. B, N and P are open.
+    each layer from 0 ``past_key_values.L.key`` and ``.value`` (B, H_kv, P, width), float32; P may be 0. Outputs:
+    ``logits`` (B, N, vocabulary), and ``present.L.key`` and ``.value`` (B, H_kv, P + N, width), which are the next
+    call's past. B, N and P are open.
 
     Args:
         model: a causal language model of ours in float32 on the CPU, in evaluation mode.
@@ -136,8 +145,8 @@ def export_graph(model: Any, file: Path) -> None:
 
     Raises:
         ModuleNotFoundError: onnx, onnxruntime or onnxscript is missing.
-        ValueError: the rotary embedding cannot be exported; or the graph computes something else than the model, and
-            no file is left.
+        ValueError: the rotary embedding cannot be exported; or the graph's outputs differ from the model's, and no file
+            is left.
     """
     import onnx
     import onnxruntime  # noqa: F401  # here, so that it is not missed only when the graph is there
@@ -164,7 +173,7 @@ def export_graph(model: Any, file: Path) -> None:
 
 @torch.no_grad()
 def _trace(model: Any) -> Any:
-    """The graph, with batch and lengths left open."""
+    """Return the graph, with batch and lengths left open."""
     ids = torch.zeros(2, 3, dtype=torch.int64)
     past = _cached_tensors(model(input_ids=ids, use_cache=True).past_key_values)  # as wide and as many as it caches
     batch, length, cached = map(torch.export.Dim, ("batch_size", "sequence_length", "past_sequence_length"))
@@ -184,7 +193,7 @@ def _trace(model: Any) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch says about its own affairs: optional packages, renamed axes, a class it deprecated."""
+    """Silence torch about its own affairs: optional packages, renamed axes, a class it deprecated."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -229,13 +238,13 @@ def compare(model: Any, file: Path) -> None:
             error = (output - right)[seen].abs().max()
             if not (error <= band and output.isfinite().all()):
                 raise ValueError(
-                    f"The ONNX graph does not compute what the model computes: it is off by {error.item():.3g}, where "
+                    f"The ONNX graph's results differ from the model's: they are off by {error.item():.3g}, where "
                     f"rounding explains {band.item():.3g}; nothing has been written."
                 )
 
 
 def _probes(model: Any, session: Any) -> Iterator[Inputs]:
-    """What is compared, at random; the graph itself fills the cache, so that its errors would add up."""
+    """Yield random inputs to compare on; the graph itself fills the cache, so that its errors would add up."""
     generator = torch.Generator().manual_seed(0)
 
     def tokens(count: int) -> Tensor:
@@ -263,32 +272,32 @@ def _run(model: Any, probe: Inputs) -> list[Tensor]:
 
 
 def run_graph(session: Any, inputs: Inputs) -> list[Tensor]:
-    """One call of a graph in onnxruntime: logits and what is cached now."""
+    """Call a graph in onnxruntime: return the logits, and the cached keys and values."""
     *tokens, past = inputs
     feed = {slot.name: tensor.numpy() for slot, tensor in zip(session.get_inputs(), (*tokens, *past), strict=True)}
     return [torch.from_numpy(output) for output in session.run(None, feed)]
 
 
 def _inputs(ids: Tensor, mask: Tensor, past: tuple[Tensor, ...]) -> Inputs:
-    """With positions counted from the first token that is no padding."""
+    """Make inputs with positions counted from the first token that is no padding."""
     positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     return ids, mask, positions.contiguous(), past
 
 
 def _cached_tensors(cache: Any) -> tuple[Tensor, ...]:
-    """Keys and values of each layer in turn."""
+    """Return the keys and values of each layer in turn."""
     return tuple(tensor for layer in cache.layers for tensor in (layer.keys, layer.values))
 
 
 def genai_config(model: Any, graph: str) -> dict[str, Any] | None:
-    """The content of `GENAI_CONFIG`, for a graph as ``export_graph`` writes it.
+    """Return the content of `GENAI_CONFIG`, for a graph as ``export_graph`` writes it.
 
     Args:
         model: the language model that the graph was made of.
         graph: the name of the graph's file, in the same folder.
 
     Returns:
-        None where the model has no token that ends a text: GenAI would take another token for it.
+        The content; None if the model has no token that ends a text: GenAI would take another token for it.
     """
     config = model.config.get_text_config()  # the heads that are cached
     ends = model.generation_config.eos_token_id

@@ -1,4 +1,4 @@
-"""Shows the attention maps of a model in a browser, where the reader moves λ (docs/explorer.md)."""
+"""Shows the attention maps of a model in a browser, with λ under the reader's hand (docs/explorer.md)."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ def explore(
         model: a DIFF or DIFF V2 model, or transformers' DiffLlama. It is used, not copied: it must not be trained or
             moved while the widget computes.
         tokenizer: transformers' tokenizer, or for a model without one a list with the word of each token.
-        text: what the page opens with.
+        text: the page's first text.
         compare: the model beside it, any causal language model of transformers.
         compare_tokenizer: its tokenizer; that of ``model`` unless given.
         answer: the position of a question, and the first and the last + 1 of its answer, in tokens from 0: the page
@@ -51,6 +51,9 @@ def explore(
     Raises:
         ValueError: a model that subtracts nothing, or a text that it cannot read.
         ModuleNotFoundError: anywidget, of the extra ``explore``, is not installed.
+
+    Examples:
+        >>> explore(model, tokenizer, "Call me Ishmael.")  # doctest: +SKIP
     """
     try:
         from diff_transformer.explorer.widget import ExplorerWidget

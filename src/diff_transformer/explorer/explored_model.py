@@ -29,10 +29,10 @@ _LARGEST_RETURNED = 4 << 30  # bytes of maps that a model of transformers may re
 
 @dataclass(frozen=True)
 class LambdaSettings:
-    """What λ is where it is not the learned one. A head's value comes before its layer's; others follow the factor.
+    """Values of λ in place of the learned ones. A head's value comes before its layer's; others follow the factor.
 
     Attributes:
-        factor: what the learned λ of all heads are multiplied by.
+        factor: multiplier of the learned λ of all heads.
         layers: by the layer's number, counted from 1.
         heads: by the layer's number and the head's, both counted from 1.
     """
@@ -43,7 +43,7 @@ class LambdaSettings:
 
     @classmethod
     def read(cls, raw: object) -> "LambdaSettings":
-        """From JSON: {"factor": 0.5, "layers": {"2": 0.3}, "heads": {"2.1": 0}}, each part of it optional.
+        """Read JSON: {"factor": 0.5, "layers": {"2": 0.3}, "heads": {"2.1": 0}}, each part of it optional.
 
         Raises:
             ValueError: another key, or a value that is not a number of at most ``LARGEST_LAMBDA`` in size.
@@ -72,13 +72,13 @@ class LambdaSettings:
                 )
 
     def of_layer(self, layer: int, heads: int) -> list[float | None]:
-        """λ of each head of a layer, counted from 1; None where it is the learned one times the factor."""
+        """Return λ of each head of a layer, counted from 1; None for the learned one times the factor."""
         of_layer = self.layers.get(layer)
         return [self.heads.get((layer, head), of_layer) for head in range(1, heads + 1)]
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells settings apart, for a cache."""
+        """The settings as a key of a cache."""
         return self.factor, tuple(sorted(self.layers.items())), tuple(sorted(self.heads.items()))
 
     def __bool__(self) -> bool:
@@ -89,10 +89,10 @@ LEARNED = LambdaSettings()
 
 
 def mixed_lambda(hidden_states: Tensor, learned: Any, values: Sequence[float | None], factor: float) -> Tensor:
-    """λ of a layer, (B, H, N): the given value of each head, and the learned one times a factor where it is None.
+    """Return λ of a layer, (B, H, N): each head's given value, or for None the learned one times a factor.
 
     Args:
-        hidden_states: (B, N, D), what the layer's attention receives.
+        hidden_states: (B, N, D), the input of the layer's attention.
         learned: the layer's own function of them.
         values: H of them.
         factor: of the learned λ.
@@ -105,7 +105,7 @@ def mixed_lambda(hidden_states: Tensor, learned: Any, values: Sequence[float | N
 
 @contextmanager
 def replaced_lambdas(model: Any, settings: LambdaSettings, heads: int) -> Iterator[None]:
-    """Inside, a DIFF or DIFF V2 model computes with the λ of the settings; all of its attention implementations do.
+    """Make a DIFF or DIFF V2 model compute with the λ of the settings, in all of its attention implementations.
 
     The model is changed while this lasts, so no other thread may use it.
     """
@@ -146,7 +146,7 @@ def _pair(text: object) -> tuple[int, int]:
 
 
 def subtracts(config: Any) -> bool:
-    """Whether each head of a model with this configuration has two maps, one of which is taken from the other."""
+    """Return whether each head of a model with this configuration has two maps that are subtracted."""
     if isinstance(config, DiffTransformerConfig):
         return config.spec.differential
     return config.model_type == "diffllama"
@@ -157,15 +157,15 @@ class ExploredModel:
 
     Args:
         model: a causal language model of this package or of transformers.
-        name: how the page calls it, such as the name of its folder.
+        name: its name on the page, such as the name of its folder.
 
     Attributes:
-        label: what kind of model it is, such as "DIFF"; of one with groups also how many heads share a noise head.
+        label: the kind of model, such as "DIFF"; of one with groups also how many heads share a noise head.
         layers, heads, kv_heads: how many there are, heads as the layer computes them: a DIFF layer has half as many
             as the Transformer.
         subtracts: whether each head has two maps.
-        noise_heads: how many second maps a layer has, where groups of heads share them; None where they do not. The
-            signal heads of noise head 1 are heads 1 … r.
+        noise_heads: how many second maps a layer has, if groups of heads share them; else None. The signal heads of
+            noise head 1 are heads 1 … r.
         lambda_per_token: whether the learned λ differs from token to token (DIFF V2, token_lambda).
         most_tokens: the longest text.
     """
@@ -225,13 +225,13 @@ class ExploredModel:
         return self._traced(input_ids, settings) if self.is_ours else self._returned(input_ids)
 
     def takes_long(self, runs: int, tokens: Sequence[int]) -> bool:
-        """Whether so many runs over a text are too much work for somebody who waits for an answer."""
+        """Return whether so many runs over a text are too much work for somebody who waits for an answer."""
         return runs * len(tokens) * self.model.num_parameters() > LONG_WORK
 
     def most_changed_head(self, tokens: Sequence[int]) -> tuple[int, int] | None:
-        """The layer, and in it the head, both counted from 1, where λ = 0 changes most what the model predicts next.
+        """Return the layer, and in it the head, counted from 1, whose λ = 0 changes the next prediction most.
 
-        It takes a run for each layer and for each head of one; None where so many would take long.
+        It takes a run for each layer and for each head of one; None if so many would take long.
         """
         if self.takes_long(1 + self.layers + self.heads, tokens):
             return None
@@ -265,7 +265,7 @@ class ExploredModel:
         return Trace(tuple(input_ids[0].tolist()), following, losses, values, maps)
 
     def _predictions(self, hidden_states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Log probabilities after the last token, (V,), and the losses of all but the first token."""
+        """Compute log probabilities after the last token, (V,), and the losses of all but the first token."""
         losses, following = [], hidden_states.new_empty(0)
         for states, answers in zip(
             hidden_states.split(_LOGITS_AT_ONCE), tokens.roll(-1).split(_LOGITS_AT_ONCE), strict=True
@@ -294,5 +294,5 @@ class ExploredModel:
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
-    """In float32 at least, over the last axis."""
+    """Return the log-softmax over the last axis, in float32 at least."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)

@@ -28,7 +28,7 @@ _LARGEST_PICTURE = 128
 
 @dataclass(frozen=True)
 class Side:
-    """A model and what it reads."""
+    """A model and its vocabulary."""
 
     model: ExploredModel
     vocabulary: Vocabulary
@@ -36,7 +36,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Example:
-    """A text to begin with, and where the answer to its question stands, if it asks one."""
+    """A text to begin with, and the place of the answer to its question, if it asks one."""
 
     title: str
     text: str
@@ -45,12 +45,12 @@ class Example:
 
 @dataclass(frozen=True)
 class Task:
-    """What the model on the left was trained for, and how well it does that.
+    """The task that the model on the left was trained for, and how to measure its accuracy.
 
     Attributes:
         accuracy: measures the model as it is at that moment, on the same sequences each time.
         sequences: how many these are.
-        floor: the accuracy of a guess among what the text holds.
+        floor: the accuracy of a guess among the text's own answers.
     """
 
     accuracy: Callable[[], float]
@@ -66,9 +66,9 @@ class Explorer:
     Args:
         left: the model whose λ the reader moves.
         right: the model beside it, or None.
-        examples: texts that the page offers, the first of which it opens with, at the head where λ = 0 changes most.
-        draw_example: the example of a seed, where new ones can be drawn, such as needles of the retrieval task.
-        task: what the model on the left was trained for, where its accuracy can be measured.
+        examples: texts that the page offers. It opens with the first, at the head whose λ = 0 changes most.
+        draw_example: the example of a seed, if new ones can be drawn, such as needles of the retrieval task.
+        task: the task of the model on the left, if its accuracy can be measured.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Explorer:
 
     @property
     def questions(self) -> dict[str, Callable[[Any], Any]]:
-        """What answers each kind of question, by the name that the page has for it."""
+        """The method for each kind of question, by the page's name for it."""
         return {
             "run": self.run,
             "map": self.head_map,
@@ -100,7 +100,7 @@ class Explorer:
         }
 
     def describe(self) -> dict[str, Any]:
-        """What the page needs to know first: the models, their sizes, and the examples."""
+        """Return the page's first data: the models, their sizes, and the examples."""
         shared = "right" in self.sides and self.sides["left"].vocabulary == self.sides["right"].vocabulary
         models = {
             name: {
@@ -131,14 +131,14 @@ class Explorer:
         }
 
     def example(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Another example: {"seed": 3}."""
+        """Return another example: {"seed": 3}."""
         seed = _whole(question, "seed", 0, (1 << 31) - 1)
         if self.draw_example is None:
             raise ValueError("There are no further examples for this model.")
         return _example_json(self.draw_example(seed))
 
     def run(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a model, and say what it predicts with the given λ and with the learned one.
+        """Run a model, and return its predictions with the given λ and with the learned one.
 
         {"side": "left", "text": … or "tokens": […], "append": […], "lambdas": {…}, "answer": {…}, "picture": 32}: all
         but the text is optional, and "append" are tokens after it. With "picture" the answer has the numbers of all
@@ -179,10 +179,10 @@ class Explorer:
         return result
 
     def strip(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """How well the left model does with all λ times a factor: {"factor": 0.5, "text": …, "answer": {…}}.
+        """Return how well the left model does with all λ times a factor: {"factor": 0.5, "text": …, "answer": {…}}.
 
         {"value": the accuracy at its task}; of a model without one {"value": the probability of the answer after the
-        text, or without an answer of what is likeliest with the learned λ, "piece": its token}. The value is null where
+        text, or without an answer of the likeliest token with the learned λ, "piece": that token}. The value is null if
         the model and the text are so large that the whole strip would take long.
         """
         settings = LambdaSettings.read({"factor": question.get("factor")})
@@ -204,7 +204,7 @@ class Explorer:
         return {"value": value, "piece": side.vocabulary.piece_after(tokens, token)}
 
     def head_map(self, question: Mapping[str, Any]) -> bytes:
-        """The maps of one head in the form of :mod:`diff_transformer.explorer.trace`.
+        """Return the maps of one head in the form of :mod:`diff_transformer.explorer.trace`.
 
         The question is one of :meth:`run` with "layer" and "head", counted from 1, and optionally "first_row", the
         first row to send, counted from 0.
@@ -219,7 +219,7 @@ class Explorer:
             return encode_maps(maps, first_row)
 
     def next_token(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """The token that the model writes next: the most likely one, or with "temperature" above 0 a drawn one.
+        """Return the token that the model writes next: the most likely one, or with "temperature" above 0 a drawn one.
 
         The draw depends on "seed" and the number of tokens alone, so that a link gives the same text again.
         """
@@ -265,7 +265,7 @@ class Explorer:
         return name, side, tokens, settings
 
     def _trace(self, name: str, tokens: Sequence[int], settings: LambdaSettings) -> Trace:
-        """The run, from those that are kept where it is among them."""
+        """Return the run, from the cache if it is there."""
         key = name, tuple(tokens), settings.key
         if key in self._kept:
             self._kept.move_to_end(key)
@@ -284,7 +284,7 @@ class Explorer:
         return trace
 
     def _next(self, side: Side, tokens: list[int], learned: Trace, now: Trace) -> list[dict[str, Any]]:
-        """The most likely tokens with the given λ, and after them those that were with the learned one."""
+        """Return the most likely tokens with the given λ, and after them those that were with the learned one."""
         before, after = learned.next_log_probabilities.exp(), now.next_log_probabilities.exp()
         count = min(SHOWN_TOKENS, before.numel())
         chosen = list(dict.fromkeys([*after.topk(count).indices.tolist(), *before.topk(count).indices.tolist()]))

@@ -1,9 +1,8 @@
 """Puts the page together: one HTML file with its style, its code and its data, which loads nothing else.
 
 A recorded page has one text and all answers about it, so that it works from disk without a server or a network. It
-computes A1 − λA2 of each head for any λ from the maps of the learned one. What the model predicts is recorded for steps
-of the factor of all λ, and of λ where that of a layer, or of a head, is moved. What the models write after the text is
-recorded with the learned λ.
+computes A1 − λA2 of each head for any λ from the maps of the learned one. Predictions are recorded for steps of the
+factor of all λ, and of the λ of each layer and head. The models' continuations are recorded with the learned λ.
 """
 
 import base64
@@ -28,10 +27,10 @@ _SHARED = ("side", "tokens", "pieces", "learned_lambdas")
 
 
 def page_html(data: Mapping[str, Any], *, title: str, may_ask: bool) -> str:
-    """The page with data for it.
+    """Return the page with data for it.
 
     Args:
-        data: what web/src/main.js reads; JSON without NaN.
+        data: input of web/src/main.js; JSON without NaN.
         title: of the window.
         may_ask: whether the page asks the server that it came from. Otherwise it can reach nothing at all: the
             browser itself refuses, by the page's Content-Security-Policy.
@@ -68,7 +67,7 @@ def page_html(data: Mapping[str, Any], *, title: str, may_ask: bool) -> str:
 
 
 def recorded_page(explorer: Explorer) -> str:
-    """The page of an explorer's first example, as HTML.
+    """Return the page of an explorer's first example, as HTML.
 
     Raises:
         ValueError: the explorer has no example, or its maps are too large for a page.
@@ -94,7 +93,7 @@ def recorded_page(explorer: Explorer) -> str:
 
 
 def _recorded(explorer: Explorer, model: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
-    """All answers about one model, as web/src/recorded_source.js reads them."""
+    """Return all answers about one model, as web/src/recorded_source.js reads them."""
     runs = [explorer.run(question)]
     room = model["most_tokens"] - len(runs[0]["tokens"])
     append: list[int] = []
@@ -127,14 +126,14 @@ def _recorded(explorer: Explorer, model: dict[str, Any], question: dict[str, Any
 
 
 def _lambdas(place: str, value: float) -> dict[str, Any]:
-    """What a question says of λ at one place: "factor", a layer such as "2", or a head such as "2.1"."""
+    """Return a question's λ at one place: "factor", a layer such as "2", or a head such as "2.1"."""
     if place == "factor":
         return {"factor": value}
     return {"heads" if "." in place else "layers": {place: value}}
 
 
 def _shortened(value: Any) -> Any:
-    """A run without what all runs share, and its numbers with as many digits as are shown."""
+    """Return a run without the fields that all runs share, its numbers with as many digits as are shown."""
     if isinstance(value, dict):
         return {name: _shortened(part) for name, part in value.items() if name not in _SHARED}
     if isinstance(value, list):

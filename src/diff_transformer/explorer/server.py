@@ -33,11 +33,11 @@ _HEADERS = {
 def make_app(
     explorers: Mapping[str, Explorer], token: str, thread: Executor, hosts: tuple[str, ...] | None = _LOOPBACK
 ) -> Starlette:
-    """The server's application.
+    """Make the server's application.
 
     Args:
-        explorers: what answers, by the name in the address of its page. Each page links to the others.
-        token: what the address begins with; any other address is answered as one that does not exist.
+        explorers: the explorer by the name in the address of its page. Each page links to the others.
+        token: the beginning of the address; any other address is answered as one that does not exist.
         thread: the one thread that computes (`diff_transformer.utils.short_lived_threads` says why).
         hosts: names that the browser may call this server by; None for any. A page of somebody else, whose name is
             made to lead here, uses its own.
@@ -154,8 +154,8 @@ class ExplorerServer:
     """A server that listens from the moment it is made.
 
     Args:
-        explorers: what answers, by the name in the address of its page, which may be empty. The first is opened.
-        bound: where to listen: what `listening.bound_socket` has bound to `host`. :meth:`serve` closes it.
+        explorers: the explorer by the name in the address of its page, which may be empty. The first is opened.
+        bound: the socket to listen on, which `bound_socket` has bound to `host`. :meth:`serve` closes it.
         host: with any but "127.0.0.1" and other names of this machine alone, others may ask.
 
     Attributes:

@@ -1,7 +1,7 @@
-"""Holds what one run of a model over a text leaves; computes the maps of its heads, their numbers, pictures and bytes.
+"""Holds the trace of one run of a model over a text; computes the maps of its heads, their numbers, pictures and bytes.
 
-Maps of all heads at once would take gigabytes at 2,048 tokens. A trace of one of our models keeps what each layer
-received, which is small, and computes a head's maps from it with ``diff_attention_maps``.
+Maps of all heads at once would take gigabytes at 2,048 tokens. A trace of one of our models keeps each layer's input,
+which is small, and computes a head's maps from it with ``diff_attention_maps``.
 """
 
 import math
@@ -36,7 +36,7 @@ class HeadMaps(NamedTuple):
 
     @property
     def difference(self) -> Tensor:
-        """What the values are multiplied by: A1 − λA2, or the one map, (H, R, N)."""
+        """The weights of the values: A1 − λA2, or the one map, (H, R, N)."""
         if self.second is None or self.lam is None:
             return self.first
         return self.first - self.lam.unsqueeze(-1) * self.second
@@ -46,7 +46,7 @@ class Maps(Protocol):
     """The maps of a run, computed when they are asked for."""
 
     def of(self, layer: int, heads: slice, rows: slice) -> HeadMaps:
-        """Maps of some heads of a layer (both counted from 0) and of some rows, which are consecutive."""
+        """Return the maps of some heads of a layer (both counted from 0) and of some rows, which are consecutive."""
         ...
 
     @property
@@ -79,7 +79,7 @@ class Trace:
         return self.token_losses.mean().item() if self.token_losses.numel() else None
 
     def divergence(self, other: "Trace") -> float:
-        """KL(this ‖ other) of the next token's distributions, in nats."""
+        """Return KL(this ‖ other) of the next token's distributions, in nats."""
         before, after = self.next_log_probabilities.double(), other.next_log_probabilities.double()
         terms = before.exp() * (before - after)
         return max(0.0, terms.where(before > -math.inf, torch.zeros_like(terms)).sum().item())
@@ -92,11 +92,11 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class RecomputedMaps:
-    """Maps of one of our models from what each of its layers received.
+    """Maps of one of our models, computed from the input of each of its layers.
 
     Attributes:
         attentions: the attention of each layer.
-        normed: what each received, (1, N, D).
+        normed: the input of each, (1, N, D).
         lambdas: λ of each layer in this run, broadcastable to (1, H, N), or None.
         position_embeddings: cos and sin.
     """
@@ -147,7 +147,7 @@ class RecomputedMaps:
         return HeadMaps(first, second, lam[0])
 
     def _projected(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Queries and keys of a layer; those of the last one are kept, as one head after another is asked for."""
+        """Project queries and keys of a layer; the last ones are kept, as one head after another is asked for."""
         if layer not in self._last:
             queries, keys, _ = self.attentions[layer].project(self.normed[layer], self.position_embeddings)
             self._last.clear()
@@ -179,12 +179,11 @@ def encode_maps(maps: HeadMaps, first_row: int) -> bytes:
 
     Little-endian, without padding:
 
-        4 bytes             "DTM1"
-        uint32 × 3          N, the first row R that is in it, the number of maps M (1 or 2)
-        float32 × (N − R)   λ of each row, where M is 2
-        float16 × …         for each map its rows R … N − 1, of row i the weights i + 1 that causality allows
+        4 bytes             "DTM1" uint32 × 3          N, the first row R that is in it, the number of maps M (1 or 2)
+        float32 × (N − R)   λ of each row, if M is 2 float16 × …         for each map its rows R … N − 1, of row i the
+        weights i + 1 that causality allows
 
-    A weight in float16 is off by 1/2048 of itself at most, or by 3e-8 where it is smaller than 6e-5.
+    A weight in float16 is off by 1/2048 of itself at most, or by 3e-8 if it is smaller than 6e-5.
     """
     length = maps.first.shape[-1]
     each = [maps.first] if maps.second is None else [maps.first, maps.second]
@@ -203,7 +202,7 @@ def _little_endian(tensor: Tensor) -> bytes:
 
 @dataclass(frozen=True)
 class Answer:
-    """Where the answer to a question stands.
+    """The place of the answer to a question.
 
     Attributes:
         query: the position whose prediction is the answer, counted from 0.
@@ -216,7 +215,7 @@ class Answer:
 
     @classmethod
     def read(cls, raw: object, length: int) -> "Answer | None":
-        """From JSON, {"query": 9, "begin": 3, "end": 4}, in a text of so many tokens.
+        """Read JSON, {"query": 9, "begin": 3, "end": 4}, for a text of so many tokens.
 
         Raises:
             ValueError: other keys, or positions that do not fit each other or the text.
@@ -238,11 +237,11 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class HeadNumbers:
-    """What the grid of heads shows.
+    """The numbers and pictures in the grid of heads.
 
     Attributes:
-        removed: (layers, H), the part of A1's weight that the subtraction takes away: the mean over rows of
-            Σ min(A1, λA2), where the row sums of A1 are 1. None for ordinary attention.
+        removed: (layers, H), the part of A1's weight that the subtraction takes away: the mean over rows of Σ min(A1,
+            λA2); the row sums of A1 are 1. None for ordinary attention.
         on_answer: (layers, H), the share of the row's absolute weights that lie on the answer; None without one.
         pictures: (layers, H, P, P) int8, the map pooled to P × P and scaled to −127 … 127; P ≤ size.
     """
@@ -272,9 +271,8 @@ def head_numbers(trace: Trace, layers: int, heads: int, answer: Answer | None, s
 
 
 def _measured(trace: Trace, layer: int, heads: slice, size: int) -> tuple[Tensor | None, Tensor]:
-    """What the subtraction removes from some heads, (H,), and their pooled maps (H, P, P).
-
-    Some rows at a time: what fits into the processor's cache takes half the time.
+    """Measure the weight that the subtraction removes from some heads, (H,), and pool their maps to (H, P, P). Some
+    rows at a time: rows that fit into the processor's cache take half the time.
     """
     length = len(trace.tokens)
     pixel = -(-length // size)
@@ -290,7 +288,7 @@ def _measured(trace: Trace, layer: int, heads: slice, size: int) -> tuple[Tensor
 
 
 def removed_weight(first: Tensor, difference: Tensor) -> Tensor:
-    """The part of A1's weight that λA2 takes away in each row, (…, R): in 0 … 1; 0 where λ is not positive.
+    """Return the part of A1's weight that λA2 takes away in each row, (…, R): in 0 … 1; 0 if λ is not positive.
 
     Σ min(A1, λA2), which is Σ A1 − Σ max(A1 − λA2, 0).
     """
@@ -298,7 +296,7 @@ def removed_weight(first: Tensor, difference: Tensor) -> Tensor:
 
 
 def answer_shares(maps: Maps, layers: int, answer: Answer) -> Tensor:
-    """The share of the absolute weights of the query's row that lie on the answer, (layers, H), in 0 … 1.
+    """Return the share of the absolute weights of the query's row that lie on the answer, (layers, H), in 0 … 1.
 
     This is the measure "attention_to_answer_share" of `diff-lab reproduce table3`, head by head. A row without
     any weight, as λ = 1 can leave, gives 0.
@@ -310,7 +308,7 @@ def answer_shares(maps: Maps, layers: int, answer: Answer) -> Tensor:
 
 
 def pooled(rows: Tensor, pixel: int) -> Tensor:
-    """(H, R, N) → (H, ⌈R / pixel⌉, ⌈N / pixel⌉): of each pixel × pixel weights the one of largest size, with its sign.
+    """Pool (H, R, N) to (H, ⌈R / pixel⌉, ⌈N / pixel⌉): of pixel × pixel weights the largest in size, with its sign.
 
     A mean would hide the single bright token that a head looks at.
     """
@@ -323,11 +321,11 @@ def pooled(rows: Tensor, pixel: int) -> Tensor:
 
 
 def pictures_of(extremes: Tensor) -> Tensor:
-    """Pooled maps (H, P, P) → pictures of int8.
+    """Turn pooled maps (H, P, P) into pictures of int8.
 
-    The scale goes by the square root, as most weights are small: a pixel is ±127 · √(weight / scale), and ±127 where
-    the weight is larger still. It ends at the largest weight but for the first quarter of the rows: these have few
-    tokens to attend to, and their weights, up to 1, would leave no shades for the others.
+    The scale goes by the square root, as most weights are small: a pixel is ±127 · √(weight / scale), and ±127 if the
+    weight is larger still. It ends at the largest weight but for the first quarter of the rows: these have few tokens
+    to attend to, and their weights, up to 1, would leave no shades for the others.
     """
     scale = extremes[:, extremes.shape[1] // 4 :].abs().amax((-1, -2))
     relative = (extremes / scale.where(scale > 0, torch.ones_like(scale))[:, None, None]).clamp(-1, 1)

@@ -1,4 +1,4 @@
-"""Turns text into tokens and tokens into what a page shows, and refuses text that is not usable with a sentence."""
+"""Turns text into tokens and tokens into a page's pieces, and refuses text that is not usable with a sentence."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -10,30 +10,30 @@ LONGEST_TEXT = 200_000  # characters; a text of more has more tokens than can be
 
 
 class Vocabulary(Protocol):
-    """What a model reads and writes.
+    """The tokens that a model reads and writes, as text.
 
     Attributes:
-        between: what stands between the pieces of a text, which are nothing but the tokens' own.
-        note: what a reader must know to write such a text; may be empty.
+        between: the text between the pieces, which are the tokens' own.
+        note: a hint on how to write such a text; may be empty.
     """
 
     between: str
     note: str
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text. Raises ValueError, with a sentence, for a text that has none."""
+        """Return the tokens of a text. Raises ValueError, with a sentence, for a text that has none."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
         ...
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """What each token adds to the text."""
+        """Return the text that each token adds."""
         ...
 
     def piece_after(self, tokens: Sequence[int], token: int) -> str:
-        """What a token adds to the text of others."""
+        """Return the text that a token adds to others."""
         ...
 
     def __eq__(self, other: object) -> bool: ...
@@ -60,7 +60,7 @@ class TokenizerVocabulary:
         return self._names.after(tokens, token) or self._own(token)
 
     def _own(self, token: int) -> str:
-        """What the vocabulary calls a token, for one that adds nothing."""
+        """Return the vocabulary's name of a token that adds nothing."""
         return str(self.tokenizer.convert_ids_to_tokens(token))
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -75,11 +75,11 @@ class TokenizerVocabulary:
 
 
 class WordVocabulary:
-    """Words with white space between them, one for each token: what a model without a tokenizer reads.
+    """Words with white space between them, one for each token, for a model without a tokenizer.
 
     Args:
         words: the word of each token, all different and without white space.
-        note: what a reader must know to write such a text.
+        note: a hint on how to write such a text.
     """
 
     between = " "
@@ -117,7 +117,7 @@ class WordVocabulary:
 
 
 def check_text(text: object) -> None:
-    """Refuse what is no text, too long a text, and text that is no Unicode, each with a sentence."""
+    """Refuse a value that is no text, too long a text, and text that is no Unicode, each with a sentence."""
     if not isinstance(text, str):
         raise ValueError(f"text must be a string, got {type(text).__name__}.")
     if len(text) > LONGEST_TEXT:

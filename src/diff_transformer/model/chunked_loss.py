@@ -1,9 +1,9 @@
 """Computes the cross-entropy of the next token without the logits of all tokens at once.
 
-With a vocabulary of V the logits of T tokens, their float32 copy and their gradient are what a training step holds most
-of. Here a chunk of tokens at a time goes through the output head, and what is left of it is a number and gradients.
+With a vocabulary of V the logits of T tokens, their float32 copy and their gradient take most of a training step's
+memory. Here a chunk of tokens at a time goes through the output head, and leaves a number and gradients.
 
-torch's ``linear_cross_entropy`` (2.13) does the same, in float32 about as fast where it is told to take such chunks. Of
+torch's ``linear_cross_entropy`` (2.13) does the same, in float32 about as fast if it is told to take such chunks. Of
 bfloat16 it gives a loss in bfloat16, 3 % off for a batch of 2048 tokens, and no earlier release has it.
 """
 
@@ -42,7 +42,7 @@ def chunked_cross_entropy(
     shift_labels: Tensor | None = None,
     **_: Any,
 ) -> Tensor:
-    """The loss of transformers' ``ForCausalLMLoss`` on the logits ``head(hidden_states)``, without holding them.
+    """Compute transformers' ``ForCausalLMLoss`` of the logits ``head(hidden_states)``, without holding them.
 
     −Σ log softmax(h_t W)[label_{t+1}] / items. An ordinary head's gradients are computed along with the loss, a chunk
     at a time, so that nothing is computed twice. Any other (one whose weight is spread over devices or is quantised,
@@ -53,8 +53,8 @@ def chunked_cross_entropy(
         head: (…, D) → (…, V = ``vocab_size``) logits.
         hidden_states: (B, N, D).
         labels: (B, N), shifted inside; or ``shift_labels``, shifted already, in their place.
-        num_items_in_batch: what the sum is divided by; how many labels are not ignored unless given.
-        ignore_index: the label of what is not to be predicted.
+        num_items_in_batch: divisor of the sum; the number of labels that are not ignored unless given.
+        ignore_index: the label of tokens that are not to be predicted.
 
     Returns:
         A scalar, float32 at least.
@@ -77,13 +77,13 @@ def chunked_cross_entropy(
 
 
 def chunk_tokens(vocab_size: int, on_cpu: bool) -> int:
-    """How many tokens go through the output head at a time."""
+    """Return how many tokens go through the output head at a time."""
     at_most = max(1, (CORE_LOGITS if on_cpu else DEVICE_LOGITS) // vocab_size)
     return min(at_most, max(CACHED_TOKENS, CACHED_LOGITS // vocab_size)) if on_cpu else at_most
 
 
 def is_plain_linear(head: nn.Module, vocab_size: int) -> bool:
-    """Whether ``head(x)`` is x Wᵀ with all of W at hand, and nothing else happens when it is called."""
+    """Return whether ``head(x)`` is x Wᵀ with all of W at hand, and nothing else happens when it is called."""
     return (
         type(head) is nn.Linear
         and head.bias is None

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class CacheView:
     """Mixin of a live view of a configuration, in which only the three head sizes differ.
 
-    A view shares its attributes with the configuration it was made from: what is written to either is read from both.
-    It equals that configuration, is saved and printed as that configuration, and is copied and pickled with it.
+    A view shares its attributes with the configuration it was made from: an attribute written to either is read from
+    both. It equals that configuration, is saved and printed as that configuration, and is copied and pickled with it.
     The three sizes are computed, so they are set on the configuration itself.
     """
 
@@ -39,7 +39,7 @@ class CacheView:
     _viewed: "DiffTransformerConfig"
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """The class, called, makes an ordinary configuration: callers read defaults from ``type(view)()``."""
+        """Make an ordinary configuration: callers read defaults from ``type(view)()``."""
         return cls.__bases__[1](*args, **kwargs)
 
     @property
@@ -59,7 +59,7 @@ class CacheView:
         return self._viewed.spec.cached_width(width)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "CacheView":
-        """The view itself: a view of a view would count twice."""
+        """Return the view itself: a view of a view would count twice."""
         return self
 
     def __eq__(self, other: object) -> bool:
@@ -79,7 +79,7 @@ _CLASSES: dict[type["DiffTransformerConfig"], type["DiffTransformerConfig"]] = {
 
 
 def cache_view_class(viewed: type["DiffTransformerConfig"]) -> type["DiffTransformerConfig"]:
-    """The class of the views of one configuration class: a subclass of it, so that isinstance holds."""
+    """Return the class of the views of one configuration class: a subclass of it, so that isinstance holds."""
     if viewed not in _CLASSES:
         # transformers makes a dataclass of every configuration class, which would get a comparison of its own.
         members = {"__module__": __name__, "__slots__": (), "__eq__": CacheView.__eq__, "__hash__": None}
@@ -88,7 +88,7 @@ def cache_view_class(viewed: type["DiffTransformerConfig"]) -> type["DiffTransfo
 
 
 def cache_view(config: "DiffTransformerConfig") -> "DiffTransformerConfig":
-    """The view of a configuration; the configuration itself where the call has the sizes that it says."""
+    """Return the view of a configuration; the configuration itself if the call has the sizes that it says."""
     if not config.spec.differential:
         return config
     view = object.__new__(cache_view_class(type(config)))
@@ -99,7 +99,7 @@ def cache_view(config: "DiffTransformerConfig") -> "DiffTransformerConfig":
 
 
 def viewed_config(config: Any) -> Any:
-    """The configuration a view was made from; anything else as it is."""
+    """Return the configuration a view was made from; anything else as it is."""
     return config._viewed if isinstance(config, CacheView) else config
 
 
@@ -148,7 +148,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         token_lambda: for "diff_grouped", whether λ is a projection of the token with a sigmoid, one for each signal
             head, as "diff_v2" has it, and not one of the layer.
         lambda_init: "schedule" for 0.8 − 0.6·exp(−0.3·(l − 1)), or one constant for all layers.
-        lambda_init_offset: what the schedule adds to l, for checkpoints that count layers from another origin.
+        lambda_init_offset: number that the schedule adds to l, for checkpoints that count layers from another origin.
         headwise_norm: whether each head's output is normalised before the output projection (Equation 3); as the
             attention type has it unless given: "diff" has the norm, with its factor 1 − λ_init, and no other type.
         attention_bias, qk_norm, output_gate, attention_dropout: options of the layers' attention, see
@@ -174,6 +174,11 @@ class DiffTransformerConfig(PreTrainedConfig):
     Raises:
         ValueError: sizes that do not fit each other, an unknown attention type or activation, a λ_init that is no
             number, a headwise norm of "dex", a sliding window of an encoder.
+
+    Examples:
+        >>> config = DiffTransformerConfig(attention_type="diff_v2", hidden_size=64, num_attention_heads=4)
+        >>> config.head_dim, config.intermediate_size
+        (16, 2048)
     """
 
     model_type = "diff_transformer"
@@ -255,13 +260,13 @@ class DiffTransformerConfig(PreTrainedConfig):
         return self.rms_norm_eps if self.attention_norm_eps is None else self.attention_norm_eps
 
     def lambda_init_of(self, layer: int) -> float | str:
-        """λ_init of a layer, counted from 1, as a layer takes it: "schedule" or a number."""
+        """Return λ_init of a layer, counted from 1, as a layer takes it: "schedule" or a number."""
         if isinstance(self.lambda_init, str) and self.lambda_init_offset:
             return lambda_init_schedule(layer, self.lambda_init_offset)
         return self.lambda_init
 
     def layer_type(self, layer: int) -> str:
-        """What transformers' caches and masks take a layer, counted from 0, for."""
+        """Return the type that transformers' caches and masks give a layer, counted from 0."""
         if (types := getattr(self, "layer_types", None)) is not None:
             return types[layer]
         return "full_attention" if self.sliding_window is None else "sliding_attention"
@@ -282,7 +287,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         self.__dict__["base_model_tp_plan"] = {name: style for name, style in plan.items() if name not in known}
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "DiffTransformerConfig":
-        """This configuration as caches and servers read it: a live view with the heads of the one attention call."""
+        """Return a live view of this configuration with the heads of the one attention call, for caches and servers."""
         return cache_view(self)
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
@@ -296,8 +301,8 @@ class DiffTransformerConfig(PreTrainedConfig):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Does nothing. transformers calls it after loading through ``auto_map``; from then on it would save every
-        configuration with a copy of this file, which is not the file that ``auto_map`` names.
+        """Do nothing. transformers calls it after loading through ``auto_map``, and would then save every configuration
+        with a copy of this file, which is not the file that ``auto_map`` names.
         """
 
     def check(self) -> None:
@@ -312,7 +317,7 @@ class DiffTransformerConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As transformers', which takes ``kwargs`` for attributes that are there: ``layer_types`` often is not."""
+        """Make a configuration as transformers does, and set ``layer_types``, which is often no attribute yet."""
         if "layer_types" not in kwargs:
             return super().from_dict(config_dict, **kwargs)
         types = kwargs.pop("layer_types")

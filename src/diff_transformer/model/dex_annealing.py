@@ -18,6 +18,10 @@ class DexAnnealing(TrainerCallback):
 
     Raises:
         ValueError: fewer than one step; at the start of training, a model that has nothing to anneal.
+
+    Examples:
+        >>> DexAnnealing(steps=100).steps
+        100
     """
 
     def __init__(self, steps: int | None = None) -> None:

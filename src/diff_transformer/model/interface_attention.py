@@ -41,7 +41,7 @@ _KNOWN_TO_SDPA = ("position_bias", "cache")
 
 
 def attends_by_document(config: PreTrainedConfig) -> bool:
-    """Whether a model of this configuration, as it is now, is cheaper on documents packed into one row than on a batch.
+    """Return whether a model, as it is now, is cheaper on documents packed into one row than on a batch.
 
     That is so with our own implementations, which make no mask of them.
     """
@@ -50,7 +50,7 @@ def attends_by_document(config: PreTrainedConfig) -> bool:
 
 @contextmanager
 def attention_implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Sets a model to an attention implementation, and afterwards to the one that it had."""
+    """Set a model to an attention implementation, and afterwards to the one that it had."""
     before = model.config._attn_implementation
     try:
         if name != before:
@@ -68,6 +68,10 @@ class AttentionMaps(NamedTuple):
         first: A1, or None.
         second: A2, or None.
         difference: A1 − λA2, or the ordinary map.
+
+    Examples:
+        >>> AttentionMaps(None, None, difference=torch.eye(2)).first is None
+        True
     """
 
     first: Tensor | None
@@ -76,7 +80,7 @@ class AttentionMaps(NamedTuple):
 
 
 def zero_padded(queries: Tensor, ratio: int = 1) -> Tensor:
-    """(B, N, (r + 1)·G, d) → the one call's queries (B, (r + 1)·G, N, 2d): r heads [q1; 0] and then one [0; q2]."""
+    """Pad (B, N, (r + 1)·G, d) to the one call's queries (B, (r + 1)·G, N, 2d): r heads [q1; 0], then one [0; q2]."""
     signal, noise = queries.unflatten(2, (-1, ratio + 1)).split((ratio, 1), dim=3)
     width = queries.shape[-1]
     padded = torch.cat((F.pad(signal, (0, width)), F.pad(noise, (width, 0))), dim=3)  # (B, N, G, r + 1, 2d)
@@ -84,7 +88,7 @@ def zero_padded(queries: Tensor, ratio: int = 1) -> Tensor:
 
 
 def subtracted(results: Tensor, lam: Tensor, ratio: int) -> Tensor:
-    """What the one call gave for each map, (B, N, (r + 1)·G, dv) → A1 V − λ A2 V of each head, (B, N, H, dv).
+    """Combine the one call's outputs (B, N, (r + 1)·G, dv) into A1 V − λ A2 V of each head, (B, N, H, dv).
 
     ``lam`` is broadcastable to (B, H, N).
     """
@@ -95,7 +99,7 @@ def subtracted(results: Tensor, lam: Tensor, ratio: int) -> Tensor:
 
 
 def repeated_for_channels(maps: Tensor, value: Tensor, width: int) -> Tensor:
-    """Maps (B, H, N, S) → (B, A, N, S): one for every ``width`` channels of a value, as Llama's maps are counted."""
+    """Repeat maps (B, H, N, S) to (B, A, N, S), as Llama counts them: one for every ``width`` channels of a value."""
     return maps.repeat_interleave(value.shape[-1] // width, dim=1)
 
 
@@ -108,7 +112,7 @@ def eager_attention_forward(
     lam: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """ "eager": Llama's; with λ, the weights of the one call are subtracted and the heads made from their difference.
+    """Attend as Llama's "eager"; with λ, subtract the weights of the one call and make the heads from the difference.
 
     So a gradient reaches the weights that are returned, as it does Llama's. Arguments, results and errors are otherwise
     those of :func:`operator_attention_forward`, with the queries of the one call.
@@ -160,7 +164,7 @@ class InterfaceAttention(Attention):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, N, D) → the output (B, N, D), and with ``output_attentions`` the attention weights (B, A, N, S), or None.
+        """Return the output (B, N, D), and with ``output_attentions`` the attention weights (B, A, N, S), else None.
 
         Weights are A1 − λA2, or the one map of ordinary attention, counted as Llama's are: map a weighs the value
         channels a·d … (a + 1)·d. The two maps that belong to one head of DIFF are the same. With G groups there are
@@ -211,7 +215,7 @@ class InterfaceAttention(Attention):
 
 
 def layer_settings(config: DiffTransformerConfig, layer: int) -> dict[str, Any]:
-    """What a configuration says of a layer, counted from 1, beside the sizes: each type takes some of it."""
+    """Return a configuration's settings of a layer, counted from 1, beside the sizes: each type takes some of them."""
     return {
         "lambda_init": config.lambda_init_of(layer),
         "norm_eps": config.norm_eps_in_attention,
@@ -226,13 +230,13 @@ def layer_settings(config: DiffTransformerConfig, layer: int) -> dict[str, Any]:
 
 @cache
 def interface_class(layer_class: type[Attention]) -> type[InterfaceAttention]:
-    """A layer's class behind transformers' interface: of ``DiffAttention`` the class ``InterfaceDiffAttention``."""
+    """Return a layer's class behind transformers' interface, as ``InterfaceDiffAttention`` of ``DiffAttention``."""
     members = {"__module__": __name__, "__doc__": f":class:`{layer_class.__name__}` in a transformers model."}
     return type(f"Interface{layer_class.__name__}", (InterfaceAttention, layer_class), members)
 
 
 def __getattr__(name: str) -> Any:
-    """The classes that :func:`interface_class` makes, by name: a pickled model asks for them so."""
+    """Return the classes that :func:`interface_class` makes, by name: a pickled model asks for them so."""
     for spec in ATTENTION_TYPES.values():
         if (layer_class := interface_class(spec.layer_class())).__name__ == name:
             return layer_class
@@ -256,24 +260,24 @@ def operator_attention_forward(
     backend: str,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Our operator behind transformers' attention interface; without λ ordinary attention, SDPA's with few exceptions.
+    """Attend by our operator behind transformers' attention interface; without λ ordinary attention, mostly by SDPA.
 
     Args:
         module: the layer; with λ a :class:`DifferentialAttention`.
         query, key, value: (B, heads, N, d), those of a group side by side, and (B, H_kv, S, width), as cached.
-        attention_mask: boolean or additive (B, 1, N, S), or None for plain causality, or for nothing hidden where
+        attention_mask: boolean or additive (B, 1, N, S), or None for plain causality, or for nothing hidden if
             ``module.is_causal`` is False.
         dropout: the share of attention weights to drop.
         lam: λ, broadcastable to (B, H, N); None for ordinary attention.
-        sliding_window: how many tokens back the layer looks, itself included; needed where there is no mask.
-        maps: where given, the layer's attention maps are appended.
-        cu_seq_lens_q, max_length_q: (documents + 1,), where documents packed into one row begin, and N at the end; and
-            the longest one's length. Where there is a mask, that tells them apart.
-        kwargs: ``is_causal``, ``output_attentions``, and without λ what else SDPA's forward knows.
+        sliding_window: how many tokens back the layer looks, itself included; needed if there is no mask.
+        maps: a list to which the layer's attention maps are appended.
+        cu_seq_lens_q, max_length_q: (documents + 1,), the starts of documents packed into one row, and N at the end;
+            and the longest one's length. With a mask, the mask tells them apart.
+        kwargs: ``is_causal``, ``output_attentions``, and without λ the other arguments of SDPA's forward.
 
     Returns:
-        (B, N, H, dv), for differential attention normalised where the layer has a headwise norm, and the attention
-        weights (B, A, N, S) with ``output_attentions``, else None.
+        (B, N, H, dv), for differential attention normalised if the layer has a headwise norm, and the attention weights
+        (B, A, N, S) with ``output_attentions``, else None.
 
     Raises:
         ValueError: an argument that changes the numbers and is not computed here.
@@ -334,7 +338,7 @@ def register_attention() -> None:
 def attention_maps(
     model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None = None
 ) -> list[AttentionMaps]:
-    """The maps of every layer for one batch, whatever attention implementation the model is set to.
+    """Return the maps of every layer for one batch, whatever attention implementation the model is set to.
 
     All of them are held at once, three numbers for each layer, head, query and key. A row is one document.
 
@@ -345,6 +349,12 @@ def attention_maps(
 
     Returns:
         One :class:`AttentionMaps` a layer.
+
+    Examples:
+        >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+        >>> (layer,) = attention_maps(DiffTransformerForCausalLM(config), torch.arange(10)[None])
+        >>> layer.difference.shape
+        torch.Size([1, 2, 10, 10])
     """
     maps: list[AttentionMaps] = []
     name = model.config._attn_implementation if attends_by_document(model.config) else OPERATOR_IMPLEMENTATION

@@ -41,9 +41,9 @@ _ROWS = 128  # of queries that look through a window together, or as many as the
 
 
 def operator_mask(**arguments: Any) -> Tensor | None:
-    """transformers' boolean mask (B, 1, N, S), or None where our operator hides by itself what has to be hidden.
+    """Make transformers' boolean mask (B, 1, N, S), or None if our operator hides all of it by itself.
 
-    Beside the future that is what a sliding window leaves behind, for tokens that begin a sequence: no mask of N × N.
+    For tokens that begin a sequence it hides the future and all that a sliding window leaves behind: no mask of N × N.
 
     Raises:
         ValueError: the configuration of a model that computes its attention itself, and would add the mask to it.
@@ -66,7 +66,7 @@ def operator_mask(**arguments: Any) -> Tensor | None:
 
 @functools.cache
 def _attend_themselves(configuration: str) -> bool:
-    """Whether the models beside a module of a configuration do not call the attention interface (BLOOM, LED …)."""
+    """Return whether the models of a configuration's module do not call the attention interface (BLOOM, LED …)."""
     name = configuration.replace(".configuration_", ".modeling_")
     members = vars(sys.modules[name]) if name in sys.modules else {}
     own = [member for member, value in members.items() if getattr(value, "__module__", None) == name]
@@ -74,12 +74,12 @@ def _attend_themselves(configuration: str) -> bool:
 
 
 def dense_mask(attention_mask: Any, inputs: Tensor, past_key_values: Cache | None) -> Any:
-    """A mask as a caller gives it to the model, or such masks by name; a CausalBias of torch as (1, 1, N, S) boolean.
+    """Return a caller's mask, or masks by name, with a CausalBias of torch as (1, 1, N, S) boolean.
 
     Raises:
         TypeError: a tensor that does not hold its own numbers.
-        ValueError: four axes of integers or float8, or a CausalBias that does not fit the inputs (B, N, D) and what the
-            cache holds.
+        ValueError: four axes of integers or float8, or a CausalBias that does not fit the inputs (B, N, D) and the
+            tokens in the cache.
     """
     if isinstance(attention_mask, dict):
         return {name: dense_mask(mask, inputs, past_key_values) for name, mask in attention_mask.items()}
@@ -103,7 +103,7 @@ def dense_mask(attention_mask: Any, inputs: Tensor, past_key_values: Cache | Non
 def encoder_mask(
     config: DiffTransformerConfig, inputs_embeds: Tensor, attention_mask: Any, position_ids: Tensor | None
 ) -> Any:
-    """The mask of every layer in the form that the attention implementation takes, or None where nothing is hidden.
+    """Make every layer's mask in the form that the attention implementation takes, or None if nothing is hidden.
 
     Padding, on either side, is hidden. Without a mask of tokens, positions that begin anew in a row begin another
     document, which sees itself alone; transformers reads that off the positions of causal models only.
@@ -133,10 +133,10 @@ def check_cu_seqlens(
     cu_seq_lens_k: Tensor | None = None,
     **_: Any,
 ) -> Tensor | None:
-    """``cu_seq_lens_q`` as our own implementations take it, or None where no documents are given.
+    """Return ``cu_seq_lens_q`` as our own implementations take it, or None if no documents are given.
 
-    The arguments are the model's, ``inputs_embeds`` (B, N, D). Raises a ValueError or TypeError that says what does not
-    fit. Away from the CPU, and while torch.compile traces, the numbers are not looked at.
+    The arguments are the model's, ``inputs_embeds`` (B, N, D). Raises ValueError or TypeError if they do not fit. Away
+    from the CPU, and while torch.compile traces, the numbers are not looked at.
     """
     if cu_seq_lens_q is None and cu_seq_lens_k is None:
         return None
@@ -161,7 +161,7 @@ def check_cu_seqlens(
 
 
 def document_positions(cu_seqlens: Tensor | None, n: int) -> Tensor | None:
-    """(1, N) positions that begin anew with each document; None without any."""
+    """Return positions (1, N) that begin anew with each document; None without any."""
     if cu_seqlens is None:
         return None
     tokens = torch.arange(n, device=cu_seqlens.device)
@@ -180,7 +180,7 @@ def attend_by_document(
     longest: int | None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Ordinary attention in which every document sees itself alone.
+    """Compute ordinary attention in which every document sees itself alone.
 
     In half precision on CUDA that is one call of torch's FlashAttention for sequences of several lengths; else torch's
     ``scaled_dot_product_attention`` for one document after the other, which away from the CPU waits for the device.
@@ -204,14 +204,14 @@ def attend_by_document(
 
 
 def autocast_dtype(device: str) -> torch.dtype | None:
-    """What autocast casts to on a type of device; None where it is off."""
+    """Return the dtype that autocast casts to on a type of device; None if it is off."""
     on = has_autocast(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if on else None
 
 
 @torch.compiler.assume_constant_result
 def _takes_several_lengths(device: str, dtype: torch.dtype, width: int) -> bool:
-    """Whether torch has a kernel for sequences of several lengths that takes such queries."""
+    """Return whether torch has a kernel for sequences of several lengths that takes such queries."""
     half = dtype in (torch.bfloat16, torch.float16)
     return device == "cuda" and half and width % 8 == 0 and width <= _WIDEST_FLASH_HEAD and _has_several_lengths()
 

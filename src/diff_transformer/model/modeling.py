@@ -1,4 +1,4 @@
-"""Defines the models for transformers: what all share, the base model and the language model."""
+"""Defines the models for transformers: their common base class, the base model and the language model."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -58,7 +58,7 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer, DecoderLayer):
 
 
 class DiffTransformerPreTrainedModel(PreTrainedModel):
-    """What the models share: initial weights, supported features, our operator as the default attention."""
+    """Base of the models: initial weights, supported features, our operator as the default attention."""
 
     config_class = DiffTransformerConfig
     config: DiffTransformerConfig
@@ -85,7 +85,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         self._keep_in_fp32_modules_strict = self.config.spec.float32_of(self.config)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Our operator unless another implementation is asked for.
+        """Return our operator unless another implementation is asked for.
 
         Raises:
             ValueError: one that nobody has registered, or that cannot run here.
@@ -100,7 +100,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         return super().get_correct_attn_implementation(requested, is_init_check)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """transformers' rule, with numbers that do not depend on the processor, and our own modules' own."""
+        """Draw weights by transformers' rule, the same on every processor, and those of our modules by their own."""
         if isinstance(module, Lambda | nn.Linear | nn.Embedding):
             std = Lambda.STD if isinstance(module, Lambda) else self.config.initializer_range
             if getattr(module, "adds_to_residual", False) and self.config.residual_initializer_range is not None:
@@ -128,7 +128,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         self.__dict__["_tensor_parallel_ranks"] = ranks
 
     def lambdas(self) -> list[float] | None:
-        """λ of each layer as it is now, or None where there is none to a layer ("diff_v2", "softmax", token_lambda).
+        """Return λ of each layer as it is now; None if no layer has one ("diff_v2", "softmax", token_lambda).
 
         For "dex" layers without a corrected head are left out.
         """
@@ -168,7 +168,13 @@ class DiffTransformerRotaryEmbedding(LlamaRotaryEmbedding):
 
 
 class DiffTransformerModel(DiffTransformerPreTrainedModel):
-    """Embedding, decoder layers and final norm."""
+    """Embedding, decoder layers and final norm.
+
+    Examples:
+        >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+        >>> DiffTransformerModel(config)(torch.arange(10)[None]).last_hidden_state.shape
+        torch.Size([1, 10, 32])
+    """
 
     def __init__(self, config: DiffTransformerConfig) -> None:
         super().__init__(config)
@@ -196,13 +202,13 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Hidden states of every token.
+        """Compute the hidden states of every token.
 
         Args:
             input_ids: (B, N) tokens, or ``inputs_embeds`` (B, N, D) in their place.
             attention_mask: (B, S), 0 at padding; or an attention mask (B, 1, N, S), boolean (True = may attend),
                 additive, a BlockMask or a CausalBias of torch; or such masks by type of layer, as ``generate`` has.
-            position_ids: (B, N); counted from what the cache holds unless given. Without a mask and a cache, positions
+            position_ids: (B, N); counted on from the cached tokens unless given. Without a mask and a cache, positions
                 that begin anew in a row begin another document, which sees itself alone.
             past_key_values: a cache of transformers'; an encoder (``is_causal`` False) has none.
             use_cache: whether to return one.
@@ -280,6 +286,11 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
 
     Raises:
         ValueError: the configuration of an encoder.
+
+    Examples:
+        >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+        >>> DiffTransformerForCausalLM(config)(torch.arange(10)[None]).logits.shape
+        torch.Size([1, 10, 64])
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  # transformers reads a plain dict
@@ -314,16 +325,16 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         chunked_loss: bool = False,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits of the next token, and the loss where ``labels`` are given.
+        """Compute the logits of the next token, and the loss if ``labels`` are given.
 
         The other arguments are those of :meth:`DiffTransformerModel.forward`.
 
         Args:
             labels: (B, N), shifted inside; −100 is left out. The mean over tokens, or the sum divided by
-                ``num_items_in_batch`` where that is given.
+                ``num_items_in_batch`` if that is given.
             logits_to_keep: how many last positions (0 for all), or which, get logits.
-            chunked_loss: compute the loss alone, a chunk of tokens at a time; the logits, which are many times as
-                large as all else where the vocabulary is, are None then.
+            chunked_loss: compute the loss alone, a chunk of tokens at a time; the logits, with a large vocabulary many
+                times as large as all else, are None then.
 
         Raises:
             ValueError: ``chunked_loss`` without labels.
@@ -357,7 +368,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         )
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> ContinuousBatchingManager:
-        """transformers' manager of requests, for ``generate_batch``.
+        """Make transformers' manager of requests, for ``generate_batch``.
 
         transformers reads and writes its paged cache in "sdpa", "paged|eager" or FlashAttention alone, so our own
         operator gives way to one of those, in which a layer makes its one ordinary call. ``generate_batch`` and
@@ -379,7 +390,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
 
     @contextmanager
     def continuous_batching_context_manager(self, *args: Any, **kwargs: Any) -> Iterator[ContinuousBatchingManager]:
-        """transformers' own, and the attention implementation is afterwards the one it was before."""
+        """Enter transformers' own manager, and restore the attention implementation afterwards."""
         with (
             attention_implementation(self, self.config._attn_implementation),
             super().continuous_batching_context_manager(*args, **kwargs) as manager,

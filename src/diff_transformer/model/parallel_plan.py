@@ -1,10 +1,10 @@
 """Plans how the model is spread over devices, as transformers reads it from the configuration and the model's class.
 
 Tensor parallelism gives each rank some of the heads: W_Q, W_K, W_V (and DIFF V2's W_λ) are split by rows, W_O by
-columns. What all heads of a layer share, λ and the weight of the headwise norm, is on every rank, and each rank's
-backward pass gives the part of its gradient that comes from its own heads. :class:`SharedParameters` sums the parts.
-transformers' own style for that, "replicated_with_grad_allreduce", sums ``.grad`` after it was accumulated: the second
-of two backward passes would sum the first one's gradient again.
+columns. The parameters that all heads of a layer share, λ and the weight of the headwise norm, are on every rank, and
+each rank's backward pass gives the part of its gradient that comes from its own heads. :class:`SharedParameters` sums
+the parts. transformers' own style for that, "replicated_with_grad_allreduce", sums ``.grad`` after it was accumulated:
+the second of two backward passes would sum the first one's gradient again.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def tensor_parallel_plan(
     output_gate: bool = False,
     splits_feed_forward: bool = True,
 ) -> dict[str, str]:
-    """The style of each module of the base model: those of the attention type, and Llama's for what both have.
+    """Return the style of each module of the base model: the attention type's own, and Llama's for common modules.
 
     Without ``splits_feed_forward`` each rank computes the whole feed-forward network.
     """
@@ -65,7 +65,7 @@ def check_ranks(ranks: int, config: PreTrainedConfig) -> None:
 
 
 def float32_units(model: nn.Module) -> list[str]:
-    """Classes of the modules whose parameters stay in float32: FSDP wants one dtype in a unit, so they are units.
+    """Return the classes whose parameters stay in float32: FSDP wants one dtype in a unit, so they are units.
 
     accelerate and the Trainer make a unit of each class that ``_no_split_modules`` names.
     """
@@ -105,11 +105,11 @@ class SharedParameters(TensorParallelLayer):
         return module
 
     def prepare_module_tp(self, module: ReplicatedAcrossHeads, device_mesh: Any, **kwargs: Any) -> None:
-        """What earlier releases of transformers 5 call instead."""
+        """Install the forward pass, as earlier releases of transformers 5 ask for it."""
         self.install_forward(module, device_mesh)
 
     def shard_tensor(self, param: Any, tensor_idx: int | None = None, device: Any = None, dtype: Any = None) -> Tensor:
-        """Those releases load a planned parameter through its style: here, whole."""
+        """Load a parameter whole: those releases load a planned parameter through its style."""
         return param[...].to(device=device, dtype=dtype)
 
 

@@ -1,9 +1,9 @@
 """Writes the code files of a saved model, and ``auto_map`` in its config.json, which names them.
 
-Where this package has not been imported, transformers does not know the model; with ``auto_map`` it says that
-``trust_remote_code=True`` loads it. The files hold no model: they import this package, or say in one sentence what to
-install. So a folder never carries a copy of the code that grows old, and its classes are the package's own: whatever is
-registered for them is found. Where the package has been imported, nobody reads the files.
+Without an import of this package transformers does not know the model; with ``auto_map`` it says that
+``trust_remote_code=True`` loads it. The files hold no model: they import this package, or name in one sentence the
+package to install. So a folder never carries a copy of the code that grows old, and its classes are the package's own:
+whatever is registered for them is found. Once the package is imported, nobody reads the files.
 """
 
 from diff_transformer._version import INSTALL, __version__
@@ -61,7 +61,7 @@ from .{configuration} import package
 
 
 def auto_map(is_causal: bool = True) -> dict[str, str]:
-    """``auto_map`` of a configuration: Auto class → "file.class"."""
+    """Return ``auto_map`` of a configuration: Auto class → "file.class"."""
     other = "AutoModelForMaskedLM" if is_causal else "AutoModelForCausalLM"
     return {
         auto: f"{_CONFIGURATION if auto == 'AutoConfig' else _MODELING}.{name}"
@@ -71,7 +71,7 @@ def auto_map(is_causal: bool = True) -> dict[str, str]:
 
 
 def code_files() -> dict[str, str]:
-    """The code files by name. They ask for this version of the package or a later one."""
+    """Return the code files by name. They ask for this version of the package or a later one."""
     models = [name for auto, name in AUTO_CLASSES.items() if auto != "AutoConfig"]
     classes = "\n".join(f"{name} = package.{name}" for name in models)
     return {

@@ -27,11 +27,11 @@ _POOLINGS = ("mean", "first", "last")
 
 
 def pooled(hidden_states: Tensor, attention_mask: Tensor | None = None, pooling: Pooling = "mean") -> Tensor:
-    """One vector of each text: the mean of its tokens, or the first or the last of them, padding left out.
+    """Pool tokens to one vector of each text: their mean, or the first or the last of them, padding left out.
 
     Args:
         hidden_states: (B, N, D), floating.
-        attention_mask: (B, N), 0 at padding, which may stand on either side; None where there is none.
+        attention_mask: (B, N), 0 at padding, which may stand on either side; None if there is none.
         pooling: "mean", "first" or "last".
 
     Returns:
@@ -40,6 +40,10 @@ def pooled(hidden_states: Tensor, attention_mask: Tensor | None = None, pooling:
 
     Raises:
         ValueError: another pooling, or a mask of another shape.
+
+    Examples:
+        >>> pooled(torch.tensor([[[1.0], [3.0], [9.0]]]), attention_mask=torch.tensor([[1, 1, 0]]))
+        tensor([[2.]])
     """
     if pooling not in _POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(map(repr, _POOLINGS))}, got {pooling!r}.")
@@ -70,9 +74,9 @@ def text_embeddings(
     pooling: Pooling | None = None,
     normalize: bool = True,
 ) -> Tensor:
-    """Embeddings of texts: the pooled last hidden states of a model, whose products are cosine similarities.
+    """Embed texts as the pooled last hidden states of a model, whose products are cosine similarities.
 
-    Differentiable where gradients are on, so that a contrastive loss can train them.
+    They are differentiable if gradients are on, so that a contrastive loss can train them.
 
     Args:
         model: one of ours, with a head or without, in training mode or not, or one with adapters of PEFT's.
@@ -87,6 +91,11 @@ def text_embeddings(
 
     Raises:
         ValueError: as :func:`pooled`; or the model has learned prompts of PEFT's, which come before the tokens.
+
+    Examples:
+        >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+        >>> text_embeddings(DiffTransformerModel(config), torch.arange(10)[None]).shape
+        torch.Size([1, 32])
     """
     adapter = getattr(model, "active_peft_config", None)
     if adapter is not None and adapter.is_prompt_learning:
@@ -108,6 +117,12 @@ class DiffTransformerForMaskedLM(DiffTransformerPreTrainedModel):
 
     Raises:
         ValueError: a configuration whose ``is_causal`` is True.
+
+    Examples:
+        >>> sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+        >>> model = DiffTransformerForMaskedLM(DiffTransformerConfig(is_causal=False, **sizes))
+        >>> model(torch.arange(10)[None]).logits.shape
+        torch.Size([1, 10, 64])
     """
 
     _tied_weights_keys = DiffTransformerForCausalLM._tied_weights_keys
@@ -139,13 +154,13 @@ class DiffTransformerForMaskedLM(DiffTransformerPreTrainedModel):
         chunked_loss: bool = False,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """Logits of every token, and the loss where ``labels`` are given.
+        """Compute the logits of every token, and the loss if ``labels`` are given.
 
         The other arguments are those of :meth:`DiffTransformerModel.forward`.
 
         Args:
             labels: (B, N), at each masked token the one that it hides, −100 elsewhere; nothing is shifted. The mean
-                over masked tokens, or the sum divided by ``num_items_in_batch`` where that is given.
+                over masked tokens, or the sum divided by ``num_items_in_batch`` if that is given.
             logits_to_keep: which positions get logits, or how many last ones; 0 for all.
             chunked_loss: compute the loss alone, from the logits of the masked tokens, a chunk at a time; the logits
                 are None then.
@@ -182,6 +197,11 @@ class DiffTransformerForMaskedLM(DiffTransformerPreTrainedModel):
 class DiffTransformerForSequenceClassification(GenericForSequenceClassification, DiffTransformerPreTrainedModel):
     """One label a text, (B, num_labels): a linear map of the last token that is no padding; of an encoder, which has
     seen all from everywhere, of the mean of the tokens that ``attention_mask`` shows.
+
+    Examples:
+        >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+        >>> DiffTransformerForSequenceClassification(config)(torch.arange(10)[None]).logits.shape
+        torch.Size([1, 2])
     """
 
     accepts_loss_kwargs = False  # its loss is a mean, which the Trainer has to divide by the parts of a batch
@@ -198,7 +218,7 @@ class DiffTransformerForSequenceClassification(GenericForSequenceClassification,
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutputWithPast:
-        """Logits of each text, and the loss where ``labels`` (B,), or (B, num_labels) for several labels, are given."""
+        """Compute the logits of each text, and the loss given ``labels`` (B,), or (B, num_labels) for several."""
         inputs: dict[str, Any] = {
             "attention_mask": attention_mask,
             "position_ids": position_ids,
@@ -219,13 +239,25 @@ class DiffTransformerForSequenceClassification(GenericForSequenceClassification,
 
 
 class DiffTransformerForTokenClassification(GenericForTokenClassification, DiffTransformerPreTrainedModel):
-    """One label a token: a linear map of every token, (B, N, num_labels)."""
+    """One label a token: a linear map of every token, (B, N, num_labels).
+
+    Examples:
+        >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+        >>> DiffTransformerForTokenClassification(config)(torch.arange(10)[None]).logits.shape
+        torch.Size([1, 10, 2])
+    """
 
     accepts_loss_kwargs = False
 
 
 class DiffTransformerForQuestionAnswering(GenericForQuestionAnswering, DiffTransformerPreTrainedModel):
-    """Where the answer begins and ends in the text: two logits a token, each (B, N)."""
+    """Scores the first and the last token of the answer in the text: two logits a token, each (B, N).
+
+    Examples:
+        >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+        >>> DiffTransformerForQuestionAnswering(config)(torch.arange(10)[None]).start_logits.shape
+        torch.Size([1, 10])
+    """
 
     accepts_loss_kwargs = False
 
@@ -234,5 +266,5 @@ LanguageModel = DiffTransformerForCausalLM | DiffTransformerForMaskedLM
 
 
 def language_model_class(config: DiffTransformerConfig) -> type[LanguageModel]:
-    """The class that is trained on text: of the next token where the model is causal, else of masked ones."""
+    """Return the class that is trained on text: of the next token if the model is causal, else of masked ones."""
     return DiffTransformerForCausalLM if config.is_causal else DiffTransformerForMaskedLM

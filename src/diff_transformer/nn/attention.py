@@ -1,4 +1,4 @@
-"""Computes what all multi-head attentions share, and the Transformer's.
+"""Computes the parts that all multi-head attentions share, and the Transformer's attention.
 
 All of them take the *same* ``num_attention_heads``: that of the Transformer with which they are compared, D / d. Nobody
 halves anything.
@@ -19,27 +19,38 @@ from diff_transformer.ops.visibility import causal_bias_mask, check_causal_bias,
 
 
 class KeyValueCache(Protocol):
-    """What a cache must do; every cache of transformers does."""
+    """Interface of a KV cache, which every cache of transformers has.
+
+    Examples:
+        >>> cache = transformers.DynamicCache()
+        >>> heads = DiffAttention(64, num_attention_heads=4, layer=1)(torch.randn(1, 10, 64), cache=cache)
+        >>> cache.get_seq_length(0)
+        10
+    """
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         """Append (B, heads, N, width) keys and values of a layer, counted from 0; return all of the layer's."""
         ...
 
     def get_seq_length(self, layer_idx: int) -> int:
-        """How many tokens the layer has seen."""
+        """Return how many tokens the layer has seen."""
         ...
 
 
 class Attention(nn.Module):
-    """What all multi-head attentions share: four projections, rotary embedding, an optional cache, one call.
+    """Base of all multi-head attentions: four projections, rotary embedding, an optional cache, one call.
 
     The other arguments are those of :class:`DiffAttention`, without ``lambda_init``.
 
     Args:
         headwise_norm: True adds RMSNorm over each head's own d channels before the output projection. Without a λ_init
             (nothing is subtracted, or there is none to a layer) its factor 1 − λ_init is 1.
-        num_noise_heads: G, into how many groups the A query heads fall, each of which has one noise map; only where a
-            subclass has groups (``has_groups``).
+        num_noise_heads: G, into how many groups the A query heads fall, each of which has one noise map; only for a
+            subclass with groups (``has_groups``).
+
+    Examples:
+        >>> issubclass(SoftmaxAttention, Attention) and issubclass(DiffAttention, Attention)
+        True
     """
 
     pairs_kv_heads = False  # whether two key/value heads of the Transformer make one differential head
@@ -112,7 +123,7 @@ class Attention(nn.Module):
     def project(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, N, D) → queries (B, N, heads of W_Q, d), and keys and values as they are cached, (B, heads, N, width)."""
+        """Project (B, N, D) to queries (B, N, heads of W_Q, d), and keys and values as cached, (B, heads, N, width)."""
         return self._queries(hidden_states, position_embeddings), *self._cached(hidden_states, position_embeddings)
 
     def _check_context(self, hidden_states: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -126,7 +137,7 @@ class Attention(nn.Module):
             )
 
     def project_context(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        """Another sequence (B, S, ``context_size``) → its keys and values, (B, heads, S, width) each.
+        """Project another sequence (B, S, ``context_size``) to keys and values, (B, heads, S, width) each.
 
         ``forward`` takes them in place of the sequence: computed once, they serve every call for it, as those of a
         decoder that writes token by token.
@@ -166,20 +177,20 @@ class Attention(nn.Module):
             attn_mask: broadcastable to (B, heads, N, S), boolean (True = may attend) or additive; ``heads`` are those
                 of the layer, A / 2 in :class:`DiffAttention`. It goes along with ``is_causal``. It may be as wide as a
                 static cache, whose empty slots nobody sees.
-            is_causal: query i sees key j where j ≤ i + S − N; as in the operator, off by default.
+            is_causal: query i sees key j if j ≤ i + S − N; as in the operator, off by default.
             cache: keys and values of earlier tokens, one of transformers' caches or any :class:`KeyValueCache`; those
                 of this call are appended. All layers of a model may share it: each has its own entry.
             context: for cross-attention, the other sequence (B, S, ``context_size``), whose keys and values the queries
-                meet, or what :meth:`project_context` has made of it. ``attn_mask`` says which of its tokens are seen;
-                positions, causality and a cache have no meaning then.
+                meet, or the pair that :meth:`project_context` has made of it. ``attn_mask`` says which of its tokens
+                are seen; positions, causality and a cache have no meaning then.
 
         Returns:
             (B, N, D), in the dtype of the weights.
 
         Raises:
             ValueError: hidden states or a context of another width; a mask, cosines or sines that do not broadcast; a
-                context together with positions, causality or a cache, or no context where ``context_size`` is another
-                width than D.
+                context together with positions, causality or a cache, or no context although ``context_size`` differs
+                from D.
         """
         if hidden_states.dim() != 3 or hidden_states.shape[-1] != self.hidden_size:
             raise ValueError(f"hidden_states must be (B, N, {self.hidden_size}), got {tuple(hidden_states.shape)}.")
@@ -216,7 +227,7 @@ class Attention(nn.Module):
         return self.output(hidden_states, heads)
 
     def output(self, hidden_states: Tensor, heads: Tensor) -> Tensor:
-        """Heads (B, N, H, dv) → (B, N, D): the gate that hidden_states (B, N, D) make, if any, and W_O."""
+        """Apply the gate that hidden_states (B, N, D) make, if any, and W_O to heads (B, N, H, dv) → (B, N, D)."""
         flat = heads.flatten(-2)
         if self.gate_proj is not None:
             flat = flat * torch.sigmoid(self.gate_proj(hidden_states))
@@ -230,15 +241,15 @@ class Attention(nn.Module):
     def attend(
         self, hidden_states: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """Queries, cached keys and values → heads (B, N, H, dv) for the output projection. Subclasses fill this in."""
+        """Compute heads (B, N, H, dv) from queries, cached keys and values. Subclasses fill this in."""
         raise NotImplementedError
 
     def lambdas(self, hidden_states: Tensor) -> Tensor | None:
-        """λ of differential attention, broadcastable to (B, H, N); None where nothing is subtracted."""
+        """Return λ of differential attention, broadcastable to (B, H, N); None if nothing is subtracted."""
         return None
 
     def transform_heads(self, heads: Tensor) -> Tensor:
-        """What comes between attention and the output projection: the headwise norm of heads (…, H, dv), if any."""
+        """Apply the headwise norm, if any, to heads (…, H, dv) before the output projection."""
         return heads if self.head_norm is None else self.head_norm(heads)
 
 
@@ -252,6 +263,11 @@ class SoftmaxAttention(Attention):
 
     Args:
         headwise_norm: True is the control of Table 6: RMSNorm over each head's own d channels, without a factor.
+
+    Examples:
+        >>> attention = SoftmaxAttention(64, num_attention_heads=4, layer=1)
+        >>> attention(torch.randn(2, 10, 64), is_causal=True).shape
+        torch.Size([2, 10, 64])
     """
 
     def attend(
@@ -285,7 +301,7 @@ class SoftmaxAttention(Attention):
 
 
 def default_key_heads(heads: int, kv_heads: int | None, noise_heads: int | None) -> int:
-    """Key/value heads of the Transformer: those given, or A; with groups 2G, a pair to each group."""
+    """Return the key/value heads of the Transformer: those given, or A; with groups 2G, a pair to each group."""
     if kv_heads is not None:
         return kv_heads
     return heads if noise_heads is None else 2 * noise_heads
@@ -294,7 +310,7 @@ def default_key_heads(heads: int, kv_heads: int | None, noise_heads: int | None)
 def _normed_and_turned(
     x: Tensor, norm: QueryKeyNorm | None, position_embeddings: tuple[Tensor, Tensor] | None
 ) -> Tensor:
-    """Queries or keys (…, heads, d), normalised and turned to their positions where the layer does that."""
+    """Apply the layer's norm and rotary embedding, if it has them, to queries or keys (…, heads, d)."""
     x = x if norm is None else norm(x)
     if position_embeddings is None:
         return x
@@ -303,7 +319,7 @@ def _normed_and_turned(
 
 
 def _mask_of_slots(mask: Tensor | None, is_causal: bool, n: int, slots: int, seen: Tensor) -> Tensor:
-    """The mask for all slots of a cache, which has seen so many tokens, the N of the call included."""
+    """Return the mask for all slots of a cache, which has seen so many tokens, the N of the call included."""
     slot, last = torch.arange(slots, device=seen.device), seen.clamp(max=slots)
     if mask is not None and 1 < mask.shape[-1] < slots:
         mask = F.pad(mask, (0, slots - mask.shape[-1]))
@@ -312,7 +328,7 @@ def _mask_of_slots(mask: Tensor | None, is_causal: bool, n: int, slots: int, see
 
 
 def _also_hiding(mask: Tensor | None, visible: Tensor) -> Tensor:
-    """A mask, boolean or additive, that hides what is not visible beside what it hides itself."""
+    """Return a mask, boolean or additive, that hides all that it hid and all that is not visible."""
     return visible if mask is None else mask.masked_fill(~visible, 0 if mask.dtype == torch.bool else -math.inf)
 
 

@@ -7,7 +7,7 @@ Heads of ordinary attention, O = softmax(QKᵀ/√d) V, become on the chosen hea
 W_D starts at 0, so the first heads are the source model's to the last bit, whatever λ is. Nothing else of the model
 changes: not its attention call, not its cache. W_D and λ fold into W_O when training is over (:func:`fold_output`).
 
-The paper itself could not be had when this was written: docs/dex.md says what is known from whom, and what was chosen.
+The paper itself could not be had when this was written: docs/dex.md names the sources, and the choices made here.
 """
 
 import math
@@ -24,8 +24,8 @@ class AnnealedLambda(KeepsFloat32, ReplicatedAcrossHeads):
     """λ(t) = (1 − α)·α·λ_init + α·λ_learn with α = t / T, up to 1 (Equation 4 of arXiv 2505.16333).
 
     α is a part of the state, ``progress``, saved with the weights; :func:`set_dex_progress` sets it during training.
-    Where nothing does, α is 1 and λ = λ_learn: an ordinary learned number. At α = 0 the layer is the source model's
-    layer. λ_learn and α stay in float32 when the model around them is cast to a half-precision type.
+    Otherwise α is 1 and λ = λ_learn: an ordinary learned number. At α = 0 the layer is the source model's layer.
+    λ_learn and α stay in float32 when the model around them is cast to a half-precision type.
 
     λ_learn starts at λ_init by default, so that λ climbs from 0 to λ_init in α·(2 − α). Started at 0, as
     the authors are said to, λ = 0 at α = 1: neither W_D (its gradient is a multiple of λ) nor λ_learn (a multiple of
@@ -35,6 +35,10 @@ class AnnealedLambda(KeepsFloat32, ReplicatedAcrossHeads):
         layer: the layer's number l, counted from 1.
         lambda_init: "schedule" for 0.8 − 0.6·exp(−0.3·(l − 1)), or one constant.
         start: λ_learn at the start; λ_init unless given.
+
+    Examples:
+        >>> round(AnnealedLambda(layer=1).lambda_init, 3)
+        0.2
     """
 
     def __init__(self, layer: int, lambda_init: float | str = "schedule", start: float | None = None) -> None:
@@ -56,7 +60,7 @@ class AnnealedLambda(KeepsFloat32, ReplicatedAcrossHeads):
         nn.init.ones_(self.progress)
 
     def forward(self) -> Tensor:
-        """λ as a scalar, float32."""
+        """Return λ as a scalar, float32."""
         return self.shared(annealed_lambda(self.lambda_init, self.learned.squeeze(0), self.progress))
 
     def extra_repr(self) -> str:
@@ -74,6 +78,12 @@ class DexCorrection(nn.Module):
 
     Raises:
         ValueError: heads that are none of the layer's, not ascending, or no heads at all.
+
+    Examples:
+        >>> correction = DexCorrection(num_heads=4, head_dim=16, lam=AnnealedLambda(layer=1))
+        >>> heads = torch.randn(2, 10, 4, 16)
+        >>> torch.equal(correction(heads), heads)  # W_D starts at 0
+        True
     """
 
     def __init__(self, num_heads: int, head_dim: int, lam: AnnealedLambda, heads: Sequence[int] | None = None) -> None:
@@ -122,6 +132,11 @@ class DexAttention(SoftmaxAttention):
     Args:
         heads: the chosen heads, ascending from 0; all unless given. A layer with none chosen has no ``dex`` (None).
         lambda_init, lambda_start: as :class:`AnnealedLambda`'s ``lambda_init`` and ``start``.
+
+    Examples:
+        >>> attention = DexAttention(64, num_attention_heads=4, layer=1, heads=[0, 2])
+        >>> attention(torch.randn(2, 10, 64), is_causal=True).shape
+        torch.Size([2, 10, 64])
     """
 
     def __init__(
@@ -142,12 +157,17 @@ class DexAttention(SoftmaxAttention):
             self.dex = DexCorrection(num_attention_heads, self.head_dim, lam, heads)
 
     def transform_heads(self, heads: Tensor) -> Tensor:
-        """The correction of heads (…, A, d), where the layer has one."""
+        """Apply the layer's correction, if it has one, to heads (…, A, d)."""
         return heads if self.dex is None else self.dex(heads)
 
 
 def annealed_lambda(lambda_init: float, learned: Tensor, progress: Tensor) -> Tensor:
-    """λ(t) = (1 − α)·α·λ_init + α·λ_learn, of scalars: λ_learn ``learned`` and α ``progress``."""
+    """Compute λ(t) = (1 − α)·α·λ_init + α·λ_learn, of scalars: λ_learn ``learned`` and α ``progress``.
+
+    Examples:
+        >>> annealed_lambda(0.2, learned=torch.tensor(0.4), progress=torch.tensor(0.5))
+        tensor(0.2500)
+    """
     return (1 - progress) * progress * lambda_init + progress * learned
 
 
@@ -158,11 +178,17 @@ def set_dex_progress(model: nn.Module, fraction: float) -> None:
     gradient. The value is saved and loaded with the weights.
 
     Args:
-        model: any module that holds :class:`AnnealedLambda`; nothing happens where there is none.
+        model: any module that holds :class:`AnnealedLambda`; nothing happens if there is none.
         fraction: α = t / T, 0 … 1. At 0 the model is the one it was made from; at 1 λ is λ_learn.
 
     Raises:
         ValueError: a fraction that is not in 0 … 1.
+
+    Examples:
+        >>> attention = DexAttention(64, num_attention_heads=4, layer=1)
+        >>> set_dex_progress(attention, 0.5)
+        >>> round(attention.dex.lam().item(), 3)
+        0.15
     """
     if not 0 <= fraction <= 1:
         raise ValueError(f"fraction must lie in 0 … 1, got {fraction}.")
@@ -174,7 +200,7 @@ def set_dex_progress(model: nn.Module, fraction: float) -> None:
 def fold_output(
     output_weight: Tensor, weight: Tensor, lam: Tensor | float, heads: Sequence[int] | None = None
 ) -> Tensor:
-    """W_O of an ordinary Transformer that computes what W_O behind DEX does: (I − λ W_D) W_O on the chosen heads.
+    """Fold DEX into W_O of an ordinary Transformer: (I − λ W_D) W_O on the chosen heads.
 
     Args:
         output_weight: W_O as ``nn.Linear`` holds it, (D, A·d).
@@ -184,6 +210,10 @@ def fold_output(
 
     Returns:
         (D, A·d), computed in float64 and rounded to the dtype of ``output_weight``.
+
+    Examples:
+        >>> fold_output(torch.ones(1, 1), torch.ones(1, 1, 1), lam=0.5)
+        tensor([[0.5000]])
     """
     width = weight.shape[-1]
     folded = output_weight.to(torch.float64, copy=True).unflatten(1, (-1, width))  # (D, A, d)

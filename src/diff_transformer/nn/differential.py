@@ -11,17 +11,23 @@ from diff_transformer.ops import diff_attention
 
 
 class DifferentialAttention(Attention):
-    """What all kinds of differential attention share: maps that are subtracted, a λ, one call of the operator."""
+    """Base of all kinds of differential attention: maps that are subtracted, a λ, one call of the operator.
+
+    Examples:
+        >>> attention = DiffAttentionV2(64, num_attention_heads=4, layer=1)
+        >>> isinstance(attention, DifferentialAttention), attention.lambdas(torch.randn(2, 10, 64)).shape
+        (True, torch.Size([2, 4, 10]))
+    """
 
     def lambdas(self, hidden_states: Tensor) -> Tensor:
-        """λ, broadcastable to (B, H, N), in float32 at least. Subclasses fill this in."""
+        """Return λ, broadcastable to (B, H, N), in float32 at least. Subclasses fill this in."""
         raise NotImplementedError
 
     def difference(self, q: Tensor, k: Tensor, v: Tensor, lam: Tensor, **settings: Any) -> Tensor:
-        """Heads (B, N, H, dv) by :func:`diff_attention`, normalised where the layer has a headwise norm.
+        """Compute heads (B, N, H, dv) by :func:`diff_attention`, normalised if the layer has a headwise norm.
 
-        The operator applies the norm itself, but for what a user has put in its place, as an adapter around it.
-        :meth:`transform_heads` is also for heads that something else than our operator has computed.
+        The operator applies the norm itself. A module in the norm's place, such as an adapter around it, is called
+        instead. :meth:`transform_heads` is also for heads that something else than our operator has computed.
         """
         norm = self.head_norm
         if not isinstance(norm, HeadwiseNorm):
@@ -30,11 +36,11 @@ class DifferentialAttention(Attention):
         return diff_attention(q, k, v, lam, **settings).transpose(1, 2)
 
     def split_keys(self, keys: Tensor) -> Tensor:
-        """Cached keys (B, H_kv, S, width) → (B, H_kv, width / d, S, d), a view: two keys of a head, or a shared one."""
+        """View cached keys (B, H_kv, S, width) as (B, H_kv, width / d, S, d): two keys of a head, or a shared one."""
         return keys.unflatten(-1, (-1, self.head_dim)).transpose(2, 3)
 
     def split_queries(self, queries: Tensor) -> Tensor:
-        """Queries (B, N, heads of W_Q, d) → (B, G, r + 1, N, d), as the operator takes them: a view."""
+        """View queries (B, N, heads of W_Q, d) as the operator takes them, (B, G, r + 1, N, d)."""
         return queries.unflatten(2, (-1, self.ratio + 1)).permute(0, 2, 3, 1, 4)
 
     def attend(
@@ -55,11 +61,11 @@ class DifferentialAttention(Attention):
 class DiffAttention(DifferentialAttention):
     """Multi-head differential attention, Equations 2 and 3: (B, N, D) → (B, N, D).
 
-    The layer stands where a Transformer's attention of the same sizes stands. Of that layer's A heads it makes A / 2
-    differential ones, each with two queries and two keys of width d and a value of width 2d, so the four projections
-    keep their shapes. λ is shared by the heads, and each head's result is normalised and multiplied by 1 − λ_init
-    before the output projection. The layer has 4d + 2d parameters more than :class:`SoftmaxAttention` with the same
-    arguments: the vectors of λ, and the norm's weight.
+    The layer replaces a Transformer's attention of the same sizes. Of that layer's A heads it makes A / 2 differential
+    ones, each with two queries and two keys of width d and a value of width 2d, so the four projections keep their
+    shapes. λ is shared by the heads, and each head's result is normalised and multiplied by 1 − λ_init before the
+    output projection. The layer has 4d + 2d parameters more than :class:`SoftmaxAttention` with the same arguments: the
+    vectors of λ, and the norm's weight.
 
     A call takes the tokens, the tables of :class:`RotaryEmbedding` and ``is_causal=True`` for a language model;
     :meth:`forward` has masks, the cache and cross-attention. A cache holds A_kv / 2 heads of keys [k1; k2] and as many
@@ -95,8 +101,8 @@ class DiffAttention(DifferentialAttention):
         context_size: the width of the other sequence in cross-attention; ``hidden_size`` unless given.
 
     Raises:
-        ValueError: head counts that are odd or do not divide, a ``hidden_size`` that is no multiple of them where
-            ``head_dim`` is not given, a layer below 1, a ``lambda_init`` or a ``dropout`` that is not allowed.
+        ValueError: head counts that are odd or do not divide, a ``hidden_size`` that is no multiple of them without a
+            ``head_dim``, a layer below 1, a ``lambda_init`` or a ``dropout`` that is not allowed.
     """
 
     pairs_kv_heads = True
@@ -126,7 +132,7 @@ class DiffAttention(DifferentialAttention):
             self.head_norm = HeadwiseNorm(2 * self.head_dim, self.lam.lambda_init, norm_eps)
 
     def lambdas(self, hidden_states: Tensor) -> Tensor:
-        """λ of the layer, a float32 scalar: the same for every token."""
+        """Return λ of the layer, a float32 scalar: the same for every token."""
         return self.lam()
 
 
@@ -136,7 +142,7 @@ class GroupedDiffAttention(DifferentialAttention):
     The A query heads fall into G groups of r signal heads and one noise head, A = (r + 1)·G, so that r = 1 is
     :class:`DiffAttention`. Keys and values are pairs of the Transformer's heads, as there: two keys of width d and a
     value of width 2d, for one group or more. λ is shared by the heads of the layer, and each of the r·G heads is
-    normalised. W_O reads r·G heads of 2d, more than the Transformer's where r > 1.
+    normalised. W_O reads r·G heads of 2d, more than the Transformer's if r > 1.
 
     The other arguments are those of :class:`DiffAttention`.
 
@@ -146,6 +152,11 @@ class GroupedDiffAttention(DifferentialAttention):
             given.
         token_lambda: True makes λ of each signal head and token a projection, sigmoid(X W_λ), as in
             :class:`DiffAttentionV2`. There is no λ_init then, and the factor of the headwise norm is 1.
+
+    Examples:
+        >>> attention = GroupedDiffAttention(64, num_attention_heads=4, layer=1, num_noise_heads=1)
+        >>> attention(torch.randn(2, 10, 64), is_causal=True).shape
+        torch.Size([2, 10, 64])
     """
 
     pairs_kv_heads = True
@@ -191,7 +202,7 @@ class GroupedDiffAttention(DifferentialAttention):
             self.head_norm = HeadwiseNorm(2 * self.head_dim, constant, norm_eps)
 
     def lambdas(self, hidden_states: Tensor) -> Tensor:
-        """λ of the layer, a float32 scalar, or of each signal head and token, (B, r·G, N)."""
+        """Return λ of the layer, a float32 scalar, or of each signal head and token, (B, r·G, N)."""
         return token_lambdas(self.lambda_proj(hidden_states)) if self.token_lambda else self.lam()
 
 
@@ -205,6 +216,11 @@ class DiffAttentionV2(DifferentialAttention):
 
     Args:
         headwise_norm: True adds RMSNorm over each head's own d channels, without a factor.
+
+    Examples:
+        >>> attention = DiffAttentionV2(64, num_attention_heads=4, layer=1)
+        >>> attention(torch.randn(2, 10, 64), is_causal=True).shape
+        torch.Size([2, 10, 64])
     """
 
     queries_per_head = 2
@@ -233,10 +249,10 @@ class DiffAttentionV2(DifferentialAttention):
             self.head_norm = HeadwiseNorm(self.head_dim, 0.0, norm_eps)
 
     def lambdas(self, hidden_states: Tensor) -> Tensor:
-        """λ of each head and token, (B, A, N), in float32 at least."""
+        """Return λ of each head and token, (B, A, N), in float32 at least."""
         return token_lambdas(self.lambda_proj(hidden_states))
 
 
 def token_lambdas(logits: Tensor) -> Tensor:
-    """Logits X W_λ (B, N, heads) → λ of each head and token, (B, heads, N), in float32 at least."""
+    """Turn logits X W_λ (B, N, heads) into λ of each head and token, (B, heads, N), in float32 at least."""
     return torch.sigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32))).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Makes what a layer has beside its attention: λ, norms, rotary tables, feed-forward; draws their parameters.
+"""Makes a layer's parts beside its attention: λ, norms, rotary tables, feed-forward; draws their parameters.
 
 Section 2.2's decoder layer puts them together around any attention.
 """
@@ -17,7 +17,7 @@ _DRAWN_AT_ONCE = 1 << 20  # numbers, 8 MiB of them beside the weights
 
 
 def residual_projection(in_features: int, out_features: int, bias: bool = False) -> nn.Linear:
-    """A projection whose output is added to the residual stream: W_O of attention, W_down of SwiGLU.
+    """Make a projection whose output is added to the residual stream: W_O of attention, W_down of SwiGLU.
 
     It is marked, and no class of its own, as tools that quantise look for `nn.Linear` itself.
     """
@@ -30,8 +30,8 @@ def draw_normal(weight: Tensor, std: float) -> Tensor:
     """Fill a weight with numbers from N(0, std²), in place, without a gradient.
 
     On the CPU they come from torch's global generator in float64 and are rounded once to the weight's dtype. In float32
-    torch draws by vectors where the processor has them, and by another formula, so that the numbers of one seed differ
-    between processors. Other devices draw with generators of their own. On the meta device nothing is drawn.
+    torch draws by vectors, and by another formula, if the processor has them: the numbers of one seed differ between
+    processors. Other devices draw with generators of their own. On the meta device nothing is drawn.
 
     The weight is floating and on the CPU contiguous; it is also returned.
     """
@@ -44,11 +44,16 @@ def draw_normal(weight: Tensor, std: float) -> Tensor:
 
 
 class KeepsFloat32(nn.Module):
-    """Mixin: parameters and buffers follow the model's device, and its dtype except below float32."""
+    """Mixin: parameters and buffers follow the model's device, and its dtype except below float32.
+
+    Examples:
+        >>> Lambda(head_dim=16, layer=1).half().q1.dtype
+        torch.float32
+    """
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As of every module, but a narrower parameter becomes one of float32: servers set all of them in the model's
-        dtype before they load.
+        """Register a parameter, in float32 if it is narrower: servers set all of them in the model's dtype before they
+        load.
         """
         if param is not None and param.is_floating_point() and param.dtype.itemsize < torch.float32.itemsize:
             param = nn.Parameter(param.detach().to(torch.float32), requires_grad=param.requires_grad)
@@ -75,7 +80,7 @@ class ReplicatedAcrossHeads(nn.Module):
     sum_gradient: Callable[[Tensor], Tensor] | None = None
 
     def shared(self, value: Tensor) -> Tensor:
-        """A parameter, or what is computed from this module's parameters alone, as the heads are to use it."""
+        """Return a value computed from this module's parameters alone, as the heads are to use it."""
         return value if self.sum_gradient is None else self.sum_gradient(value)
 
 
@@ -83,12 +88,16 @@ class Lambda(KeepsFloat32, ReplicatedAcrossHeads):
     """λ = exp(λq1·λk1) − exp(λq2·λk2) + λ_init: four d-vectors shared by the heads of a layer.
 
     The vectors stay in float32 when the model around them is cast to a half-precision type: λ is an exponential of
-    their products, and its steps during training are smaller than what bfloat16 resolves.
+    their products, and its steps during training are smaller than bfloat16 resolves.
 
     Args:
         head_dim: width d of the vectors.
         layer: the layer's number l, counted from 1.
         lambda_init: "schedule" for 0.8 − 0.6·exp(−0.3·(l − 1)), or one constant.
+
+    Examples:
+        >>> Lambda(head_dim=16, layer=1)().shape
+        torch.Size([])
     """
 
     STD = 0.1  # of the vectors at the start (Section 2.1)
@@ -106,7 +115,7 @@ class Lambda(KeepsFloat32, ReplicatedAcrossHeads):
             draw_normal(vector, self.STD)
 
     def forward(self) -> Tensor:
-        """λ as a scalar, float32."""
+        """Return λ as a scalar, float32."""
         return self.shared(lambda_value(self.q1, self.k1, self.q2, self.k2, self.lambda_init))
 
     def extra_repr(self) -> str:
@@ -114,7 +123,7 @@ class Lambda(KeepsFloat32, ReplicatedAcrossHeads):
 
 
 def constant_lambda(layer: int, lambda_init: float | str) -> float:
-    """λ_init of layer l, counted from 1: by the schedule, or the one constant, which must be finite."""
+    """Return λ_init of layer l, counted from 1: by the schedule, or the one constant, which must be finite."""
     if isinstance(lambda_init, str):
         if lambda_init != "schedule":
             raise ValueError(f"lambda_init must be 'schedule' or a number, got {lambda_init!r}.")
@@ -125,7 +134,12 @@ def constant_lambda(layer: int, lambda_init: float | str) -> float:
 
 
 class RMSNorm(nn.Module):
-    """x / √(mean(x²) + eps) · weight over the last axis, (…, n) → (…, n)."""
+    """x / √(mean(x²) + eps) · weight over the last axis, (…, n) → (…, n).
+
+    Examples:
+        >>> RMSNorm(2)(torch.tensor([3.0, 4.0])).detach()
+        tensor([0.8485, 1.1314])
+    """
 
     def __init__(self, size: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -149,10 +163,14 @@ class HeadwiseNorm(RMSNorm, ReplicatedAcrossHeads):
     The weight is shared by the heads of a layer. The factor takes the *constant* λ_init, not the learned λ: it aligns
     the gradients with the Transformer's at the start of training (Appendix G).
 
-    No "RMSNorm" at the end of the name: servers replace what is called so by a norm of theirs, which has no factor.
+    No "RMSNorm" at the end of the name: servers replace modules of that name by a norm of theirs, which has no factor.
     The operator applies a subclass as the RMSNorm that this is, whatever its ``forward`` says. A norm with another
     formula subclasses :class:`RMSNorm`, whose weights a model draws, and :class:`ReplicatedAcrossHeads`: it is called
     on the heads that the operator returns.
+
+    Examples:
+        >>> HeadwiseNorm(2, lambda_init=0.2)(torch.tensor([3.0, 4.0])).detach()
+        tensor([0.6788, 0.9051])
     """
 
     def __init__(self, size: int, lambda_init: float, eps: float = 1e-5) -> None:
@@ -160,7 +178,7 @@ class HeadwiseNorm(RMSNorm, ReplicatedAcrossHeads):
         self.factor = 1.0 - lambda_init
 
     def forward(self, x: Tensor | None) -> Tensor:
-        """The norm of heads (…, H, 2d); of None, the weight (2d,) as the heads use it, for who applies the norm itself.
+        """Normalise heads (…, H, 2d); for None, return the weight (2d,) as the heads use it.
 
         Ask for the weight by this call: whoever keeps weights elsewhere (accelerate, offloaded to the CPU or to disk)
         brings those of a module that is called.
@@ -177,6 +195,10 @@ class QueryKeyNorm(RMSNorm, ReplicatedAcrossHeads):
 
     Its name says why it is not the class of the other norms: the weight is the heads' of a layer, see
     :class:`HeadwiseNorm`.
+
+    Examples:
+        >>> QueryKeyNorm(16)(torch.randn(2, 10, 4, 16)).shape
+        torch.Size([2, 10, 4, 16])
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -189,6 +211,11 @@ class RotaryEmbedding(nn.Module):
     Args:
         head_dim: width d of a query or key; even.
         theta: base of the frequencies.
+
+    Examples:
+        >>> cos, sin = RotaryEmbedding(head_dim=16)(torch.arange(10))
+        >>> cos.shape
+        torch.Size([10, 16])
     """
 
     def __init__(self, head_dim: int, theta: float = 10000.0) -> None:
@@ -199,11 +226,11 @@ class RotaryEmbedding(nn.Module):
         self.theta = theta
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions (B, N) or (N,) → cos and sin, each (B, N, d) or (N, d), float32."""
+        """Return cos and sin, each (B, N, d) or (N, d) in float32, of positions (B, N) or (N,)."""
         return rotary_tables(positions, self.head_dim, self.theta)
 
     def positions(self, x: Tensor, past: int = 0) -> tuple[Tensor, Tensor]:
-        """The tables for x (B, N, D) whose first token stands at position ``past``."""
+        """Return the tables for x (B, N, D) whose first token stands at position ``past``."""
         return self(torch.arange(past, past + x.shape[1], device=x.device))
 
     def extra_repr(self) -> str:
@@ -215,6 +242,10 @@ class PolyNorm(nn.Module):
 
     An activation with four numbers to train (arXiv 2411.03884). It is computed in float32 at least, since the mean of
     x⁶ overflows in half precision, and given back in the dtype of x.
+
+    Examples:
+        >>> PolyNorm()(torch.tensor([1.0, -1.0])).detach()
+        tensor([ 1.0000, -0.3333])
     """
 
     def __init__(self, eps: float = 1e-6) -> None:
@@ -241,7 +272,12 @@ class PolyNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """W_down (silu(W_gate x) ⊙ W_up x), no biases, (…, D) → (…, D)."""
+    """W_down (silu(W_gate x) ⊙ W_up x), no biases, (…, D) → (…, D).
+
+    Examples:
+        >>> SwiGLU(64, intermediate_size=128)(torch.randn(2, 10, 64)).shape
+        torch.Size([2, 10, 64])
+    """
 
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
@@ -253,12 +289,17 @@ class SwiGLU(nn.Module):
         return self.down_proj(self.activated(self.gate_proj(x)) * self.up_proj(x))
 
     def activated(self, gate: Tensor) -> Tensor:
-        """The activation of W_gate x, (…, intermediate_size)."""
+        """Return the activation of W_gate x, (…, intermediate_size)."""
         return F.silu(gate)
 
 
 class PolyNormGLU(SwiGLU):
-    """W_down (PolyNorm(W_gate x) ⊙ W_up x): SwiGLU with another activation, as in Motif's models."""
+    """W_down (PolyNorm(W_gate x) ⊙ W_up x): SwiGLU with another activation, as in Motif's models.
+
+    Examples:
+        >>> PolyNormGLU(64, intermediate_size=128)(torch.randn(2, 10, 64)).shape
+        torch.Size([2, 10, 64])
+    """
 
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__(hidden_size, intermediate_size)
@@ -273,7 +314,7 @@ FEED_FORWARDS: dict[str, type[SwiGLU]] = {"silu": SwiGLU, "poly_norm": PolyNormG
 
 
 def feed_forward_class(hidden_act: str) -> type[SwiGLU]:
-    """The feed-forward network with an activation. Raises ValueError for an unknown one."""
+    """Return the feed-forward network with an activation. Raises ValueError for an unknown one."""
     if hidden_act not in FEED_FORWARDS:
         raise ValueError(f"hidden_act must be one of {', '.join(map(repr, FEED_FORWARDS))}, got {hidden_act!r}.")
     return FEED_FORWARDS[hidden_act]
@@ -291,6 +332,11 @@ class DecoderLayer(nn.Module):
 
     Raises:
         ValueError: another activation.
+
+    Examples:
+        >>> layer = DecoderLayer(DiffAttention(64, num_attention_heads=4, layer=1), 64, intermediate_size=128)
+        >>> layer(torch.randn(2, 10, 64), is_causal=True).shape
+        torch.Size([2, 10, 64])
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Defines the request that every backend answers, and holds what the backends share in answering it.
+"""Defines the request that every backend answers, and functions that several backends need.
 
 Operators registered with torch take the request's fields one by one, under the names in :data:`REQUEST_SCHEMA`.
 """
@@ -41,7 +41,7 @@ class Norm(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What every backend gets: the arguments of :func:`diff_transformer.diff_attention`, checked."""
+    """The input of every backend: the arguments of :func:`diff_transformer.diff_attention`, checked."""
 
     q: Tensor  # (B, G, r + 1, N, d): the queries of r signal heads, and that of the noise map which they share
     k: Tensor  # (B, H_kv, 2 or 1, S, d)
@@ -87,31 +87,31 @@ class Request(NamedTuple):
         )
 
     def first_queries(self) -> Tensor:
-        """The signal heads' queries, (B, H, N, d); a view where each has a noise map of its own."""
+        """Return the signal heads' queries, (B, H, N, d); a view if each has a noise map of its own."""
         return self.q[:, :, 0] if self.ratio == 1 else self.q[:, :, :-1].flatten(1, 2)
 
     def second_queries(self) -> Tensor:
-        """The noise maps' queries, (B, G, N, d), a view."""
+        """Return the noise maps' queries, (B, G, N, d), a view."""
         return self.q[:, :, -1]
 
     def ungrouped(self) -> "Request":
-        """The same request with a noise map for each signal head: q (B, H, 2, N, d)."""
+        """Return the same request with a noise map for each signal head: q (B, H, 2, N, d)."""
         if self.ratio == 1:
             return self
         signal, noise = self.q[:, :, :-1], self.q[:, :, -1:]
         return self._replace(q=torch.stack((signal, noise.expand_as(signal)), dim=3).flatten(1, 2))
 
     def key_ranges(self) -> tuple[Tensor, Tensor]:
-        """The keys that position leaves to each query, as :func:`diff_transformer.ops.visibility.key_ranges`."""
+        """Return the keys that position leaves to each query, as :func:`diff_transformer.ops.visibility.key_ranges`."""
         return key_ranges(self.n, self.s, self.is_causal, self.window, self.segment_bounds, self.q.device)
 
     def position_mask(self) -> Tensor | None:
-        """(N, S) boolean, True where position alone allows attention, or None where it hides nothing."""
+        """Return the (N, S) boolean mask of causality, window and documents, or None if they hide nothing."""
         return position_mask(self.n, self.s, self.is_causal, self.window, self.segment_bounds, self.q.device)
 
 
 def ungrouped(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``attend(request, …)`` for a backend that knows no groups: it computes a noise map for each signal head."""
+    """Wrap ``attend(request, …)`` of a backend that knows no groups: it computes a noise map for each signal head."""
 
     @functools.wraps(attend)
     def attend_ungrouped(request: Request, *more: Any) -> Tensor:
@@ -121,11 +121,11 @@ def ungrouped(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def is_eager(*tensors: Tensor | None) -> bool:
-    """Whether the tensors hold values: nobody traces or transforms this call, by torch.compile, torch.func, make_fx,
-    fake tensors or a subclass.
+    """Return whether the tensors hold values: no torch.compile, torch.func, make_fx, fake tensor or subclass is at
+    work.
 
-    Only then may values be looked at where they are stored, and results be cached. The imaginary part of a conjugate
-    means the negative of what is stored.
+    Only then may stored values be read, and results be cached. The imaginary part of a conjugate means the negative of
+    the stored values.
     """
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
         return False
@@ -135,14 +135,14 @@ def is_eager(*tensors: Tensor | None) -> bool:
 
 
 def may_skip_dispatcher() -> bool:
-    """Whether nobody has to see the operators of this call: no trace, no transform, and no mode that counts them."""
+    """Return whether no trace, transform or counting mode has to see the operators of this call."""
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
         return False
     return torch._C._len_torch_dispatch_stack() == 0 and torch._C._get_tracing_state() is None
 
 
 def check_dense(name: str, x: Tensor) -> None:
-    """Refuse a tensor that does not hold its numbers one beside the other, where kernels would read them."""
+    """Refuse a tensor that does not hold its numbers side by side, as kernels read them."""
     kind = None
     if type(x) not in PLAIN:
         kinds = (base.__name__ for base in type(x).__mro__ if base.__module__.startswith("torch."))
@@ -157,12 +157,12 @@ def check_dense(name: str, x: Tensor) -> None:
 
 
 def is_floating(x: Tensor) -> bool:
-    """Whether a tensor is of a floating dtype that torch computes in: not float8, which is for storage."""
+    """Return whether a tensor is of a floating dtype that torch computes in: not float8, which is for storage."""
     return x.is_floating_point() and x.dtype.itemsize > 1
 
 
 def has_autocast(device: str) -> bool:
-    """Whether a type of device has autocast: "meta" has none.
+    """Return whether a type of device has autocast: "meta" has none.
 
     CPU and CUDA are not asked for: the question is felt in a call for a single query, and torch 2.11 does not trace it.
     """
@@ -170,7 +170,7 @@ def has_autocast(device: str) -> bool:
 
 
 def reason_against_dtype(dtype: torch.dtype) -> str | None:
-    """Why the fused kernels do not take tensors of this dtype, or None."""
+    """Return why the fused kernels do not take tensors of this dtype, or None."""
     return None if dtype in FUSED_DTYPES else f"it computes float32, bfloat16 and float16, got {dtype}"
 
 
@@ -185,8 +185,8 @@ def triton_is_installed() -> bool:
 def register_gradient(backend: str, forward: Any, backward: Any) -> None:
     """Make one operator the gradient of another, and refuse to differentiate it in turn.
 
-    ``forward`` takes the fields of a :class:`Request` first, and what it gives after its output is saved. ``backward``
-    takes the gradient of the output, the request's first five fields, what was saved, and the other fields.
+    ``forward`` takes the fields of a :class:`Request` first, and its results after the output are saved. ``backward``
+    takes the gradient of the output, the request's first five fields, the saved tensors, and the other fields.
     """
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -209,7 +209,7 @@ def register_gradient(backend: str, forward: Any, backward: Any) -> None:
 
 
 def register_flops(forward: Any, backward: Any) -> None:
-    """Say for ``torch.utils.flop_counter.FlopCounterMode`` what two operators cost, given as packets of ``torch.ops``.
+    """Register the cost of two operators, packets of ``torch.ops``, for ``torch.utils.flop_counter.FlopCounterMode``.
 
     Counted is Equation 1 as it is written, in the way in which torch counts its own attention: a product Q Kᵀ for each
     map, that of a noise map once for its group, and one product of their difference with V; the backward computes the
@@ -234,7 +234,7 @@ def register_flops(forward: Any, backward: Any) -> None:
 
 
 def refuse_second_order(backend: str, backward: Any) -> None:
-    """Make the derivative of an operator raise, where torch would take its results for constants."""
+    """Make the derivative of an operator raise; otherwise torch would take its results for constants."""
 
     def refuse(ctx: Any, *gradients: Tensor) -> None:
         raise RuntimeError(

@@ -25,9 +25,9 @@ from diff_transformer.ops.visibility import is_block_mask
 
 
 class Backend(NamedTuple):
-    """How a backend is called: ``attend(request)``, or ``attend(request, norm)`` where it ``fuses_norm``.
-
-    ``decode_fast_path`` takes the operator's arguments as they come, and returns None for what it does not answer.
+    """How a backend is called: ``attend(request)``, or ``attend(request, norm)`` if it ``fuses_norm``.
+    ``decode_fast_path`` takes the operator's arguments as they come, and returns None for a request that it does not
+    answer.
     """
 
     attend: Callable[..., Tensor]
@@ -54,12 +54,12 @@ register_flops(_of_cpu.forward, _of_cpu.backward)
 
 
 def _in_forward_mode() -> bool:
-    """Whether derivatives are carried along with the values, which our own operators would silently drop."""
+    """Return whether derivatives are carried along with the values, which our own operators would silently drop."""
     return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
 
 
 def _loses_gradient(backend: str, request: Request) -> bool:
-    """Whether ``backend`` would raise, or lose a gradient without a word, inside a transformation of torch.func.
+    """Return whether ``backend`` would raise, or lose a gradient without a word, inside a transformation of torch.func.
 
     torch.func refuses the autograd functions that torch.library makes of an operator and its backward. Under vmap alone
     with ordinary autograd around it, they are not seen for tensors that are mapped over, but for those of `blockwise`.
@@ -86,7 +86,7 @@ def _learns_mask(attn_mask: object) -> bool:
 
 
 def _reason_in_request(backend: str, request: Request, dropout_p: float = 0.0) -> str | None:
-    """What in the request itself ``backend`` does not do, or None. Costs nothing: the kernel is not looked for."""
+    """Return why ``backend`` cannot answer the request itself, or None, without looking for the kernel."""
     q, attn_mask = request.q, request.attn_mask
     if dropout_p and backend not in _DROPPING:
         return "it drops no attention weights (dropout); use 'reference' or 'sdpa'"
@@ -108,13 +108,13 @@ def _reason_in_request(backend: str, request: Request, dropout_p: float = 0.0) -
 
 
 def reason_against(backend: str, request: Request, dropout_p: float = 0.0) -> str | None:
-    """Why ``backend`` cannot answer this request, or None if it can. For "cpu" this may compile the kernel."""
+    """Return why ``backend`` cannot answer this request, or None if it can. For "cpu" this may compile the kernel."""
     reason = _reason_in_request(backend, request, dropout_p)
     return reason_against_cpu_kernel() if reason is None and backend == "cpu" else reason
 
 
 def choose(request: Request, dropout_p: float = 0.0) -> str:
-    """The backend that ``auto`` takes. The rules and their measurements are in docs/backends.md."""
+    """Return the backend that ``auto`` takes. The rules and their measurements are in docs/backends.md."""
     q, attn_mask = request.q, request.attn_mask
     if attn_mask is not None and is_block_mask(attn_mask):
         return "flex"
@@ -133,13 +133,13 @@ def choose(request: Request, dropout_p: float = 0.0) -> str:
 
 
 def fast_path_of(backend: str) -> Callable[..., Tensor | None] | None:
-    """The ``decode_fast_path`` of the backend that would answer on the CPU, where it has one; by the caller's name."""
+    """Return the ``decode_fast_path``, if any, of the CPU's backend of this name."""
     named = _BACKENDS.get("cpu" if backend == "auto" else backend)
     return None if named is None else named.decode_fast_path
 
 
 def resolve(backend: str, request: Request, dropout_p: float = 0.0) -> Backend:
-    """The backend that answers the request; a ValueError for an unknown name, or a named one that cannot run it."""
+    """Return the backend that answers the request. Raises ValueError for an unknown name or one that cannot run it."""
     if backend == "auto":
         backend = choose(request, dropout_p)
         if backend != "flex":  # which is taken for want of another, and may have a reason against it
@@ -153,9 +153,8 @@ def resolve(backend: str, request: Request, dropout_p: float = 0.0) -> Backend:
 
 
 def explain(device: Any = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, str | None]:
-    """For each backend None if it runs on ``device`` in ``dtype``, else the reason why it does not.
-
-    The CPU kernel is not compiled for this: where it has not been tried yet, it is taken to run if a compiler is there.
+    """Return for each backend None if it runs on ``device`` in ``dtype``, else the reason why it does not. The CPU
+    kernel is not compiled for this: one that was not tried yet is taken to run if there is a compiler.
     """
     q = torch.zeros(1, 1, 2, 1, 64, device=device, dtype=dtype)
     v = torch.zeros(1, 1, 1, 128, device=device, dtype=dtype)

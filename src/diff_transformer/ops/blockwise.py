@@ -32,7 +32,7 @@ Limit = tuple[int, Tensor]
 
 
 def rows_per_block(heads: int, n: int, s: int, scores: int = CORE_SCORES) -> int:
-    """How many queries to take at a time, of ``heads`` heads that go together.
+    """Return how many queries to take at a time, of ``heads`` heads that go together.
 
     A causal block computes the half of its last columns that is hidden, so a short sequence takes fewer rows.
     """
@@ -41,7 +41,7 @@ def rows_per_block(heads: int, n: int, s: int, scores: int = CORE_SCORES) -> int
 
 
 def parts(batch: int, key_heads: int, size: int) -> Iterator[tuple[slice, slice]]:
-    """(sequences, key heads), ``size`` key heads at a time: of whole sequences if one fits, or else of one sequence."""
+    """Yield (sequences, key heads), ``size`` key heads at a time: of whole sequences if one fits, else of one."""
     sequences, heads = max(1, size // key_heads), min(key_heads, size)
     for first in range(0, batch, sequences):
         for head in range(0, key_heads, heads):
@@ -75,7 +75,7 @@ class _Part:
 
 
 def edge_limits(begin: Tensor, end: Tensor, low: int, high: int, inner: tuple[int, int], like: Tensor) -> list[Limit]:
-    """What position hides from a block of queries, which see keys begin … end − 1, among keys low … high − 1.
+    """Return the limits that position sets to queries that see keys begin … end − 1, among keys low … high − 1.
 
     ``begin`` and ``end`` are (rows,). All queries see the keys of ``inner``, so only the columns before and after these
     are in the limits, which have the dtype and device of ``like``.
@@ -98,7 +98,7 @@ def hide(scores: Tensor, low: int, limits: list[Limit]) -> None:
 
 
 def seen_keys(mask: Tensor, low: int, high: int) -> tuple[int, int]:
-    """The half-open range of keys low … high − 1 outside which a boolean mask (…, S or 1) hides all from every row."""
+    """Return the half-open range of keys, in low … high − 1, outside which a boolean mask (…, S or 1) hides all."""
     mask = mask if mask.shape[-1] == 1 else mask[..., low:high]
     seen = mask.view(torch.uint8).amax(dim=tuple(range(mask.dim() - 1)))  # many times as fast as `any`
     columns = seen.expand(high - low).nonzero()
@@ -106,7 +106,7 @@ def seen_keys(mask: Tensor, low: int, high: int) -> tuple[int, int]:
 
 
 def softmax_or_zero_(scores: Tensor, out: Tensor) -> Tensor:
-    """Softmax into ``out`` in which a row of −∞ alone becomes 0, in steps that are faster than masked_fill.
+    """Write the softmax into ``out``, 0 for a row of −∞ alone, in steps that are faster than masked_fill.
 
     Changes ``scores``.
     """
@@ -116,7 +116,7 @@ def softmax_or_zero_(scores: Tensor, out: Tensor) -> Tensor:
 
 
 def _take(x: Tensor, slices: tuple[slice, slice]) -> Tensor:
-    """A part of x (sequences or 1, key heads or 1, …)."""
+    """Return a part of x (sequences or 1, key heads or 1, …)."""
     for axis, rows in enumerate(slices):
         if x.shape[axis] > rows.stop - rows.start:
             x = x.narrow(axis, rows.start, rows.stop - rows.start)
@@ -124,12 +124,12 @@ def _take(x: Tensor, slices: tuple[slice, slice]) -> Tensor:
 
 
 def _rows(x: Tensor, block: _Block) -> Tensor:
-    """The block's rows of x (C, M, N, e) as (C, M·rows, e): a key head's heads share keys and values."""
+    """Return the block's rows of x (C, M, N, e) as (C, M·rows, e): a key head's heads share keys and values."""
     return x[:, :, block.start : block.stop].flatten(1, 2)
 
 
 def _by_group(x: Tensor, ratio: int, block: _Block) -> Tensor:
-    """The block's rows of x (C, M·rows, e) as (C, M / r, r, rows, e), a view; of P2, which has one map for r, by 1."""
+    """View the block's rows of x (C, M·rows, e) as (C, M / r, r, rows, e); those of P2, one map for r heads, by 1."""
     return x.unflatten(1, (-1, ratio, block.stop - block.start))
 
 
@@ -166,13 +166,13 @@ class _Problem:
         self.limits = {block.start: self.limits_of(block) for block in self.blocks} if bounds is None else {}
 
     def cut(self, x: Tensor, slices: tuple[slice, slice]) -> Tensor:
-        """A part's (sequences, key heads, M, …) of x (B, H, …), or M / r of (B, G, …); an axis of 1 stays."""
+        """Return a part's (sequences, key heads, M, …) of x (B, H, …), or M / r of (B, G, …); an axis of 1 stays."""
         key_heads = self.request.k.shape[1]
         x = x.unsqueeze(2) if x.shape[1] == 1 else x.view(x.shape[0], key_heads, -1, *x.shape[2:])
         return _take(x, slices)
 
     def parts(self) -> Iterator[_Part]:
-        """All key heads, a few at a time. ``flatten`` copies only where the strides leave no other way."""
+        """Yield all key heads, a few at a time. ``flatten`` copies only if the strides leave no other way."""
         q, k, v, lam, attn_mask = self.request[:5]
         for slices in parts(k.shape[0], k.shape[1], self.size):
             both = self.cut(q, slices)  # (sequences, key heads, M / r, r + 1, N, d)
@@ -190,7 +190,7 @@ class _Problem:
             yield _Part(slices, shape, queries, keys, values, lambdas, mask)
 
     def steps(self, part: _Part) -> Iterator[tuple[_Block, tuple[Tensor, Tensor]]]:
-        """Each block in which anything is seen, with its P1 (C, M·rows, keys) and P2 (C, M / r·rows, keys).
+        """Yield each block in which anything is seen, with its P1 (C, M·rows, keys) and P2 (C, M / r·rows, keys).
 
         They lie in buffers 0 and 1.
         """
@@ -208,7 +208,7 @@ class _Problem:
             yield block, self.maps(part, block, mask)
 
     def maps(self, part: _Part, block: _Block, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """P1 and P2 of a block; ``mask`` is the part of the mask that meets it."""
+        """Compute P1 and P2 of a block; ``mask`` is the part of the mask that meets it."""
         if mask is not None and mask.dtype == torch.bool:
             upper_bound = mask.to(self.dtype).sub_(0.5).mul_(math.inf)  # ∞ where it is True, −∞ where not
         limits = self.limits[block.start] if self.limits else self.limits_of(block)
@@ -243,7 +243,7 @@ class _Problem:
 
 @torch.library.custom_op("diff_transformer::blockwise", mutates_args=(), schema=f"({REQUEST_SCHEMA}) -> Tensor")
 def blockwise_forward(*inputs: Any) -> Tensor:
-    """(A1 − λA2) V, (B, H, N, dv), of the fields of a :class:`Request`."""
+    """Compute (A1 − λA2) V, (B, H, N, dv), of the fields of a :class:`Request`."""
     request = Request(*inputs)
     q, v = request.q, request.v
     out = q.new_zeros(q.shape[0], request.heads, request.n, v.shape[-1])
@@ -271,7 +271,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *_: Any) -> Tensor:
     schema=f"(Tensor grad_out, {REQUEST_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def blockwise_backward(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and lam, each of its input's shape and dtype (Appendix G, Equation 7)."""
+    """Compute the gradients of q, k, v and lam, each of its input's shape and dtype (Appendix G, Equation 7)."""
     request = Request(*inputs)
     q, k, v, lam = request[:4]
     ratio = request.ratio
@@ -329,5 +329,5 @@ register_gradient("blockwise", blockwise_forward, blockwise_backward)
 
 
 def blockwise_attention(request: Request) -> Tensor:
-    """(A1 − λA2) V, (B, H, N, dv), by blocks."""
+    """Compute (A1 − λA2) V, (B, H, N, dv), by blocks."""
     return blockwise_forward(*request)

@@ -1,7 +1,7 @@
 """Calls torch's FlexAttention, compiled, once for each map and subtracts the two results.
 
-What position hides (causality, window, documents) is a block mask, whose hidden blocks the kernel never touches. A mask
-held in a tensor is read where the score is made. A block mask of the caller's own stands alone.
+Causality, window and documents become a block mask, whose hidden blocks the kernel never touches. A mask held in a
+tensor is read as the score is made. A block mask of the caller's own stands alone.
 """
 
 import functools
@@ -34,7 +34,7 @@ _code_numbers = itertools.count()
 
 
 def reason_against_flex(request: Request) -> str | None:
-    """Why torch's FlexAttention does not take the request, or None. Nothing is compiled to find out."""
+    """Return why torch's FlexAttention does not take the request, or None. Nothing is compiled to find out."""
     q = request.q
     device, narrowest = q.device.type, min(q.shape[-1], request.v.shape[-1])
     if device not in ("cpu", "cuda"):
@@ -56,7 +56,7 @@ def reason_against_flex(request: Request) -> str | None:
 
 @torch.compiler.assume_constant_result
 def _cpu_has_vectors() -> bool:
-    """Whether torch lowers FlexAttention for this processor."""
+    """Return whether torch lowers FlexAttention for this processor."""
     return (
         torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
         and os.getenv("ATEN_CPU_CAPABILITY") != "default"
@@ -65,7 +65,7 @@ def _cpu_has_vectors() -> bool:
 
 
 def flex_attention_backend(request: Request) -> Tensor:
-    """A1 V − λ A2 V, (B, H, N, dv), of q (B, H, 2, N, d).
+    """Compute A1 V − λ A2 V, (B, H, N, dv), of q (B, H, 2, N, d).
 
     A BlockMask is (B or 1, H or 1, N, S), and nothing else hides keys then.
     """
@@ -92,7 +92,7 @@ def flex_attention_backend(request: Request) -> Tensor:
 def _attend_one_map(
     q: Tensor, k: Tensor, v: Tensor, score_mod: Callable[..., Tensor] | None, blocks: "BlockMask | None", scale: float
 ) -> Tensor:
-    """q (B, H, N, d), k (B, H_kv, S, d), v (B, H_kv, S, dv) → (B, H, N, dv)."""
+    """Attend with q (B, H, N, d), k (B, H_kv, S, d) and v (B, H_kv, S, dv) → (B, H, N, dv)."""
     from torch.nn.attention.flex_attention import flex_attention
 
     if q.device.type == "cpu":
@@ -104,7 +104,7 @@ def _attend_one_map(
 def _attend_for(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: "Tensor | BlockMask | None", blocks: "BlockMask | None", scale: float
 ) -> Callable[..., Tensor]:
-    """:func:`_attend_one_map`, compiled for requests of this kind."""
+    """Return :func:`_attend_one_map`, compiled for requests of this kind."""
     if torch.compiler.is_compiling():  # while the caller's compilation is tracing, it becomes a part of that
         return _attend_one_map
     mask: tuple[object, ...] = (blocks is None,)
@@ -121,11 +121,11 @@ def _attend_for(
 
 @functools.lru_cache(maxsize=COMPILED)
 def _compiled(lengths: tuple[int, ...] | None, *kind: object) -> Callable[..., Tensor]:
-    """FlexAttention compiled for one kind of request. Without ``lengths``, they are left open once they change.
+    """Return FlexAttention compiled for one kind of request. Without ``lengths``, they are left open once they change.
 
     torch counts the compilations of a function by its code and, after eight, runs it uncompiled, which would hold all
     scores; with ``fullgraph`` it raises instead. So each kind gets code of its own, whose count stays far below. A name
-    of its own keeps what torch has seen to change apart as well.
+    of its own keeps torch's record of changing sizes apart as well.
     """
     name = f"one_map_{next(_code_numbers)}"
     copy = types.FunctionType(_attend_one_map.__code__.replace(co_name=name), _attend_one_map.__globals__, name)
@@ -133,7 +133,7 @@ def _compiled(lengths: tuple[int, ...] | None, *kind: object) -> Callable[..., T
 
 
 def _masked_score(attn_mask: Tensor) -> Callable[..., Tensor]:
-    """The score under a mask (B or 1, H or 1, N or 1, S or 1), boolean or additive."""
+    """Return the score under a mask (B or 1, H or 1, N or 1, S or 1), boolean or additive."""
     shared = tuple(size == 1 for size in attn_mask.shape)
     boolean = attn_mask.dtype == torch.bool
     dtype = torch.promote_types(attn_mask.dtype, torch.float32)
@@ -149,10 +149,10 @@ def _masked_score(attn_mask: Tensor) -> Callable[..., Tensor]:
 
 
 def _sees_any(keys: Tensor, q: Tensor, blocks: "BlockMask") -> Tensor:
-    """Which queries see one of the marked keys (B, H_kv, S): (B, H, N), boolean.
+    """Return which queries see one of the marked keys (B, H_kv, S): (B, H, N), boolean.
 
     A block mask is a function that only FlexAttention evaluates block by block, so that is asked: with equal weights
-    for all keys that a query sees, the mean of their marks is above 0 where one is marked.
+    for all keys that a query sees, the mean of their marks is above 0 if one is marked.
     """
     narrow = _NARROWEST_ON_CUDA
     queries, marks = q[:, :, 0, :, :1].detach(), keys.to(q.dtype).unsqueeze(-1).expand(*keys.shape, narrow)
@@ -162,7 +162,7 @@ def _sees_any(keys: Tensor, q: Tensor, blocks: "BlockMask") -> Tensor:
 
 
 def _position_blocks(request: Request) -> "BlockMask | None":
-    """What position hides, or None where that is nothing."""
+    """Return the block mask of causality, window and documents, or None if they hide nothing."""
     q, is_causal, window, segment_bounds = request.q, request.is_causal, request.window, request.segment_bounds
     if not is_causal and window is None and segment_bounds is None:
         return None
@@ -181,10 +181,10 @@ def _cached_blocks(n: int, s: int, is_causal: bool, window: int | None, device: 
 
 
 def _blocks(begin: Tensor, end: Tensor, s: int) -> "BlockMask":
-    """The block mask of queries that see keys begin … end − 1 of S, (N,) each.
+    """Return the block mask of queries that see keys begin … end − 1 of S, (N,) each.
 
-    From the ranges' ends, in O(N + N·S / BLOCK²); torch's ``create_block_mask`` holds the whole mask. The ends are also
-    what the mask function reads, so that one kernel serves every kind, window and offset.
+    From the ranges' ends, in O(N + N·S / BLOCK²); torch's ``create_block_mask`` holds the whole mask. The mask function
+    reads the ends, too, so that one kernel serves every kind, window and offset.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -212,11 +212,11 @@ def _blocks(begin: Tensor, end: Tensor, s: int) -> "BlockMask":
 
 
 def _in_blocks(bounds: Tensor, fill: int) -> Tensor:
-    """(N,) → (blocks, 1, BLOCK)."""
+    """Cut (N,) into (blocks, 1, BLOCK)."""
     return F.pad(bounds, (0, -bounds.shape[0] % BLOCK), value=fill).unflatten(0, (-1, 1, BLOCK))
 
 
 def _block_indices(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """(rows, columns) boolean → how many blocks each row has and the columns of these, before all others."""
+    """Count each row's blocks in (rows, columns) boolean, and list their columns before all others."""
     marks = blocks[None, None].to(torch.int32)
     return marks.sum(-1, dtype=torch.int32), torch.argsort(marks, dim=-1, descending=True, stable=True).int()

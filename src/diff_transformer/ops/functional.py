@@ -16,7 +16,7 @@ def without_autocast(device: str) -> AbstractContextManager[object]:
 def lambda_value(
     lambda_q1: Tensor, lambda_k1: Tensor, lambda_q2: Tensor, lambda_k2: Tensor, lambda_init: float
 ) -> Tensor:
-    """λ = exp(λq1·λk1) − exp(λq2·λk2) + λ_init (Equation 2).
+    """Compute λ = exp(λq1·λk1) − exp(λq2·λk2) + λ_init (Equation 2).
 
     Args:
         lambda_q1, lambda_k1, lambda_q2, lambda_k2: the layer's four vectors, each (d,), of 16 bits or more.
@@ -27,6 +27,10 @@ def lambda_value(
 
     Raises:
         ValueError: another dtype.
+
+    Examples:
+        >>> lambda_value(*torch.zeros(4, 16), lambda_init=0.2)
+        tensor(0.2000)
     """
     q1, k1, q2, k2 = (_in_float32_at_least(x) for x in (lambda_q1, lambda_k1, lambda_q2, lambda_k2))
     # A product and a sum instead of torch.dot: autocast would run dot in half precision.
@@ -42,7 +46,7 @@ def _in_float32_at_least(vector: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    """x / √(mean(x²) + eps) · weight over the last axis, computed in float32 at least.
+    """Compute x / √(mean(x²) + eps) · weight over the last axis, in float32 at least.
 
     Args:
         x: (…, n), floating, of 16 bits or more.
@@ -54,6 +58,10 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tens
 
     Raises:
         ValueError: another dtype.
+
+    Examples:
+        >>> rms_norm(torch.tensor([3.0, 4.0]))
+        tensor([0.8485, 1.1314])
     """
     for name, tensor in (("x", x), ("weight", weight)):
         if tensor is not None and not is_floating(tensor):
@@ -66,7 +74,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tens
 
 
 def rotary_tables(positions: Tensor, head_dim: int, theta: float = 10000.0) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotation angles positions · theta^(−2i / head_dim).
+    """Compute cosines and sines of the rotation angles positions · theta^(−2i / head_dim).
 
     Args:
         positions: (…, N) token positions, any real dtype.
@@ -78,6 +86,11 @@ def rotary_tables(positions: Tensor, head_dim: int, theta: float = 10000.0) -> t
 
     Raises:
         ValueError: if ``head_dim`` is odd.
+
+    Examples:
+        >>> cos, sin = rotary_tables(torch.arange(10), head_dim=16)
+        >>> cos.shape
+        torch.Size([10, 16])
     """
     if head_dim % 2:
         raise ValueError(f"head_dim must be even for a rotary embedding, got {head_dim}.")
@@ -99,13 +112,18 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Raises:
         ValueError: an odd d, or ``cos`` or ``sin`` of another width.
+
+    Examples:
+        >>> x = torch.randn(10, 16)
+        >>> turned = apply_rotary(x, *rotary_tables(torch.arange(10), head_dim=16))
+        >>> torch.allclose(turned.norm(dim=-1), x.norm(dim=-1))
+        True
     """
     if x.shape[-1] % 2:
-        raise ValueError(f"what is rotated must have an even last axis, got {tuple(x.shape)}.")
+        raise ValueError(f"x must have an even last axis, got {tuple(x.shape)}.")
     if cos.shape[-1] != x.shape[-1] or sin.shape[-1] != x.shape[-1]:
         raise ValueError(
-            f"cos and sin must be as wide as what they rotate, d = {x.shape[-1]}, got {tuple(cos.shape)} and "
-            f"{tuple(sin.shape)}."
+            f"cos and sin must be as wide as x, d = {x.shape[-1]}, got {tuple(cos.shape)} and {tuple(sin.shape)}."
         )
     # chunk and not slices: its gradient is one concatenation, where torch.compile makes of those of slices a loop that
     # takes four times as long for narrow heads on a CPU (docs/log.md).

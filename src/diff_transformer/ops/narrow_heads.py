@@ -20,15 +20,15 @@ _WIDEST, _FEWEST = 8, 64
 
 
 def are_narrow(width: int, queries: int) -> bool:
-    """Whether the kernel, where it is there, is the faster way to train heads of this width."""
+    """Return whether the kernel, if there is one, is the faster way to train heads of this width."""
     return width <= _WIDEST and queries >= _FEWEST
 
 
 def attends_to_narrow_heads(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any, dropout_p: float) -> bool:
-    """Whether :func:`narrow_attention` is to compute attention of these tensors (B, heads, N, d).
+    """Return whether :func:`narrow_attention` is to compute attention of these tensors (B, heads, N, d).
 
-    It does where a gradient is needed and the kernel can do all that is asked, but not in an exported or traced
-    program, which would need this package's library. May compile the kernel.
+    It does if a gradient is needed and the kernel takes the request, but not in an exported or traced program, which
+    would need this package's library. May compile the kernel.
     """
     return (
         query.device.type == "cpu"
@@ -52,7 +52,7 @@ def _has_kernel() -> bool:
 
 
 def narrow_attention(query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> Tensor:
-    """Ordinary attention as the difference of a map and 0 times the same map, which is exact for finite values.
+    """Compute ordinary attention as a map minus 0 times the same map, which is exact for finite values.
 
     Args:
         query: (B, heads, N, d), float32, bfloat16 or float16.

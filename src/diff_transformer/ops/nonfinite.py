@@ -18,7 +18,7 @@ from diff_transformer.ops.attention_request import Request, is_eager
 
 
 def isolate_nonfinite(attend: Callable[..., Tensor], *, drops_nan: bool = False) -> Callable[..., Tensor]:
-    """``attend(request, …)`` with nothing hidden reaching its output or its gradients.
+    """Wrap ``attend(request, …)`` so that nothing hidden reaches its output or its gradients.
 
     A BlockMask is left to ``attend`` itself, because it cannot be read without making it as large as N · S. One that
     ``drops_nan`` gives 0 for a query all of whose scores are NaN, so keys and values are checked for it in any case.
@@ -36,10 +36,10 @@ def isolate_nonfinite(attend: Callable[..., Tensor], *, drops_nan: bool = False)
 
 
 def confine(request: Request, always: bool = False) -> tuple[Request, Tensor | None]:
-    """The request with zeros for the rows of keys and values that are not finite, and an addend of its output.
+    """Return the request with zeros in place of keys and values that are not finite, and an addend of its output.
 
-    The addend, (B, H, N, 1), is NaN for the queries that see such a row and 0 for the others. It is None where nothing
-    is hidden (unless ``always``), or where a look at the values shows that all are finite.
+    The addend, (B, H, N, 1), is NaN for the queries that see such a row and 0 for the others. It is None if nothing is
+    hidden (unless ``always``), or if a look at the values shows that all are finite.
     """
     hides_by_position = request.window is not None or (request.is_causal and request.n > 1)
     if not (always or hides_by_position or request.attn_mask is not None or request.segment_bounds is not None):
@@ -53,10 +53,10 @@ def confine(request: Request, always: bool = False) -> tuple[Request, Tensor | N
 
 
 def zero_nonfinite_rows(k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-    """Keys and values with zeros for the tokens at which one of them is not finite; and these tokens, (B, H_kv, S).
+    """Zero keys and values of tokens at which one of them is not finite; return these tokens, (B, H_kv, S), too.
 
-    None for these where a look at the values shows that there are none. Away from the CPU, where looking would wait for
-    the device, and where a call is traced or transformed, the rows are always replaced.
+    They are None if a look at the values shows that there are none. The rows are always replaced away from the CPU, as
+    looking would wait for the device, and in a call that is traced or transformed.
     """
     if k.device.type == "cpu" and is_eager(k, v):
         # No finite number makes up for a NaN or an infinity in a sum. One that overflows is looked into below.
@@ -73,7 +73,7 @@ def zero_nonfinite_rows(k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], Te
 
 
 def queries_with_visible_keys(keys: Tensor, request: Request) -> Tensor:
-    """Which queries see one of the marked ``keys`` (B, H_kv, S): (B, H, N), boolean."""
+    """Return which queries see one of the marked ``keys`` (B, H_kv, S): (B, H, N), boolean."""
     heads_per_key, dtype, attn_mask = request.heads_per_key, request.q.dtype, request.attn_mask
     visible = attn_mask
     if attn_mask is not None and attn_mask.dtype != torch.bool:

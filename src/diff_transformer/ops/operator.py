@@ -42,7 +42,7 @@ def diff_attention(
     dropout_p: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
-    """Differential attention, (softmax(Q1 K1ᵀ·s) − λ · softmax(Q2 K2ᵀ·s)) V (Equation 1).
+    """Compute differential attention, (softmax(Q1 K1ᵀ·s) − λ · softmax(Q2 K2ᵀ·s)) V (Equation 1).
 
     B is the batch, H the differential heads, H_kv the key/value heads (H is a multiple of H_kv; head h reads key head
     h // (H / H_kv)), N and S the query and key lengths, d the width of a query or key, dv that of a value. The axis of
@@ -55,22 +55,22 @@ def diff_attention(
         q: (B, H, 2, N, d), floating; or (B, G, r + 1, N, d), the queries of a group's signal heads and behind them the
             one of its noise map, which is the same for r = 1; or a pair of signal queries (B, H, N, d) and noise
             queries (B, G, N, d), which are copied into that form.
-        k: (B, H_kv, 2, S, d), or (B, H_kv, 1, S, d) where both maps share their keys (DIFF V2).
+        k: (B, H_kv, 2, S, d), or (B, H_kv, 1, S, d) if both maps share their keys (DIFF V2).
         v: (B, H_kv, S, dv).
         lam: λ, a number or a floating tensor broadcastable to (B, H, N); differentiable.
-        is_causal: query i sees key j where j ≤ i + S − N: aligned to the *end* of the keys.
+        is_causal: query i sees key j if j ≤ i + S − N: aligned to the *end* of the keys.
         attn_mask: broadcastable to (B, H, N, S); boolean (True = may attend) or additive, for both maps. One that
             differs between the heads of a group makes their noise maps differ: they are then computed one by one.
-            Combines with ``is_causal`` and ``window``. A CausalBias of ``torch.nn.attention.bias``, (N, S), is what it
-            means. Or a BlockMask of torch's FlexAttention, (B or 1, H or 1, N, S), for what no tensor should hold: it
-            stands alone, and only "flex" takes it.
+            Combines with ``is_causal`` and ``window``. A CausalBias of ``torch.nn.attention.bias``, (N, S), counts as
+            the causality it stands for. Or a BlockMask of torch's FlexAttention, (B or 1, H or 1, N, S), for masks that
+            no tensor should hold: it stands alone, and only "flex" takes it.
         scale: factor s of the scores, 1/√d unless given.
-        window: how many keys a query may look back on, itself included: key j is hidden where j ≤ i + S − N − window.
-        cu_seqlens: (documents + 1,) int32 or int64, where documents packed into one sequence (B = 1, N = S) begin, and
-            N at the end: 0, …, N, not decreasing. A token sees its own document alone. Away from the CPU the values are
-            not checked, which would wait for the device, nor where a transformation of torch.func maps over them.
-        norm_weight: (dv,), or None for no norm. With it each head is normalised as in Equation 3:
-            ``norm_scale`` · RMSNorm(head) · ``norm_weight``; fused into the kernel where the backend can.
+        window: how many keys a query may look back on, itself included: key j is hidden if j ≤ i + S − N − window.
+        cu_seqlens: (documents + 1,) int32 or int64, the starts of documents packed into one sequence (B = 1, N = S),
+            and N at the end: 0, …, N, not decreasing. A token sees its own document alone. The values are not checked
+            away from the CPU, which would wait for the device, nor if a transformation of torch.func maps over them.
+        norm_weight: (dv,), or None for no norm. With it each head is normalised as in Equation 3: ``norm_scale`` ·
+            RMSNorm(head) · ``norm_weight``; fused into the kernel if the backend can.
         norm_eps: added to the mean square.
         norm_scale: 1 − λ_init in the paper.
         dropout_p: the share of the weights of each map that is dropped at random, at least 0 and below 1; those that
@@ -83,7 +83,7 @@ def diff_attention(
     Returns:
         (B, H, N, dv) in the dtype of q, k and v (under autocast, in autocast's). A query that sees no key gives 0,
         with gradient 0. Keys and values that a query may not see change neither its output nor the gradients that come
-        from it, even where they hold a NaN or an infinity; a NaN that it sees makes its output NaN. The softmax runs
+        from it, even if they hold a NaN or an infinity; a NaN that it sees makes its output NaN. The softmax runs
         in float32 at least.
 
     Raises:
@@ -91,6 +91,11 @@ def diff_attention(
             or a named backend that cannot run the request.
         TypeError: an argument that is no tensor where one is needed, or one that does not hold its own numbers (sparse,
             nested, masked, a DTensor).
+
+    Examples:
+        >>> q, k, v = torch.randn(1, 4, 2, 10, 16), torch.randn(1, 4, 2, 10, 16), torch.randn(1, 4, 10, 32)
+        >>> diff_attention(q, k, v, lam=0.3, is_causal=True).shape
+        torch.Size([1, 4, 10, 32])
     """
     q = _joined(q)
     fast_path = fast_path_of(backend)
@@ -136,16 +141,22 @@ def diff_attention_maps(
     window: int | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The maps A1, A2 and A1 − λA2 of Equation 1, for looking at; memory grows with N·S.
+    """Compute the maps A1, A2 and A1 − λA2 of Equation 1, for looking at; memory grows with N·S.
 
     The arguments are those of :func:`diff_attention`.
 
     Returns:
-        Three tensors (B, H, N, S), float32 at least. The rows of A1 and A2 add up to 1 (to 0 where a query sees
+        Three tensors (B, H, N, S), float32 at least. The rows of A1 and A2 add up to 1 (to 0 if a query sees
         nothing); the weights of A1 − λA2 can be negative. Signal heads of a group have the same A2.
 
     Raises:
         ValueError, TypeError: as in :func:`diff_attention`.
+
+    Examples:
+        >>> q, k = torch.randn(1, 4, 2, 10, 16), torch.randn(1, 4, 2, 10, 16)
+        >>> first, second, difference = diff_attention_maps(q, k, lam=0.3)
+        >>> torch.allclose(difference, first - 0.3 * second)
+        True
     """
     q, k = _autocast(q=_joined(q), k=k)
     _check_queries_and_keys(q, k)
@@ -166,7 +177,7 @@ def diff_attention_maps(
 
 
 def _joined(q: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-    """Signal queries (B, r·G, N, d) and noise queries (B, G, N, d) as (B, G, r + 1, N, d); a tensor as it is."""
+    """Join signal queries (B, r·G, N, d) and noise queries (B, G, N, d) to (B, G, r + 1, N, d); keep a tensor."""
     if not isinstance(q, tuple | list):
         return q
     if len(q) != 2 or not all(isinstance(each, Tensor) for each in q):
@@ -194,12 +205,12 @@ def _joined(q: Tensor | tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _heads(q: Tensor) -> int:
-    """H = r·G of queries (B, G, r + 1, N, d)."""
+    """Return H = r·G of queries (B, G, r + 1, N, d)."""
     return q.shape[1] * (q.shape[2] - 1)
 
 
 def _autocast(**named: Tensor) -> tuple[Tensor, ...]:
-    """Under autocast, take what torch's own attention would take: everything in autocast's dtype."""
+    """Cast all tensors to autocast's dtype under autocast, as torch's own attention does."""
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"q, k and v must be tensors, got {type(tensor).__name__}.")
@@ -285,7 +296,7 @@ def _check_window(window: int | None) -> int | None:
 
 
 def check_mask(attn_mask: Any, like: Tensor, target: tuple[int, int, int, int]) -> Tensor | None:
-    """The mask with all four axes, none of them expanded; it must broadcast to the target (B, H, N, S).
+    """Return the mask with all four axes, none of them expanded; it must broadcast to the target (B, H, N, S).
 
     A float64 mask of narrower queries becomes float32, in which backends add it.
     """
@@ -316,7 +327,7 @@ def _check_block_mask(attn_mask: "BlockMask", q: Tensor, k: Tensor, more_is_hidd
 
 
 def _check_cu_seqlens(cu_seqlens: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """The segment bounds of a :class:`Request`."""
+    """Return the segment bounds of a :class:`Request`."""
     if cu_seqlens is None:
         return None
     _check_tensor("cu_seqlens", cu_seqlens, q)
@@ -330,10 +341,10 @@ def _check_cu_seqlens(cu_seqlens: Tensor | None, q: Tensor, k: Tensor) -> Tensor
 
 
 def check_document_ends(name: str, ends: Tensor, n: int) -> list[int] | None:
-    """Refuse what does not cut N tokens into documents: (documents + 1,) int32 or int64, 0, …, N, not decreasing.
+    """Refuse ends that do not cut N tokens into documents: (documents + 1,) int32 or int64, 0, …, N, not decreasing.
 
     Returns:
-        The numbers; None where nobody looks at them: away from the CPU, and while they are traced or transformed.
+        The numbers; None if nobody looks at them: away from the CPU, and while they are traced or transformed.
     """
     if ends.dtype not in (torch.int32, torch.int64) or ends.dim() != 1 or ends.shape[0] < 2:
         _refuse(f"{name} must be (documents + 1,) int32 or int64, got {_shape(ends)} {ends.dtype}.")
@@ -347,7 +358,7 @@ def check_document_ends(name: str, ends: Tensor, n: int) -> list[int] | None:
 
 
 def abridged(numbers: list[int]) -> str:
-    """Numbers for a message: the first ones and the last, where there are many."""
+    """Abridge numbers for a message: the first ones and the last, if there are many."""
     return str(numbers) if len(numbers) <= 8 else f"[{', '.join(map(str, numbers[:4]))}, …, {numbers[-1]}]"
 
 
@@ -373,7 +384,7 @@ def _check_dropout(dropout_p: float) -> None:
 
 
 def _check_lambda(lam: Tensor | float, q: Tensor) -> Tensor:
-    """λ as (B, H, N), float32 at least; expanded, so that autograd adds its gradient up to λ's own shape."""
+    """Return λ as (B, H, N), float32 at least; expanded, so that autograd adds its gradient up to λ's own shape."""
     target = (q.shape[0], _heads(q), q.shape[3])
     dtype = torch.promote_types(q.dtype, torch.float32)
     if isinstance(lam, Tensor):

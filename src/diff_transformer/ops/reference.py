@@ -22,7 +22,7 @@ _ACCUMULATOR_EPS = torch.finfo(torch.float32).eps
 
 
 def softmax_maps(request: Request) -> tuple[Tensor, Tensor]:
-    """A1 and A2 of Equation 1, each (B, H, N, S), in float32 at least."""
+    """Compute A1 and A2 of Equation 1, each (B, H, N, S), in float32 at least."""
     q, k, attn_mask = request.q, request.k, request.attn_mask
     dtype = torch.promote_types(q.dtype, torch.float32)
     # Head h, map c reads key head h // (H / H_kv), map c: never another map's keys. They are repeated in the wider
@@ -50,7 +50,7 @@ def softmax_maps(request: Request) -> tuple[Tensor, Tensor]:
 
 
 def reference_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
-    """(A1 − λA2) V, (B, H, N, dv). Of the weights of either map a share ``dropout_p`` is dropped."""
+    """Compute (A1 − λA2) V, (B, H, N, dv). Of the weights of either map a share ``dropout_p`` is dropped."""
     a1, a2 = softmax_maps(request)
     if dropout_p:
         a1, a2 = F.dropout(a1, dropout_p), F.dropout(a2, dropout_p)
@@ -61,25 +61,25 @@ def reference_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
 
 
 def softmax_or_zero(scores: Tensor) -> Tensor:
-    """Softmax over the last axis in which a row of −∞ alone becomes 0 (and has gradient 0) instead of NaN."""
+    """Compute the softmax over the last axis; a row of −∞ alone becomes 0 (with gradient 0) instead of NaN."""
     fully_masked = (scores == float("-inf")).all(-1, keepdim=True)
     return torch.softmax(scores.masked_fill(fully_masked, 0.0), dim=-1).masked_fill(fully_masked, 0.0)
 
 
 def rounding_band(size: Tensor, eps: float, roundings: int, terms: int = 0) -> Tensor:
-    """Bound what rounding alone does to quantities of a ``size``.
+    """Bound the error of rounding alone in quantities of a ``size``.
 
     Args:
         size: the quantities' magnitudes.
         eps: of the dtype in which they are rounded.
         roundings: how often, as in :data:`ROUNDINGS`.
-        terms: how many terms a sum in float32 has, whose own roundings count where the dtype is no narrower.
+        terms: how many terms a sum in float32 has, whose own roundings count if the dtype is no narrower.
     """
     return (roundings * eps + terms**0.5 * _ACCUMULATOR_EPS) / 2 * size
 
 
 def share_of_allowed(error: Tensor, plain_error: Tensor, band: Tensor) -> float:
-    """Return the largest error as a share of what is allowed; infinite for a NaN, or for an error where none may be."""
+    """Return the largest error as a share of the budget; infinite for a NaN, or for an error where none is allowed."""
     shares = torch.where(error == 0, 0.0, error / (PLAIN_ERRORS * plain_error + band))
     return float(shares.nan_to_num(nan=torch.inf).max())
 

@@ -1,8 +1,8 @@
 """Composes the operator of torch's ``scaled_dot_product_attention``, in the ways of Appendix A.
 
-``sdpa_full_v`` makes one call for each map, where the kernel that torch would use takes values wider than the keys.
-``sdpa_split_v``, where it does not, splits V into parts of width d and makes one call for each map and part.
-``sdpa_padded_q`` makes one call for both maps, of queries padded with zeros, where torch multiplies bfloat16 with AMX.
+``sdpa_full_v`` makes one call for each map, if the kernel that torch would use takes values wider than the keys. If
+not, ``sdpa_split_v`` splits V into parts of width d and makes one call for each map and part. ``sdpa_padded_q`` makes
+one call for both maps, of queries padded with zeros, if torch multiplies bfloat16 with AMX.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ PADDED_QUERIES = (256, 1024)
 
 
 class SdpaCase(NamedTuple):
-    """What decides which of torch's kernels can run."""
+    """The properties of a call that decide which of torch's kernels can run."""
 
     device: str
     dtype: torch.dtype
@@ -47,7 +47,7 @@ class SdpaPlan(NamedTuple):
 
 @torch.compiler.assume_constant_result
 def sdpa_plan(*fields: Any) -> SdpaPlan:
-    """The plan of an :class:`SdpaCase`, whose fields these are, found by asking what torch's kernels take."""
+    """Return the plan of an :class:`SdpaCase` with these fields, found by asking torch's kernels."""
     case = SdpaCase(*fields)
     if case.device != "cuda":
         # Outside CUDA torch answers enable_gqa with its plain formula.
@@ -64,10 +64,10 @@ def sdpa_plan(*fields: Any) -> SdpaPlan:
 
 @functools.lru_cache(maxsize=256)
 def _plan_on_cuda(case: SdpaCase, switches: tuple[bool, ...]) -> SdpaPlan:
-    """FlashAttention on the full V, else cuDNN on the full V, else FlashAttention on parts of V; and the
-    memory-efficient kernel only where it is the one that takes the request (a mask without cuDNN, or float32).
+    """Plan FlashAttention on the full V, else cuDNN on the full V, else FlashAttention on parts of V; and the
+    memory-efficient kernel only if no other takes the request (a mask without cuDNN, or float32).
 
-    docs/backends.md has what was measured of this order.
+    docs/backends.md has the measurements behind this order.
     """
     flash = torch.backends.cuda.can_use_flash_attention
     efficient = torch.backends.cuda.can_use_efficient_attention
@@ -89,7 +89,7 @@ def _plan_on_cuda(case: SdpaCase, switches: tuple[bool, ...]) -> SdpaPlan:
 
 
 def _probe(case: SdpaCase) -> torch.backends.cuda.SDPAParams:
-    """Small tensors of a case, in the form that ``can_use_flash_attention`` and its like take."""
+    """Make small tensors of a case, in the form that ``can_use_flash_attention`` and its like take."""
     return torch.backends.cuda.SDPAParams(*_examples(case), 0.0, False, case.heads > 1)
 
 
@@ -107,7 +107,7 @@ def _is_fused(case: SdpaCase) -> bool:
 
 
 def _kernels(cudnn: bool) -> contextlib.AbstractContextManager[object]:
-    """The order in which torch tries its kernels: its own, or cuDNN before the others that take wide values."""
+    """Return the order in which torch tries its kernels: its own, or cuDNN before the others that take wide values."""
     if not cudnn:
         return contextlib.nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -119,17 +119,17 @@ def _kernels(cudnn: bool) -> contextlib.AbstractContextManager[object]:
 
 @torch.compiler.assume_constant_result
 def multiplies_with_amx() -> bool:
-    """Whether torch's attention and layers multiply bfloat16 with AMX."""
+    """Return whether torch's attention and layers multiply bfloat16 with AMX."""
     return _uses("_is_amx_tile_supported", "AMX")
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether they have any instructions for it: AMX or AVX512-BF16. Without, bfloat16 is slower than float32."""
+    """Return whether they use AMX or AVX512-BF16, without which bfloat16 is slower than float32."""
     return multiplies_with_amx() or _uses("_is_avx512_bf16_supported", "AVX512_CORE_BF16", "AVX512_CORE_FP16", "AMX")
 
 
 def _uses(question: str, *levels: str) -> bool:
-    """Whether the processor has what ``torch.cpu`` is asked for, and torch may use it.
+    """Return whether the processor has the instructions that ``torch.cpu`` is asked for, and torch may use them.
 
     That takes AVX-512 as torch's own level, which ATEN_CPU_CAPABILITY lowers, and oneDNN, which can be switched off or
     held to the instructions of a lower level; ``levels`` are the words of those that are high enough.
@@ -147,7 +147,7 @@ def _uses(question: str, *levels: str) -> bool:
 
 
 def _fits_padded_q(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether both maps can be one call, [q1; 0] and [0; q2] over [k1; k2], and that is the fastest one in torch.
+    """Return whether both maps fit one call, [q1; 0] and [0; q2] over [k1; k2], and that is the fastest one in torch.
 
     A head's keys and values are repeated for its two queries, and those of grouped queries would be for each of them.
     """
@@ -164,9 +164,9 @@ def _fits_padded_q(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _hides_by_causality_alone(request: Request) -> bool:
-    """Whether torch's own causality is all that the request needs, or nothing is hidden.
+    """Return whether torch's own causality is all that the request needs, or nothing is hidden.
 
-    Torch aligns it to the start of the keys: the same thing only where N = S. Its fused kernels hide keys before they
+    Torch aligns it to the start of the keys: the same thing only if N = S. Its fused kernels hide keys before they
     scale, which a scale of 0 or less undoes.
     """
     hides_more = request.attn_mask is not None or request.window is not None or request.segment_bounds is not None
@@ -174,14 +174,14 @@ def _hides_by_causality_alone(request: Request) -> bool:
 
 
 def padded_q_beats_blockwise(request: Request) -> bool:
-    """Whether sdpa_padded_q was measured to be faster than ``blockwise``. See docs/backends.md."""
+    """Return whether sdpa_padded_q was measured to be faster than ``blockwise``. See docs/backends.md."""
     if not _hides_by_causality_alone(request) or not _fits_padded_q(*request[:3]):
         return False
     return request.n >= PADDED_QUERIES[request.needs_gradient]
 
 
 def sdpa_padded_q(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, ...]:
-    """A1 V and A2 V, each (B, H, N, dv), by one call of queries (B, 2H, N, 2d) with a zero beside each."""
+    """Compute A1 V and A2 V, each (B, H, N, dv), by one call of queries (B, 2H, N, 2d) with a zero beside each."""
     d = q.shape[-1]
     queries = torch.stack((F.pad(q[:, :, 0], (0, d)), F.pad(q[:, :, 1], (d, 0))), dim=2).flatten(1, 2)
     # [k1; k2] is what a cache of the model holds: a view there.
@@ -191,7 +191,7 @@ def sdpa_padded_q(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -
 
 
 def _combined_mask(request: Request, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """One mask for everything that hides keys, ``dtype`` if additive, and which rows see nothing.
+    """Combine everything that hides keys into one mask, ``dtype`` if additive, and which rows see nothing.
 
     Those see all keys in the mask, so that their softmax stays finite.
     """
@@ -214,7 +214,7 @@ def _combined_mask(request: Request, dtype: torch.dtype) -> tuple[Tensor | None,
 
 
 def sdpa_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
-    """A1 V − λ A2 V, (B, H, N, dv). Of the weights of either map a share ``dropout_p`` is dropped."""
+    """Compute A1 V − λ A2 V, (B, H, N, dv). Of the weights of either map a share ``dropout_p`` is dropped."""
     q, k, v, lam, _ = request[:5]
     ratio = request.ratio
     dtype, gradient = q.dtype, torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))

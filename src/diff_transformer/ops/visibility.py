@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def is_block_mask(mask: object) -> "TypeGuard[BlockMask]":
-    """Whether a mask is one of FlexAttention's. Its module is imported for what is neither a tensor nor None."""
+    """Return whether a mask is one of FlexAttention's. Its module is imported for neither a tensor nor None."""
     if mask is None or isinstance(mask, Tensor):
         return False
     from torch.nn.attention.flex_attention import BlockMask
@@ -23,7 +23,7 @@ def is_block_mask(mask: object) -> "TypeGuard[BlockMask]":
 
 
 def segment_bounds_from(cu_seqlens: Tensor, n: int) -> Tensor:
-    """The first key of each query's document and the one past its last, (2, N) int32.
+    """Return the first key of each query's document and the one past its last, (2, N) int32.
 
     ``cu_seqlens`` cuts positions 0 … N − 1: whatever its values, the bounds stay between 0 and N.
     """
@@ -35,9 +35,9 @@ def segment_bounds_from(cu_seqlens: Tensor, n: int) -> Tensor:
 
 
 def is_causal_bias(attn_mask: Any) -> bool:
-    """Whether a mask is torch's CausalBias, whose storage is memory that nobody has written to.
+    """Return whether a mask is torch's CausalBias, whose storage is memory that nobody has written to.
 
-    What comes of indexing one is not: it has lost what it means.
+    The result of indexing one is not: it has lost its meaning.
     """
     return type(attn_mask).__name__ == "CausalBias" and hasattr(attn_mask, "variant")
 
@@ -46,7 +46,7 @@ def check_causal_bias(bias: Any, n: int, widths: Sequence[int] | None) -> None:
     """Refuse a CausalBias that is not for N queries and S keys.
 
     Args:
-        widths: the values that S may have, such as the tokens and the slots of a cache; None where they cannot be read.
+        widths: the values that S may have, such as the tokens and the slots of a cache; None if they cannot be read.
     """
     # ``in`` compares a size that is symbolic under torch.compile by identity.
     fits = bias.seq_len_q == n and (widths is None or any(bias.seq_len_kv == width for width in widths))
@@ -63,7 +63,7 @@ def causal_bias_mask(bias: Any, device: torch.device) -> Tensor:
 
 
 def without_causal_bias(attn_mask: Any, is_causal: bool, n: int, s: int, device: torch.device) -> tuple[Any, bool]:
-    """A mask and causality, in which a CausalBias has become what it means: causality wherever that says it.
+    """Return a mask and causality, with a CausalBias replaced by causality, or by a mask if causality differs.
 
     Raises:
         ValueError: one of other lengths than N and S.
@@ -83,9 +83,9 @@ def _aligns_to_end(bias: Any) -> bool:
 def key_ranges(
     n: int, s: int, is_causal: bool, window: int | None, segment_bounds: Tensor | None, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The first key that position leaves to each query and the one past the last, (N,) int64 each, from 0 to S.
+    """Return the first key that position leaves to each query and the one past the last, (N,) int64 each, from 0 to S.
 
-    A query sees nothing where the second is not above the first. ``segment_bounds`` is (2, N), as
+    A query sees nothing if the second is not above the first. ``segment_bounds`` is (2, N), as
     :func:`segment_bounds_from` gives it.
     """
     positions = torch.arange(s - n, s, device=device)
@@ -99,7 +99,7 @@ def key_ranges(
 def position_mask(
     n: int, s: int, is_causal: bool, window: int | None, segment_bounds: Tensor | None, device: torch.device
 ) -> Tensor | None:
-    """(N, S) boolean, True where position alone allows attention, or None where it hides nothing."""
+    """Return the (N, S) boolean mask of causality, window and documents, or None if they hide nothing."""
     causality_hides = is_causal and n > 1  # a single query is the last, and sees all keys
     if not causality_hides and window is None and segment_bounds is None:
         return None

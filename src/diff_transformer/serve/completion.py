@@ -32,9 +32,9 @@ class ServedModel:
 
     Args:
         model: a causal language model of transformers, in evaluation mode.
-        name: what requests call it.
+        name: its name in requests.
         continuous_batching: whether requests share a batch.
-        cache_tokens: of how many tokens a batch holds keys and values; 16 full contexts unless given.
+        cache_tokens: size of a batch's KV cache in tokens; 16 full contexts unless given.
 
     Raises:
         ValueError: the cache is smaller than one context.
@@ -139,7 +139,7 @@ class ServedModel:
 
 @dataclass
 class Completion:
-    """What a model writes after one prompt."""
+    """A model's continuation of one prompt."""
 
     served: ServedModel
     request: TextRequest
@@ -227,7 +227,7 @@ class Completion:
 
 
 def until_stop(text: str, stops: list[str]) -> tuple[str, str, bool]:
-    """Split a text into what comes before any stop string and what may begin one; and say whether one ends the text."""
+    """Split a text before a stop string, or an ending that may begin one; and say whether one ends the text."""
     found = [place for stop in stops if (place := text.find(stop)) >= 0]
     if found:
         return text[: min(found)], "", True

@@ -33,7 +33,7 @@ class Engine:
         self._thread = ThreadPoolExecutor(1, "generate")
 
     async def tokens(self, prompt: list[int], config: GenerationConfig, seed: int | None) -> AsyncGenerator[int, None]:
-        """Generate, and hand on each token as it comes. Whoever closes the iterator before its end cancels the request.
+        """Yield each generated token as it comes. Closing the iterator before its end cancels the request.
 
         Raises:
             HTTPException: generating failed, or the server stops.
@@ -72,7 +72,7 @@ class Engine:
         self._thread.shutdown()
 
     def _begin(self, prompt: list[int], config: GenerationConfig, seed: int | None, put: Put) -> Callable[[], None]:
-        """Begin to put tokens, and None after the last, from any thread. Returns what cancels the request."""
+        """Begin to put tokens, and None after the last, from any thread. Return a function that cancels the request."""
         cancelled = threading.Event()
 
         def after_token(ids: Tensor, scores: Tensor, **_: Any) -> Tensor:

@@ -35,7 +35,7 @@ Tokens = Annotated[list[int], Field(fail_fast=True)]
 
 
 class TextRequest(BaseModel):
-    """What all requests for text say: null is as good as nothing, and no value is converted."""
+    """Fields of all requests for text: null counts as left out, and no value is converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -94,7 +94,7 @@ def parse_request(kind: type[Request], body: bytes) -> Request:
     """Read the JSON of a request.
 
     Raises:
-        HTTPException: it is none, or not such a request; a sentence says what pydantic has found first.
+        HTTPException: it is none, or not such a request; one sentence names pydantic's first error.
     """
     try:
         return kind.model_validate_json(body)

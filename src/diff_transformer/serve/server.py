@@ -28,7 +28,7 @@ SECONDS_TO_END = 10
 def make_application(served: ServedModel, api_key: str | None = None) -> Starlette:
     """Make the application that answers requests with a model.
 
-    Where there is an API key, every route but ``/health`` asks for it.
+    With an API key, every route but ``/health`` asks for it.
     """
     described = {"id": served.name, "object": "model", "created": int(time.time()), "owned_by": "diff-transformer"}
     described["max_model_len"] = served.context
@@ -144,7 +144,7 @@ def _error_body(status: int, message: str) -> dict[str, Any]:
 
 
 async def _error(request: Request, error: Exception) -> Response:
-    """Answer with a sentence. A mistake of the server stands in its own log, with where it happened."""
+    """Answer with a sentence. A mistake of the server goes to its own log, with the traceback."""
     if not isinstance(error, HTTPException):
         return JSONResponse(_error_body(500, f"The server failed: {type(error).__name__}."), 500)
     is_starlettes = error.detail in ("Not Found", "Method Not Allowed")
@@ -153,7 +153,7 @@ async def _error(request: Request, error: Exception) -> Response:
 
 
 class ModelServer(uvicorn.Server):
-    """uvicorn's server, which ends what is being generated before it waits for answers."""
+    """uvicorn's server, which cancels generation before it waits for answers."""
 
     def __init__(self, served: ServedModel, api_key: str | None = None, *, log_requests: bool = False) -> None:
         config = uvicorn.Config(

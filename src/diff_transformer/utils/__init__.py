@@ -1,1 +1,1 @@
-"""Holds what knows nothing of attention: files, manifests, threads, sockets, texts of tokens, words for messages."""
+"""Holds parts without attention: files, manifests, threads, sockets, texts of tokens, words for messages."""

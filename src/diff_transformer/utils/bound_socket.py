@@ -5,7 +5,7 @@ import socket
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is of this machine alone."""
+    """Return whether a host name or address is of this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -13,7 +13,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket that has its address already and listens when the server starts; port 0 is any free one.
+    """Return a socket that has its address already and listens when the server starts; port 0 is any free one.
 
     Raises:
         OSError: the port is taken, or the host is none of this machine's.
@@ -33,6 +33,6 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def root_url(host: str, bound: socket.socket) -> str:
-    """The URL, without a path, of a server that was asked to listen on `host`."""
+    """Return the URL, without a path, of a server that was asked to listen on `host`."""
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{bound.getsockname()[1]}"

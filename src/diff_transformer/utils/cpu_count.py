@@ -1,8 +1,8 @@
-"""Counts the processors that this process may use: those that it may run on, and what a container leaves of their time.
+"""Counts the processors that this process may use: those that it may run on, limited by a container's share of time.
 
 torch takes a thread for each processor that it may run on. In a container with the time of two out of sixty-four, sixty
-of those threads wait while the others hold what they need, so the command line asks for fewer.
-Of several processes that a launcher started it tells the first. It also tells how much memory is free.
+of those threads wait for locks that the others hold, so the command line asks for fewer. It also tells rank 0 from
+other ranks, and how much memory is free.
 """
 
 import math
@@ -15,18 +15,18 @@ _MEMBERSHIP, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def usable_processors() -> int:
-    """How many threads of this process can compute at a time: 1 or more."""
+    """Return how many threads of this process can compute at a time: 1 or more."""
     return min([_allowed(), *(max(1, math.ceil(quota)) for quota in _quotas(_MEMBERSHIP, _MOUNT))])
 
 
 def available_memory() -> int | None:
-    """Bytes that programs may still take; None where the system does not tell, as only Linux does."""
+    """Return the bytes of free memory; None if the system does not tell, as only Linux does."""
     fields = dict(line.split(":", 1) for line in _lines(Path("/proc/meminfo")))
     return int(fields["MemAvailable"].removesuffix("kB")) * 1024 if fields else None
 
 
 def limit_threads() -> None:
-    """Before torch is imported: no more threads than a container has time for, unless OMP_NUM_THREADS says how many.
+    """Limit torch's threads, before it is imported, to a container's processors, unless OMP_NUM_THREADS is set.
 
     Processes that this one starts have the same limit.
     """
@@ -35,18 +35,18 @@ def limit_threads() -> None:
         os.environ.setdefault(THREADS, str(usable))
 
 
-def is_first_process() -> bool:
-    """Whether this process is the first of those that a launcher started, which alone prints anything."""
+def is_rank0() -> bool:
+    """Return whether this process is rank 0 of those that a launcher started, which alone prints anything."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def _allowed() -> int:
-    """Processors that this process may run on: torch's own number of threads."""
+    """Count the processors that this process may run on: torch's own number of threads."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _quotas(membership: Path, mount: Path) -> Iterator[float]:
-    """Processors' worth of time that each control group around this process has (Linux; versions 1 and 2)."""
+    """Yield the processors' worth of time of each control group around this process (Linux; versions 1 and 2)."""
     for line in _lines(membership):
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -66,7 +66,7 @@ def _quotas(membership: Path, mount: Path) -> Iterator[float]:
 
 
 def _quota(folder: Path) -> float | None:
-    """Processors' worth of time of one control group; None where nothing limits it."""
+    """Return the processors' worth of time of one control group; None if nothing limits it."""
     limit = [word for line in _lines(folder / "cpu.max") for word in line.split()]
     if not limit:
         limit = [*_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]

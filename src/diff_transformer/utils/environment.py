@@ -1,4 +1,4 @@
-"""Tells what a number depends on beside the code: the device, the versions of packages, and the commit."""
+"""Tells the origin of a number: the device, the versions of packages, and the commit."""
 
 import platform
 import subprocess
@@ -17,7 +17,7 @@ def check_device(name: str) -> None:
 
 
 def device_name(device: str | None = None) -> str:
-    """A device as a reader knows it: the GPU's name, or the processor's with the number of threads torch uses."""
+    """Return the name of a device: the GPU's, or the processor's with the number of torch's threads."""
     # Here and not above: reading a results file must not cost an import of torch.
     import torch
 
@@ -36,7 +36,7 @@ def device_name(device: str | None = None) -> str:
 
 
 def installed_version(package: str, otherwise: str = "not installed") -> str:
-    """The version of an installed package; a source tree may not be one."""
+    """Return the version of an installed package; a source tree may not be one."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -44,13 +44,13 @@ def installed_version(package: str, otherwise: str = "not installed") -> str:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of what computes."""
+    """Return the versions of Python and of the packages that compute."""
     packages = ("diff-transformer", "torch", "transformers")
     return {"python": platform.python_version(), **{name: installed_version(name) for name in packages}}
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout that this file belongs to, "-dirty" where it was changed since; None outside one."""
+    """Return the commit of this file's checkout, with "-dirty" after local changes; None outside one."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]

@@ -3,7 +3,7 @@
 Each is made in a sibling, reaches the disk, and is then renamed. Names of such siblings begin with a dot:
 `.unfinished-X` is being made, and `.replaced-X` is the folder X that the new one replaces.
 
-Python's own library is enough for it: `ops` calls it where nothing but torch is installed.
+Python's own library is enough for it: `ops` calls it even if nothing but torch is installed.
 """
 
 import errno
@@ -22,7 +22,7 @@ _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 def parse_json(data: str | bytes, source: str) -> Any:
-    """What a piece of JSON holds; a byte order mark, with which some programs begin a text, may stand before it.
+    """Parse JSON; a byte order mark, with which some programs begin a text, may stand before it.
 
     Raises ValueError with one sentence, which begins with `source`: it is not UTF-8, not JSON, or nested too deep.
     """
@@ -37,14 +37,14 @@ def parse_json(data: str | bytes, source: str) -> Any:
 
 
 def read_json(path: str | Path) -> Any:
-    """What a JSON file holds. Raises FileNotFoundError, or ValueError as `parse_json` does, naming the file."""
+    """Read a JSON file. Raises FileNotFoundError, or ValueError as `parse_json` does, naming the file."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} does not exist")
     return parse_json(Path(path).read_bytes(), str(path))
 
 
 def finite(value: Any) -> Any:
-    """A value for JSON, which has neither NaN nor infinity: None takes their place in it."""
+    """Return a value for JSON, which has neither NaN nor infinity: None takes their place in it."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -53,7 +53,7 @@ def finite(value: Any) -> Any:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The logged steps of a `metrics.jsonl`, without the half line that a running or killed training leaves.
+    """Return the logged steps of a `metrics.jsonl`, without the half line that a running or killed training leaves.
 
     Raises FileNotFoundError, or ValueError, which names the line that is not one of metrics.
     """
@@ -64,7 +64,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def parse_metrics_line(text: str | bytes, source: str) -> dict[str, Any]:
-    """The numbers of one line by name, "step" among them. Raises ValueError, which names `source`, if it is none."""
+    """Return the numbers of one line by name, with "step". Raises ValueError that names `source` if it is none."""
     line = parse_json(text, source)
     if not isinstance(line, dict) or not isinstance(line.get("step"), int):
         raise ValueError(f"{source}: expected an object with a whole number 'step'")
@@ -72,9 +72,9 @@ def parse_metrics_line(text: str | bytes, source: str) -> dict[str, Any]:
 
 
 def cache_folder() -> Path:
-    """The folder of all caches: $DIFF_TRANSFORMER_CACHE, or `diff_transformer` in the user's cache.
+    """Return the folder of all caches: $DIFF_TRANSFORMER_CACHE, or `diff_transformer` in the user's cache.
 
-    Raises OSError where none is named and the user has no home.
+    Raises OSError if none is named and the user has no home.
     """
     named = os.environ.get("DIFF_TRANSFORMER_CACHE")
     if named:
@@ -89,20 +89,20 @@ def cache_folder() -> Path:
 
 
 def free_bytes(path: Path) -> int:
-    """How many bytes the disk has left on which a path is, or would be."""
+    """Return how many bytes the disk has left on which a path is, or would be."""
     existing = next(parent for parent in path.absolute().parents if parent.exists())
     return shutil.disk_usage(existing).free
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether an error of Python or of a library means that a disk is full."""
+    """Return whether an error of Python or of a library means that a disk is full."""
     if getattr(error, "errno", None) in _FULL:
         return True
     return any(os.strerror(number) in str(error) for number in _FULL)
 
 
 def full_disk(error: BaseException, path: Path, size: int | None = None) -> str | None:
-    """Say that the disk of `path` is full, where an error of Python or of a library means that; None for any other.
+    """Say that the disk of `path` is full, if an error of Python or of a library means that; None for any other.
 
     `size` is how many bytes the file or folder takes, if known.
     """
@@ -119,7 +119,7 @@ def _readable(count: int) -> str:
 
 @contextmanager
 def atomic_file(path: Path, *, concurrent: bool = False) -> Iterator[Path]:
-    """An empty file to write, which takes the place of `path` when the block ends, with the permissions of a new file.
+    """Yield an empty file to write, which replaces `path` when the block ends, with the permissions of a new file.
 
     After an error or an interruption `path` stays as it was, and the unfinished file is removed. One that a killed
     process left behind is overwritten by the next attempt. With `concurrent`, several processes may write the file at
@@ -148,9 +148,9 @@ def write_atomically(path: Path, text: str, *, concurrent: bool = False) -> None
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
-    """An empty folder to fill, which gets the name `target` when the block ends, or is removed after an error.
+    """Yield an empty folder to fill, which gets the name `target` when the block ends, or is removed after an error.
 
-    Raises FileExistsError where there is something at `target`, before or after.
+    Raises FileExistsError if there is something at `target`, before or after.
     """
     refuse_existing(target)
     # The process is in the name: an interrupted making of `target` that is to go on may have the name without it.
@@ -170,7 +170,7 @@ def refuse_existing(target: Path) -> None:
 
 
 def unfinished_path(target: Path) -> Path:
-    """The sibling in which a file or folder is made that is renamed to `target` at the end."""
+    """Return the sibling in which a file or folder is made that is renamed to `target` at the end."""
     return target.with_name(_UNFINISHED + target.name)
 
 
@@ -178,7 +178,7 @@ def commit(unfinished: Path, target: Path, *, replace: bool = False) -> None:
     """Rename a filled folder to `target`, once all that it holds has reached the disk.
 
     Its files get the permissions of new ones. With `replace`, a folder at `target` is moved aside until `clean_up`
-    removes it; without, FileExistsError is raised where there is one.
+    removes it; without, FileExistsError is raised if there is one.
     """
     fresh = unfinished / f".new-{os.getpid()}"
     try:
@@ -201,10 +201,7 @@ def commit(unfinished: Path, target: Path, *, replace: bool = False) -> None:
 
 
 def clean_up(target: Path) -> None:
-    """Remove what a making of `target` left beside it when it ended or was killed, and put back what it moved aside.
-
-    Only to be called where no process is making `target`.
-    """
+    """Remove the leftovers of a killed process beside `target`, and put back the folder that it moved aside."""
     replaced = _replaced_path(target)
     if replaced.exists() and not target.exists():
         os.replace(replaced, target)
@@ -214,20 +211,20 @@ def clean_up(target: Path) -> None:
 
 
 def present_folders(parent: Path, pattern: str) -> dict[str, Path]:
-    """Folders in `parent` by name: those that match a pattern, and those that a killed process had moved aside."""
+    """Return folders in `parent` by name: those that match a pattern, and those that a killed process moved aside."""
     moved = {path.name.removeprefix(_REPLACED): path for path in parent.glob(_REPLACED + pattern) if path.is_dir()}
     return moved | {path.name: path for path in parent.glob(pattern) if path.is_dir()}
 
 
 def clean_up_all(parent: Path, pattern: str) -> None:
-    """`clean_up` for every target in `parent` beside which killed processes have left something."""
+    """Call `clean_up` for every target in `parent` beside which killed processes have left something."""
     for prefix in (_UNFINISHED, _REPLACED):
         for path in parent.glob(prefix + pattern):
             clean_up(parent / path.name.removeprefix(prefix))
 
 
 def files_in(folder: Path) -> list[Path]:
-    """All files in a folder and in those below it, sorted."""
+    """Return all files in a folder and in those below it, sorted."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 

@@ -22,14 +22,14 @@ _UNSETTLED = 2_000_000_000
 
 
 def sizes_in(folder: Path) -> dict[str, int]:
-    """The size in bytes of every file in a folder, by its path in it; the manifest itself left out."""
+    """Return the size in bytes of every file in a folder, by its path in it; the manifest itself left out."""
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files_in(folder)}
     sizes.pop(MANIFEST, None)
     return sizes
 
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """The SHA-256 of some files in a folder, by name."""
+    """Return the SHA-256 of some files in a folder, by name."""
     names = list(names)
     with ThreadPoolExecutor(_THREADS) as threads:
         return dict(zip(names, threads.map(lambda name: sha256_of(folder / name), names), strict=True))
@@ -42,9 +42,9 @@ def write_manifest(folder: Path, sha256: Mapping[str, str]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, tuple[int, str | None]]:
-    """Size and SHA-256 of each file by the manifest of a folder; in those of earlier versions there was no SHA-256.
+    """Return size and SHA-256 of each file by a folder's manifest; earlier versions wrote no SHA-256.
 
-    Raises FileNotFoundError where there is none, as the folder is not finished, and ValueError where it is broken.
+    Raises FileNotFoundError if there is none, as the folder is not finished, and ValueError if it is broken.
     """
     try:
         return {
@@ -56,9 +56,9 @@ def read_manifest(folder: Path) -> dict[str, tuple[int, str | None]]:
 
 
 def why_incomplete(folder: Path) -> str | None:
-    """Which file is missing, has another size than the manifest says, or is no JSON or safetensors by its beginning.
+    """Name a file that is missing, has another size than the manifest says, or does not begin as JSON or safetensors.
 
-    None where none is. Reads no weights.
+    None if none is. Reads no weights.
     """
     name = MANIFEST
     try:
@@ -81,7 +81,7 @@ def why_incomplete(folder: Path) -> str | None:
 
 
 def why_changed(folder: Path, names: Iterable[str] | None = None) -> str | None:
-    """Which of some files (by default all) no longer holds what it held for the manifest; None where all do.
+    """Name one of some files (by default all) whose content differs from the manifest's digest; None if none does.
 
     Reads each file from beginning to end. Files without a digest in the manifest count as unchanged.
     """
@@ -91,11 +91,11 @@ def why_changed(folder: Path, names: Iterable[str] | None = None) -> str | None:
     except (OSError, ValueError) as error:
         return f"it cannot be read: {' '.join(str(error).split())}"
     changed = [name for name, digest in present.items() if digest != expected[name]]
-    return f"{changed[0]} does not hold what was written, by its SHA-256" if changed else None
+    return f"{changed[0]} has changed since it was written, by its SHA-256" if changed else None
 
 
 def require_unchanged_weights(folder: Path) -> None:
-    """Raise ValueError where a model's weights in a checkpoint no longer hold what was written."""
+    """Raise ValueError if a model's weights in a checkpoint have changed since they were written."""
     if (folder / MANIFEST).is_file():  # a finished model's folder has none, so nothing to compare with
         reason = why_changed(folder, (file.name for file in folder.glob("model*.safetensors")))
         if reason is not None:
@@ -103,7 +103,7 @@ def require_unchanged_weights(folder: Path) -> None:
 
 
 def sha256_of(file: str | Path, prefix: bytes = b"") -> str:
-    """The SHA-256 of a prefix and a file's content, in hexadecimal digits."""
+    """Return the SHA-256 of a prefix and a file's content, in hexadecimal digits."""
     digest = hashlib.sha256(prefix)
     with open(file, "rb") as stream:
         while block := stream.read(_BLOCK):
@@ -112,10 +112,10 @@ def sha256_of(file: str | Path, prefix: bytes = b"") -> str:
 
 
 def file_digests(files: Sequence[str], record: Path) -> list[str]:
-    """The SHA-256 of the ending and content of each file, in hexadecimal digits.
+    """Return the SHA-256 of the ending and content of each file, in hexadecimal digits.
 
-    `record` remembers the digests by the absolute paths in `files`, also those from before an error or Ctrl-C. Where
-    the record cannot be written, nothing is remembered.
+    `record` remembers the digests by the absolute paths in `files`, also those from before an error or Ctrl-C. If the
+    record cannot be written, nothing is remembered.
     """
     stamps = {file: _stamp(file) for file in files}
     known = {file: digest for file, (*stamp, digest) in _read_record(record).items() if stamp == stamps.get(file)}
@@ -144,13 +144,13 @@ def _digest(file: str) -> str:
 
 
 def _stamp(file: str) -> list[int]:
-    """What tells that a file has not changed: its size in bytes, and the time of its last change in nanoseconds."""
+    """Return a file's size in bytes, and the time of its last change in nanoseconds, to tell whether it has changed."""
     status = os.stat(file)
     return [status.st_size, status.st_mtime_ns]
 
 
 def _read_record(record: Path) -> dict[str, tuple[int, int, str]]:
-    """Size, time and SHA-256 by path; nothing where the record is damaged, or is one of an earlier version."""
+    """Return size, time and SHA-256 by path; nothing if the record is damaged, or is one of an earlier version."""
     try:
         return {path: (size, changed, digest) for path, (size, changed, digest) in read_json(record).items()}
     except (OSError, ValueError, TypeError, AttributeError):

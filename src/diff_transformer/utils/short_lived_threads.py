@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def in_short_lived_thread(work: Callable[[], T]) -> T:
-    """Do the work in a new thread, wait until that has ended, and return or raise what came of it.
+    """Do the work in a new thread, wait until that has ended, and return its result or raise its error.
 
     Ctrl-C ends the waiting, and the thread with the program.
     """

@@ -1,4 +1,4 @@
-"""Tokens as text: what a text gains with each of its tokens, and what a page or a list of tokens calls one.
+"""Turns tokens into text: the text that each token adds, and its name on a page or in a list of tokens.
 
 A token alone does not say it: Llama 2's kind of tokenizer leaves out the space before a text's first word, and a
 character may have several tokens. The library tokenizers reads tokens one by one too (``DecodeStream``), but raises an
@@ -18,7 +18,7 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 
 @dataclass(frozen=True)
 class NewToken:
-    """A token of a text, and what it adds to the text."""
+    """A token of a text, and the text that it adds."""
 
     token: int
     text: str
@@ -30,7 +30,7 @@ class NewToken:
 class TokenTexts:
     """Reads the tokens of one text in their order; special tokens are left out of the text.
 
-    All that is read, and the `rest`, is what `decode` makes of the tokens.
+    All that is read, and the `rest`, equals the result of `decode`.
 
     Args:
         tokenizer: one of transformers.
@@ -51,7 +51,7 @@ class TokenTexts:
         self._is_open = False  # whether further tokens may change the end of the text
 
     def read(self, token: int) -> NewToken:
-        """The next token."""
+        """Return the next token."""
         begun = len(_gained(self._shown, self._text).rstrip(_REPLACEMENT))
         self._last = max(self._last, self._offset + begun)  # text that turns out to be unreadable may be shorter
         self._tokens.append(token)
@@ -63,7 +63,7 @@ class TokenTexts:
         return NewToken(token, "" if self._is_open else self.rest(), self._last)
 
     def rest(self) -> str:
-        """What was held back, as it reads where the text ends here."""
+        """Return the text that was held back, as the end of the text."""
         new = _gained(self._shown, self._text)
         if new:
             self._offset += len(new)
@@ -75,8 +75,8 @@ class TokenTexts:
 
 
 class TokenNames:
-    """Names tokens by what they add to a text; the parts of a character that has only begun by their bytes (<0xE2>),
-    and special tokens by their own names."""
+    """Names tokens by the text that they add; the parts of a character that has only begun by their bytes (<0xE2>), and
+    special tokens by their own names."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -84,14 +84,14 @@ class TokenNames:
         self._is_byte_level = is_byte_level(tokenizer)
 
     def of(self, tokens: Sequence[int], first: int = 0) -> list[str]:
-        """The names of a text's tokens, or of those from the `first` on."""
+        """Return the names of a text's tokens, or of those from the `first` on."""
         return [
             self.after(tokens[max(0, place - READ_BEFORE) : place], tokens[place])
             for place in range(first, len(tokens))
         ]
 
     def after(self, before: Sequence[int], token: int) -> str:
-        """The name of a token behind others, of which the last READ_BEFORE count; empty where nothing is added."""
+        """Return the name of a token behind others, of which the last READ_BEFORE count; empty if it adds nothing."""
         own = self._bytes_of(token)
         if own is None:
             known = list(before[-READ_BEFORE:])
@@ -108,7 +108,7 @@ class TokenNames:
         return re.sub("[\udc80-\udcff]", lambda found: f"<0x{ord(found[0]) - 0xDC00:02X}>", gained)
 
     def _bytes_of(self, token: int) -> bytes | None:
-        """What a token stands for, where that are bytes and not characters."""
+        """Return the bytes of a token that stands for bytes and not characters, else None."""
         name = _name(self._tokenizer, token)
         if self._is_byte_level:
             # Added tokens are written as they are.
@@ -117,7 +117,7 @@ class TokenNames:
 
 
 def characters_of_bytes() -> list[str]:
-    """The character that byte-level tokenizers write for each byte (GPT-2's table): itself where it is printable.
+    """Return the character that byte-level tokenizers write for each byte (GPT-2's table): itself if it is printable.
 
     Each token is therefore a string with exactly one character for each of its bytes.
     """
@@ -127,18 +127,18 @@ def characters_of_bytes() -> list[str]:
 
 
 def is_byte_level(tokenizer: Any) -> bool:
-    """Whether a tokenizer of transformers is of GPT-2's kind, whose tokens are strings of bytes."""
+    """Return whether a tokenizer of transformers is of GPT-2's kind, whose tokens are strings of bytes."""
     # There is one decoder, or several in a sequence.
     return "ByteLevel(" in repr(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None))
 
 
 def is_byte_token(name: str) -> bool:
-    """Whether it is the name of a byte in tokenizers of Llama 2's kind, where they fall back to bytes."""
+    """Return whether it is the name of a byte, to which tokenizers of Llama 2's kind fall back."""
     return _BYTE_TOKEN.fullmatch(name) is not None
 
 
 def decoded(tokenizer: Any, tokens: list[int]) -> str:
-    """The text of tokens, without special ones and with its spaces as they are."""
+    """Return the text of tokens, without special ones and with its spaces as they are."""
     return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 

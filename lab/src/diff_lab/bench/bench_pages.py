@@ -25,7 +25,7 @@ _CASE_COLUMNS = {
 
 
 def results_path(folder: Path, kind: str, device: str) -> Path:
-    """The JSON file of a benchmark ("operator" or "model") in a folder, which is made if it does not exist."""
+    """Return the JSON file of a benchmark ("operator" or "model") in a folder, which is made if it does not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
@@ -47,7 +47,7 @@ def results_path(folder: Path, kind: str, device: str) -> Path:
 
 
 def write_document(path: Path, document: Document) -> tuple[Path, Path]:
-    """Write a document, and beside it the page made from what was written."""
+    """Write a document, and beside it its page."""
     return path, write_page(write_json(path, document, indent=1))
 
 
@@ -57,7 +57,7 @@ def write_page(path: Path) -> Path:
 
 
 def page(document: Document) -> str:
-    """The page of one document: a section of each kind that it has."""
+    """Return the page of one document: a section of each kind that it has."""
     # Each reason once, with the candidate and the number of cases that it kept from running.
     reasons = Counter((row["candidate"], row["reason"]) for row in document["rows"] if row.get("reason"))
     template = _ENVIRONMENT.get_template("bench_page.md")
@@ -66,18 +66,18 @@ def page(document: Document) -> str:
 
 
 def page_part(name: str, *values: Any) -> str:
-    """A part of a document's page by the name of its macro in `templates/bench_tables.md`: "throughput", "memory", …"""
+    """Return a part of a page by the name of its macro in `templates/bench_tables.md`: "throughput", "memory", …"""
     return str(getattr(_ENVIRONMENT.get_template("bench_tables.md").module, name)(*values)).strip()
 
 
 def base_of(document: Document) -> str:
-    """What the ratios of most cases are to: the baseline, or on CUDA its flash kernel."""
+    """Return the base of most ratios: the baseline, or on CUDA its flash kernel."""
     names = Counter(row["against"] for row in document["rows"] if row["candidate"] == row["against"])
     return max(names, key=names.__getitem__, default=BASELINE)
 
 
 def ratio_table(document: Document, *, quartiles: bool = False) -> str:
-    """Times: a line for each case, a column for each candidate, "a / b" where it is not relative to the base."""
+    """Return the table of times: a line for each case, a column for each candidate, "a / b" for other bases."""
     base, digits = base_of(document), 3 if document["settings"]["device"].startswith("cuda") else 1
     last = f"{base}, ms"
 
@@ -94,7 +94,7 @@ def ratio_table(document: Document, *, quartiles: bool = False) -> str:
 
 
 def row_line(row: BenchRow) -> str:
-    """One row as a line of text."""
+    """Return one row as a line of text."""
     name = f"{row.candidate} ({row.backend})" if row.backend else row.candidate
     if row.ratio is None or row.quartiles is None:
         return f"{name:24} {row.reason}"
@@ -107,19 +107,19 @@ def row_line(row: BenchRow) -> str:
 
 
 def threshold_line(threshold: Threshold) -> str:
-    """One threshold as a line of text."""
+    """Return one threshold as a line of text."""
     verdict = {None: "not measured", True: "holds", False: "does not hold"}[threshold.holds]
     case = f" ({threshold.where})" if threshold.where else ""
     return f"threshold: {threshold.text}: {_number(threshold.worst)}, limit {threshold.limit:.2f}: {verdict}{case}"
 
 
 def grouped_table(document: Document) -> str:
-    """Times of grouped differential attention, whose rows are a part of the document by themselves."""
+    """Return the table of times of grouped differential attention, whose rows are a part of their own."""
     return ratio_table({**document, "rows": document.get("grouped", [])}, quartiles=True)
 
 
 def _cases(rows: Iterable[Row]) -> list[Row]:
-    """Each case once, with its rows by candidate, and the operator's sizes as a reader takes them in."""
+    """Return each case once, with its rows by candidate, and the operator's sizes as a reader takes them in."""
     cases: dict[str, Row] = {}
     for row in rows:
         case = cases.setdefault(f"{row['pass']} {row['dtype']} {row['shape']}", {**row, "by_name": {}})
@@ -130,7 +130,7 @@ def _cases(rows: Iterable[Row]) -> list[Row]:
 
 
 def _titles(rows: Sequence[Row], names: Iterable[str]) -> list[str]:
-    """Candidates' names, with the backends that "auto" chose."""
+    """Return the candidates' names, with the backends that "auto" chose."""
     titles = []
     for name in names:
         backends = dict.fromkeys(row["backend"] for row in rows if row["candidate"] == name and row["backend"])
@@ -139,7 +139,7 @@ def _titles(rows: Sequence[Row], names: Iterable[str]) -> list[str]:
 
 
 def _has_widths(rows: Iterable[Row]) -> bool:
-    """Whether the operator was measured with several widths."""
+    """Return whether the operator was measured with several widths."""
     return len({row["shape"]["width"] for row in rows}) > 1
 
 

@@ -1,4 +1,4 @@
-"""Defines what both benchmarks share: settings and their checks, rows of results, thresholds, the timing of a case."""
+"""Defines common parts of both benchmarks: settings and their checks, rows of results, thresholds, timing of a case."""
 
 import operator
 import statistics
@@ -46,14 +46,14 @@ class BenchSettings:
 
     @classmethod
     def on(cls: type[Settings], device: str, **chosen: Any) -> Settings:
-        """The device's defaults with what is chosen. A chosen batch holds at all lengths."""
+        """Return the device's defaults with the chosen settings. A chosen batch holds at all lengths."""
         check_device(device)
         defaults = cls.ON_CUDA if torch.device(device).type == "cuda" else {}
         return cls(device=device, **{**defaults, **cls.implied_by(chosen), **chosen})
 
     @classmethod
     def implied_by(cls, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings that follow from the chosen ones."""
+        """Return the settings that follow from the chosen ones."""
         return {"tokens": None} if "batch" in chosen else {}
 
     def __post_init__(self) -> None:
@@ -76,11 +76,11 @@ class BenchSettings:
         return self.torch_device.type == "cuda"
 
     def batch_at(self, length: int) -> int:
-        """Sequences at a time, of a length."""
+        """Return the sequences at a time, of a length."""
         return self.batch if self.tokens is None else max(1, self.tokens // length)
 
     def document(self, title: str, notes: Iterable[str], **parts: Any) -> dict[str, Any]:
-        """What is written of a benchmark: where it was measured, the settings, and the given parts."""
+        """Return the document of a benchmark: its environment, the settings, and the given parts."""
         settings = {**vars(self), "threads": torch.get_num_threads()}
         document = {**vars(capture_environment(self.device)), "title": title, "settings": settings}
         triton = installed_version("triton", "none")
@@ -89,7 +89,7 @@ class BenchSettings:
 
 
 def check_choice(option: str, chosen: Sequence[str], allowed: Iterable[str]) -> None:
-    """Raises ValueError for a name that is not allowed."""
+    """Raise ValueError for a name that is not allowed."""
     names = tuple(allowed)
     for name in chosen:
         if name not in names:
@@ -103,8 +103,8 @@ class BenchRow:
     `ratio` is the median over the rounds of (its time / the time of `against` in the same round), with quartiles and
     extremes; `milliseconds` is its median time, to which the rates belong: bytes of keys and values that a decoding
     step reads, operations of the Transformer in the same case, tokens of a whole model's batch. `error` is the largest
-    error as a share of what is allowed: above 1 the candidate is wrong and has no time. `reason` says why there is no
-    time, and `backend` which one "auto" chose.
+    error as a share of the budget: above 1 the candidate is wrong and has no time. `reason` says why there is no time,
+    and `backend` which one "auto" chose.
     """
 
     candidate: str
@@ -135,13 +135,13 @@ class BenchRow:
         return ", ".join(f"{name} {size}" for name, size in self.shape.items())
 
     def checked(self, error: float | None, reason: str | None) -> "BenchRow":
-        """The row with the outcome of the correctness check."""
+        """Return the row with the outcome of the correctness check."""
         row = replace(self, error=error, reason=reason)
         return replace(row, reason=WRONG) if row.wrong else row
 
 
 def refuse_wrong(rows: Sequence[BenchRow]) -> None:
-    """Raises ValueError naming every candidate that the correctness check refused."""
+    """Raise ValueError naming every candidate that the correctness check refused."""
     wrong = [
         f"{row.candidate} ({row.pass_}, {row.dtype}, {row.sizes}: {row.error:.3g} times the allowed error)"
         for row in rows
@@ -162,11 +162,11 @@ def time_case(
     other_bases: Mapping[str, str] | None = None,
     expected_errors: Callable[[str], tuple[type[Exception], ...]] = lambda name: (),
 ) -> list[BenchRow]:
-    """The rows of one case with their times, measured in alternated runs.
+    """Return the rows of one case with their times, measured in alternated runs.
 
-    Of the `checked` rows those with a reason are not timed. `prepare` makes what is timed of a candidate, `rates` makes
-    fields of a row from the median seconds of a run. The ratios are to the first of `bases` that can run; without one
-    nothing is timed. Candidates in `other_bases` get a second row, relative to another candidate.
+    Of the `checked` rows those with a reason are not timed. `prepare` makes the timed call of a candidate, `rates`
+    makes fields of a row from the median seconds of a run. The ratios are to the first of `bases` that can run; without
+    one nothing is timed. Candidates in `other_bases` get a second row, relative to another candidate.
     """
     device, rows = settings.torch_device, dict(checked)
 
@@ -207,7 +207,7 @@ def time_case(
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """A limit: the value furthest from it, where that was, and whether the limit holds (None: nothing was measured)."""
+    """A limit: the value furthest from it, the case of that value, and whether the limit holds (None: not measured)."""
 
     text: str
     limit: float
@@ -217,7 +217,7 @@ class Threshold:
 
 
 def threshold(text: str, limit: float, values: Iterable[tuple[float, str]], *, at_least: bool = False) -> Threshold:
-    """Whether all values, each with the case that it was measured in, keep an upper (or a lower) limit."""
+    """Return whether all values, each with the case that it was measured in, keep an upper (or a lower) limit."""
     worst, where = (min if at_least else max)(values, key=lambda value: value[0], default=(None, None))
     holds = None if worst is None else worst >= limit if at_least else worst <= limit
     return Threshold(text=text, limit=limit, worst=worst, where=where, holds=holds)
@@ -231,7 +231,7 @@ def row_threshold(
     *,
     at_least: bool = False,
 ) -> Threshold:
-    """A threshold on a value of each row, by default its ratio; a row without a ratio breaks it."""
+    """Return a threshold on a value of each row, by default its ratio; a row without a ratio breaks it."""
     for row in rows:
         if row.ratio is None:
             return Threshold(text=text, limit=limit, worst=None, where=f"{row.sizes}: {row.reason}", holds=False)
@@ -240,13 +240,13 @@ def row_threshold(
 
 
 class Watcher(Protocol):
-    """Is told what a benchmark does while it runs."""
+    """Is told of a benchmark's progress while it runs."""
 
     def stage(self, text: str, done: int, total: int) -> None:
-        """Part `done` of `total`, counted from 0, begins."""
+        """Take note that part `done` of `total`, counted from 0, begins."""
 
     def row(self, row: BenchRow) -> None:
-        """A row is finished."""
+        """Take a finished row."""
 
 
 class Recorder:

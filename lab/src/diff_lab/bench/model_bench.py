@@ -46,7 +46,7 @@ Checked = dict[tuple[str, int, str], dict[str, BenchRow]]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(BenchSettings):
-    """What to measure of whole models, besides what both benchmarks have. The sizes are the Transformer's.
+    """Settings of the benchmark of whole models, besides those of both benchmarks. The sizes are the Transformer's.
 
     `lengths` are those of a forward pass and of a training step; when decoding the cache holds so many tokens as
     `contexts` has. Without `layers` there are as many as the device holds of all models together. Results are checked
@@ -108,16 +108,16 @@ class ModelSettings(BenchSettings):
         return replace(self, layers=layers, vocabulary=min(vocabulary, self.vocabulary))
 
     def cases(self) -> list[tuple[str, int]]:
-        """Each pass, by its name in results, with each length."""
+        """Return each pass, by its name in results, with each length."""
         passes = [self.PASSES[name] for name in self.passes]
         return [(name, length) for name in passes for length in (self.contexts if name == DECODE else self.lengths)]
 
     def batch_of(self, pass_: str, length: int) -> int:
-        """Sequences at a time."""
+        """Return the sequences at a time."""
         return self.batch if pass_ == DECODE else self.batch_at(length)
 
     def config(self) -> dict[str, Any]:
-        """The settings that all configurations share."""
+        """Return the settings that all configurations share."""
         heads = self.hidden_size // self.head_dim
         return {
             "vocab_size": self.vocabulary,
@@ -157,7 +157,7 @@ MODELS = {
 
 
 def layers_that_fit(settings: ModelSettings, dtype: torch.dtype, free: int) -> int:
-    """How many layers all models can have together in so many free bytes while one of them takes a training step.
+    """Count the layers that all models can have together in so many free bytes while one takes a training step.
 
     A model holds its weights and AdamW's two moments, the one that takes the step its gradients and activations too:
     of a layer about 20 tensors of the hidden size and 4 of the intermediate size for each token, and of the logits one
@@ -174,7 +174,7 @@ def layers_that_fit(settings: ModelSettings, dtype: torch.dtype, free: int) -> i
 
 
 def build(name: str, settings: ModelSettings) -> nn.Module:
-    """A model in float32 whose weights bfloat16 represents exactly, so that all dtypes have the same ones."""
+    """Build a model in float32 whose weights bfloat16 represents exactly, so that all dtypes have the same ones."""
     device, measured = settings.torch_device, MODELS[name]
     with torch.random.fork_rng(devices=[device] if settings.on_cuda else []), device:
         torch.manual_seed(0)
@@ -186,7 +186,7 @@ def build(name: str, settings: ModelSettings) -> nn.Module:
 
 
 def in_dtype(model: nn.Module, dtype: torch.dtype, settings: ModelSettings) -> nn.Module:
-    """The model itself as it is measured: in a dtype, and compiled where the settings say so."""
+    """Return the model itself as it is measured: in a dtype, and compiled if the settings say so."""
     model = model.to(dtype)
     if settings.compile:
         # The stack as one graph: a layer by itself would be compiled anew for every λ_init.
@@ -195,14 +195,14 @@ def in_dtype(model: nn.Module, dtype: torch.dtype, settings: ModelSettings) -> n
 
 
 def tokens_of(settings: ModelSettings, pass_: str, length: int) -> Tensor:
-    """The tokens of a pass; when decoding those of the cache, and one more."""
+    """Return the tokens of a pass; when decoding those of the cache, and one more."""
     generator = torch.Generator().manual_seed(0)
     size = (settings.batch_of(pass_, length), length + (pass_ == DECODE))
     return torch.randint(settings.vocabulary, size, generator=generator).to(settings.device)
 
 
 def filled_cache(model: Any, tokens: Tensor) -> DynamicCache:
-    """A cache that holds the tokens."""
+    """Return a cache that holds the tokens."""
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -210,7 +210,7 @@ def filled_cache(model: Any, tokens: Tensor) -> DynamicCache:
 
 
 def _answer(model: Any, pass_: str, tokens: Tensor, *, cached: bool) -> list[Tensor]:
-    """What a pass computes: the logits, for a training step also the gradient of all weights as one vector."""
+    """Compute the results of a pass: the logits, for a training step also the gradient of all weights as one vector."""
     if pass_ == STEP:
         outputs = model(tokens, labels=tokens, use_cache=False)
         gradients = torch.autograd.grad(outputs.loss, list(model.parameters()))
@@ -234,7 +234,7 @@ class ModelCheck:
         self._truth = [value.double() for value in _answer(double, pass_, self._tokens, cached=False)]
 
     def error(self, dtype: torch.dtype) -> float:
-        """The model's error as a share of what is allowed: twice the plain formula's in `dtype`, and a band."""
+        """Return the model's error as a share of the budget: twice the plain formula's in `dtype`, and a band."""
         plain = _answer(copy.deepcopy(self._plain).to(dtype), self._pass, self._tokens, cached=False)
         model = in_dtype(copy.deepcopy(self._model), dtype, self._settings)
         outputs = _answer(model, self._pass, self._tokens, cached=True)
@@ -254,7 +254,7 @@ def _rms(values: Tensor) -> Tensor:
 
 
 def measure_model(settings: ModelSettings, watcher: Watcher) -> tuple[dict[str, Any], list[BenchRow]]:
-    """The document to write, and its rows."""
+    """Return the document to write, and its rows."""
     cases, for_check = settings.cases(), settings.for_check
     recorder = Recorder(watcher, (1 + len(settings.dtypes)) * len(cases))
     checked: Checked = {}
@@ -290,7 +290,7 @@ def measure_model(settings: ModelSettings, watcher: Watcher) -> tuple[dict[str, 
 
 
 def _check(models: dict[str, nn.Module], pass_: str, length: int, settings: ModelSettings) -> Checked:
-    """Each model's error in a pass, in all dtypes, which share one truth."""
+    """Return each model's error in a pass, in all dtypes, which share one truth."""
     device = settings.torch_device
     checked: Checked = {(pass_, length, dtype): {} for dtype in settings.dtypes}
     for name, model in models.items():
@@ -304,10 +304,10 @@ def _check(models: dict[str, nn.Module], pass_: str, length: int, settings: Mode
 
 
 def _models(settings: ModelSettings, dtype: torch.dtype) -> tuple[ModelSettings, dict[str, nn.Module]]:
-    """The models in a dtype, and the settings with their number of layers.
+    """Return the models in a dtype, and the settings with their number of layers.
 
-    Where that is left open it is first counted, then tried with what needs most, a training step of every model while
-    the others hold their optimizers' state; as long as that does not fit, a quarter of the layers go.
+    If that is left open it is first counted, then tried with the largest need, a training step of every model while the
+    others hold their optimizers' state; as long as that does not fit, a quarter of the layers go.
     """
     if settings.layers is not None:
         return settings, {name: in_dtype(build(name, settings), dtype, settings) for name in settings.names}
@@ -325,7 +325,7 @@ def _models(settings: ModelSettings, dtype: torch.dtype) -> tuple[ModelSettings,
 
 
 def _stepped_models(settings: ModelSettings, dtype: torch.dtype) -> dict[str, nn.Module]:
-    """The models, after each of them has taken the longest training step beside the others."""
+    """Return the models, after each of them has taken the longest training step beside the others."""
     torch.compiler.reset()
     models = {name: in_dtype(build(name, settings), dtype, settings) for name in settings.names}
     if "step" in settings.passes:
@@ -354,7 +354,7 @@ def _measure_case(
 
 
 def timed_pass(model: nn.Module, pass_: str, length: int, settings: ModelSettings) -> Run:
-    """One run of a pass, as it is timed."""
+    """Return one run of a pass, as it is timed."""
     tokens = tokens_of(settings, pass_, length)
     if pass_ == STEP:
         # One kernel for all weights, without copies of them; on the CPU torch's own choice.
@@ -379,7 +379,7 @@ def timed_pass(model: nn.Module, pass_: str, length: int, settings: ModelSetting
 
 
 def step_thresholds(rows: Sequence[BenchRow], *, on_cuda: bool) -> list[Threshold]:
-    """The limits of DIFF's training step relative to the Transformer's."""
+    """Return the limits of DIFF's training step relative to the Transformer's."""
     steps = [row for row in rows if (row.candidate, row.pass_, row.against) == (DIFF, STEP, BASELINE)]
     if on_cuda:
         text = f"{STEP}, bfloat16, length {CUDA_LIMIT_LENGTH}"

@@ -65,7 +65,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorSettings(BenchSettings):
-    """What to measure of the operator, besides what both benchmarks have.
+    """Settings of the benchmark of the operator, besides those of both benchmarks.
 
     `heads` are the Transformer's, of which two make a differential head, and `head_dims` the widths of a query.
     `lengths` are those of a causal sequence; when decoding, one query sees so many keys as `caches` has, for each of
@@ -115,7 +115,7 @@ class OperatorSettings(BenchSettings):
         return [self.PASSES[name] for name in self.passes if name != "decode"]
 
     def cases(self) -> Iterator[tuple[Shape, list[str]]]:
-        """Each shape, with the passes to run on it."""
+        """Yield each shape, with the passes to run on it."""
         for width in self.head_dims:
             if self.causal_passes:
                 for length in self.lengths:
@@ -125,23 +125,23 @@ class OperatorSettings(BenchSettings):
                     yield Shape(batch, self.heads, width, 1, length), [DECODE]
 
     def square(self, length: int, width: int) -> Shape:
-        """The shape of a causal sequence."""
+        """Return the shape of a causal sequence."""
         return Shape(self.batch_at(length), self.heads, width, length, length)
 
     def grouped(self) -> Shape:
-        """The shape in groups: about as many signal heads as there are differential heads in the other shapes."""
+        """Return the shape in groups: about as many signal heads as differential heads in the other shapes."""
         groups = max(1, self.heads // (2 * RATIO))
         square = self.square(self.grouped_length, self.head_dims[0])
         return replace(square, heads=groups * (RATIO + 1))
 
     def label(self, pass_: str, dtype: str, shape: Shape) -> str:
-        """A case as a line of progress names it."""
+        """Return a case as a line of progress names it."""
         width = f", width {shape.width}" if len(self.head_dims) > 1 else ""
         return f"{pass_}, {dtype}, length {shape.keys}, batch {shape.batch}{width}"
 
 
 def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict[str, Any], list[BenchRow]]:
-    """The document to write, and its rows.
+    """Return the document to write, and its rows.
 
     The last parts are heads in groups, one head on all threads (on the CPU), and memory.
     """
@@ -227,7 +227,7 @@ def _measure_case(
     known: Mapping[str, Candidate],
     settings: OperatorSettings,
 ) -> list[BenchRow]:
-    """The rows of the candidates in the case of a row."""
+    """Return the rows of the candidates in the case of a row."""
     device, pass_ = settings.torch_device, template.pass_
     backend = backend_of_auto(problem, pass_) if AUTO in known else None
     rows: dict[str, BenchRow] = {}
@@ -258,7 +258,7 @@ def _measure_case(
 
 
 def _grouped_candidates(settings: OperatorSettings) -> dict[str, Candidate]:
-    """The baseline, the backends that compute the noise map of a group once, and each again with the map repeated."""
+    """Return the baseline, the backends that compute a group's noise map once, and each with the map repeated."""
     known, chosen = candidates(settings.device), settings.candidates
     names = [name for name in GROUPED_BACKENDS[settings.torch_device.type] if chosen is None or name in chosen]
     pairs = [(known[name], with_noise_maps_repeated(known[name])) for name in names]
@@ -268,7 +268,7 @@ def _grouped_candidates(settings: OperatorSettings) -> dict[str, Candidate]:
 def check_candidate(
     candidate: Candidate, row: BenchRow, problem: OperatorProblem, check: AnswerCheck, device: torch.device
 ) -> BenchRow:
-    """The row with the candidate's error, or the reason why it does not run. The baseline, torch's own, only runs."""
+    """Return the row with the candidate's error, or the reason why it does not run. The baseline only runs."""
     if candidate.is_baseline:
         return row
     if (reason := candidate.reason(problem, row.pass_)) is not None:
@@ -279,7 +279,7 @@ def check_candidate(
 
 
 def measure_one_head(settings: OperatorSettings, dtype: str, pass_: str) -> tuple[BenchRow, list[dict[str, Any]]]:
-    """A row of the check, and times on one thread divided by those on all; none where it failed or there is one."""
+    """Return a row of the check, and times on one thread divided by those on all; none if it failed."""
     threads, length = torch.get_num_threads(), settings.one_head_length
     shape = Shape(1, 2, settings.head_dims[0], length, length)
     row = BenchRow(candidate=AUTO, pass_=pass_, dtype=dtype, shape=vars(shape))
@@ -313,7 +313,7 @@ def _run_on_threads(count: int, run: Run) -> object:
 
 
 def one_head_threshold(parts: Sequence[dict[str, Any]]) -> Threshold:
-    """Whether one head makes use of all threads."""
+    """Return whether one head makes use of all threads."""
     text = f"speed-up of one head by all threads, as a share of linear, at least {ONE_HEAD_SHARE}"
     shares = [
         (part["speed_up"] / part["threads"], f"{part['pass']}, {part['dtype']}, {part['threads']} threads")
@@ -324,7 +324,7 @@ def one_head_threshold(parts: Sequence[dict[str, Any]]) -> Threshold:
 
 
 def cpu_thresholds(rows: Sequence[BenchRow]) -> list[Threshold]:
-    """The limits of the time of "auto" relative to the Transformer's; those that no row concerns are left out."""
+    """Return the limits of the time of "auto" relative to the Transformer's, without those that no row concerns."""
     limits: list[tuple[str, str, tuple[str, float, float], float]]
     limits = [(FORWARD, "float32", MIDDLE, 1.0), (TRAINING, "float32", MIDDLE, 0.95)]
     for dtype in DTYPES:
@@ -338,19 +338,19 @@ def cpu_thresholds(rows: Sequence[BenchRow]) -> list[Threshold]:
 
 
 def cuda_thresholds(rows: Iterable[BenchRow]) -> list[Threshold]:
-    """The limits of "auto" in bfloat16 for each width: to flash, to the best composition, and when decoding."""
+    """Return the limits of "auto" in bfloat16 for each width: to flash, to the best composition, and when decoding."""
     cases: dict[tuple[str, str], dict[str, BenchRow]] = {}
     for row in rows:
         if row.dtype == "bfloat16":
             cases.setdefault((row.pass_, row.sizes), {})[row.candidate] = row
 
     def relative(row: BenchRow, name: str) -> float | None:
-        """The ratio to another candidate of the case, from two ratios to one base, in which no drift remains."""
+        """Return the ratio to another candidate of the case, from two ratios to one base, in which no drift remains."""
         other = cases[row.pass_, row.sizes].get(name)
         return None if other is None or row.ratio is None or other.ratio is None else row.ratio / other.ratio
 
     def gain(row: BenchRow) -> float | None:
-        """How many times as long the fastest of the compositions takes as "auto"."""
+        """Return how many times as long the fastest of the compositions takes as "auto"."""
         ratios = [relative(row, name) for name in COMPOSITIONS]
         return min((1 / ratio for ratio in ratios if ratio is not None), default=None)
 

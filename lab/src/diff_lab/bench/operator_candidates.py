@@ -70,7 +70,7 @@ class Candidate:
     backend: str | None = None
 
     def reason(self, problem: OperatorProblem, pass_: str) -> str | None:
-        """Why it does not run a case, or is not measured at its size; None if it is."""
+        """Return why it does not run a case, or is not measured at its size; None if it is."""
         device, dtype, shape, d = problem.q.device, problem.q.dtype, problem.shape, problem.shape.width
         if device.type == "cpu":
             longest = LONGEST.get(self.name, {}).get(pass_, shape.keys)
@@ -87,7 +87,7 @@ class Candidate:
         return None if self.backend is None else reason_against(self.backend, _request(problem, pass_))
 
     def expected_errors(self, device: torch.device) -> tuple[type[Exception], ...]:
-        """The exceptions, besides memory that ran out, by which it says that it cannot run."""
+        """Return the exceptions, besides memory that ran out, by which it says that it cannot run."""
         # On CUDA torch, cuDNN, Triton and the driver refuse in their own ways what is too large for them, which must
         # not end a benchmark of many minutes. Elsewhere torch cannot compile FlexAttention everywhere.
         if device.type == "cuda":
@@ -95,7 +95,7 @@ class Candidate:
         return (RuntimeError,) if self.name == FLEX else ()
 
     def held_to(self, kernel: str, label: str, backend: SDPBackend) -> "Candidate":
-        """The same with torch's SDPA restricted to one kernel: a RuntimeError where that does not take the inputs."""
+        """Return the same with torch's SDPA held to one kernel: a RuntimeError for inputs that it does not take."""
 
         def attend(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
             with sdpa_kernel(backend):
@@ -105,14 +105,14 @@ class Candidate:
 
 
 def split_values(v: Tensor) -> Tensor:
-    """(B, H, S, 2d) → the Transformer's values (B, 2H, S, d)."""
+    """Split values (B, H, S, 2d) into the Transformer's (B, 2H, S, d)."""
     return v.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)
 
 
 def _softmax_inputs(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-    """The same bytes as the Transformer has them: A heads of d, all with keys and values of their own.
+    """Return the same bytes as the Transformer has them: A heads of d, all with keys and values of their own.
 
-    Where signal heads share a noise map, there are fewer keys and values than queries: some of them twice.
+    If signal heads share a noise map, there are fewer keys and values than queries: some of them twice.
     """
     of_query = [0] * (q.shape[2] - 1) + [1]
     k, v = k[:, :, of_query], v.unflatten(-1, (2, -1)).transpose(2, 3)[:, :, of_query]
@@ -120,7 +120,7 @@ def _softmax_inputs(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
 
 
 def with_noise_maps_repeated(candidate: Candidate) -> Candidate:
-    """A backend that is given the noise query of a group once for each signal head, as heads of plain DIFF."""
+    """Return a backend that is given the noise query of a group once for each signal head, as heads of plain DIFF."""
 
     def repeated(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
         signal, noise = q[:, :, :-1], q[:, :, -1:]
@@ -136,13 +136,13 @@ def _softmax(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
 
 
 def _difference(products: Iterable[Tensor], lam: Tensor) -> Tensor:
-    """A1·V − λ A2·V, from the two products and in their dtype."""
+    """Subtract the two products, A1·V − λ A2·V, in their dtype."""
     first, second = products
     return (first - lam.unsqueeze(-1) * second).to(first.dtype)
 
 
 def _composed(inputs: Inputs, lam: Tensor, causal: bool, *, parts: int) -> Tensor:
-    """One call for each map and each part of the values."""
+    """Make one call for each map and each part of the values."""
     q, k, v = inputs
     attend = functools.partial(F.scaled_dot_product_attention, is_causal=causal)
     maps = []
@@ -153,12 +153,12 @@ def _composed(inputs: Inputs, lam: Tensor, causal: bool, *, parts: int) -> Tenso
 
 
 def _cached_keys(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-    """Keys as the model's cache holds them, [k1; k2] of 2d."""
+    """Return the keys as the model's cache holds them, [k1; k2] of 2d."""
     return q, k.transpose(2, 3).flatten(3), v
 
 
 def _padded_q(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
-    """One grouped call with queries [q1; 0] and [0; q2] of 2d."""
+    """Make one grouped call with queries [q1; 0] and [0; q2] of 2d."""
     q, k, v = inputs
     d = q.shape[-1]
     padded = torch.stack((F.pad(q[:, :, 0], (0, d)), F.pad(q[:, :, 1], (d, 0))), dim=2).flatten(1, 2)
@@ -170,7 +170,7 @@ def _padded_q(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
 
 
 def _diffllama_inputs(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-    """transformers pairs head h with h + A/2: all first maps, then all second ones; values likewise."""
+    """Arrange all first maps, then all second ones, and values likewise, as transformers pairs head h with h + A/2."""
     halves = v.unflatten(-1, (2, -1)).movedim(-2, 1)
     return tuple(tensor.contiguous().flatten(1, 2) for tensor in (q.transpose(1, 2), k.transpose(1, 2), halves))
 
@@ -180,7 +180,7 @@ _CALLING_MODULE: Any = SimpleNamespace(is_causal=True, num_key_value_groups=1, t
 
 
 def _diffllama(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
-    """DiffLlamaAttention.forward between its rotary embedding and its norm, with transformers' own SDPA function."""
+    """Attend as DiffLlamaAttention between its rotary embedding and its norm, with transformers' own SDPA function."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     q, k, v = inputs
@@ -193,7 +193,7 @@ def _diffllama(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
 
 
 def backend_of_auto(problem: OperatorProblem, pass_: str) -> str:
-    """The backend that "auto" takes for a problem."""
+    """Return the backend that "auto" takes for a problem."""
     return choose(_request(problem, pass_))
 
 
@@ -205,7 +205,7 @@ def _request(problem: OperatorProblem, pass_: str) -> Request:
 
 
 def _backend(name: str) -> Candidate:
-    """A backend of the operator, or what "auto" chooses."""
+    """Return a backend of the operator, or the one that "auto" chooses."""
 
     def attend(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
         q, k, v = inputs
@@ -233,7 +233,7 @@ _EFFICIENT = ("the memory-efficient kernel", "efficient", SDPBackend.EFFICIENT_A
 
 
 def candidates(device: torch.device | str = "cpu") -> dict[str, Candidate]:
-    """All candidates on a device by name, the baseline first."""
+    """Return all candidates on a device by name, the baseline first."""
     backends = [_backend(name) for name in (AUTO, *BACKENDS)]
     if torch.device(device).type == "cuda":
         baselines = [_SOFTMAX, _SOFTMAX.held_to(*_FLASH), _SOFTMAX.held_to(*_CUDNN)]
@@ -249,7 +249,7 @@ def differentiates(pass_: str) -> bool:
 
 
 def timed_run(candidate: Candidate, problem: OperatorProblem, pass_: str) -> Callable[[], Any]:
-    """One run of a candidate without arguments, as it is timed: its output, or the gradients of its own inputs."""
+    """Return one timed run of a candidate, without arguments: its output, or the gradients of its own inputs."""
     arranged = candidate.arrange(problem.q, problem.k, problem.v)
     leaves = tuple(tensor.detach().requires_grad_(differentiates(pass_)) for tensor in arranged)
     lam = problem.lam.detach().clone().requires_grad_(differentiates(pass_))
@@ -272,7 +272,7 @@ def timed_run(candidate: Candidate, problem: OperatorProblem, pass_: str) -> Cal
 
 
 def compute(candidate: Candidate, problem: OperatorProblem, pass_: str) -> dict[str, Tensor]:
-    """The output and, with a backward, the gradients of q, k, v and of λ for each head and token."""
+    """Return the output and, with a backward, the gradients of q, k, v and of λ for each head and token."""
     if not differentiates(pass_):
         return {"out": timed_run(candidate, problem, pass_)()}
     leaves = [tensor.detach().requires_grad_() for tensor in (problem.q, problem.k, problem.v)]

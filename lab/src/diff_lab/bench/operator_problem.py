@@ -42,8 +42,8 @@ class OperatorProblem:
     """Inputs in the operator's layout, and the gradient that arrives at the output.
 
     q (B, G, r + 1, N, d), k (B, G, 2, S, d), v (B, G, S, 2d), lam a scalar in float32, grad (B, H, N, 2d): r signal
-    heads to a noise map, H = r·G in all; r is 1 but in grouped differential attention. Where there are fewer queries
-    than keys, the keys are the view that the model's cache gives: both maps' keys side by side.
+    heads to a noise map, H = r·G in all; r is 1 but in grouped differential attention. If there are fewer queries than
+    keys, the keys are the view that the model's cache gives: both maps' keys side by side.
     """
 
     q: Tensor
@@ -63,17 +63,17 @@ class OperatorProblem:
         return self.q.shape[2] > 2
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "OperatorProblem":
-        """The problem with every tensor but λ changed."""
+        """Return the problem with every tensor but λ changed."""
         q, k, v, grad = (change(tensor) for tensor in (self.q, self.k, self.v, self.grad))
         return OperatorProblem(q, k, v, self.lam, grad)
 
     def to(self, dtype: torch.dtype) -> "OperatorProblem":
-        """The same numbers in another dtype; λ keeps its own."""
+        """Return the same numbers in another dtype; λ keeps its own."""
         return self.map(lambda tensor: tensor.to(dtype))
 
 
 def draw(shape: Shape, device: torch.device, ratio: int = 1) -> OperatorProblem:
-    """The problem of a shape, in float32: on one device the same numbers every time."""
+    """Return the problem of a shape, in float32: on one device the same numbers every time."""
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(*size: int) -> Tensor:
@@ -83,7 +83,7 @@ def draw(shape: Shape, device: torch.device, ratio: int = 1) -> OperatorProblem:
 
 
 def arrange(shape: Shape, normal: Callable[..., Tensor], ratio: int = 1) -> OperatorProblem:
-    """The problem of a shape whose tensors `normal(*size)` makes; `ratio` signal heads to a noise map."""
+    """Return the problem of a shape whose tensors `normal(*size)` makes; `ratio` signal heads to a noise map."""
     batch, groups, n, s, d = shape.batch, shape.heads // (ratio + 1), shape.queries, shape.keys, shape.width
     q, v = normal(batch, groups, ratio + 1, n, d), normal(batch, groups, s, 2 * d)
     grad = normal(batch, groups * ratio, n, 2 * d)
@@ -100,7 +100,7 @@ class AnswerCheck:
         self._answer = functools.cache(self._solve)
 
     def error(self, answer: dict[str, Tensor]) -> float:
-        """The largest error of an answer, as `compute` gives it, as a share of what is allowed in its dtype."""
+        """Return the largest error of an answer, as `compute` gives it, as a share of the budget of its dtype."""
         dtype, backward = answer["out"].dtype, len(answer) > 1
         shares = []
         for name, value in answer.items():
@@ -110,7 +110,7 @@ class AnswerCheck:
         return max(shares)
 
     def _solve(self, dtype: torch.dtype, backward: bool) -> dict[str, Tensor]:
-        """The plain formula with every step in `dtype`, by blocks of rows whose gradients are added up in float64."""
+        """Solve the plain formula with every step in `dtype`, by blocks of rows whose gradients add up in float64."""
         problem = self._problem
         n, s = problem.q.shape[-2], problem.k.shape[-2]
         leaves = {name: getattr(problem, name).detach().to(dtype).requires_grad_(backward) for name in "qkv"}
@@ -131,7 +131,7 @@ class AnswerCheck:
 
 
 def _plain_rows(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, start: int, stop: int, offset: int) -> Tensor:
-    """Rows start … stop − 1 of (A1 − λA2) V; a query sees the keys up to its own position."""
+    """Compute rows start … stop − 1 of (A1 − λA2) V; a query sees the keys up to its own position."""
     seen, ratio = stop + offset, q.shape[2] - 1
     keys = k[:, :, [0] * ratio + [1], :seen]  # the signal heads meet the first, the noise map the second
     scores = q[:, :, :, start:stop] @ keys.transpose(-1, -2) * q.shape[-1] ** -0.5
@@ -143,18 +143,18 @@ def _plain_rows(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, start: int, stop: 
 
 
 def _pick(tensor: Tensor, groups: int) -> Tensor:
-    """The first and last sequence and group of (B, G, …) or (B, H, …), whose heads fall into so many groups."""
+    """Return the first and last sequence and group of (B, G, …) or (B, H, …), whose heads fall into so many groups."""
     rows, picked = sorted({0, tensor.shape[0] - 1}), sorted({0, groups - 1})
     return tensor[rows].unflatten(1, (groups, -1))[:, picked].flatten(1, 2)
 
 
 def _rms(values: Tensor) -> Tensor:
-    """Root mean square by blocks of positions, of (B, H, …, N, width), or of λ's (B, H, N)."""
+    """Compute the root mean square by blocks of positions, of (B, H, …, N, width), or of λ's (B, H, N)."""
     return rms_by_position(values.unsqueeze(-1) if values.dim() == 3 else values, POSITIONS)
 
 
 def flops(shape: Shape, pass_: str) -> int | None:
-    """Floating-point operations of the Transformer in a causal pass; None for decoding, which is bound by bytes.
+    """Count the Transformer's operations in a causal pass; None for decoding, which is bound by bytes.
 
     Half of the N × S pairs are visible. All candidates get this count, so that TFLOP/s compare as times do.
     """
@@ -165,7 +165,7 @@ def flops(shape: Shape, pass_: str) -> int | None:
 
 
 def matrix_peak(dtype: torch.dtype, device: torch.device, size: int = PEAK_SIZE) -> float:
-    """TFLOP/s of one large product of two random matrices, the median of some rounds."""
+    """Measure the TFLOP/s of one large product of two random matrices, the median of some rounds."""
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     product = functools.partial(torch.mm, left, right)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Measures the peak memory of one run, in a process of its own, so that no candidate inherits what another left behind.
+"""Measures the peak memory of one run, in a process of its own, so that no candidate inherits memory of another.
 
 That process runs this module with a request as JSON, and answers with bytes as JSON.
 """
@@ -27,8 +27,8 @@ TINY = 16  # the length of a first run
 class Meter:
     """Bytes in use by this process: now, and the peak since `reset`.
 
-    On the CPU these are the pages that the system counts for the process; on CUDA what tensors take on the device,
-    without what torch's allocator caches beyond them.
+    On the CPU these are the pages that the system counts for the process; on CUDA the tensors on the device, without
+    the allocator's cache.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -56,7 +56,7 @@ class Meter:
 
 
 def unavailable_reason(device: torch.device) -> str | None:
-    """Why peak memory cannot be measured here, or None."""
+    """Return why peak memory cannot be measured here, or None."""
     if device.type == "cuda" or (_STATUS.is_file() and os.access(_RESET, os.W_OK)):
         return None
     return f"peak memory needs {_STATUS} and {_RESET}, which this system does not have"
@@ -65,10 +65,10 @@ def unavailable_reason(device: torch.device) -> str | None:
 def measure_memory(
     names: Sequence[str], shape: Shape, dtype: str, pass_: str, device: torch.device
 ) -> list[dict[str, Any]]:
-    """Peak memory of the named candidates in MiB; the ratios are to the first one.
+    """Measure peak memory of the named candidates in MiB; the ratios are to the first one.
 
-    `total` is the peak above a process that has imported torch and run the candidate once on a tiny shape: inputs,
-    λ, the gradient that arrives, output, gradients, and what is held between. `own` is the peak above the inputs.
+    `total` is the peak above a process that has imported torch and run the candidate once on a tiny shape: inputs, λ,
+    the gradient that arrives, output, gradients, and tensors held between. `own` is the peak above the inputs.
     """
     missing, case = unavailable_reason(device), {"pass": pass_, "dtype": dtype, "shape": vars(shape)}
     parts: list[dict[str, Any]] = []
@@ -91,7 +91,7 @@ def measure_memory(
 
 
 def memory_threshold(parts: Sequence[dict[str, Any]]) -> Threshold:
-    """Whether every candidate stays within the limit, as a ratio to the first one's total."""
+    """Return whether every candidate stays within the limit, as a ratio to the first one's total."""
     ratios = [
         (part["ratio"], f"{part['pass']}, {part['dtype']}, length {part['shape']['keys']}")
         for part in parts
@@ -101,7 +101,7 @@ def memory_threshold(parts: Sequence[dict[str, Any]]) -> Threshold:
 
 
 def main(text: str) -> str:
-    """Measure what a request names, in bytes."""
+    """Measure the case of a request, in bytes."""
     request = json.loads(text)
     torch.set_num_threads(request["threads"])
     device, dtype, shape = torch.device(request["device"]), DTYPES[request["dtype"]], Shape(**request["shape"])

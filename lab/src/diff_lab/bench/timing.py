@@ -38,7 +38,7 @@ def try_run(
     *arguments: Any,
     expected_errors: tuple[type[Exception], ...] = (),
 ) -> tuple[T | None, str | None]:
-    """What `work` returns and None; or None and the reason, if memory ran out or an expected error was raised."""
+    """Return the result of `work` and None; or None and the reason, if memory ran out or an expected error came."""
     try:
         value = work(*arguments)
         synchronize(device)  # a kernel's failure belongs to the work which launched it
@@ -54,7 +54,7 @@ def try_run(
 
 
 def free_memory(device: torch.device) -> None:
-    """Free what nothing refers to any more, including what torch caches."""
+    """Free all memory that nothing refers to any more, including torch's cache."""
     gc.collect()
     synchronize(device)  # raises again if the device is beyond use
     if device.type == "cuda":
@@ -62,7 +62,7 @@ def free_memory(device: torch.device) -> None:
 
 
 def wall_clock(device: torch.device) -> Clock:
-    """Times what a user waits for, launches included: a CUDA device is synchronised before and after."""
+    """Make the clock of a user's waiting, launches included: a CUDA device is synchronised before and after."""
 
     def seconds(run: Run, repeats: int) -> float:
         synchronize(device)
@@ -82,7 +82,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def kernel_clock(device: torch.device) -> Clock:
-    """Times what the device executes: by events on CUDA, else by the wall clock."""
+    """Make the clock of the device's work: events on CUDA, else the wall clock."""
     return EventClock(device) if device.type == "cuda" else wall_clock(device)
 
 
@@ -135,13 +135,13 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median, quartiles and extremes of two values or more."""
+    """Return the median, quartiles and extremes of two values or more."""
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return Spread(middle, (low, high), (min(values), max(values)))
 
 
 def alternate(candidates: Mapping[str, Run], clock: Clock, rounds: int | None = None) -> dict[str, list[float]]:
-    """Seconds of one run of each candidate, one value a round; the order rotates from round to round.
+    """Time one run of each candidate in seconds, one value a round; the order rotates from round to round.
 
     The values of one round belong together: a ratio is formed within a round, and its median taken over the rounds.
     Each candidate has run before, so that no first run is timed. Without `rounds` there are 5 to 25 of them, more the

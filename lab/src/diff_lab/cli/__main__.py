@@ -1,4 +1,4 @@
-"""Runs the command line as `python -m diff_lab.cli`, where the script `diff-lab` is not on the path."""
+"""Runs the command line as `python -m diff_lab.cli`, if the script `diff-lab` is not on the path."""
 
 import sys
 

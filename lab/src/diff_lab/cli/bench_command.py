@@ -121,7 +121,7 @@ def bench(
 
 
 def _benchmark(benchmark: str) -> tuple[type[Any], Any]:
-    """The settings of a benchmark and its measurement, which takes them and a watcher."""
+    """Return the settings of a benchmark and its measurement, which takes them and a watcher."""
     if benchmark == "operator":
         from diff_lab.bench.operator_bench import OperatorSettings, measure_operator
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def evaluate_tasks(
     checkpoint: Path, tasks: list[str], include: list[Path], device: str | None, options: dict[str, Any]
 ) -> "Iterator[tuple[ResultsFile, Table]]":
-    """The results up to each task, when that is done, and their table."""
+    """Yield the results up to each task, when that is done, and their table."""
     from diff_lab.measure.harness import load_tasks, measure_tasks, published, table_1_average, task_names
     from diff_lab.report.tables import measure_table
     from diff_lab.results_files import capture_results
@@ -67,7 +67,7 @@ def evaluate_tasks(
 def evaluate_measures(
     checkpoint: Path, text: list[Path] | None, names: list[str], option_texts: list[str], device: str | None
 ) -> "Iterator[tuple[ResultsFile, Table]]":
-    """The results of all measurements at once, and their table: of those named, or else of the standard measurement."""
+    """Yield the results of all named measurements, or else of the standard one, at once, and their table."""
     from diff_lab.data import TextFiles
     from diff_lab.measure.measurement import EvalInput
     from diff_lab.report.tables import demo_table, measure_table
@@ -145,7 +145,7 @@ def evaluate_measures(
 
 
 def _are_measurements(names: list[str]) -> bool:
-    """Whether the names are of measurements; if not, there are none or they are of the standard one's numbers."""
+    """Return whether the names are of measurements, and not of the standard one's numbers, or none."""
     from diff_lab.measure.measurement import MEASUREMENTS
     from diff_lab.report.tables import LABELS
     from diff_transformer.utils.suggestions import did_you_mean
@@ -162,7 +162,7 @@ def _are_measurements(names: list[str]) -> bool:
 
 
 def read_measurements(names: list[str], option_texts: list[str]) -> "dict[str, Measurement]":
-    """The measurements of these names, with the options given as NAME=VALUE, which one or more of them must have."""
+    """Return the measurements of these names, with options NAME=VALUE, each of which one or more must have."""
     from diff_lab.measure.measurement import MeasurementRequest, find_measurement, refuse_unknown
 
     values = parse_options(option_texts)
@@ -250,7 +250,7 @@ def evaluate(
 
 
 def batches_of(folder: Path, tokenizer: Any = None) -> "Batches":
-    """What the run was trained on: text is read with the model's own tokenizer, which is loaded unless it is given."""
+    """Return the run's training data: text is read with the model's own tokenizer, which is loaded unless given."""
     from diff_lab.train import build_data
     from diff_lab.train.data_kinds import TextData
     from diff_transformer.cli.checkpoints import load_tokenizer
@@ -262,7 +262,7 @@ def batches_of(folder: Path, tokenizer: Any = None) -> "Batches":
 
 
 def text_batches(folder: Path, corpus: "Corpus", tokenizer: Any, context: int | None) -> "Batches":
-    """All of a text to measure the model in a folder on, which reads `context` tokens at most, if that is known."""
+    """Return all of a text, to measure the model in a folder on; it reads `context` tokens at most, if known."""
     from diff_lab.data import MaskedTextBatches, TextBatches, prepare
     from diff_lab.train.data_kinds import MaskedTextData
     from diff_transformer.cli.checkpoints import auto_class_of
@@ -279,7 +279,7 @@ def text_batches(folder: Path, corpus: "Corpus", tokenizer: Any, context: int | 
 
 
 def required_recipe(folder: Path) -> "Recipe":
-    """The recipe that tells what the model in the folder was trained on. Raises ValueError where there is none."""
+    """Return the recipe of the model in the folder, with its data. Raises ValueError if there is none."""
     recipe = find_recipe(folder)
     if recipe is None:
         raise ValueError(f"No recipe.yaml belongs to {str(folder)!r} and tells its data; name a text with --text.")

@@ -1,4 +1,4 @@
-"""The commands `demo`, `reproduce` and `compare` train models and compare them; `report` shows what came out."""
+"""The commands `demo`, `reproduce` and `compare` train models and compare them; `report` shows the results."""
 
 import shlex
 import traceback
@@ -203,7 +203,7 @@ def reproduce(
 def _rehearse_all(requests: "Sequence[ExperimentRequest]") -> None:
     """Rehearse experiments one after the other and write their report, all of it into a folder that is then removed.
 
-    Raises ValueError, after the table of what was rehearsed, where one of several failed.
+    Raises ValueError, after the table of rehearsals, if one of several failed.
     """
     from diff_lab.experiments.rehearsal import rehearse
     from diff_lab.experiments.request import as_defined
@@ -238,8 +238,8 @@ def _rehearse_all(requests: "Sequence[ExperimentRequest]") -> None:
 def _failed(requests: "Sequence[ExperimentRequest]", work: "Callable[[ExperimentRequest], None]") -> list[str]:
     """Do the work for each request, and return the names of the experiments that failed, after telling why.
 
-    What one of several cannot do, such as fetching a data set, must not keep the others from being done. The error of
-    the only one is raised, and so is that of a reader of stdout who has ended.
+    A failure of one of several, such as to fetch a data set, must not keep the others from being done. The error of the
+    only one is raised, and so is that of a reader of stdout who has ended.
     """
     failed = []
     for request in requests:
@@ -257,7 +257,7 @@ def _failed(requests: "Sequence[ExperimentRequest]", work: "Callable[[Experiment
 
 
 def _refuse_failed(failed: Sequence[str], count: int, done: str) -> None:
-    """Raise ValueError where some of `count` experiments could not be "carried out", or whatever is `done`."""
+    """Raise ValueError if some of `count` experiments could not be "carried out", or whatever is `done`."""
     if failed:
         raise ValueError(f"{len(failed)} of {count} experiments could not be {done}: {', '.join(failed)}.")
 
@@ -265,7 +265,7 @@ def _refuse_failed(failed: Sequence[str], count: int, done: str) -> None:
 def _shared_out(
     experiments: "list[Experiment]", preset: str, text: list[Path], options: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Text and options for each experiment that knows them; what none of them knows goes to all, and is refused."""
+    """Return text and options for each experiment that knows them; those that none knows go to all, and are refused."""
     from diff_lab.experiments.request import preset_of
 
     presets = [preset_of(experiment, preset) for experiment in experiments]
@@ -297,14 +297,14 @@ def _listing() -> "Table":
 
 
 def _duration(minutes: float | None) -> str:
-    """About how long an experiment takes: "7.5 min", "11 h"; "?" where nobody knows."""
+    """Return about how long an experiment takes: "7.5 min", "11 h"; "?" if unknown."""
     if minutes is None:
         return "?"
     return f"{minutes:g} min" if minutes < 90 else f"{minutes / 60:g} h"
 
 
 def show_results(results: ResultsFile, path: Path) -> None:
-    """The comparisons, the variants, what a reader must know, and where all of it lies."""
+    """Print the comparisons, the variants, the notes, and the path of the results."""
     from diff_lab.report.tables import ends_table, ratios_table, variants_table, verdict_table
 
     out = console.output()
@@ -332,20 +332,20 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, help="The number of seeds, from 0; each is given to all variants.")] = 3,
     learning_rates: Annotated[
         str | None,
-        optional("The rates that are tried for each variant.", "the recipe's, a third of it, and three times of it"),
+        optional("The learning rates to try for each variant.", "the recipe's, a third of it, and three times of it"),
     ] = None,
     text: TextPaths = None,
     unmatched: Annotated[
         bool,
         typer.Option(
-            "--unmatched", help="Leave the sizes of variants alone, where the attention of one has more parameters."
+            "--unmatched", help="Leave the sizes of variants alone, even if the attention of one has more parameters."
         ),
     ] = False,
     option: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="A setting of what is measured, such as sequences=500 (retrieval) or documents=100 (text); may be "
+            help="A setting of the measurement, such as sequences=500 (retrieval) or documents=100 (text); may be "
             "repeated.",
         ),
     ] = None,
@@ -403,7 +403,7 @@ def compare(
 
 
 def _with_text(name: str, settings: list[str], text: list[Path]) -> "Recipe":
-    """The recipe, which the text is put into if there is any. Raises ValueError where it is trained on none."""
+    """Return the recipe, which the text is put into if there is any. Raises ValueError if it is trained on none."""
     from diff_lab.data import TextFiles
     from diff_lab.train.data_kinds import TextData
     from diff_lab.train.recipe import override_of
@@ -426,7 +426,7 @@ def _with_text(name: str, settings: list[str], text: list[Path]) -> "Recipe":
 
 
 def _rates(text: str | None) -> list[float]:
-    """The numbers of a list like "1e-3,3e-3"."""
+    """Return the numbers of a list like "1e-3,3e-3"."""
     try:
         return [] if text is None else [float(rate) for rate in text.split(",")]
     except ValueError:
@@ -445,8 +445,8 @@ def report(
     output: Annotated[
         Path | None,
         optional(
-            "What to write: a page, or of results a Markdown document (.md) or the page alone (.html).",
-            "in the folder of what is shown",
+            "The file to write: a page, or of results a Markdown document (.md) or the page alone (.html).",
+            "in the folder of the runs or results",
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the report that is there.")] = False,

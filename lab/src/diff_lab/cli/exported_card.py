@@ -35,7 +35,7 @@ class ExportedCard:
         self._facts = read_record(folder / CARD_RECORD, CardRecord) if (folder / CARD_RECORD).is_file() else None
 
     def text(self, exported: Exported) -> str:
-        """The card, README.md."""
+        """Return the card, README.md."""
         form: Form = "onnx" if exported.is_graph else "package"
         step = self._folder.name.removeprefix("step-")
         shared = replace(
@@ -47,7 +47,7 @@ class ExportedCard:
 
 
 def shared_model(exported: Exported, form: Form, recipe: "Recipe | None") -> SharedModel:
-    """What a card says of a model with a recipe, if it has one."""
+    """Return a model's facts for its card, with its recipe, if it has one."""
     return SharedModel(
         name=exported.name,
         form=form,
@@ -63,10 +63,9 @@ def shared_model(exported: Exported, form: Form, recipe: "Recipe | None") -> Sha
 
 
 def _results(folder: Path, recipe: "Recipe | None", named: list[Path]) -> list[ResultsFile]:
-    """The results files that the user names, or those about this model beside it, in its run or in its demo.
+    """Return the results files that the user names, or those about this model beside it, in its run or in its demo.
 
-    What is named results.json in a folder above the model's may be anybody's: it is passed over where it is no results
-    file.
+    A results.json in a folder above the model's may be anybody's: it is passed over if it is no results file.
     """
     if named:
         return [read_results(file) for file in named]
@@ -81,7 +80,7 @@ def _results(folder: Path, recipe: "Recipe | None", named: list[Path]) -> list[R
 
 
 def _results_about(results: ResultsFile, folder: Path, recipe: "Recipe | None") -> ResultsFile | None:
-    """The part of a results file that is about the model in a folder; None where there is none."""
+    """Return the part of a results file that is about the model in a folder; None if there is none."""
     settings = results.settings
     if "checkpoint" in settings:
         measured = [settings["checkpoint"]]

@@ -1,4 +1,4 @@
-"""The command `plan` prints what a training run would take without running it."""
+"""The command `plan` prints the cost of a training run without running it."""
 
 import json
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Holds what the commands of the laboratory share: recipes and their settings, text, and texts from templates."""
+"""Holds common parts of the laboratory's commands: recipes and their settings, text, texts from templates."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -42,7 +42,7 @@ Workers = Annotated[
 
 
 def read_recipe(name: str, settings: list[str] | None) -> "Recipe":
-    """The recipe that a command names, with its KEY=VALUE settings. Raises ValueError where a key is given twice."""
+    """Return a command's recipe, with its KEY=VALUE settings. Raises ValueError if a key is given twice."""
     from diff_lab.train import load_recipe
 
     _refuse_repeated(settings or ())
@@ -50,9 +50,9 @@ def read_recipe(name: str, settings: list[str] | None) -> "Recipe":
 
 
 def find_recipe(folder: Path) -> "Recipe | None":
-    """The recipe of the run that made the model in a folder; None where there is none.
+    """Return the recipe of the run that made the model in a folder; None if there is none.
 
-    A file of the same name that another program wrote, as llm-compressor does, is passed over. Raises ValueError where
+    A file of the same name that another program wrote, as llm-compressor does, is passed over. Raises ValueError if
     the recipe is not valid.
     """
     from diff_lab.train.recipe import is_recipe, load_recipe
@@ -62,7 +62,7 @@ def find_recipe(folder: Path) -> "Recipe | None":
 
 
 def parse_options(settings: list[str]) -> dict[str, Any]:
-    """Options NAME=VALUE, each given once, as a mapping of names to values. These are YAML: a number, word or list."""
+    """Parse options NAME=VALUE, each given once, into values by name. These are YAML: a number, word or list."""
     from diff_lab.train.recipe import read_yaml
 
     _refuse_repeated(settings)
@@ -121,14 +121,14 @@ _UNITS = {
 
 
 def _scaled(value: float, kind: str) -> str:
-    """A value in the largest unit that it reaches, or in the smallest one."""
+    """Write a value in the largest unit that it reaches, or in the smallest one."""
     units = _UNITS[kind]
     unit = next((name for name, size in units.items() if value >= size), list(units)[-1])
     return f"{value / units[unit]:.3g}{unit}"
 
 
 def fill_text(template: str, **values: Any) -> str:
-    """The text for a terminal that a template in the folder `templates` makes of some values."""
+    """Return the text for a terminal that a template in the folder `templates` makes of some values."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("diff_lab.cli")

@@ -114,7 +114,7 @@ def train(
         str | None,
         typer.Option(
             metavar="[auto]",
-            help="Continue from the newest checkpoint; with 'auto', start a new run where there is none.",
+            help="Resume from the newest checkpoint; with 'auto', start a new run if there is none.",
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the output folder.")] = False,
@@ -123,11 +123,11 @@ def train(
     from diff_lab.measure.standard import validation_callback
     from diff_lab.train import build_data, open_run
     from diff_lab.train.progress import RunProgress
-    from diff_transformer.utils.cpu_count import is_first_process
+    from diff_transformer.utils.cpu_count import is_rank0
 
     resolved = read_recipe(recipe, settings)
     folder = output or Path("runs") / resolved.name
-    messages = console.messages(quiet=not is_first_process())
+    messages = console.messages(quiet=not is_rank0())
     if resume not in (None, "", "auto"):
         raise ValueError(f"--resume takes no value or 'auto', got {resume!r}.")
     resume_mode: bool | Literal["auto"] = "auto" if resume == "auto" else resume is not None
@@ -136,7 +136,7 @@ def train(
         with tokenising_progress(messages) as tell:
             data = build_data(resolved, tell=tell)
         run = opened.train(data, RunProgress(messages), validation_callback(data.batches))
-    if not is_first_process():
+    if not is_rank0():
         return
     measured = ", ".join(
         f"{name} {value:.4g}" for name, value in run.last.items() if name == "loss" or name.startswith("validation/")

@@ -35,9 +35,9 @@ class ArithmeticProblem:
 class ArithmeticBatches(GeneratedBatches):
     """Problems with solutions, a problem in each sequence; every token is a byte.
 
-    Numbers are drawn from 0 … `largest`, operations from + and −; where a difference would be negative, it is a sum
-    instead. Only the solution and the end of the text are labelled. Problems that are held out are never trained on:
-    which ones is decided by their text alone, so all models and seeds agree.
+    Numbers are drawn from 0 … `largest`, operations from + and −; a difference that would be negative is a sum instead.
+    Only the solution and the end of the text are labelled. Problems that are held out are never trained on: their text
+    alone decides it, so all models and seeds agree.
 
     Args:
         operations: the most in a problem; as many problems have one, two, … of them.
@@ -82,11 +82,11 @@ class ArithmeticBatches(GeneratedBatches):
         return padded(rows, self.length)
 
     def sample(self, n: int, operations: int, seed: int) -> list[ArithmeticProblem]:
-        """At most `n` different problems that are held out, of so many operations; fewer where there are no more."""
+        """Return at most `n` different held-out problems of so many operations; fewer if there are no more."""
         return self._different(n, _random((seed, SAMPLE, operations)), held_out=True, operations=operations)
 
     def examples(self, n: int, seed: int) -> list[ArithmeticProblem]:
-        """At most `n` different problems of those that may be trained on; fewer where there are no more."""
+        """Return at most `n` different problems of those that may be trained on; fewer if there are no more."""
         return self._different(n, _random((seed, SAMPLE, 0)), held_out=False)
 
     def _different(self, n: int, generator: random.Random, **kind: Any) -> list[ArithmeticProblem]:
@@ -116,7 +116,7 @@ def _random(stream: Stream) -> random.Random:
 
 
 def solved(numbers: list[int], operators: list[str]) -> ArithmeticProblem:
-    """The problem of these numbers and operators, one fewer; a "-" that would lead below 0 becomes a "+"."""
+    """Return the problem of these numbers and operators, one fewer; a "-" that would lead below 0 becomes a "+"."""
     question, total, steps = str(numbers[0]), numbers[0], []
     for number, drawn in zip(numbers[1:], operators, strict=True):
         operator = "+" if drawn == "-" and number > total else drawn
@@ -128,5 +128,5 @@ def solved(numbers: list[int], operators: list[str]) -> ArithmeticProblem:
 
 
 def is_held_out(question: str) -> bool:
-    """Whether a problem is held out for validation and evaluation."""
+    """Return whether a problem is held out for validation and evaluation."""
     return zlib.crc32(question.encode()) % HELD_OUT == 0

@@ -1,4 +1,4 @@
-"""Defines what training requires of any data and the base of generated tasks; pads and flattens batches."""
+"""Defines the interface of data for training and the base of generated tasks; pads and flattens batches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 class Batches(Protocol):
-    """What training requires of its data.
+    """Interface of the data for training.
 
     A batch is a dictionary of `input_ids` and `labels`, both (batch, length) int64 on the CPU, and of `position_ids` of
-    the same shape where sequences hold several documents that do not see each other. Labels are as in transformers:
-    the same positions as `input_ids` (the model of the next token shifts them, an encoder does not), −100 where nothing
-    is to be predicted. A row's first label, and that of a document that sees itself alone, is never predicted.
+    the same shape if sequences hold several documents that do not see each other. Labels are as in transformers: the
+    same positions as `input_ids` (the model of the next token shifts them, an encoder does not), −100 if nothing is to
+    be predicted. A row's first label, and that of a document that sees itself alone, is never predicted.
     """
 
     @property
@@ -33,16 +33,16 @@ class Batches(Protocol):
 
     @property
     def source(self) -> str:
-        """A fingerprint of what the batches are made of, beside the settings: of all documents, for text."""
+        """A fingerprint of the data behind the batches, beside the settings: of all documents, for text."""
 
     def train_batch(self, step: int) -> dict[str, Tensor]:
-        """The batch of a step, counted from 1: a pure function of the settings, the seed and `step`.
+        """Return the batch of a step, counted from 1: a pure function of the settings, the seed and `step`.
 
         So resuming needs no state of the data, and all models of a comparison see the same batches.
         """
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
-        """The validation data, the same in each call."""
+        """Return the validation data, the same in each call."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -59,14 +59,14 @@ class GeneratedBatches(ABC):
 
     @abstractmethod
     def draw(self, count: int, stream: Stream) -> dict[str, Tensor]:
-        """A batch of `count` sequences from the random numbers of a stream."""
+        """Draw a batch of `count` sequences from the random numbers of a stream."""
 
     def train_batch(self, step: int) -> dict[str, Tensor]:
-        """The sequences of a step; see `Batches.train_batch`."""
+        """Return the sequences of a step; see `Batches.train_batch`."""
         return self.draw(self.batch_size, (self.seed, TRAINING, step))
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
-        """The same `validation_size` sequences in each call; the last batch may be smaller."""
+        """Yield the same `validation_size` sequences in each call; the last batch may be smaller."""
         for start in range(0, self.validation_size, self.batch_size):
             yield self.draw(min(self.batch_size, self.validation_size - start), (0, VALIDATION, start))
 
@@ -79,7 +79,7 @@ def require_positive(settings: object) -> None:
 
 
 def grouped(items: Iterable[T], size: Callable[[T], int], least: int) -> Iterator[list[T]]:
-    """The items in groups whose sizes add up to `least` or just more; the last group may be smaller."""
+    """Yield the items in groups whose sizes add up to `least` or just more; the last group may be smaller."""
     group: list[T] = []
     total = 0
     for item in items:
@@ -93,9 +93,9 @@ def grouped(items: Iterable[T], size: Callable[[T], int], least: int) -> Iterato
 
 
 def padded(rows: Iterable[tuple[Sequence[int], Sequence[bool]]], length: int) -> dict[str, Tensor]:
-    """A batch (rows, length) of sequences of at most `length` tokens, given with whether each token is learned.
+    """Pad sequences of at most `length` tokens, given with whether each token is learned, to a batch (rows, length).
 
-    Only learned tokens have labels. Behind the end of a sequence its last token is repeated, where nothing is learned.
+    Only learned tokens have labels. Behind the end of a sequence its last token is repeated, without labels.
     """
     filled = []
     for tokens, learned in rows:
@@ -106,11 +106,11 @@ def padded(rows: Iterable[tuple[Sequence[int], Sequence[bool]]], length: int) ->
 
 
 def flattened(batch: dict[str, Tensor]) -> dict[str, Any]:
-    """A batch (B, N) whose rows hold several documents as one row (1, B·N), for a model that attends by document.
+    """Flatten a batch (B, N) of rows with several documents to one row (1, B·N), for a model that attends by document.
 
-    The first token of a document has no label, since it would be predicted from the document before. By transformers'
-    names the row says where documents are: `cu_seq_lens_q` and `cu_seq_lens_k`, int32, hold the first token of each and
-    B·N, repeated until there are 2, 4, 8 … entries, so that compiled code meets few shapes; `max_length_q` and
+    The first token of a document has no label, since it would be predicted from the document before. The row names the
+    documents as transformers does: `cu_seq_lens_q` and `cu_seq_lens_k`, int32, hold the first token of each and B·N,
+    repeated until there are 2, 4, 8 … entries, so that compiled code meets few shapes; `max_length_q` and
     `max_length_k` are the longest one's length. A batch without `position_ids` stays as it is.
     """
     if "position_ids" not in batch:

@@ -53,10 +53,10 @@ class Corpus(Protocol):
         """For messages."""
 
     def pieces(self, skip: int = 0) -> Iterator[Piece]:
-        """The documents after the first `skip`, empty ones included, in pieces."""
+        """Return the documents after the first `skip`, empty ones included, in pieces."""
 
     def fingerprint(self) -> str:
-        """A number for the content: the same documents in the same order give the same one."""
+        """Return a fingerprint of the content: the same documents in the same order give the same one."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class TextFiles:
     Args:
         paths: files, or folders that are searched with everything below them, linked folders included: `.txt` (a
             document a file), `.jsonl` (a document a line) and `.parquet` (a document a row). Other files inside a
-            folder are left alone, and so is what is hidden, its name beginning with a dot; the files of a folder are
+            folder are left alone, and so are hidden ones, whose names begin with a dot; the files of a folder are
             sorted by name. "~" is the user's folder, and a name that is not there may be a pattern, such as
-            "text/*.txt" or "text/**/*.txt", which is read like a folder of what matches it. None means the source
-            files of Python's standard library, a document a file.
+            "text/*.txt" or "text/**/*.txt", which is read like a folder of its matches. None means the source files of
+            Python's standard library, a document a file.
         field: the key of a `.jsonl` line and the column of a `.parquet` file that hold the text.
-        cache: the folder of all caches, where the files' hashes are remembered; `cache_folder()` unless given.
+        cache: the folder of all caches, in which the files' hashes are remembered; `cache_folder()` unless given.
 
     Raises:
         FileNotFoundError: a path does not exist, or a pattern matches no text.
@@ -96,7 +96,7 @@ class TextFiles:
         return ", ".join(str(path) for path in self.paths)
 
     def files(self) -> list[str]:
-        """The files' paths, in the order of the documents."""
+        """Return the files' paths, in the order of the documents."""
         if self.paths is None:
             return [str(file) for file in _standard_library()]
         # By the parts of their paths: a folder's files stand together, before those of "folder b" after "folder".
@@ -119,7 +119,7 @@ class TextFiles:
                 raise ValueError(_not_utf8(files[number:], error)) from None
 
     def fingerprint(self) -> str:
-        """See `Corpus`. A file is read where its size and time are not those with which it was hashed before."""
+        """Hash the content, see `Corpus`. A file is read only if its size or time has changed since it was hashed."""
         digest_of_all = hashlib.sha256(self.field.encode())
         record = f"{cache_key(self.paths is None, *(os.path.abspath(path) for path in self.paths or ()))}.stamps"
         here = os.getcwd()
@@ -151,7 +151,7 @@ class Fingerprinted:
 class HubDataset:
     """The rows of a data set of the `datasets` library, a document a row, read as they come.
 
-    Reading and the fingerprint raise ValueError where it cannot be loaded, and OSError where it is not found.
+    Reading and the fingerprint raise ValueError if it cannot be loaded, and OSError if it is not found.
     """
 
     dataset: str  # its name on the Hub, or a folder that `datasets` can load
@@ -186,7 +186,7 @@ class HubDataset:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def _loaded(self, load: Callable[..., Any]) -> Any:
-        """What a function of `datasets` loads, whose own sentences do not say which settings of a recipe are wrong."""
+        """Load by a function of `datasets`; its errors become sentences that name the settings of the recipe."""
         try:
             return load(self.dataset, self.config)
         except (ValueError, RuntimeError) as error:
@@ -204,7 +204,7 @@ def _standard_library() -> list[Path]:
 
 
 def _text_files(path: str | Path) -> Iterator[str]:
-    """The readable files that `path` names, in any order; strings, as a million files are to be found in seconds."""
+    """Yield the readable files of `path`, in any order; as strings, to find a million files in seconds."""
     named = str(Path(os.path.expanduser(path)))
     endings = ", ".join(ENDINGS)
     found: Iterable[str]
@@ -234,7 +234,7 @@ def _is_text(file: str) -> bool:
 
 
 def _in_folder(path: str) -> Iterator[str]:
-    """The readable files in a folder and those below it, in any order, without those that are hidden."""
+    """Yield the readable files in a folder and those below it, in any order, without those that are hidden."""
     folders = [path]
     links: list[str] = []  # to folders; after all others, in order: which name a folder is found by is always the same
     seen = set()
@@ -256,7 +256,7 @@ def _in_folder(path: str) -> Iterator[str]:
 
 
 def _not_utf8(files: list[Path], error: UnicodeDecodeError) -> str:
-    """A sentence about files that are not UTF-8: the first, whose error is given, and others within ``_SEARCHED``."""
+    """Describe files that are not UTF-8: the first, whose error is given, and others within ``_SEARCHED``."""
     others = [file for file in files[1:] if file.suffix.lower() not in (".parquet", ".py")]  # source may say its own
     sizes = itertools.accumulate(file.stat().st_size for file in others)
     found = [(file, _undecodable(file)) for file, size in zip(others, sizes, strict=False) if size <= _SEARCHED]
@@ -268,7 +268,7 @@ def _not_utf8(files: list[Path], error: UnicodeDecodeError) -> str:
 
 
 def _undecodable(file: Path) -> str | None:
-    """Where and why a file is not UTF-8, if so; a part of it is in memory at a time."""
+    """Return the place and the reason if a file is not UTF-8, with a part of it in memory at a time."""
     done, held = 0, b""
     with file.open("rb") as stream:
         while True:
@@ -289,7 +289,7 @@ def _read_document(file: Path, field: str) -> Iterator[Piece]:
 
 
 def _pieces(parts: Iterator[str]) -> Iterator[Piece]:
-    """A document, of which a part comes at a time, in pieces about as long as the parts."""
+    """Yield the pieces of a document that comes in parts, about as long as the parts."""
     held = next(parts, "")
     blank = not held.strip()
     for more in parts:
@@ -303,7 +303,7 @@ def _pieces(parts: Iterator[str]) -> Iterator[Piece]:
 
 
 def _last_cut(text: str) -> int:
-    """Where to cut: at the last place that changes no token, or at the end of what grew too long; 0 for nowhere."""
+    """Return the last place to cut that changes no token, or the end of a text that grew too long; 0 for nowhere."""
     for width in (1 << 12, 2 * PIECE + 1):  # what lies before was searched when it was read
         cuts = [match.end() for match in _CUT.finditer(text, max(0, len(text) - width))]
         if cuts:
@@ -342,7 +342,7 @@ def _read_parquet(file: Path, field: str) -> Iterator[Piece]:
 
 
 def _row(text: object, location: str, field: str) -> Iterator[Piece]:
-    """A document in a table, cut like that of a file, as encoding takes a hundred times a text's memory."""
+    """Cut a document of a table like that of a file, as encoding takes a hundred times a text's memory."""
     if not isinstance(text, str):
         raise ValueError(f"{location}: {field!r} is {quoted(text)}, not text.")
     check_characters(text, f"{location}: {field!r}")
@@ -350,7 +350,7 @@ def _row(text: object, location: str, field: str) -> Iterator[Piece]:
 
 
 def check_characters(text: str, location: str) -> None:
-    """Raise ValueError where a text has no bytes: JSON and Python's strings can hold half of a surrogate pair."""
+    """Raise ValueError if a text has no bytes: JSON and Python's strings can hold half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

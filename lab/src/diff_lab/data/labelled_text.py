@@ -36,11 +36,11 @@ class LabelledText:
     label_name: str  # and before its label: "Type"
 
     def demonstration(self, text: str, label: str) -> str:
-        """A text with its label, as it stands in a prompt."""
+        """Write a text with its label, as it stands in a prompt."""
         return f"{self.query(text)} {label}{SEPARATOR}"
 
     def query(self, text: str) -> str:
-        """A text whose label is to come, after a space."""
+        """Write a text whose label is to come, after a space."""
         return f"{self.input_name}: {text}\n{self.label_name}:"
 
 

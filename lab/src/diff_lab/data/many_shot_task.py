@@ -21,7 +21,7 @@ class Episode:
     candidates: Tensor  # (classes,), all labels of the episode
 
     def prompt(self, order: Tensor | None = None) -> Tensor:
-        """The demonstrations in an order (shots,), as they are unless given: (shots · (item_length + 1),)."""
+        """Return the demonstrations in an order (shots,), as they are unless given: (shots · (item_length + 1),)."""
         shown = torch.cat((self.items, self.labels[:, None]), dim=1)
         return (shown if order is None else shown[order]).flatten()
 
@@ -41,8 +41,8 @@ class ManyShotBatches(GeneratedBatches):
     Args:
         shots: items in a sequence.
         classes: in a sequence.
-        labels: tokens that classes may have for labels, `classes` or more; where there are more, a model first learns
-            which ones occur.
+        labels: tokens that classes may have for labels, `classes` or more; with more, a model first learns which ones
+            occur.
         words: of all classes together.
         item_length: words in an item.
         noise: the share of items whose label is drawn from all classes.
@@ -86,7 +86,7 @@ class ManyShotBatches(GeneratedBatches):
         return {name: torch.from_numpy(part.reshape(count, -1)) for name, part in batch.items()}
 
     def episode(self, seed: int, number: int, shots: int, queries: int, noise: float) -> Episode:
-        """Demonstrations and queries to evaluate on, drawn for (`seed`, `number`); none is trained on on purpose."""
+        """Return demonstrations and queries to evaluate on, drawn for (`seed`, `number`); none is for training."""
         random = np.random.default_rng((seed, SAMPLE, number))
         drawn = self._items(random, 1, shots + queries, noise)
         items, labels, answers, classes, candidates = (torch.from_numpy(part[0]) for part in drawn)
@@ -95,8 +95,8 @@ class ManyShotBatches(GeneratedBatches):
     def _items(
         self, random: np.random.Generator, n: int, count: int, noise: float, *, vary: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Items (n, count, item_length); the labels shown with them, the right ones and their classes, (n, count) each;
-        and the label of each class, (n, classes).
+        """Draw items (n, count, item_length); their shown and right labels and classes, (n, count); labels of classes,
+        (n, classes).
         """
         dealt = random.random((n, self.words)).argsort(axis=1)  # class c of C has the words dealt at c, c + C, …
         label_of = random.random((n, self.labels)).argsort(axis=1)[:, : self.classes]

@@ -19,7 +19,7 @@ _KEPT = 0.1  # the token itself stands there
 
 
 def with_mask_token(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """The tokenizer, to which a mask token is added where it has none."""
+    """Return the tokenizer, with a mask token added if it has none."""
     if tokenizer.mask_token is None:
         tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
     return tokenizer
@@ -29,15 +29,15 @@ def with_mask_token(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFa
 class MaskedTextBatches:
     """Blocks of text in which a share of each block's tokens is to be found.
 
-    Labels stand where their tokens are hidden: nothing is shifted. The first token of a block and of a document that
-    sees itself alone is never hidden, so that a block has as many targets here as for the model of the next token.
-    Nor is an end of text.
+    Labels stand in place of hidden tokens: nothing is shifted. The first token of a block and of a document that sees
+    itself alone is never hidden, so that a block has as many targets here as for the model of the next token. Nor is an
+    end of text.
 
     Args:
         text: gives the blocks; whether documents see themselves alone is its setting.
         tokenizer: of the text, with a mask token.
         mask_fraction: the share of a block's tokens that are to be found, one at least; above 0, at most 1.
-        seed: of what is hidden in training; validation does not depend on it.
+        seed: of the hidden tokens in training; validation does not depend on it.
 
     Raises:
         ValueError: a share out of range, or a tokenizer without a mask token.
@@ -62,11 +62,11 @@ class MaskedTextBatches:
         self._ordinary = np.array([token for token in range(self.vocab_size) if token not in special])
 
     def train_batch(self, step: int) -> dict[str, Tensor]:
-        """The text's batch of a step, with tokens hidden; see `Batches.train_batch`."""
+        """Return the text's batch of a step, with tokens hidden; see `Batches.train_batch`."""
         return self._masked(self.text.train_batch(step), (self.seed, TRAINING, step))
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
-        """The text's validation batches; the same tokens are hidden in each call."""
+        """Yield the text's validation batches; the same tokens are hidden in each call."""
         for number, batch in enumerate(self.text.validation_batches()):
             yield self._masked(batch, (0, VALIDATION, number))
 

@@ -1,4 +1,4 @@
-"""Makes what the folder of prepared data holds once, under a lock."""
+"""Makes each folder of prepared data once, under a lock."""
 
 import hashlib
 import json
@@ -16,16 +16,16 @@ from diff_transformer.utils.manifest import digests, sizes_in, why_changed, why_
 
 
 def cache_key(*parts: Any) -> str:
-    """The name of what is made of these parts, which JSON can hold."""
+    """Return the name of a folder made of these parts, which JSON can hold."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def build_cached(target: Path, make: Callable[[Path], None]) -> Path:
-    """The folder `target`, made by `make` if it is not there: it is complete or absent.
+    """Return the folder `target`, made by `make` if it is not there: it is complete or absent.
 
     One process makes it while others wait. `make` fills a folder that it finds again after an interruption or an
     exception. A damaged folder is made again, with a warning. One whose parent cannot be written, as in somebody else's
-    cache, is used where it is complete. Raises an OSError where it cannot be written, as where the disk is full.
+    cache, is used if it is complete. Raises OSError if it cannot be written, as on a full disk.
     """
     if _is_verified(target):
         return target
@@ -68,7 +68,7 @@ def _unwritable(target: Path, reason: str) -> OSError:
 
 
 def _damage(folder: Path) -> str | None:
-    """Why a folder cannot be used, if so. Content is read where sizes or times of files have changed since it was."""
+    """Return why a folder cannot be used, if so. Content is read only if sizes or times of files have changed."""
     return None if _is_verified(folder) else why_incomplete(folder) or why_changed(folder)
 
 
@@ -80,11 +80,11 @@ def _is_verified(folder: Path) -> bool:
 
 
 def _verified_file(folder: Path) -> Path:
-    """Beside a folder: what its files were like when their content was last compared with the manifest."""
+    """Return the file beside a folder with the stamps of its files at their last comparison with the manifest."""
     return folder.with_name(f"{folder.name}.verified.json")
 
 
 def _stamps(folder: Path) -> dict[str, list[int]]:
-    """Size and times of each file, which whatever changes its content changes as well: all but a failing disk."""
+    """Return size and times of each file, which change with its content, unless the disk fails."""
     statuses = {name: (folder / name).stat() for name in sizes_in(folder)}
     return {name: [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for name, stat in statuses.items()}

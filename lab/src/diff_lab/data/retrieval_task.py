@@ -15,7 +15,7 @@ from diff_lab.data.batches import IGNORED, SAMPLE, TRAINING, GeneratedBatches, S
 @dataclass(frozen=True)
 class RetrievalSample:
     """Sequences with the positions that an evaluation needs. n sequences of N tokens, Q queries each; all int64 but
-    `depth`, float32 in [0, 1]: where in the context the needle lies, 0 the first possible place, 1 the last."""
+    `depth`, float32 in [0, 1]: the needle's place, from 0, the first possible one, to 1, the last."""
 
     input_ids: Tensor  # (n, N)
     labels: Tensor  # (n, N), −100 except where an answer stands; to be shifted by the model, as in transformers
@@ -93,18 +93,18 @@ class RetrievalBatches(GeneratedBatches):
         return self._draw(n, (seed, SAMPLE, 0))
 
     def asking(self, num_pairs: int, num_queries: int, context_length: int | None = None) -> "RetrievalBatches":
-        """The same task with other numbers of needles and of distinct queries, in a context of the same length unless
-        another is given. Raises ValueError where so many do not fit."""
+        """Return the task with other numbers of needles and of distinct queries, by default in the same length. Raises
+        ValueError if so many do not fit."""
         length = (context_length or self.context_length) + 3 * num_queries
         return replace(self, num_pairs=num_pairs, length=length, num_queries=num_queries, repeats=False, vary=False)
 
     def names(self, input_ids: Tensor) -> list[str]:
-        """How to print a sequence (N,): "?" for the marker, "k3" and "v3" for keys and values, "·" for noise."""
+        """Name the tokens of a sequence (N,): "?" for the marker, "k3" and "v3" for keys and values, "·" for noise."""
         words = self.words()
         return [words[token] if token < self.first_noise else "·" for token in input_ids.tolist()]
 
     def words(self) -> list[str]:
-        """The word of each token, all different: "?" for the marker, "k0" …, "v0" …, and "n0" … for noise."""
+        """Return the word of each token, all different: "?" for the marker, "k0" …, "v0" …, and "n0" … for noise."""
         kinds = (("k", self.num_keys), ("v", self.num_values), ("n", self.num_noise))
         return ["?", *(f"{kind}{i}" for kind, count in kinds for i in range(count))]
 
@@ -154,7 +154,7 @@ class RetrievalBatches(GeneratedBatches):
 
 
 def _distinct(random: np.random.Generator, rows: int, population: int, count: int) -> np.ndarray:
-    """`count` different numbers below `population` in random order, for each row: (rows, count)."""
+    """Draw `count` different numbers below `population` in random order, for each row: (rows, count)."""
     return random.random((rows, population)).argsort(axis=1)[:, :count]
 
 
@@ -164,19 +164,19 @@ def _distinct(random: np.random.Generator, rows: int, population: int, count: in
 
 
 def most_frequent(drawn: int, values: int) -> float:
-    """E[the largest number of equal ones among so many independent draws] / draws."""
+    """Compute E[the largest number of equal ones among so many independent draws] / draws."""
     return float(right_ways(drawn, values, 1)[drawn]) / drawn
 
 
 @cache
 def right_ways(most_drawn: int, values: int, answers: int) -> np.ndarray:
-    """For 0 … `most_drawn` independent draws, the expected number of ways in which the most frequent values are right
-    as the answers to so many different draws: (most_drawn + 1,).
+    """Count the expected ways in which the most frequent of 0 … `most_drawn` independent draws are right as the answers
+    to so many different draws: (most_drawn + 1,).
 
     A value that was drawn c times is right in c ways, given again in c − 1, down to 1. So a value that was drawn t
     times or more stands once for each of t, t − 1, … 1, and the answers are the largest of all these numbers. The sum
     over all draws goes through t from above. How often each value was drawn counts as if it were Poisson's, which is
-    the same where the total is known, and keeps the numbers within the range of floats up to 1,900 draws.
+    the same for a known total, and keeps the numbers within the range of floats up to 1,900 draws.
     """
     drawn = np.arange(most_drawn + 1)
     mean = max(most_drawn, 1) / math.e / values

@@ -18,7 +18,7 @@ DigestedPiece = tuple[Piece, tuple[int, int] | None]
 
 
 def with_digests(pieces: Iterable[Piece]) -> Iterator[DigestedPiece]:
-    """The pieces, with the digests of their documents."""
+    """Yield the pieces, with the digests of their documents."""
     digest, size = hashlib.sha256(), 0
     for piece in pieces:
         encoded = piece.text.encode()
@@ -32,13 +32,13 @@ def with_digests(pieces: Iterable[Piece]) -> Iterator[DigestedPiece]:
 
 
 def split(documents: np.ndarray, validation_fraction: float) -> np.ndarray:
-    """How many bytes of each document, from its beginning, are for training: (documents,) int64.
+    """Return how many bytes of each document, from its beginning, are for training: (documents,) int64.
 
     It depends on the documents' content alone: there is no seed, and the order does not matter. Documents are ranked by
-    their digest; the first ones are for validation as long as they fit into `validation_fraction` of all bytes. Where
-    that is less than half of the fraction (few documents, or long ones), others follow that still fit, and where it
-    still is less than half, the end of the longest document for training. Copies of a document are treated alike.
-    Raises ValueError where there is no text, or the fraction is not above 0 and at most 1.
+    their digest; the first ones are for validation as long as they fit into `validation_fraction` of all bytes. If that
+    is less than half of the fraction (few documents, or long ones), others follow that still fit. If it still is less
+    than half, the end of the longest document for training follows. Copies of a document are treated alike. Raises
+    ValueError if there is no text, or the fraction is not above 0 and at most 1.
     """
     if not 0 < validation_fraction <= 1:
         raise ValueError(f"validation_fraction must be above 0 and at most 1, got {validation_fraction}.")

@@ -33,7 +33,7 @@ class TextBatches:
 
     Args:
         cache: the tokenised corpus.
-        tokenizer: what it was tokenised with.
+        tokenizer: of the corpus.
         length: tokens in a block.
         batch_size: blocks in a batch.
         seed: of the order of the training blocks; the split and the validation blocks do not depend on it.
@@ -94,11 +94,11 @@ class TextBatches:
         return sum(int(self._sizes[labels[labels != IGNORED].numpy()].sum()) for labels in targets)
 
     def documents(self, *, training: bool = False) -> Iterator[np.ndarray]:
-        """The tokens of each document, its end of text included, of the validation part or of the training part."""
+        """Return the tokens of each document, with its end of text, of the validation part or of the training part."""
         return (self._train if training else self._validation).documents()
 
     def train_batch(self, step: int) -> dict[str, Tensor]:
-        """The next `batch_size` blocks of the order of the epoch; see `Batches.train_batch`."""
+        """Return the next `batch_size` blocks of the order of the epoch; see `Batches.train_batch`."""
         blocks = self._train.blocks(self.length)
         if not blocks:
             raise ValueError("There is no training text: all of the corpus is kept for validation.")
@@ -110,8 +110,8 @@ class TextBatches:
         return self._train.batch(np.array(indices), self.length, self.isolated)
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
-        """The validation blocks in the order of the text, `batch_size` or fewer at a time: at most 16,384 tokens, or
-        one block, since these batches are not divided among processes as training batches are.
+        """Yield the validation blocks in the order of the text, `batch_size` or fewer at a time. A batch has at most
+        16,384 tokens, or one block: it is not divided among ranks as training batches are.
         """
         rows = max(1, min(self.batch_size, _VALIDATION_TOKENS // self.length))
         for start in range(0, len(self._validation_blocks), rows):
@@ -128,7 +128,7 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, tokens: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> "Packed":
-        """Documents (documents,) that begin in the cache at `begins` and have `lengths` tokens; not the empty ones."""
+        """Pack documents (documents,) that begin in the cache at `begins` with `lengths` tokens; not the empty ones."""
         nonempty = lengths > 0
         return cls(tokens, begins[nonempty], np.concatenate([[0], np.cumsum(lengths[nonempty])]))
 
@@ -136,16 +136,16 @@ class Packed(NamedTuple):
         return int(self.ends[-1])
 
     def documents(self) -> Iterator[np.ndarray]:
-        """The tokens of each document in turn, as the cache holds them."""
+        """Yield the tokens of each document in turn, as the cache holds them."""
         for number, begin in enumerate(self.begins):
             yield self.tokens[begin : begin + self.ends[number + 1] - self.ends[number]]
 
     def blocks(self, length: int) -> int:
-        """How many blocks there are; each begins with the last token of the one before, to predict every token once."""
+        """Count the blocks; each begins with the last token of the one before, to predict every token once."""
         return max(0, (len(self) - 1) // (length - 1))
 
     def block(self, index: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Block `index`: tokens and positions, both (length,) int64; positions restart where a document begins."""
+        """Return block `index`: tokens and positions, both (length,) int64; positions restart with each document."""
         start = index * (length - 1)
         positions = np.arange(start, start + length)
         first, last = np.searchsorted(self.ends, (start, start + length - 1), side="right") - 1
@@ -155,7 +155,7 @@ class Packed(NamedTuple):
         return tokens.astype(np.int64), positions - np.maximum(begins, start)
 
     def batch(self, indices: np.ndarray, length: int, isolated: bool) -> dict[str, Tensor]:
-        """Blocks (blocks,) as a batch of `input_ids` and `labels`, (blocks, length) int64.
+        """Make a batch of blocks (blocks,): `input_ids` and `labels`, (blocks, length) int64.
 
         Isolated, also `position_ids`, and no first token of a document is predicted: nothing before it can be seen.
         """
@@ -169,7 +169,7 @@ class Packed(NamedTuple):
 
 
 def divided(cache: TokenCache, validation_fraction: float, sizes: np.ndarray) -> tuple[Packed, Packed, str]:
-    """The training and the validation part of a corpus, see `split`, and a hash of all documents' digests.
+    """Return the training and the validation part of a corpus, see `split`, and a hash of all documents' digests.
 
     The tables are made once, by one process, beside the cache's folder. All others map them: a process holds the pages
     of them that it reads, which it shares with the machine's other processes. `sizes`, (vocabulary,), says how many
@@ -199,7 +199,7 @@ def divided(cache: TokenCache, validation_fraction: float, sizes: np.ndarray) ->
 def _parts(
     tokens: np.ndarray, documents: np.ndarray, validation_fraction: float, sizes: np.ndarray
 ) -> tuple[Packed, Packed]:
-    """The training and the validation part, which is behind it in a document that both share."""
+    """Return the training and the validation part, which is behind it in a document that both share."""
     ends = documents["end"]
     begins = np.concatenate([[0], ends[:-1]])
     lengths = ends - begins
@@ -214,9 +214,9 @@ def _parts(
 
 
 def _tokens_before_end(tokens: np.ndarray, size: int, sizes: np.ndarray) -> int:
-    """How many tokens there are before the last `size` bytes of a text.
+    """Return how many tokens there are before the last `size` bytes of a text.
 
-    Read from its end, a part at a time: the text may be larger than memory, and what is held out of it is small.
+    Read from its end, a part at a time: the text may be larger than memory, and its held-out part is small.
     """
     for end in range(len(tokens), 0, -_BATCH_TOKENS):
         start = max(0, end - _BATCH_TOKENS)
@@ -228,9 +228,9 @@ def _tokens_before_end(tokens: np.ndarray, size: int, sizes: np.ndarray) -> int:
 
 
 def shuffled(index: int, size: int, seed: tuple[int, ...]) -> int:
-    """Where `index` goes in a permutation of 0 … size − 1 that the seed chooses, without a table of it.
+    """Return the place of `index` in a permutation of 0 … size − 1 that the seed chooses, without a table of it.
 
-    A Feistel network permutes the next larger power of 4; what falls beyond `size` goes through it again.
+    A Feistel network permutes the next larger power of 4; a result beyond `size` goes through it again.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1

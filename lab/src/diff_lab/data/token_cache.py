@@ -71,7 +71,7 @@ def prepare(
 
 
 def token_dtype(vocabulary: int) -> np.dtype:
-    """What a token of a vocabulary of so many is kept in."""
+    """Return the dtype of a token in a vocabulary of so many."""
     return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
 
 
@@ -96,7 +96,7 @@ def _tokenise(corpus: Corpus, tokenizer: PreTrainedTokenizerFast, folder: Path, 
 
 
 def _cut_back(folder: Path, tokens: BinaryIO, pieces: BinaryIO, dtype: np.dtype) -> np.ndarray:
-    """Cut what an interruption left back to the pieces that are all there, and return their records."""
+    """Cut an interrupted cache back to its complete pieces, and return their records."""
     records = np.fromfile(folder / _PIECES, dtype=RECORD)  # a torn record at the end is not read
     records = records[records["end"] * dtype.itemsize <= (folder / _TOKENS).stat().st_size]
     pieces.truncate(len(records) * RECORD.itemsize)
@@ -107,7 +107,7 @@ def _cut_back(folder: Path, tokens: BinaryIO, pieces: BinaryIO, dtype: np.dtype)
 def _encoded(
     corpus: Corpus, tokenizer: PreTrainedTokenizerFast, done: np.ndarray, dtype: np.dtype
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Records and tokens of the pieces after those that are done, a batch at a time."""
+    """Yield records and tokens of the pieces after those that are done, a batch at a time."""
     ends = np.append(0, done["end"])
     complete = int(np.flatnonzero(done["ends"]).max(initial=-1)) + 1  # pieces, those of documents that have ended
     total, begin = int(ends[-1]), int(ends[complete])  # tokens, and those before the document that is being read

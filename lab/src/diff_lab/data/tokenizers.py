@@ -27,7 +27,7 @@ _IN_ONE_WORD = re.compile(r"[^\W\d_]+|\d+|(?:[^\w\s]|_)+|\s+")
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer whose token i < 256 is the byte i; 256 is the end of a text (also used for padding)."""
+    """Make a tokenizer whose token i < 256 is the byte i; 256 is the end of a text (also used for padding)."""
     vocabulary = {character: byte for byte, character in enumerate(characters_of_bytes())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     # Without merges a word is no different from a whole document, so the text need not be split into words.
@@ -40,8 +40,8 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
 
     `vocab_size` is the number of tokens, with the 256 bytes and the end of text. A corpus that is too small for so many
     merges gives fewer: `len(tokenizer)` is the number that counts. Words of many thousand characters, as in a genome
-    without line ends, are trained on in parts. Ctrl-C ends it at once; the computation goes on in a thread of its own,
-    without an effect, where the program does not end.
+    without line ends, are trained on in parts. Ctrl-C ends it at once; if the program does not end, the computation
+    goes on in a thread of its own, without effect.
 
     Raises:
         ValueError: `vocab_size` leaves no room for a merge, there are no documents, or one is not valid text.
@@ -78,7 +78,7 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
 
 
 def _without_long_words(text: str) -> Iterator[str]:
-    """A text, cut inside of words of `_LONGEST_WORD` and more: a merge takes time by the square of a word's length."""
+    """Yield a text, with words of `_LONGEST_WORD` and more cut: a merge takes time by the square of a word's length."""
     start = 0
     for end in range(_LONGEST_WORD, len(text) + 1, _LONGEST_WORD):
         if _IN_ONE_WORD.fullmatch(text, end - _LONGEST_WORD, end):
@@ -90,7 +90,7 @@ def _without_long_words(text: str) -> Iterator[str]:
 def trained_bpe(
     corpus: Corpus, validation_fraction: float, vocab_size: int, folder: Path | None = None
 ) -> PreTrainedTokenizerFast:
-    """`train_bpe` on the corpus without its validation part, trained once: later calls read it from the cache.
+    """Train BPE on the corpus without its validation part, once: later calls read it from the cache.
 
     Caches are in `folder`; in `cache_folder()` unless given.
     """
@@ -103,8 +103,8 @@ def trained_bpe(
 
 
 def encode_documents(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> list[list[int]]:
-    """The tokens of each document, without an end of text. A literal "<|endoftext|>" in a document is plain text.
-    Raises ValueError where a document is not valid text."""
+    """Tokenise each document, without an end of text. A literal "<|endoftext|>" in it is plain text. Raises ValueError
+    if a document is not valid text."""
     encoder, checked = plain_text_tokenizer(tokenizer), list(_checked(documents))
     encoded: list[list[int]] = []
     for start in range(0, len(checked), 64):  # a few at a time: an encoding takes far more memory than its ids
@@ -114,7 +114,7 @@ def encode_documents(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str
 
 
 def plain_text_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """A copy of what encodes text in a tokenizer, for which special tokens in a text are plain text.
+    """Return a copy of a tokenizer's encoder, for which special tokens in a text are plain text.
 
     It neither cuts nor pads: a tokenizer keeps, and saves, how it was last told to do so.
     """
@@ -126,7 +126,7 @@ def plain_text_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
 
 
 def bytes_of_tokens(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """The number of bytes of text that each token stands for; 0 for special tokens.
+    """Return the number of bytes of text that each token stands for; 0 for special tokens.
 
     Exact for byte-level tokenizers (GPT-2's kind), and for those that write "▁" for a space and fall back to bytes
     (Llama's first kind), but for the space that they put before a text.

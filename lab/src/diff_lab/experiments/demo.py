@@ -80,16 +80,16 @@ def run_demo(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Train DIFF and the Transformer on both tasks, measure them, and write what a report needs.
+    """Train DIFF and the Transformer on both tasks, measure them, and write the files for a report.
 
     Writes into ``output_dir``, which is returned: a run folder for each task and variant ("retrieval-diff", …, with its
     model), ``results.json``, ``attention.json`` and ``samples.json``. The two variants of a task are trained at the
     same time, each in a process with its share of the processor cores; on one core or a GPU, one after the other. So a
-    script that calls this must be importable: what it does stands under `if __name__ == "__main__"`.
+    script that calls this must be importable: its work stands under `if __name__ == "__main__"`.
 
-    The folder must be new or empty, unless `resume` keeps what an earlier demo in it has finished and resumes from
-    there, or `overwrite` replaces it. `text` (files or folders) is for the language part; without any it is the source
-    of Python's standard library. `fast` takes a few steps alone, to see in a minute or so what the demo shows.
+    The folder must be new or empty, unless `resume` keeps the finished parts of an earlier demo in it and resumes, or
+    `overwrite` replaces it. `text` (files or folders) is for the language part; without any it is the source of
+    Python's standard library. `fast` takes a few steps alone, to see in a minute or so the pages of the demo.
 
     Raises:
         FileExistsError, FileNotFoundError, ValueError: the folder or the input is not right; nothing has been written.
@@ -168,7 +168,7 @@ _WITHOUT_EXTRAS = section("train", inspect_every=None, max_loss_rise=None)
 
 
 def _expectations(recipes: Mapping[str, Recipe], workers: int, *, fast: bool) -> str:
-    """Say what the demo is going to do, and how long that takes."""
+    """Say how the demo will go, and how long it takes."""
     retrieval, language = recipes["retrieval"], recipes["language"]
     pairs = getattr(retrieval.data, "num_pairs", "")
     return f"""\
@@ -194,7 +194,7 @@ In all {"a minute or so" if fast else "4 to 8 minutes"} on two processor cores. 
 
 
 def _train(recipe: Recipe, folder: Path, existing: Mapping[str, Any], progress: Progress) -> tuple[int, float]:
-    """Train one model: its number of parameters, and the seconds that it took."""
+    """Train one model; return its number of parameters, and the seconds that it took."""
     data = build_data(recipe)
     run = train(recipe, folder, progress=progress, on_evaluate=validation_callback(data.batches), data=data, **existing)
     return run.parameters, run.seconds
@@ -222,12 +222,12 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
 def attention_example(
     models: dict[str, DiffTransformerForCausalLM], batches: RetrievalBatches, seed: int
 ) -> dict[str, Any]:
-    """The maps of one head of each variant for a query that is answered right, if there is one.
+    """Return the maps of one head of each variant for a query that is answered right, if there is one.
 
     The query is the first one, in the order of the evaluation's sequences, that both variants answer right and DIFF
     with λ = 0 does not; or else that both do; or else that DIFF, or else that another variant does; or else the first.
     None whose key was asked for before in its sequence, as the answer to that would be in view. Of DIFF the head is the
-    one where λ = 0 changes the answer most, as in the explorer; of a model that subtracts nothing the one with most of
+    one whose λ = 0 changes the answer most, as in the explorer; of a model that subtracts nothing the one with most of
     its weight on the answer.
     """
     sample = batches.sample(EXAMPLES, seed)
@@ -271,7 +271,7 @@ def attention_example(
 
 
 def _first_query(sample: RetrievalSample, right: Mapping[str, Tensor], right_without: Tensor) -> tuple[int, int]:
-    """The sequence and the place in it of the query whose maps are shown; `right` are the (n, Q) answers, and
+    """Return the sequence and the place in it of the query whose maps are shown; `right` are the (n, Q) answers, and
     `right_without` DIFF's with λ = 0."""
     answers = sample.answer_spans
     earlier = torch.tril(answers[:, :, None] == answers[:, None, :], diagonal=-1).any(-1)
@@ -285,13 +285,13 @@ def _first_query(sample: RetrievalSample, right: Mapping[str, Tensor], right_wit
 
 
 def _answer_share(maps: Tensor, query: int, answer: int) -> Tensor:
-    """(H, N, N) → (H,): share of the query's absolute weight that lies on its answer."""
+    """Compute from maps (H, N, N) the share (H,) of the query's absolute weight that lies on its answer."""
     rows = maps[:, query].abs()
     return rows[:, answer] / rows.sum(-1)
 
 
 def text_samples(models: dict[str, DiffTransformerForCausalLM], data: Data, seed: int) -> dict[str, str]:
-    """How each variant continues the beginning of the validation text, drawn at temperature 0.8."""
+    """Have each variant continue the beginning of the validation text, drawn at temperature 0.8."""
     tokenizer, batches = data.tokenizer, data.batches
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     assert isinstance(batches, TextBatches)

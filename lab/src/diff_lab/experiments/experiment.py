@@ -1,4 +1,4 @@
-"""Defines what an experiment is: variants that are trained alike, measurements of each, and comparisons of these.
+"""Defines experiments: variants that are trained alike, measurements of each, and comparisons of these.
 
 Every experiment is an `Experiment` in a module of this package. `EXPERIMENTS` lists them by name, and `runner.py`
 carries them out.
@@ -29,7 +29,7 @@ PAPER = "paper"
 
 
 def section(name: str, **settings: bool | float | str | None) -> tuple[str, ...]:
-    """Settings of one section of a recipe as overrides: ("train.steps=50", "train.evaluate_every=null")."""
+    """Write settings of one section of a recipe as overrides: ("train.steps=50", "train.evaluate_every=null")."""
     words = {True: "true", False: "false", None: "null"}
     return tuple(
         f"{name}.{key}={words[value] if value is None or isinstance(value, bool) else value}"
@@ -39,7 +39,7 @@ def section(name: str, **settings: bool | float | str | None) -> tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """What is trained: a row of a table.
+    """A model to train: a row of a table.
 
     Variants with the same coordinates are compared with each other, so they must have the same data, the same training
     but for the learning rate, and the same parameters but for λ and norms.
@@ -50,7 +50,7 @@ class Variant:
     coordinates: Coordinates = NO_COORDINATES  # of its records, a size for example
 
     def changed(self, *overrides: str, **fields: Any) -> "Variant":
-        """The variant with more settings, which come after its own, and with other fields."""
+        """Return the variant with more settings, which come after its own, and with other fields."""
         return replace(self, overrides=(*self.overrides, *overrides), **fields)
 
     @property
@@ -60,7 +60,7 @@ class Variant:
 
 
 def diff_and_softmax(*overrides: str, coordinates: Coordinates = NO_COORDINATES) -> tuple[Variant, ...]:
-    """DIFF and the Transformer with these settings."""
+    """Return DIFF and the Transformer with these settings."""
     return tuple(
         Variant(name=kind, overrides=(f"model.attention_type={kind}", *overrides), coordinates=coordinates)
         for kind in ("diff", "softmax")
@@ -97,7 +97,7 @@ class Preset:
     minutes: float | None = None  # about what it takes: two processor cores (cpu, evening, night), one H200
 
     def variant_recipe(self, variant: Variant, *more: str) -> Recipe:
-        """The recipe of a variant. Raises as `load_recipe` does."""
+        """Return the recipe of a variant. Raises as `load_recipe` does."""
         return load_recipe(self.recipe, [*self.overrides, *variant.overrides, *more])
 
     @property
@@ -129,7 +129,7 @@ class Heads(NamedTuple):
 
 
 def heads_of(recipe: Recipe) -> Heads:
-    """The heads of a recipe's model."""
+    """Return the heads of a recipe's model."""
     config = build_config(recipe, vocab_size=1)
     described = config.spec
     return Heads(described.heads(config), head_dim(config), described.differential)
@@ -148,7 +148,7 @@ class ParameterCounts:
 
 
 def count(config: DiffTransformerConfig) -> ParameterCounts:
-    """The parameters of a model that is not built."""
+    """Return the parameters of a model that is not built."""
     named = list(meta_model(config).named_parameters())
     # What the attention types do not share: norms, and λ's vectors or projection.
     unshared = ("norm", *(f".{module}." for module in ATTENTION_TYPES[config.attention_type].lambda_modules))
@@ -157,9 +157,9 @@ def count(config: DiffTransformerConfig) -> ParameterCounts:
 
 
 def equal_feed_forward(config: DiffTransformerConfig, like: DiffTransformerConfig) -> int:
-    """The width of the feed-forward network with which a model has as many parameters as another of the same hidden
-    size and number of layers: its three matrices give what the attention takes more. λ's vectors and norms aside, and
-    but for rounding. Raises ValueError where there is no such width.
+    """Return the width of the feed-forward network with which a model has as many parameters as another. Both have the
+    hidden size and number of layers: its three matrices give the surplus of the attention. λ's vectors and norms aside,
+    and but for rounding. Raises ValueError if there is no such width.
     """
     attention, other = (ATTENTION_TYPES[one.attention_type].attention_weights(one) for one in (config, like))
     width: int = like.intermediate_size - round((attention - other) / (3 * like.hidden_size * like.num_hidden_layers))
@@ -172,7 +172,7 @@ def equal_feed_forward(config: DiffTransformerConfig, like: DiffTransformerConfi
 
 
 def check_recipes(recipes: Mapping[Variant, Recipe]) -> None:
-    """Raises ValueError for a setting outside the model in which two variants that are compared differ."""
+    """Raise ValueError for a setting outside the model in which two variants that are compared differ."""
     for first, variant in _pairs(list(recipes)):
         changed = [text for text in differences(recipes[first], recipes[variant]) if not text.startswith(_FREE)]
         if changed:
@@ -182,7 +182,7 @@ def check_recipes(recipes: Mapping[Variant, Recipe]) -> None:
 
 
 def check_counts(counts: Mapping[Variant, ParameterCounts], preset: Preset) -> None:
-    """Raises ValueError for variants that are compared and not of equal size but for λ and norms, within the
+    """Raise ValueError for variants that are compared and not of equal size but for λ and norms, within the
     preset's tolerance."""
     tolerance = preset.parameter_tolerance
     if tolerance is None:
@@ -197,7 +197,7 @@ def check_counts(counts: Mapping[Variant, ParameterCounts], preset: Preset) -> N
 
 
 def _pairs(variants: Sequence[Variant]) -> list[tuple[Variant, Variant]]:
-    """Each variant with the first of those that it is compared with."""
+    """Return each variant with the first of those that it is compared with."""
     first: dict[Coordinates, Variant] = {}
     for variant in variants:
         first.setdefault(variant.coordinates, variant)
@@ -209,7 +209,7 @@ PASSES = 4
 
 
 def text_notes(recipe: Recipe, batches: Batches) -> list[str]:
-    """What a reader must know of a text that a run reads often; nothing where it does not, or there is no text."""
+    """Return a note on a text that a run reads often; nothing if it does not, or there is no text."""
     text = batches.text if isinstance(batches, NeedleBatches | MaskedTextBatches) else batches
     if not isinstance(text, TextBatches) or not text.train_tokens:
         return []
@@ -223,7 +223,7 @@ def text_notes(recipe: Recipe, batches: Batches) -> list[str]:
 
 
 def by_name(records: Sequence[Result], name: str) -> list[Result]:
-    """The records of that name."""
+    """Return the records of that name."""
     return [record for record in records if record.name == name]
 
 
@@ -243,7 +243,7 @@ class ComparisonRule:
     quality: bool = True
 
     def comparisons(self, records: Sequence[Result]) -> list[Comparison]:
-        """One at each of the coordinates, in the order of the records."""
+        """Compare at each of the coordinates, in the order of the records."""
         measured: dict[Coordinates, set[str]] = {}
         for record in by_name(records, self.name):
             if self.at(record.coordinates):
@@ -268,13 +268,13 @@ class ComparisonRule:
 def rules(
     names: Iterable[str], pairs: Iterable[tuple[str, str]] = (("diff", "softmax"),), **fields: Any
 ) -> list[ComparisonRule]:
-    """A rule for each number and each two variants, which are alike in all other fields."""
+    """Return a rule for each number and each two variants, which are alike in all other fields."""
     alike = [(name, *pair) for name, pair in itertools.product(names, pairs)]
     return [ComparisonRule(name=name, variant=variant, against=against, **fields) for name, variant, against in alike]
 
 
 def compared_by(*all_rules: ComparisonRule) -> Callable[[Sequence[Result], Preset], list[Comparison]]:
-    """What an experiment compares by rules alone, whatever its preset."""
+    """Make the comparisons of an experiment by rules alone, whatever its preset."""
     return lambda records, _: [comparison for rule in all_rules for comparison in rule.comparisons(records)]
 
 
@@ -305,13 +305,13 @@ class Experiment:
     rehearsal: Mapping[str, Any] = field(default_factory=dict)
 
     def requests(self, preset: Preset) -> Sequence[MeasurementRequest]:
-        """What is measured on every trained checkpoint."""
+        """Return the measurements of every trained checkpoint."""
         if not isinstance(self.measurements, str):
             return self.measurements(preset)
         return (MeasurementRequest(name=self.measurements, options=preset.options),) if self.measurements else ()
 
     def option_model(self) -> type[Options]:
-        """The options that a preset may have, each described."""
+        """Return the options that a preset may have, each described."""
         if self.options is None and self.measurements and isinstance(self.measurements, str):
             return find_measurement(self.measurements)
         return self.options or Options
@@ -345,7 +345,7 @@ EXPERIMENTS = {
 
 
 def find_experiment(name: str) -> Experiment:
-    """The experiment of that name. Raises ValueError with the nearest name and all names where there is none."""
+    """Return the experiment of that name. Raises ValueError with the nearest name and all names if there is none."""
     if name not in EXPERIMENTS:
         names = ", ".join(EXPERIMENTS)
         raise ValueError(f"There is no experiment {name!r}{did_you_mean(name, EXPERIMENTS)} There are {names}.")

@@ -1,4 +1,4 @@
-"""Defines the experiments on what models do inside: outliers, quantised logits, gradients, and throughput (Table 7)."""
+"""Defines the experiments on the inside of models: outliers, quantised logits, gradients, and throughput (Table 7)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -82,13 +82,13 @@ ACCURACY = {16: (0.662, 0.634), 8: (0.663, 0.627), 6: (0.660, 0.589), 4: (0.588,
 
 
 def paper_drop(bits: int) -> tuple[float, float]:
-    """What DIFF and the Transformer lose on HellaSwag against 16 bits."""
+    """Return the losses of DIFF and the Transformer on HellaSwag against 16 bits."""
     diff, softmax = (full - rounded for full, rounded in zip(ACCURACY[16], ACCURACY[bits], strict=True))
     return round(diff, 3), round(softmax, 3)
 
 
 def _claimed_fig8(coordinates: Coordinates) -> bool:
-    """Where the paper says that DIFF keeps more of its accuracy."""
+    """Return whether the paper says that DIFF keeps more of its accuracy there."""
     return coordinates["bits"] in (6, 4)
 
 
@@ -149,7 +149,7 @@ def _on_evaluate(batches: Batches) -> Callable[[Any, int], dict[str, float]]:
 
 
 def _compare_appendix_g(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    """Whether the sizes are apart by less than a power of ten, before training and in it; the sizes; the equations."""
+    """Compare the sizes, which the paper has within a power of ten, before and in training, and the equations."""
     steps = list(dict.fromkeys(record.coordinates for record in records if record.name == "gradient/q"))
     of_equations = [record for record in records if (record.name, record.variant) == (ERROR, "diff")]
     limits = [replace(record, value=ROUNDING, variant=ROUNDING_VARIANT) for record in of_equations]
@@ -164,7 +164,7 @@ def _compare_appendix_g(records: Sequence[Result], preset: Preset) -> list[Compa
 
 
 def distance_records(records: Sequence[Result], kind: str) -> list[Result]:
-    """How far apart the gradients of both variants are, |log10 of their ratio|: before training, and the mean of all
+    """Return how far apart both variants' gradients are, |log10 of their ratio|: before training, and the mean of all
     steps that were looked at in it. The limit stands beside each as a variant of its own.
     """
     name = f"gradient/{kind}"
@@ -250,7 +250,7 @@ PAPER_VARIANT = "the paper's diff"
 
 
 class ThroughputOptions(Options):
-    """What is timed, where; what is not given is the device's own, see `ModelSettings`."""
+    """Settings of the timing; one that is not given is the device's own, see `ModelSettings`."""
 
     device: Text = Field(default="cpu", description="a torch device")
     dtypes: tuple[str] = Field(default=("float32",), description="a dtype, in a list")
@@ -274,7 +274,7 @@ class _StageMessages:
 
 
 def _measure_throughput(preset: Preset, progress: Progress) -> list[Result]:
-    """Each seed is a repetition: models built anew, checked, and timed in alternated runs."""
+    """Measure a repetition for each seed: models built anew, checked, and timed in alternated runs."""
     settings = ModelSettings.on(passes=("forward", "step"), candidates=(DIFF,), **preset.options)
     records = []
     for seed in range(preset.seeds):
@@ -285,8 +285,8 @@ def _measure_throughput(preset: Preset, progress: Progress) -> list[Result]:
 
 
 def throughput_records(rows: Sequence[BenchRow], seed: int) -> list[Result]:
-    """A repetition's rows as records: tokens per second, and DIFF's as a share of the Transformer's, round by round.
-    Raises ValueError where something could not be timed."""
+    """Return a repetition's rows as records: tokens per second, and DIFF's as a share of the Transformer's. Raises
+    ValueError if something could not be timed."""
     records = []
     for row in rows:
         if row.tokens_per_second is None or row.ratio is None:

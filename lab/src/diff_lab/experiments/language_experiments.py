@@ -59,8 +59,8 @@ _SETTINGS: dict[str, tuple[tuple[str, ...], tuple[float, ...]]] = {
 
 
 def language_preset(size: str, *overrides: str, steps: int, evaluate_every: int | None = None, **more: Any) -> Preset:
-    """A preset of the recipe "language" at the size of "cpu" or "gpu", whose models are validated ten times in training
-    unless told otherwise; `more` are fields of the preset that are not those of most.
+    """Return a preset of the recipe "language" at the size of "cpu" or "gpu", validated ten times in training by
+    default; `more` are other fields of the preset.
     """
     shared, rates = _SETTINGS[size]
     training = section("train", steps=steps, evaluate_every=evaluate_every or steps // 10)
@@ -69,7 +69,7 @@ def language_preset(size: str, *overrides: str, steps: int, evaluate_every: int 
 
 
 def loss_and_repeats(preset: Preset) -> list[MeasurementRequest]:
-    """The validation loss, and the loss on whole documents in Table 6's columns, by the preset's options."""
+    """Return the validation loss, and the loss on whole documents in Table 6's columns, by the preset's options."""
     return [
         MeasurementRequest(name="standard", numbers=(LANGUAGE_LOSS,)),
         MeasurementRequest(name="repeats", options=preset.options),
@@ -77,8 +77,8 @@ def loss_and_repeats(preset: Preset) -> list[MeasurementRequest]:
 
 
 def beyond_table_6(*, pairs: Iterable[tuple[str, str]], **fields: Any) -> Experiment:
-    """An experiment that asks of pairs (variant, against) in each of Table 6's columns, without a claim of the paper,
-    whether the first is the better one.
+    """Return an experiment that asks, without a claim of the paper, whether the first of each pair (variant, against)
+    is the better one in each of Table 6's columns.
     """
     compare = compared_by(*rules(REPEAT_COLUMNS, pairs, exploratory=True))
     return Experiment(options=Repeats, measurements=loss_and_repeats, compare=compare, **fields)
@@ -146,8 +146,8 @@ CPU_MINUTES, GPU_MINUTES = 6.5, 15
 def language_presets(
     *, cpu: Mapping[str, Any], gpu: Mapping[str, Any], paper: PaperPreset, cpu_minutes: float, gpu_minutes: float
 ) -> dict[str, Preset]:
-    """The presets of an experiment that measures Figure 4's models after their first stage of training: its options,
-    and how long measuring all models takes.
+    """Return the presets of an experiment that measures Figure 4's models after their first stage, with its options and
+    how long measuring all models takes.
     """
     presets: dict[str, Preset] = {"paper": paper}
     for name, options, minutes in (("cpu", cpu, CPU_MINUTES + cpu_minutes), ("gpu", gpu, GPU_MINUTES + gpu_minutes)):
@@ -183,11 +183,11 @@ PAIRS = (
 
 
 def table_6_variants(heads: int, head_dim: int, *names: str) -> tuple[Variant, ...]:
-    """The table's rows of these names, or all of them, for a Transformer of so many heads; half of them are twice as
+    """Return the table's rows of these names, or all, for a Transformer of so many heads; half of them are twice as
     wide.
 
     The headwise norm of the Transformer is over each head's own channels, without DIFF's factor 1 − λ_init, which
-    undoes what the subtraction does to the gradient. Without the norm, DIFF has no such factor either.
+    undoes the subtraction's effect on the gradient. Without the norm, DIFF has no such factor either.
     """
     full = section("model", num_attention_heads=heads, head_dim=head_dim)
     half = section("model", num_attention_heads=heads // 2, head_dim=2 * head_dim)
@@ -260,7 +260,7 @@ V2_PAIRS = (("diff_v2", "softmax"), ("diff_v2", "diff"), ("diff", "softmax"))
 
 
 def variants_v2(hidden_size: int, heads: int, head_dim: int, feed_forward: int) -> tuple[Variant, ...]:
-    """DIFF V2, whose feed-forward network gives what its queries and W_λ take, DIFF, and the Transformer."""
+    """Return DIFF V2, whose feed-forward network pays for its queries and W_λ, DIFF, and the Transformer."""
     sizes = {"hidden_size": hidden_size, "num_attention_heads": heads, "head_dim": head_dim}
     version_2, transformer = (
         DiffTransformerConfig(attention_type=kind, intermediate_size=feed_forward, **sizes)
@@ -327,9 +327,9 @@ LANGUAGE_PAIRS = (
 def variants_of_size(
     parameters: float, layers: int, hidden_size: int, feed_forward: int, heads: int, *overrides: str
 ) -> tuple[Variant, ...]:
-    """DIFF, the Transformer, DIFF with a constant λ_init, DIFF without headwise norm, and DIFF V2, at one size.
+    """Return DIFF, the Transformer, DIFF with a constant λ_init, DIFF without headwise norm, and DIFF V2, at one size.
 
-    `heads` are the Transformer's. `overrides` are what else belongs to the size.
+    `heads` are the Transformer's. `overrides` are other settings of the size.
     """
     v2, diff, softmax = variants_v2(hidden_size, heads, hidden_size // heads, feed_forward)
     constant = diff.changed("model.lambda_init=0.8", name=CONSTANT)
@@ -339,7 +339,7 @@ def variants_of_size(
 
 
 def training(steps: int, length: int, batch_size: int, vocabulary: int, evaluations: int = 40) -> tuple[str, ...]:
-    """Settings of a training whose validation loss is taken so many times, at equal distances."""
+    """Write settings of a training whose validation loss is taken so many times, at equal distances."""
     every = steps // evaluations
     return (
         *section("data", length=length, batch_size=batch_size, vocab_size=vocabulary),
@@ -348,7 +348,7 @@ def training(steps: int, length: int, batch_size: int, vocabulary: int, evaluati
 
 
 def with_large_start(variants: Sequence[Variant]) -> tuple[Variant, ...]:
-    """DIFF and the Transformer of these, with first weights of one size in all matrices."""
+    """Return DIFF and the Transformer of these, with first weights of one size in all matrices."""
     return tuple(
         one.changed("model.residual_initializer_range=null", coordinates=Coordinates(one.coordinates, part=LARGE_START))
         for one in variants
@@ -442,8 +442,8 @@ ROUNDING = 0.01  # of the feed-forward networks' widths
 
 
 def grouped_variants(hidden_size: int, head_dim: int, feed_forward: int, *overrides: str) -> tuple[Variant, ...]:
-    """DIFF, groups of three and of four signal heads, and the Transformer, all with as many query heads, one cache and,
-    by narrower feed-forward networks, as many parameters."""
+    """Return DIFF, groups of three and of four signal heads, and the Transformer, all with as many query heads, one
+    cache size and, by narrower feed-forward networks, as many parameters."""
     heads = {"num_attention_heads": QUERY_HEADS, "num_key_value_heads": KEY_HEADS}
     sizes = {"hidden_size": hidden_size, "head_dim": head_dim, **heads}
     like = DiffTransformerConfig(attention_type="softmax", intermediate_size=feed_forward, **sizes)

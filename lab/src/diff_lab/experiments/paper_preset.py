@@ -47,12 +47,12 @@ LONG_CONTEXTS = Stage(recipe="paper-3b-64k")
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(MeasurementRequest):
-    """What `diff-lab eval` measures on a checkpoint, and on which text if not what the run was trained on."""
+    """A measurement of `diff-lab eval` on a checkpoint, and its text if not that of the training."""
 
     text: str = ""
 
     def command(self, folder: str) -> str:
-        """The command line that measures it on the run in a folder."""
+        """Return the command line that measures it on the run in a folder."""
         command = ["diff-lab", "eval", folder]
         if self.name == "harness":
             # With --tasks each task's results are written as soon as they are there.
@@ -68,7 +68,7 @@ class Evaluation(MeasurementRequest):
 
 
 def evaluation(name: str, *, text: str = "", **options: Any) -> Evaluation:
-    """The measurement of that name, with these options."""
+    """Return the measurement of that name, with these options."""
     return Evaluation(name=name, options=options, text=text)
 
 
@@ -84,14 +84,14 @@ class PaperPreset(Preset):
     remarks: tuple[str, ...] = ()  # what a reader must know of the commands: what is not in the paper, or cannot be had
 
     def variant_recipe(self, variant: Variant, *more: str) -> Recipe:
-        """The recipe of a variant's first stage. Raises as `load_recipe` does."""
+        """Return the recipe of a variant's first stage. Raises as `load_recipe` does."""
         recipe = self.recipes.get(variant.coordinates, self.stages[0].recipe)
         return load_recipe(recipe, [*self.overrides, *self.stages[0].overrides, *variant.overrides, *more])
 
     def runs(self, variant: Variant) -> "list[StageRun]":
-        """The runs of a variant, one a stage, each alike for all experiments that need it.
+        """Return the runs of a variant, one a stage, each alike for all experiments that need it.
 
-        A run is named by the attention type where the variant is the stage's own recipe with that type, however it is
+        A run is named by the attention type if the variant is the stage's own recipe with that type, however it is
         written, else by the variant's label.
         """
         runs: list[StageRun] = []
@@ -111,7 +111,7 @@ class PaperPreset(Preset):
 
 
 class StageRun(NamedTuple):
-    """One stage of a variant: its folder, the shipped recipe's name, and what replaces that recipe's own settings."""
+    """One stage of a variant: its folder, the shipped recipe's name, and the settings in place of that recipe's own."""
 
     folder: str
     recipe: str
@@ -119,7 +119,7 @@ class StageRun(NamedTuple):
 
 
 def _training_key(recipe: Recipe) -> tuple[Any, ...]:
-    """Two recipes with the same are one run, however their settings are written."""
+    """Return a key that two recipes share if they are one run, however their settings are written."""
     return build_config(recipe, vocabulary(recipe)).to_dict(), recipe.data, recipe.train, recipe.model.init_from
 
 
@@ -144,7 +144,7 @@ class PaperTraining:
 
 @dataclass(frozen=True)
 class PaperVariant:
-    """A variant at the paper's size: what its model has, the stages of its training, and commands that measure it."""
+    """A variant at the paper's size: its model's counts, the stages of its training, and commands that measure it."""
 
     variant: Variant
     counts: ParameterCounts
@@ -156,7 +156,7 @@ class PaperVariant:
 def check_paper(experiment: Experiment) -> list[PaperVariant]:
     """Read the recipes of an experiment's paper preset, build its models without numbers, and compare their sizes.
 
-    Raises ValueError where it has no such preset, a recipe is not valid, the variants are not alike, no number of GPUs
+    Raises ValueError if it has no such preset, a recipe is not valid, the variants are not alike, no number of GPUs
     holds a training, or a measurement has no such measure or option.
     """
     preset = paper_preset(experiment)
@@ -177,14 +177,14 @@ def check_paper(experiment: Experiment) -> list[PaperVariant]:
 
 
 def paper_preset(experiment: Experiment) -> PaperPreset:
-    """The paper's preset of an experiment. Raises ValueError where it has none."""
+    """Return the paper's preset of an experiment. Raises ValueError if it has none."""
     preset = preset_of(experiment, PAPER)
     assert isinstance(preset, PaperPreset)  # as every experiment of the register has it
     return preset
 
 
 def experiments_by_run() -> Mapping[str, list[str]]:
-    """Folder of a run → the experiments that measure it or start from it."""
+    """Return for each folder of a run the experiments that measure it or start from it."""
     needed: dict[str, list[str]] = {}
     for experiment in map(find_experiment, EXPERIMENTS):
         if PAPER in experiment.presets:
@@ -204,7 +204,7 @@ def _training(run: StageRun, recipe: Recipe) -> PaperTraining:
 
 
 def _plan(recipe: Recipe) -> Plan:
-    """On the fewest machines, doubled from 1, whose GPUs hold it."""
+    """Plan it on the fewest machines, doubled from 1, whose GPUs hold it."""
     nodes = 1
     while nodes <= MOST_NODES and recipe.data.batch_size % (nodes * NODE * recipe.train.accumulation) == 0:
         planned = Plan(recipe, GPU, nodes * NODE)

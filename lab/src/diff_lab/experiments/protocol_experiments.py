@@ -41,7 +41,7 @@ HARNESS_NOTES = (
 
 
 def without_claim(pattern: str, paper: Paper) -> Callable[[Sequence[Result], Preset], list[Comparison]]:
-    """Both variants in every number whose name is of the pattern, without a claim, beside the paper's values."""
+    """Compare both variants in every number whose name fits the pattern, without a claim, beside the paper's."""
 
     def compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
         names = dict.fromkeys(record.name for record in records if re.fullmatch(pattern, record.name))
@@ -54,7 +54,7 @@ def without_claim(pattern: str, paper: Paper) -> Callable[[Sequence[Result], Pre
 def harness_experiment(
     name: str, shows: str, shots: Sequence[int], paper: Paper, paper_preset: PaperPreset, *notes: str
 ) -> Experiment:
-    """lm-evaluation-harness at each number of examples before a question, with questions from held-out text."""
+    """Make an experiment of lm-evaluation-harness at each number of examples, with questions from held-out text."""
     return Experiment(
         name=name,
         shows=shows,

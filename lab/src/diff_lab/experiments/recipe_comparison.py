@@ -56,7 +56,7 @@ _ONE_TEXT = (
 
 
 def variant_of(text: str) -> Variant:
-    """The variant that a user names: an attention type, with changes of the model after colons.
+    """Return the variant that a user names: an attention type, with changes of the model after colons.
 
     "diff" is DIFF, "diff:model.lambda_init=0.8" is called "diff, λ_init 0.8". Raises ValueError for a type that no
     recipe trains, and for a setting that is none of the model's.
@@ -83,7 +83,7 @@ def variant_of(text: str) -> Variant:
 
 
 def _described(name: str, value: str) -> str:
-    """A change as a part of a variant's name: "λ_init 0.8", "no headwise norm"."""
+    """Write a change as a part of a variant's name: "λ_init 0.8", "no headwise norm"."""
     words, read = _WORDS.get(name, name.replace("_", " ")), read_yaml(value)
     if isinstance(read, bool):
         return words if read else f"no {words}"
@@ -91,7 +91,7 @@ def _described(name: str, value: str) -> str:
 
 
 def comparison_name(recipe: Recipe) -> str:
-    """The name of a recipe's comparison, and of its results file."""
+    """Return the name of a recipe's comparison, and of its results file."""
     return "recipe_" + (re.sub(r"[^\w.-]+", "-", recipe.name).strip("-.") or "unnamed")
 
 
@@ -103,11 +103,11 @@ def compare_recipe(
     learning_rates: Sequence[float] = (),
     unmatched: bool = False,
 ) -> Experiment:
-    """The experiment that compares variants of a recipe, whose preset is called "own"; `with_data` completes it.
+    """Return the experiment that compares variants of a recipe, whose preset is called "own"; `with_data` completes it.
 
     Args:
-        variants: two or more, as `variant_of` reads them. The others are compared with "softmax", or with the first
-            where that is not among them.
+        variants: two or more, as `variant_of` reads them. The others are compared with "softmax", or with the first if
+            that is not among them.
         learning_rates: those that are tried for each variant, or the one that all have; unless given, the recipe's, a
             third and three times of it.
         unmatched: whether to leave the sizes of variants as they are. Otherwise the feed-forward networks of a variant
@@ -148,7 +148,7 @@ def compare_recipe(
 
 
 def check_options(recipe: Recipe, options: Mapping[str, Any]) -> None:
-    """Raises ValueError for an option that no data of the recipe's kind take, before any are read."""
+    """Raise ValueError for an option that no data of the recipe's kind take, before any are read."""
     known: tuple[str, ...] = ()
     if isinstance(recipe.data, RetrievalData):
         known = (_SEQUENCES,)
@@ -158,7 +158,7 @@ def check_options(recipe: Recipe, options: Mapping[str, Any]) -> None:
 
 
 def with_data(experiment: Experiment, data: Data) -> Experiment:
-    """The experiment of `compare_recipe` with what can be measured on the recipe's data, as `build_data` makes them.
+    """Complete the experiment of `compare_recipe` with measurements of the recipe's data, which `build_data` makes.
 
     Raises ValueError for variants that are not of one size, unless they need not be.
     """
@@ -177,7 +177,7 @@ def with_data(experiment: Experiment, data: Data) -> Experiment:
 
 
 def evaluation_interval(recipe: Recipe) -> int | None:
-    """Steps between evaluations that give a curve of a run; None where the recipe's own do."""
+    """Return the steps between evaluations that give a curve of a run; None if the recipe's own do."""
     steps, every = recipe.train.steps, recipe.train.evaluate_every
     if every is not None and steps // every >= min(FEWEST_EVALUATIONS, steps):
         return None
@@ -185,7 +185,7 @@ def evaluation_interval(recipe: Recipe) -> int | None:
 
 
 def _rounded(rate: float) -> float:
-    """A rate of two digits, as one writes it."""
+    """Round a rate to two digits, as one writes it."""
     return float(f"{rate:.2g}")
 
 
@@ -194,7 +194,7 @@ def _sizes(recipe: Recipe, data: Data) -> ParameterCounts:
 
 
 def _refuse_the_same(preset: Preset) -> None:
-    """Raises ValueError for two variants that are one model."""
+    """Raise ValueError for two variants that are one model."""
     seen: dict[str, str] = {}
     for variant in preset.variants:
         model = preset.variant_recipe(variant).model.model_dump_json()
@@ -204,12 +204,12 @@ def _refuse_the_same(preset: Preset) -> None:
 
 
 def _transformer(preset: Preset) -> Recipe:
-    """The Transformer with the sizes of the recipe."""
+    """Return the Transformer with the sizes of the recipe."""
     return load_recipe(preset.recipe, [f"model.attention_type={TRANSFORMER}"])
 
 
 def _unequal(preset: Preset, data: Data) -> list[str]:
-    """A sentence for each variant that has more or fewer parameters than the Transformer, and keeps them."""
+    """Return a sentence for each variant that has more or fewer parameters than the Transformer, and keeps them."""
     size, notes = _sizes(_transformer(preset), data).shared, []
     for variant in preset.variants:
         more = _sizes(preset.variant_recipe(variant), data).shared / size - 1
@@ -222,7 +222,7 @@ def _unequal(preset: Preset, data: Data) -> list[str]:
 
 
 def _matched(preset: Preset) -> tuple[Preset, list[str]]:
-    """The preset with feed-forward networks that make all variants as large as the Transformer, and what to note."""
+    """Return the preset with feed-forward networks that make all variants as large as the Transformer, and notes."""
     like = build_config(_transformer(preset), vocab_size=1)
     variants, notes = [], []
     for variant in preset.variants:
@@ -244,7 +244,7 @@ def _matched(preset: Preset) -> tuple[Preset, list[str]]:
 
 
 def _measured(recipe: Recipe, data: Data) -> tuple[dict[str, Any], list[str]]:
-    """The options of what is measured, and a sentence on what cannot be, by the data."""
+    """Return the options of the measurements, and a sentence on those that the data do not allow."""
     if isinstance(recipe.data, RetrievalData):
         return {_SEQUENCES: SEQUENCES}, []
     if isinstance(recipe.data, TextData) and isinstance(data.batches, TextBatches):
@@ -259,7 +259,7 @@ def _measured(recipe: Recipe, data: Data) -> tuple[dict[str, Any], list[str]]:
 
 
 def own_experiment(preset: Preset) -> Experiment:
-    """The experiment of a preset that `compare_recipe` has made, or that its results file records."""
+    """Return the experiment of a preset that `compare_recipe` has made, or that its results file records."""
     recipe = load_recipe(preset.recipe)
     names = [variant.name for variant in preset.variants]
     against = TRANSFORMER if TRANSFORMER in names else names[0]
@@ -290,7 +290,7 @@ def own_experiment(preset: Preset) -> Experiment:
 
 
 def recorded_experiment(request: Mapping[str, Any]) -> Experiment:
-    """The experiment of results that `compare_recipe` has led to, from the request that they record."""
+    """Return the experiment of results that `compare_recipe` has led to, from the request that they record."""
     variants = tuple(
         Variant(name=variant["name"], overrides=tuple(variant["overrides"]), coordinates=NO_COORDINATES)
         for variant in request["variants"]
@@ -299,12 +299,12 @@ def recorded_experiment(request: Mapping[str, Any]) -> Experiment:
 
 
 def _has_verdict(name: str, coordinates: Coordinates) -> bool:
-    """Not bits per byte, which say the same as the loss, and not a part of what is measured as a whole."""
+    """Return whether a number has a verdict: not bits per byte, which repeat the loss, nor a part of a whole."""
     return name != BITS_PER_BYTE and not coordinates
 
 
 def _compared(recipe: Recipe, by_document: bool) -> tuple[str, ...]:
-    """The numbers that are compared; the first one is what a comparison is about."""
+    """Return the numbers that are compared; the first one is the comparison's subject."""
     if isinstance(recipe.data, RetrievalData):
         return (FIRST_QUERY, ACCURACY, BY_DEPTH)
     if isinstance(recipe.data, ArithmeticData):

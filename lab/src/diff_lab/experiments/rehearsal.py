@@ -1,7 +1,7 @@
 """Rehearses an experiment: everything that its preset does, on its own data, with models and samples of seconds.
 
-What is made smaller follows from the preset, so an experiment is rehearsed as soon as it is registered. First the
-preset itself is checked, as it would be before its first training.
+The smaller sizes follow from the preset, so an experiment is rehearsed as soon as it is registered. First the preset
+itself is checked, as it would be before its first training.
 """
 
 import time
@@ -54,7 +54,7 @@ ENOUGH = {
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal came to: the small experiment's results, and how many seconds the checks and that one took."""
+    """The outcome of a rehearsal: the small experiment's results, and how many seconds the checks and that one took."""
 
     results: ResultsFile
     seconds: Mapping[str, float]
@@ -76,11 +76,11 @@ def rehearse(request: ExperimentRequest, folder: Path, progress: Progress | None
 
 
 def rehearsed(request: ExperimentRequest) -> ExperimentRequest:
-    """The request with models, data, training and measurements as small as they can be.
+    """Return the request with models, data, training and measurements as small as they can be.
 
-    What is trained and measured stays: the variants, the kinds of data, precision, the choice among learning rates, a
-    second stage, and all of the options but those that say how long or how much. Raises ValueError where the preset
-    itself cannot be carried out.
+    The trainings and measurements stay: the variants, the kinds of data, precision, the choice among learning rates, a
+    second stage, and all of the options but those that say how long or how much. Raises ValueError if the preset itself
+    cannot be carried out.
     """
     if not request.preset.variants:
         return replace(request, preset=_small_benchmark(request))
@@ -98,7 +98,7 @@ def rehearsed(request: ExperimentRequest) -> ExperimentRequest:
 
 
 def _small_benchmark(request: ExperimentRequest) -> Preset:
-    """A preset that trains nothing, with the options of the experiment's rehearsal."""
+    """Return a preset that trains nothing, with the options of the experiment's rehearsal."""
     options = {**request.preset.options, **request.experiment.rehearsal}
     if not torch.accelerator.is_available() and "device" in options:
         options["device"] = "cpu"
@@ -106,7 +106,7 @@ def _small_benchmark(request: ExperimentRequest) -> Preset:
 
 
 def _small(preset: Preset, part: int) -> Preset:
-    """A preset with sequences of so small a part of their length."""
+    """Return a preset with sequences of so small a part of their length."""
     first = preset.variants[0]
     narrowest = min(heads_of(preset.variant_recipe(variant)).head_dim for variant in preset.variants)
     factor = max(1, narrowest // HEAD_DIM)
@@ -150,12 +150,12 @@ def _small_variant(preset: Preset, variant: Variant, part: int, factor: int) -> 
 def _small_stage(
     preset: Preset, variant: Variant, overrides: tuple[str, ...], part: int, steps: int
 ) -> tuple[str, ...]:
-    """The overrides of another stage; none where there is none."""
+    """Return the overrides of another stage; none if there is none."""
     return (*overrides, *_less(preset.variant_recipe(variant, *overrides), part, steps)) if overrides else ()
 
 
 def _less(recipe: Recipe, part: int, steps: int) -> tuple[str, ...]:
-    """Overrides by which a recipe has less data and fewer steps."""
+    """Return the overrides by which a recipe has less data and fewer steps."""
     data, train = recipe.data, recipe.train
     fields = {name: getattr(data, name) for name in type(data).model_fields}
     settings: dict[str, Any] = {"batch_size": SEQUENCES * train.accumulation}

@@ -1,4 +1,4 @@
-"""Checks what is asked of an experiment before any work: the request, its recipes and data, and results that exist."""
+"""Checks the request of an experiment before any work: the request, its recipes and data, and results that exist."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ from diff_lab.train.recipe import override_of
 
 
 def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> ResultsFile:
-    """The results with the headline and the baselines of their experiment, and verdicts by the whole rule.
+    """Return the results with the headline and the baselines of their experiment, and verdicts by the whole rule.
 
     These follow from the settings that the file records: the recipe, its overrides, and the preset's options. Results
     of an experiment that is not known, or that record no settings, stay as they are.
@@ -59,7 +59,7 @@ def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> Resul
 
 
 def _present(headline: Headline, file: ResultsFile) -> Headline:
-    """The headline, or the first comparison of the same two in the same number where this preset has none there.
+    """Return the headline, or the first comparison of the same two in the same number if this preset has none there.
 
     A claim is of the headline's own coordinates, so another comparison goes without it, unless the headline has none.
     """
@@ -83,7 +83,7 @@ class ExperimentRequest:
     text: tuple[str, ...] = ()
 
     def settings(self) -> dict[str, Any]:
-        """Everything that decides the numbers, as JSON has it."""
+        """Return everything that decides the numbers, as JSON has it."""
         request = {"experiment": self.experiment.name, "preset": self.preset_name, "text": self.text}
         settings: dict[str, Any] = json.loads(json.dumps({**request, **asdict(self.preset)}, default=dict))
         del settings["minutes"]  # what it is thought to take decides nothing
@@ -104,7 +104,7 @@ def request_experiment(
     options: Mapping[str, Any] | None = None,
     is_rehearsal: bool = False,
 ) -> ExperimentRequest:
-    """Check what is requested, and put it into the preset.
+    """Check a request, and put it into the preset.
 
     The preset is "cpu", "evening", "night" or "gpu"; "paper" is only checked, see
     `diff_lab.experiments.paper_preset`. Seeds and options stand in place of the preset's, text (files or
@@ -144,7 +144,7 @@ def request_experiment(
 
 
 def preset_of(experiment: Experiment, preset: str) -> Preset:
-    """A preset by name. Raises ValueError where the experiment has none of it."""
+    """Return a preset by name. Raises ValueError if the experiment has none of it."""
     if preset not in experiment.presets:
         has = ", ".join(experiment.presets)
         raise ValueError(f"The experiment {experiment.name!r} has no preset {preset!r}; it has {has}.")
@@ -166,9 +166,7 @@ class DatasetCache:
 
 @dataclass(frozen=True)
 class CheckedPreset:
-    """A preset that can be carried out: the recipe and the parameters of each variant, and what a reader must know of
-    the text.
-    """
+    """A preset that can be carried out: the recipe and the parameters of each variant, and notes on the text."""
 
     recipes: Mapping[Variant, Recipe]
     counts: Mapping[Variant, ParameterCounts]
@@ -178,7 +176,7 @@ class CheckedPreset:
 def check_preset(request: ExperimentRequest, data: DatasetCache) -> CheckedPreset:
     """Check that the variants are alike, that their data are there, and that these serve the measurements.
 
-    Raises ValueError or OSError for what is not so.
+    Raises ValueError or OSError if not.
     """
     preset = request.preset
     recipes = {variant: preset.variant_recipe(variant) for variant in preset.variants}
@@ -194,7 +192,7 @@ def check_preset(request: ExperimentRequest, data: DatasetCache) -> CheckedPrese
 
 
 def check_measurements(request: ExperimentRequest, data: DatasetCache) -> None:
-    """Raises ValueError where the data of the last stage hold no batch, or cannot serve the measurements."""
+    """Raise ValueError if the data of the last stage hold no batch, or cannot serve the measurements."""
     preset = request.preset
     last = [preset.variant_recipe(variant, "train.seed=0", *preset.extension) for variant in preset.variants]
     for built in {id(built): built for built in map(data.of, last)}.values():
@@ -204,7 +202,7 @@ def check_measurements(request: ExperimentRequest, data: DatasetCache) -> None:
 
 
 def results_path(output: Path, name: str) -> Path:
-    """Where an experiment's results are written."""
+    """Return the path of an experiment's results."""
     return output / f"{name}.json"
 
 
@@ -233,7 +231,7 @@ def check_results(path: Path, request: ExperimentRequest, *, resume: bool, overw
 
 
 def _differences(before: object, now: Mapping[str, Any]) -> str:
-    """Where two requests differ: "seeds: 10 there, 3 asked for; options.sequences: …"; empty where they do not."""
+    """Describe the differences of two requests: "seeds: 10 there, 3 asked for; …"; empty if there are none."""
     if not isinstance(before, Mapping):
         return "they do not tell how"
     there, here = _flat(before), _flat(now)
@@ -249,7 +247,7 @@ def _differences(before: object, now: Mapping[str, Any]) -> str:
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, those of sections such as the options by dotted names."""
+    """Return the settings, those of sections such as the options by dotted names."""
     flat = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):

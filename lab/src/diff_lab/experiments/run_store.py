@@ -1,4 +1,4 @@
-"""Stores trained runs, each in a folder named by what made it: experiments share them, and none is trained twice."""
+"""Stores trained runs in folders named by a hash of their origin: experiments share them, and none is trained twice."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ BEGUN, TRAINED = "begun.json", "trained.json"
 
 
 def training_device(recipe: Recipe) -> torch.device:
-    """Where a single process trains by a recipe on this machine."""
+    """Return the device on which a single process trains by a recipe on this machine."""
     if recipe.train.device == "cpu" or not torch.accelerator.is_available():
         return torch.device("cpu")
     device = torch.accelerator.current_accelerator()
@@ -33,7 +33,7 @@ def training_device(recipe: Recipe) -> torch.device:
 
 
 def load_trained(recipe: Recipe, model_folder: Path) -> LanguageModel:
-    """The model in a folder in evaluation mode, where the recipe would train it."""
+    """Load the model in a folder in evaluation mode, on the device of the recipe's training."""
     with without_progress_bars():
         model_class = language_model_class(DiffTransformerConfig.from_pretrained(model_folder))
         return model_class.from_pretrained(model_folder).eval().to(training_device(recipe))
@@ -43,7 +43,7 @@ def load_trained(recipe: Recipe, model_folder: Path) -> LanguageModel:
 class FinishedRun:
     """A finished run.
 
-    Its key is the hash of what made it, and names the folder that `folder`, the run's own, lies in. `diverged` says why
+    Its key is the hash of its origin, and names the folder that `folder`, the run's own, lies in. `diverged` says why
     there is no model, if so; `commit` is of the code that finished its training, and `begun_at` of the code that began
     it, None outside git; `seconds` of training; `device` the name of the one that finished it.
     """
@@ -62,27 +62,27 @@ class FinishedRun:
 
     @property
     def measured(self) -> Path:
-        """Where measurements of it are kept."""
+        """The folder of its measurements."""
         return self.folder.parent / "measured"
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of its `metrics.jsonl`; none of a run that diverged before the first of them."""
+        """Return the lines of its `metrics.jsonl`; none of a run that diverged before the first of them."""
         path = self.folder / METRICS
         return read_metrics(path) if path.is_file() else []
 
     def load(self, recipe: Recipe) -> LanguageModel:
-        """The model in evaluation mode, where the recipe would train it."""
+        """Load the model in evaluation mode, on the device of the recipe's training."""
         return load_trained(recipe, self.model_folder)
 
 
 class Store:
-    """A folder of runs, made where it is not there."""
+    """A folder of runs, made if it is not there."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def find(self, key: str) -> FinishedRun | None:
-        """The finished run of that key, or None."""
+        """Return the finished run of that key, or None."""
         file = self._folder / key / TRAINED
         if not file.is_file():
             return None
@@ -99,9 +99,9 @@ class Store:
         progress: Progress | None = None,
         commit: str | None = None,
     ) -> FinishedRun:
-        """The finished run of that key: as it lies there, or trained, from where an interrupted training stopped.
+        """Return the finished run of that key: as it lies there, or trained, resuming an interrupted training.
 
-        The commit is of the code, to be remembered. Raises ValueError where another process is training it, and
+        The commit is of the code, to be remembered. Raises ValueError if another process is training it, and
         TrainingInterrupted as `train`; the next call resumes.
         """
         folder = self._folder / key / RUN
@@ -145,18 +145,17 @@ def train_in_store(
     data: Data | None,
     progress: Progress,
 ) -> FinishedRun:
-    """`Store.train` by arguments that another process can get. It makes the data itself, which come as None."""
+    """Call `Store.train` by arguments that another process can get. It makes the data itself, which come as None."""
     data = data or build_data(recipe)
     return store.train(key, recipe, data, on_evaluate(data.batches), progress, commit)
 
 
 def run_key(recipe: Recipe, batches: Batches, before: str | None = None, logs: str = "") -> str:
-    """16 hexadecimal digits for what makes a run: the settings of its recipe, its data, the run it starts from, and
-    what it logs of its validation, where that is not the usual.
+    """Return 16 hexadecimal digits for the origin of a run: the settings of its recipe, its data, the run it starts
+    from, and its logged validation, if that is not the usual.
 
-    Data are known by what they are made of and by the first batch of training and of validation: the same text gives
-    the same key wherever it lies. Where a recipe starts from another run's model, that run's key, `before`, stands for
-    the folder.
+    Data are known by their source and by the first batch of training and of validation: the same text gives the same
+    key wherever it lies. If a recipe starts from another run's model, that run's key, `before`, stands for the folder.
     """
     settings = recipe.model_dump(mode="json")
     for name in WITHOUT_EFFECT:

@@ -41,7 +41,7 @@ from diff_lab.train import Progress, Recipe, build_model
 
 
 def size_records(variant: Variant, sizes: ParameterCounts) -> list[Result]:
-    """How many parameters a variant has, with and without λ and norms."""
+    """Return how many parameters a variant has, with and without λ and norms."""
     names = {"training/parameters": sizes.total, "training/parameters_without_lambda_and_norms": sizes.shared}
     return [
         Result(name=name, variant=variant.name, coordinates=variant.coordinates, value=float(value))
@@ -50,10 +50,10 @@ def size_records(variant: Variant, sizes: ParameterCounts) -> list[Result]:
 
 
 def missing_records(variant: Variant, seed: int, measured: Mapping[Variant, Sequence[Result]]) -> list[Result]:
-    """NaN in place of every number that another variant has: a run that diverged is seen everywhere.
+    """Put NaN in place of every number that another variant has: a run that diverged is seen everywhere.
 
-    Another variant that it is compared with; where all of those diverged, one at other coordinates, of whose numbers
-    those are taken that are at its own.
+    The other is a variant that it is compared with; if all of those diverged, one at other coordinates, of whose
+    numbers those at its own are taken.
     """
     if not measured:
         return []
@@ -77,13 +77,13 @@ def run_experiment(
 ) -> ResultsFile:
     """Carry an experiment out, and write its results to `output`/NAME.json.
 
-    Trained runs lie in `output`/runs, each in a folder named by a hash of what made it. One that is finished is used
+    Trained runs lie in `output`/runs, each in a folder named by a hash of its origin. One that is finished is used
     again, one that was interrupted is resumed, whatever else is asked for.
 
     So many `workers` train at a time, each in a process of its own with an equal share of the processor cores; 1 trains
     in this process, and None is one for each core, or 1 on a GPU. The numbers depend on how many threads a training
-    has, in their last digits, and on nothing else of it. A script that asks for more than 1 has to be importable: what
-    it does stands under `if __name__ == "__main__"`.
+    has, in their last digits, and on nothing else of it. A script that asks for more than 1 has to be importable: its
+    work stands under `if __name__ == "__main__"`.
 
     `resume` keeps existing results, which must be of the same request, and measurements of runs that the same code has
     made; `overwrite` replaces results that are there. Of a run that was kept without its model the measurements are
@@ -93,7 +93,7 @@ def run_experiment(
         FileNotFoundError: a run was kept without its model, and these options were not measured of it.
         FileExistsError: there are results already, with neither `resume` nor `overwrite`; or with `resume`, and they
             are of another request.
-        ValueError: the variants are not alike; `resume` and `overwrite` together; what a measurement's `check` says.
+        ValueError: the variants are not alike; `resume` and `overwrite` together; an error of a measurement's `check`.
         TrainingInterrupted: as `train`; the same call resumes.
     """
     folder = Path(output)
@@ -238,22 +238,22 @@ class ExperimentRunner:
         return trained
 
     def _validation_of(self, recipe: Recipe) -> tuple[str, Better]:
-        """What a run logs that its learning rate is chosen by, and which is the better one."""
+        """Return the logged number that learning rates are chosen by, and which is the better one."""
         is_text = isinstance(self._data.of(recipe).batches, TextBatches | MaskedTextBatches)
         return (VALIDATION_LOSS, "lower") if is_text else (LABEL_ACCURACY, "higher")
 
     def _curve(self, variant: Variant, seed: int, run: FinishedRun, recipe: Recipe) -> list[Result]:
-        """The validation over the training of a run. Of two stages the first one's: the second's is on other data."""
+        """Return a run's validation over its training; of two stages the first one's, as the second has other data."""
         lines = run.metrics()
         if run.diverged is not None:
             lines.append({"step": recipe.train.steps, self._validation_of(recipe)[0]: None})
         return curve_records(lines, variant=variant.name, seed=seed, coordinates=variant.coordinates)
 
     def _measure(self, variant: Variant, seed: int, run: FinishedRun, recipe: Recipe) -> Sequence[Result]:
-        """The numbers of a run: taken, or read where an interrupted command has taken them with the same code.
+        """Return the numbers of a run: taken, or read if an interrupted command has taken them with the same code.
 
         Of a run that was kept without its model they are read in any case, whichever code took them: they are the only
-        ones. Raises FileNotFoundError where there are none, or of other options.
+        ones. Raises FileNotFoundError if there are none, or of other options.
         """
         options = json.dumps(dict(self.preset.options), sort_keys=True, default=str)
         settings = {"options": options, "commit": self.commit}
@@ -311,12 +311,12 @@ class ExperimentRunner:
 
 
 def _without_threads(device: str) -> str:
-    """A processor's name, or a GPU's, which has none."""
+    """Return a processor's name, or a GPU's, which has none."""
     return device.partition(", ")[0]
 
 
 def _checkout(commit: str | None) -> str:
-    """Which code ran."""
+    """Name the code that ran."""
     if commit is None:
         return "outside a git checkout"
     return f"at commit {short_commit(commit)}"

@@ -40,7 +40,7 @@ class Fit:
     """loss(N) = c − a·φ(N) for each of two variants, a > 0, with φ(N) = (1 − (N/N₀)^−b)/b, which is ln(N/N₀) for b = 0.
 
     That is a·N^−b + c with other constants, or log-linear. N₀ is the middle: the geometric mean of the smallest and the
-    largest size. Where a ≤ 0, a variant does not improve with size.
+    largest size. If a ≤ 0, a variant does not improve with size.
     """
 
     exponent: float  # b, which the variants share
@@ -48,9 +48,9 @@ class Fit:
     slopes: Sequence[float]  # a of each
 
     def equal_loss_ratio(self) -> float:
-        """The middle, as the size of the first variant, over that of the second at which both have the same loss.
+        """Return the middle, as the first variant's size, over the second's size at which both have the same loss.
 
-        Below 1 where the first variant needs less. NaN where one gets worse with size, or where the two do not meet
+        It is below 1 if the first variant needs less, and NaN if one gets worse with size, or the two do not meet
         within a factor of 1000.
         """
         if min(self.slopes) <= 0:
@@ -64,7 +64,7 @@ class Fit:
 
 
 def fits(sizes: np.ndarray, losses: np.ndarray) -> list[Fit]:
-    """The least-squares fit to each of losses (fits, 2, S): of two variants at sizes (S,), three or more different."""
+    """Fit each of losses (fits, 2, S) by least squares: of two variants at sizes (S,), three or more different."""
     middle = math.sqrt(float(sizes.min()) * float(sizes.max()))
     logs = np.log(sizes / middle)
     errors, coefficients = [], []
@@ -80,13 +80,12 @@ def fits(sizes: np.ndarray, losses: np.ndarray) -> list[Fit]:
 
 
 def ratio_interval(sizes: np.ndarray, losses: np.ndarray, *, resamples: int = 1000) -> Interval | None:
-    """The 95 % interval of :meth:`Fit.equal_loss_ratio` by a bootstrap over the seeds of losses (K, 2, S) at sizes
-    (S,).
+    """Return the 95 % interval of :meth:`Fit.equal_loss_ratio` by a bootstrap over seeds: losses (K, 2, S), sizes (S,).
 
     Seeds are drawn for each size by itself, the same for both variants, as those share their data. Few seeds vary less
-    among themselves than all would, so what is drawn is spread by √(K/(K − 1)), and by Student's t over the normal
-    quantile for the S·(K − 1) degrees of freedom that S sizes of K seeds have. None for one seed, or where more than
-    one in forty of the drawn fits has no ratio.
+    among themselves than all would, so the draws are spread by √(K/(K − 1)), and by Student's t over the normal
+    quantile for the S·(K − 1) degrees of freedom that S sizes of K seeds have. None for one seed, or if more than one
+    in forty of the drawn fits has no ratio.
     """
     seeds = len(losses)
     if seeds < 2:
@@ -132,7 +131,7 @@ PAPER_RECIPES = {
 
 
 def sized(parameters: float, layers: int, width: int, feed_forward: int, head_dim: int) -> tuple[Variant, ...]:
-    """DIFF and the Transformer at a size: parameters as the paper counts them."""
+    """Return DIFF and the Transformer at a size: parameters as the paper counts them."""
     overrides = section(
         "model", num_hidden_layers=layers, hidden_size=width, intermediate_size=feed_forward, head_dim=head_dim
     )
@@ -148,11 +147,11 @@ def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
 
 
 def _by_size(records: Sequence[Result], sizes: Sequence[Coordinates]) -> list[Comparison]:
-    """Parameters for an equal loss, from the fit through all sizes; nothing where sizes are too few.
+    """Compare the parameters for an equal loss, from the fit through all sizes; nothing if sizes are too few.
 
-    Of a seed that lacks a size nothing can be said, and so nothing of the mean over seeds. Nor can it where the fits
-    of a seed or of all do not meet, or too many of those drawn for the interval. How many seeds it takes is not told:
-    the interval is a bootstrap of all sizes, and the spread of the seeds' ratios another statistic.
+    Of a seed that lacks a size nothing can be said, and so nothing of the mean over seeds. Nor can it if the fits of a
+    seed or of all do not meet, or too many of those drawn for the interval. How many seeds it takes is not told: the
+    interval is a bootstrap of all sizes, and the spread of the seeds' ratios another statistic.
     """
     parameters = {record.coordinates: record.value for record in by_name(records, SIZE) if record.variant == "softmax"}
     losses = {
@@ -186,12 +185,12 @@ def _by_size(records: Sequence[Result], sizes: Sequence[Coordinates]) -> list[Co
 
 
 def _fitted(parameters: np.ndarray, losses: np.ndarray) -> float:
-    """ln of the share of parameters that does, from losses (2, sizes); NaN where one is lost, or no share does."""
+    """Return ln of the share of parameters for an equal loss, from losses (2, sizes); NaN without one."""
     return math.log(fits(parameters, losses[None])[0].equal_loss_ratio()) if np.isfinite(losses).all() else math.nan
 
 
 def _by_tokens(records: Sequence[Result], size: Coordinates) -> list[Comparison]:
-    """Tokens for an equal loss, from the validation curves of a size; Student's t over the logarithms of the seeds'
+    """Compare the tokens for an equal loss, from the validation curves of a size, by Student's t over the seeds' log
     ratios. It is the ratio of steps, as a step has as many tokens for both.
     """
     curves = {one.variant: one for one in curves_of(by_name(records, LOSS_CURVE)) if one.coordinates == size}
@@ -216,7 +215,7 @@ def _by_tokens(records: Sequence[Result], size: Coordinates) -> list[Comparison]
 def _share_comparison(
     name: str, log: float, interval: Interval | None, logs: Sequence[float], needed: int | None = None, **fields: Any
 ) -> Comparison:
-    """A share of what the Transformer needs, which is 1: from ln of the share and of each seed's, and its interval.
+    """Compare a share of the Transformer's need with 1, from ln of the share and of each seed's, and its interval.
 
     `needed` is the number of seeds that would decide it, by the statistic of the interval.
     """
@@ -310,7 +309,7 @@ EXCESS = "sensitivity/excess_loss"
 
 
 def variants_lr_sensitivity(rates: Sequence[float]) -> tuple[Variant, ...]:
-    """DIFF and the Transformer at each rate."""
+    """Return DIFF and the Transformer at each rate."""
     return tuple(
         variant
         for rate in rates
@@ -319,11 +318,11 @@ def variants_lr_sensitivity(rates: Sequence[float]) -> tuple[Variant, ...]:
 
 
 def derived(records: Sequence[Result]) -> list[Result]:
-    """Of each variant and seed: its loss at the variant's best rate, and how much higher the loss is over all rates.
+    """Return of each variant and seed the loss at the variant's best rate, and how much higher it is over all rates.
 
-    The best rate has the lowest mean loss over the seeds. The mean over rates of what the loss is above that one's is
-    the sensitivity of Wortsman et al. (arXiv 2309.14322); where a run diverged, or ended above it, the loss is that of
-    a guess.
+    The best rate has the lowest mean loss over the seeds. The mean over rates of the loss above that one's is the
+    sensitivity of Wortsman et al. (arXiv 2309.14322); if a run diverged, or ended above it, the loss is that of a
+    guess.
     """
     guesses = [record.value for record in by_name(records, GUESS) if math.isfinite(record.value)]
     if not guesses:

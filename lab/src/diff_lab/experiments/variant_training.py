@@ -1,6 +1,5 @@
-"""Trains what variants need: trials of learning rates, then every seed at the best, in one stage or two.
-
-What does not depend on each other is trained at the same time, and nothing twice.
+"""Trains variants: trials of learning rates, then every seed at the best, in one stage or two. Runs that do not depend
+on each other are trained at the same time, and none twice.
 """
 
 import math
@@ -20,7 +19,7 @@ from diff_lab.train.recipe import override_of
 
 @dataclass(frozen=True)
 class Training:
-    """A run to be trained, or found. Where it begins with the model of another run, `before` is that run's key."""
+    """A run to be trained, or found. If it begins with the model of another run, `before` is that run's key."""
 
     name: str  # as a user is told of it
     recipe: Recipe
@@ -29,11 +28,11 @@ class Training:
 
 @dataclass(frozen=True)
 class TrainedVariant:
-    """What came of a variant.
+    """The trained runs of a variant.
 
-    Its learning rate; the validation at each that was tried, NaN where a run diverged or there was no choice; what is
-    to be told of the choice. With each seed, the runs of its stages, each with its recipe: where the first one diverged
-    there is no second.
+    Its learning rate; the validation at each that was tried, NaN if a run diverged or there was no choice; remarks on
+    the choice. With each seed, the runs of its stages, each with its recipe: if the first one diverged there is no
+    second.
     """
 
     learning_rate: float
@@ -43,7 +42,7 @@ class TrainedVariant:
 
 
 class TrainingOfVariant:
-    """What is trained of a variant of a preset, whose learning rate is chosen by what the log calls `validation`.
+    """The trainings of a variant of a preset, whose learning rate is chosen by the logged number `validation`.
 
     `expected` is how many trainings that will be, as far as it is known.
     """
@@ -123,10 +122,10 @@ def train_variants(
     build_data: Callable[[Recipe], Data],
     commit: str | None,
 ) -> tuple[dict[Variant, TrainedVariant], list[FinishedRun]]:
-    """Train what variants need, so many `workers` at a time.
+    """Train variants, so many `workers` at a time.
 
-    Returns what comes of each variant, and all runs, of which some may have been there before. Nothing of it depends on
-    the number of workers, nor on which run finishes first. Raises as `WorkerPool` and `Store.train`.
+    Returns the trained variants, and all runs, of which some may have been there before. Nothing of it depends on the
+    number of workers, nor on which run finishes first. Raises as `WorkerPool` and `Store.train`.
     """
     runs: dict[str, FinishedRun | None] = {}  # by key; None of one that is asked for
     plans = {variant: training.plan() for variant, training in trainings.items()}
@@ -134,7 +133,7 @@ def train_variants(
     trained: dict[Variant, TrainedVariant] = {}
 
     def count() -> tuple[int, int]:
-        """Of all trainings, how many are done, and how many there are."""
+        """Count all trainings: how many are done, and how many there are."""
         return sum(run is not None for run in runs.values()), sum(one.expected for one in trainings.values())
 
     with WorkerPool[FinishedRun](workers, progress) as pool:
@@ -178,8 +177,8 @@ def train_variants(
 
 
 def choose_rate(tried: Mapping[float, float], better: Better) -> tuple[float, list[str]]:
-    """The best of learning rates by their validation (NaN where a run diverged), the lowest of equals; and a sentence
-    each where it was at the edge of what was tried or not alone.
+    """Choose the best of learning rates by their validation (NaN if a run diverged), the lowest of equals; and say if
+    it was at the edge of those tried or not alone.
     """
     score, rates = _scores(tried, better), sorted(tried)
     best = [rate for rate in rates if score[rate] == max(score.values())]
@@ -196,16 +195,16 @@ def choose_rate(tried: Mapping[float, float], better: Better) -> tuple[float, li
 
 
 def _scores(tried: Mapping[float, float], better: Better) -> dict[float, float]:
-    """Each rate's validation, so that the highest is the best; −inf where a run diverged."""
+    """Return each rate's validation, so that the highest is the best; −inf if a run diverged."""
     sign = 1 if better == "higher" else -1
     return {rate: sign * value if math.isfinite(value) else -math.inf for rate, value in tried.items()}
 
 
 def next_rate(tried: Mapping[float, float], better: Better) -> float | None:
-    """The rate to try next where the best of two or more is the smallest or the largest and no other is as good.
+    """Return the rate to try next if the best of two or more is the smallest or the largest and no other is as good.
 
-    Its ratio to the best is that of the best to its neighbour, rounded to two digits. None where the best lies inside,
-    and where rates are so close that rounding leaves none beyond it.
+    Its ratio to the best is that of the best to its neighbour, rounded to two digits. None if the best lies inside, or
+    rates are so close that rounding leaves none beyond it.
     """
     ranked, rates = sorted(tried, key=_scores(tried, better).__getitem__), sorted(tried)
     if len(rates) < 2 or not math.isfinite(tried[ranked[-1]]) or tried[ranked[-1]] == tried[ranked[-2]]:
@@ -218,8 +217,8 @@ def next_rate(tried: Mapping[float, float], better: Better) -> float | None:
 
 
 def sweep_notes(preset: Preset, remarks: Mapping[str, Sequence[str]]) -> list[str]:
-    """What a reader must know of how learning rates were chosen: each remark of `choose_rate` once, with the variants
-    that it is about, with how many seeds rates were tried, and whether in shorter runs than those that are compared.
+    """Return notes on the choice of learning rates: each remark of `choose_rate` once, with its variants, the number of
+    seeds of each rate, and whether runs were shorter than those that are compared.
     """
     notes = [f"{'; '.join(variants)}: {remark}" for remark, variants in remarks.items()]
     if preset.tries_rates and preset.trials_per_rate > 1:

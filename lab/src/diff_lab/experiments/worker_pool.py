@@ -43,7 +43,7 @@ class Job(Generic[T]):
     """A training, or other work that takes a while.
 
     Args:
-        name: what a user calls it.
+        name: its name for the user.
         work: is given the progress that shows the job, and returns a result. Another process runs it, so it and the
             result can be pickled.
     """
@@ -75,10 +75,10 @@ class WorkerPool(Generic[T]):
                 ...  # may add more
 
     One worker is this process, which runs the jobs one after the other. More are processes with `threads` threads of
-    torch each, by default an equal share of the processor cores. `progress.run` is asked for what shows each job.
+    torch each, by default an equal share of the processor cores. `progress.run` is asked for the progress of each job.
 
-    An error of a job is raised here with its own type, and its message begins with the job's name. Before that, and
-    where the user wants to stop, the other jobs are stopped: a training saves a checkpoint after its step.
+    An error of a job is raised here with its own type, and its message begins with the job's name. Before that, and if
+    the user wants to stop, the other jobs are stopped: a training saves a checkpoint after its step.
     """
 
     def __init__(self, workers: int, progress: Progress, *, threads: int | None = None) -> None:
@@ -121,7 +121,7 @@ class WorkerPool(Generic[T]):
         Raises:
             TrainingInterrupted: a signal to stop.
             OSError: a worker was killed; the message names its job.
-            Exception: what a job has raised.
+            Exception: an error of a job.
         """
         if self._count == 1:
             while self._waiting:
@@ -170,7 +170,7 @@ class WorkerPool(Generic[T]):
         return finished
 
     def _stop_all(self) -> dict[str, BaseException]:
-        """Stop all jobs, and wait until they have. Return what each has raised, by its name."""
+        """Stop all jobs, and wait until they have. Return the error of each, by its name."""
         errors: dict[str, BaseException] = {}
         for worker in self._busy():
             worker.process.terminate()
@@ -200,7 +200,7 @@ class WorkerPool(Generic[T]):
 
 
 class _Worker(Generic[T]):
-    """A process that runs one job at a time. It has an executor of its own, so that where it is killed, no other is."""
+    """A process that runs one job at a time. It has an executor of its own, so that if it is killed, no other is."""
 
     def __init__(self, threads: int, job: Job[T], progress: Progress) -> None:
         context = multiprocessing.get_context(START)
@@ -305,7 +305,7 @@ def _work(work: Callable[[Progress], T]) -> T:
 
 
 def _is_fit_for_parent(error: BaseException) -> bool:
-    """Whether an error may be raised again in the parent.
+    """Return whether an error may be raised again in the parent.
 
     Not one whose class cannot be pickled, nor a ValueError of another package, which is a bug: the command line takes
     one that this package raises for a sentence to the user, and the parent no longer sees who raised it.
@@ -322,7 +322,7 @@ def _is_fit_for_parent(error: BaseException) -> bool:
 
 
 class _Reports(Progress):
-    """Send what a job shows to the parent."""
+    """Send the progress of a job to the parent."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

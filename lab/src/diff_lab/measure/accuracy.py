@@ -17,7 +17,7 @@ BY_SEQUENCE = "Student's t over sequences (Wilson's interval where none differ)"
 
 
 def share_interval(means: Tensor) -> Interval | None:
-    """The interval of a mean of shares, inside 0 … 1; Wilson's where all are 0 or all are 1 and show no spread."""
+    """Return the interval of a mean of shares, inside 0 … 1; Wilson's if all are 0 or all are 1 and show no spread."""
     if bool((means == means[0]).all()) and float(means[0]) in (0.0, 1.0):
         return proportion_interval(int(means.sum()), len(means))
     interval = mean_interval(means.tolist())
@@ -25,9 +25,10 @@ def share_interval(means: Tensor) -> Interval | None:
 
 
 def ratio_samples(sums: Tensor, counts: Tensor) -> Tensor:
-    """For each sequence (n,) a number, so that their mean is Σ `sums` / Σ `counts` and their spread that of this ratio.
+    """Return a number for each sequence (n,), with the mean Σ `sums` / Σ `counts` and the spread of this ratio.
 
-    To first order: the ratio plus what the sequence adds to it. Sequences with more counts weigh more, as in the ratio.
+    To first order it is the ratio plus the sequence's contribution. Sequences with more counts weigh more, as in the
+    ratio.
     """
     sums, counts = sums.double(), counts.double()
     ratio = sums.sum() / counts.sum()
@@ -35,9 +36,9 @@ def ratio_samples(sums: Tensor, counts: Tensor) -> Tensor:
 
 
 def share_record(measured: EvalInput, name: str, right: Tensor, coordinates: Coordinates = NO_COORDINATES) -> Result:
-    """The share of right answers among `right`, (sequences, answers) boolean, with its interval over sequences.
+    """Return the share of right answers among `right`, (sequences, answers) boolean, with its interval over sequences.
 
-    It carries no documents: sequences are drawn anew for each seed, so what differs between seeds tells of both.
+    It carries no documents: sequences are drawn anew for each seed, so a difference between seeds tells of both.
     """
     values = right.double()
     interval = share_interval(values.mean(1))
@@ -46,7 +47,7 @@ def share_record(measured: EvalInput, name: str, right: Tensor, coordinates: Coo
 
 
 def proportion_record(measured: EvalInput, name: str, right: Sequence[bool], **fields: Any) -> Result:
-    """The share of right ones among answers that are independent of each other, with Wilson's interval."""
+    """Return the share of right ones among answers that are independent of each other, with Wilson's interval."""
     interval = proportion_interval(sum(right), len(right))
     return measured.record(name, sum(right) / len(right), interval=interval, n=len(right), better="higher", **fields)
 
@@ -60,11 +61,10 @@ class Levels(TypedDict):
 
 
 def token_levels(pairs: int, queries: int, values: int, *, repeats: bool = False) -> Levels:
-    """Of the accuracy over all queries of the retrieval task, in random order, the right answers to earlier ones in
-    view.
+    """Return the levels of the retrieval task over all queries in random order, with earlier right answers in view.
 
-    Elimination leaves out the values already given to other keys, and copies the answer to a key that was already
-    asked for, where queries are drawn with repeats.
+    Elimination leaves out the values already given to other keys, and copies the answer to a key that was already asked
+    for, if queries are drawn with repeats.
     """
     eliminated = None
     if queries > 1:
@@ -73,7 +73,7 @@ def token_levels(pairs: int, queries: int, values: int, *, repeats: bool = False
 
 
 def joint_levels(pairs: int, queries: int, values: int) -> Levels:
-    """Of the share of sequences whose queries, all different, are all answered right.
+    """Return the levels of the share of sequences whose queries, all different, are all answered right.
 
     The best answers without binding are the most frequent values one after the other, each as often as it occurs.
     """
@@ -82,15 +82,15 @@ def joint_levels(pairs: int, queries: int, values: int) -> Levels:
 
 
 def text_levels(needles: int, queried: int, digits: int, *, joint: bool = False) -> Levels:
-    """Of needles in text: an answer that lists as many of the context's numbers as are asked for, at random. `joint` is
-    whether all numbers of a question have to be right."""
+    """Return the levels of needles in text, whose blind answer lists as many of its numbers as are asked for, at
+    random. `joint` is whether all numbers of a question have to be right."""
     floor = 1 / math.comb(needles, queried) if joint else queried / needles
     guess = 1 / (9 * 10 ** (digits - 1))  # the first digit is not 0
     return Levels(chance=guess**queried if joint else guess, floor=max(floor, guess), by_elimination=None)
 
 
 def _by_elimination(pairs: int, queries: int, values: int, repeats: bool) -> Iterator[float]:
-    """The accuracy of each query: those left are again independent draws, one for each key not asked for so far."""
+    """Yield the accuracy of each query: the values left are independent draws, one for each key not asked for yet."""
     ways = right_ways(pairs, values, 1)
     blind = [0.0, *(float(ways[left]) / left for left in range(1, pairs + 1))]  # by how many keys are left
     likelihoods = {0: 1.0}  # how many different keys were asked for → how likely that is

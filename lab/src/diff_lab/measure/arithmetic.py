@@ -22,9 +22,8 @@ _RESULT = re.compile(r"#\s*(-?\d+)\s*$")
 
 @dataclass(frozen=True)
 class Solved:
-    """What a model wrote about a problem, up to a line break, and in how many tokens without the one that ends it.
-
-    `ended` is false where it ran into the limit.
+    """A model's answer to a problem, up to a line break, and its number of tokens without the one that ends it. `ended`
+    is false if it ran into the limit.
     """
 
     problem: ArithmeticProblem
@@ -50,7 +49,7 @@ def solve(
     """Have a model answer problems greedily, in at most `new_tokens` tokens each.
 
     Solved examples stand before each problem, a line for each, for a model that was not trained on them. Raises
-    ValueError where a problem with its examples does not fit the model's context.
+    ValueError if a problem with its examples does not fit the model's context.
     """
     before = "".join(f"{example.question}{example.solution}\n" for example in examples)
     rows = prompt_tokens(model, tokenizer, [before + problem.question for problem in problems], new_tokens)
@@ -77,8 +76,8 @@ class Arithmetic(Measurement):
     new_tokens: Count | None = Field(default=None, description="tokens of an answer; a solution's unless given")
 
     def run(self, measured: EvalInput) -> list[Result]:
-        """Of problems that are held out from what the model was trained on, or could have been: in all, and by the
-        number of operations.
+        """Measure the accuracy on held-out problems, in all and by the number of operations, even of models trained on
+        others.
         """
         if measured.tokenizer is None:
             raise ValueError("Arithmetic is asked in text, and this model has no tokenizer.")

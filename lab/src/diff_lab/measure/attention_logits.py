@@ -1,8 +1,9 @@
-"""Hands attention logits to measurements before the softmax, and measures what quantising them costs (Figure 8).
+"""Hands attention logits to measurements before the softmax, and measures the cost of quantisation (Figure 8).
 
 The logits are rounded to whole multiples of a step, with a sign, so that the largest in size is the last of 2^(b−1) − 1
-steps: "dynamic absmax". The paper does not say what shares a step. Here that is each row, the logits of one query in
-one head and map, or each tensor, all logits of a layer for one sequence; in either case only those that are seen.
+steps: "dynamic absmax". The paper does not say which logits share a step. Here that is each row, the logits of one
+query in one head and map, or each tensor, all logits of a layer for one sequence; in either case only those that are
+seen.
 
 Each is an attention implementation that this module registers with transformers under the name that
 :func:`quantised_implementation` gives, so anything that runs a model can run it so: ``model.set_attn_implementation``.
@@ -58,7 +59,7 @@ def register_logits(name: str, logits_of: Callable[[Call], Iterator[LogitBlock]]
     def forward(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, None]:
-        """transformers' signature: query (B, H, N, d), key and value (B, H_kv, S, …) → (B, N, H, dv), no weights."""
+        """Attend by transformers' signature: q (B, H, N, d), k and v (B, H_kv, S, …) → (B, N, H, dv), no weights."""
         for argument in _NOT_ORDINARY:
             if kwargs.get(argument) is not None:
                 raise ValueError(f"{name!r} is ordinary attention, and {type(module).__name__} asks for {argument}.")
@@ -76,7 +77,7 @@ def register_logits(name: str, logits_of: Callable[[Call], Iterator[LogitBlock]]
 
 @contextmanager
 def attending(model: Any, name: str) -> Iterator[None]:
-    """The model attends by the implementation of this name, and afterwards as before. Raises ValueError for a model
+    """Make the model attend by the implementation of this name, and afterwards as before. Raises ValueError for a model
     that does not attend through transformers' interface, which would not notice."""
     if not getattr(model, "_supports_attention_backend", False):
         raise ValueError(
@@ -88,10 +89,10 @@ def attending(model: Any, name: str) -> Iterator[None]:
 
 
 def logit_blocks(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Iterator[LogitBlock]:
-    """The logits of queries (B, H, N, d) and keys (B, H_kv, S, d), part by part, up to the last key that is seen.
+    """Yield the logits of queries (B, H, N, d) and keys (B, H_kv, S, d), part by part, up to the last key that is seen.
 
     The mask is boolean (B or 1, 1, N, S), True = may attend. Without one a single query sees all keys, of several each
-    its own key and those before, where the first key is the first query's.
+    its own key and those before; the first key is the first query's.
     """
     n, s = query.shape[2], key.shape[2]
     dtype = torch.promote_types(query.dtype, torch.float32)
@@ -113,7 +114,7 @@ def logit_blocks(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) 
 
 
 def _weigh(blocks: Iterator[LogitBlock], value: Tensor) -> Tensor:
-    """softmax(logits) V, (B, H, N, dv), in the values' dtype; the softmax in float32 at least."""
+    """Compute softmax(logits) V, (B, H, N, dv), in the values' dtype; the softmax in float32 at least."""
     outs = []
     for logits, seen in blocks:
         # Not −∞: a query at padding sees nothing, and no key may weigh "not a number" there.
@@ -135,8 +136,8 @@ _UNITS = {"loss": "nats/token", "accuracy": ""}
 
 
 def quantised_implementation(bits: int, granularity: Granularity) -> str:
-    """The name of an attention implementation, for ``set_attn_implementation``. Raises ValueError for other bits than
-    16, 8, 6 or 4, and where the granularity is neither "tensor" nor "row"."""
+    """Return the name of an attention implementation, for ``set_attn_implementation``. Raises ValueError for other bits
+    than 16, 8, 6 or 4, and for a granularity other than "tensor" or "row"."""
     if bits not in BITS or granularity not in GRANULARITIES:
         raise ValueError(
             f"logits are quantised to {', '.join(map(str, BITS))} bits per {' or per '.join(GRANULARITIES)}, "
@@ -146,7 +147,7 @@ def quantised_implementation(bits: int, granularity: Granularity) -> str:
 
 
 def quantise(x: Tensor, largest: Tensor, bits: int) -> Tensor:
-    """x rounded to the nearest of 2^bits − 1 values, from −largest to largest in equal steps."""
+    """Round x to the nearest of 2^bits − 1 values, from −largest to largest in equal steps."""
     steps = 2 ** (bits - 1) - 1
     # All zero: nothing to divide by, and nothing to round.
     step = torch.where(largest > 0, largest / steps, 1.0)
@@ -174,7 +175,7 @@ for _bits, _granularity in product(BITS, GRANULARITIES):
 
 
 class Quantised(Measurement):
-    """What attention logits of 16, 8, 6 and 4 bits cost on text or on the retrieval task (Figure 8).
+    """The cost of attention logits of 16, 8, 6 and 4 bits on text or on the retrieval task (Figure 8).
 
     "quantised/accuracy" is the share of right answers, or of text the share of tokens that the model holds most likely;
     "quantised/accuracy_drop" how much less than with the logits as they are. Of text also "quantised/loss" and
@@ -191,7 +192,7 @@ class Quantised(Measurement):
             raise ValueError(f"There is no measurement for data of type {type(data).__name__}.")
 
         def values(name: str) -> dict[str, tuple[float, int]]:
-            """Each number with its n, where the model attends by the implementation of this name."""
+            """Return each number with its n, for the model with the attention implementation of this name."""
             with attending(measured.model, name):
                 if isinstance(data, RetrievalBatches):
                     answers = retrieval_answers(measured.model, data.sample(self.sequences, measured.seed))

@@ -10,18 +10,18 @@ from transformers import GenerationConfig
 
 
 def check_vocabulary(model: Any, tokenizer: Any) -> None:
-    """Raises ValueError for a tokenizer with more tokens than the model."""
+    """Raise ValueError for a tokenizer with more tokens than the model."""
     if len(tokenizer) > model.config.vocab_size:
         raise ValueError(f"The tokenizer has {len(tokenizer)} tokens, the model only {model.config.vocab_size}.")
 
 
 def prompt_tokens(model: Any, tokenizer: Any, prompts: Sequence[str], new_tokens: int) -> list[list[int]]:
-    """The tokens of each prompt. Raises ValueError, before anything is generated, where a prompt is empty or leaves no
-    room for `new_tokens` in the model's context, or the vocabulary is not the model's."""
+    """Return the tokens of each prompt. Raises ValueError, before anything is generated, if a prompt is empty or leaves
+    no room for `new_tokens` in the model's context, or the vocabulary is not the model's."""
     check_vocabulary(model, tokenizer)
     rows = [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
     if not all(rows):
-        raise ValueError("A prompt has no tokens, and the model has nothing to go on from.")
+        raise ValueError("A prompt has no tokens, and the model has nothing to continue.")
     most = model.config.max_position_embeddings - new_tokens
     long = [len(row) for row in rows if len(row) > most]
     if long:
@@ -37,9 +37,9 @@ def prompt_tokens(model: Any, tokenizer: Any, prompts: Sequence[str], new_tokens
 def greedy_answers(
     model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], new_tokens: int, batch_size: int = 16
 ) -> Iterator[list[int]]:
-    """What the model adds to each row of tokens, always taking the likeliest; without the token that ends a text.
+    """Yield the greedy continuation of each row of tokens, without the token that ends a text.
 
-    It is at most so many new tokens, fewer where the model ends the text. Rows of a batch are padded on the left.
+    It is at most so many new tokens, fewer if the model ends the text. Rows of a batch are padded on the left.
     """
     end = model.generation_config.eos_token_id
     ends = {*(end if isinstance(end, list) else [end]), tokenizer.eos_token_id} - {None}
@@ -62,8 +62,8 @@ def greedy_answers(
 
 
 class LabelTrie:
-    """The tokens of labels, by what they begin with. A label ends with a token that says so, such as a line's end.
-    Raises ValueError for a label that another begins with."""
+    """The tokens of labels, by their prefixes. A label ends with a token that says so, such as a line's end. Raises
+    ValueError for a label that another begins with."""
 
     def __init__(self, labels: Sequence[Sequence[int]]) -> None:
         self.labels = [tuple(label) for label in labels]
@@ -80,13 +80,13 @@ class LabelTrie:
                 )
 
     def following(self, tokens: tuple[int, ...]) -> list[int]:
-        """The tokens that may follow the beginning of a label; none after a complete label."""
+        """Return the tokens that may follow the beginning of a label; none after a complete label."""
         return list(self._following.get(tokens, {}))
 
 
 @torch.no_grad()
 def greedy_label(model: Any, trie: LabelTrie, prompt: Tensor, cache: Any = None) -> int:
-    """The number of the label that greedy decoding along the trie arrives at after a prompt (N,).
+    """Return the number of the label that greedy decoding along the trie arrives at after a prompt (N,).
 
     The cache of the prompt's first tokens, from an earlier call of the model, is changed.
     """
@@ -110,7 +110,7 @@ def greedy_label(model: Any, trie: LabelTrie, prompt: Tensor, cache: Any = None)
 def label_log_likelihoods(
     model: Any, trie: LabelTrie, prompt: Tensor, cache: Any = None, batch_size: int = 32
 ) -> tuple[Tensor, Tensor]:
-    """The log-likelihood of every label after a prompt, exactly, free and constrained: both (labels,) float32.
+    """Return the log-likelihood of every label after a prompt, exactly, free and constrained: both (labels,) float32.
 
     The *free* one is log p(label | prompt) = Σ_t log p(t | prompt, label before t) over the whole vocabulary. The
     *constrained* one normalises each p over the tokens that may follow along the trie, so that the labels' likelihoods

@@ -1,10 +1,10 @@
-"""Measures the loss on whole documents: by position (Figure 4), and on what repeats in them, AR-hit (Table 6).
+"""Measures the loss on whole documents: by position (Figure 4), and on repeated bigrams, AR-hit (Table 6).
 
-A token x_t is a *hit* where the pair (x_{t−1}, x_t) stands earlier in its own context: x_{s−1} = x_{t−1} and x_s = x_t
-for some s < t, both of them after the context's beginning. Such a token can be found by looking back for its
-predecessor (associative recall). Pairs that the training text holds often can be known without looking, and are left
-out: they count among the *others*. The paper follows Arora et al., "Zoology" (arXiv 2312.04927), and does not say from
-which frequency on a pair is left out; here it is the setting `frequent`.
+A token x_t is a *hit* if the pair (x_{t−1}, x_t) stands earlier in its own context: x_{s−1} = x_{t−1} and x_s = x_t for
+some s < t, both of them after the context's beginning. Such a token can be found by looking back for its predecessor
+(associative recall). Pairs that the training text holds often can be known without looking, and are left out: they
+count among the *others*. The paper follows Arora et al., "Zoology" (arXiv 2312.04927), and does not say from which
+frequency on a pair is left out; here it is the setting `frequent`.
 """
 
 import inspect
@@ -36,8 +36,8 @@ Parts = Sequence[tuple[float, float]]  # the summed loss and the number of token
 
 
 def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) -> list[np.ndarray]:
-    """At most `most` of the documents with `shortest` tokens or more, spread evenly over their order. Raises ValueError
-    where fewer than two are so long, which leaves nothing to draw other documents from."""
+    """Choose at most `most` of the documents with `shortest` tokens or more, spread evenly over their order. Raises
+    ValueError if fewer than two are so long, which leaves nothing to draw other documents from."""
     documents = list(documents)
     long = [document for document in documents if len(document) >= shortest]
     if len(long) < 2:
@@ -51,10 +51,9 @@ def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) 
 
 @torch.no_grad()
 def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """−ln p of each token of each row but the first, given all that stands before it in the row: (n − 1,) float64 in
-    nats.
+    """Return −ln p of each token of each row but the first, given those before it: (n − 1,) float64 in nats.
 
-    Rows of similar lengths go through the model together, without a mask: causal attention does not see what stands
+    Rows of similar lengths go through the model together, without a mask: causal attention does not see the padding
     after the end of a shorter one. Raises ValueError for a row of fewer than two tokens, or a token the model has not.
     """
     vocabulary = model.get_input_embeddings().weight.shape[0]
@@ -83,7 +82,7 @@ def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def loss_record(name: str, parts: Parts, measured: EvalInput, coordinates: Coordinates = NO_COORDINATES) -> Result:
-    """The mean loss of a token, with the interval over documents."""
+    """Return the mean loss of a token, with the interval over documents."""
     total, count = np.sum(parts, axis=0)
     return measured.record(
         name,
@@ -99,12 +98,12 @@ def loss_record(name: str, parts: Parts, measured: EvalInput, coordinates: Coord
 
 
 def position_marks(length: int, first: int) -> list[int]:
-    """first, 2·first, 4·first … up to `length`, which is always the last."""
+    """Return the positions first, 2·first, 4·first … up to `length`, which is always the last."""
     return [*(first << n for n in range(length.bit_length()) if first << n < length), length]
 
 
 def position_losses(model: Any, documents: Sequence[np.ndarray], length: int, windows: int = 1) -> np.ndarray:
-    """−ln p of each token of the first contexts of documents, by its position: (documents, length − 1, 2) float64.
+    """Return −ln p of each token of documents' first contexts, by its position: (documents, length − 1, 2) float64.
 
     That is the summed loss of the tokens with 1, 2 … length − 1 tokens before them, and how many they are, in at most
     `windows` contexts of a document, none of which is shorter.
@@ -136,7 +135,7 @@ class Positions(Measurement):
     windows: Count = Field(default=1, description="contexts of each document, at most")
 
     def check(self, batches: Batches | None, tokenizer: Any) -> tuple[list[np.ndarray], int]:
-        """The documents whose loss by position is measured, and the tokens of a context."""
+        """Return the documents whose loss by position is measured, and the tokens of a context."""
         text = text_part(batches)
         length = self.length or text.length
         if not 2 <= self.first <= length:
@@ -157,13 +156,13 @@ class Positions(Measurement):
 
 
 def bigrams(tokens: np.ndarray) -> np.ndarray:
-    """Each token with the one before it as one number: (n,) → (n − 1,) int64."""
+    """Encode each token with the one before it as one number: (n,) → (n − 1,) int64."""
     wide = tokens.astype(np.int64)
     return wide[:-1] << 32 | wide[1:]
 
 
 def repeated(pairs: np.ndarray) -> np.ndarray:
-    """Which of the numbers (n,) stand earlier in the row already: (n,) bool."""
+    """Return which of the numbers (n,) stand earlier in the row already: (n,) bool."""
     _, first = np.unique(pairs, return_index=True)
     seen = np.ones(len(pairs), dtype=bool)
     seen[first] = False
@@ -171,7 +170,7 @@ def repeated(pairs: np.ndarray) -> np.ndarray:
 
 
 def frequent_bigrams(documents: Iterable[np.ndarray], most: int) -> np.ndarray:
-    """The bigrams that stand more than `most` times in all documents together, sorted."""
+    """Return the bigrams that stand more than `most` times in all documents together, sorted."""
     numbers, counts = np.empty(0, np.int64), np.empty(0, np.int64)
     for parts in grouped(map(bigrams, documents), len, _CHUNK):
         new_numbers, new_counts = np.unique(np.concatenate(parts), return_counts=True)
@@ -183,7 +182,7 @@ def frequent_bigrams(documents: Iterable[np.ndarray], most: int) -> np.ndarray:
 def repeat_losses(
     model: Any, documents: Sequence[np.ndarray], frequent: np.ndarray, length: int
 ) -> dict[str, np.ndarray]:
-    """The summed loss and the number of tokens of each document, (documents, 2), of "hit" and of "other".
+    """Return the summed loss and the number of tokens of each document, (documents, 2), of "hit" and of "other".
 
     Longer documents are cut into contexts of `length`, each of which begins anew; `frequent` bigrams are no hits.
     """
@@ -198,7 +197,7 @@ def repeat_losses(
 def _contexts(
     documents: Sequence[np.ndarray], frequent: np.ndarray, length: int
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Each context with the number of its document, and which of its tokens but the first are hits."""
+    """Yield each context with the number of its document, and which of its tokens but the first are hits."""
     for number, document in enumerate(documents):
         # Contexts overlap by one token, so that each but the first is predicted once.
         for start in range(0, len(document) - 1, length - 1):
@@ -218,7 +217,7 @@ class Repeats(Measurement):
     longest: Count = Field(default=16384, description="tokens of a document, at most")
 
     def check(self, batches: Batches | None, tokenizer: Any) -> tuple[list[np.ndarray], np.ndarray, int]:
-        """The documents, the bigrams that are left out of the hits, and the tokens of a context. Raises ValueError for
+        """Return the documents, the bigrams left out of the hits, and the tokens of a context. Raises ValueError for
         too few documents, or no hit or no other token in them.
         """
         text = text_part(batches)

@@ -34,11 +34,11 @@ class HeadWeights(NamedTuple):
 def differential_gradients(
     x: Tensor, weights: HeadWeights, lam: float, output_gradient: Tensor, norm: tuple[Tensor, float] | None = None
 ) -> HeadWeights:
-    """Equation 7: the gradients of heads of causal differential attention (Equation 6).
+    """Compute the gradients of heads of causal differential attention (Equation 6) by Equation 7.
 
-    The paper takes the derivative of the headwise norm for 1, and leaves the norm out of what W_O sees. So do we
-    without `norm`: these are the gradients of a head that has none. With it, its scale (2d,), which is (1 − λ_init)
-    times its weight, and its eps, they are exact for a head that has. The input x and ∂L/∂O are (N, D).
+    The paper takes the derivative of the headwise norm for 1, and leaves the norm out of W_O's input. So do we without
+    `norm`: these are the gradients of a head that has none. With it, its scale (2d,), which is (1 − λ_init) times its
+    weight, and its eps, they are exact for a head that has. The input x and ∂L/∂O are (N, D).
     """
     first, second = (_softmax(x @ q, x @ k) for q, k in (weights[0:2], weights[2:4]))
     values = x @ weights.v
@@ -52,7 +52,7 @@ def differential_gradients(
 
 
 def ordinary_gradients(x: Tensor, weights: HeadWeights, output_gradient: Tensor) -> HeadWeights:
-    """Equation 9: the gradients of heads of causal softmax attention of width 2d (Equation 8)."""
+    """Compute the gradients of heads of causal softmax attention of width 2d (Equation 8) by Equation 9."""
     queries, keys = (x @ torch.cat(both, dim=-1) for both in (weights[0:3:2], weights[1:4:2]))
     attention, values = _softmax(queries, keys), x @ weights.v
     upstream = output_gradient @ weights.o.mT
@@ -69,23 +69,23 @@ def _softmax(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def _through_softmax(x: Tensor, q: Tensor, k: Tensor, attention: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of W_Q and W_K: with (A ⊙ G) J, J all ones, written as a sum over the row."""
+    """Return the gradients of W_Q and W_K: with (A ⊙ G) J, J all ones, written as a sum over the row."""
     inner = attention * (upstream - (attention * upstream).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
     return x.T @ inner @ (x @ k), x.T @ inner.mT @ (x @ q)
 
 
 def _through_norm(heads: Tensor, upstream: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The normed heads, and the gradient before the norm."""
+    """Return the normed heads, and the gradient before the norm."""
     inverse = (heads.square().mean(-1, keepdim=True) + eps).rsqrt()
     unit, scaled = heads * inverse, upstream * scale
     return unit * scale, inverse * (scaled - unit * (unit * scaled).mean(-1, keepdim=True))
 
 
 def closed_form_error(attention: Attention, x: Tensor) -> float:
-    """How far the closed form is from autograd in float64: the largest error of an entry of any gradient of any head,
+    """Compare the closed form with autograd in float64: return the largest error of an entry of a head's gradient,
     relative to the largest entry of that gradient.
 
-    The layer, of the first DIFF (Equation 7, exact where there is a norm) or of the Transformer (Equation 9), attends
+    The layer, of the first DIFF (Equation 7, exact if there is a norm) or of the Transformer (Equation 9), attends
     to its input (N, D) causally and without rotary embedding, as in the equations, with a drawn gradient of its output.
     Raises ValueError for another attention, one whose heads share keys and values, or heads that cannot be halved.
     """
@@ -117,7 +117,7 @@ def closed_form_error(attention: Attention, x: Tensor) -> float:
 
 
 def _heads(layer: Attention, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> HeadWeights:
-    """Weights of all heads of a layer, or their gradients."""
+    """Return the weights of all heads of a layer, or their gradients."""
     # A head of the Transformer has one query; its halves are the equations' two.
     half = layer.head_dim if isinstance(layer, DiffAttention) else layer.head_dim // 2
     (q1, q2), (k1, k2) = (matrix.unflatten(0, (-1, 2, half)).mT.unbind(1) for matrix in (q, k))
@@ -160,12 +160,12 @@ _KINDS = {
 
 
 def gradient_magnitudes(model: Any, batch: Mapping[str, Tensor]) -> dict[str, float]:
-    """How large the gradient of the loss is for each kind of parameter: its root mean square over all layers.
+    """Measure the gradient of the loss for each kind of parameter: its root mean square over all layers.
 
-    The kinds are "q", "k", "v", "o", "mlp", "norm", "embedding", "output" and, where there are such, "lambda", "head
-    norm" and "other"; in our differential models also either half of the queries and keys: "q1", "q2", "k1", "k2". The
-    model has Llama's names; ours, Llama and DiffLlama do. Its own ``grad`` are left alone. Raises ValueError where no
-    parameter takes a gradient.
+    The kinds are "q", "k", "v", "o", "mlp", "norm", "embedding", "output" and, if there are such, "lambda", "head norm"
+    and "other"; in our differential models also either half of the queries and keys: "q1", "q2", "k1", "k2". The model
+    has Llama's names; ours, Llama and DiffLlama do. Its own ``grad`` are left alone. Raises ValueError if no parameter
+    takes a gradient.
     """
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if not parameters:
@@ -193,7 +193,7 @@ def gradient_magnitudes(model: Any, batch: Mapping[str, Tensor]) -> dict[str, fl
 
 
 def gradient_callback(batches: Batches, sequences: int = SEQUENCES) -> Callable[[Any, int], dict[str, float]]:
-    """What training logs of it: a function of the model and the step, to "gradient/q" and so on."""
+    """Make the callback of training that logs "gradient/q" and so on: a function of the model and the step."""
     batch = _first(batches, sequences)
     return lambda model, _: {f"gradient/{kind}": value for kind, value in gradient_magnitudes(model, batch).items()}
 
@@ -233,7 +233,7 @@ def _first(batches: Batches, sequences: int) -> dict[str, Tensor]:
 
 
 def _halves(model: nn.Module, gradients: Mapping[str, Tensor]) -> Iterator[tuple[str, int, Tensor]]:
-    """The rows of W_Q and W_K that make the first map's queries and keys, and the second's."""
+    """Yield the rows of W_Q and W_K that make the first map's queries and keys, and the second's."""
     for name, module in model.named_modules():
         if not isinstance(module, DifferentialAttention):
             continue

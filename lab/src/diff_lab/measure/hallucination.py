@@ -24,8 +24,8 @@ from diff_transformer.utils.files import parse_json
 
 @dataclass
 class Account:
-    """What the judging cost so far: new judgements, with what the judge read and wrote and how long it took, and
-    judgements that an earlier run or an equal answer had already.
+    """The cost of judging so far: new judgements, with the judge's tokens read and written and its seconds, and known
+    judgements of an earlier run or an equal answer.
     """
 
     new_judgements: int = 0
@@ -45,9 +45,9 @@ class Judgements:
     """A judge with a memory: each judgement is written down, so that none is asked for twice.
 
     The .jsonl file `path` may exist: each judgement is added, and on the disk, as soon as it is made. A line holds the
-    judge's name, what the judgement is of, the reply and what it cost. Without a path nothing is written. Two processes
-    that use one file at once lose nothing but may ask the same. Raises FileNotFoundError where the file's folder does
-    not exist, and ValueError, which names the line, where the file holds something else.
+    judge's name, the key of the judged answer, the reply and its cost. Without a path nothing is written. Two processes
+    that use one file at once lose nothing but may ask the same. Raises FileNotFoundError if the file's folder does not
+    exist, and ValueError, which names the line, if the file holds something else.
     """
 
     def __init__(self, judge: Judge, path: Path | None = None) -> None:
@@ -55,7 +55,7 @@ class Judgements:
         self._known = {} if path is None else read_judgements(path)
 
     def of(self, source: Source, answer: str) -> Judgement:
-        """The judgement of one answer, asked for where it is not known. Raises JudgeError as the judge."""
+        """Return the judgement of one answer, asked for if it is not known. Raises JudgeError as the judge."""
         # Who judges, and all that it reads.
         key = hashlib.sha256(json.dumps([self.judge.name, TASK, FORM, evidence(source, answer)]).encode()).hexdigest()
         if key in self._known:
@@ -106,14 +106,14 @@ def read_judgements(path: Path) -> dict[str, Judgement]:
 
 
 def prompt_of(source: Source) -> str:
-    """What a model is given: the document and the question, or the request to summarise it."""
+    """Return the prompt of a model: the document and the question, or the request to summarise it."""
     if source.question is None:
         return f"Document:\n{source.document}\n\nA summary of the document in a few sentences:\n"
     return f"Document:\n{source.document}\n\nQuestion about the document: {source.question}\nAnswer:"
 
 
 def answer_of(source: Source, text: str) -> str:
-    """The answer in what a model wrote: one line to a question, one paragraph of a summary.
+    """Return the answer in a model's text: one line to a question, one paragraph of a summary.
 
     A model that only ever continues text goes on to the next question or document.
     """
@@ -122,7 +122,7 @@ def answer_of(source: Source, text: str) -> str:
 
 
 def states_nothing(answer: str) -> bool:
-    """Whether an answer has no letter and no digit."""
+    """Return whether an answer has no letter and no digit."""
     return not any(map(str.isalnum, answer))
 
 
@@ -135,11 +135,11 @@ def judged_answers(
     new_tokens: int = 128,
     batch_size: int = 16,
 ) -> Iterator[tuple[str, Judgement]]:
-    """Has a model answer greedily and its answers judged, a batch after the other.
+    """Have a model answer greedily and its answers judged, a batch after the other.
 
-    An answer without a letter or a digit states nothing. It is not supported, and no judge is asked: a model that
-    stays silent would be the best one otherwise. Raises ValueError, before anything is written, where a document does
-    not fit the model's context, and JudgeError where the judge cannot be asked; the same call goes on from there.
+    An answer without a letter or a digit states nothing. It is not supported, and no judge is asked: a model that stays
+    silent would be the best one otherwise. Raises ValueError, before anything is written, if a document does not fit
+    the model's context, and JudgeError if the judge cannot be asked; the same call goes on from there.
     """
     rows = prompt_tokens(model, tokenizer, [prompt_of(source) for source in sources], new_tokens)
     for source, tokens in zip(sources, greedy_answers(model, tokenizer, rows, new_tokens, batch_size), strict=True):
@@ -151,9 +151,9 @@ def judged_answers(
 def hallucination_records(
     measured: EvalInput, judged: Sequence[tuple[str, Judgement]], name: str, judge: str
 ) -> list[Result]:
-    """The share of answers that are free of hallucination, among those whose judgement could be read.
+    """Return the share of answers that are free of hallucination, among those whose judgement could be read.
 
-    With it, the share of answers that state nothing, and what the judge read and wrote. Raises ValueError where no
+    With it, the share of answers that state nothing, and the judge's tokens read and written. Raises ValueError if no
     judgement could be read.
     """
     verdicts = [judgement.supported for _, judgement in judged]
@@ -196,8 +196,8 @@ class Hallucination(JudgeOptions, Measurement):
     judgements: Text = Field(default="judgements.jsonl", description="the file of all judgements; nothing for none")
 
     def sets(self, batches: Batches | None, tokenizer: Any) -> dict[str, list[Source]]:
-        """The documents that the options name; of an experiment's run, pieces of its held-out text unless they do.
-        Raises ValueError where there are none, or two sets of one name; a file is called by its stem."""
+        """Return the documents of the options; of an experiment's run, pieces of its held-out text unless they name
+        any. Raises ValueError if there are none, or two sets of one name; a file is called by its stem."""
         size = {"limit": self.documents, "characters": self.characters}
         if not self.sources and batches is not None:
             return {"held_out": held_out_sources(text_part(batches), tokenizer, **size)}

@@ -47,7 +47,7 @@ _NAMES = [f"harness/{task}/{measure}" for task, measure in TABLE_1_MEASURES.item
 
 
 def table_1_average(records: Sequence[Result]) -> Result | None:
-    """The average that Table 1 ends with, if all its tasks are among the records."""
+    """Return the average that Table 1 ends with, if all its tasks are among the records."""
     by_name = {record.name: record for record in records}
     if not by_name.keys() >= set(_NAMES):
         return None
@@ -68,7 +68,7 @@ def table_1_average(records: Sequence[Result]) -> Result | None:
 
 
 def published(records: Sequence[Result]) -> dict[str, dict[str, float]]:
-    """Table 1's numbers for the measures among the records: model → name of the record → value. Empty without any."""
+    """Return Table 1's numbers for the measures among the records: model → name of the record → value."""
     measured = {record.name for record in records}
     columns = {}
     for model, row in TABLE_1.items():
@@ -84,7 +84,7 @@ def _normal_interval(value: float, error: float, is_share: bool) -> Interval:
 
 
 def task_names(texts: Sequence[str]) -> list[str]:
-    """The names in texts that separate them by commas, "table1" standing for the paper's seven."""
+    """Return the names in texts that separate them by commas, "table1" standing for the paper's seven."""
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     return [task for name in names for task in (TABLE_1_MEASURES if name == "table1" else [name])]
 
@@ -107,7 +107,7 @@ class TaskResult:
 
 
 def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, Any]:
-    """Load tasks by name, their data fetched where it is not in the cache.
+    """Load tasks by name; fetch their data if it is not in the cache.
 
     Args:
         names: of tasks, groups or tags of lm_eval, or of YAML tasks in `include`; NAME.jsonl is a file of questions.
@@ -164,7 +164,7 @@ def _load(name: str, task: str | dict[str, Any], manager: Any) -> Any:
 
 
 def _task_of(name: str, questions: list[Question]) -> dict[str, Any]:
-    """lm_eval's definition of a task whose questions are in memory: nothing is fetched and nothing cached."""
+    """Return lm_eval's definition of a task whose questions are in memory: nothing is fetched and nothing cached."""
     from datasets import Dataset, DatasetDict
 
     rows = [{"prompt": one.prompt, "choices": one.choices, "answer": one.answer} for one in questions]
@@ -196,9 +196,9 @@ def measure_tasks(
     """Measure tasks from `load_tasks` one after the other; the results of each come as soon as it is done.
 
     `limit` takes only the first so many questions of each task. `num_fewshot` examples stand before each question,
-    where the task does not rule them out; its own number unless given. Texts are padded on the right, where causal
-    attention does not look; without a token that begins a text, the one that ends a text takes its place. Raises
-    ValueError for a tokenizer that does not fit the model, fewer questions than examples, or a text that is too long.
+    unless the task rules them out; its own number unless given. Texts are padded on the right, which causal attention
+    does not see; without a token that begins a text, the one that ends a text takes its place. Raises ValueError for a
+    tokenizer that does not fit the model, fewer questions than examples, or a text that is too long.
     """
     language_model = wrap_model(model, tokenizer, batch_size)
     for key, task in chain(*(loaded["tasks"].items() for loaded in tasks.values())):
@@ -224,7 +224,7 @@ def measure_tasks(
 
 
 def wrap_model(model: Any, tokenizer: Any, batch_size: int) -> Any:
-    """The model as lm_eval knows one. It counts the texts that it scores, and those that it had to cut. Raises
+    """Return the model as lm_eval knows one. It counts the texts that it scores, and those that it had to cut. Raises
     ValueError for a tokenizer with no token to begin a text with, or more tokens than the model."""
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
         raise ValueError("The tokenizer has neither a bos nor an eos token, and lm_eval begins a text with one.")
@@ -252,7 +252,7 @@ def wrap_model(model: Any, tokenizer: Any, batch_size: int) -> Any:
 
 
 def _records(outcome: Mapping[str, Any], variant: str) -> Iterator[Result]:
-    """A record for each number in lm_eval's answer, whose keys are "metric,filter" and "metric_stderr,filter"."""
+    """Yield a record for each number in lm_eval's answer, whose keys are "metric,filter" and "metric_stderr,filter"."""
     for task, metrics in outcome["results"].items():
         n = outcome["n-samples"].get(task, {}).get("effective")
         fewshot = outcome["n-shot"].get(task, 0)
@@ -283,7 +283,7 @@ def _records(outcome: Mapping[str, Any], variant: str) -> Iterator[Result]:
 
 @contextmanager
 def _only_errors() -> Iterator[None]:
-    """lm_eval logs a warning for every default it falls back to; meanwhile only its errors are shown."""
+    """Show only the errors of lm_eval, which logs a warning for every default it falls back to."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -301,8 +301,8 @@ HELD_OUT = "held_out_text"
 
 
 class Harness(Measurement):
-    """Tasks of lm-evaluation-harness, or questions from held-out text (Tables 1 and 8), with the average of Table 1
-    where all its tasks are there."""
+    """Tasks of lm-evaluation-harness, or questions from held-out text (Tables 1 and 8), with the average of Table 1 if
+    all its tasks are there."""
 
     needs = "text"
 
@@ -313,7 +313,7 @@ class Harness(Measurement):
     examples: int = Field(default=0, ge=0, description="examples before each question")
 
     def check(self, batches: Batches | None, tokenizer: Any) -> dict[str, Any]:
-        """The tasks that the options name, or questions from the held-out text. Raises ValueError where there are
+        """Return the tasks that the options name, or questions from the held-out text. Raises ValueError if there are
         none."""
         if names := task_names([self.tasks]):
             return load_tasks(names)
@@ -340,7 +340,7 @@ class Harness(Measurement):
         return [replace(record, coordinates=Coordinates(examples=self.examples)) for record in records]
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        """Guessing among the choices of the questions from held-out text; for other tasks none is known here."""
+        """Return the baseline of guessing among the choices of questions from held-out text; none for other tasks."""
         names = [] if task_names([self.tasks]) else ["acc", "acc_norm"]
         levels: dict[str, Any] = {"chance": 1 / CHOICES, "floor": 1 / CHOICES, "steps": recipe.train.steps}
         coordinates = Coordinates(examples=self.examples)

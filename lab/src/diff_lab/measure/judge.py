@@ -30,9 +30,9 @@ _VERDICT = re.compile(r"\W*(?:verdict\W+)?(supported|unsupported)\W*", re.IGNORE
 
 
 class Judgement(Line):
-    """What a judge said of one answer, and how many tokens it read and wrote for it, as far as it tells.
+    """A judge's verdict on one answer, and how many tokens it read and wrote for it, as far as it tells.
 
-    `supported` is None where the reply holds no verdict that can be read.
+    `supported` is None if the reply holds no verdict that can be read.
     """
 
     supported: bool | None
@@ -42,11 +42,11 @@ class Judgement(Line):
 
 
 class JudgeError(OSError):
-    """A judge that cannot be asked. What was judged before is kept where there is a file of judgements."""
+    """A judge that cannot be asked. Earlier judgements are kept if there is a file of them."""
 
 
 def evidence(source: Source, answer: str) -> str:
-    """What a judge is shown: the document, the question and its reference if there is one, and the answer.
+    """Return the judge's input: the document, the question and its reference if there is one, and the answer.
 
     A summary may well say other things than its reference, and some references say more than their documents do.
     """
@@ -59,7 +59,7 @@ def evidence(source: Source, answer: str) -> str:
 
 
 def read_verdict(reply: str) -> bool | None:
-    """The verdict on the last line of a reply; None where that line is anything else."""
+    """Return the verdict on the last line of a reply; None if that line is anything else."""
     lines = [line for line in reply.splitlines() if line.strip(" \t*_`#.-")]
     verdict = _VERDICT.fullmatch(lines[-1].strip()) if lines else None
     return None if verdict is None else verdict[1].lower() == "supported"
@@ -70,7 +70,7 @@ _WORD = re.compile(r"\w+")
 
 
 class WordsJudge:
-    """Supports an answer all of whose words stand in the document: a stand-in where there is no model to judge.
+    """Supports an answer all of whose words stand in the document: a stand-in if there is no model to judge.
 
     Words are compared without their case. It sees no meaning: a copy is always supported, a fair paraphrase is not.
     """
@@ -96,7 +96,7 @@ class LocalJudge:
 
     def judge(self, source: Source, answer: str) -> Judgement:
         """Compare log P(yes) with log P(no) after the question; on equal terms the answer is not supported. Raises
-        JudgeError where the question is longer than the model's context."""
+        JudgeError if the question is longer than the model's context."""
         question = (
             f"{TASK}\n\n{evidence(source, answer)}\n\nDoes everything in the answer follow from the document? "
             "Reply with yes or no."
@@ -127,8 +127,8 @@ class LocalJudge:
 class EndpointJudge:
     """A chat model behind `URL/chat/completions`: OpenAI's own service, or any server that speaks its language.
 
-    The client of the package `openai` asks, and repeats a request up to `attempts` times where the server is overloaded
-    or cannot be reached. No redirect is followed, and no proxy is asked for an address of this machine.
+    The client of the package `openai` asks, and repeats a request up to `attempts` times if the server is overloaded or
+    cannot be reached. No redirect is followed, and no proxy is asked for an address of this machine.
 
     Args:
         url: the address, without "/chat/completions".
@@ -188,7 +188,7 @@ class EndpointJudge:
         )
 
     def judge(self, source: Source, answer: str) -> Judgement:
-        """Ask; a reply without a verdict is not asked for again. Raises JudgeError where the server refuses, answers
+        """Ask; a reply without a verdict is not asked for again. Raises JudgeError if the server refuses, answers
         something else, or all attempts failed."""
         import openai
 
@@ -224,14 +224,14 @@ class EndpointJudge:
         return JudgeError(f"The judge at {self.url} {short if len(short) <= 300 else f'{short[:300]}…'}")
 
     def _without_key(self, text: str) -> str:
-        """Some servers repeat a key that they do not accept."""
+        """Take the key out of a server's message: some repeat a key that they do not accept."""
         return text.replace(self._key, "[key]") if self._key else text
 
 
 def read_key(variable: str) -> str:
-    """Read a key from an environment variable. Raises ValueError, without the key, where none can be read."""
+    """Read a key from an environment variable. Raises ValueError, without the key, if none can be read."""
     if not variable.isidentifier():  # it may be the key itself, which no message may show
-        raise ValueError("The judge's key is read from an environment variable; what was given is no name of one.")
+        raise ValueError("The judge's key is read from an environment variable; the given text is no name of one.")
     key = os.environ.get(variable, "").strip()
     if not key:
         raise ValueError(f"The environment variable {variable!r} that holds the judge's key is not set.")
@@ -258,7 +258,7 @@ Judge = WordsJudge | LocalJudge | EndpointJudge
 
 
 def judge_of(options: JudgeOptions, device: str = "cpu") -> Judge:
-    """The judge that options name, a local model on that device. Raises ValueError where they cannot be used."""
+    """Return the judge that options name, a local model on that device. Raises ValueError if they cannot be used."""
     name = options.judge
     if name == WORDS:
         return WordsJudge()

@@ -35,7 +35,7 @@ RANGE_ORDERS = 10
 
 
 def drawn_orders(classes: Tensor, count: int, kind: str, seed: int) -> list[Tensor]:
-    """Different orders of demonstrations of these classes (shots,): `count` of them, or fewer where there are no more.
+    """Draw `count` different orders of demonstrations of these classes (shots,), or fewer if there are no more.
 
     They are "random", or "alternating": one of each class in turn for as long as there are any, the classes in an order
     of their own and each class' demonstrations as well.
@@ -61,12 +61,12 @@ def drawn_orders(classes: Tensor, count: int, kind: str, seed: int) -> list[Tens
 def order_results(
     measured: EvalInput, right: Sequence[Sequence[int]], queries: int, name: str, coordinates: Coordinates
 ) -> list[Result]:
-    """What numbers of right answers after different orders say, as means over sets of demonstrations.
+    """Return the results of numbers of right answers after different orders, as means over sets of demonstrations.
 
     Of the shares of right answers, "_range" is the best less the worst of the first ten orders, "_variance" the
-    variance over orders without what counting so many answers gives by chance, which may be below 0, "_spread" the root
-    of the mean variance (0 where that is below 0), "_mean" their mean. The numbers are those of each set, after each of
-    two orders or more, of `queries` that were drawn for this order alone.
+    variance over orders beyond that of counting so many answers, which may be below 0, "_spread" the root of the mean
+    variance (0 if that is below 0), "_mean" their mean. The numbers are those of each set, after each of two orders or
+    more, of `queries` that were drawn for this order alone.
     """
     shares = [[count / queries for count in row] for row in right]
     variances = [variance_beyond_chance(row, queries) for row in shares]
@@ -90,8 +90,8 @@ def order_results(
 
 @torch.no_grad()
 def episode_answers(model: Any, episode: Episode, order: Tensor | None = None) -> Tensor:
-    """Which queries get their right label, the most likely of the episode's labels: (Q,) boolean. They stand after the
-    demonstrations in an order (shots,), or as these were drawn."""
+    """Return which queries get their right label as the most likely of the episode's: (Q,) boolean. They stand after
+    the demonstrations in an order (shots,), or as these were drawn."""
     cache = DynamicCache(config=model.config)
     model(input_ids=episode.prompt(order)[None].to(model.device), past_key_values=cache, use_cache=True)
     cache.batch_repeat_interleave(len(episode.queries))
@@ -101,7 +101,7 @@ def episode_answers(model: Any, episode: Episode, order: Tensor | None = None) -
 
 
 def order_accuracies(model: Any, episode: Episode, count: int, kind: str, seed: int) -> list[int]:
-    """How many queries are answered right after each of `count` orders; each has its own share of the queries."""
+    """Count the queries answered right after each of `count` orders; each has its own share of the queries."""
     queries = len(episode.queries) // count
     parts = zip(
         drawn_orders(episode.classes, count, kind, seed),
@@ -173,8 +173,8 @@ class EpisodeOrders(Measurement):
 
 
 def guessing(name: str, coordinates: Coordinates, recipe: Any, **fields: Any) -> Baseline:
-    """What guessing among a sequence's labels gives: an item's class does not depend on how often others are shown, so
-    knowing which labels occur gives no more.
+    """Return the baseline of guessing among a sequence's labels. An item's class does not depend on how often others
+    are shown, so knowing which labels occur gives no more.
     """
     chance = 1 / recipe.data.classes
     return Baseline(name=name, coordinates=coordinates, chance=chance, floor=chance, steps=recipe.train.steps, **fields)
@@ -196,7 +196,7 @@ class LabelledPrompt:
 def labelled_prompt(
     measured: EvalInput, task: LabelledText, demonstrations: Rows, labelled_questions: Rows
 ) -> LabelledPrompt:
-    """Write demonstrations and questions for a model. Raises ValueError where they are longer than its positions."""
+    """Write demonstrations and questions for a model. Raises ValueError if they are longer than its positions."""
     tokenizer = measured.tokenizer
 
     def encode(text: str) -> list[int]:
@@ -220,9 +220,9 @@ def labelled_prompt(
 
 @torch.no_grad()
 def labelled_answers(model: Any, prompt: LabelledPrompt, *, exact: bool = False) -> list[bool]:
-    """Which questions get their right label. The demonstrations are read once, and every question after them.
+    """Return which questions get their right label. The demonstrations are read once, and every question after them.
 
-    The label is what greedy decoding along the labels finds, or (`exact`) that of the highest constrained likelihood.
+    The label is that of greedy decoding along the labels, or (`exact`) that of the highest constrained likelihood.
     """
     read = DynamicCache(config=model.config)
     model(input_ids=prompt.demonstrations[None].to(model.device), past_key_values=read, use_cache=True)
@@ -248,7 +248,7 @@ class LabelledMeasurement(Measurement):
     exact: bool = Field(default=False, description="whether the likeliest label is taken, not the greedy one")
 
     def read(self, measured: EvalInput, name: str, shots: int, queries: int = 0) -> LabelledText:
-        """Read the questions, at least so many to show and to ask. Raises ValueError where they cannot be asked."""
+        """Read the questions, at least so many to show and to ask. Raises ValueError if they cannot be asked."""
         if not self.folder:
             raise ValueError(
                 f"{name} reads labelled questions: name the folder of their files with --option folder=FOLDER, and "

@@ -1,4 +1,4 @@
-"""Defines what a measurement is, and finds one by its name: `diff-lab eval CHECKPOINT --measure NAME`."""
+"""Defines the interface of measurements, and finds one by its name: `diff-lab eval CHECKPOINT --measure NAME`."""
 
 import importlib
 import json
@@ -34,10 +34,10 @@ B = TypeVar("B", bound=Batches)
 
 
 def read_options(kind: type[O], values: Mapping[str, Any], subject: str) -> O:
-    """The options of that kind, from values by name as a command line or a preset gives them; a list is a tuple.
+    """Return the options of that kind, from values by name as a command line or a preset gives them; a list is a tuple.
 
-    Raises ValueError for an unknown name, with the nearest, or a value that is not allowed, with what is; the sentence
-    begins with `subject`: "The measure many_shot".
+    Raises ValueError for an unknown name, with the nearest, or a value that is not allowed, with those that are; the
+    sentence begins with `subject`: "The measure many_shot".
     """
     refuse_unknown(values, kind.model_fields, subject)
     try:
@@ -48,7 +48,7 @@ def read_options(kind: type[O], values: Mapping[str, Any], subject: str) -> O:
 
 
 def refusal(error: ValidationError, kind: type[BaseModel], values: Mapping[str, Any]) -> str:
-    """Return the end of the sentence that says what pydantic refuses first among the values of a described model."""
+    """Return the end of the sentence on pydantic's first refusal among the values of a described model."""
     first = error.errors()[0]
     # pydantic's words for JSON; a user writes YAML.
     allowed = first["msg"].removeprefix("Value error, ").replace("Input", "it", 1)
@@ -63,7 +63,7 @@ def refusal(error: ValidationError, kind: type[BaseModel], values: Mapping[str, 
 
 
 def refuse_unknown(names: Collection[str], known: Collection[str], subject: str) -> None:
-    """Raises ValueError for a name that is not known, with the nearest that is."""
+    """Raise ValueError for a name that is not known, with the nearest that is."""
     for name in names:
         if name not in known:
             hint = did_you_mean(name, known, f"; it has {', '.join(known) or 'none'}.")
@@ -72,7 +72,7 @@ def refuse_unknown(names: Collection[str], known: Collection[str], subject: str)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
-    """What is known of the training of a model that an experiment has trained."""
+    """The training of a model by an experiment."""
 
     folder: Path  # of the run, where a measurement may keep a file
     metrics: Sequence[Mapping[str, Any]]  # the lines of `metrics.jsonl`, validation during training among them
@@ -81,7 +81,7 @@ class TrainingRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalInput:
-    """What is measured, and on what."""
+    """The model to measure, and its data."""
 
     model: Any  # a causal language model of transformers in evaluation mode, on its device
     variant: str  # what to call it in the records
@@ -92,17 +92,17 @@ class EvalInput:
 
     @property
     def data(self) -> Batches:
-        """The validation data, where the measurement needs it."""
+        """The validation data, if the measurement needs it."""
         assert self.batches is not None  # needs is not None
         return self.batches
 
     def record(self, name: str, value: float, **fields: Any) -> Result:
-        """A number of this model, with the seed; other fields of `Result` as they are given."""
+        """Make the record of a number of this model, with the seed; other fields of `Result` as they are given."""
         return Result(**{"name": name, "variant": self.variant, "value": value, "seed": self.seed, **fields})
 
 
 def data_of(batches: Batches | None, kind: type[B], described: str, measurement: str, of_text: str) -> B:
-    """The data, where it is of that kind. Raises ValueError where it is not."""
+    """Return the data, if it is of that kind. Raises ValueError if it is not."""
     if not isinstance(batches, kind):
         raise ValueError(
             f"{measurement} is measured on {described} alone, which the model was not trained on; of a model of text, "
@@ -112,10 +112,10 @@ def data_of(batches: Batches | None, kind: type[B], described: str, measurement:
 
 
 class Measurement(Options):
-    """A measurement, which its name in `MEASUREMENTS` stands for on the command line, in experiments and in presets.
+    """A measurement, known by its name in `MEASUREMENTS` on the command line, in experiments and in presets.
 
     Its fields are its options. The data it needs are "text" (`TextBatches`, of --text or of the run's recipe, or the
-    recipe's `NeedleBatches`), "recipe" (whatever the run was trained on) or None; "training" where it also needs an
+    recipe's `NeedleBatches`), "recipe" (whatever the run was trained on) or None; "training" if it also needs an
     experiment's `TrainingRecord`, which a checkpoint alone does not have. `any_model` says whether it also runs on
     models that are not this project's, such as Llama and DiffLlama.
     """
@@ -124,15 +124,14 @@ class Measurement(Options):
     any_model: ClassVar[bool] = True
 
     def check(self, batches: Batches, tokenizer: Any) -> object:
-        """Before there is a model: raises ValueError where the options ask for what the data, read with a tokenizer, do
-        not have."""
+        """Raise ValueError, before there is a model, if the data, read with a tokenizer, cannot serve the options."""
 
     def run(self, measured: EvalInput) -> list[Result]:
-        """Takes the numbers."""
+        """Take the numbers."""
         raise NotImplementedError
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        """What each accuracy comes to in a model that was trained by a recipe and has not learned what is measured."""
+        """Return each accuracy of a model that was trained by a recipe and has not learned the measured task."""
         return []
 
 
@@ -145,19 +144,19 @@ class MeasurementRequest:
     numbers: tuple[str, ...] = ()  # the names of the records that are wanted; all of them unless given
 
     def resolve(self) -> Measurement:
-        """The measurement with its options. Raises ValueError where either is not known."""
+        """Return the measurement with its options. Raises ValueError if either is not known."""
         return read_options(find_measurement(self.name), self.options, f"The measure {self.name}")
 
     def check(self, batches: Batches, tokenizer: Any) -> None:
-        """Raises ValueError where the data, read with the tokenizer, cannot serve the options."""
+        """Raise ValueError if the data, read with the tokenizer, cannot serve the options."""
         self.resolve().check(batches, tokenizer)
 
     def run(self, measured: EvalInput) -> list[Result]:
-        """The records that are wanted."""
+        """Return the records that are wanted."""
         return self._wanted(self.resolve().run(measured))
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        """What the accuracies among these records come to without learning, of runs with this recipe."""
+        """Return the accuracies among these records without learning, for runs with this recipe."""
         # A results file of an earlier version may hold options that are gone; only what has baselines reads them.
         if find_measurement(self.name).baselines is Measurement.baselines:
             return []
@@ -185,7 +184,7 @@ MEASUREMENTS = {name: module for module, names in _MODULES.items() for name in n
 
 
 def find_measurement(name: str) -> type[Measurement]:
-    """The measurement of that name. Raises ValueError naming the nearest where there is none."""
+    """Return the measurement of that name. Raises ValueError naming the nearest if there is none."""
     if name not in MEASUREMENTS:
         hint = did_you_mean(name, MEASUREMENTS, f"; there are {', '.join(MEASUREMENTS)}.")
         raise ValueError(f"There is no measure {name!r}{hint}")

@@ -42,7 +42,7 @@ class Magnitudes:
         self._counts = torch.zeros(_BINS + 1, dtype=torch.int64, device=device)
 
     def add(self, x: Tensor, seen: Tensor | None = None) -> None:
-        """Take in the values of any shape; with ``seen``, broadcastable to it, only those where that is True."""
+        """Take in the values of any shape; with ``seen``, broadcastable to it, only those of which that is True."""
         sizes = x.detach().abs().to(torch.float32)
         bins = sizes.view(torch.int32) >> _DROPPED_BITS
         if seen is not None:
@@ -58,14 +58,14 @@ class Magnitudes:
         return int(self._counts[:_BINS].sum())
 
     def largest(self, rank: int) -> float:
-        """The value of a rank, counted from 1. Raises ValueError for one that was not kept, or values not finite."""
+        """Return the value of a rank, counted from 1. Raises ValueError if it was not kept, or not all are finite."""
         self._check_finite()
         if not 1 <= rank <= len(self._largest):
             raise ValueError(f"of {self.count} values the {len(self._largest)} largest are kept, got rank {rank}.")
         return self._largest[rank - 1].item()
 
     def median(self) -> float:
-        """The median, or the lower of the two in the middle. Raises ValueError without values, or values not finite."""
+        """Return the median, or the lower of the two in the middle. Raises ValueError without finite values alone."""
         self._check_finite()
         if not self.count:
             raise ValueError("there is no median of no values.")
@@ -81,10 +81,10 @@ class Magnitudes:
 
 @torch.no_grad()
 def activation_outliers(model: Any, batches: Batches, tokens: int = TOKENS) -> dict[str, Magnitudes]:
-    """The sizes of a model's attention logits and hidden states on the first so many tokens of validation data.
+    """Measure the sizes of a model's attention logits and hidden states on the first so many tokens of validation data.
 
     "attention_logits" are q·k/√d as the softmax gets them, of the keys that a query sees, of all heads (of both maps,
-    where there are two) and layers; "hidden_states" the residual stream after each layer, before the final norm. Raises
+    if there are two) and layers; "hidden_states" the residual stream after each layer, before the final norm. Raises
     ValueError for a model that does not attend through transformers' interface.
     """
     device = next(model.parameters()).device

@@ -1,7 +1,7 @@
 """Reads documents and multiple-choice questions from .jsonl files and the paper's sets, or makes them from text.
 
 Models answer about the documents or summarise them, and a judge decides (Table 4); lm-evaluation-harness asks the
-questions (Tables 1 and 8). Where there is no network, both come from held-out text.
+questions (Tables 1 and 8). Without a network, both come from held-out text.
 """
 
 import random
@@ -24,7 +24,7 @@ Words = Annotated[str, Field(pattern=r"\S")]
 
 
 class Line(BaseModel):
-    """What a line of a .jsonl file holds; other fields of it are left alone."""
+    """A line of a .jsonl file; other fields of it are left alone."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
@@ -33,7 +33,7 @@ L = TypeVar("L", bound=Line)
 
 
 class Source(Line):
-    """A document, with what is asked about it and what a person answered."""
+    """A document, with a question about it and a person's answer."""
 
     document: Words = Field(description="a text that is not empty")
     question: Words | None = Field(default=None, description="a text that is not empty; a summary unless given")
@@ -66,14 +66,14 @@ class Question(Line):
 
     @property
     def prompt(self) -> str:
-        """What stands before a choice."""
+        """The text before a choice."""
         if self.question is None:
             return str(self.context).rstrip(" ")
         return (f"{self.context}\n" if self.context else "") + f"Question: {self.question}\nAnswer:"
 
 
 class HubSet(NamedTuple):
-    """Where the `datasets` library finds one of the paper's sets, and what its columns are called."""
+    """The arguments of `datasets` to load one of the paper's sets, and the names of its columns."""
 
     load: Mapping[str, Any]  # what `datasets.load_dataset` is called with
     columns: tuple[str, str | None, str]  # of a document, a question (None: a summary is asked for) and a reference
@@ -99,11 +99,12 @@ PAPER_SETS = {
 
 
 def read_lines(path: Path, kind: type[L], name: str) -> list[L]:
-    """Read what each line of a .jsonl file holds that is not empty.
+    """Read the lines of a .jsonl file that are not empty.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a line, which is named, is not of that kind, or there is none. `name` says what the lines are.
+        ValueError: a line, which is named, is not of that kind, or there is none. `name` is the name of the lines in
+            messages.
     """
     if not path.is_file():
         raise FileNotFoundError(f"There is no file of {name} at {str(path)!r}.")
@@ -125,11 +126,11 @@ def read_lines(path: Path, kind: type[L], name: str) -> list[L]:
 
 
 def read_sources(name: str, *, limit: int = 100, characters: int | None = None, seed: int = 0) -> list[Source]:
-    """Documents of a file or of one of the paper's sets, drawn at random where there are more than the limit.
+    """Read documents of a file or of one of the paper's sets, drawn at random if there are more than the limit.
 
     The name is that of a .jsonl file with the fields "document", "question" (left out: a summary is asked for) and
     "reference" (may be left out), or one of `PAPER_SETS`, which the `datasets` library fetches. Documents keep the
-    order of the set. Longer ones are cut to so many characters, at the end of a sentence where there is one. Raises
+    order of the set. Longer ones are cut to so many characters, at the end of a sentence if there is one. Raises
     FileNotFoundError, or ValueError for an unknown name, a set that cannot be had, a wrong line, or no documents.
     """
     if name in PAPER_SETS:
@@ -145,7 +146,7 @@ def read_sources(name: str, *, limit: int = 100, characters: int | None = None, 
 
 
 def held_out_sources(batches: TextBatches, tokenizer: Any, *, limit: int, characters: int) -> list[Source]:
-    """Documents to summarise: the first ones, or their parts, that stand in the validation blocks of a text.
+    """Make documents to summarise of the first ones, or their parts, in the validation blocks of a text.
 
     Documents are cut to so many characters as in `read_sources`; shorter ones than half of it are left out.
     """
@@ -215,9 +216,9 @@ def _from_hub(name: str, limit: int, seed: int) -> list[Source]:
 def cloze_questions(batches: TextBatches, tokenizer: Any, *, count: int, characters: int) -> list[Question]:
     """Make at most so many questions from the validation blocks of a text.
 
-    A question is the beginning of a block; its choices are what follows there and what stands at the same place of
+    A question is the beginning of a block; its choices are the text that follows and the texts at the same place of
     other blocks, in random order. Of the characters of a question with its answer two thirds are the beginning. Raises
-    ValueError where the text has fewer pieces than a question has choices.
+    ValueError if the text has fewer pieces than a question has choices.
     """
     endings: dict[str, str] = {}  # of each beginning
     blocks = 0

@@ -42,12 +42,12 @@ LENGTH_ACCURACY = "length/accuracy"
 
 
 def fifth_of(depth: Tensor) -> Tensor:
-    """Depths from 0 to 1 → the fifths of the context that they lie in, counted from 0."""
+    """Return the fifths of the context, counted from 0, of depths from 0 to 1."""
     return (depth * len(FIFTHS)).long().clamp(max=len(FIFTHS) - 1)
 
 
 def _split(sample: T, size: int) -> Iterator[T]:
-    """The sample in parts of at most ``size`` sequences."""
+    """Yield the sample in parts of at most ``size`` sequences."""
     parts = [getattr(sample, field.name).split(size) for field in fields(sample)]
     for tensors in zip(*parts, strict=True):
         yield type(sample)(*tensors)
@@ -55,7 +55,7 @@ def _split(sample: T, size: int) -> Iterator[T]:
 
 @torch.no_grad()
 def retrieval_answers(model: Any, sample: RetrievalSample, batch_size: int = 64) -> Tensor:
-    """Which queries are answered right: (n, Q) boolean. An answer is the most likely of all tokens."""
+    """Return which queries are answered right: (n, Q) boolean. An answer is the most likely of all tokens."""
     device = next(model.parameters()).device
     right = []
     for part in _split(sample, batch_size):
@@ -82,7 +82,7 @@ class AttentionMass:
 
 @dataclass(frozen=True)
 class AttentionSpans:
-    """n sequences with Q queries each, and where in them the measures of :class:`AttentionMass` look; all int64."""
+    """n sequences with Q queries each, and the spans that :class:`AttentionMass` measures; all int64."""
 
     input_ids: Tensor  # (n, N); what stands behind the last query changes nothing
     query_positions: Tensor  # (n, Q), the positions that attend
@@ -92,7 +92,7 @@ class AttentionSpans:
 
 
 def attention_mass(model: Any, sample: RetrievalSample, context_length: int, batch_size: int = 32) -> AttentionMass:
-    """Attention to the answer and attention noise (Table 3) in the retrieval task."""
+    """Measure attention to the answer and attention noise (Table 3) in the retrieval task."""
     answers = sample.answer_spans
     spans = AttentionSpans(
         input_ids=sample.input_ids,
@@ -105,7 +105,7 @@ def attention_mass(model: Any, sample: RetrievalSample, context_length: int, bat
 
 
 def attention_of_spans(model: Any, spans: AttentionSpans, batch_size: int = 32) -> AttentionMass:
-    """Attention to the answer and attention noise (Table 3). All maps of a batch are held at once."""
+    """Measure attention to the answer and attention noise (Table 3). All maps of a batch are held at once."""
     device = next(model.parameters()).device
     parts = [_mass_of_layers(applied_maps(model, x.input_ids.to(device)), x) for x in _split(spans, batch_size)]
     return AttentionMass(*torch.cat(parts, dim=1))
@@ -113,7 +113,7 @@ def attention_of_spans(model: Any, spans: AttentionSpans, batch_size: int = 32) 
 
 @torch.no_grad()
 def applied_maps(model: Any, input_ids: Tensor) -> list[Tensor]:
-    """What each layer multiplies its values by, (B, heads, N, N): A1 − λ A2, or the softmax map.
+    """Return the map by which each layer weighs its values, (B, heads, N, N): A1 − λ A2, or the softmax map.
 
     Takes one of this project's models, or a causal language model of transformers that returns its attentions;
     DiffLlama's are put together as its layers do, with the λ of each. Raises ValueError for one that returns none.
@@ -135,7 +135,7 @@ def applied_maps(model: Any, input_ids: Tensor) -> list[Tensor]:
 
 
 def _mass_of_layers(maps: list[Tensor], part: AttentionSpans) -> Tensor:
-    """(4, n, Q): the four measures of :class:`AttentionMass`."""
+    """Compute the four measures of :class:`AttentionMass`, (4, n, Q)."""
     device = maps[0].device
     sequences = torch.arange(len(part.input_ids), device=device).unsqueeze(1)
     queries = part.query_positions.to(device)
@@ -153,15 +153,15 @@ def _mass_of_layers(maps: list[Tensor], part: AttentionSpans) -> Tensor:
 
 
 def _inside(positions: Tensor, spans: Tensor) -> Tensor:
-    """Which of the positions (N,) lie in each span (n, Q, 2): (n, Q, N) boolean."""
+    """Return which of the positions (N,) lie in each span (n, Q, 2): (n, Q, N) boolean."""
     return (positions >= spans[..., :1]) & (positions < spans[..., 1:])
 
 
 def retrieval_records(measured: EvalInput, batches: RetrievalBatches, sequences: int) -> list[Result]:
-    """Accuracy, in all and by depth, and Table 3's attention to the answer and to noise by depth.
+    """Measure accuracy, in all and by depth, and Table 3's attention to the answer and to noise by depth.
 
-    Where all pairs are asked for, later queries can be answered by elimination: a model that does only that answers
-    (1/P + … + 1/2 + 1) / P of P queries, .52 of four. The first query, which leaves nothing to eliminate, is therefore
+    If all pairs are asked for, later queries can be answered by elimination: a model that does only that answers (1/P +
+    … + 1/2 + 1) / P of P queries, .52 of four. The first query, which leaves nothing to eliminate, is therefore
     measured on its own as well. The queries of a sequence share its context, so intervals are over sequences.
     """
     sample = batches.sample(sequences, measured.seed)
@@ -186,7 +186,7 @@ def _by_depth(
     interval: Callable[[Tensor], Interval | None],
     better: Better,
 ) -> list[Result]:
-    """One record for each depth at which there are needles: the mean over its queries, with its interval."""
+    """Make one record for each depth at which there are needles: the mean over its queries, with its interval."""
     fifths = fifth_of(sample.depth)
     records = []
     for index, depth in enumerate(FIFTHS):
@@ -201,7 +201,7 @@ def _by_depth(
 
 
 def retrieval_baselines(recipe: Any) -> list[Baseline]:
-    """What the accuracies of `retrieval_records` come to without retrieval; nothing is known of another task's."""
+    """Return the accuracies of `retrieval_records` without retrieval; nothing is known of another task's."""
     data, steps = recipe.data, recipe.train.steps
     if data.kind != "retrieval":
         return []
@@ -223,7 +223,7 @@ class RetrievalLengths(Measurement):
     sequences: Count = Field(default=2048, description="sequences of each length")
 
     def check(self, batches: Batches | None, tokenizer: Any) -> dict[int, RetrievalBatches]:
-        """The task in contexts so many times as long, with as many needles as in training."""
+        """Return the task in contexts so many times as long, with as many needles as in training."""
         task = data_of(batches, RetrievalBatches, "the retrieval task", "retrieval_lengths", "positions")
         # One query: what the answers to others give away is no part of it.
         return {factor: task.asking(task.num_pairs, 1, factor * task.context_length) for factor in self.factors}

@@ -1,4 +1,4 @@
-"""Measures what every model is measured by: the loss on text, the answers of a synthetic task."""
+"""Measures the standard numbers of every model: the loss on text, the answers of a synthetic task."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,8 +46,8 @@ _AT_A_TIME = 1 << 14
 
 
 def first_tokens(batches: Batches, tokens: int) -> Iterator[dict[str, Tensor]]:
-    """The validation batches up to so many tokens, in parts of 16,384 tokens or one sequence. The last one is cut
-    where they end.
+    """Yield the validation batches up to so many tokens, in parts of 16,384 tokens or one sequence. The last one is cut
+    at their end.
     """
     for batch in batches.validation_batches():
         count, length = batch["input_ids"].shape
@@ -83,7 +83,7 @@ class LanguageLoss:
 
 @torch.no_grad()
 def language_loss(model: Any, batches: TextBatches) -> LanguageLoss:
-    """The loss of a causal language model of transformers on the validation windows."""
+    """Return the loss of a causal language model of transformers on the validation windows."""
     device = next(model.parameters()).device
     nats, targets = 0.0, 0
     options = {"chunked_loss": True} if isinstance(model, DiffTransformerForCausalLM) else {}
@@ -98,7 +98,7 @@ def language_loss(model: Any, batches: TextBatches) -> LanguageLoss:
 
 @dataclass(frozen=True)
 class LabelScores:
-    """What a model makes of labels: their negative log-likelihood in nats, how many are the likeliest, of how many."""
+    """A model's scores of labels: their negative log-likelihood in nats, how many are the likeliest, of how many."""
 
     nats: float
     right: int
@@ -117,7 +117,7 @@ class LabelScores:
 
 @torch.no_grad()
 def label_scores(model: Any, batches: Iterable[dict[str, Tensor]], *, masked: bool = False) -> LabelScores:
-    """Score the labels of batches, given all tokens before them; where `masked`, an encoder finds hidden tokens."""
+    """Score the labels of batches, given all tokens before them; if `masked`, an encoder finds hidden tokens."""
     device = next(model.parameters()).device
     nats, right, targets = 0.0, 0, 0
     for batch in batches:
@@ -135,7 +135,7 @@ def label_scores(model: Any, batches: Iterable[dict[str, Tensor]], *, masked: bo
 
 
 def text_part(batches: Batches | None) -> TextBatches:
-    """The text of validation data, which may have needle documents beside it. Raises ValueError where there is none."""
+    """Return the text of validation data, without needle documents beside it. Raises ValueError if there is none."""
     text = batches.text if isinstance(batches, NeedleBatches) else batches
     if not isinstance(text, TextBatches):
         raise ValueError("This is measured on whole documents of text, and the data holds none: name some with --text.")
@@ -143,7 +143,7 @@ def text_part(batches: Batches | None) -> TextBatches:
 
 
 def validation_callback(batches: Batches) -> Callable[[Any, int], dict[str, float]]:
-    """What training logs about its validation data: a function of the model and the step.
+    """Make the callback of training that measures its validation data: a function of the model and the step.
 
     Of the retrieval task it is the accuracy of first queries: an answer that is in view helps with those that follow.
     """
@@ -168,8 +168,8 @@ def validation_callback(batches: Batches) -> Callable[[Any, int], dict[str, floa
 def curve_records(
     metrics: Sequence[Mapping[str, Any]], *, variant: str, seed: int, coordinates: Coordinates = NO_COORDINATES
 ) -> list[Result]:
-    """The validation curve of a run, from the lines of its `metrics.jsonl`: a record for each validation, with the step
-    among its coordinates. NaN where a validation was not finite.
+    """Return the validation curve of a run, from the lines of its `metrics.jsonl`: a record for each validation, with
+    the step as a coordinate. NaN if a validation was not finite.
     """
     return [
         Result(
@@ -188,7 +188,7 @@ def curve_records(
 
 
 def curve_baselines(recipe: Any) -> list[Baseline]:
-    """What the validation accuracy during training comes to without learning; nothing is known of text."""
+    """Return the validation accuracy during training without learning; nothing is known of text."""
     match recipe.data.kind:
         case "retrieval":
             levels = next(one for one in retrieval_baselines(recipe) if one.name == FIRST_QUERY)

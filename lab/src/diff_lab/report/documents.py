@@ -63,24 +63,24 @@ class Table:
 
     @classmethod
     def of_rows(cls, head: Sequence[str], rows: Sequence[Sequence[str | Cell]], **more: Any) -> "Table":
-        """A table from rows of text or cells; `more` are the other attributes."""
+        """Make a table from rows of text or cells; `more` are the other attributes."""
         assert all(len(row) in (1, len(head)) for row in rows)
         cells = tuple(tuple(Cell(cell) if isinstance(cell, str) else cell for cell in row) for row in rows)
         return cls(head=tuple(head), rows=cells, **more)
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, Sequence[str | Cell]], **more: Any) -> "Table":
-        """A table from columns by heading, each with a text or cell for every row."""
+        """Make a table from columns by heading, each with a text or cell for every row."""
         return cls.of_rows(tuple(columns), list(zip(*columns.values(), strict=True)), **more)
 
     def markdown(self) -> str:
-        """The table for a Markdown document, everything in it escaped."""
+        """Return the table for a Markdown document, everything in it escaped."""
         rows = [[*(cell.markdown() for cell in row), *[""] * (len(self.head) - len(row))] for row in self.rows]
         lines = [[escape_markdown(name) for name in self.head], ["---"] * len(self.head), *rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def __rich__(self) -> "RichTable":
-        """The table for a terminal, as rich prints it."""
+        """Return the table for a terminal, as rich prints it."""
         from rich.table import Table as RichTable
         from rich.text import Text
 
@@ -97,13 +97,13 @@ class Table:
 
 
 def escape_markdown(text: str) -> str:
-    """Text that means nothing to Markdown or HTML, on one line."""
+    """Escape text so that it means nothing to Markdown or HTML, on one line."""
     flat = " ".join(text.split())
     return re.sub(r"([\\`*_\[\]<>|#~$])", r"\\\1", flat.replace("&", "&amp;"))
 
 
 def _markdown_code(text: str) -> str:
-    """Text as it is typed, between more backticks than it holds."""
+    """Write text as it is typed, between more backticks than it holds."""
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     flat = " ".join(text.split())
     return f"{fence} {flat} {fence}" if "`" in flat else f"{fence}{flat}{fence}"
@@ -125,7 +125,7 @@ _ENVIRONMENT.globals |= {"html_mark": HTML_MARK, "markdown_mark": MARKDOWN_MARK}
 
 
 def fill_page(template: str, **values: Any) -> str:
-    """A page, every value escaped, whose figures have ids of their own: those drawn alike name their parts alike."""
+    """Fill a page, every value escaped, and give its figures ids of their own: those drawn alike name parts alike."""
     numbers = itertools.count(1)
 
     def renamed(drawing: re.Match[str]) -> str:
@@ -137,19 +137,19 @@ def fill_page(template: str, **values: Any) -> str:
 
 
 def fill_markdown(template: str, **values: Any) -> str:
-    """A Markdown document: blocks with one blank line between them, whatever its template left out."""
+    """Fill a Markdown document: blocks with one blank line between them, whatever its template left out."""
     text = _ENVIRONMENT.get_template(template).render(values)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def is_report(path: Path, mark: str) -> bool:
-    """Whether a file holds a report's mark, also that of 0.2.0, when the command had the library's name."""
+    """Return whether a file holds a report's mark, also that of 0.2.0, when the command had the library's name."""
     text = path.read_text(encoding="utf-8", errors="replace")
     return mark in text.replace("diff-transformer report", "diff-lab report")
 
 
 def refuse_others(path: Path, mark: str) -> None:
-    """Raise FileExistsError where something else than a report lies at `path`: a file without the mark of one."""
+    """Raise FileExistsError if something else than a report lies at `path`: a file without the mark of one."""
     if path.is_dir():
         inside = str(path / "report.html")
         raise FileExistsError(f"{str(path)!r} is a folder; a report is a file in one, such as {inside!r}")

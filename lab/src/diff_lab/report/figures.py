@@ -51,7 +51,7 @@ _BEGINNING = 0.1
 
 
 def frame(records: Sequence[Result], coordinate: str) -> pd.DataFrame:
-    """A row for each record: variant, seed, position along the coordinate, value, and the ends of its interval."""
+    """Return a row for each record: variant, seed, position along the coordinate, value, and ends of its interval."""
     unknown = (math.nan, math.nan)
     rows = [
         (one.variant, str(one.seed), one.coordinates.position(coordinate), one.value, *(one.interval or unknown))
@@ -61,13 +61,13 @@ def frame(records: Sequence[Result], coordinate: str) -> pd.DataFrame:
 
 
 def _whole(data: pd.DataFrame) -> pd.DataFrame:
-    """The steps of each variant that all of its seeds have: where one diverged, the others are not its mean."""
+    """Return the steps of each variant that all of its seeds have: if one diverged, the others are not its mean."""
     present = data.groupby(["variant", "x"]).value.transform("size")
     return data[present == data.groupby("variant").seed.transform("nunique")]
 
 
 def _mean_lines(data: pd.DataFrame, variants: Sequence[str], *, student: bool = False) -> list[Series]:
-    """A line for each variant of a `frame`: the mean over seeds, NaN where one is, with its interval.
+    """Return a line for each variant of a `frame`: the mean over seeds, NaN if one is, with its interval.
 
     That is Student's, or the lowest and the highest seed, or with one seed the measurement's own.
     """
@@ -91,7 +91,7 @@ def _mean_lines(data: pd.DataFrame, variants: Sequence[str], *, student: bool = 
 
 
 def learning_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]:
-    """The curves of each size that was trained, and of losses the differences; their titles begin with `called`."""
+    """Yield the curves of each trained size, and the differences of losses; their titles begin with `called`."""
     file = results.file
     curves = [one for one in file.records if one.name in CURVES and "step" in one.coordinates]
     # The file of a figure says which validation it shows where an experiment has two, as encoders have.
@@ -126,14 +126,14 @@ def learning_figures(results: ExperimentResults, called: str) -> Iterator[Drawin
 
 
 def known_levels(baselines: Sequence[Baseline]) -> dict[str, float]:
-    """The levels of the validation accuracy by name, "chance 0.06"; of equal ones the last, which tells the most."""
+    """Return the levels of the validation accuracy by name, "chance 0.06"; of equal ones the last, which says most."""
     levels = [level for one in baselines if one.name == ACCURACY_CURVE for level in one.levels().items()]
     by_height = {height: label for label, height in levels}
     return {f"{label} {format_number(height, 2)}": height for height, label in by_height.items()}
 
 
 def _tokens_per_step(results: ExperimentResults, at: Coordinates) -> int | None:
-    """How many tokens a step of the runs of one size has; None in results that do not tell."""
+    """Return how many tokens a step of the runs of one size has; None in results that do not tell."""
     known = [one.get("tokens_per_step") for one in results.variants if Coordinates(one["coordinates"]) == at]
     return known[0] if known else None
 
@@ -146,7 +146,7 @@ def _seeds(data: pd.DataFrame, bands: str) -> str:
 def _differences(
     results: ExperimentResults, called: str, data: pd.DataFrame, at: Coordinates, over: str
 ) -> Iterator[Drawing]:
-    """How much higher the loss of one variant is than that of another, where two of them are compared."""
+    """Yield how much higher the loss of one variant is than that of another, for each two that are compared."""
     values = {variant: of_variant.set_index(["x", "seed"]).value for variant, of_variant in data.groupby("variant")}
     paired: dict[str, pd.DataFrame] = {}
     compared = dict.fromkeys((row.variant, row.against) for row in results.file.comparisons)
@@ -184,9 +184,9 @@ def _differences(
 
 
 def _loss_limits(lines: Sequence[Series], *levels: float) -> tuple[float, float] | None:
-    """The ends of an axis for losses: all means but those of the beginning, and all levels.
+    """Return the ends of an axis for losses: all means but those of the beginning, and all levels.
 
-    Where every run diverged in the beginning, its means are all there is; None where there is nothing at all.
+    If every run diverged in the beginning, its means are all there is; None if there is nothing at all.
     """
     points = [(x, y) for line in lines for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
     if not points:
@@ -201,8 +201,8 @@ def _loss_limits(lines: Sequence[Series], *levels: float) -> tuple[float, float]
 
 
 def coordinate_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]:
-    """A figure of each measure but those of training that was taken at three numbers or more, and is not always the
-    same; their titles begin with `called`.
+    """Yield a figure of each measure, but those of training, taken at three numbers or more and not always the same.
+    Their titles begin with `called`.
     """
     file, used = results.file, Counter[str]()
     has_diverged = any(variant["diverged"] for variant in results.variants)
@@ -229,7 +229,7 @@ def coordinate_figures(results: ExperimentResults, called: str) -> Iterator[Draw
 
 
 def _rows(positions: Sequence[Coordinates]) -> Iterator[tuple[str, list[Coordinates]]]:
-    """The coordinates that differ in one number alone, with its name: the last that has as many numbers as a line."""
+    """Yield the coordinates that differ in one number alone, with its name: the last with as many numbers as a line."""
     alike: dict[tuple[tuple[str, str], ...], list[Coordinates]] = {}
     for position in positions:
         words = tuple((name, value if isinstance(value, str) else "") for name, value in position.items())
@@ -253,7 +253,7 @@ def along(
     baselines: Sequence[Baseline] = (),
     missing: str = wording.NOT_KNOWN,
 ) -> Drawing:
-    """One measure's records, which differ in one coordinate alone, as a line for each variant over its numbers."""
+    """Draw one measure's records, which differ in one coordinate alone, as a line for each variant over its numbers."""
     first, described, data = records[0], axis(coordinate), frame(records, coordinate)
     numbers = {record.coordinates: record.coordinates.position(coordinate) for record in records}
     numbers = dict(sorted(numbers.items(), key=lambda item: item[1]))
@@ -279,7 +279,7 @@ def along(
 
 
 def _levels(name: str, numbers: Mapping[Coordinates, float], baselines: Sequence[Baseline]) -> Iterator[Series]:
-    """Chance, floor and elimination as lines, where they are known at every position; of equal ones the highest."""
+    """Yield chance, floor and elimination as lines, if they are known at every position; of equal ones the highest."""
     by_position = {one.coordinates: one.levels() for one in baselines if one.name == name and one.is_accuracy}
     known = [by_position.get(position, by_position.get(NO_COORDINATES, {})) for position in numbers]
     shown: list[list[float]] = []
@@ -291,7 +291,7 @@ def _levels(name: str, numbers: Mapping[Coordinates, float], baselines: Sequence
 
 
 def _scale(axes: Axes, positions: Sequence[float], texts: Sequence[str]) -> None:
-    """A logarithmic axis where the numbers span much; a tick at each position where there are few."""
+    """Make an axis logarithmic if the numbers span much; tick each position if there are few."""
     low, *_, high = positions
     # Shares of a whole, such as depths, lie evenly however far they are apart.
     wide = low > 0 and high / low >= _WIDE and not any("%" in text for text in texts)
@@ -324,7 +324,7 @@ MOST_ROWS, _LINE_LENGTH = 24, 66
 
 
 def forest_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]:
-    """Forest plots in which each comparison is a row; their titles begin with `called`."""
+    """Yield forest plots in which each comparison is a row; their titles begin with `called`."""
     sheets = _sheets(results.file.comparisons)
     for number, blocks in enumerate(sheets, start=1):
         words = [
@@ -348,7 +348,7 @@ def forest_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]
 
 
 def _sheets(comparisons: Sequence[Comparison]) -> list[list[list[Comparison]]]:
-    """The comparisons of each measure, as many of them on a sheet as it has room for."""
+    """Return the comparisons of each measure, as many of them on a sheet as it has room for."""
     sheets: list[list[list[Comparison]]] = []
     for name in dict.fromkeys(row.name for row in comparisons):
         rows = [row for row in comparisons if row.name == name]
@@ -362,7 +362,7 @@ def _sheets(comparisons: Sequence[Comparison]) -> list[list[list[Comparison]]]:
 
 
 def _row_label(row: Comparison, *, brief: bool) -> str:
-    """What a row compares; a `brief` label leaves the two variants out where something else tells it from others."""
+    """Name a row's comparison; a `brief` label leaves the two variants out if something else tells it from others."""
     pair = wording.pair_label(row.variant, row.against)
     return (
         row.coordinates.label if brief and row.coordinates else ", ".join(filter(None, (row.coordinates.label, pair)))
@@ -371,8 +371,8 @@ def _row_label(row: Comparison, *, brief: bool) -> str:
 
 @styled
 def forest(blocks: Sequence[Sequence[Comparison]], *, title: str, trained: Sequence[Mapping[str, Any]] = ()) -> Figure:
-    """A plot for each measure, with a mark and its interval in each row, zero as a line, the paper's difference as a
-    cross, and the side shaded where the first variant is better.
+    """Draw a plot for each measure, with a mark and its interval in each row and zero as a line. The paper's difference
+    is a cross, and the side on which the first variant is better is shaded.
     """
     rows = [row for block in blocks for row in block]
     pairs = list(dict.fromkeys(wording.pair_label(row.variant, row.against) for row in rows))
@@ -418,7 +418,7 @@ def forest(blocks: Sequence[Sequence[Comparison]], *, title: str, trained: Seque
 
 
 def _row_texts(row: Comparison, *, brief: bool) -> list[tuple[str, str]]:
-    """Lines above a mark: what is compared at the left, and at the right of the last one the verdict."""
+    """Return lines above a mark: the comparison at the left, and at the right of the last one the verdict."""
     left, word = textwrap.wrap(_row_label(row, brief=brief), _LINE_LENGTH), wording.verdict_word(row)
     if len(left[-1]) + len(word) + 2 > _LINE_LENGTH:
         left.append("")
@@ -431,7 +431,7 @@ def _mark(verdict: Verdict | None) -> dict[str, Any]:
 
 
 def _mark_row(axes: Axes, row: Comparison, y: float, low: float, high: float) -> None:
-    """The interval, with an arrow at an edge that it goes beyond, the paper's difference, and ours."""
+    """Mark the interval, with an arrow at an edge that it goes beyond, the paper's difference, and ours."""
     mark = _mark(row.verdict)
     if row.interval is not None and all(map(math.isfinite, row.interval)):
         axes.plot([max(row.interval[0], low), min(row.interval[1], high)], [y, y], color=mark["color"], linewidth=1.8)
@@ -452,7 +452,7 @@ def _paper_difference(row: Comparison) -> float:
 
 
 def _limits(rows: Sequence[Comparison]) -> tuple[float, float]:
-    """The ends of an axis: all marks and zero; of intervals, what is not far wider than most; the paper where near."""
+    """Return the ends of an axis: all marks and zero, the intervals not far wider than most, and the paper if near."""
     marks = [0.0, *(row.difference for row in rows if math.isfinite(row.difference))]
     intervals = [row.interval for row in rows if row.interval and all(map(math.isfinite, row.interval))]
     reach = (
@@ -467,7 +467,7 @@ def _limits(rows: Sequence[Comparison]) -> tuple[float, float]:
 
 @styled
 def overview_figure(all_results: Sequence[ExperimentResults]) -> Drawing:
-    """A bar for each experiment, with a part for each verdict as long as it is frequent, and its number."""
+    """Draw a bar for each experiment, with a part for each verdict as long as it is frequent, and its number."""
     bars: dict[str, Counter[Verdict | None]] = {}
     for results in all_results:
         for exploratory, counts in count_verdicts(results.file.comparisons).items():

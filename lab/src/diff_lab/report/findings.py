@@ -1,4 +1,4 @@
-"""Reads what experiments found, and says it in sentences, by one rule whichever variant is ahead; so of a demo."""
+"""Puts the results of experiments, or of a demo, in sentences, by one rule whichever variant is ahead."""
 
 import math
 import re
@@ -31,9 +31,8 @@ _IN_PAPER = re.compile(rf"({'|'.join(_KINDS)})_?(\d+|[a-z])")
 
 @dataclass(frozen=True)
 class ExperimentResults:
-    """What an experiment found with one preset and one text: everything that was measured, compared and noted.
-
-    `says_standard` has the title say that the text is Python's standard library, where the user named none.
+    """The results of an experiment with one preset and one text: records, comparisons and notes. `says_standard` has
+    the title say that the text is Python's standard library, if the user named none.
     """
 
     name: str
@@ -54,8 +53,8 @@ class ExperimentResults:
 
     @property
     def title(self) -> str:
-        """As the paper calls it: "Table 6"; where it has no such thing, the experiment's own name. With a text of the
-        user's: "Language on novels"; beside such results, "Language on Python code".
+        """The paper's name, "Table 6", or, if it has none, the experiment's own. With a text of the user's: "Language
+        on novels"; beside such results, "Language on Python code".
         """
         if match := _IN_PAPER.fullmatch(self.name):
             title = f"{_KINDS[match[1]]} {match[2].upper()}"
@@ -77,7 +76,7 @@ class ExperimentResults:
 
     @property
     def summary(self) -> str:
-        """What the experiment shows, as a sentence."""
+        """The experiment's subject, as a sentence."""
         return f"{self.file.title[:1].upper()}{self.file.title[1:]}."
 
     @property
@@ -94,7 +93,7 @@ class ExperimentResults:
 
 
 def slug(text: str) -> str:
-    """Lower-case letters, of any alphabet, digits and hyphens."""
+    """Reduce a text to lower-case letters, of any alphabet, digits and hyphens."""
     return re.sub(r"[^\w.]+|_+", "-", text.lower()).strip("-")
 
 
@@ -111,11 +110,11 @@ def read_experiments(
 
     Args:
         paths: files and folders.
-        complete: adds what the definition of its experiment says of the results of one file, which files of earlier
-            versions lack. By default only what the file says itself is used.
+        complete: completes the results of one file by the definition of its experiment, for files of earlier versions.
+            By default a file stands for itself.
 
     Returns:
-        The results in the order of a report. Where those of an experiment are of several texts, their titles say which.
+        The results in the order of a report. If those of an experiment are of several texts, their titles say which.
 
     Raises:
         FileNotFoundError: a path does not exist.
@@ -150,12 +149,12 @@ def read_experiments(
 
 
 def name_in_report(results: ExperimentResults, all_results: Sequence[ExperimentResults]) -> str:
-    """The title, with the preset where other results of the report have the same title."""
+    """Return the title, with the preset if other results of the report have the same title."""
     return results.heading if sum(one.title == results.title for one in all_results) > 1 else results.title
 
 
 def _experiment_files(path: Path) -> Iterator[Path]:
-    """The file, or the files in a folder, whose settings say which experiment was requested."""
+    """Yield the file, or the files in a folder, whose settings say which experiment was requested."""
     for file in [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("*/*.json")]):
         content = read_json(file)
         for key in ("settings", "request"):
@@ -165,7 +164,7 @@ def _experiment_files(path: Path) -> Iterator[Path]:
 
 
 def _order(results: ExperimentResults) -> tuple[int, int, str, str, str]:
-    """Tables, figures, appendices, and then what is beyond the paper; each by number."""
+    """Return the key of the order: tables, figures, appendices, and then results beyond the paper; each by number."""
     match = _IN_PAPER.fullmatch(results.name)
     rank, number = (list(_KINDS).index(match[1]), match[2]) if match else (len(_KINDS), results.name)
     return rank, int(number) if number.isdigit() else 0, number, results.preset, results.text
@@ -189,7 +188,7 @@ _SAME = 0.01
 class Finding:
     """One sentence of the summary, and the experiment that it is about, with its name in the report.
 
-    `standing` says who is ahead, where that is all that is known: "DIFF is ahead so far".
+    `standing` says who is ahead, if that is all that is known: "DIFF is ahead so far".
     """
 
     results: ExperimentResults
@@ -213,7 +212,7 @@ class Findings:
 
     @property
     def by_standing(self) -> dict[str, list[Finding]]:
-        """The findings by who is ahead; under "" where nobody is said to be."""
+        """The findings by who is ahead; under "" if nobody is said to be."""
         found: dict[str, list[Finding]] = {}
         for finding in self.findings:
             found.setdefault(finding.standing, []).append(finding)
@@ -261,7 +260,7 @@ def corrected(
 
 
 def certainty(all_results: Sequence[ExperimentResults]) -> str:
-    """How many seeds and how large models the findings are of, and how many comparisons they were picked from."""
+    """Return the number of seeds and the size of models behind the findings, and of the comparisons behind them."""
     sizes = [variant["parameters"] for results in all_results for variant in results.variants]
     rows = [row for results in all_results for row in results.file.comparisons]
     judged = sum(row.verdict is not None for row in rows)
@@ -283,7 +282,7 @@ def certainty(all_results: Sequence[ExperimentResults]) -> str:
 
 
 def _headlines(all_results: Sequence[ExperimentResults]) -> list[tuple[ExperimentResults, Comparison]]:
-    """The experiments that name the comparison they are about, with the one that stands for them."""
+    """Return the experiments that name the comparison they are about, with the one that stands for them."""
     named = [results for results in all_results if results.file.headline is not None]
     return [(results, row) for results in named if (row := results.headline) is not None]
 
@@ -293,7 +292,7 @@ def _range(low: int, high: int) -> str:
 
 
 def _sentence(results: ExperimentResults, row: Comparison) -> str:
-    """The claim, the two values, their difference, and what limits the verdict."""
+    """Return the claim, the two values, their difference, and the limits of the verdict."""
     headline = results.file.headline
     if headline is not None and headline.claim and headline.names(row):
         claim = headline.claim
@@ -309,7 +308,7 @@ def _sentence(results: ExperimentResults, row: Comparison) -> str:
 
 
 def _speeds(all_results: Sequence[ExperimentResults]) -> Iterator[Finding]:
-    """A sentence for each two variants of one learning rate that an experiment is about, and each size; runs that
+    """Yield a sentence for each two variants of one learning rate that an experiment is about, and each size; runs that
     experiments share once.
     """
     seen: set[tuple[tuple[float, ...], ...]] = set()
@@ -336,14 +335,14 @@ def _speeds(all_results: Sequence[ExperimentResults]) -> Iterator[Finding]:
 
 
 def _demo_curves(records: Sequence[Result], name: str) -> dict[str, Curve]:
-    """The curve of each variant by its label, of the first seed that it has; DIFF stands before the Transformer."""
+    """Return each variant's curve by its label, of its first seed; DIFF stands before the Transformer."""
     found = [one for one in curves_of(records) if one.name == name]
     found.sort(key=lambda one: not ATTENTION_TYPES[one.variant].differential)
     return {wording.variant_label(one.variant): next(iter(one.by_seed.values())) for one in found}
 
 
 def learning_sentences(records: Sequence[Result], baselines: Sequence[Baseline]) -> list[str]:
-    """Which of two variants reaches the lowest and the highest accuracy that is reported first, and how they end."""
+    """Say which of two variants first reaches the lowest and the highest reported accuracy, and how they end."""
     curves, levels = _demo_curves(records, ACCURACY_CURVE), reported_accuracies(baselines)
     if len(curves) != 2 or not levels:
         return []
@@ -365,7 +364,7 @@ def learning_sentences(records: Sequence[Result], baselines: Sequence[Baseline])
 
 
 def _who_reaches(level: float, curves: Mapping[str, Curve]) -> str:
-    """One sentence on a level that at least one of the two reaches."""
+    """Write one sentence on a level that at least one of the two reaches."""
     (sooner, soon), (later, late) = sorted(
         ((label, curve.steps_to(level)) for label, curve in curves.items()),
         key=lambda one: one[1] if math.isfinite(one[1]) else math.inf,
@@ -380,7 +379,7 @@ def _who_reaches(level: float, curves: Mapping[str, Curve]) -> str:
 
 
 def loss_sentences(records: Sequence[Result], tokens_per_step: int | None = None) -> list[str]:
-    """How the first variant's validation loss stands to the second's at the first validation and at the end."""
+    """Say how the first variant's validation loss stands to the second's at the first validation and at the end."""
     curves = _demo_curves(records, LOSS_CURVE)
     if len(curves) != 2:
         return []

@@ -26,11 +26,11 @@ _TASK = ("num_pairs", "length", "num_queries", "repeats", "num_keys", "num_value
 
 @dataclass(frozen=True, kw_only=True)
 class SharedModel:
-    """What a card says about a model that is neither in its recipe nor in its results.
+    """The facts of a model's card that are neither in its recipe nor in its results.
 
     `needed` is the version of this package that loads it, `config` the content of its config.json, `task` the Hub's
-    name of what it does, and `step` that of a run's checkpoint, None for the run's end. Of its recipe there are the
-    data in a few words and the tokens of a training sequence.
+    name of its task, and `step` that of a run's checkpoint, None for the run's end. Of its recipe there are the data in
+    a few words and the tokens of a training sequence.
     """
 
     name: str
@@ -58,10 +58,10 @@ def model_card(
     license: str | None = None,  # noqa: A002  # the front matter's own word
     facts: CardRecord | None = None,
 ) -> str:
-    """The text of README.md: front matter for the Hub, how to load the model, how it was trained, what was measured.
+    """Return the text of README.md: front matter for the Hub, how to load the model, its training and measurements.
 
     All of `results` is shown, whichever model is better; no licence is claimed unless the Hub's name of one is given,
-    here or by `facts`. Raises ValueError where two files hold the same measurement.
+    here or by `facts`. Raises ValueError if two files hold the same measurement.
     """
     records = _all_records(results)
     index = list(_index(model, recipe, results))
@@ -102,7 +102,7 @@ def model_card(
 
 
 def _all_records(results: Sequence[ResultsFile]) -> list[Result]:
-    """The records of all files: models that were measured by two commands stand in one table."""
+    """Return the records of all files: models that were measured by two commands stand in one table."""
     records = [record for file in results for record in file.records]
     counts = Counter((record.name, record.variant, record.coordinates, record.seed) for record in records)
     for (name, variant, *_), count in counts.items():
@@ -116,7 +116,7 @@ def _all_records(results: Sequence[ResultsFile]) -> list[Result]:
 def _index(
     model: SharedModel, recipe: Mapping[str, Any] | None, results: Sequence[ResultsFile]
 ) -> Iterator[EvalResult]:
-    """What was measured of this model, for the Hub: without times and sizes, and without what is not finite."""
+    """Yield the measurements of this model for the Hub, without times, sizes, and numbers that are not finite."""
     for file in results:
         for row in rows_of(file.records):
             result = next(iter(row.results.get(model.variant, ())), None)
@@ -137,7 +137,7 @@ def _index(
 
 
 def _data(section: str, model: SharedModel, recipe: Mapping[str, Any] | None, file: ResultsFile) -> tuple[str, str]:
-    """The Hub's kind of a dataset and its name, for what was measured under `section`."""
+    """Return the Hub's kind of a dataset and its name, for the measurements under `section`."""
     if section == "retrieval":
         return "synthetic", "multi-needle retrieval from a seeded generator"
     if section == "harness":

@@ -136,7 +136,7 @@ def build_results_report(
 
 
 def results_report_files(paths: Sequence[str | Path], output: str | Path | None = None) -> list[Path]:
-    """The files of an earlier report that `build_results_report` would replace or remove."""
+    """Return the files of an earlier report that `build_results_report` would replace or remove."""
     document = _document_path(paths, output)
     if document.suffix == ".html":
         return [document] if document.exists() else []
@@ -186,7 +186,7 @@ class LoggedRun:
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
 
     def logged(self, key: str) -> list[tuple[int, float]]:
-        """The finite numbers of that name, each behind its step."""
+        """Return the finite numbers of that name, each behind its step."""
         return [(line["step"], line[key]) for line in self.metrics if isinstance(line.get(key), int | float)]
 
 
@@ -213,7 +213,7 @@ def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None =
 
 
 def run_report_path(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Path:
-    """The file that `build_run_report` writes. Raises as it does where a folder is missing or is not a run's."""
+    """Return the file that `build_run_report` writes. Raises as it does if a folder is missing or is not a run's."""
     if not run_dirs:
         raise ValueError("a report needs at least one run folder")
     if output is not None and not Path(output).parent.is_dir():
@@ -226,7 +226,7 @@ def run_report_path(run_dirs: Sequence[str | Path], output: str | Path | None = 
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The training runs that `folder` stands for: itself, or those of the demo in it."""
+    """Return the training runs that `folder` stands for: itself, or those of the demo in it."""
     if not folder.is_dir():
         raise FileNotFoundError(f"the run folder {folder} does not exist")
     if (folder / "metrics.jsonl").is_file():
@@ -240,7 +240,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def names_of(runs: Sequence[Path]) -> list[str]:
-    """As many of the last parts of each path as tell the runs apart."""
+    """Return as many of the last parts of each path as tell the runs apart."""
     paths = [run.resolve() for run in runs]
     for count in itertools.count(1):
         names = ["/".join(path.parts[-count:]) for path in paths]
@@ -250,7 +250,7 @@ def names_of(runs: Sequence[Path]) -> list[str]:
 
 
 def _demo_runs(run_dir: Path) -> list[LoggedRun]:
-    """The training runs that lie in a demo folder."""
+    """Return the training runs that lie in a demo folder."""
     runs = [
         LoggedRun(run_dir / f"{task}-{variant}", variant_label(variant), variant, task)
         for task in TASKS
@@ -260,7 +260,7 @@ def _demo_runs(run_dir: Path) -> list[LoggedRun]:
 
 
 def _all_runs(run_dirs: Sequence[str | Path]) -> list[Path]:
-    """The runs in folders, each once; none of a demo, finished or not, that stands alone."""
+    """Return the runs in folders, each once; none of a demo, finished or not, that stands alone."""
     first, *others = map(Path, run_dirs)
     is_run, has_results = ((first / name).is_file() for name in ("metrics.jsonl", "results.json"))
     if not others and not is_run and (has_results or _demo_runs(first)):
@@ -350,7 +350,7 @@ def _demo_page(run_dir: Path) -> str:
 
 
 def _explorer(file: Path) -> dict[str, str] | None:
-    """The explorer's page and the hash of its script, which its policy names; None where there is no such page."""
+    """Return the explorer's page and the hash of its script, which its policy names; None without such a page."""
     page = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     script = re.search(r"script-src '(sha256-[\w+/=]+)'", page)
     return {"page": page, "script_hash": script[1]} if script else None
@@ -361,7 +361,7 @@ def _read_existing(path: Path, kind: type[T]) -> T | None:
 
 
 def _task_curves(task: str, demo_runs: Sequence[LoggedRun], levels: dict[str, float]) -> Iterator[Drawing]:
-    """The curves of a task: its validation first, beside the accuracies that need no learning, then its losses."""
+    """Yield the curves of a task: its validation, beside the accuracies that need no learning, then its losses."""
     runs = [run for run in demo_runs if run.task == task]
     for name, lines in _validation(runs):
         if name != "loss":
@@ -375,7 +375,7 @@ def _task_curves(task: str, demo_runs: Sequence[LoggedRun], levels: dict[str, fl
 
 
 def _series(runs: Sequence[LoggedRun], key: str, suffix: str = "") -> list[Series]:
-    """The values of `key` over steps, where they were logged, of each run that logged any."""
+    """Return the logged values of `key` over steps, of each run that logged any."""
     lines = []
     for run in runs:
         if points := run.logged(key):
@@ -385,7 +385,7 @@ def _series(runs: Sequence[LoggedRun], key: str, suffix: str = "") -> list[Serie
 
 
 def _validation(runs: Sequence[LoggedRun]) -> Iterator[tuple[str, list[Series]]]:
-    """What evaluations during training measured, as logged; one evaluation, at the end, is no curve."""
+    """Yield the logged measures of evaluations during training; one evaluation, at the end, is no curve."""
     for key in dict.fromkeys(key for run in runs for line in run.metrics for key in line):
         lines = _series(runs, key) if key.startswith("validation/") else []
         if any(len(line.x) > 1 for line in lines):
@@ -393,7 +393,7 @@ def _validation(runs: Sequence[LoggedRun]) -> Iterator[tuple[str, list[Series]]]
 
 
 def _lambda_figures(run: LoggedRun, title: str) -> Iterator[Drawing]:
-    """λ by layer where all were finite, as one figure over training; none for a run that logged none."""
+    """Yield λ by layer, at the steps with finite ones, as one figure over training; none for a run that logged none."""
     logged = [line for line in run.metrics if line.get("lambdas") and None not in line["lambdas"]]
     if not logged:
         return

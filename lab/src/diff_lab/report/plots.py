@@ -1,6 +1,6 @@
 """Draws lines and attention maps with matplotlib as SVG, in the colours of the page that shows them, light or dark.
 
-Each figure of a report is a `Drawing`: the figure with what it shows in words, for those who do not see it.
+Each figure of a report is a `Drawing`: the figure with a description in words, for those who do not see it.
 """
 
 import io
@@ -89,8 +89,8 @@ class Series:
 class Drawing:
     """A figure of a page.
 
-    `alt` says what it shows in words, `caption` what a reader must know to read it. `name` is that of its file, of
-    which no report has two. A `wide` one takes the width of a page, others stand side by side.
+    `alt` describes it in words, `caption` explains how to read it. `name` is that of its file, of which no report has
+    two. A `wide` one takes the width of a page, others stand side by side.
     """
 
     figure: Figure
@@ -106,18 +106,18 @@ class Drawing:
 
 
 def variant_style(variant: str, marker: str = "o") -> dict[str, Any]:
-    """The colour on light pages and the marker of an attention type; another variant's place decides its colour."""
+    """Return an attention type's colour on light pages and its marker; another variant's place decides its colour."""
     described = ATTENTION_TYPES.get(variant)
     return {"colour": described and described.colour[0], "marker": described.marker if described else marker}
 
 
 def layer_colour(depth: float) -> str:
-    """Layers are ordered: one ramp of middle lightness from the first (0) to the last (1)."""
+    """Return a layer's colour on one ramp of middle lightness from the first (0) to the last (1)."""
     return to_hex(LinearSegmentedColormap.from_list("layers", ["#8e44ad", "#2e86c1", "#17a589", "#b7950b"])(depth))
 
 
 def svg(figure: Figure) -> str:
-    """The figure as an <svg> element: text stays text, theme colours become CSS variables, nothing names a network."""
+    """Return the figure as an <svg> element: text as text, theme colours as CSS variables, no network address."""
     buffer = io.StringIO()
     with warnings.catch_warnings(), matplotlib.rc_context({**_STYLE, "svg.hashsalt": "diff-transformer"}):
         # Text is set by the browser, which has glyphs that matplotlib's font lacks.
@@ -136,9 +136,9 @@ def svg(figure: Figure) -> str:
 
 
 def svg_file(element: str, description: str, *, width: int | None = None) -> str:
-    """An element that `svg` made as the text of a file, `width` pixels wide or as wide as it was drawn.
+    """Return an element that `svg` made as the text of a file, `width` pixels wide or as wide as it was drawn.
 
-    The page's own colour lies behind it: a host may be dark where the browser is told to be light.
+    The page's own colour lies behind it: a host may be dark although the browser is told to be light.
     """
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', element)
     assert box is not None  # matplotlib's own
@@ -155,7 +155,7 @@ def svg_file(element: str, description: str, *, width: int | None = None) -> str
 
 
 def axes_of(title: str, xlabel: str, ylabel: str = "", height: float = 3.3) -> tuple[Figure, Axes]:
-    """A figure of the width that all have, whole on a phone with legible text, and its axes. Long titles wrap."""
+    """Make a figure of the common width, whole on a phone with legible text, and its axes. Long titles wrap."""
     figure = Figure(figsize=(4.8, height), layout="constrained")
     axes = figure.add_subplot()
     axes.set(title=textwrap.fill(title, 48, break_long_words=False), xlabel=xlabel, ylabel=ylabel)
@@ -164,12 +164,12 @@ def axes_of(title: str, xlabel: str, ylabel: str = "", height: float = 3.3) -> t
 
 
 def short(label: str, most: int) -> str:
-    """The end of a label that would crowd the figure out: of a path, its end tells the most."""
+    """Return the end of a label that would crowd the figure out: of a path, its end tells the most."""
     return label if len(label) <= most else "…" + label[1 - most :]
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """The legend of `axes` under the plot, which keeps its height; long labels stand below each other."""
+    """Put the legend of `axes` under the plot, which keeps its height; long labels stand below each other."""
     handles, labels = axes.get_legend_handles_labels()
     labels = [short(label, 60) for label in labels]
     columns = 1 if any(len(label) > 24 for label in labels) else 2
@@ -187,7 +187,7 @@ def line_plot(
     levels: Mapping[str, float] | None = None,
     limits: tuple[float, float] | None = None,
 ) -> Figure:
-    """Lines with bands for intervals, a cross above where y is NaN, and named levels across the figure.
+    """Draw lines with bands for intervals, a cross above each NaN, and named levels across the figure.
 
     A line of many points without intervals is drawn faintly, with its running mean. The legend leaves out labels that
     begin with "_".
@@ -222,20 +222,20 @@ def line_plot(
 
 
 def ends_in_words(line: Series) -> str:
-    """The ends of a line, for those who do not see it."""
+    """Return the ends of a line, for those who do not see it."""
     first, last = (format_number(line.y[index], missing=wording.DIVERGED) for index in (0, -1))
     return f"{line.label} goes from {first} to {last}"
 
 
 def asked_positions(example: AttentionExample) -> list[int]:
-    """The positions of keys that are asked for, which stand behind all needles; the marked query is one of them."""
+    """Return the positions of keys that are asked for, behind all needles; the marked query is one of them."""
     keys = (position for position, token in enumerate(example.tokens) if token.startswith("k"))
     return sorted({example.query_position, *keys} - set(example.needle_positions))
 
 
 @styled
 def attention_map(rows: Sequence[Sequence[float]], example: AttentionExample, *, title: str, largest: float) -> Figure:
-    """The rows of a causal map (N, N) at `asked_positions`, on a scale from −`largest` to `largest`, growing as the
+    """Draw the rows of a causal map (N, N) at `asked_positions`, from −`largest` to `largest`. The scale grows as the
     square root; zero is the page. Needles are named below it, a key with its value, and queries left of it; the marked
     query and its answer stand out.
     """
@@ -268,7 +268,7 @@ def attention_map(rows: Sequence[Sequence[float]], example: AttentionExample, *,
 
 
 def shown_maps(example: AttentionExample) -> Iterator[tuple[str, list[list[float]]]]:
-    """The maps of each variant's head with their titles, λA2 in place of A2."""
+    """Yield the maps of each variant's head with their titles, λA2 in place of A2."""
     for variant in filter(example.maps.__contains__, ATTENTION_TYPES):
         for name, rows in example.maps[variant].items():
             title = {"A2": "λA2", "difference": "A1 − λA2"}.get(name, name)

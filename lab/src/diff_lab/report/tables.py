@@ -83,7 +83,7 @@ NO_CURVES = (
 def count_verdicts(comparisons: Sequence[Comparison]) -> dict[bool, Counter[Verdict | None]]:
     """Count each verdict on the paper's claims (False) and on exploratory questions (True), if any.
 
-    Comparisons without a claim are counted with the paper's claims, or with the questions where there are no claims.
+    Comparisons without a claim are counted with the paper's claims, or with the questions if there are no claims.
     """
     kinds = sorted({row.exploratory for row in comparisons if row.verdict is not None} or {False})
     return {
@@ -93,14 +93,14 @@ def count_verdicts(comparisons: Sequence[Comparison]) -> dict[bool, Counter[Verd
 
 
 def verdict_counts(comparisons: Sequence[Comparison]) -> str:
-    """How often each verdict came out, as a sentence."""
+    """Write how often each verdict came out, as a sentence."""
     counts = Counter(wording.verdict_word(row) for row in comparisons)
     words = ", ".join(f"{count} {word}" for word, count in counts.items())
     return f"Of {len(comparisons)} comparisons: {words}." if words else "Nothing could be compared."
 
 
 def overview(all_results: Sequence[ExperimentResults]) -> Table:
-    """A row for each count of verdicts. There is no sum: comparisons are not independent of each other."""
+    """Return a row for each count of verdicts. There is no sum: comparisons are not independent of each other."""
     verdicts = [wording.verdict_words(verdict).capitalize() for verdict in wording.ANSWERS]
     head = ("Experiment", "Preset", "Claims", *verdicts, "Seeds", "What it shows", "Device")
     rows = [
@@ -120,7 +120,7 @@ def overview(all_results: Sequence[ExperimentResults]) -> Table:
 
 
 def comparison_table(comparisons: Sequence[Comparison], trained: Sequence[Mapping[str, Any]] = ()) -> Table:
-    """A row for each comparison: the paper's values, where there are any, beside ours. `trained` says what diverged."""
+    """Return a row for each comparison: the paper's values, if any, beside ours. `trained` says which diverged."""
     missing = [wording.missing_word(row, trained) for row in comparisons]
     columns: dict[str, list[str]] = {
         "Measure": list(map(wording.measure_label, comparisons)),
@@ -145,14 +145,14 @@ def comparison_table(comparisons: Sequence[Comparison], trained: Sequence[Mappin
 
 
 def interval_methods(comparisons: Sequence[Comparison]) -> str:
-    """The methods of the intervals, the most frequent first; "" where there are no intervals."""
+    """Return the methods of the intervals, the most frequent first; "" if there are no intervals."""
     counts = Counter(row.method for row in comparisons if row.interval is not None and row.method)
     methods = [f"{method} ({count})" if len(counts) > 1 else method for method, count in counts.most_common()]
     return f"Intervals by: {'; '.join(methods)}." if methods else ""
 
 
 def verdict_table(results: ResultsFile) -> Table:
-    """The comparisons of an experiment with what a reader must know of their verdicts, for a terminal."""
+    """Return the comparisons of an experiment with notes on their verdicts, for a terminal."""
     rows = results.comparisons
     caption = [
         f"{wording.DIRECTIONS} Difference: first − second, the mean over paired seeds, with its 95 % interval. The "
@@ -169,8 +169,8 @@ def verdict_table(results: ResultsFile) -> Table:
 
 
 def variants_table(settings: Mapping[str, Any]) -> Table:
-    """The trained variants that the settings of a results file describe: their sizes, their learning rates, and the
-    validation, a loss or an accuracy, of the rates tried.
+    """Return the trained variants of a results file's settings: sizes, learning rates, and the validation, a loss or an
+    accuracy, of the rates tried.
     """
     trained = settings["variants"]
     columns = {
@@ -196,8 +196,8 @@ def variants_table(settings: Mapping[str, Any]) -> Table:
 
 
 def ends_table(file: ResultsFile) -> Table | None:
-    """A row for each variant: its final validation, whether it has levelled off, and the steps to each accuracy that is
-    reported. None where the file holds no curves.
+    """Return a row for each variant: its final validation, whether it has levelled off, and its steps to each reported
+    accuracy. None if the file holds no curves.
     """
     curves = curves_of(file.records)
     if not curves:
@@ -240,7 +240,7 @@ def _last_change(curves: VariantCurves) -> str:
 
 
 def _steps(steps: Sequence[float], curves: VariantCurves) -> str:
-    """The mean over seeds: "640", "640 (2 of 3 seeds)", "at most 250" at the first validation, "not within 1,000"."""
+    """Return the mean over seeds: "640", "640 (2 of 3 seeds)", "at most 250" at the first one, "not within 1,000"."""
     reached = [one for one in steps if math.isfinite(one)]
     if len(reached) < len(steps) and not all(map(math.isfinite, curves.finals)):
         return wording.DIVERGED
@@ -252,8 +252,8 @@ def _steps(steps: Sequence[float], curves: VariantCurves) -> str:
 
 
 def ratios_table(file: ResultsFile) -> Table | None:
-    """A row for each level and each two variants that are compared: the steps of both, and their ratio. None where no
-    two variants of one learning rate have curves, or validation accuracies have no level to reach.
+    """Return a row for each level and each two compared variants: the steps of both, and their ratio. None if no two
+    variants of one learning rate have curves, or validation accuracies have no level to reach.
     """
     accuracies = reported_accuracies(file.baselines)
     rows = [
@@ -297,11 +297,11 @@ class MeasuredRow:
 
     @property
     def section(self) -> str:
-        """What the measure belongs to, "retrieval" of "retrieval/accuracy"."""
+        """The section of the measure, "retrieval" of "retrieval/accuracy"."""
         return self.name.split("/", 1)[0]
 
     def texts(self, variants: Sequence[str]) -> list[str]:
-        """Of each variant the value with its interval, or the range of several values; "–" where there is none."""
+        """Return each variant's value with its interval, or the range of several values; "–" if there is none."""
         texts = []
         for results in (self.results.get(variant, ()) for variant in variants):
             values = sorted(result.value for result in results)
@@ -330,8 +330,8 @@ def rows_of(records: Sequence[Result], *, by_coordinates: bool = True) -> list[M
 
 
 def demo_table(results: ResultsFile, *, short: bool = False) -> Table:
-    """All measures but the validation curves, the variants side by side, accuracies with their levels; several depths
-    are a row with a range. A `short` one has no measures of parts and of attention.
+    """Return all measures but the validation curves, the variants side by side, accuracies with their levels. Several
+    depths are a row with a range. A `short` one has no measures of parts and of attention.
     """
     records = [
         record
@@ -352,8 +352,8 @@ def demo_table(results: ResultsFile, *, short: bool = False) -> Table:
 
 
 def measure_table(results: ResultsFile, *, methods: bool = False) -> Table:
-    """Every record in a row of its own: what was measured of which part, its value and interval, of how many, and with
-    `methods` how it was measured; beside the tasks of lm-evaluation-harness what the paper gives.
+    """Return every record in a row of its own: the measure and its part, its value and interval, of how many, and with
+    `methods` the method. Beside the tasks of lm-evaluation-harness stand the paper's values.
     """
     records, variants = results.records, wording.variants_of(results.records)
     value = wording.variant_label(variants[0]) if len(variants) == 1 else "value"

@@ -51,49 +51,49 @@ ADVISED_HEADS = 8
 
 
 def variant_label(variant: str) -> str:
-    """A variant's name for a reader; of "softmax, half the heads" the attention type stands first."""
+    """Return a variant's name for a reader; of "softmax, half the heads" the attention type stands first."""
     kind, comma, change = variant.partition(",")
     return (ATTENTION_TYPES[kind].label if kind in ATTENTION_TYPES else kind) + comma + change
 
 
 def trained_label(trained: Mapping[str, Any]) -> str:
-    """A trained variant, as the settings of a results file describe it, with its size or rate if there are several."""
+    """Name a trained variant of a results file's settings, with its size or rate if there are several."""
     return ", ".join(filter(None, (variant_label(trained["name"]), Coordinates(trained["coordinates"]).label)))
 
 
 def pair_label(variant: str, against: str, separator: str = " − ") -> str:
-    """Two variants, by default as they are subtracted."""
+    """Return two variants, by default as they are subtracted."""
     return f"{variant_label(variant)}{separator}{variant_label(against)}"
 
 
 def variants_of(records: Sequence[Result]) -> list[str]:
-    """The variants that occur, the known ones first, in the order of the columns."""
+    """Return the variants that occur, the known ones first, in the order of the columns."""
     present = dict.fromkeys(record.variant for record in records)
     return list(dict.fromkeys([*(name for name in ATTENTION_TYPES if name in present), *present]))
 
 
 def measure_words(name: str) -> str:
-    """A measure's name for a reader: "needles/accuracy_by_depth" is "needles: accuracy by depth"."""
+    """Return a measure's name for a reader: "needles/accuracy_by_depth" is "needles: accuracy by depth"."""
     return name.replace("/", ": ", 1).replace("/", " ").replace("_", " ")
 
 
 def measure_label(row: Comparison) -> str:
-    """The measure of a comparison with its part, unit and direction."""
+    """Return the measure of a comparison with its part, unit and direction."""
     return row.name + (f", {row.coordinates.label}" if row.coordinates else "") + unit_and_direction(row)
 
 
 def curve_word(curves: VariantCurves) -> str:
-    """What validation curves measure."""
+    """Return the measure of validation curves, in a word."""
     return "accuracy" if curves.name == ACCURACY_CURVE else "loss"
 
 
 def unit_and_direction(row: Comparison | Result) -> str:
-    """What follows the name of a measure: " (nats) ↓"."""
+    """Return the text after the name of a measure: " (nats) ↓"."""
     return (f" ({row.unit})" if row.unit else "") + ARROWS[row.better]
 
 
 def format_number(value: float, digits: int | None = None, *, missing: str = NOT_KNOWN) -> str:
-    """A number with about three significant digits; `missing` for one that is not finite."""
+    """Write a number with about three significant digits; `missing` for one that is not finite."""
     if not math.isfinite(value):
         return missing
     if digits is None and 0 < abs(value) < 0.001:
@@ -103,14 +103,14 @@ def format_number(value: float, digits: int | None = None, *, missing: str = NOT
 
 
 def format_result(result: Result, *, separate_digits: bool = False) -> str:
-    """The value, and its interval with as many decimals or each end with its own: `0.547 [0.512, 0.582]`."""
+    """Return the value, and its interval with as many decimals or each end with its own: `0.547 [0.512, 0.582]`."""
     digits = None if separate_digits else _digits(result.value)
     ends = "" if result.interval is None else ", ".join(format_number(end, digits) for end in result.interval)
     return format_number(result.value, digits) + (f" [{ends}]" if ends else "")
 
 
 def format_difference(row: Comparison, trained: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The difference with its interval and telling decimals: "−0.02 [−0.04, +0.00]"; a word where it is not finite."""
+    """Return the difference with its interval and telling decimals: "−0.02 [−0.04, +0.00]"; a word if not finite."""
     if not math.isfinite(row.difference):
         return missing_word(row, trained)
     ends: Interval | tuple[()] = row.interval or ()
@@ -123,7 +123,7 @@ def format_difference(row: Comparison, trained: Sequence[Mapping[str, Any]] = ()
 
 
 def missing_word(row: Comparison, trained: Sequence[Mapping[str, Any]]) -> str:
-    """What stands for a number that is not finite: "diverged" where a run of its variants, of its size, diverged."""
+    """Return the word for a number that is not finite: "diverged" if a run of its variants, of its size, diverged."""
     compared = [variant for variant in trained if variant["name"] in (row.variant, row.against)]
     size = row.coordinates
     same_size = [variant for variant in compared if size and Coordinates(variant["coordinates"]) == size]
@@ -131,7 +131,7 @@ def missing_word(row: Comparison, trained: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ratio_text(ratio: StepsRatio) -> str:
-    """The ratio with its interval, or what is known of it: "less than 0.31"."""
+    """Return the ratio with its interval, or its bound: "less than 0.31"."""
     if not math.isfinite(ratio.ratio):
         reached = [any(map(math.isfinite, steps)) for steps in ratio.steps]
         return NOT_KNOWN if any(reached) else "neither"
@@ -147,7 +147,7 @@ def ratio_text(ratio: StepsRatio) -> str:
 
 
 def few_heads(trained: Sequence[Mapping[str, Any]]) -> str:
-    """A sentence where DIFF has fewer heads than its authors advise; "" where it has enough."""
+    """Return a sentence if DIFF has fewer heads than its authors advise; "" if it has enough."""
     differential = [variant for variant in trained if variant.get("differential")]
     few = [variant for variant in differential if variant["heads"] < ADVISED_HEADS]
     if not few:
@@ -161,19 +161,19 @@ def few_heads(trained: Sequence[Mapping[str, Any]]) -> str:
 
 
 def levels_text(baseline: Baseline) -> str:
-    """ "chance 0.016, floor 0.273, by elimination 0.560", without a level that equals chance."""
+    """Write "chance 0.016, floor 0.273, by elimination 0.560", without a level that equals chance."""
     levels = baseline.levels()
     shown = {name: value for name, value in levels.items() if name == "chance" or value != levels["chance"]}
     return ", ".join(f"{name} {format_number(value)}" for name, value in shown.items())
 
 
 def levels_of(row: Comparison) -> dict[str, float]:
-    """The levels that an accuracy is read against; none where the measure is not an accuracy, or they are not known."""
+    """Return the levels to read an accuracy against; none if the measure is no accuracy, or they are not known."""
     return row.baseline.levels() if row.baseline is not None and row.baseline.is_accuracy else {}
 
 
 def level_cells(row: Comparison) -> tuple[str, str]:
-    """Chance, and the accuracy without any binding ("0.531; 0.766 by elimination"); "–" where there are no levels."""
+    """Return chance, and the accuracy without any binding ("0.531; 0.766 by elimination"); "–" without levels."""
     levels = {name: format_number(value) for name, value in levels_of(row).items()}
     chance = levels.pop("chance", "–")
     floor = [number + (" by elimination" if name == "by elimination" else "") for name, number in levels.items()]
@@ -181,7 +181,7 @@ def level_cells(row: Comparison) -> tuple[str, str]:
 
 
 def so_far(row: Comparison) -> str:
-    """What the interval says of two variants that are still learning: "DIFF is ahead so far"."""
+    """Name the variant that is ahead of two that are still learning: "DIFF is ahead so far"."""
     if len(row.differences) < 2:
         return "one seed"
     found = None if row.better is None else verdict_of_interval(row.interval, row.better, seeds=len(row.differences))
@@ -190,7 +190,7 @@ def so_far(row: Comparison) -> str:
 
 
 def _not_begun(row: Comparison) -> str:
-    """Which of the two is not above the levels, as far as its seeds show; "" where both are, or that is not known."""
+    """Return which of the two is not above the levels, as far as its seeds show; "" if both are, or unknown."""
     if row.baseline is None:
         return ""
     parts = []
@@ -202,26 +202,26 @@ def _not_begun(row: Comparison) -> str:
 
 
 def verdict_words(verdict: Verdict | None, kinds: Iterable[bool] = (False, True)) -> str:
-    """What a verdict is called on claims (False), on exploratory questions (True), or on both: "reproduced, or yes"."""
+    """Name a verdict on claims (False), on exploratory questions (True), or on both: "reproduced, or yes"."""
     names = [ANSWERS[verdict] if exploratory or verdict is None else verdict for exploratory in kinds]
     return ", or ".join(dict.fromkeys(names))
 
 
 def verdict_word(row: Comparison) -> str:
-    """What the verdict of a comparison is called; that it is on an exploratory question is said."""
+    """Name the verdict of a comparison, and say if it is on an exploratory question."""
     question = "open question: " if row.exploratory and row.verdict else ""
     return question + verdict_words(row.verdict, [row.exploratory])
 
 
 def verdict_text(row: Comparison) -> str:
-    """The verdict with what limits its meaning and, of an inconclusive one, what it needs: "inconclusive: one seed"."""
+    """Return the verdict with the limits of its meaning and, if inconclusive, its need: "inconclusive: one seed"."""
     limits = verdict_limits(row)
     separator = " " if row.verdict == "still learning" else ": "
     return f"{verdict_word(row)}{separator}{limits}" if limits else verdict_word(row)
 
 
 def verdict_limits(row: Comparison) -> str:
-    """Why a verdict does not decide, or what it would take: "one seed"; "" of one that decides."""
+    """Return why a verdict does not decide, or its need: "one seed"; "" of one that decides."""
     if row.verdict == "still learning":
         return f"at {row.steps:,} steps; {so_far(row)}"
     if row.verdict == "not comparable":
@@ -240,7 +240,7 @@ def verdict_limits(row: Comparison) -> str:
 
 
 def with_article(variant: str) -> str:
-    """A variant in a sentence: "the Transformer", "DIFF"."""
+    """Name a variant in a sentence: "the Transformer", "DIFF"."""
     label = variant_label(variant)
     return f"the {label}" if label.startswith("Transformer") else label
 

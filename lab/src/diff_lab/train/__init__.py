@@ -1,4 +1,4 @@
-"""Trains what recipes describe, in one loop."""
+"""Trains the models of recipes, in one loop."""
 
 from diff_lab.process import TrainingInterrupted
 from diff_lab.train.divergence import DivergenceError

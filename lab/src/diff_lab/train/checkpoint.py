@@ -1,8 +1,8 @@
 """Writes and reads the checkpoints of a run in safetensors and JSON: complete or not there at all, nothing pickled.
 
 A tensor of a model may be the same on all ranks, or a `DTensor`, of which each rank has a part. A checkpoint is read by
-any number of ranks in any sharding, whichever wrote it. What is called on one rank is called on all of them; they must
-see the same file system.
+any number of ranks in any sharding, whichever wrote it. A function called on one rank is called on all of them; they
+must see the same file system.
 """
 
 import copy
@@ -110,8 +110,8 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
     """Return the optimizers' state by "parameter/key".
 
-    Not `torch.distributed.checkpoint.state_dict`, which takes a step of its own where an optimizer has no state yet,
-    as after skipped first steps; the resumed run would count one step more.
+    Not `torch.distributed.checkpoint.state_dict`, which takes a step of its own if an optimizer has no state yet, as
+    after skipped first steps; the resumed run would count one step more.
     """
     reshard(model)
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
@@ -164,7 +164,7 @@ def save_model(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast | No
 def save_training_state(
     folder: Path, state: RunState, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
-    """Write what a checkpoint holds beside the model: optimizers, every rank's random numbers, progress."""
+    """Write the parts of a checkpoint beside the model: optimizers, every rank's random numbers, progress."""
     tensors = optimizer_tensors(model, optimizers)
     if _is_sharded(tensors):
         write_sharded(folder / _OPTIMIZER, tensors)
@@ -183,7 +183,7 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: Sequence[tor
     """Restore a model's weights, the optimizers and torch's random numbers in place, and return the run's progress.
 
     The model is without DDP's wrapper, sharded or not, whichever way it was when it was saved; the optimizers are made
-    on its parameters, as the saved ones were. Where `state.json` is broken, or the weights are those of another model,
+    on its parameters, as the saved ones were. If `state.json` is broken, or the weights are those of another model,
     ValueError is raised and nothing has been restored.
     """
     with propagate_errors():
@@ -282,7 +282,7 @@ class TensorFiles:
 
 
 def checkpoints_by_step(folder: Path) -> dict[int, Path]:
-    """The checkpoints in a folder by their step, the oldest first."""
+    """Return the checkpoints in a folder by their step, the oldest first."""
     folders = present_folders(folder, f"{_PREFIX}*").items()
     numbers = {name.removeprefix(_PREFIX): path for name, path in folders}
     return dict(sorted((int(number), path) for number, path in numbers.items() if number.isdecimal()))
@@ -293,8 +293,8 @@ def collective_directory(target: Path, *, size: int | None = None, intact: str =
     """Yield a folder for all ranks to fill, which takes the place of `target` at the end.
 
     After an error, which must be one of all ranks (see `propagate_errors`), `target` is as it was, and nothing else is
-    left behind. Where the folder cannot be written, or the disk has less than `size` bytes, OSError says which
-    folder, why, and what the user still has (`intact`).
+    left behind. If the folder cannot be written, or the disk has less than `size` bytes, OSError names the folder, the
+    reason, and the files that are still intact (`intact`).
     """
     unfinished = unfinished_path(target)
 
@@ -308,7 +308,7 @@ def collective_directory(target: Path, *, size: int | None = None, intact: str =
         on_rank0(begin)
         with propagate_errors():
             if not unfinished.is_dir():
-                raise OSError("this process does not see the folder: all of them must share the file system")
+                raise OSError("this rank does not see the folder: all ranks must share the file system")
         yield unfinished
         on_rank0(lambda: commit(unfinished, target, replace=True))
     except BaseException as error:
@@ -335,7 +335,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def validation_error(folder: Path) -> str | None:
-    """Say what makes a folder incomplete, or which file does not have the SHA-256 that its manifest says; or None.
+    """Say why a folder is incomplete, or which file does not have the SHA-256 that its manifest says; or None.
 
     Each rank reads its share of the files. All get the same answer.
     """
@@ -358,9 +358,9 @@ class Checkpoints:
         self._damaged: dict[int, str] = {}  # by step, what `newest` found wrong
 
     def newest(self) -> Path | None:
-        """Find the newest complete checkpoint; None where there is none at all. Changes nothing.
+        """Find the newest complete checkpoint; None if there is none at all. Changes nothing.
 
-        Raises OSError where none of several is complete: to begin anew would lose what they hold.
+        Raises OSError if none of several is complete: to begin anew would lose their progress.
         """
         self.last, self._damaged = None, {}
         paths = on_rank0(lambda: checkpoints_by_step(self.folder))
@@ -373,7 +373,7 @@ class Checkpoints:
         if self._damaged and self.last is None:
             reasons = "; ".join(f"{paths[step].name}: {reason}" for step, reason in self._damaged.items())
             raise OSError(
-                f"No checkpoint in {str(self.folder)!r} can be used to go on from ({reasons}): put a complete one "
+                f"No checkpoint in {str(self.folder)!r} can be resumed from ({reasons}): put a complete one "
                 "back, or begin anew with --overwrite (in Python overwrite=True)."
             )
         for step, reason in self._damaged.items() if is_rank0() else ():
@@ -389,7 +389,7 @@ class Checkpoints:
     ) -> Path:
         """Write a checkpoint of `state.step` and delete those that are too old. Returns its folder.
 
-        Where it cannot be written, the checkpoints before are as they were.
+        If it cannot be written, the checkpoints before are as they were.
         """
         target = self.folder / f"{_PREFIX}{state.step:06d}"
         on_rank0(lambda: clean_up_all(self.folder, f"{_PREFIX}*"))

@@ -1,4 +1,4 @@
-"""Exchanges values and errors between the ranks of a run, and ends a rank where another one has ended or hangs."""
+"""Exchanges values and errors between the ranks of a run, and ends a rank if another one has ended or hangs."""
 
 import os
 import threading
@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 def rank() -> int:
-    """Return the number of this process among those of the run; 0 where there is one."""
+    """Return the number of this process among those of the run; 0 if there is one."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def is_rank0() -> bool:
-    """Whether this process is the one that writes, moves and deletes files for all."""
+    """Return whether this process is the one that writes, moves and deletes files for all."""
     return rank() == 0
 
 
@@ -47,7 +47,7 @@ def balanced_parts(sizes: Mapping[str, int], parts: int) -> dict[str, int]:
 
 
 def local_part(sizes: Mapping[str, int]) -> list[str]:
-    """Return the names that fall to this rank where names with sizes are divided among all ranks."""
+    """Return this rank's part of names with sizes that are divided among all ranks."""
     return [name for name, part in balanced_parts(sizes, count()).items() if part == rank()]
 
 
@@ -62,7 +62,7 @@ def on_rank0(compute: Callable[[], T], group: Any = None) -> T:
 
 
 def broadcast_from_rank0(compute: Callable[[], T]) -> T:
-    """As :func:`on_rank0`, but the others wait as long as it takes."""
+    """Compute a value as :func:`on_rank0` does, but let the other ranks wait as long as it takes."""
     if not dist.is_initialized():
         return compute()
     group = dist.new_group(backend="gloo", timeout=timedelta(days=30))  # hashing a corpus may take longer than a step
@@ -95,11 +95,11 @@ def propagate_errors(group: Any = None) -> Iterator[None]:
 
 
 class TimeLimit:
-    """Ends this process where a step of the whole group takes longer than it may.
+    """Ends this process if a step of the whole group takes longer than it may.
 
-    A process that waits for another inside gloo or NCCL cannot raise an error, so a thread waits: where more than
-    `minutes` pass between `begin` and `end`, it writes the sentence that `message` gives to stderr, and ends the
-    process. A process alone waits for nobody, and has no limit.
+    A rank that waits for another inside gloo or NCCL cannot raise an error, so a thread waits: if more than `minutes`
+    pass between `begin` and `end`, it writes the sentence that `message` gives to stderr, and ends the process. A
+    process alone waits for nobody, and has no limit.
     """
 
     def __init__(self, minutes: float, message: Callable[[], str]) -> None:
@@ -137,7 +137,7 @@ def plain_connection_errors(minutes: float) -> Iterator[None]:
         if not isinstance(error, dist.DistError) and "/gloo/" not in str(error):
             raise
         raise ConnectionError(
-            "The other processes of the run cannot be reached: one of them has ended, or has given no answer for "
+            "The other ranks of the run cannot be reached: one of them has ended, or has given no answer for "
             f"train.timeout_minutes={minutes:g}. Its own messages say why; the same command with --resume auto resumes "
             "from the newest checkpoint."
         ) from error

@@ -1,4 +1,4 @@
-"""Defines the kinds of data of a recipe: the settings of each, how it is made, and what plans and model cards say.
+"""Defines a recipe's kinds of data: the settings of each, how it is made, and its words in plans and model cards.
 
 A kind is a class here, listed in `AnyData`, and a file in `diff_lab.data` that makes its batches.
 """
@@ -58,7 +58,7 @@ class Data:
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What a run gives its data beside the settings of the recipe's `data` section; see `run_setup.build_data`."""
+    """A run's arguments to its data beside the settings of the recipe's `data` section; see `run_setup.build_data`."""
 
     seed: int  # of the training batches
     timeout_minutes: float  # how long a process waits for the others
@@ -67,17 +67,17 @@ class DataRequest:
 
 
 class DataSection(Section):
-    """What every kind of data has, beside its settings `kind`, `length` and `batch_size`."""
+    """Base of every kind of data, beside its settings `kind`, `length` and `batch_size`."""
 
     is_causal: ClassVar[bool] = True  # whether the model predicts the next token; else it is an encoder
 
     @abstractmethod
     def describe(self) -> str:
-        """What the data is, in a few words, for plans and model cards."""
+        """Describe the data in a few words, for plans and model cards."""
 
     @abstractmethod
     def vocabulary(self) -> int:
-        """Tokens of the vocabulary, as far as the settings tell them; raises ValueError where they do not."""
+        """Return the size of the vocabulary, as far as the settings tell it; raises ValueError if they do not."""
 
     @abstractmethod
     def build(self, request: DataRequest) -> Data:
@@ -160,7 +160,7 @@ class TextData(DataSection):
         return self._loaded_tokenizer()
 
     def _loaded_tokenizer(self) -> PreTrainedTokenizerFast:
-        """The tokenizer in a folder or on the Hub."""
+        """Return the tokenizer in a folder or on the Hub."""
         try:
             return AutoTokenizer.from_pretrained(self._tokenizer_name)
         except Exception as error:  # of a damaged file: tokenizers raises nothing more specific

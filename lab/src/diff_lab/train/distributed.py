@@ -1,7 +1,7 @@
-"""Divides a run among several processes: the model, the batch, and the gradients that they add up.
+"""Divides a run among several ranks: the model, the batch, and the gradients that they add up.
 
-Data parallelism (DDP, FSDP2) gives each process some rows of a batch; tensor parallelism gives all of them the whole
-batch and each some of the heads. :meth:`DistributedContext.describe` reads off the model what is really used.
+Data parallelism (DDP, FSDP2) gives each rank some rows of a batch; tensor parallelism gives all of them the whole batch
+and each some of the heads. :meth:`DistributedContext.describe` reads the layout in use off the model.
 """
 
 import math
@@ -59,7 +59,7 @@ def shard(model: Any, device: str, count: int, precision: str) -> None:
 def materialized(module: nn.Module) -> Iterator[None]:
     """Give a module its own sharded parameters in full size, uninitialised on the CPU, for the block to fill.
 
-    Afterwards each shard holds this process' part of what its parameter was filled with.
+    Afterwards each shard holds this rank's part of its parameter's numbers.
     """
     shards: dict[str, Any] = {name: part for name, part in module._parameters.items() if isinstance(part, DTensor)}
     full = {name: nn.Parameter(torch.empty(part.shape, dtype=part.dtype)) for name, part in shards.items()}
@@ -82,7 +82,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process' part of a tensor; all of it where it is not sharded."""
+    """Return this rank's part of a tensor; all of it if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -92,9 +92,7 @@ _MPI = dict.fromkeys(("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 def check_launcher() -> None:
-    """Raise ValueError where variables of the environment tell of other processes, and none how to reach them, as where
-    a notebook or a container has some of a launcher's.
-    """
+    """Raise ValueError if the environment tells of other ranks but not how to reach them, as in some notebooks."""
     alone = {**_TORCHRUN, **_MPI}
     numbers = (*alone, "MASTER_PORT") if "WORLD_SIZE" in os.environ else alone
     values = {name: os.environ[name] for name in numbers if name in os.environ}
@@ -117,9 +115,9 @@ Kind = Literal["single", "ddp", "fsdp", "tensor"]
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """What one process knows of the processes that train a model with it, and the operations between them.
+    """A rank's view of the ranks that train a model together, and the operations between them.
 
-    It is process `rank` of `count`, on `device`. `kind` says how the work is divided: "single" for one process.
+    It is rank `rank` of `count`, on `device`. `kind` says how the work is divided: "single" for one process.
     """
 
     kind: Kind
@@ -132,8 +130,8 @@ class DistributedContext:
     def from_env(cls, settings: TrainRecipe) -> "DistributedContext":
         """Join the processes that a launcher started; without one the process trains alone.
 
-        Raises ValueError where the launcher and the recipe do not go together, and ConnectionError where the others do
-        not join within the recipe's `timeout_minutes`. :meth:`check` looks at the rest of the recipe.
+        Raises ValueError if the launcher and the recipe do not go together, and ConnectionError if the others do not
+        join within the recipe's `timeout_minutes`. :meth:`check` looks at the rest of the recipe.
         """
         for name in ("DeepSpeed", "Megatron-LM"):
             if parse_flag_from_env(f"ACCELERATE_USE_{name.upper().replace('-', '_')}"):
@@ -173,11 +171,11 @@ class DistributedContext:
 
     @property
     def dp_size(self) -> int:
-        """The number of parts into which a batch is divided among the processes (the data-parallel size)."""
+        """The number of parts into which a batch is divided among the ranks (the data-parallel size)."""
         return self.count if self.kind in ("ddp", "fsdp") else 1
 
     def check(self, recipe: Recipe) -> None:
-        """Raises ValueError where the processes cannot train in this precision, or cannot share a recipe's model or
+        """Raise ValueError if the processes cannot train in this precision, or cannot share a recipe's model or
         batch.
         """
         if self.precision == "fp16" and self.device.type == "cpu":
@@ -199,7 +197,7 @@ class DistributedContext:
             )
 
     def parallelize(self, model: Any, folder: Path, draw: Callable[[Any], None]) -> tuple[Any, nn.Module]:
-        """Give this process its part of a float32 model that is the same on every process, on the CPU.
+        """Give this rank its part of a float32 model that is the same on every rank, on the CPU.
 
         For "fsdp" it may be on the meta device: `draw` then gives it its first weights, once its shards exist. Tensor
         parallelism puts the model into the run's folder for a moment. Returns the model, and the module to call in
@@ -222,7 +220,7 @@ class DistributedContext:
         return model, DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
     def _tensor_parallel(self, model: Any, folder: Path) -> Any:
-        """transformers divides a model by its plan while it loads one, so the model is saved first."""
+        """Save the model and load it again, since transformers divides a model by its plan while it loads one."""
         start = folder / UNFINISHED_START
         if is_rank0():
             shutil.rmtree(start, ignore_errors=True)
@@ -236,13 +234,13 @@ class DistributedContext:
         return divided.train()
 
     def local_batch(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """This process' rows of a batch."""
+        """Return this rank's rows of a batch."""
         if self.dp_size == 1:
             return batch
         return {name: tensor.chunk(self.dp_size)[self.rank] for name, tensor in batch.items()}
 
     def model_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor | int]:
-        """Rows of a batch on this process' device as the model takes them: packed documents in one row."""
+        """Put rows of a batch on this rank's device as the model takes them: packed documents in one row."""
         return {
             name: value.to(self.device) if isinstance(value, Tensor) else value
             for name, value in flattened(batch).items()
@@ -256,18 +254,18 @@ class DistributedContext:
         return call.no_sync() if isinstance(call, DistributedDataParallel) else nullcontext()
 
     def autocast(self) -> torch.autocast:
-        """The recipe's precision for the operations that allow it."""
+        """Return the recipe's precision for the operations that allow it."""
         dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
         return torch.autocast(self.device.type, dtype=dtype, enabled=self.precision != "no")
 
     def sum(self, numbers: Tensor) -> Tensor:
-        """Add up numbers, in place, over the processes that divide a batch; they stay where none do."""
+        """Add up numbers, in place, over the ranks that divide a batch; they stay if none do."""
         if self.dp_size > 1:
             dist.all_reduce(numbers)
         return numbers
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any process."""
+        """Return whether the flag is set on any rank."""
         if self.count == 1:
             return flag
         flags = torch.tensor(float(flag), device=self.device)
@@ -275,12 +273,12 @@ class DistributedContext:
         return bool(flags)
 
     def wait(self) -> None:
-        """Wait until every process is here."""
+        """Wait until every rank is here."""
         if self.count > 1:
             dist.barrier()
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float | None) -> float:
-        """Scale the gradients down to a total norm of `max_norm` if it is larger; returns the norm before.
+        """Scale the gradients down to a total norm of `max_norm` if it is larger; return the norm before.
 
         A sharded gradient counts with its parts on all processes, any other with its value on one.
         """
@@ -302,7 +300,7 @@ class DistributedContext:
         return float(norm)
 
     def describe(self, model: Any, call: nn.Module) -> str:
-        """Say what the model really uses: "2 processes (gloo, cpu): FSDP2, 3 units, 51 % on each"."""
+        """Describe the layout that the model really uses: "2 processes (gloo, cpu): FSDP2, 3 units, 51 % on each"."""
         precision = {"no": "float32", "bf16": "bfloat16 autocast", "fp16": "float16 autocast"}[self.precision]
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         if self.count == 1:

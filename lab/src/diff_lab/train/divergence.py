@@ -1,4 +1,4 @@
-"""Detects a training step whose loss or gradient goes wrong, and finds the layer where that began."""
+"""Detects a training step whose loss or gradient goes wrong, and finds the first layer that did."""
 
 import itertools
 import json
@@ -32,7 +32,7 @@ _SKIPPED, _OVERFLOWS = 10, 30
 # Each statistic of a layer in words, and from where on growth counts: attention logits below 1 hardly matter.
 _STATISTICS = {
     "logit_max": ("its largest attention logit", 1.0),
-    "norm_input_rms": ("the RMS of what enters its headwise norm", 1e-12),
+    "norm_input_rms": ("the RMS of its headwise norm's input", 1e-12),
     "hidden_rms": ("the RMS of its output", 1e-12),
 }
 _GROWN = 2.0  # a statistic counts as grown from so many times its last value
@@ -42,7 +42,7 @@ HookPoint = tuple[str, Literal["input", "output"] | None]
 
 
 class DivergenceError(ValueError):
-    """A step went wrong; the message says where it began. The weights are those before that step."""
+    """A step went wrong; the message names the first layer. The weights are those before that step."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class SpikeDetector:
         self.bad_steps = self.overflows = 0  # in a row
 
     def check(self, loss: float, norm: float) -> BadStep | None:
-        """Return a step that is bad, by its loss before the optimizer changes the weights. Called once for each."""
+        """Check a step, once, by its loss before the optimizer changes the weights; return it if it is bad."""
         median_loss = median(self.losses) if self.losses else None
         if reason := self._reason(loss, norm, median_loss):
             self.bad_steps += 1
@@ -97,18 +97,18 @@ class SpikeDetector:
         return self.bad_steps <= _SKIPPED
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to decide the same, as JSON: at most 100 losses and two counts."""
+        """Return the state that a resumed run needs to decide the same, as JSON: at most 100 losses and two counts."""
         return {"losses": self.losses, "bad_steps": self.bad_steps, "overflows": self.overflows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from what `state_dict` returned, of this version or of those that called bad steps "faults"."""
+        """Resume from a state of `state_dict`, of this version or of those that called bad steps "faults"."""
         self.losses, self.overflows = list(state["losses"]), state["overflows"]
         self.bad_steps = state["bad_steps"] if "bad_steps" in state else state["faults"]
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """A bad step and where it went wrong; `str()` says so in a few sentences. Only a spike has the last four."""
+    """A bad step and its first bad layer; `str()` says so in a few sentences. Only a spike has the last four."""
 
     step: int  # of which its batch is a function
     bad_step: BadStep
@@ -125,7 +125,7 @@ class Divergence:
         return f"At step {self.step} {self.bad_step.reason}. {self.explanation}"
 
     def write(self, file: Path) -> None:
-        """Write all of it as JSON; where that cannot be done, OSError says what `str()` gives, and why."""
+        """Write all of it as JSON; if that fails, OSError has the text of `str()`, and the reason."""
         try:
             write_atomically(file, json.dumps(finite(asdict(self)), indent=1) + "\n")
         except OSError as error:
@@ -142,10 +142,10 @@ def diagnose(
     accumulation: int = 1,
     before: Mapping[str, list[float]] | None = None,
 ) -> Divergence:
-    """Find the layer where a bad step went wrong. The weights are those before it; its gradients are lost.
+    """Find the first layer that went wrong in a bad step. The weights are those before it; its gradients are lost.
 
-    A second pass looks for what is not finite. For a spike, the statistics of each layer are compared with those
-    logged last (`before`), and the rows of the batch with each other. All ranks call this with the whole batch of
+    A second pass looks for numbers that are not finite. For a spike, the statistics of each layer are compared with
+    those logged last (`before`), and the rows of the batch with each other. All ranks call this with the whole batch of
     the step and the model, without DDP's wrapper, in training mode. They get the same answer.
     """
     rows, logged = context.local_batch(dict(batch)), before or {}
@@ -189,13 +189,12 @@ def diagnose(
 def _find_nonfinite(
     model: nn.Module, parts: Sequence[dict[str, Tensor]], items: Tensor, context: DistributedContext
 ) -> tuple[str | None, str, bool]:
-    """Repeat a step until something is not finite: a weight, what a module gives, or a gradient.
-
-    Returns the module where it began (None where all is finite), what is wrong there, and whether it is a weight.
+    """Repeat a step until something is not finite: a weight, a module's output, or a gradient. Return the first such
+    module (None if all is finite), the reason, and whether it is a weight.
     """
     weight, seen_by = _extreme({(name, None): _not_finite(each) for name, each in model.named_parameters()}, min)
     if weight is not None:
-        wrong = "held numbers that are not finite before the step: what broke it came earlier."
+        wrong = "held numbers that are not finite before the step: the cause came earlier."
         return weight[0].rpartition(".")[0], f"{weight[0]} {wrong}{seen_by}", True
     model.zero_grad()
     for rows in parts:
@@ -234,10 +233,10 @@ def _find_nonfinite(
 
 
 def _watch(model: nn.Module, undo: ExitStack) -> tuple[dict[HookPoint, Tensor | None], dict[HookPoint, Tensor | None]]:
-    """Test what enters and leaves each module of a model, and the gradients of both, as long as hooks are not undone.
+    """Test the inputs and outputs of each module, and the gradients of both, as long as hooks are not undone.
 
     Returns whether something there is not finite, in the order of the forward pass. The backward pass goes from the
-    last to the first; a parameter stands where its module begins.
+    last to the first; a parameter stands at its module's beginning.
     """
     values: dict[HookPoint, Tensor | None] = {}
     gradients: dict[HookPoint, Tensor | None] = {}
@@ -277,7 +276,7 @@ def _watch(model: nn.Module, undo: ExitStack) -> tuple[dict[HookPoint, Tensor | 
 
 
 def _not_finite(tensor: Tensor | None) -> Tensor | None:
-    """Whether this rank's part of a tensor holds anything that is not finite."""
+    """Return whether this rank's part of a tensor holds anything that is not finite."""
     return None if tensor is None else ~local(tensor.detach()).isfinite().all()
 
 
@@ -300,7 +299,7 @@ def _extreme(
 def _growth(now: Mapping[str, list[float]], before: Mapping[str, list[float]]) -> tuple[int | None, str]:
     """Find the layer, counted from 1, whose statistic grew most since it was logged last, and say which grew.
 
-    What grows in one layer is carried to those after it, so it is the first layer that grew at least half as much.
+    Growth in one layer is carried to those after it, so it is the first layer that grew at least half as much.
     """
     growth = {
         name: [max(new, least) / max(old, least) for new, old in zip(now[name], before[name], strict=True)]

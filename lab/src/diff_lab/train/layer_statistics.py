@@ -1,7 +1,7 @@
 """Measures each layer during training: the sizes of activations and logits in one forward pass over a few sequences.
 
-The operator does not return what enters the headwise norm, and never holds a whole attention map. So hooks on the
-attention layers compute both beside the pass, in blocks of queries: memory grows with the length, not with its square.
+The operator does not return the headwise norm's input, and never holds a whole attention map. So hooks on the attention
+layers compute both beside the pass, in blocks of queries: memory grows with the length, not with its square.
 """
 
 from collections.abc import Mapping
@@ -28,19 +28,19 @@ _SCORES = 1 << 22  # logits to hold at a time
 def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list[float]]:
     """Run one forward pass without gradients and measure each layer. The model is left as it was.
 
-    Where several processes hold a part of the model or of the data each, all of them call this, and :func:`reduced`
-    combines their answers. The model may have any attention type, and any wrapper that leaves our layers in it;
-    compiled layers run uncompiled here. The batch is on its device: `input_ids` (B, N); `position_ids` (B, N) where
-    documents are packed into a sequence, or transformers' `cu_seq_lens_q` and so on with B = 1.
+    If several ranks hold a part of the model or of the data each, all of them call this, and :func:`reduced` combines
+    their answers. The model may have any attention type, and any wrapper that leaves our layers in it; compiled layers
+    run uncompiled here. The batch is on its device: `input_ids` (B, N); `position_ids` (B, N) if documents are packed
+    into a sequence, or transformers' `cu_seq_lens_q` and so on with B = 1.
 
     Returns:
         A list of one number for each layer, by name:
             "norm_input_rms": root mean square of the heads that enter the headwise norm, (A1 − λA2) V; it grows before
                 training of the first version becomes unstable. Only of differential attention whose λ is that of all
                 tokens ("diff", and "diff_grouped" without `token_lambda`); also without the norm.
-            "logit_max": the largest q·k/√d that any token sees, of both maps.
-            "hidden_rms": root mean square of the residual stream after the layer.
-            "lambda_mean": the mean λ of tokens and heads. Only where each token has its own ("diff_v2", and
+            "logit_max": the largest q·k/√d that any token sees, of both maps. "hidden_rms": root mean square of the
+            residual stream after the layer. "lambda_mean": the mean λ of tokens and heads. Only if each token has its
+            own ("diff_v2", and
                 "diff_grouped" with `token_lambda`).
     """
     attentions = [module for module in model.modules() if isinstance(module, InterfaceAttention)]
@@ -95,10 +95,9 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
 
 
 def reduced(numbers: Mapping[str, list[float]]) -> dict[str, list[float]]:
-    """Combine what `measure_layers` returns on all ranks, each of which has data or heads of its own.
-
-    Takes the largest of maxima, the mean of means, and the root mean square of the rest. A number that is not finite on
-    one rank is not finite in the result. Called on every rank; all get the same result.
+    """Combine what `measure_layers` returns on all ranks, each of which has data or heads of its own. Takes the largest
+    of maxima, the mean of means, and the root mean square of the rest. A number that is not finite on one rank is not
+    finite in the result. Called on every rank; all get the same result.
     """
     per_rank = all_gather_object(list(numbers.values()))
     if len(per_rank) == 1:
@@ -112,7 +111,7 @@ def reduced(numbers: Mapping[str, list[float]]) -> dict[str, list[float]]:
 def _largest_logit(
     q: Tensor, k: Tensor, scale: float, is_causal: bool, window: int | None, segment_bounds: Tensor | None
 ) -> Tensor:
-    """The largest logit that is seen: q (B, H, C, N, d) of C maps, k (B, H_kv, 2 or 1, N, d).
+    """Return the largest logit that is seen: q (B, H, C, N, d) of C maps, k (B, H_kv, 2 or 1, N, d).
 
     The last of two maps or more, the noise map, meets the second of two keys, and all before it the first.
     """
@@ -139,6 +138,6 @@ def _largest_logit(
 
 
 def _rms(x: Tensor) -> Tensor:
-    """Root mean square, in float32 at least."""
+    """Compute the root mean square, in float32 at least."""
     rows = torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
     return (rows.square().mean() / x.shape[-1]).sqrt()

@@ -72,16 +72,16 @@ def train(
     """Train the model of a recipe.
 
     Writes into `output_dir`: `recipe.yaml`, `metrics.jsonl`, `tensorboard/`, `checkpoints/step-000100/`, at the end
-    `model/`, and `divergence.json` where a step went wrong. Where a launcher has started several ranks, all of them
-    call this; rank 0 writes. A resumed run ends with the very weights it would have had without the
-    interruption (on one device, with the same number of threads).
+    `model/`, and `divergence.json` if a step went wrong. If a launcher has started several ranks, all of them call
+    this; rank 0 writes. A resumed run ends with the very weights it would have had without the interruption (on one
+    device, with the same number of threads).
 
     Args:
         output_dir: the folder of the run: new or empty, unless one of the next two says otherwise.
-        resume: resume from the newest checkpoint of the run in `output_dir`; "auto" begins one where there is none.
+        resume: resume from the newest checkpoint of the run in `output_dir`; "auto" begins one if there is none.
         overwrite: replace the run in `output_dir`.
         progress: shows every step; unless given, lines below the cell in a notebook, and nothing elsewhere.
-        on_evaluate: called every `evaluate_every` steps and after the last one; what it returns is logged.
+        on_evaluate: called every `evaluate_every` steps and after the last one; its results are logged.
         data: the recipe's data, if `build_data(recipe)` has been called already.
 
     Raises:
@@ -100,7 +100,7 @@ def train(
 def open_run(
     recipe: Recipe, output_dir: str | Path, *, resume: run_folder.Resume = False, overwrite: bool = False
 ) -> Iterator["TrainingRun"]:
-    """Before any data is read, check as :func:`train` does, and lock the folder for the block. On every rank."""
+    """Check as :func:`train` does, before any data is read, and lock the folder for the block. On every rank."""
     folder = Path(output_dir)
     resumes = run_folder.check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
     context = DistributedContext.from_env(recipe.train)
@@ -208,7 +208,7 @@ class TrainingRun:
             state = load_checkpoint(self.resumed_from, self.model, self.optimizers)
             if state.data != self.state.data:
                 raise ValueError(
-                    f"The data is not what the run in {str(self.folder)!r} was started on; "
+                    f"The data is not that of the run in {str(self.folder)!r}; "
                     "choose another output folder, or overwrite (--overwrite, in Python overwrite=True)."
                 )
             if state.scaler is not None:
@@ -225,7 +225,7 @@ class TrainingRun:
         self.layers: dict[str, list[float]] = {}  # the statistics that were logged last
 
     def _train_step(self, number: int, batch: dict[str, Tensor]) -> dict[str, Any]:
-        """Change the weights by one batch, unless its loss or gradient goes wrong. Returns what the log says of it."""
+        """Change the weights by one batch, unless its loss or gradient goes wrong. Return the step's metrics."""
         started = time.perf_counter()
         rate = learning_rate(number, self.settings)
         for group in chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers):
@@ -250,7 +250,7 @@ class TrainingRun:
         return line if bad_step is None else line | {"skipped": bad_step.reason}
 
     def _report(self, bad_step: BadStep, number: int, batch: dict[str, Tensor]) -> None:
-        """Find out where a step went wrong, and raise DivergenceError unless it may be skipped."""
+        """Find the layer that went wrong, and raise DivergenceError unless the step may be skipped."""
         settings, report = self.settings, self.folder / run_folder.DIVERGENCE
         divergence = diagnose(
             self.model, batch, self.context, bad_step, number, accumulation=settings.accumulation, before=self.layers
@@ -307,11 +307,11 @@ class TrainingRun:
         self.tokens, self.seconds_logged = 0, self.state.seconds
 
     def _is_due(self, every: int | None) -> bool:
-        """Whether what is done every so many steps, and after the last one, is to be done now."""
+        """Return whether work of every so many steps, and after the last one, is due now."""
         return self.state.step == self.settings.steps or (every is not None and self.state.step % every == 0)
 
     def _evaluate(self, number: int) -> dict[str, float] | None:
-        """Evaluate. Returns None where it was left: a system that stops the run may not wait for its end."""
+        """Evaluate. Return None if it was left: a system that stops the run may not wait for its end."""
         assert self.on_evaluate is not None  # the caller's own check
         self.limit.end()  # an evaluation may take as long as it likes
         self.model.eval()
@@ -367,6 +367,6 @@ class TrainingRun:
     def _standstill(self) -> str:
         return (
             f"The run has stood still after step {self.state.step} of {self.settings.steps} for longer than "
-            f"train.timeout_minutes={self.settings.timeout_minutes:g}: this process or another one hangs; "
+            f"train.timeout_minutes={self.settings.timeout_minutes:g}: this rank or another one hangs; "
             f"{self.checkpoints.intact()}; the same command with --resume resumes."
         )

@@ -1,4 +1,4 @@
-"""Plans what a recipe would take (operations, memory, time, disk) by formulas, without data or weights."""
+"""Plans the cost of a recipe (operations, memory, time, disk) by formulas, without data or weights."""
 
 import functools
 import os
@@ -45,7 +45,7 @@ class Gpu:
     float32: float  # and off them
 
     def peak(self, precision: Precision, tf32: bool = False) -> float:
-        """FLOP/s in a precision of a recipe; "no" is float32, by the tensor cores where `tf32` is allowed."""
+        """Return the FLOP/s in a precision of a recipe; "no" is float32, by the tensor cores if `tf32` is allowed."""
         if precision != "no":
             return self.half
         return self.tf32 if tf32 else self.float32
@@ -84,11 +84,11 @@ def gpu_named(name: str) -> Gpu:
 
 
 def peak_flops(device: torch.device, precision: Precision) -> float | None:
-    """Return the most FLOP/s that `device` can do in a precision of a recipe: what utilisation is a share of.
+    """Return the peak FLOP/s of `device` in a precision of a recipe, of which utilisation is a share.
 
     For a GPU it is the datasheet's number, and None for one that is not in the table, for a part of one, and for other
-    devices. float32 counts TF32's where torch is set to use it. For the CPU it is what a product of two large matrices
-    reaches with the threads of now, measured once in a process, in a quarter of a second; fp16, in which nothing is
+    devices. float32 counts TF32's if torch is set to use it. For the CPU it is the speed of a product of two large
+    matrices with the threads of now, measured once in a process, in a quarter of a second; fp16, in which nothing is
     trained there, has none.
     """
     if device.type == "cpu":
@@ -103,7 +103,7 @@ def peak_flops(device: torch.device, precision: Precision) -> float | None:
 
 @functools.cache
 def _measured(dtype: torch.dtype, threads: int) -> float:
-    """Time some products and take the fastest: what other programs take meanwhile is no limit of the processor."""
+    """Time some products and take the fastest: the load of other programs is no limit of the processor."""
     # No random numbers: they would not be there for training. Of ones no product is rare in any way.
     matrix = torch.ones(_SIZE, _SIZE, dtype=dtype)
     timer = Timer("torch.mm(matrix, matrix)", globals={"torch": torch, "matrix": matrix}, num_threads=threads)
@@ -112,7 +112,7 @@ def _measured(dtype: torch.dtype, threads: int) -> float:
 
 @dataclass
 class Memory:
-    """What a device holds at one moment of a step, in bytes."""
+    """A device's memory at one moment of a step, in bytes."""
 
     weights: float  # in float32, and copies in half precision that stay from forward to backward
     gradients: float
@@ -138,7 +138,7 @@ class Way:
 
 @dataclass(frozen=True)
 class StepLayout:
-    """Where and how a step runs."""
+    """The devices of a step, and how it is divided among them."""
 
     kind: Kind  # what several devices do together, or "single"
     devices: int
@@ -152,7 +152,7 @@ class StepLayout:
 
 
 class Plan:
-    """What a recipe would take on one or more GPUs of `GPUS`, or on this "cpu".
+    """The cost of a recipe on one or more GPUs of `GPUS`, or on this "cpu".
 
     Memory is that of training steps of layers that are not compiled (compiled ones keep less). Validation is not in
     it, which keeps nothing for gradients and takes 16,384 tokens of text or one sequence at a time, of a generated
@@ -163,8 +163,8 @@ class Plan:
         utilisation: which share of the peak the model's own operations reach.
 
     Raises:
-        ValueError: an unknown GPU; numbers that make no sense; what training refuses: a batch that cannot be divided
-            among them, or a precision in which they cannot train; or a vocabulary that only the data would tell.
+        ValueError: an unknown GPU; numbers that make no sense; a batch that cannot be divided among them, or a
+            precision in which they cannot train; or a vocabulary that only the data would tell.
     """
 
     def __init__(self, recipe: Recipe, gpu: str = CPU, gpus: int = 1, *, utilisation: float = 0.4) -> None:
@@ -241,16 +241,16 @@ class Plan:
 def vocabulary(recipe: Recipe) -> int:
     """Return the tokens of a recipe's vocabulary; "bpe" may find fewer.
 
-    Raises ValueError where only the data would tell.
+    Raises ValueError if only the data would tell.
     """
     return recipe.model.vocab_size or recipe.data.vocabulary()
 
 
 def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: bool, queries: int) -> str:
-    """Say what computes attention on a device.
+    """Name the backend that computes attention on a device.
 
     As :func:`diff_transformer.ops.backends.choose` and, for the Transformer, :mod:`diff_transformer.ops.narrow_heads`
-    and, where its documents are packed, :func:`diff_transformer.model.masks.attend_by_document` choose it.
+    and, for packed documents, :func:`diff_transformer.model.masks.attend_by_document` choose it.
     """
     is_cuda = gpu is not None and gpu.device_names.startswith("NVIDIA")  # not ROCm, which torch gives the same name
     has_kernel = explain("cpu")["cpu"] is None and is_faster()
@@ -264,7 +264,7 @@ def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: 
 
 
 def meta_model(config: DiffTransformerConfig) -> LanguageModel:
-    """Build the model on the meta device, where nothing takes memory."""
+    """Build the model on the meta device, which takes no memory."""
     with torch.device("meta"):
         return language_model_class(config)(config)
 
@@ -331,7 +331,7 @@ def visible_pairs(length: int, window: int | None) -> int:
 
 
 def planned_memory(config: DiffTransformerConfig, counts: WeightCounts, layout: StepLayout) -> Memory:
-    """Return what a device holds in the moment of a training step in which it holds most."""
+    """Return a device's memory at the peak of a training step."""
     tokens, is_fsdp = layout.sequences * layout.length, layout.kind == "fsdp"
     item_size = 2 if layout.half else FLOAT  # of a number that a matrix product reads
     share = 1 / layout.devices if is_fsdp else 1.0  # of all parameters
@@ -379,10 +379,10 @@ def planned_memory(config: DiffTransformerConfig, counts: WeightCounts, layout: 
 
 
 def layer_bytes(config: DiffTransformerConfig, backend: str, half: bool, ranks: int = 1) -> float:
-    """Return what autograd saves of a decoder layer for each token.
+    """Count the bytes that autograd saves of a decoder layer for each token.
 
-    A formula for our modules: the stream between the layers is float32, and so is what a norm saves; `half` says that
-    the matrix products run in half precision (autocast), which saves a copy of what each of them reads. `backend`
+    A formula for our modules: the stream between the layers is float32, and so are a norm's saved tensors; `half` says
+    that the matrix products run in half precision (autocast), which saves a copy of each one's input. `backend`
     computes attention: "triton", "cpu", "blockwise" or "sdpa", and for the Transformer "cpu", "sdpa" or "document",
     which is "sdpa" for one document after the other. The heads and the feed-forward network are divided among `ranks`
     (tensor parallelism).
@@ -397,12 +397,12 @@ def layer_bytes(config: DiffTransformerConfig, backend: str, half: bool, ranks: 
 
 
 def _norm_bytes(width: int) -> int:
-    """Return what an RMSNorm saves for each token: what it reads, that divided by its size, and one over the size."""
+    """Count the bytes that an RMSNorm saves for each token: its input, that over its size, and one over the size."""
     return (2 * width + 1) * FLOAT
 
 
 def _attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> float:
-    """Return what attention saves for each token, from the outputs of the projections to what W_O reads.
+    """Count the bytes that attention saves for each token, from the outputs of the projections to the input of W_O.
 
     Numbers have `size` bytes. `width` is that of all heads' outputs together (A·d but with groups), `keys` that of all
     keys; the values are as wide.
@@ -440,7 +440,7 @@ def _attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> 
 
 
 def ends_bytes(config: DiffTransformerConfig) -> float:
-    """Return what is saved outside the layers for each token: the last norm, token numbers, and the rotary tables."""
+    """Count the bytes saved outside the layers for each token: the last norm, token numbers, and the rotary tables."""
     return _norm_bytes(config.hidden_size) + 8 + 2 * head_dim(config) * FLOAT
 
 

@@ -28,25 +28,25 @@ _SPEED_SECONDS = 24 * 60 * 60
 
 
 class Progress:
-    """Shows how far a run is: this one nothing, and a subclass what it overrides. Training itself prints nothing."""
+    """Shows how far a run is: a subclass by the methods it overrides, this one nothing. Training never prints."""
 
     def start(self, total: int, description: str) -> None:
-        """A run of `total` steps begins or resumes."""
+        """Take note that a run of `total` steps begins or resumes."""
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        """`step` steps are done; `loss` is that of the last one."""
+        """Take note that `step` steps are done; `loss` is that of the last one."""
 
     def evaluated(self, step: int, results: Mapping[str, float]) -> None:
-        """The evaluation after `step` steps has these results, by the names that the log has."""
+        """Show the results of the evaluation after `step` steps, by their names in the log."""
 
     def tell(self, message: str) -> None:
-        """A message about the run: what it uses, which steps it skips."""
+        """Show a message about the run, such as its backend, or the steps it skips."""
 
     def stop(self) -> None:
-        """The run is over, whichever way it ended."""
+        """Take note that the run is over, whichever way it ended."""
 
     def run(self, name: str) -> "Progress":
-        """Make what shows one of several runs, called `name`, which may go at the same time; by default this."""
+        """Make the progress of one of several runs, called `name`, which may go at the same time; by default this."""
         return self
 
 
@@ -54,8 +54,8 @@ class RunProgress(Progress):
     """Shows runs on a console. A run that has ended leaves a line.
 
     Args:
-        console: where to; a bar is drawn if it is a terminal.
-        seconds: between two lines of a run where there is no bar.
+        console: the console; a bar is drawn if it is a terminal.
+        seconds: between two lines of a run if there is no bar.
     """
 
     def __init__(self, console: Console, seconds: float = LOG_SECONDS) -> None:
@@ -126,7 +126,7 @@ class RunProgress(Progress):
 
 
 def default_progress() -> Progress:
-    """Make what shows a run where nobody has said: lines below the cell in a notebook, elsewhere nothing."""
+    """Make the default progress of a run: lines below the cell in a notebook, elsewhere nothing."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if not hasattr(shell, "kernel"):
         return Progress()
@@ -136,8 +136,8 @@ def default_progress() -> Progress:
 class Metrics:
     """Writes the metrics of a run into a file, as lines of JSON, and into the folder of TensorBoard.
 
-    Those of steps after `step`, the last one that is done, are removed first. A context manager, which closes both.
-    Where several processes train one model, only the first makes one: the others do not even load TensorBoard.
+    Those of steps after `step`, the last one that is done, are removed first. A context manager, which closes both. If
+    several ranks train one model, only rank 0 makes one: the others do not even load TensorBoard.
     """
 
     def __init__(self, lines: Path, tensorboard: Path, step: int) -> None:
@@ -152,7 +152,7 @@ class Metrics:
         self._thread_errors, threading.excepthook = threading.excepthook, self._print_thread_error
 
     def log(self, line: dict[str, Any]) -> None:
-        """Write numbers and remarks by name, with the step under "step". Raises OSError, as where the disk is full.
+        """Write numbers and remarks by name, with the step under "step". Raises OSError, as on a full disk.
 
         A list holds a number for each layer, and TensorBoard draws a curve of each. None means that there is no such
         number, and TensorBoard gets none. A number that is not finite is null in the lines, as JSON has no other way.
@@ -203,7 +203,7 @@ class Metrics:
 def peak_memory(device: torch.device) -> int | None:
     """Return the most bytes that were in use at a time: by tensors on a CUDA device, elsewhere by this process.
 
-    None where the system keeps no record of it, as only Linux does.
+    None if the system keeps no record of it, as only Linux does.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -215,7 +215,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def _bytes_to_keep(lines: Path, step: int) -> int:
-    """Where the complete lines about steps up to `step` end."""
+    """Return the end of the complete lines about steps up to `step`, in bytes."""
     end = 0
     with lines.open("rb") as file, suppress(ValueError):  # a power cut may leave anything in the file's place
         for line in file:

@@ -1,4 +1,4 @@
-"""Reads recipes, strict YAML files that say what is trained, on what, and how."""
+"""Reads recipes, strict YAML files with the settings of model, data and training."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ Precision = Literal["no", "bf16", "fp16"]
 
 
 def _yaml() -> Any:
-    """Make what reads and writes YAML 1.2, in which 2e-3 is a number and `no` is text."""
+    """Make the reader and writer of YAML 1.2, in which 2e-3 is a number and `no` is text."""
     yaml: Any = YAML(typ="safe", pure=True)
     yaml.allow_unicode, yaml.sort_base_mapping_type_on_output = True, False
     return yaml
@@ -33,7 +33,7 @@ def _yaml() -> Any:
 def read_yaml(text: str) -> Any:
     """Parse one YAML document.
 
-    Raises ValueError where the text is not YAML, gives a key twice, or holds what Python cannot: lists in lists too
+    Raises ValueError if the text is not YAML, gives a key twice, or holds values that Python cannot: lists in lists too
     deep, a number of thousands of digits.
     """
     try:
@@ -66,8 +66,8 @@ def _trainable(attention_type: str) -> str:
 class ModelRecipe(Section):
     """The model; the names are those of `DiffTransformerConfig`, and docs/training.md explains each.
 
-    A DIFF Transformer and its baseline differ in `attention_type` alone. What is left out is derived: the number of the
-    Transformer's heads from `head_dim`, the positions from the length of the training sequences.
+    A DIFF Transformer and its baseline differ in `attention_type` alone. A setting left out is derived: the number of
+    the Transformer's heads from `head_dim`, the positions from the length of the training sequences.
     """
 
     attention_type: Annotated[str, AfterValidator(_trainable)] = "diff"
@@ -98,7 +98,7 @@ class ModelRecipe(Section):
 
     @property
     def heads(self) -> int:
-        """The Transformer's attention heads. Raises ValueError where the settings do not tell them."""
+        """The Transformer's attention heads. Raises ValueError if the settings do not tell them."""
         if self.num_attention_heads is not None:
             return self.num_attention_heads
         if self.head_dim is None:
@@ -112,7 +112,7 @@ class ModelRecipe(Section):
 
 
 class TrainRecipe(Section):
-    """How to train; docs/training.md explains each setting. What is counted is steps of the optimizer."""
+    """How to train; docs/training.md explains each setting. Counts are of optimizer steps."""
 
     steps: Count
     learning_rate: Positive
@@ -182,7 +182,7 @@ def load_recipe(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str]
     """Load a recipe from a file, from its plain settings, or one that is shipped by its bare name ("tiny").
 
     `overrides` replace these settings, "train.steps=100"; values are YAML, and the last of one key counts. Raises
-    FileNotFoundError, or ValueError where the file is not YAML, or a key or value is not allowed.
+    FileNotFoundError, or ValueError if the file is not YAML, or a key or value is not allowed.
     """
     settings: Any
     if isinstance(recipe, Mapping):
@@ -206,9 +206,9 @@ def load_recipe(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str]
 
 
 def is_recipe(path: Path) -> bool:
-    """Whether a YAML file has a recipe's sections, which other programs' files of the same name have not.
+    """Return whether a YAML file has a recipe's sections, which other programs' files of the same name have not.
 
-    Raises ValueError where the file is not YAML.
+    Raises ValueError if the file is not YAML.
     """
     settings = _read_file(path)
     return isinstance(settings, dict) and {"model", "data", "train"} <= settings.keys()
@@ -262,7 +262,7 @@ def build_config(
     """Make the configuration of a recipe's model, whose vocabulary is that of the data unless the recipe pads it.
 
     The end of text of a `tokenizer` becomes the model's, to start and to end with. Not to pad with: transformers leaves
-    the embedding of a padding token untrained, and this one is met in training. Raises ValueError where the vocabulary
+    the embedding of a padding token untrained, and this one is met in training. Raises ValueError if the vocabulary
     is larger than the recipe's, or sizes do not fit each other.
     """
     model = recipe.model
@@ -324,7 +324,7 @@ def _explain(error: ValidationError, source: str) -> str:
 
 
 def _suggestion(key: str, kind: str | None) -> str:
-    """Write the end of a message about an unknown key; where the kind of data is not known, any may have been meant."""
+    """Write the end of a message about an unknown key; if the kind of data is not known, any may have been meant."""
     data = [KINDS[kind]] if kind in KINDS else list(KINDS.values())
     sections: dict[str, list[type[BaseModel]]] = {"model": [ModelRecipe], "data": [*data], "train": [TrainRecipe]}
     inner = [f"{name}.{field}" for name, each in sections.items() for section in each for field in section.model_fields]

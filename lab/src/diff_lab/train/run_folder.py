@@ -1,4 +1,4 @@
-"""Decides which run may write into an output folder, and deletes what an overwritten run has left there."""
+"""Decides which run may write into an output folder, and deletes the files of an overwritten run."""
 
 import shutil
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
     """Check that a run of `recipe` may have `folder` and can start from the model it names. Changes nothing.
 
     Returns whether a run in the folder is resumed rather than begun. Raises ValueError, FileNotFoundError or
-    FileExistsError, whose message says what to do.
+    FileExistsError, whose message names the way out.
     """
     if resume and overwrite:
         raise ValueError("A run is either resumed or overwritten, not both.")
@@ -72,14 +72,14 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
             )
         if (folder / MODEL).is_dir() and not present_folders(folder / CHECKPOINTS, "*"):
             raise FileExistsError(
-                f"The run in {str(folder)!r} is finished and has no checkpoints any more, so there is nothing to go on "
-                f"from: its model is in {str(folder / MODEL)!r}, and --overwrite (overwrite=True) trains it anew."
+                f"The run in {str(folder)!r} is finished and has no checkpoints any more to resume from: its model "
+                f"is in {str(folder / MODEL)!r}, and --overwrite (overwrite=True) trains it anew."
             )
         return True
     if is_run and not overwrite:
         raise FileExistsError(
             f"The output folder {str(folder)!r} already holds a run; "
-            "choose another --output (in Python output_dir), go on with --resume (resume=True), or replace it with "
+            "choose another --output (in Python output_dir), resume it with --resume (resume=True), or replace it with "
             "--overwrite (overwrite=True)."
         )
     if not is_run and folder.exists() and not (folder.is_dir() and {p.name for p in folder.iterdir()} <= _BEGUN):
@@ -96,7 +96,7 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
 def begin_run_folder(folder: Path, recipe: Recipe) -> None:
     """Prepare `folder`, which `check_run_folder` has allowed, for a new run of `recipe`.
 
-    Overwriting deletes what a run writes and nothing else, and only where a run has written `recipe.yaml`.
+    Overwriting deletes the files of a run and nothing else, and only if a run has written `recipe.yaml`.
     """
     if is_run_folder(folder):
         for path in (folder / name for name in _OURS):
@@ -124,7 +124,7 @@ def require_run_folder(folder: Path) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Keep every other process from training in `folder` until the block, or this process, ends.
 
-    Raises ValueError where another one trains there now. Folders that are made for the lock and stay empty are removed.
+    Raises ValueError if another one trains there now. Folders that are made for the lock and stay empty are removed.
     """
     created = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -147,6 +147,6 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Whether a training run has written this folder."""
+    """Return whether a training run has written this folder."""
     recipe = folder / RECIPE
     return recipe.is_file() and recipe.read_text(encoding="utf-8-sig", errors="replace").startswith(_HEADING)

@@ -1,4 +1,4 @@
-"""Makes what a recipe trains: its data, a model with its first weights, drawn or loaded, and examples of its task."""
+"""Makes the parts of a training: data, a model with its first weights, drawn or loaded, and examples of the task."""
 
 import hashlib
 import json
@@ -56,8 +56,8 @@ def build_model(recipe: Recipe, data: Data, *, init_from: bool = True, without_w
     It is a causal one, or the encoder that data with hidden tokens train.
 
     Args:
-        init_from: whether to load the weights that the recipe names in `init_from`. Not where a checkpoint's are loaded
-            afterwards: a run resumes without what it was started from.
+        init_from: whether to load the weights that the recipe names in `init_from`. Not if a checkpoint's are loaded
+            afterwards: a run resumes without the model it was started from.
         without_weights: leave weights that would be drawn to a later :func:`draw_weights`: the model is on the meta
             device, so that no process holds all of one that is to be sharded.
 
@@ -80,8 +80,8 @@ def build_model(recipe: Recipe, data: Data, *, init_from: bool = True, without_w
 def draw_weights(model: LanguageModel, seed: int) -> None:
     """Draw the first weights of each module from a stream of its own, named by the seed and the module.
 
-    So whatever two models have in common starts with identical numbers, although one of them has modules that the other
-    lacks. Where weights are sharded, every rank draws all of a module and keeps its part, module by module.
+    So modules that two models have in common start with identical numbers, although one of them has modules that the
+    other lacks. If weights are sharded, every rank draws all of a module and keeps its part, module by module.
     """
     with torch.random.fork_rng(devices=[]):
         for name, module in model.named_modules():
@@ -123,7 +123,7 @@ def _load_initial_weights(
 
 
 def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None) -> Path | None:
-    """Raise an error if a recipe's model cannot start from what it names: what the recipe has to change, or why not.
+    """Raise an error if a recipe's model cannot start from its `init_from`, with the setting to change, or the reason.
 
     The model's configuration may be known already. Reads no weights, and needs no data. Returns the folder that the
     recipe names, if it names one.
@@ -221,7 +221,7 @@ def _examples(data: Data) -> dict[str, Any] | None:
 
 
 def _questions(task: RetrievalBatches) -> list[dict[str, Any]]:
-    """Sequences up to their first query, since the answers to earlier queries are in view of a later one."""
+    """Cut sequences after their first query, since the answers to earlier queries are in view of a later one."""
     count = max(1, min(_MOST_SEQUENCES, _MOST_TOKENS // task.length))
     sample, words = task.sample(count, seed=0), task.words()
     questions = []
@@ -236,7 +236,7 @@ def _questions(task: RetrievalBatches) -> list[dict[str, Any]]:
 
 
 def _question(number: int, document: NeedleDocument, tokenizer: Any) -> dict[str, Any]:
-    """A document up to the answer's number. Where its text alone has other tokens, the answer is not marked."""
+    """Cut a document before the answer's number. If its text alone has other tokens, the answer is not marked."""
     query, (begin, end) = document.query_positions[0], document.answer_spans[0]
     tokens = list(document.tokens[: query + 1])
     text = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)

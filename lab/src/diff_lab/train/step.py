@@ -17,7 +17,7 @@ from diff_lab.train.recipe import TrainRecipe
 def prefetched(
     batch_of: Callable[[int], dict[str, Tensor]], first: int, last: int
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """The steps `first` … `last` with their batches. A thread makes the next batch during a step."""
+    """Yield the steps `first` … `last` with their batches. A thread makes the next batch during a step."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(batch_of, first)
         for step in range(first, last + 1):
@@ -50,12 +50,12 @@ def backward(
 
 
 def split_rows(rows: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
-    """Rows of a batch in equal parts."""
+    """Split the rows of a batch into equal parts."""
     return [{name: tensor.chunk(parts)[part] for name, tensor in rows.items()} for part in range(parts)]
 
 
 def loss_of_rows(call: nn.Module, rows: dict[str, Tensor], items: Tensor, context: DistributedContext) -> Tensor:
-    """The summed loss of some rows of a batch, divided by `items`, the number of targets that it is averaged over."""
+    """Compute the summed loss of some rows of a batch, divided by `items`, the number of targets in the average."""
     with context.autocast():
         loss: Tensor = call(
             **context.model_inputs(rows), num_items_in_batch=items, use_cache=False, chunked_loss=True
@@ -64,9 +64,9 @@ def loss_of_rows(call: nn.Module, rows: dict[str, Tensor], items: Tensor, contex
 
 
 def build_optimizers(model: nn.Module, recipe: TrainRecipe) -> list[torch.optim.Optimizer]:
-    """AdamW for everything, or Muon for the matrices inside the layers and AdamW for the rest.
+    """Build AdamW for everything, or Muon for the matrices inside the layers and AdamW for the rest.
 
-    Weight decay is on matrices, but not on embeddings and not on what makes λ; norm weights are no matrices. Muon's
+    Weight decay is on matrices, but not on embeddings and not on parameters of λ; norm weights are no matrices. Muon's
     steps are scaled to the size of AdamW's ("match_rms_adamw"), so both take the same learning rate and decay.
     """
     beta1, beta2 = recipe.betas
@@ -102,7 +102,7 @@ def build_optimizers(model: nn.Module, recipe: TrainRecipe) -> list[torch.optim.
 
 
 def learning_rate(step: int, recipe: TrainRecipe) -> float:
-    """The learning rate of a step in 1 … `steps`.
+    """Return the learning rate of a step in 1 … `steps`.
 
     It climbs in a straight line to `learning_rate` at step `warmup_steps`. From there it falls to `learning_rate` ·
     `final_learning_rate` at the last step, in a line or half a cosine wave; or it stays, with "warmup_stable_decay"

@@ -40,7 +40,7 @@ if hasattr(os, "register_at_fork"):
 
 @functools.cache
 def _load_kernel() -> BuildError | None:
-    """Load the kernel, which compiles it if nobody has yet; the reason where that cannot be."""
+    """Load the kernel, which compiles it if nobody has yet; return the reason if that fails."""
     error = unavailable_reason()
     if error is not None:
         return error
@@ -62,7 +62,7 @@ def _kernel_error() -> BuildError | None:
 
 @functools.cache
 def _warn_of_fallback(error: str) -> None:
-    """Said once in a process."""
+    """Warn once in a process."""
     warnings.warn(
         f"diff_attention takes the backend 'blockwise' instead of its fused CPU kernel: {error}. {SWITCH}=0 in the "
         "environment switches the kernel and this warning off.",
@@ -75,14 +75,14 @@ def _warn_of_fallback(error: str) -> None:
 
 @torch.compiler.assume_constant_result
 def reason_against_cpu_kernel() -> str | None:
-    """Why the kernel cannot run in this process, or None. May compile it."""
+    """Return why the kernel cannot run in this process, or None. May compile it."""
     error = _kernel_error()
     return None if error is None else str(error)
 
 
 @torch.compiler.assume_constant_result
 def available_to_auto() -> bool:
-    """Whether the kernel can run in this process; the first time it should and cannot, a warning says why."""
+    """Return whether the kernel can run in this process; the first time it should and cannot, a warning says why."""
     error = _kernel_error()
     if error is not None and not isinstance(error, KernelDisabledError):
         _warn_of_fallback(str(error))
@@ -91,7 +91,9 @@ def available_to_auto() -> bool:
 
 @functools.cache
 def is_faster() -> bool:
-    """Whether the kernel is faster than ``blockwise``: not on x86 without AVX2, where at::vec has no vectors."""
+    """Return whether the kernel is faster than ``blockwise``: not on x86 without AVX2, as at::vec lacks vectors
+    there.
+    """
     x86 = platform.machine() in ("x86_64", "AMD64")
     return not x86 or torch.backends.cpu.get_cpu_capability() != "DEFAULT"
 
@@ -137,8 +139,8 @@ def decode_fast_path(
         backend: the name that the caller of the operator gave.
 
     Returns:
-        What the operator returns. None where a gradient is needed, for a request that cannot be answered or asks for
-        more than the kernel's own checks know, and before the kernel has been loaded.
+        The operator's result. None if a gradient is needed, for a request that cannot be answered or asks for more than
+        the kernel's own checks know, and before the kernel has been loaded.
     """
     if backend not in _loaded or torch.is_grad_enabled() or not may_skip_dispatcher():
         return None
@@ -161,7 +163,7 @@ def decode_fast_path(
 
 
 def cpu_attention(request: Request, norm: Norm | None = None) -> Tensor:
-    """(A1 − λA2) V, (B, H, N, dv), and the norm of it where there is one, by the kernel.
+    """Compute (A1 − λA2) V, (B, H, N, dv), and the norm of it if there is one, by the kernel.
 
     :func:`reason_against_cpu_kernel` has loaded it.
     """
@@ -179,7 +181,7 @@ def cpu_attention(request: Request, norm: Norm | None = None) -> Tensor:
 
 
 def _few_normed(request: Request, norm: Norm) -> Tensor | None:
-    """As :func:`decode_fast_path` answers: a call that is the first, or not in its form, shall give the same bits."""
+    """Answer as :func:`decode_fast_path`: a call that is the first, or not in its form, shall give the same bits."""
     *fields, segment_bounds = request
     if (
         segment_bounds is not None

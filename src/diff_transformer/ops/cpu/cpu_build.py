@@ -2,8 +2,8 @@
 
 A separate process compiles in a work folder, and loads the result to try it. Only then is the library moved into the
 cache, in one step: no process can meet half a library, and the calling process keeps its environment and warnings.
-Everything that decides the machine code is in the name of the folder, so a library in it is never out of date.
-A library that others could have written is not loaded, and none is compiled where they can (``extension_cache.py``).
+Everything that decides the machine code is in the name of the folder, so a library in it is never out of date. A
+library that others could have written is not loaded, and none is compiled if they can (``extension_cache.py``).
 """
 
 import contextlib
@@ -76,9 +76,8 @@ class Build:
 
 
 def compiler_flags(capability: str) -> tuple[str, ...]:
-    """What ``at::vec`` needs to be compiled for ``capability``, as ``torch.backends.cpu`` calls it.
-
-    The C++ standard is left to ``cpp_extension``, which knows what its torch needs.
+    """Return the flags that ``at::vec`` needs for ``capability``, as ``torch.backends.cpu`` calls it. The C++ standard
+    is left to ``cpp_extension``, which knows that of its torch.
     """
     # A maximum of rounded scores is subtracted from them: a product that the compiler fused into the difference would
     # not be rounded, and large scores would lie above their maximum.
@@ -96,7 +95,7 @@ def compiler_flags(capability: str) -> tuple[str, ...]:
 
 
 def describe() -> Build:
-    """The build that this process needs; a BuildError where there can be none."""
+    """Describe the build that this process needs. Raises BuildError if there can be none."""
     if sys.platform not in ("linux", "darwin"):
         raise KernelDisabledError(f"the fused kernel is for Linux and macOS, this is {platform.system()}")
     sources = tuple(sorted(path for path in SOURCES.glob("*") if path.suffix in (".cpp", ".h")))
@@ -114,7 +113,7 @@ def describe() -> Build:
 
 
 def unavailable_reason() -> BuildError | None:
-    """Why the kernel cannot be had, as far as that is known without compiling anything; or None."""
+    """Return why the kernel cannot be had, as far as that is known without compiling anything; or None."""
     if os.environ.get(SWITCH) == "0":
         return KernelDisabledError(f"it is switched off by {SWITCH}=0")
     try:
@@ -128,7 +127,7 @@ def unavailable_reason() -> BuildError | None:
 
 
 def status() -> str:
-    """Where the kernel stands, in words, without compiling anything."""
+    """Describe the state of the kernel in words, without compiling anything."""
     reason = unavailable_reason()
     if reason is not None:
         return f"not used: {reason}"
@@ -139,7 +138,7 @@ def status() -> str:
 
 
 def load() -> None:
-    """Load the library into this process, compiling it first where the cache does not hold it.
+    """Load the library into this process, compiling it first if the cache does not hold it.
 
     A BuildError says why it cannot be had. A build that failed before is not tried again: :func:`compile_library` does.
     """
@@ -154,16 +153,15 @@ def load() -> None:
 
 
 def compile_library(*, force: bool = False) -> tuple[Build, float | None]:
-    """Compile the library if it is not in the cache, or in any case with ``force``; a BuildError where that fails.
-
-    Returns the build, and the seconds that it took: None where the library was there already.
+    """Compile the library if it is not in the cache, or in any case with ``force``. Raises BuildError if that fails.
+    Return the build, and the seconds that it took: None if the library was there already.
     """
     build = describe()
     return build, _compile_if_missing(build, force=force, again=True)
 
 
 def _compile_if_missing(build: Build, *, force: bool = False, again: bool = False) -> float | None:
-    """The seconds that compiling took, or None where the library was there, and is loaded now."""
+    """Compile if need be; return the seconds, or None if the library was there, and is loaded now."""
     if not force and _loads(build):
         return None
     with _build_lock(build):
@@ -175,13 +173,13 @@ def _compile_if_missing(build: Build, *, force: bool = False, again: bool = Fals
 
 
 def _is_there(build: Build) -> bool:
-    """Whether the library is in the cache. Raises as :func:`_refuse_unsafe` does."""
+    """Return whether the library is in the cache. Raises as :func:`_refuse_unsafe` does."""
     _refuse_unsafe(build)
     return build.library.is_file()
 
 
 def _refuse_unsafe(build: Build) -> None:
-    """Raises BuildError where somebody else could have written the library, or could replace one written now."""
+    """Raise BuildError if somebody else could have written the library, or could replace one written now."""
     try:
         reason = refusal(build.library)
     except OSError as error:
@@ -203,7 +201,7 @@ def _loads(build: Build) -> bool:
 
 @contextlib.contextmanager
 def _build_lock(build: Build) -> Iterator[None]:
-    """A lock among processes. The operating system takes it from a process that ends, however it ends."""
+    """Hold a lock among processes. The operating system takes it from a process that ends, however it ends."""
     import fcntl  # not there on Windows
 
     with contextlib.ExitStack() as stack:
@@ -225,7 +223,7 @@ def _build_lock(build: Build) -> Iterator[None]:
 
 
 def _compile(build: Build) -> float:
-    """Compile, and put the library in its place; the seconds that it took. The caller holds the lock."""
+    """Compile, and put the library in its place; return the seconds that it took. The caller holds the lock."""
     compiler, environment = _find_tools()
     _announce("compiling the CPU kernel: twenty seconds to two minutes, once for this torch and this kind of processor")
     start = time.perf_counter()
@@ -254,7 +252,7 @@ def _compile(build: Build) -> float:
 
 
 def _run_compiler(build: Build, work: Path, environment: dict[str, str]) -> int:
-    """The exit code of the compiling process. All that it and the compiler say goes to the log in ``work``."""
+    """Return the exit code of the compiling process. All that it and the compiler say goes to the log in ``work``."""
     arguments = {
         "name": LIBRARY,
         "sources": [str(path) for path in build.sources if path.suffix == ".cpp"],
@@ -293,7 +291,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _find_tools() -> tuple[Path, dict[str, str]]:
-    """The compiler, and the environment to compile in; a BuildError names the tool that is missing."""
+    """Return the compiler, and the environment to compile in; a BuildError names the tool that is missing."""
     from importlib.util import find_spec
 
     environment = {**os.environ, "LC_ALL": "C"}  # the log is searched for "error:"
@@ -322,7 +320,7 @@ def _find_tools() -> tuple[Path, dict[str, str]]:
 
 
 def _words(variable: str) -> list[str]:
-    """What an environment variable holds, as a shell would split it."""
+    """Split the content of an environment variable as a shell would."""
     value = os.environ.get(variable, "")
     try:
         return shlex.split(value)
@@ -331,7 +329,7 @@ def _words(variable: str) -> list[str]:
 
 
 def _reason(build: Build, linked: bool) -> str:
-    """Why a build failed, from its log."""
+    """Return why a build failed, from its log."""
     lines = [line.strip() for line in build.log.read_text(encoding="utf-8", errors="replace").splitlines()]
     errors = [line for line in lines if re.search(r"\berror: ", line)] or [  # the compiler's, or else Python's
         line for line in lines if re.match(r"[\w.]+Error: ", line)
@@ -348,7 +346,7 @@ def _reason(build: Build, linked: bool) -> str:
 
 
 def _raise_earlier_failure(build: Build) -> None:
-    """Raises BuildError where this build has failed before, with the compiler that it would have now."""
+    """Raise BuildError if this build has failed before, with the compiler that it would have now."""
     try:
         failure = json.loads(build.failure.read_text(encoding="utf-8"))
         if failure["compiler"] == _identity(_find_tools()[0]):
@@ -358,7 +356,7 @@ def _raise_earlier_failure(build: Build) -> None:
 
 
 def _identity(compiler: Path) -> str:
-    """Another compiler, or another version of it, deserves a try."""
+    """Identify the compiler: another one, or another version of it, deserves a try."""
     return f"{os.environ.get('CXX', '')} {compiler.resolve()} {compiler.stat().st_mtime_ns}"
 
 

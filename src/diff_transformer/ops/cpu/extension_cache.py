@@ -1,4 +1,4 @@
-"""Says where torch's extension cache is, and who can change what lies in it.
+"""Finds torch's extension cache, and says who can change its files.
 
 To load a library is to run it, so whoever can write to it, or put another in its place, runs code as its user.
 """
@@ -14,7 +14,7 @@ import torch._appdirs
 
 
 def cache_folder() -> Path:
-    """The folder of torch's extension cache. ``torch.utils.cpp_extension`` says the same, but takes long to import."""
+    """Return torch's extension cache folder, as ``torch.utils.cpp_extension`` does, which takes long to import."""
     named = os.environ.get("TORCH_EXTENSIONS_DIR")
     if named is not None:
         return Path(named).absolute()
@@ -29,13 +29,13 @@ def cache_folder() -> Path:
 
 
 def refusal(library: Path) -> str | None:
-    """Why ``library``, an absolute path without symbolic links to its folder, must be neither loaded nor written.
+    """Return why ``library``, an absolute path without links to its folder, must be neither loaded nor written.
 
-    It is a sentence without its full stop, with the remedy; an OSError where a folder on the way cannot be entered.
+    It is a sentence without its full stop, with the remedy; an OSError if a folder on the way cannot be entered.
 
     The rule is ssh's for its keys: the file, its folder and all folders above belong to this user or to root, and
     nobody else may write to them. Above the library's own folder a sticky one, such as /tmp, may be open to everybody:
-    there, nobody can rename or remove what belongs to others. What does not exist yet is left out.
+    there, nobody can rename or remove the files of others. A path that does not exist yet is left out.
     """
     trusted_users = {0, os.geteuid()}
     real = Path(os.path.realpath(library))  # where the library is a link, both ends of it count

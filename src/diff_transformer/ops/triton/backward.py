@@ -1,13 +1,13 @@
 """Computes all gradients (Appendix G, Equation 7).
 
-The first kernel undoes the norm and finds the row sums rowsum(P_c ⊙ dP) = dO · (A_c V) from what the forward saved; one
-of them is also the gradient of λ. The second adds up dK and dV of a block of keys over the queries, the third dQ of a
+The first kernel undoes the norm and finds the row sums rowsum(P_c ⊙ dP) = dO · (A_c V) from the saved tensors; one of
+them is also the gradient of λ. The second adds up dK and dV of a block of keys over the queries, the third dQ of a
 block of queries over the keys. Both compute the maps again from the log-sums, and dP = dO·Vᵀ once for both maps. None
 of them uses atomics, so the same input gives the same bits.
 
-Where a group of signal heads shares a noise map, a launch takes one map alone (MAPS is 1). The output is linear in
-A2·V, so the gradient that arrives at the noise map is −Σ λ dO over its group. The first kernel computes that, and from
-there on the noise map is a head like the others.
+If a group of signal heads shares a noise map, a launch takes one map alone (MAPS is 1). The output is linear in A2·V,
+so the gradient that arrives at the noise map is −Σ λ dO over its group. The first kernel computes that, and from there
+on the noise map is a head like the others.
 """
 
 import triton
@@ -41,7 +41,7 @@ def rows_kernel(
     grad_batch, grad_head, grad_row, out_batch, out_head, out_row, lam_batch, lam_head, lam_row,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, QUERIES: tl.constexpr, HAS_NORM: tl.constexpr, RATIO: tl.constexpr,
 ):  # fmt: skip
-    """Through the norm: ``grad_plain``, and this block's part of ``grad_weight`` (programs, DV). And the row sums.
+    """Go back through the norm: ``grad_plain``, this block's part of ``grad_weight`` (programs, DV), and the row sums.
 
     RATIO heads share A2·V. If several do, the gradient of that, ``grad_noise`` (B, heads / RATIO, N, DV) contiguous, is
     added up, and its row sum goes to ``noise_sums``; if not, each head has both of its row sums in ``row_sums``.
@@ -107,7 +107,7 @@ def keys_kernel(
     IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, PRECISION: tl.constexpr, MAPS: tl.constexpr, RATIO: tl.constexpr,
 ):  # fmt: skip
-    """dK (B, H_kv, 2 or 1, S, D) and dV (B, H_kv, S, DV): a block of keys of one key head, over all its queries.
+    """Compute dK (B, H_kv, 2 or 1, S, D) and dV (B, H_kv, S, DV) of a block of keys of one key head, over all queries.
 
     OF_KEYS, OF_VALUES: which of the two; wide heads take two launches, whose sums fit in registers. RAGGED: N is no
     multiple of QUERIES. Tiles of scores are (keys, queries).
@@ -214,7 +214,7 @@ def _over_keys(
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr, MAPS: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of keys into dQ of a block of queries, without scale and −λ, which are one to a row."""
+    """Add blocks of keys into dQ of a block of queries, without scale and −λ, which are one to a row."""
     grad_q1, grad_q2 = state
     log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2 = sums
     query1, query2, grad, keys1, keys2, values = inputs
@@ -251,7 +251,7 @@ def queries_kernel(
     HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr,
     PRECISION: tl.constexpr, MAPS: tl.constexpr, RATIO: tl.constexpr,
 ):  # fmt: skip
-    """dQ (B, H, 2, N, D): a block of queries of one head. MAPS and RATIO as of :func:`keys_kernel`."""
+    """Compute dQ (B, H, 2, N, D) of a block of queries of one head. MAPS and RATIO as of :func:`keys_kernel`."""
     batch, head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
     block = tl.program_id(0)
     if IS_CAUSAL:  # the longest rows first

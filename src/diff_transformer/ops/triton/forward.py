@@ -3,8 +3,8 @@
 One pass reads K and V once and keeps a running sum for each map. Two passes find both maps' sums first and then
 multiply P1 − λP2 with V, with one accumulator instead of two: for wide values, where two would not fit in registers.
 
-Where a group of signal heads shares a noise map, a launch takes one map alone (MAPS is 1): first A2·V of each group,
-then A1·V of each signal head, from which λ times the former is subtracted before the norm.
+If a group of signal heads shares a noise map, a launch takes one map alone (MAPS is 1): first A2·V of each group, then
+A1·V of each signal head, from which λ times the former is subtracted before the norm.
 
 While decoding, a few queries meet a long cache, whose keys and values are read once each. The cache is cut into parts,
 so that few heads keep the whole device busy; each part has its own softmax of both maps, and a second kernel puts the
@@ -36,8 +36,8 @@ from diff_transformer.ops.triton.tiles import (
 
 @triton.jit
 def update_softmax(scores, old_max, total):
-    """One step of the online softmax: the weights below the new maximum, that maximum, the sum of all weights so far,
-    and the factor by which the earlier ones shrink.
+    """Make one step of the online softmax: the weights below the new maximum, that maximum, the sum of all weights so
+    far, and the factor by which the earlier ones shrink.
     """
     new_max = tl.maximum(old_max, tl.max(scores, 1))
     finite_max = tl.where(new_max == float("-inf"), 0.0, new_max)  # a row that has seen nothing yet stays at weight 0
@@ -67,7 +67,7 @@ def _online_softmax(
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr,
     MAPS: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of keys into the running softmax of both maps (or the first), and with VALUES into products with V."""
+    """Add blocks of keys into the running softmax of both maps (or the first), and with VALUES into products with V."""
     max1, max2, total1, total2, sum1, sum2 = state
     query1, query2, keys1, keys2, values = inputs
     HIDES: tl.constexpr = VALUES and (EDGE or MASK != 0)  # from some queries of the block what others see
@@ -101,7 +101,7 @@ def _second_pass(
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(P1 − λP2) V over blocks of keys, added to ``total``, with the factor of :func:`narrowed`."""
+    """Add (P1 − λP2) V over blocks of keys to ``total``, with the factor of :func:`narrowed`."""
     log_sum1, log_sum2, residue1, residue2, lam = sums
     query1, query2, keys1, keys2, values = inputs
     first, last = steps_of(ranges, KEYS, EDGE)
@@ -125,13 +125,13 @@ def _second_pass(
 
 @triton.jit
 def inverse(total):
-    """1 / total, and 0 where that is 0."""
+    """Compute 1 / total, and 0 for a total of 0."""
     return tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
 
 
 @triton.jit
 def log_sum(row_max, total):
-    """log2 of the sum of exponentials, and what rounding took from it; +∞ for a row that sees nothing: weights of 0."""
+    """Compute log2 of the sum of exponentials, and its rounding error; +∞ for a row that sees nothing: weights of 0."""
     log_total = tl.log2(tl.where(total > 0, total, 1.0))
     rounded = row_max + log_total
     seen = total > 0
@@ -141,7 +141,7 @@ def log_sum(row_max, total):
 
 @triton.jit
 def normalised(rows, weight, eps, factor, DV: tl.constexpr, BLOCK_DV: tl.constexpr):
-    """factor · RMSNorm(rows) · weight over the DV channels, and 1 / √(mean square + eps)."""
+    """Compute factor · RMSNorm(rows) · weight over the DV channels, and 1 / √(mean square + eps)."""
     channels = tl.arange(0, BLOCK_DV)
     inverse_norm = tl.rsqrt(tl.sum(rows * rows, 1) / DV + eps)
     scale = tl.load(weight + channels, mask=channels < DV, other=0.0).to(tl.float32) * factor
@@ -162,10 +162,10 @@ def forward_kernel(
     HAS_NORM: tl.constexpr, SAVE: tl.constexpr, TWO_PASSES: tl.constexpr, PRECISION: tl.constexpr,
     MAPS: tl.constexpr, RATIO: tl.constexpr, SUBTRACTS: tl.constexpr,
 ):  # fmt: skip
-    """A block of queries of one head.
+    """Attend with a block of queries of one head.
 
-    SAVE: write for the backward both log-sums, A2·V (``a2_v``) and with a norm the output before it (``plain``) and
-    what it was divided by. ``out``, ``plain`` and ``a2_v`` share their strides.
+    SAVE: write for the backward both log-sums, A2·V (``a2_v``) and with a norm the output before it (``plain``) and its
+    divisor. ``out``, ``plain`` and ``a2_v`` share their strides.
 
     With MAPS of 1 only the first map is computed. RATIO heads are side by side on the axis of maps of q. With SUBTRACTS
     they share the A2·V in ``a2_v`` (B, heads / RATIO, N, DV), which is read, contiguous. Of a log-sum there is one.
@@ -266,9 +266,9 @@ def forward_kernel(
 def lengths_kernel(
     mask, lengths, s, mask_rows, mask_batch, mask_query, mask_key, MASK: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
-    """``lengths`` (B, 2): the first key that the mask leaves to any query of a sequence, and the one past the last.
+    """Find ``lengths`` (B, 2): the first key that the mask leaves to any query of a sequence, and one past the last.
 
-    The device finds them, so that a CUDA graph of decoding into a cache of fixed size reads what is in use by then.
+    The device finds them, so that a CUDA graph of decoding into a cache of fixed size reads the slots in use by then.
     """
     batch = tl.cast(tl.program_id(0), tl.int64)
     mask += batch * mask_batch
@@ -296,7 +296,7 @@ def _load_values(
     values, mask, first, low, high, stride, mask_key,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """(ROWS, BLOCK): values first …, with zeros for those that the one query does not see, which are not even read.
+    """Load values first …, (ROWS, BLOCK), with zeros for those that the one query does not see, which are not read.
 
     A weight of 0 would not do, as 0 · NaN is NaN. Scores are selected and not multiplied: keys need nothing like it.
     """
@@ -314,7 +314,7 @@ def _load_values(
 
 @triton.jit
 def _load_queries(q, offsets, exists, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """(ROWS, BLOCK): the queries at these offsets, and 0 for rows that do not exist."""
+    """Load the queries at these offsets, (ROWS, BLOCK), and 0 for rows that do not exist."""
     channels = tl.arange(0, BLOCK)[None, :]
     return tl.load(q + offsets[:, None] + channels, mask=exists[:, None] & (channels < WIDTH), other=0.0)
 
@@ -330,9 +330,9 @@ def parts_kernel(
     HAS_WINDOW: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, ALIKE: tl.constexpr,
     HAS_LENGTHS: tl.constexpr, PRECISION: tl.constexpr, RATIO: tl.constexpr,
 ):  # fmt: skip
-    """Keys start + part · keys_a_part … of one key head. ALIKE: all queries of the tile see the same of them.
+    """Attend to keys start + part · keys_a_part … of one key head. ALIKE: all queries of the tile see the same of them.
 
-    HAS_LENGTHS: the parts divide what the sequence's ``lengths`` (B, 2) leave of the keys, and not all of them.
+    HAS_LENGTHS: the parts divide the keys that the sequence's ``lengths`` (B, 2) leave, and not all of them.
 
     RATIO signal heads share a noise map. Behind the ``rows`` of the signal heads come the rows / RATIO of the noise
     maps, R in all: highest scores and sums of weights (B, H_kv, parts, R), products with V (B, H_kv, parts, R, DV).
@@ -411,7 +411,7 @@ def parts_kernel(
 
 @triton.jit
 def _all_parts(tops, totals, parts, stride, PARTS: tl.constexpr):
-    """The highest score of all parts (0 where a row sees nothing), and 1 over the sum of all weights below it."""
+    """Return the highest score of all parts (0 if a row sees nothing), and 1 over the sum of all weights below it."""
     part = tl.arange(0, PARTS)
     top = tl.load(tops + part * stride, mask=part < parts, other=float("-inf"))
     total = tl.load(totals + part * stride, mask=part < parts, other=0.0)
@@ -429,7 +429,7 @@ def combine_kernel(
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
     HAS_NORM: tl.constexpr, RATIO: tl.constexpr,
 ):  # fmt: skip
-    """Row ``program_id(0)`` of one key head: the parts' sums into one output."""
+    """Combine the parts' sums of row ``program_id(0)`` of one key head into one output."""
     batch, key_head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
     row = tl.program_id(0)
     head, query = key_head * heads_per_key + row // n, row % n

@@ -65,7 +65,7 @@ class Family(NamedTuple):
 
 
 def kernels_are_right(request: Request) -> bool:
-    """Whether ``auto`` may take the kernels for a request on CUDA. Checks them where this process has not done so."""
+    """Return whether ``auto`` may take the kernels for a request on CUDA, after a check in this process."""
     mask = request.attn_mask
     kind = "" if mask is None else "boolean" if mask.dtype == torch.bool else "additive"
     # By comparisons, which torch.compile makes into no constant.
@@ -76,7 +76,7 @@ def kernels_are_right(request: Request) -> bool:
 
 
 def _passes(request: Request) -> list[str]:
-    """Which kernels would run; while torch.compile traces, all that could, as it may leave lengths open."""
+    """Return which kernels would run; while torch.compile traces, all that could, as it may leave lengths open."""
     if request.needs_gradient:
         return [TRAINING]
     rows = {name: HEADS * queries for name, queries in DECODING.items()}
@@ -119,10 +119,10 @@ def _is_right(index: int | None, dtype: torch.dtype, d: int, dv: int, mask: str,
 
 
 def reason_against_family(family: Family, device: torch.device) -> str | None:
-    """Say what is wrong with the kernels of a family on a device, or None.
+    """Return the error of a family's kernels on a device, or None.
 
-    Runs in a thread of its own, which knows nothing of what traces or transforms the caller: autocast, inference mode,
-    torch.func, fake tensors.
+    Runs in a thread of its own, which knows no trace or transform of the caller: autocast, inference mode, torch.func,
+    fake tensors.
 
     Raises:
         torch.OutOfMemoryError: the device is full.
@@ -163,7 +163,7 @@ class _Case(NamedTuple):
 
 
 def _case(family: Family, device: torch.device) -> _Case:
-    """The same numbers every time, without touching the program's own random numbers."""
+    """Draw the same numbers every time, without touching the program's own random numbers."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int, dtype: torch.dtype = family.dtype) -> Tensor:
@@ -200,7 +200,7 @@ def _by_kernels(request: Request, weight: Tensor) -> Tensor:
 
 
 def _solve(attend: Callable[[Request, Tensor], Tensor], case: _Case) -> dict[str, Tensor]:
-    """The output and, where gradients are on, those of all inputs: each (…, positions, channels)."""
+    """Return the output and, if gradients are on, those of all inputs: each (…, positions, channels)."""
     leaves = [x.detach().requires_grad_(torch.is_grad_enabled()) for x in (*case.request[:4], case.weight)]
     q, k, v, lam, weight = leaves
     out = attend(case.request._replace(q=q, k=k, v=v, lam=lam), weight)

@@ -1,7 +1,7 @@
-"""Turns a request into what the kernels take: tensors that they can read, numbers, block sizes and memory for results.
+"""Turns a request into the kernels' arguments: tensors that they can read, numbers, block sizes and memory for results.
 
 The block sizes are a small table for each kind of device, and nothing is tuned at run time. docs/kernels.md says how
-they were chosen, and `lab/benchmarks/kernel_resources.py` what each costs. Those that `gpu_record.py` there has timed
+they were chosen, and `lab/benchmarks/kernel_resources.py` the cost of each. Those that `gpu_record.py` there has timed
 on a device, in `measured_blocks.json`, come before the table. Does not import triton.
 """
 
@@ -92,12 +92,12 @@ LENGTHS_BLOCKS = Blocks(1, 1024, 4, 1)  # of the kernel that reads a mask before
 
 
 def edge_of(columns: int) -> int:
-    """Steps at the edges: half a block wastes less of what is hidden there. No product takes less than 16."""
+    """Return the steps at the edges: half a block wastes less of its hidden keys. No product takes less than 16."""
     return max(16, columns // 2)
 
 
 def are_wide(d: int, dv: int) -> bool:
-    """Whether heads are too wide for dK and dV, or both maps' products with V, to fit in registers at once."""
+    """Return whether heads are too wide for dK and dV, or both maps' products with V, to fit in registers at once."""
     return d > 64 or dv > 128
 
 
@@ -127,13 +127,13 @@ class Problem(NamedTuple):
 
 
 def measured_name(kernel: str, is_wide: bool) -> str:
-    """How `measured_blocks.json` names a kernel: measured in half precision, without a mask."""
+    """Return the name of a kernel in `measured_blocks.json`: measured in half precision, without a mask."""
     return f"{kernel}, {'wide' if is_wide else 'narrow'} heads"
 
 
 @functools.cache
 def measured_blocks(capability: int) -> Mapping[str, Blocks]:
-    """The fastest block sizes by the kernel's name, of those timed on a device of this compute capability."""
+    """Return the fastest block sizes by the kernel's name, of those timed on a device of this compute capability."""
     if not MEASURED_BLOCKS.is_file():
         return {}
     of_capability = json.loads(MEASURED_BLOCKS.read_text(encoding="utf-8")).get(str(capability), {})
@@ -141,7 +141,7 @@ def measured_blocks(capability: int) -> Mapping[str, Blocks]:
 
 
 def _is_readable(x: Tensor) -> bool:
-    """Whether the kernels read x where it lies: a tile's offsets are computed in 32 bits."""
+    """Return whether the kernels read x in place: a tile's offsets are computed in 32 bits."""
     *_, row, channel = x.stride()
     return channel == 1 and row < _FARTHEST_ROW
 
@@ -151,7 +151,7 @@ def with_rows(x: Tensor) -> Tensor:
 
 
 def problem_of(request: Request, capability: int | None = None) -> Problem:
-    """The request for a device of this compute capability; copies only where the last axis is not contiguous."""
+    """Prepare the request for a device of this compute capability; copy only if the last axis is not contiguous."""
     q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds = request
     if window is not None and window >= request.s:
         window = None  # it hides nothing: no query looks back further than the first key
@@ -167,13 +167,13 @@ def problem_of(request: Request, capability: int | None = None) -> Problem:
 
 
 def capability_of(device: torch.device | int) -> int:
-    """The compute capability of a CUDA device, 90 for 9.0."""
+    """Return the compute capability of a CUDA device, 90 for 9.0."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 
 
 def has_few_queries(p: Problem) -> bool:
-    """Whether decoding's kernel takes the request: all queries of a key head in one tile, against many keys."""
+    """Return whether decoding's kernel takes the request: all queries of a key head in one tile, against many keys."""
     r = p.original
     rows = r.heads_per_key * r.n
     if r.segment_bounds is not None or rows <= MOST_DECODED:
@@ -182,7 +182,7 @@ def has_few_queries(p: Problem) -> bool:
 
 
 def sees_alike(request: Request) -> bool:
-    """Whether decoding's kernel takes the request, and all queries of a key head see the same keys.
+    """Return whether decoding's kernel takes the request, and all queries of a key head see the same keys.
 
     Then it reads no values of keys that they do not see.
     """
@@ -192,12 +192,12 @@ def sees_alike(request: Request) -> bool:
 
 
 def padded(width: int) -> int:
-    """The next power of 2, and at least 16, the narrowest that tensor cores multiply."""
+    """Return the next power of 2, and at least 16, the narrowest that tensor cores multiply."""
     return max(16, 1 << (width - 1).bit_length())
 
 
 def precision_of(dtype: torch.dtype) -> str:
-    """How float32 is multiplied, by torch's own setting for its matrix products."""
+    """Return how float32 is multiplied, by torch's own setting for its matrix products."""
     if dtype != torch.float32:
         return "ieee"  # without a meaning for narrower types
     settings = torch.backends.cuda.matmul
@@ -207,7 +207,7 @@ def precision_of(dtype: torch.dtype) -> str:
 
 
 def strides(**tensors: Tensor) -> dict[str, int]:
-    """Those of all axes but the last, which is contiguous; λ (B, H, N) has one for each of its axes."""
+    """Return the strides of all axes but the last, which is contiguous; λ (B, H, N) has one for each of its axes."""
     named: dict[str, int] = {}
     for name, x in tensors.items():
         named.update(zip(_axes(name, x.dim()), x.stride(), strict=False))
@@ -221,7 +221,7 @@ def _axes(name: str, count: int) -> list[str]:
 
 
 def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
-    """All that a request and its norm give to the kernels, of which each takes what it names."""
+    """Return the arguments of a request and its norm, of which each kernel takes those that it names."""
     d, dv, mask = r.q.shape[-1], r.v.shape[-1], r.attn_mask
     weight, eps, factor = (None, 0.0, 1.0) if norm is None else (norm.weight.contiguous(), norm.eps, norm.factor)
     tensors = {"q": r.q, "k": r.k, "v": r.v, "lam": r.lam, "mask": mask, "segment_bounds": r.segment_bounds}
@@ -258,27 +258,27 @@ def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
 
 
 def of_noise_maps(r: Request) -> dict[str, Any]:
-    """The arguments that differ where a group's noise map is a head of one map, like each of its signal heads."""
+    """Return the arguments that differ if a group's noise map is a head of one map, like each of its signal heads."""
     noise_maps = r.q.shape[1]
     heads_per_key = noise_maps // r.k.shape[1]
     return {"q": r.q[:, :, -1:], "k": r.k[:, :, -1:], "heads": noise_maps, "heads_per_key": heads_per_key, "RATIO": 1}
 
 
 def empty_output(q: Tensor, v: Tensor) -> Tensor:
-    """(B, H, N, dv), the heads of a token side by side, as the projection after it wants them."""
+    """Allocate (B, H, N, dv), with the heads of a token side by side, as the projection after it wants them."""
     batch, noise_maps, maps, n, _ = q.shape
     heads, dv = noise_maps * (maps - 1), v.shape[-1]
     return q.new_empty_strided((batch, heads, n, dv), (n * heads * dv, dv, heads * dv, 1))
 
 
 class SavedForBackward(NamedTuple):
-    """What the forward saves for the backward.
+    """The tensors that the forward saves for the backward.
 
     log_sums (1 or 2, B, H, 2, N), as one axis, and inverse_norms (B, H, N) float32; the second half of log_sums, which
-    additive masks need, is what rounding took from the first. a2_v = A2·V and plain, the output before the norm, like
-    the output. Without a norm plain is the output itself, and inverse_norms is empty.
+    additive masks need, is the rounding error of the first. a2_v = A2·V and plain, the output before the norm, like the
+    output. Without a norm plain is the output itself, and inverse_norms is empty.
 
-    Where r > 1 signal heads share a noise map, a2_v is (B, G, N, dv) float32, and log_sums are (1 or 2, B, H, N) of the
+    If r > 1 signal heads share a noise map, a2_v is (B, G, N, dv) float32, and log_sums are (1 or 2, B, H, N) of the
     signal heads and behind them (1 or 2, B, G, N) of the noise maps.
     """
 
@@ -289,13 +289,13 @@ class SavedForBackward(NamedTuple):
 
 
 def by_kind(numbers: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
-    """A tensor of one axis, cut into what is of the signal heads, and of the noise maps behind them."""
+    """Cut a tensor of one axis into the parts of the signal heads, and of the noise maps behind them."""
     of_noise = numbers.shape[0] // (ratio + 1)
     return numbers[:-of_noise], numbers[-of_noise:]
 
 
 def empty_saved(q: Tensor, v: Tensor, attn_mask: Tensor | None, has_norm: bool) -> SavedForBackward:
-    """Memory for it; ``plain`` is empty, too, without a norm."""
+    """Allocate them; ``plain`` is empty, too, without a norm."""
     batch, noise_maps, maps, n, _ = q.shape
     has_addends = attn_mask is not None and attn_mask.is_floating_point()
     of_a2_v = (batch, noise_maps, n, v.shape[-1])
@@ -308,11 +308,11 @@ def empty_saved(q: Tensor, v: Tensor, attn_mask: Tensor | None, has_norm: bool) 
 
 
 def gradient_like(x: Tensor) -> Tensor:
-    """Memory for the gradient of x, in the layout of x where the kernels can write it."""
+    """Allocate the gradient of x, in the layout of x if the kernels can write it."""
     like = torch.empty_like(x)
     return like if _is_readable(x) and _is_readable(like) else x.new_empty(x.shape)
 
 
 def program_count(device: torch.device) -> int:
-    """How many programs keep the device busy."""
+    """Return how many programs keep the device busy."""
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

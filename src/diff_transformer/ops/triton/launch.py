@@ -55,20 +55,20 @@ def cdiv(a: int, b: int) -> int:
 
 
 def _launch(kernel: Any, blocks: Blocks, grid: tuple[int, int, int], arguments: dict[str, Any]) -> Launch:
-    """A launch with those of the arguments that its kernel names."""
+    """Make a launch with those of the arguments that its kernel names."""
     named = {name: arguments[name] for name in kernel.arg_names}
     return Launch(kernel, grid, named, blocks.num_warps, blocks.num_stages)
 
 
 def _by_queries(blocks: Blocks) -> dict[str, int]:
-    """The sizes for a kernel whose programs hold a block of queries each."""
+    """Return the sizes for a kernel whose programs hold a block of queries each."""
     return {"QUERIES": blocks.rows, "KEYS": blocks.columns, "EDGE_KEYS": edge_of(blocks.columns)}
 
 
 def plan_forward(p: Problem, norm: Norm | None, save: bool) -> tuple[list[Launch], Tensor, SavedForBackward | None]:
-    """The forward's launches, its output (B, H, N, dv), and what it saves.
+    """Return the forward's launches, its output (B, H, N, dv), and its saved tensors.
 
-    One launch; where signal heads share a noise map, one for the noise maps, and one for the signal heads.
+    It is one launch; if signal heads share a noise map, one for the noise maps, and one for the signal heads.
     """
     r = p.readable
     batch, noise_maps, _, n, _ = r.q.shape
@@ -106,7 +106,7 @@ def plan_forward(p: Problem, norm: Norm | None, save: bool) -> tuple[list[Launch
 
 
 def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Launch], Tensor]:
-    """Decoding's launches and its output (B, H, N, dv); the cache in parts, for at least ``programs`` in all.
+    """Return decoding's launches and output (B, H, N, dv); the cache in parts, for at least ``programs`` in all.
 
     Under a mask that all heads share, a launch before the others finds which keys each sequence has in use.
     """
@@ -156,11 +156,11 @@ def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Laun
 def plan_backward(
     grad_out: Tensor, p: Problem, norm: Norm | None, saved: SavedForBackward
 ) -> tuple[list[Launch], tuple[Any, ...]]:
-    """The backward's launches, which go in this order, and where they write.
+    """Return the backward's launches, in their order, and their results.
 
-    That is the gradients of q, k, v and λ (B, H, N), and of the norm's weight in parts (…, dv) that are still to be
-    added, or None. Where signal heads share a noise map, those of v, and of k for both maps, are two such parts, too,
-    (2, …) in float32: adding them in a kernel takes registers that it does not have.
+    These are the gradients of q, k, v and λ (B, H, N), and of the norm's weight in parts (…, dv) that are still to be
+    added, or None. If signal heads share a noise map, those of v, and of k for both maps, are two such parts, too, (2,
+    …) in float32: adding them in a kernel takes registers that it does not have.
     """
     r, original = p.readable, p.original
     batch, noise_maps, _, n, d = r.q.shape

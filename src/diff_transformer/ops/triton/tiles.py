@@ -27,7 +27,7 @@ def load_tile(
     base, first, count, stride,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr, CLEAN: tl.constexpr = False,
 ):  # fmt: skip
-    """(ROWS, BLOCK): rows first … of a matrix (count, WIDTH), 0 outside of it. CHECK: some may be outside.
+    """Load rows first … of a matrix (count, WIDTH), (ROWS, BLOCK), 0 outside of it. CHECK: some may be outside.
 
     CLEAN: 0 for what is not finite, too, since a weight of 0 does not hide a NaN from a product.
     """
@@ -50,7 +50,7 @@ def load_tile(
 
 @triton.jit
 def store_tile(base, first, count, stride, tile, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """The inverse of :func:`load_tile`, in the dtype of ``base``."""
+    """Store as the inverse of :func:`load_tile`, in the dtype of ``base``."""
     rows, columns = tl.arange(0, ROWS), tl.arange(0, BLOCK)
     pointers = base + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
     inside = (rows[:, None] < count - first) & (columns[None, :] < WIDTH)
@@ -59,14 +59,14 @@ def store_tile(base, first, count, stride, tile, ROWS: tl.constexpr, WIDTH: tl.c
 
 @triton.jit
 def load_vector(base, first, count, stride, ROWS: tl.constexpr, BEYOND: tl.constexpr = 0.0):
-    """(ROWS,): entries first … of a vector of ``count``; BEYOND after its end."""
+    """Load entries first … of a vector of ``count``, (ROWS,); BEYOND after its end."""
     rows = tl.arange(0, ROWS)
     return tl.load(base + tl.cast(first, tl.int64) * stride + rows * stride, mask=rows < count - first, other=BEYOND)
 
 
 @triton.jit
 def store_vector(base, first, count, vector, ROWS: tl.constexpr):
-    """(ROWS,) to entries first … of a contiguous vector of ``count``."""
+    """Store (ROWS,) to entries first … of a contiguous vector of ``count``."""
     rows = tl.arange(0, ROWS)
     tl.store(base + first + rows, vector, mask=rows < count - first)
 
@@ -76,7 +76,7 @@ def keys_seen(
     queries, segment_bounds, n, s, window,
     IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
 ):  # fmt: skip
-    """low and high: each query sees keys low … high − 1 by position. Nothing where low ≥ high."""
+    """Return low and high: each query sees keys low … high − 1 by position, none if low ≥ high."""
     position = queries + (s - n)
     low, high = position * 0, position * 0 + s
     if IS_CAUSAL:
@@ -94,7 +94,7 @@ def queries_seeing(
     keys, segment_bounds, n, s, window,
     IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
 ):  # fmt: skip
-    """low and high: each key is seen by queries low … high − 1 by position. By none where low ≥ high."""
+    """Return low and high: each key is seen by queries low … high − 1 by position, by none if low ≥ high."""
     position = keys - (s - n)
     low, high = position * 0, position * 0 + n
     if IS_CAUSAL:
@@ -109,7 +109,7 @@ def queries_seeing(
 
 @triton.jit
 def block_ranges(low, high, BLOCK: tl.constexpr, STEP: tl.constexpr):
-    """Which keys a block of queries meets: (begin, lower, edges, inner_begin, inner_end).
+    """Return which keys a block of queries meets: (begin, lower, edges, inner_begin, inner_end).
 
     Blocks inner_begin // BLOCK … inner_end // BLOCK − 1 are seen by all of them. Before these, ``lower`` steps from
     ``begin`` on are an edge, and after them those from ``inner_end`` on; there are ``edges`` steps in both together.
@@ -126,7 +126,7 @@ def block_ranges(low, high, BLOCK: tl.constexpr, STEP: tl.constexpr):
 
 @triton.jit
 def steps_of(ranges, BLOCK: tl.constexpr, EDGE: tl.constexpr):
-    """The first step of the loop over the edges, or over the blocks that are seen whole, and the one past its last."""
+    """Return the first step of the loop over the edges, or over the blocks seen whole, and the one past its last."""
     _begin, _lower, edges, inner_begin, inner_end = ranges
     if EDGE:
         first, last = 0, edges
@@ -137,7 +137,7 @@ def steps_of(ranges, BLOCK: tl.constexpr, EDGE: tl.constexpr):
 
 @triton.jit
 def block_start(i, ranges, BLOCK: tl.constexpr, EDGE: tl.constexpr):
-    """Where the i-th step of the edges begins, or the i-th block of all."""
+    """Return the begin of the i-th step of the edges, or of the i-th block of all."""
     begin, lower, _edges, _inner_begin, inner_end = ranges
     if EDGE:
         start = tl.where(i < lower, begin + i * BLOCK, inner_end + (i - lower) * BLOCK)
@@ -151,7 +151,7 @@ def scores_of(
     rows, columns, positions, queries, keys, view,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """rows · columnsᵀ · factor under the mask, −∞ where hidden. ``view`` is what does not change from block to block.
+    """Compute rows · columnsᵀ · factor under the mask, −∞ if hidden. ``view`` is the same for all blocks.
 
     Of the ``positions`` (1, …) of the columns, those from low to high − 1 (…, 1) are seen; EDGE: some may not be.
     ``queries`` and ``keys`` are numbers along the axes of the scores, with an axis of 1 for the other. MASK is 0 for
@@ -185,7 +185,7 @@ def is_finite(tile):
 
 @triton.jit
 def weights_of(scores, log_sum, residue, MASK: tl.constexpr):
-    """2^(scores − log_sum). Addends can make both so large that rounding takes log2 of the sum away: ``residue``."""
+    """Compute 2^(scores − log_sum). Addends can make both so large that the sum's log2 is rounded away: ``residue``."""
     scores -= log_sum
     if MASK == 2:
         scores -= residue
@@ -194,7 +194,7 @@ def weights_of(scores, log_sum, residue, MASK: tl.constexpr):
 
 @triton.jit
 def narrowed(weights, dtype: tl.constexpr):
-    """Normalised weights for a product in ``dtype``, whose sum :func:`widened` undoes the factor of."""
+    """Narrow normalised weights for a product in ``dtype``; :func:`widened` undoes the factor in its sum."""
     if dtype == tl.float16:
         weights *= FLOAT16_FACTOR
     return weights.to(dtype)
@@ -202,7 +202,7 @@ def narrowed(weights, dtype: tl.constexpr):
 
 @triton.jit
 def widened(total, dtype: tl.constexpr):
-    """A sum of products with :func:`narrowed` weights as if they had not been multiplied."""
+    """Return a sum of products with :func:`narrowed` weights as if they had not been multiplied."""
     if dtype == tl.float16:
         total *= 1.0 / FLOAT16_FACTOR
     return total

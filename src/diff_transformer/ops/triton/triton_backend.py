@@ -1,4 +1,4 @@
-"""Makes the fused Triton kernels a backend: says what they take, and registers them as operators of torch.
+"""Makes the fused Triton kernels a backend: says which requests they take, and registers them as operators of torch.
 
 Neither triton nor the kernels are imported before they are used.
 """
@@ -35,7 +35,7 @@ OLDEST = (8, 0)  # compute capability; older tensor cores have no bfloat16 and t
 
 
 def reason_against_triton(request: Request) -> str | None:
-    """Why the kernels do not take the request, or None."""
+    """Return why the kernels do not take the request, or None."""
     q = request.q
     reason = _reason_against_device(q.device.type, q.device.index, q.dtype)
     d, dv = q.shape[-1], request.v.shape[-1]
@@ -67,12 +67,12 @@ def _reason_against_device(device: str, index: int | None, dtype: torch.dtype) -
 
 
 def interpreted() -> bool:
-    """Whether triton runs its kernels in its interpreter, which takes tensors on the CPU: for tests."""
+    """Return whether triton runs its kernels in its interpreter, which takes tensors on the CPU: for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def triton_attention(request: Request, norm: Norm | None = None) -> Tensor:
-    """(A1 − λA2) V, (B, H, N, dv), and the norm of it where there is one, in the same kernel."""
+    """Compute (A1 − λA2) V, (B, H, N, dv), and the norm of it if there is one, in the same kernel."""
     differentiable = request.needs_gradient or (
         norm is not None and norm.weight.requires_grad and torch.is_grad_enabled()
     )
@@ -91,7 +91,7 @@ _RESULTS = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 
 
 def _only(out: Tensor) -> Results:
-    """An output with nothing saved. No two results of an operator may be the same tensor, not even an empty one."""
+    """Return an output with nothing saved. No two results of an operator may be one tensor, not even an empty one."""
     return out, out.new_empty(0), out.new_empty(0), out.new_empty(0), out.new_empty(0)
 
 
@@ -100,7 +100,7 @@ def _norm(weight: Tensor | None, eps: float, factor: float) -> Norm | None:
 
 
 def run_forward(request: Request, norm: Norm | None, save: bool) -> Results:
-    """The kernels themselves, unknown to autograd."""
+    """Run the kernels themselves, unknown to autograd."""
     from diff_transformer.ops.triton.launch import plan_decode, plan_forward
 
     q, v = request.q, request.v
@@ -126,7 +126,7 @@ def run_forward(request: Request, norm: Norm | None, save: bool) -> Results:
     schema=f"({REQUEST_SCHEMA}, Tensor? norm_weight, float norm_eps, float norm_scale, bool keep) -> {_RESULTS}",
 )
 def forward(*inputs: Any) -> Results:
-    """The fields of a :class:`Request`, those of a :class:`Norm`, and whether to save what the backward needs."""
+    """Run on the fields of a :class:`Request`, those of a :class:`Norm`, and whether to save for the backward."""
     *fields, norm_weight, norm_eps, norm_factor, save = inputs
     return run_forward(Request(*fields), _norm(norm_weight, norm_eps, norm_factor), save)
 
@@ -148,7 +148,7 @@ def _(*inputs: Any) -> Results:
     f"float scale, SymInt? window, float norm_eps, float norm_scale) -> {_RESULTS}",
 )
 def backward(grad_out: Tensor, *inputs: Any) -> Results:
-    """Gradients of q, k, v and lam, and of the norm's weight (empty without one); ``plain`` is the output before it."""
+    """Return the gradients of q, k, v, lam and the norm's weight (or empty); ``plain`` is the output before it."""
     from diff_transformer.ops.triton.launch import plan_backward
 
     q, k, v, lam, attn_mask, segment_bounds, norm_weight, *of_forward = inputs
@@ -171,7 +171,7 @@ def backward(grad_out: Tensor, *inputs: Any) -> Results:
 
 
 def _added(gradient: Tensor, x: Tensor) -> Tensor:
-    """The gradient of x, of which there may be two parts, (2, …)."""
+    """Add up the gradient of x, of which there may be two parts, (2, …)."""
     return gradient if gradient.dim() == x.dim() else torch.add(*gradient, out=gradient_like(x))
 
 
