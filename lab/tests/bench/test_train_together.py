@@ -26,25 +26,30 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("train_together")
 
 
-def small(kind: str, folder: Path) -> tuple[Recipe, Data, Tensor]:
-    """A recipe on text, its data, and the batches of its steps."""
+def small(kind: str, folder: Path, data_kind: str = "text") -> tuple[Recipe, Data, dict[str, Tensor]]:
+    """A recipe, its data, and the batches of its steps."""
     text = folder / "text.txt"
     text.write_text("".join(f"{number} and {number * number}, " for number in range(1500)), encoding="utf-8")
+    kinds = {
+        "text": {"paths": [str(text)], "length": 32, "batch_size": 4, "isolate_documents": False},
+        "recall": {"pairs": 6, "questions": 4, "batch_size": 8, "validation_sequences": 20},
+    }
     recipe = parse_recipe(
         {
             "name": "together",
             "model": {"attention_type": kind, **SIZES},
-            "data": {"kind": "text", "paths": [str(text)], "length": 32, "batch_size": 4, "isolate_documents": False},
+            "data": {"kind": data_kind, **kinds[data_kind]},
             "train": {"steps": 6, "learning_rate": 0.01, "warmup_steps": 2, "log_every": 1, "evaluate_every": 3},
         }
     )
     data = build_data(recipe)
-    return recipe, data, torch.stack([data.batches.train_batch(number)["input_ids"] for number in range(1, 7)])
+    steps = [data.batches.train_batch(number) for number in range(1, 7)]
+    return recipe, data, {name: torch.stack([batch[name] for batch in steps]) for name in ("input_ids", "labels")}
 
 
-@pytest.mark.parametrize("kind", ["diff", "softmax"])
-def test_the_losses_are_the_loops(kind: str, tmp_path: Path, program: Any) -> None:
-    recipe, data, batches = small(kind, tmp_path)
+@pytest.mark.parametrize(("kind", "data_kind"), [("diff", "text"), ("softmax", "text"), ("diff", "recall")])
+def test_the_losses_are_the_loops(kind: str, data_kind: str, tmp_path: Path, program: Any) -> None:
+    recipe, data, batches = small(kind, tmp_path, data_kind)
     run = train(recipe, tmp_path / "loop", data=data, on_evaluate=validation_callback(data.batches))
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     together = [program.Run(recipe, data, batches) for _ in range(2)]
@@ -76,7 +81,7 @@ def test_runs_are_found_by_the_store(tmp_path: Path, program: Any) -> None:
 
 
 def test_another_variant_is_refused(monkeypatch: Any, capsys: Any, program: Any, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "argv", ["program", str(tmp_path), str(tmp_path / "text.txt"), '[["diff_v9", 0.01, 0]]'])
+    monkeypatch.setattr(sys, "argv", ["program", str(tmp_path), '[["diff_v9", 0.01, 0]]', "--text", str(tmp_path)])
     (tmp_path / "text.txt").write_text("one and two", encoding="utf-8")
     with pytest.raises(SystemExit):
         program.main()
