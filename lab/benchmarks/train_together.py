@@ -1,14 +1,12 @@
 """Train the runs of an experiment at once on one GPU, each optimizer step a CUDA graph.
 
     python lab/benchmarks/train_together.py OUTPUT '[["diff", 0.008, 0], ["softmax", 0.008, 0]]' --text novels
-    python lab/benchmarks/train_together.py OUTPUT '[["diff", 0.003, 0]]' --experiment noise --preset gpu
 
 The training loop waits for the loss and the gradient norm of every step, which no graph can; a step here is its
 arithmetic without that (`lab/tests/bench/test_train_together.py` compares the two). Runs are named by variant, learning
-rate and seed, and written into OUTPUT/runs as `diff-lab reproduce` keeps them; those that are there are left out.
-The `SETTINGS` of an experiment are not its presets', whose own runs have other keys; where there are none `reproduce`
-finds the runs. Nothing is resumed: on an H200 nine runs of the preset "night" took four minutes (docs/log.md, with an
-earlier form of this program).
+rate and seed, and written into OUTPUT/runs as `diff-lab reproduce` keeps them and, where the preset does not compile,
+finds them; those that are there are left out. Nothing is resumed: a run of the preset "night" takes about 20 seconds of
+an H100, one or many (docs/log.md).
 """
 
 import argparse
@@ -24,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diff_lab.data import TextBatches
+from diff_lab.data import MaskedTextBatches, RetrievalBatches, TextBatches
 from diff_lab.data.batches import IGNORED
 from diff_lab.experiments.experiment import find_experiment, section
 from diff_lab.experiments.request import DatasetCache, request_experiment
@@ -39,8 +37,6 @@ from diff_lab.train.run_setup import build_model
 from diff_lab.train.step import build_optimizers, learning_rate, loss_of_rows
 from diff_transformer.utils.files import finite
 
-# By experiment, of every run in place of what its variant says.
-SETTINGS = {"language": section("train", precision="bf16", compile=False, final_learning_rate=0)}
 Batch = dict[str, Tensor]
 # The first steps are taken kernel by kernel: the optimizer's state and the choice of kernels are no part of a graph.
 EAGER_STEPS = 3
@@ -189,6 +185,7 @@ def main() -> None:
     parser.add_argument("--text", action="append", default=[], help="file or folder of text")
     arguments = parser.parse_args()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # which allocates memory while a graph is captured
     experiment = find_experiment(arguments.experiment)
     preset = request_experiment(experiment, arguments.preset, text=arguments.text).preset
     variants = {variant.name: variant for variant in preset.variants}
@@ -198,9 +195,11 @@ def main() -> None:
     for name, rate, seed in arguments.runs:
         if name not in variants:
             parser.error(f"runs name a variant of {', '.join(variants)}, got {name!r}.")
-        variant = variants[name].changed(*SETTINGS.get(experiment.name, ()), *arguments.override)
+        variant = variants[name].changed(*arguments.override)
         recipe = preset.variant_recipe(variant, *section("train", learning_rate=rate, seed=seed))
         data = data_of.of(recipe)
+        if isinstance(data.batches, MaskedTextBatches | RetrievalBatches):
+            parser.error(f"text and labelled sequences are validated here, got {recipe.data.kind!r} data.")
         key = run_key(recipe, data.batches, None, experiment.logs)
         if store.find(key) is not None:
             print(f"{key} {name} {rate:g} {seed}: is there already")

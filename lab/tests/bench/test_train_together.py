@@ -32,7 +32,7 @@ def small(kind: str, folder: Path, data_kind: str = "text") -> tuple[Recipe, Dat
     text.write_text("".join(f"{number} and {number * number}, " for number in range(1500)), encoding="utf-8")
     kinds = {
         "text": {"paths": [str(text)], "length": 32, "batch_size": 4, "isolate_documents": False},
-        "recall": {"pairs": 6, "questions": 4, "batch_size": 8, "validation_sequences": 20},
+        "many_shot": {"shots": 8, "batch_size": 8, "validation_sequences": 20},
     }
     recipe = parse_recipe(
         {
@@ -47,7 +47,7 @@ def small(kind: str, folder: Path, data_kind: str = "text") -> tuple[Recipe, Dat
     return recipe, data, {name: torch.stack([batch[name] for batch in steps]) for name in ("input_ids", "labels")}
 
 
-@pytest.mark.parametrize(("kind", "data_kind"), [("diff", "text"), ("softmax", "text"), ("diff", "recall")])
+@pytest.mark.parametrize(("kind", "data_kind"), [("diff", "text"), ("softmax", "text"), ("diff", "many_shot")])
 def test_the_losses_are_the_loops(kind: str, data_kind: str, tmp_path: Path, program: Any) -> None:
     recipe, data, batches = small(kind, tmp_path, data_kind)
     run = train(recipe, tmp_path / "loop", data=data, on_evaluate=validation_callback(data.batches))
