@@ -75,7 +75,12 @@ def by_key(results: ResultsFile) -> dict[tuple[str, str, str, str], Comparison]:
 
 
 @pytest.mark.parametrize(
-    ("name", "variants"), [("fig3", 12), ("fig4", 2), ("table6", 7), ("v2", 3), ("lr_sensitivity", 10)]
+    ("name", "variants"),
+    [
+        ("fig3", 12),
+        ("v2", 3),
+        *(pytest.param(*one, marks=pytest.mark.all) for one in [("fig4", 2), ("table6", 7), ("lr_sensitivity", 10)]),
+    ],
 )
 def test_the_papers_own_configuration(name: str, variants: int) -> None:
     checked = check_paper(find_experiment(name))
@@ -88,6 +93,7 @@ def test_the_papers_own_configuration(name: str, variants: int) -> None:
         assert rates == [1.5e-4] * 6 + [7.5e-5] * 4 + [3.2e-4] * 2
 
 
+@pytest.mark.all
 def test_figure_3(text: Path, output: Path) -> None:
     results = run_experiment(tiny("fig3", text, frequent=1000), output)
     comparisons = by_key(results)
@@ -245,6 +251,7 @@ def test_figure_3_needs_seeds_by_the_logarithms_that_its_interval_is_of() -> Non
     assert by_tokens.seeds_needed != seeds_needed(by_tokens.differences)
 
 
+@pytest.mark.all
 def test_version_2_and_table_6_share_their_twins(text: Path, output: Path) -> None:
     runs = []
     for name in ("table6", "v2"):
@@ -287,7 +294,10 @@ def test_the_feed_forward_network_gives_what_the_attention_takes_more() -> None:
         equal_feed_forward(config("diff_v2", 4, 20), config("softmax", 4, 20))
 
 
-@pytest.mark.parametrize(("name", "at_fault"), [("lr_sensitivity", "learning rate 0.1"), ("fig3", "0.13M")])
+@pytest.mark.parametrize(
+    ("name", "at_fault"),
+    [pytest.param("lr_sensitivity", "learning rate 0.1", marks=pytest.mark.all), ("fig3", "0.13M")],
+)
 def test_where_all_runs_of_a_size_diverged(
     name: str, at_fault: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
