@@ -18,15 +18,27 @@ def short_run(values: Iterable[Any], keep: Collection[Any]) -> list[Any]:
     values = list(values)
     unknown = [value for value in keep if value not in values]
     assert not unknown, unknown
-    return [value if value in keep else pytest.param(value, marks=pytest.mark.all) for value in values]
+    return [value if value in keep else _with_all(value) for value in values]
 
 
-def in_turn(names: Iterable[str], *ways: Sequence[Any]) -> list[Any]:
-    """Every name with every combination of ``ways``; in `make test` each with one of them, the next with the next."""
+def _with_all(value: Any) -> Any:
+    values = value if isinstance(value, tuple) else (value,)
+    return pytest.param(*values, marks=pytest.mark.all)
+
+
+def in_turn(names: Iterable[str], *ways: Sequence[Any], keep: Collection[str] | None = None) -> list[Any]:
+    """Every name with every combination of ``ways``; in `make test` each with one of them, the next with the next.
+
+    With ``keep``, `make test` has these names alone.
+    """
     combinations = list(itertools.product(*ways))
+    names = list(names)
+    kept = names if keep is None else list(keep)
+    assert set(kept) <= set(names), kept
+    turns = {name: i % len(combinations) for i, name in enumerate(kept)}
     return [
-        pytest.param(name, *way, marks=() if i % len(combinations) == number else pytest.mark.all)
-        for i, name in enumerate(names)
+        pytest.param(name, *way, marks=() if turns.get(name) == number else pytest.mark.all)
+        for name in names
         for number, way in enumerate(combinations)
     ]
 

@@ -26,6 +26,7 @@ from diff_lab.record import Comparison, Result, ResultsFile
 from diff_lab.statistics import seeds_needed
 from diff_lab.train import DivergenceError
 from diff_transformer.model import DiffTransformerConfig
+from full_run import short_run
 from small_experiment import SMALL
 
 STEPS = ("train.steps=2", "train.evaluate_every=1", "train.warmup_steps=0", "train.log_every=2")
@@ -76,11 +77,7 @@ def by_key(results: ResultsFile) -> dict[tuple[str, str, str, str], Comparison]:
 
 @pytest.mark.parametrize(
     ("name", "variants"),
-    [
-        ("fig3", 12),
-        ("v2", 3),
-        *(pytest.param(*one, marks=pytest.mark.all) for one in [("fig4", 2), ("table6", 7), ("lr_sensitivity", 10)]),
-    ],
+    short_run([("fig3", 12), ("fig4", 2), ("table6", 7), ("v2", 3), ("lr_sensitivity", 10)], [("v2", 3)]),
 )
 def test_the_papers_own_configuration(name: str, variants: int) -> None:
     checked = check_paper(find_experiment(name))
@@ -294,10 +291,8 @@ def test_the_feed_forward_network_gives_what_the_attention_takes_more() -> None:
         equal_feed_forward(config("diff_v2", 4, 20), config("softmax", 4, 20))
 
 
-@pytest.mark.parametrize(
-    ("name", "at_fault"),
-    [pytest.param("lr_sensitivity", "learning rate 0.1", marks=pytest.mark.all), ("fig3", "0.13M")],
-)
+@pytest.mark.all
+@pytest.mark.parametrize(("name", "at_fault"), [("lr_sensitivity", "learning rate 0.1"), ("fig3", "0.13M")])
 def test_where_all_runs_of_a_size_diverged(
     name: str, at_fault: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
