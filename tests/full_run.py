@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+WHOLE = ("every_case", "gpu")
+
 
 def short_run(values: Iterable[Any], keep: Collection[Any]) -> list[Any]:
     """Mark all ``values`` of one parameter but those in ``keep`` to run with `--all` alone.
@@ -48,12 +50,13 @@ def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
 
     These are the tests marked `all`, and most of the cases that are a product of parameters. A test of all attention
     types (a parameter ``kind``) runs with two of them, and the next test of its file with the next two. Of the cases
-    that are left of a test, those run that have every value of every parameter once. A test for GPUs keeps its cases.
+    that are left of a test, those run that have every value of every parameter once. A test that is marked `every_case`
+    or `gpu` keeps its cases.
     """
     out = {item for item in items if item.get_closest_marker("all")}
     cases = defaultdict(list)
     for item in items:
-        if item not in out and hasattr(item, "callspec") and not item.get_closest_marker("gpu"):
+        if item not in out and hasattr(item, "callspec") and not any(map(item.get_closest_marker, WHOLE)):
             cases[item.path, item.nodeid.partition("[")[0]].append(item)
     turns: Counter[Path] = Counter()
     for (file, _), group in cases.items():
