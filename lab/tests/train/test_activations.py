@@ -288,7 +288,7 @@ def _ranks() -> Iterator[None]:
 @pytest.mark.usefixtures("_ranks")
 @pytest.mark.parametrize(
     ("length", "parts", "precision", "checkpointing"),
-    [(128, 1, "no", False), (128, 2, "bf16", True), (8, 2, "no", False)],
+    short_run([(128, 1, "no", False), (128, 2, "bf16", True), (8, 2, "no", False)], [(8, 2, "no", False)]),
     ids=["activations", "checkpointing", "gradients"],
 )
 def test_a_rank_holds_what_the_plan_says(length: int, parts: int, precision: str, checkpointing: bool) -> None:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -365,24 +365,26 @@ def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def learnt() -> dict[str, dict[str, Tensor]]:
-    """Weights of models that have learnt the text; the detector had nothing to say meanwhile."""
-    trained = {}
-    for kind in KINDS:
+def learnt() -> Callable[[str], dict[str, Tensor]]:
+    """kind → weights of a model that has learnt the text; the detector had nothing to say meanwhile."""
+
+    @cache
+    def learn(kind: str) -> dict[str, Tensor]:
         model, detector = make(kind), SpikeDetector(2.0)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for step in range(120):
             assert detector.check(*step_of(model, batch(step))) is None
             optimizer.step()
         assert detector.losses[-1] < 0.5
-        trained[kind] = model.state_dict()
-    return trained
+        return model.state_dict()
+
+    return learn
 
 
 def spike(kind: str, learnt: Any, rows: dict[str, Tensor], plant: Callable[[Any], None]) -> Divergence:
     """What is said of a step with these rows after many with good ones, and after something has been planted."""
     model, detector = make(kind), SpikeDetector(2.0)
-    model.load_state_dict(learnt[kind])
+    model.load_state_dict(learnt(kind))
     assert [detector.check(*step_of(model, batch(200))) for _ in range(20)] == [None] * 20
     before = measure_layers(model, {"input_ids": batch(200)["input_ids"][:1]})
     plant(model)
@@ -400,7 +402,7 @@ def spike(kind: str, learnt: Any, rows: dict[str, Tensor], plant: Callable[[Any]
     return divergence
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", short_run(KINDS, ["diff"]))
 @pytest.mark.parametrize("row", [0, 2])
 def test_a_poisoned_row_is_named(kind: str, row: int, learnt: Any) -> None:
     rows = batch(200)
@@ -411,7 +413,7 @@ def test_a_poisoned_row_is_named(kind: str, row: int, learnt: Any) -> None:
     assert divergence.rows.index(max(divergence.rows)) == row
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", short_run(KINDS, ["diff"]))
 @pytest.mark.parametrize("layer", [1, 2, 4])
 def test_a_layer_that_grew_is_named(kind: str, layer: int, learnt: Any) -> None:
     def plant(model: Any) -> None:
@@ -438,7 +440,7 @@ def test_a_headwise_norm_s_input_that_grew_is_named(learnt: Any) -> None:
 @pytest.mark.parametrize("layer", [1, 3])
 def test_attention_logits_that_grew_are_named(layer: int, learnt: Any) -> None:
     model = make("softmax")
-    model.load_state_dict(learnt["softmax"])
+    model.load_state_dict(learnt("softmax"))
     before = measure_layers(model, {"input_ids": batch(200)["input_ids"][:1]})
     for each in (layer, 4):  # the other grows less
         scale(model.model.layers[each - 1].self_attn.q_proj, 1e4 if each == layer else 1e3)
