@@ -383,6 +383,7 @@ def test_torch_raises_where_it_would_run_uncompiled() -> None:
         forward(problem, attn_mask=create_block_mask(striped(7), None, None, 150, 150, device="cpu"))
 
 
+@pytest.mark.all
 @torch._dynamo.config.patch(recompile_limit=1)
 def test_another_kind_of_request_counts_for_itself() -> None:
     flex._compiled.cache_clear()

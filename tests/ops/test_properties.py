@@ -19,6 +19,7 @@ def test_every_backend_is_within_budget(case: Case) -> None:
         expected.check(problem.solve(diff_attention, backend=backend))
 
 
+@pytest.mark.all
 @pytest.mark.skipif(not takes("triton", torch.float32), reason="triton does not run here on the CPU")
 @pytest.mark.parametrize("examples", short_run([8, 25], [8]))
 def test_triton_is_within_budget(examples: int) -> None:
