@@ -143,6 +143,7 @@ def test_every_measuring_command_can_be_read(name: str) -> None:
         assert values == [[2048, 4096], ["forward", "step"], ["diff"]]
 
 
+@pytest.mark.all
 def test_a_run_that_several_need_is_one_folder_and_one_command() -> None:
     commands: dict[str, set[str]] = {}
     folders: dict[str, set[str]] = {}

@@ -74,6 +74,7 @@ def test_each_paper_recipe_fits_what_its_comment_names(name: str) -> None:
         assert planned.ways[planned.checkpointing].fits, name
 
 
+@pytest.mark.all
 def test_the_disk_of_checkpoints_is_that_of_real_ones(tmp_path: Path) -> None:
     for optimizer in ("adamw", "muon"):
         settings = ["model.hidden_size=160", f"train.optimizer={optimizer}", "train.steps=2", "train.warmup_steps=0"]

@@ -392,6 +392,7 @@ def test_a_build_that_fails_is_remembered_until_it_is_asked_for(
     assert not cpu_build.describe().failure.exists()
 
 
+@pytest.mark.all
 def test_a_library_that_does_not_load_is_not_kept(sources: Path) -> None:
     (sources / "kernel.cpp").write_text(UNDEFINED, encoding="utf-8")
     with pytest.raises(cpu_build.BuildError, match=r"does not load .*undefined symbol: nowhere"):

@@ -708,6 +708,7 @@ def inside_nan(x: Tensor, rows: int = 3, channels: int = 5) -> Tensor:
         ["63 of 130", "mask for each head", "shared keys", "float16", "causal", "noise maps of two"],
         [True, False],
         ["32 × 16", "16 × 32"],
+        keep=("causal", "mask for each head", "noise maps of two"),
     ),
     ids=str,
 )
