@@ -1,4 +1,4 @@
-# `make demo` trains and compares two small models; `make test` is what CI runs; `make test-all` runs every test;
+# `make demo` trains and compares two small models; `make test` runs a selection of the tests; `make test-all` runs every test;
 # `make docs` builds the documentation's site in build/site.
 # The first run of any of them sets up .venv.
 PYTHON ?= python3

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import forked
+import full_run
 import triton_interpreter
 
 # Nothing becomes garbage while tests are collected, and looking for it is a quarter of the work.
@@ -72,8 +73,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--all"):
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("all")])
-        items[:] = [item for item in items if not item.get_closest_marker("all")]
+        left_out = full_run.left_out(items)
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: item.path.name not in FIRST)
     for item in items:
         if item.get_closest_marker("gpu"):  # not a folder of that name

@@ -116,6 +116,7 @@ def test_the_trainer_refuses_a_length_that_the_model_has_not(
     assert "--length must be at most the model's context, 32" in capsys.readouterr().err
 
 
+@pytest.mark.all
 def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("sft.py", monkeypatch, "--output", tmp_path / "first", "--steps", 30)
     check_learned(tmp_path / "first", 2.0)
@@ -140,6 +141,7 @@ def write_questions(folder: Path) -> None:
         (folder / name).write_text("\n".join(lines), encoding="latin-1")
 
 
+@pytest.mark.all
 def test_an_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The classifier finds the classes, and the reranker's best hits are of the question's."""
     write_questions(tmp_path)
@@ -153,6 +155,7 @@ def test_an_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert (model.config.is_causal, model.config.num_labels) == (False, 4)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("model", ["plain", "timm"])
 def test_images(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -133,6 +133,7 @@ def test_the_library_alone(wheels: list[Path], tmp_path: Path) -> None:
     assert "--continuous-batching" in environment.run("diff-transformer", "serve", "--help")
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_both_together(wheels: list[Path], tmp_path: Path) -> None:
     """A recipe of the laboratory's wheel is trained, and its card says how."""

@@ -20,7 +20,7 @@ SCHEMAS = {
     ".github/dependabot.yml": "dependabot",
     ".github/ISSUE_TEMPLATE/config.yml": "github-issue-config",
     **{f".github/ISSUE_TEMPLATE/{name}.yml": "github-issue-forms" for name in ("bug", "idea", "result")},
-    **{f".github/workflows/{name}.yml": "github-workflows" for name in ("docs", "release")},
+    **{f".github/workflows/{name}.yml": "github-workflows" for name in ("docs", "release", "tests")},
 }
 
 
@@ -76,7 +76,7 @@ def test_a_release_is_tested_built_checked_and_trusted() -> None:
     jobs = read(".github/workflows/release.yml")["jobs"]
     assert jobs["build"]["needs"] == "test"
     assert jobs["publish"]["needs"] == "build"
-    assert [step["run"] for step in jobs["test"]["steps"] if "run" in step] == [".ci/run"]
+    assert [step["run"] for step in jobs["test"]["steps"] if "run" in step] == [".ci/run test-all"]
     commands = [step["run"] for step in jobs["build"]["steps"] if "run" in step]
     assert commands[-2:] == [
         "python -m build && python -m build lab --outdir dist",

@@ -104,6 +104,7 @@ def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[Path, Page]) -
             assert address.startswith(("data:", "#")) or (style.parent / address).is_file(), f"{style}: {address}"
 
 
+@pytest.mark.all
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 def test_pages_fit_a_phone_and_show_their_equations(site: Path, pages: dict[Path, Page]) -> None:

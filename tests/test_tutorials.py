@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import timm_stand_in
 from diff_transformer.cli.app import COMMANDS, app
+from full_run import short_run
 
 jupytext = pytest.importorskip("jupytext")
 pyplot = pytest.importorskip("matplotlib.pyplot")
@@ -23,8 +24,6 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "tutorials"
 RESULTS = str(ROOT / "lab" / "results" / "cpu")
 
-# These start processes of their own, or train.
-SLOW = {"laptop_to_cluster", "pretrained_llama", "your_text_both_models"}
 # Tutorial → what its cell of parameters is replaced with.
 SMALL: dict[str, dict[str, Any]] = {
     "from_scratch": {"RESULTS": RESULTS},
@@ -86,7 +85,7 @@ def test_each_tutorial_has_small_parameters() -> None:
     assert {path.stem for path in FOLDER.glob("*.py")} == set(SMALL)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SMALL])
+@pytest.mark.parametrize("name", short_run(SMALL, ["read_an_attention_map", "reproduce_the_paper"]))
 @pytest.mark.usefixtures("_commands_in_this_process")
 def test_it_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

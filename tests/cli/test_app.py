@@ -72,6 +72,7 @@ def test_a_letter_that_stdout_cannot_show_is_no_error() -> None:
     assert (result.returncode, result.stdout) == (0, f"diff-transformer {__version__}\n?\n")
 
 
+@pytest.mark.all
 def test_a_command_says_nothing_about_libraries_that_nobody_asked_for(tmp_path: Path) -> None:
     """torchao, which transformers imports wherever it is, would begin each command with what it could not load."""
     code = "import sys; from diff_transformer.cli import main; sys.argv = ['', 'explore', sys.argv[1]]; main()"

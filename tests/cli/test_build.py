@@ -25,6 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.mark.all
 def test_build_says_where_and_how_long(run: Run, cache: Path) -> None:
     assert "not compiled yet" in run("info").stdout
     for options, duration in ([[], " s: "], [[], " before: "], [["--force"], " s: "]):

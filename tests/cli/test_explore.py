@@ -337,6 +337,7 @@ def test_a_browser_with_a_window_is_opened_and_none_takes_the_terminal(
         assert not (tmp_path / "note").exists()
 
 
+@pytest.mark.all
 def test_the_browser_is_answered_and_ctrl_c_ends_it(text_run: Path, tmp_path: Path) -> None:
     open_page = "urllib.request.build_opener(urllib.request.ProxyHandler({})).open(sys.argv[-1], timeout=30)"
     browser = fake_browser(tmp_path / "mine", f"found = b'explorer-data' in {open_page}.read()")

@@ -153,6 +153,7 @@ def test_a_classifier_stays_one(run: Run, text_run: Path, tmp_path: Path) -> Non
     fails(run("export", tmp_path / "classifier", tmp_path / "graph", "--onnx"), f"loads with {kind.__name__}")
 
 
+@pytest.mark.all
 def test_onnx(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
     result = run("export", retrieval_run, tmp_path / "graph", "--onnx")
     assert result.exit_code == 0, result.stderr

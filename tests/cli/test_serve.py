@@ -82,6 +82,7 @@ def test_an_older_transformers(run: Callable[..., Any], monkeypatch: pytest.Monk
     fails(run("serve", "nowhere"), "needs the continuous batching of transformers 5.17 or later, and this is")
 
 
+@pytest.mark.all
 def test_the_extra_is_enough(checkpoint: Path) -> None:
     others = sorted({name for packages in EXTRAS.values() for name in packages} - EXTRAS["serve"].keys())
     lines = [

@@ -19,6 +19,7 @@ from diff_transformer.convert import conversion, convert_from
 from diff_transformer.convert.conversion import ResumableDirectory
 from diff_transformer.convert.layout import Weights
 from diff_transformer.model.remote_code import code_files
+from full_run import short_run
 
 Folder = Callable[..., Path]
 SIZE = 15000  # of a shard
@@ -101,7 +102,7 @@ def interrupted_writes(at: int, when: str) -> Callable[..., None]:
     return writing
 
 
-@pytest.mark.parametrize("when", ["before", "within", "after"])
+@pytest.mark.parametrize("when", short_run(["before", "within", "after"], ["within"]))
 def test_interrupted_at_every_file(
     when: str, source: Path, tmp_path: Path, saved: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:

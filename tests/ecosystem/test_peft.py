@@ -40,6 +40,7 @@ import fresh
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model import text_embeddings
+from full_run import short_run
 from tiny_model import DIFFERENTIAL, PAIRED
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -233,7 +234,7 @@ MORE_METHODS: dict[str, PeftConfig] = {
 
 
 @pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")  # PEFT's word for any norm but torch's
-@pytest.mark.parametrize("method", MORE_METHODS)
+@pytest.mark.parametrize("method", short_run(MORE_METHODS, ["DoRA", "prompt tuning"]))
 def test_more_methods_train(kind: str, method: str, make: Any, tokens: Any, train: Any) -> None:
     config = copy.deepcopy(MORE_METHODS[method])
     config.task_type = TaskType.CAUSAL_LM
@@ -241,7 +242,9 @@ def test_more_methods_train(kind: str, method: str, make: Any, tokens: Any, trai
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("imports", ["diff_transformer, peft", "peft, diff_transformer"])
+@pytest.mark.parametrize(
+    "imports", short_run(["diff_transformer, peft", "peft, diff_transformer"], ["diff_transformer, peft"])
+)
 def test_peft_knows_the_layers_whichever_is_imported_first(imports: str) -> None:
     code = (
         f"import {imports}, sys; from peft.utils import constants;"

@@ -187,7 +187,11 @@ def test_it_opens_with_the_first_example_and_its_numbers(
 
 @pytest.mark.parametrize(
     ("slider", "settings"),
-    [("factor", {"factor": 0.3}), ("layer", {"layers": {"2": 0.3}}), ("head", {"heads": {"2.3": 0.3}})],
+    [
+        pytest.param("factor", {"factor": 0.3}, marks=pytest.mark.all),
+        pytest.param("layer", {"layers": {"2": 0.3}}, marks=pytest.mark.all),
+        ("head", {"heads": {"2.3": 0.3}}),
+    ],
 )
 def test_lambda_moves_everything(
     watch: Watch, address: str, explorer: Explorer, slider: str, settings: dict[str, Any]
@@ -239,6 +243,7 @@ DRAWN = """(grid, side) => {
 STRIP = ".strip circle:not(.now)"
 
 
+@pytest.mark.all
 def test_the_strip_follows_the_slider(watch: Watch, address: str, explorer: Explorer) -> None:
     """Of a text without a task it is the probability of the answer; each factor's point is a run's with that factor."""
     page = watch.open(address)
@@ -273,6 +278,7 @@ def test_the_strip_follows_the_slider(watch: Watch, address: str, explorer: Expl
     settled(page, lambda: page.locator(STRIP).count() == 8)
 
 
+@pytest.mark.all
 def test_a_model_of_a_task_guesses_without_the_second_map(
     watch: Watch, served: Callable[[Explorer], str], explorer: Explorer, tmp_path: Path
 ) -> None:
@@ -296,6 +302,7 @@ def test_a_model_of_a_task_guesses_without_the_second_map(
         assert "A guess among the values in the text gives 25 %." in words
 
 
+@pytest.mark.all
 def test_each_head_of_the_grid_has_its_picture(watch: Watch, address: str, explorer: Explorer) -> None:
     """In its place, also after a line of numbers came or went; blue where weights are positive, orange where not."""
     page = watch.open(address)
@@ -361,6 +368,7 @@ def test_tokens_by_mouse_and_keyboard(watch: Watch, address: str, explorer: Expl
     assert page.evaluate_handle("document.activeElement").get_attribute("aria-selected") == "true"
 
 
+@pytest.mark.all
 def test_both_models_write_on_in_step(
     watch: Watch, address: str, make: Callable[..., DiffTransformerForCausalLM]
 ) -> None:
@@ -423,6 +431,7 @@ def test_a_link_gives_the_same_view_again(watch: Watch, address: str) -> None:
     watch.open(f"{address}#text=w1+w2&left=99.x&lambda=factor:x,all:0.5,7&row=-3&answer=1&left-added=x")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("part", ["head-view", "grid-card", "predictions"])
 def test_views_are_saved_as_images(watch: Watch, address: str, tmp_path: Path, part: str) -> None:
     page = watch.open(address)
@@ -445,6 +454,7 @@ def test_views_are_saved_as_images(watch: Watch, address: str, tmp_path: Path, p
             assert int.from_bytes(data[16:20], "big") > 400
 
 
+@pytest.mark.all
 def test_needles_and_refusals(watch: Watch, address: str) -> None:
     page = watch.open(address)
     page.get_by_role("button", name="New needles").click()
@@ -477,6 +487,7 @@ def test_hostile_text_is_shown_as_text(
         assert "<b>bytes" in root.findall(".//{http://www.w3.org/2000/svg}text")[0].text
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("width", [390, 820, 1600])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_every_window(watch: Watch, address: str, width: int, scheme: str) -> None:
@@ -491,6 +502,7 @@ def test_it_fits_every_window(watch: Watch, address: str, width: int, scheme: st
     assert corner[:3] == {"light": [250, 249, 246], "dark": [22, 24, 29]}[scheme]
 
 
+@pytest.mark.all
 def test_v2_and_grouped_heads_are_named(
     watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM], llama: Any
 ) -> None:
@@ -504,6 +516,7 @@ def test_v2_and_grouped_heads_are_named(
     assert "8 heads over 4 key/value heads" in page.locator("footer").inner_text()
 
 
+@pytest.mark.all
 def test_heads_of_groups_are_named(
     watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
 ) -> None:
@@ -538,6 +551,7 @@ def test_the_saved_page_works_without_a_server(
     assert watch.asked == {saved.as_uri()}
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("slider", "place"), [("layer", {"layers": {"2": 0.25}}), ("head", {"heads": {"2.3": 0.25}})])
 def test_a_saved_page_knows_what_one_moved_lambda_predicts(
     watch: Watch, explorer: Explorer, saved: Path, slider: str, place: dict[str, Any]
@@ -559,6 +573,7 @@ def test_a_saved_page_knows_what_one_moved_lambda_predicts(
     settled(page, lambda: page.locator(".bars").count() == 1)
 
 
+@pytest.mark.all
 def test_both_models_write_on_in_a_saved_page(
     watch: Watch, explorer: Explorer, saved: Path, make: Callable[..., DiffTransformerForCausalLM]
 ) -> None:
@@ -593,6 +608,7 @@ def test_both_models_write_on_in_a_saved_page(
     settled(page, step.is_disabled)
 
 
+@pytest.mark.all
 def test_one_page_leads_to_every_pair_of_models(
     watch: Watch, explorer: Explorer, make: Callable[..., DiffTransformerForCausalLM]
 ) -> None:
@@ -658,6 +674,7 @@ def explorer_of_contexts(make: Callable[..., DiffTransformerForCausalLM], left: 
     return Explorer(*sides, [Example("short", TEXT)])
 
 
+@pytest.mark.all
 def test_the_right_shows_no_text_that_the_left_refuses(
     watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
 ) -> None:
@@ -675,6 +692,7 @@ def test_the_right_shows_no_text_that_the_left_refuses(
     settled(page, lambda: page.locator(".refusal").count() == 0)
 
 
+@pytest.mark.all
 def test_an_answer_that_comes_late_does_not_hide_that_the_text_is_empty(watch: Watch, address: str) -> None:
     page, held = watch.open(address), list[Any]()
     page.route("**/api/run", lambda route: held.append(route))
@@ -694,6 +712,7 @@ IS_IN_SIGHT = """() => {
 }"""
 
 
+@pytest.mark.all
 def test_a_token_of_a_text_that_is_gone_is_not_added(watch: Watch, address: str) -> None:
     page, held = watch.open(address), list[Any]()
     page.route("**/api/next", lambda route: held.append(route))
@@ -710,6 +729,7 @@ def test_a_token_of_a_text_that_is_gone_is_not_added(watch: Watch, address: str)
     assert "added" not in page.url
 
 
+@pytest.mark.all
 def test_a_link_without_a_token_pins_none(watch: Watch, address: str) -> None:
     page = watch.open(f"{address}#text=w1+w2+w3+w4&row=1")
     assert page.locator(".token.pinned").count() == 1
@@ -718,6 +738,7 @@ def test_a_link_without_a_token_pins_none(watch: Watch, address: str) -> None:
     assert page.locator(".token.pinned").count() == 0
 
 
+@pytest.mark.all
 def test_no_numbers_of_another_text_stay_beside_a_new_one(
     watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
 ) -> None:
@@ -740,6 +761,7 @@ def test_no_numbers_of_another_text_stay_beside_a_new_one(
     settled(page, lambda: "The text is empty" in page.locator(".refusal").inner_text())
 
 
+@pytest.mark.all
 def test_the_token_that_the_keys_have_reached_is_in_sight(
     watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
 ) -> None:
@@ -753,6 +775,7 @@ def test_the_token_that_the_keys_have_reached_is_in_sight(
         settled(page, lambda: page.evaluate(IS_IN_SIGHT), f"the token is out of sight after {key}")
 
 
+@pytest.mark.all
 def test_letters_that_are_typed_while_the_page_answers_stay(watch: Watch, address: str) -> None:
     page = watch.open(address)
     page.evaluate(
@@ -773,6 +796,7 @@ def test_letters_that_are_typed_while_the_page_answers_stay(watch: Watch, addres
     assert page.locator("textarea").input_value() == page.evaluate("window.seen") == "w1 w2 w3"
 
 
+@pytest.mark.all
 def test_the_widget_of_a_notebook(
     watch: Watch, tmp_path: Path, make: Callable[..., DiffTransformerForCausalLM], explorer: Explorer
 ) -> None:
@@ -846,6 +870,7 @@ def test_2048_tokens_stay_usable(
     settled(page, lambda: measure(page, "KL to")[0] != "0.000 nats")
 
 
+@pytest.mark.all
 def test_the_demos_report_holds_the_saved_page(watch: Watch, saved: Path, tmp_path: Path) -> None:
     """Also where it is sent alone; the report itself can run nothing, and its frame cannot reach it."""
     run = tmp_path / "retrieval-diff"

@@ -34,20 +34,6 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where a type has a choice of λ, one case of a test has the one λ and the next the other, but with `--all`."""
-    seen: Counter[Any] = Counter()
-    for item in items:
-        form = item.callspec.params.get("kind") if hasattr(item, "callspec") else None
-        if any(form == other for other in FORMS if isinstance(other, TokenLambda)):
-            has_token_lambda = isinstance(form, TokenLambda)
-            turn = seen[item.path, has_token_lambda]
-            seen[item.path, has_token_lambda] += 1
-            if turn % 2 == has_token_lambda:
-                item.add_marker(pytest.mark.all)
-
-
 @pytest.fixture(scope="session")
 def make() -> Callable[..., DiffTransformerForCausalLM]:
     """(kind, dtype=float64, sharp=True, **config) → a model in evaluation mode, the same weights every time."""

@@ -43,6 +43,7 @@ def test_forward_and_backward(kind: str, make: Any, tokens: Any, check: Any) -> 
             check(parameter.grad, gradients[name], least=0.1, dtype=torch.float32)  # the loss upcasts to float32
 
 
+@pytest.mark.all
 @each_kind
 def test_the_model_makes_its_own_cache(kind: str, make: Any, tokens: Any, check: Any) -> None:
     """Called with tokens alone, and then with the cache that came of it: no warning either (they are errors here)."""
@@ -56,7 +57,7 @@ def test_the_model_makes_its_own_cache(kind: str, make: Any, tokens: Any, check:
     assert counters["stats"]["unique_graphs"] == 2
 
 
-@pytest.mark.parametrize("implementation", ["diff_attention", "sdpa"])
+@pytest.mark.parametrize("implementation", short_run(["diff_attention", "sdpa"], ["diff_attention"]))
 def test_decoding_into_a_static_cache(kind: str, implementation: str, make: Any, tokens: Any, check: Any) -> None:
     """One graph for all tokens: nothing is compiled anew as the cache fills up, nor for another prompt."""
     model = make(kind, torch.float32, num_hidden_layers=1, attn_implementation=implementation)

@@ -163,6 +163,7 @@ def test_float32_under_casts(make: Any) -> None:
         assert model.get_parameter("model.layers.0.self_attn.dex.weight").dtype.itemsize == 2
 
 
+@pytest.mark.all
 def test_one_graph_for_every_lambda(make: Any, tokens: Any) -> None:
     model, inputs, counter = make("dex", torch.float32), tokens(), CompileCounter()
     compiled = torch.compile(model, fullgraph=True, backend=counter)

@@ -195,6 +195,7 @@ def test_checkpointing_and_accumulation(kind: str, make: Any, check: Any, calls:
 
 
 # torch's own, of what it does itself while it traces a layer, whose input is no leaf.
+@pytest.mark.all
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("kind", ["diff", "softmax"])
 def test_compiled_layers_meet_few_shapes(kind: str, make: Any, check: Any) -> None:

@@ -26,6 +26,9 @@ from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.nn import Lambda, layers
 from tiny_model import FORMS, has_lambda_vectors, name_of_form
 
+# lab/tests/train/test_distributed.py trains with FSDP2 in `make test`.
+pytestmark = pytest.mark.all
+
 TOKENS = torch.arange(1, 19).view(2, 9)  # a row for each rank
 IN_BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 # Earlier releases of transformers 5 have no FSDP plans, or plans that know nothing of what stays in float32.

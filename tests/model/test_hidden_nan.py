@@ -19,11 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:Runtim
 BACKENDS = ("reference", "blockwise", "sdpa", "cpu", *(("triton",) if interpreted() else ()))
 
 
-# Triton's interpreter takes seconds for each: in `make test` it runs one.
+# Triton's interpreter takes seconds for each.
 RUNS = [
-    pytest.param(
-        kind, backend, side, marks=pytest.mark.all if backend == "triton" and (kind, side) != ("diff", "left") else ()
-    )
+    pytest.param(kind, backend, side, marks=pytest.mark.all if backend == "triton" else ())
     for kind in DIFFERENTIAL
     for backend in BACKENDS
     for side in ("left", "right")

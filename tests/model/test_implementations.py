@@ -184,6 +184,7 @@ def test_decoding_makes_one_call_a_layer_and_step(
             check(torch.cat(parts, 1), truth, dtype=COMPUTES_IN.get(implementation))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("kind", "case"), [pytest.param("diff", "padded left", marks=pytest.mark.all), ("diff_v2", "window in one layer")]
 )

@@ -242,6 +242,7 @@ def test_what_is_ordinary(make: Any) -> None:
 
 
 # torch's own, of what it does itself while it traces.
+@pytest.mark.all
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled(make: Any, tokens: Any, check: Any) -> None:
     torch._dynamo.reset()

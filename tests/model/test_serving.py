@@ -89,6 +89,7 @@ def test_the_headwise_norm_is_left_as_it_is(make: Any) -> None:
     assert layer.self_attn.head_norm.factor == pytest.approx(1 - (0.8 - 0.6 * 2.718281828459045**-0.3))
 
 
+@pytest.mark.all
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, while it compiles
 def test_a_server_compiles_the_model_once(kind: str, make: Any, check: Any) -> None:
     """As one graph, whatever the number of tokens."""

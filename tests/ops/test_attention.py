@@ -70,6 +70,7 @@ def is_short(backend: str, name: str, dtype: torch.dtype) -> bool:
     return name in REPRESENTATIVE and (dtype != torch.float16 or backend == "cpu")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("backend", "name", "dtype"),
     [

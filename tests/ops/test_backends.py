@@ -116,6 +116,7 @@ def test_the_package_itself_imports_nothing_heavy() -> None:
 
 
 # In a fresh process torch compiles FlexAttention for half a minute.
+@pytest.mark.all
 @pytest.mark.parametrize("absent", ["flex", pytest.param("", marks=pytest.mark.all)])
 def test_the_operator_needs_torch_alone(absent: str) -> None:
     """Without triton and transformers (made unimportable), every backend that says so answers; no other package loads.

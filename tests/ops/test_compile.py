@@ -34,7 +34,6 @@ CASES = {
 
 # What is left open between calls is for the operators to say; test_sdpa.py has lengths that change under "sdpa".
 # Triton's interpreter takes long for every compilation: tests/ops/triton compiles it once in `make test`.
-DYNAMIC_LENGTHS = short_run(BACKENDS, ["blockwise", "cpu"])
 
 
 @pytest.fixture(params=BACKENDS)
@@ -123,7 +122,7 @@ def test_opcheck_backward(backend: str, case: str, dtype: torch.dtype) -> None:
             backend,
             case,
             marks=pytest.mark.all
-            if backend == "triton" or (backend in ("reference", "auto") and case != "grouped, masked, windowed")
+            if backend == "triton" or (backend != "cpu" and case != "grouped, masked, windowed")
             else (),
         )
         for backend in (*BACKENDS, "auto")
@@ -138,7 +137,7 @@ def test_compiled_in_one_graph(backend: str, case: str) -> None:
 
 
 @pytest.mark.usefixtures("cold")
-@pytest.mark.parametrize("backend", DYNAMIC_LENGTHS, indirect=True)
+@pytest.mark.parametrize("backend", short_run(BACKENDS, ["blockwise", "cpu"]), indirect=True)
 def test_compiled_for_changing_lengths(backend: str) -> None:
     """The second length makes torch compile once more, with the length left open; the third has to fit that."""
     compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
@@ -149,7 +148,7 @@ def test_compiled_for_changing_lengths(backend: str) -> None:
 
 @pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.all)])
-@pytest.mark.parametrize("backend", DYNAMIC_LENGTHS, indirect=True)
+@pytest.mark.parametrize("backend", short_run(BACKENDS, ["cpu"]), indirect=True)
 def test_compiled_for_changing_documents(backend: str, dynamic: bool | None) -> None:
     """Other borders, then another number of them, then another length."""
     compiled = torch.compile(diff_attention, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -288,10 +287,9 @@ def test_expected_of_the_cases_is_not_trivial() -> None:
 @pytest.mark.parametrize(
     ("backend", "shape"),
     [
-        *(pytest.param(name, (2, 9), marks=pytest.mark.all) for name in ("reference", "triton")),
-        *((name, (2, 9)) for name in ("blockwise", "sdpa", "cpu")),
-        ("blockwise", (9,)),
-        *(pytest.param("blockwise", shape, marks=pytest.mark.all) for shape in [(2, 2, 9), (1, 2, 1)]),
+        ("cpu", (2, 9)),
+        *(pytest.param(name, (2, 9), marks=pytest.mark.all) for name in BACKENDS if name != "cpu"),
+        *(pytest.param("blockwise", shape, marks=pytest.mark.all) for shape in [(9,), (2, 2, 9), (1, 2, 1)]),
     ],
     indirect=["backend"],
 )
@@ -306,7 +304,7 @@ def test_every_length_left_open(backend: str, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(compiled(q, k, v, lam, **settings), diff_attention(q, k, v, lam, **settings))
 
 
-@pytest.mark.parametrize("backend", DYNAMIC_LENGTHS, indirect=True)
+@pytest.mark.parametrize("backend", short_run(BACKENDS, ["cpu"]), indirect=True)
 def test_numbers_may_change_between_calls(backend: str) -> None:
     """λ, scale and window as plain numbers: from the second value on, torch.compile leaves them open."""
     torch._dynamo.reset()

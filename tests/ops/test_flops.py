@@ -68,6 +68,7 @@ def test_a_layer_costs_what_the_transformers_does() -> None:
     assert counts[0] == counts[1]
 
 
+@pytest.mark.all
 def test_the_first_call_of_a_process_is_counted() -> None:
     """Though the counter is there before the kernel's library is loaded."""
     code = """

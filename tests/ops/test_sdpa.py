@@ -279,6 +279,7 @@ def test_cudnn_first_is_for_these_calls_alone(monkeypatch: pytest.MonkeyPatch) -
     assert order() == before
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("cudnn", short_run([True, False], [True]))
 def test_each_way_compiles_in_one_graph(monkeypatch: pytest.MonkeyPatch, cudnn: bool) -> None:
     torch._dynamo.reset()

@@ -167,6 +167,7 @@ def test_a_causal_bias_of_other_lengths_is_refused() -> None:
         diff_attention(q, k, v, 0.5, attn_mask=causal_upper_left(4, 5))
 
 
+@pytest.mark.all
 def test_a_causal_bias_is_compiled() -> None:
     compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
     q, k, v = torch.randn(1, 1, 2, 3, 4), torch.randn(1, 1, 2, 5, 4), torch.randn(1, 1, 5, 8)

@@ -64,6 +64,7 @@ def test_texts_are_those_of_generate(make_client: Any, alone: Any, tokenized: bo
     assert text == whole[: whole.index(stop)]
 
 
+@pytest.mark.all
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 def test_the_command_of_the_page_scores_and_writes_with_a_small_context(tmp_path: Path) -> None:
     """Where the harness would send 2,047 tokens, and ask for 256."""

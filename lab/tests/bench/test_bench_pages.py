@@ -32,6 +32,7 @@ def document() -> dict[str, Any]:
     return measure_operator(settings, Nobody())[0]
 
 
+@pytest.mark.all
 def test_both_files_are_written_whole(document: dict[str, Any], tmp_path: Path) -> None:
     path = results_path(tmp_path / "new" / "folder", "operator", "cpu")
     assert write_document(path, document) == (path, path.with_suffix(".md"))

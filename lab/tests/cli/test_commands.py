@@ -390,6 +390,7 @@ def test_info_says_what_is_not_installed(run: Run, monkeypatch: pytest.MonkeyPat
     assert 'not installed: pip install ".[onnx]"' in run("info").stdout
 
 
+@pytest.mark.all
 def test_demo_ends_with_a_table_a_page_and_models(
     run: Run, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

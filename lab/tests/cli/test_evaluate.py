@@ -286,6 +286,7 @@ def test_every_record_has_a_row(run: Run, retrieval_run: Path, tmp_path: Path) -
         assert " 8 " in line
 
 
+@pytest.mark.all
 def test_a_run_on_many_shot_data_is_measured(run: Run, tmp_path: Path) -> None:
     data = "data={kind: many_shot, shots: 8, classes: 2, labels: 4, words: 4, item_length: 1, batch_size: 2}"
     sizes = ["model.hidden_size=16", "model.head_dim=8", "model.num_hidden_layers=1"]
@@ -345,6 +346,7 @@ def test_needles_are_measured_among_the_tokens_of_a_run(run: Run, retrieval_run:
     ]
 
 
+@pytest.mark.all
 def test_of_a_run_on_needles_whole_documents_of_its_text_are_measured(run: Run, text_run: Path, tmp_path: Path) -> None:
     sentences = "".join(f"Line {number} is about sheep. " for number in range(200))
     text = tmp_path / "text"

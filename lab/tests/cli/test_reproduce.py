@@ -78,6 +78,7 @@ def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
     fails(refused, "seeds: 1 there, 2 asked for; options.sequences: 4 there, 8 asked for", "--overwrite")
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("small", "forked_workers")
 def test_trainings_run_at_the_same_time(run: Run, tmp_path: Path) -> None:
     """Every line of a log names the training; --workers 1 has the same numbers."""
@@ -160,6 +161,7 @@ def test_a_bug_or_a_full_memory_in_one_of_several_stops_none_of_the_others(
         run("reproduce", "broken", "--output", tmp_path)
 
 
+@pytest.mark.all
 def test_a_rehearsal_tells_what_it_took_and_leaves_nothing(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from diff_transformer import pretrained, pretrained_names, shipped_models
 from diff_transformer.cli import console
 from diff_transformer.model.remote_code import code_files
 from diff_transformer.shipped_models import LANGUAGE_MODEL
+from full_run import short_run
 
 Run = Callable[..., Any]
 PROGRAMS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -106,12 +107,12 @@ def check_model(name: str) -> None:
         assert "/" not in str(value)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", short_run(SHIPPED, SHIPPED[:1]))
 def test_a_model_of_the_package_has_its_stated_numbers(name: str) -> None:
     check_model(name)
 
 
-@pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith("novels")])
+@pytest.mark.parametrize("name", short_run([name for name in SHIPPED if name.startswith("novels")], ["novels-diff"]))
 def test_a_model_of_the_package_writes(name: str, run: Run) -> None:
     result = run("generate", name, "--prompt", "It was", "--max-new-tokens", 5)
     assert (result.exit_code, result.stderr) == (0, "")
@@ -123,7 +124,7 @@ def test_the_models_of_the_package_are_small(packer: Any) -> None:
     assert total <= packer.LARGEST_TOTAL == 12_000_000
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", short_run(NAMES, NAMES[:1]))
 def test_a_packed_model_has_its_stated_numbers(name: str, weights: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in weights.rglob("*")}
     check_model(name)
@@ -141,7 +142,7 @@ def test_numbers_that_do_not_hold_are_found(weights: Path, tmp_path: Path, monke
         check_model("novels-diff")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", short_run(NAMES, NAMES[1:]))
 def test_the_cards_code_runs(name: str, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     card = (weights / name / "README.md").read_text(encoding="utf-8")
     namespace: dict[str, Any] = {}

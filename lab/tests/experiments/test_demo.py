@@ -118,6 +118,7 @@ def test_validation_curves_are_of_first_queries_and_have_their_levels(finished: 
     assert set(levels[ACCURACY_CURVE]) == {"chance", "floor"}, "no answer is in view"
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("forked_workers")
 def test_both_variants_train_at_the_same_time(
     finished: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -137,6 +138,7 @@ def test_both_variants_train_at_the_same_time(
         assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("forked_workers")
 def test_an_interrupted_demo_resumes(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "default_workers", lambda *_, **__: 2)
@@ -221,6 +223,7 @@ def test_bad_text_is_refused_before_any_work(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.all
 def test_overwriting_deletes_all_of_the_old_demo_before_the_first_run(
     finished: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +253,7 @@ def test_overwriting_deletes_all_of_the_old_demo_before_the_first_run(
     assert read_results(folder / "results.json").settings["seed"] == 4
 
 
+@pytest.mark.all
 def test_what_a_demo_leaves_counts_as_a_demo(text: Path, tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("old")
     with pytest.raises(FileExistsError, match="already holds a demo"):
@@ -262,6 +266,7 @@ def test_what_a_demo_leaves_counts_as_a_demo(text: Path, tmp_path: Path) -> None
     assert (tmp_path / "report.html").read_text() == "old"
 
 
+@pytest.mark.all
 def test_the_seed_reaches_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shorter = {
         task: [*overrides, "train.steps=2", "train.log_every=1", "model.num_hidden_layers=1"]

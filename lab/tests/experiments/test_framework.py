@@ -29,6 +29,7 @@ from diff_lab.results_files import capture_environment
 from diff_lab.train import build_config, build_data, load_recipe
 from diff_lab.train.plan import vocabulary
 from diff_lab.train.recipe import dump_recipe
+from full_run import short_run
 from small_experiment import SIZES, SMALL, TINY
 
 
@@ -143,7 +144,7 @@ def test_what_is_asked_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert request.preset.seeds == 4
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", short_run(EXPERIMENTS, ["table5", "recall", "appendix_c"]))
 def test_every_experiment_of_the_register_is_complete(name: str) -> None:
     """At every size its recipes are valid and its variants alike; of the paper's see also `test_paper.py`."""
     experiment = find_experiment(name)

@@ -58,6 +58,7 @@ def runs(folder: Path) -> set[str]:
     return {path.name for path in (folder / "runs").iterdir()}
 
 
+@pytest.mark.all
 def test_of_tokens(folder: Path) -> None:
     """The three share their runs: two variants, two seeds. What they compare is in `test_definition.py`."""
     table = run("table2", "cpu", folder, samples=4)
@@ -76,6 +77,7 @@ def test_of_tokens(folder: Path) -> None:
     assert runs(folder / "results-cpu") == trained
 
 
+@pytest.mark.all
 def test_of_text(folder: Path) -> None:
     """The template from end to end: text and documents to train on, answers by generation, attention to spans."""
     text = (

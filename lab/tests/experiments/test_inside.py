@@ -43,6 +43,7 @@ def run(experiment: Experiment, folder: Path, *overrides: str, output: str = "re
     return run_experiment(ExperimentRequest(experiment, "cpu", preset), folder / output)
 
 
+@pytest.mark.all
 def test_appendix_g(folder: Path) -> None:
     results = run(find_experiment("appendix_g"), folder, "train.evaluate_every=2")
     steps = {r.coordinates.label for r in results.records if r.name == "gradient/q"}
@@ -118,6 +119,7 @@ def test_what_could_not_be_timed_is_said() -> None:
         inside_experiments.throughput_records([row(DIFF, STEP, None, None)], 0)
 
 
+@pytest.mark.all
 def test_table7_runs(tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 32, "layers": 1, "head_dim": 8, "vocabulary": 32}
     experiment = find_experiment("table7")

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from diff_lab.experiments.request import as_defined, request_experiment
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.report.pages import build_results_report
@@ -9,6 +11,7 @@ from journeys import files_entered
 from small_experiment import SMALL
 
 
+@pytest.mark.all
 def test_from_an_experiment_to_its_report(tmp_path: Path) -> None:
     """Data, the building of a model, its training, and what it computes are journeys of their own."""
 

@@ -26,6 +26,7 @@ from diff_lab.record import Comparison, Result, ResultsFile
 from diff_lab.statistics import seeds_needed
 from diff_lab.train import DivergenceError
 from diff_transformer.model import DiffTransformerConfig
+from full_run import short_run
 from small_experiment import SMALL
 
 STEPS = ("train.steps=2", "train.evaluate_every=1", "train.warmup_steps=0", "train.log_every=2")
@@ -75,7 +76,8 @@ def by_key(results: ResultsFile) -> dict[tuple[str, str, str, str], Comparison]:
 
 
 @pytest.mark.parametrize(
-    ("name", "variants"), [("fig3", 12), ("fig4", 2), ("table6", 7), ("v2", 3), ("lr_sensitivity", 10)]
+    ("name", "variants"),
+    short_run([("fig3", 12), ("fig4", 2), ("table6", 7), ("v2", 3), ("lr_sensitivity", 10)], [("v2", 3)]),
 )
 def test_the_papers_own_configuration(name: str, variants: int) -> None:
     checked = check_paper(find_experiment(name))
@@ -88,6 +90,7 @@ def test_the_papers_own_configuration(name: str, variants: int) -> None:
         assert rates == [1.5e-4] * 6 + [7.5e-5] * 4 + [3.2e-4] * 2
 
 
+@pytest.mark.all
 def test_figure_3(text: Path, output: Path) -> None:
     results = run_experiment(tiny("fig3", text, frequent=1000), output)
     comparisons = by_key(results)
@@ -245,6 +248,7 @@ def test_figure_3_needs_seeds_by_the_logarithms_that_its_interval_is_of() -> Non
     assert by_tokens.seeds_needed != seeds_needed(by_tokens.differences)
 
 
+@pytest.mark.all
 def test_version_2_and_table_6_share_their_twins(text: Path, output: Path) -> None:
     runs = []
     for name in ("table6", "v2"):
@@ -287,6 +291,7 @@ def test_the_feed_forward_network_gives_what_the_attention_takes_more() -> None:
         equal_feed_forward(config("diff_v2", 4, 20), config("softmax", 4, 20))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("name", "at_fault"), [("lr_sensitivity", "learning rate 0.1"), ("fig3", "0.13M")])
 def test_where_all_runs_of_a_size_diverged(
     name: str, at_fault: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -29,9 +29,12 @@ from diff_lab.train import Recipe, build_config, load_recipe, plan
 from diff_lab.train.plan import Plan, meta_model, vocabulary
 from diff_lab.train.run_setup import check_init_from
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from full_run import short_run
 from small_experiment import SMALL
 
 NAMES = [name for name in EXPERIMENTS if PAPER in find_experiment(name).presets]
+# One of two stages, and the one whose commands are of a benchmark.
+each = pytest.mark.parametrize("name", short_run(NAMES, ["table2", "table7"]))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,7 +83,7 @@ def planned(recipe: str, gpus: int) -> Plan:
     return Plan(Recipe.model_validate_json(recipe), "h200", gpus)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each
 def test_every_training_fits_the_gpus_that_its_command_names(name: str) -> None:
     preset = paper_preset(find_experiment(name))
     assert len(checked(name)) == len(preset.variants)
@@ -98,7 +101,7 @@ def test_every_training_fits_the_gpus_that_its_command_names(name: str) -> None:
             assert gpus == 8 or not planned(recipe.model_dump_json(), gpus // 2).ways[checkpointing].fits
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each
 def test_every_stage_can_start_from_the_one_that_it_names(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +119,7 @@ def test_every_stage_can_start_from_the_one_that_it_names(
             assert before.recipe.data.model_dump()["tokenizer"] == after.recipe.data.model_dump()["tokenizer"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each
 def test_every_measuring_command_can_be_read(name: str) -> None:
     preset = paper_preset(find_experiment(name))
     for variant in checked(name):
@@ -140,6 +143,7 @@ def test_every_measuring_command_can_be_read(name: str) -> None:
         assert values == [[2048, 4096], ["forward", "step"], ["diff"]]
 
 
+@pytest.mark.all
 def test_a_run_that_several_need_is_one_folder_and_one_command() -> None:
     commands: dict[str, set[str]] = {}
     folders: dict[str, set[str]] = {}

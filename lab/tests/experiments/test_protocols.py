@@ -16,6 +16,7 @@ from diff_lab.experiments.request import ExperimentRequest, request_experiment
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.measure.judge import JudgeError
 from diff_lab.record import Result, ResultsFile
+from full_run import short_run
 from harness_tasks import write_lines
 from judge_server import JudgeServer, Reply, fails, judge_server, says
 
@@ -94,6 +95,7 @@ def test_what_cannot_be_had_is_said_before_anything_is_trained(
     assert not (tmp_path / "output").exists()
 
 
+@pytest.mark.all
 def test_table_4_with_a_judge_behind_an_address(
     text: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +134,7 @@ def test_table_4_with_a_judge_behind_an_address(
         assert "sk-hidden" not in path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["table1", "table8"])
+@pytest.mark.parametrize("name", short_run(["table1", "table8"], ["table1"]))
 def test_harness_tables(name: str, text: Path, output: Path) -> None:
     results = run_experiment(tiny(name, text, questions=6), output)
     no_verdict(results, ["harness/held_out_text/acc", "harness/held_out_text/acc_norm"])
@@ -146,6 +148,7 @@ def test_harness_tables(name: str, text: Path, output: Path) -> None:
     assert any("need the network and were not run here" in note for note in results.notes)
 
 
+@pytest.mark.all
 def test_a_harness_table_with_own_tasks(text: Path, output: Path, tmp_path: Path) -> None:
     questions = [{"context": "to be or", "choices": ["not", "xyz"], "answer": 0}] * 3
     path = write_lines(tmp_path / "mine.jsonl", questions)

@@ -198,6 +198,7 @@ def test_a_recipe_is_compared_as_an_experiment_is(done: tuple[Path, ResultsFile,
     assert as_defined(replace(file, headline=None, baselines=())) == file
 
 
+@pytest.mark.all
 def test_another_comparison_of_the_recipe_trains_what_is_new(done: tuple[Path, ResultsFile, list[str]]) -> None:
     folder, results, _ = done
     more = small(comparison("diff", "softmax", "diff_v2", seeds=2, learning_rates=(2e-3,)))
@@ -214,6 +215,7 @@ def test_another_comparison_of_the_recipe_trains_what_is_new(done: tuple[Path, R
     assert with_v2.comparisons[0].ours == results.comparisons[0].ours
 
 
+@pytest.mark.all
 def test_without_the_transformer_the_first_is_what_others_are_compared_with(tmp_path: Path) -> None:
     experiment = comparison("diff", "diff:model.lambda_init=0.8", seeds=1, learning_rates=(2e-3,))
     results = run_experiment(request_experiment(small(experiment), OWN), tmp_path)
@@ -229,6 +231,7 @@ def of_text(folder: Path, documents: list[str]) -> dict[str, Any]:
     return {**RETRIEVAL, "data": {**data, "validation_tokens": 64, "cache": str(folder / "cache")}}
 
 
+@pytest.mark.all
 def test_text_is_measured_by_document(tmp_path: Path) -> None:
     documents = [
         f"Chapter {number}. It was a dark and stormy night, {number} times {number}. " * 3 for number in range(12)
@@ -244,6 +247,7 @@ def test_text_is_measured_by_document(tmp_path: Path) -> None:
     assert as_defined(replace(results, headline=None)) == results
 
 
+@pytest.mark.all
 def test_one_document_of_validation_leaves_the_loss(tmp_path: Path) -> None:
     documents = ["It was a dark and stormy night. " * 60, "The second one is not so long. " * 30]
     experiment = comparison(settings=of_text(tmp_path, documents), seeds=1, learning_rates=(2e-3,))
@@ -256,6 +260,7 @@ def test_one_document_of_validation_leaves_the_loss(tmp_path: Path) -> None:
     assert [row.name for row in results.comparisons] == ["language/validation_loss", "language/bits_per_byte"]
 
 
+@pytest.mark.all
 def test_other_data_are_measured_by_what_is_measured_of_them(tmp_path: Path) -> None:
     def compared(kind: str, **data: int) -> ResultsFile:
         settings = {**RETRIEVAL, "data": {"kind": kind, "batch_size": 2, **data}}

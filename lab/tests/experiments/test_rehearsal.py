@@ -34,13 +34,11 @@ from diff_lab.report.pages import build_results_report
 from diff_lab.results_files import read_results
 from diff_lab.train import build_data, build_model, load_recipe
 from diff_lab.train.plan import Plan
+from full_run import short_run
 from small_experiment import TINY, Heard
 
-# Those with many variants or long texts take long; the others have each measurement but those of needles in text, which
-# `test_in_context.py` has.
-LONG = {"fig3", "fig5", "table2", "table3", "table6", "table7", "table8", "recall", "language", "lr_sensitivity", "v2"}
-LONG |= {"length_generalisation", "grouped"}
-NAMES = [pytest.param(name, marks=pytest.mark.all) if name in LONG else name for name in EXPERIMENTS]
+# Text that is trained on in two variants, and variants in several sizes or with data of their own.
+FEW = ["table5", "fig3", "recall"]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +62,7 @@ def requested(name: str, text: Path, preset: str = "gpu") -> ExperimentRequest:
     return request_experiment(found, preset, text=paths, is_rehearsal=True)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", short_run(EXPERIMENTS, ["table5"]))
 def test_the_gpu_preset_from_its_checks_to_its_report(name: str, text: Path, output: Path, tmp_path: Path) -> None:
     request = requested(name, text)
     results = rehearse(request, output).results
@@ -95,7 +93,7 @@ def tokens(preset: Preset) -> int:
     return total
 
 
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "table7"])
+@pytest.mark.parametrize("name", short_run([name for name in EXPERIMENTS if name != "table7"], FEW))
 def test_a_rehearsal_is_small_and_keeps_what_is_trained_and_measured(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +121,7 @@ def test_a_rehearsal_is_small_and_keeps_what_is_trained_and_measured(
         assert full.train.evaluate_every <= full.train.steps / 8
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", short_run(EXPERIMENTS, FEW))
 def test_every_training_of_a_gpu_preset_fits_one_h200(name: str) -> None:
     preset = find_experiment(name).presets["gpu"]
     for variant in preset.variants:
@@ -174,6 +172,7 @@ def test_a_text_that_is_read_often_is_told(text: Path) -> None:
     assert text_notes(retrieval, build_data(retrieval).batches) == []
 
 
+@pytest.mark.all
 def test_an_experiment_tells_it_before_training_and_in_its_results(
     text: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,6 +204,7 @@ def test_an_interrupted_experiment_resumes(
     assert not list(tmp_path.glob("runs/*/begun.json"))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("commit", ["0123456789abcdef", "0123456789abcdef-dirty", None])
 def test_what_known_code_measured_is_not_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: str | None
@@ -239,6 +240,7 @@ def test_what_known_code_measured_is_not_measured_again(
     assert len(counted) == 5
 
 
+@pytest.mark.all
 def test_a_run_without_its_model_keeps_what_was_measured_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where another commit measured; of a run that has its model the numbers are taken anew."""
     counted: list[tuple[str, int]] = []
@@ -324,6 +326,7 @@ def test_a_second_stage_begins_with_the_model_of_the_first(tmp_path: Path) -> No
     assert trained == []
 
 
+@pytest.mark.all
 def test_the_validation_curve_of_every_run_is_in_the_file(tmp_path: Path) -> None:
     """Of a run with two stages that of the first: the second validates on other data."""
     folder, results = tmp_path, {}
@@ -357,6 +360,7 @@ def test_the_validation_curve_of_every_run_is_in_the_file(tmp_path: Path) -> Non
     assert "accuracy 0.5" not in text
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("seeds", "told"), [(1, "seed 0"), (2, "one of the seeds 0 to 1")])
 def test_a_rate_that_diverged_is_told_with_the_seeds_that_tried_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: int, told: str
@@ -410,6 +414,7 @@ def test_a_diverged_run_is_told_and_leaves_no_verdict(tmp_path: Path, monkeypatc
     run_experiment(request_experiment(SMALL), tmp_path, overwrite=True)
 
 
+@pytest.mark.all
 def test_sizes_and_a_stated_tolerance_allow_what_must_differ(tmp_path: Path) -> None:
     other = Variant(
         name="softmax",
@@ -431,6 +436,7 @@ def test_sizes_and_a_stated_tolerance_allow_what_must_differ(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.all
 def test_the_users_text_is_what_is_trained_on(tmp_path: Path) -> None:
     text = tmp_path / "novels"
     text.mkdir()

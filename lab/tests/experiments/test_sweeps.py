@@ -55,6 +55,7 @@ def test_weights_and_numbers_are_those_of_one_process(tmp_path: Path) -> None:
     assert trained == []
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("forked_workers")
 def test_an_interrupted_experiment_resumes_in_parallel(tmp_path: Path) -> None:
     long = replace(TINY, overrides=(*TINY.overrides, "train.steps=40"), seeds=1)
@@ -76,6 +77,7 @@ def test_an_interrupted_experiment_resumes_in_parallel(tmp_path: Path) -> None:
     assert numbers(again) == numbers(once)
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("forked_workers")
 def test_a_run_that_diverges_in_a_worker_is_told_and_the_others_continue(tmp_path: Path) -> None:
     results = run_experiment(small(replace(TINY, learning_rates=(1e-3, 1e30), seeds=1)), tmp_path, workers=2)
@@ -85,6 +87,7 @@ def test_a_run_that_diverges_in_a_worker_is_told_and_the_others_continue(tmp_pat
     assert "diff diverged at the learning rate 1e+30 with seed 0." in results.notes
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("forked_workers")
 def test_a_run_that_another_command_trains_is_named_and_the_others_stop(tmp_path: Path) -> None:
     done = run_experiment(small(replace(TINY, learning_rates=(), seeds=1)), tmp_path / "done")

@@ -22,6 +22,7 @@ from diff_lab.experiments.worker_pool import Job, WorkerPool, default_workers
 from diff_lab.measure.standard import validation_callback
 from diff_lab.train import DivergenceError, Progress, TrainingInterrupted, build_data, train
 from diff_transformer.utils.cpu_count import usable_processors
+from full_run import short_run
 from small_experiment import TINY
 
 
@@ -232,6 +233,7 @@ def test_ctrl_c_stops_every_training_with_a_checkpoint(tmp_path: Path) -> None:
     assert max(stopped) < 20_000
 
 
+@pytest.mark.all
 def test_workers_that_were_stopped_end_by_themselves(tmp_path: Path) -> None:
     """Killed ones would leave the semaphores that they have made, of which multiprocessing warns."""
     marks = [tmp_path / "0", tmp_path / "1"]
@@ -300,7 +302,7 @@ def test_a_killed_worker_is_named_and_the_others_stop(tmp_path: Path) -> None:
     assert "memory" not in str(caught.value)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", short_run([signal.SIGTERM, signal.SIGHUP], [signal.SIGTERM]))
 def test_a_worker_that_was_told_to_stop_before_it_could_is_no_error(number: int) -> None:
     """As where all processes of a command get a signal in its first seconds."""
     with pytest.raises(TrainingInterrupted) as caught:
@@ -311,6 +313,7 @@ def test_a_worker_that_was_told_to_stop_before_it_could_is_no_error(number: int)
     assert "checkpoint" not in message
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_parent_alone_leaves_an_evaluation(tmp_path: Path, number: int) -> None:
     marks = [tmp_path / "0 evaluates", tmp_path / "1 evaluates"]
@@ -368,6 +371,7 @@ def test_an_error_of_the_caller_stops_all_jobs() -> None:
     assert len(children() - before) <= 2
 
 
+@pytest.mark.all
 def test_workers_end_with_a_checkpoint_after_their_parent_was_killed(tmp_path: Path) -> None:
     _kill_the_parent(tmp_path, "forkserver")
 

@@ -295,6 +295,7 @@ def test_figures_are_xml_are_linked_and_show_every_comparison(folder: Path) -> N
     )
 
 
+@pytest.mark.all
 def test_the_same_results_give_the_same_files_and_old_figures_go(tmp_path: Path) -> None:
     write_json(tmp_path / "table6.json", outcomes())
     write_json(tmp_path / "fig3.json", replace(steps(), records=()))

@@ -259,6 +259,7 @@ def test_runs_stand_side_by_side(demo_dir: Path, tmp_path: Path) -> None:
     assert named == tmp_path / "mine.html"
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("no_drawings")
 def test_a_demo_is_its_page_alone_and_its_runs_in_company(
     demo_dir: Path, make_demo: Callable[[Path], Path], tmp_path: Path
@@ -316,6 +317,7 @@ def test_what_is_not_a_report_is_left_alone(demo_dir: Path, tmp_path: Path, name
     assert place.is_dir() or place.read_text(encoding="utf-8") == "mine"
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("no_drawings")
 def test_an_earlier_report_is_replaced(demo_dir: Path, tmp_path: Path) -> None:
     page = build_run_report([demo_dir], tmp_path / "page.html")

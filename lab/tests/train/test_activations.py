@@ -32,6 +32,7 @@ from diff_transformer.model.chunked_loss import chunked_cross_entropy
 from diff_transformer.ops import narrow_heads, sdpa
 from diff_transformer.ops.backends import explain
 from diff_transformer.ops.cpu.cpu_backend import is_faster
+from full_run import short_run
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -96,7 +97,9 @@ ABLATIONS += [("diff_v2", CPU, True), *((kind, "triton", kind == "diff_v2") for 
 EVERY = [*((*case, None) for case in CASES), *ABLATIONS]
 
 
-@pytest.mark.parametrize(("attention_type", "backend", "norm"), EVERY)
+@pytest.mark.parametrize(
+    ("attention_type", "backend", "norm"), short_run(EVERY, [("diff", CPU, None), ("softmax", "sdpa", True)])
+)
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "autocast"])
 def test_a_layer_keeps_what_the_formula_says(
     attention_type: str, backend: str, norm: bool | None, half: bool, monkeypatch: pytest.MonkeyPatch
@@ -281,7 +284,7 @@ def _ranks() -> Iterator[None]:
 @pytest.mark.usefixtures("_ranks")
 @pytest.mark.parametrize(
     ("length", "parts", "precision", "checkpointing"),
-    [(128, 1, "no", False), (128, 2, "bf16", True), (8, 2, "no", False)],
+    short_run([(128, 1, "no", False), (128, 2, "bf16", True), (8, 2, "no", False)], [(8, 2, "no", False)]),
     ids=["activations", "checkpointing", "gradients"],
 )
 def test_a_rank_holds_what_the_plan_says(length: int, parts: int, precision: str, checkpointing: bool) -> None:

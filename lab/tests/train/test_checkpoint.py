@@ -332,7 +332,7 @@ def killer() -> Killer:
     return killer
 
 
-@pytest.mark.parametrize("step", [2, 3])
+@pytest.mark.parametrize("step", [3, pytest.param(2, marks=pytest.mark.all)])
 def test_killed_at_any_operation(
     two: Path, tmp_path: Path, model: Any, optimizers: Any, killer: Killer, step: int
 ) -> None:

@@ -32,15 +32,16 @@ from diff_lab.train.distributed import DistributedContext
 from diff_lab.train.recipe import TrainRecipe
 from diff_lab.train.run_setup import draw_weights
 from diff_transformer.attention_types import ATTENTION_TYPES
+from full_run import short_run
 from small_runs import Watcher, small_recipe
 from tiny_model import KINDS
 
 WAYS = ("ddp", "fsdp", "tensor")
 STEPS, HALF = 10, 5
-# Tensor parallelism divides the kinds by plans of their own, and FSDP2 has units of its own for λ, but DDP is the same
-# for all; tests/model/test_tensor_parallel.py has the Transformer in `make test`.
-IN_SHORT_RUN = (*(("diff", way) for way in WAYS), ("diff_v2", "fsdp"), ("diff_v2", "tensor"), ("softmax", "fsdp"))
 RUNS = [(kind, way) for kind in KINDS for way in WAYS]
+# Of `make test`; tests/model/test_tensor_parallel.py and tests/model/test_fsdp.py have the model there.
+SHORT_WAYS, SHORT_RUNS = ("fsdp",), (("diff", "ddp"), ("diff", "fsdp"))
+each_way = pytest.mark.parametrize("way", short_run(WAYS, SHORT_WAYS))
 
 
 def recipe(kind: str, way: str, text: Path, **settings: Any) -> Recipe:
@@ -61,13 +62,14 @@ def on_a_rank() -> None:
     """The runs that are listed; then DIFF goes on from what one process has left."""
     rank, folder = ranks.join()
     text = folder / "text"
-    for kind, way in json.loads((folder / "runs.json").read_text()):
+    plan = json.loads((folder / "plan.json").read_text())
+    for kind, way in plan["runs"]:
         recorder = Watcher()
         run = train(recipe(kind, way, text), folder / f"{kind} {way}", progress=recorder, on_evaluate=evaluate)
         (folder / f"{kind} {way} {rank}.json").write_text(json.dumps([recorder.messages, run.parameters]))
-    for way in WAYS:
+    for way in plan["ways"]:
         train(recipe("diff", way, text), folder / f"one then two {way}", resume=True)
-    for settings in ({"precision": "bf16"}, {"optimizer": "muon"}):
+    for settings in plan["settings"]:
         name = next(iter(settings.values()))
         train(recipe("diff", "fsdp", text, **settings), folder / f"{name} fsdp")
     first_weights(folder, rank)
@@ -137,18 +139,25 @@ def half_of(run: Path, copy: Path) -> Path:
 @pytest.fixture(scope="module")
 def spread(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
-    (folder / "runs.json").write_text(json.dumps(RUNS if pytestconfig.getoption("--all") else IN_SHORT_RUN))
+    whole = pytestconfig.getoption("--all")
+    plan = {
+        "runs": RUNS if whole else SHORT_RUNS,
+        "ways": WAYS if whole else SHORT_WAYS,
+        "settings": [{"precision": "bf16"}, {"optimizer": "muon"}] if whole else [],
+    }
+    (folder / "plan.json").write_text(json.dumps(plan))
     text = folder / "text"
     text.mkdir()
     for number in range(60):  # of very different lengths
         (text / f"{number:02d}.txt").write_text(f"{number} and {number * 7} make {number * 8}. " * (1 + number % 5))
-    for kind in KINDS:
+    for kind in dict(plan["runs"]):
         train(recipe(kind, "auto", text), folder / f"{kind} single", on_evaluate=evaluate)
-    for way in WAYS:
+    for way in plan["ways"]:
         train(recipe("diff", way, text), folder / f"{way} on one")
         half_of(folder / f"{way} on one", folder / f"one then two {way}")
-    train(recipe("diff", "auto", text, precision="bf16"), folder / "bf16 single")
-    train(recipe("diff", "auto", text, optimizer="muon"), folder / "muon single")
+    for settings in plan["settings"]:
+        name = next(iter(settings.values()))
+        train(recipe("diff", "auto", text, **settings), folder / f"{name} single")
     ranks.run(__file__, folder)
     return folder
 
@@ -170,18 +179,18 @@ def check_equal(resumed: Path, expected: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "way"), [pytest.param(*run, marks=() if run in IN_SHORT_RUN else pytest.mark.all) for run in RUNS]
+    ("kind", "way"), [pytest.param(*run, marks=() if run in SHORT_RUNS else pytest.mark.all) for run in RUNS]
 )
 def test_the_losses_are_those_of_one_process(spread: Path, kind: str, way: str) -> None:
     check_equal(spread / f"{kind} {way}", spread / f"{kind} single")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_way
 def test_a_checkpoint_of_one_process_goes_on_with_two(spread: Path, way: str) -> None:
     check_equal(spread / f"one then two {way}", spread / "diff single")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_way
 def test_a_checkpoint_of_two_processes_goes_on_with_one(spread: Path, way: str, tmp_path: Path) -> None:
     half = half_of(spread / f"diff {way}", tmp_path / "run")
     recorder = Watcher()
@@ -202,6 +211,7 @@ def test_a_sharded_model_starts_with_the_weights_of_one_process(spread: Path) ->
         assert torch.equal(tensors[name], weight), name
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("name", "bound"), [("bf16", 5e-3), ("muon", 5e-4)])
 def test_sharded_in_bfloat16_and_with_muon(spread: Path, name: str, bound: float) -> None:
     """Muon computes in bfloat16. The losses differ by the rounding of sums in another order."""
@@ -209,6 +219,7 @@ def test_sharded_in_bfloat16_and_with_muon(spread: Path, name: str, bound: float
     torch.testing.assert_close(losses, expected, rtol=bound, atol=0)
 
 
+@pytest.mark.all
 def test_the_run_says_what_is_used(spread: Path) -> None:
     """Read off the model: how many units there are, and how much of it is on a process."""
     parameter_count = json.loads((spread / "diff ddp 0.json").read_text())[1]
@@ -224,7 +235,7 @@ def test_the_run_says_what_is_used(spread: Path) -> None:
     assert shown["tensor"] == "2 processes (gloo, cpu): tensor parallelism, 51 % of the parameters on each, float32"
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_way
 def test_an_evaluation_sees_the_model(spread: Path, way: str) -> None:
     """On every process: λ of a sharded layer is put together first."""
     last, expected = (read_metrics(spread / f"diff {name}" / "metrics.jsonl")[-1] for name in (way, "single"))

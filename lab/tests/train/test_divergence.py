@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from diff_lab.train.divergence import BadStep, Divergence, SpikeDetector, diagno
 from diff_lab.train.layer_statistics import measure_layers, reduced
 from diff_lab.train.step import loss_of_rows
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from full_run import short_run
 from tiny_model import KINDS, SIZES
 
 ALONE = DistributedContext("single", torch.device("cpu"), 0, 1, "no")
@@ -308,7 +309,13 @@ def test_what_does_not_happen_again_is_said() -> None:
 
 # torch.compile looks at all tensors that it meets.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("way", ["plain", "accumulated", "checkpointed", "reentrant", "autocast", "packed", "compiled"])
+@pytest.mark.parametrize(
+    "way",
+    short_run(
+        ["plain", "accumulated", "checkpointed", "reentrant", "autocast", "packed", "compiled"],
+        ["accumulated", "autocast"],
+    ),
+)
 def test_however_the_model_is_run(way: str) -> None:
     """The gradient overflows in layer 3 alone, and in row 4 alone of those that are accumulated."""
     model, rows, processes, parts = make("diff"), batch(), ALONE, 1
@@ -358,24 +365,26 @@ def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def learnt() -> dict[str, dict[str, Tensor]]:
-    """Weights of models that have learnt the text; the detector had nothing to say meanwhile."""
-    trained = {}
-    for kind in KINDS:
+def learnt() -> Callable[[str], dict[str, Tensor]]:
+    """kind → weights of a model that has learnt the text; the detector had nothing to say meanwhile."""
+
+    @cache
+    def learn(kind: str) -> dict[str, Tensor]:
         model, detector = make(kind), SpikeDetector(2.0)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for step in range(120):
             assert detector.check(*step_of(model, batch(step))) is None
             optimizer.step()
         assert detector.losses[-1] < 0.5
-        trained[kind] = model.state_dict()
-    return trained
+        return model.state_dict()
+
+    return learn
 
 
 def spike(kind: str, learnt: Any, rows: dict[str, Tensor], plant: Callable[[Any], None]) -> Divergence:
     """What is said of a step with these rows after many with good ones, and after something has been planted."""
     model, detector = make(kind), SpikeDetector(2.0)
-    model.load_state_dict(learnt[kind])
+    model.load_state_dict(learnt(kind))
     assert [detector.check(*step_of(model, batch(200))) for _ in range(20)] == [None] * 20
     before = measure_layers(model, {"input_ids": batch(200)["input_ids"][:1]})
     plant(model)
@@ -393,7 +402,7 @@ def spike(kind: str, learnt: Any, rows: dict[str, Tensor], plant: Callable[[Any]
     return divergence
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", short_run(KINDS, ["diff"]))
 @pytest.mark.parametrize("row", [0, 2])
 def test_a_poisoned_row_is_named(kind: str, row: int, learnt: Any) -> None:
     rows = batch(200)
@@ -404,7 +413,7 @@ def test_a_poisoned_row_is_named(kind: str, row: int, learnt: Any) -> None:
     assert divergence.rows.index(max(divergence.rows)) == row
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", short_run(KINDS, ["diff"]))
 @pytest.mark.parametrize("layer", [1, 2, 4])
 def test_a_layer_that_grew_is_named(kind: str, layer: int, learnt: Any) -> None:
     def plant(model: Any) -> None:
@@ -431,7 +440,7 @@ def test_a_headwise_norm_s_input_that_grew_is_named(learnt: Any) -> None:
 @pytest.mark.parametrize("layer", [1, 3])
 def test_attention_logits_that_grew_are_named(layer: int, learnt: Any) -> None:
     model = make("softmax")
-    model.load_state_dict(learnt["softmax"])
+    model.load_state_dict(learnt("softmax"))
     before = measure_layers(model, {"input_ids": batch(200)["input_ids"][:1]})
     for each in (layer, 4):  # the other grows less
         scale(model.model.layers[each - 1].self_attn.q_proj, 1e4 if each == layer else 1e3)

@@ -207,6 +207,7 @@ def _cold() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("_cold")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch looks at it while it compiles
 def test_compiled_layers() -> None:
@@ -280,6 +281,7 @@ def on_a_rank() -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.all
 def test_two_ranks_find_what_one_process_finds(tmp_path: Path) -> None:
     """The whole batch's numbers, of half the batch or of half the heads each; and training goes on undisturbed."""
     model = make()

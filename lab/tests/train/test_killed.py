@@ -14,6 +14,7 @@ import pytest
 
 from crash_runner import Plan, start
 from diff_lab.train.recipe import dump_recipe
+from full_run import short_run
 from small_runs import TIMES, small_recipe
 
 STEPS, EVERY = 120, 4
@@ -95,6 +96,7 @@ def finished(run: Run) -> Run:
     return run
 
 
+@pytest.mark.all
 def test_killed_at_ten_random_times(long: Run, tmp_path: Path) -> None:
     """In turns while it starts or trains, and while it writes a checkpoint."""
     run, chance = Run(tmp_path, []), random.Random(5)
@@ -115,7 +117,8 @@ def test_killed_at_ten_random_times(long: Run, tmp_path: Path) -> None:
     run.check(long)
 
 
-@pytest.mark.parametrize("every", [10, pytest.param(3, marks=pytest.mark.all)])
+@pytest.mark.all
+@pytest.mark.parametrize("every", [10, 3])
 def test_killed_before_any_change_of_a_file(short: Run, tmp_path: Path, every: int) -> None:
     """One process after the other, each gets a little further than the one before, from the first file to the last."""
     run, leftovers = Run(tmp_path, SHORT), set()
@@ -131,7 +134,7 @@ def test_killed_before_any_change_of_a_file(short: Run, tmp_path: Path, every: i
     run.check(short)
 
 
-@pytest.mark.parametrize("size", [0, 100, 3000, 20_000])
+@pytest.mark.parametrize("size", short_run([0, 100, 3000, 20_000], [20_000]))
 def test_killed_in_the_middle_of_a_write(short: Run, tmp_path: Path, size: int) -> None:
     """In the recipe, the metrics or the configuration, the weights, the optimizer's state."""
     run = Run(tmp_path, SHORT)
@@ -141,7 +144,7 @@ def test_killed_in_the_middle_of_a_write(short: Run, tmp_path: Path, size: int) 
     run.check(short)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", short_run([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], [signal.SIGTERM]))
 def test_a_signal_saves_and_ends(long: Run, tmp_path: Path, number: int) -> None:
     run = Run(tmp_path, [])
     process = run.start()
@@ -160,6 +163,7 @@ def test_a_signal_saves_and_ends(long: Run, tmp_path: Path, number: int) -> None
     run.check(long)
 
 
+@pytest.mark.all
 def test_under_nohup_the_end_of_the_terminal_is_none(short: Run, tmp_path: Path) -> None:
     run = Run(tmp_path, SHORT)
     at = operations_before("step-000002", short)
@@ -167,6 +171,7 @@ def test_under_nohup_the_end_of_the_terminal_is_none(short: Run, tmp_path: Path)
     run.check(short)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_at_once(short: Run, tmp_path: Path, number: int) -> None:
     """In the middle of a checkpoint, which is not there then."""
@@ -185,7 +190,7 @@ def operations_before(name: str, run: Run) -> int:
     return next(at for at, line in enumerate(run.trace.read_text().splitlines()) if name in line)
 
 
-@pytest.mark.parametrize("size", [1000, 4500, 6000, 30_000])
+@pytest.mark.parametrize("size", short_run([1000, 4500, 6000, 30_000], [6000]))
 def test_a_full_disk(short: Run, tmp_path: Path, size: int) -> None:
     """For the metrics, the random numbers, the weights, the optimizer's state: one sentence, and all before is intact.
 

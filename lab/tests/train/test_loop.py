@@ -555,6 +555,7 @@ def test_a_gradient_that_is_no_number_stops_the_run_before_it_spoils_the_weights
 
 
 # torch's own, while it traces a graph and while it runs one.
+@pytest.mark.all
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

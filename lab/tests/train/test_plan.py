@@ -15,6 +15,7 @@ from diff_lab.train.plan import CONTEXT, GIB, GPUS, USABLE, Plan, backend, gpu_n
 from diff_lab.train.recipe import build_config
 from diff_transformer.ops.backends import explain
 from diff_transformer.ops.cpu.cpu_backend import is_faster
+from full_run import short_run
 
 Pretend = Callable[[str], torch.device]
 
@@ -60,7 +61,9 @@ def test_the_accumulation_that_is_named_is_the_smallest_that_fits() -> None:
         assert (nowhere.fits, nowhere.accumulation, nowhere.micro_batch) == (False, None, None)
 
 
-@pytest.mark.parametrize("name", [name for name in shipped_recipes() if name.startswith("paper")])
+@pytest.mark.parametrize(
+    "name", short_run([name for name in shipped_recipes() if name.startswith("paper")], ["paper-3b"])
+)
 def test_each_paper_recipe_fits_what_its_comment_names(name: str) -> None:
     """Both twins; on the GPUs of the command in the recipe's heading."""
     heading = shipped_recipes()[name].read_text().partition("\nname:")[0]
@@ -71,6 +74,7 @@ def test_each_paper_recipe_fits_what_its_comment_names(name: str) -> None:
         assert planned.ways[planned.checkpointing].fits, name
 
 
+@pytest.mark.all
 def test_the_disk_of_checkpoints_is_that_of_real_ones(tmp_path: Path) -> None:
     for optimizer in ("adamw", "muon"):
         settings = ["model.hidden_size=160", f"train.optimizer={optimizer}", "train.steps=2", "train.warmup_steps=0"]

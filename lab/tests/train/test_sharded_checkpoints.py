@@ -38,6 +38,8 @@ from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.nn import Lambda
 from tiny_model import SIZES
 
+pytestmark = pytest.mark.all
+
 # The kinds of models: DIFF with both optimizers, and one whose head is its embedding.
 MODELS: dict[str, dict[str, Any]] = {
     "muon": {"attention_type": "diff"},

@@ -136,6 +136,7 @@ def test_compiled_once_then_loaded_without_a_compiler(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.all
 def test_a_damaged_library_is_compiled_again() -> None:
     built = cpu_build.describe()
     built.folder.mkdir(parents=True)
@@ -144,6 +145,7 @@ def test_a_damaged_library_is_compiled_again() -> None:
     assert ctypes.CDLL(str(built.library)).threads() == 2
 
 
+@pytest.mark.all
 def test_parallel_processes_compile_once(capfd: pytest.CaptureFixture[str]) -> None:
     processes = [forked(cpu_build.load) for _ in range(4)]
     assert [exit_code(pid) for pid in processes] == [0] * 4
@@ -152,6 +154,7 @@ def test_parallel_processes_compile_once(capfd: pytest.CaptureFixture[str]) -> N
     assert stderr.count("compiled in") == 1
 
 
+@pytest.mark.all
 def test_who_waits_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     built = cpu_build.describe()
     built.folder.mkdir(parents=True)
@@ -193,6 +196,7 @@ def compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.all
 def test_a_killed_build_does_not_block_the_next(compiling: tuple[int, int]) -> None:
     builder, _ = compiling
     os.kill(builder, signal.SIGKILL)
@@ -388,6 +392,7 @@ def test_a_build_that_fails_is_remembered_until_it_is_asked_for(
     assert not cpu_build.describe().failure.exists()
 
 
+@pytest.mark.all
 def test_a_library_that_does_not_load_is_not_kept(sources: Path) -> None:
     (sources / "kernel.cpp").write_text(UNDEFINED, encoding="utf-8")
     with pytest.raises(cpu_build.BuildError, match=r"does not load .*undefined symbol: nowhere"):

@@ -112,18 +112,21 @@ def check_output(out: Tensor, expected: Expected) -> None:
 # Many blocks.
 
 
-# Their kinds of blocks and of inputs are among those of the others. Without gradients, all run in `make test`.
-IN_FULL_RUN = ("window, not causal", "130 of 63", "mask and documents", "expanded", "documents and window, not causal")
+# The interpreter takes a second for each.
+IN_SHORT_RUN = (
+    "causal",
+    "not causal, d and dv odd",
+    "documents",
+    "63 of 130",
+    "padding",
+    "additive mask",
+    "grouped",
+    "noise maps of two",
+)
 
 
 @pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize(
-    ("request_", "blocks"),
-    [
-        *in_turn((name for name in LONG if name not in IN_FULL_RUN), ["32 × 16", "16 × 32"]),
-        *(pytest.param(*way, marks=pytest.mark.all) for way in itertools.product(IN_FULL_RUN, ["32 × 16", "16 × 32"])),
-    ],
-)
+@pytest.mark.parametrize(("request_", "blocks"), in_turn(LONG, ["32 × 16", "16 × 32"], keep=IN_SHORT_RUN))
 def test_many_blocks(monkeypatch: pytest.MonkeyPatch, request_: str, blocks: str) -> None:
     """Output and every gradient."""
     problem, expected = prepared(LONG[request_])
@@ -133,7 +136,9 @@ def test_many_blocks(monkeypatch: pytest.MonkeyPatch, request_: str, blocks: str
 
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize(
-    ("request_", "two_passes", "blocks"), in_turn(LONG, [False, True], ["32 × 16", "16 × 32"]), ids=str
+    ("request_", "two_passes", "blocks"),
+    in_turn(LONG, [False, True], ["32 × 16", "16 × 32"], keep=IN_SHORT_RUN),
+    ids=str,
 )
 def test_forward_without_gradients(
     monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch], request_: str, blocks: str, two_passes: bool
@@ -393,7 +398,14 @@ DECODING = {
 
 
 @pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize(("request_", "programs"), in_turn(DECODING, [1, 13, 64]))
+@pytest.mark.parametrize(
+    ("request_", "programs"),
+    in_turn(
+        DECODING,
+        [1, 13, 64],
+        keep=("one query", "three queries, window", "grouped", "padding", "mask for each head", "noise maps of two"),
+    ),
+)
 def test_decoding(monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch], request_: str, programs: int) -> None:
     case = DECODING[request_]
     problem, expected = prepared(case)
@@ -619,7 +631,15 @@ def norm_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("poisoned_memory", "norm_refused")
-@pytest.mark.parametrize(("request_", "dtype"), in_turn(NORMED, [torch.float32, torch.float16]), ids=str)
+@pytest.mark.parametrize(
+    ("request_", "dtype"),
+    in_turn(
+        NORMED,
+        [torch.float32, torch.float16],
+        keep=("causal", "odd widths", "additive mask", "one query", "noise maps"),
+    ),
+    ids=str,
+)
 def test_the_fused_norm(monkeypatch: pytest.MonkeyPatch, request_: str, dtype: torch.dtype) -> None:
     problem = build(replace(NORMED[request_], dtype=dtype))
     weight = torch.randn(problem.v.shape[-1]).to(dtype)
@@ -777,6 +797,7 @@ def inside_nan(x: Tensor, rows: int = 3, channels: int = 5) -> Tensor:
         ["63 of 130", "mask for each head", "shared keys", "float16", "causal", "noise maps of two"],
         [True, False],
         ["32 × 16", "16 × 32"],
+        keep=("causal", "mask for each head", "noise maps of two"),
     ),
     ids=str,
 )
