@@ -27,17 +27,18 @@ from diff_lab.experiments.recipe_comparison import recorded_experiment
 from diff_lab.learning import curves_of, judge
 from diff_lab.measure.measurement import read_options, refuse_unknown
 from diff_lab.measure.standard import curve_baselines
-from diff_lab.record import OWN, Headline, ResultsFile
+from diff_lab.record import OWN, Comparison, Headline, ResultsFile
 from diff_lab.results_files import read_results
 from diff_lab.train import Data, Recipe, build_config, build_data, load_recipe
 from diff_lab.train.recipe import override_of
 
 
 def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> ResultsFile:
-    """The results with the headline and the baselines of their experiment, and verdicts by the whole rule.
+    """The results with the headline, the baselines and all comparisons of their experiment, and verdicts by the whole
+    rule.
 
-    These follow from the settings that the file records: the recipe, its overrides, and the preset's options. Results
-    of an experiment that is not known, or that record no settings, stay as they are.
+    These follow from the records, and from the settings that the file holds: the recipe, its overrides, and the
+    preset's options. Results of an experiment that is not known, or that hold no settings, stay as they are.
     """
     request = file.settings.get("request", {})
     if experiment is None:
@@ -54,8 +55,15 @@ def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> Resul
     ]
     if curves_of(file.records):
         baselines += curve_baselines(load_recipe(preset.recipe, preset.overrides))
+    file = replace(file, comparisons=(*file.comparisons, *_missing(file, experiment.compare(file.records, preset))))
     headline = None if experiment.headline is None else _present(experiment.headline(preset.options), file)
     return judge(replace(file, headline=headline, baselines=tuple(baselines)))
+
+
+def _missing(file: ResultsFile, made: Sequence[Comparison]) -> list[Comparison]:
+    """Return the comparisons that the definition makes and did not yet make when the file was written."""
+    told = {(row.name, row.variant, row.against, row.coordinates) for row in file.comparisons}
+    return [row for row in made if (row.name, row.variant, row.against, row.coordinates) not in told]
 
 
 def _present(headline: Headline, file: ResultsFile) -> Headline:
