@@ -305,11 +305,11 @@ def _duration(minutes: float | None) -> str:
 
 def show_results(results: ResultsFile, path: Path) -> None:
     """The comparisons, the variants, what a reader must know, and where all of it lies."""
-    from diff_lab.report.tables import ends_table, ratios_table, variants_table, verdict_table
+    from diff_lab.report.tables import ends_table, variants_table, verdict_table
 
     out = console.output()
-    for learning in filter(None, (ends_table(results), ratios_table(results))):
-        out.print(learning)
+    if (ends := ends_table(results)) is not None:
+        out.print(ends)
     out.print(verdict_table(results))
     if results.settings["variants"]:
         out.print(variants_table(results.settings))
@@ -454,8 +454,8 @@ def report(
     """Draw the page of a demo, or of training runs beside each other; or set out the results of experiments beside the
     paper's.
 
-    Of results there is a Markdown document (RESULTS.md), its figures in the folder "figures" beside it, and one page
-    that holds everything (RESULTS.html), or with `--output RESULTS.html` this page alone.
+    Of results there is a Markdown document (RESULTS.md) with a page of each experiment, METHOD.md and figures beside
+    it, and one page that holds everything (RESULTS.html), or with `--output RESULTS.html` this page alone.
     """
     from diff_lab.report.findings import holds_experiments
     from diff_lab.report.pages import build_results_report, build_run_report, results_report_files, run_report_path

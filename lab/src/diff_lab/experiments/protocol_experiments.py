@@ -189,7 +189,7 @@ APPENDIX_C = Experiment(
     presets={
         "cpu": Preset(
             recipe="arithmetic",
-            overrides=(*section("train", steps=400, warmup_steps=50, checkpoint_every=200, evaluate_every=40),),
+            overrides=(*section("train", steps=400, warmup_steps=50, checkpoint_every=200, evaluate_every=None),),
             learning_rates=(3e-3, 1e-2, 3e-2),
             sweep=("train.steps=150",),
             seeds=3,

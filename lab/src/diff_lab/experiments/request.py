@@ -55,15 +55,34 @@ def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> Resul
     ]
     if curves_of(file.records):
         baselines += curve_baselines(load_recipe(preset.recipe, preset.overrides))
-    file = replace(file, comparisons=(*file.comparisons, *_missing(file, experiment.compare(file.records, preset))))
-    headline = None if experiment.headline is None else _present(experiment.headline(preset.options), file)
-    return judge(replace(file, headline=headline, baselines=tuple(baselines)))
+    headline = None
+    file = replace(file, comparisons=_as_compared(file, experiment.compare(file.records, preset)))
+    if experiment.headline is not None:
+        headline = _present(experiment.headline(preset.options), file)
+        file = replace(file, notes=_as_noted(file.notes, experiment.notes))
+    return judge(replace(file, title=experiment.shows, headline=headline, baselines=tuple(baselines)))
 
 
-def _missing(file: ResultsFile, made: Sequence[Comparison]) -> list[Comparison]:
-    """Return the comparisons that the definition makes and did not yet make when the file was written."""
-    told = {(row.name, row.variant, row.against, row.coordinates) for row in file.comparisons}
-    return [row for row in made if (row.name, row.variant, row.against, row.coordinates) not in told]
+def _as_compared(file: ResultsFile, made: Sequence[Comparison]) -> tuple[Comparison, ...]:
+    """The comparisons of a file with the claims that their definition has got since it was written, and its new ones.
+
+    Intervals stay: those over documents cannot be made of a file, which has none.
+    """
+    now = {(row.name, row.variant, row.against, row.coordinates): row for row in made}
+    comparisons = []
+    for row in file.comparisons:
+        new = now.pop((row.name, row.variant, row.against, row.coordinates), row)
+        if row.better is None and new.better is not None:
+            claim = {name: getattr(new, name) for name in ("better", "verdict", "seeds_needed", "exploratory")}
+            row = replace(row, **claim, quality=new.quality)
+        comparisons.append(row)
+    return (*comparisons, *now.values())
+
+
+def _as_noted(notes: Sequence[str], defined: Sequence[str]) -> tuple[str, ...]:
+    """The notes of a file whose experiment has a verdict: one that says it has none gives place to the definition's."""
+    kept = tuple(note for note in notes if not note.startswith("No verdict"))
+    return kept if len(kept) == len(notes) else (*(note for note in defined if note not in kept), *kept)
 
 
 def _present(headline: Headline, file: ResultsFile) -> Headline:
