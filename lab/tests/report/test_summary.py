@@ -96,8 +96,7 @@ def test_the_table_has_every_difference_by_its_p_and_the_rest_comes_in_its_order
     assert rows[1][1:] == [
         CLAIM,
         "no",
-        "0.300 against 0.500",
-        "−0.200 [−0.225, −0.175]",
+        "0.300 against 0.500, −0.200 [−0.225, −0.175]",
         "0.003",
         "3",
         "DIFF still training at 300 steps",
@@ -120,7 +119,7 @@ def test_how_sure_the_findings_are() -> None:
     text = certainty(results, findings(results))
     assert "12,345 parameters" in text
     assert "2 to 3 seeds" in text
-    assert text.endswith("After Holm's correction for these 2, 2 have p < 0.05.")
+    assert text.endswith("After Holm's correction for these 2, 2 have a p below 0.05.")
     assert "Holm" not in certainty(results[:1], findings(results[:1]))
     assert certainty([], []) == ""
 

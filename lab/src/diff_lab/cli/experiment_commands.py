@@ -306,6 +306,7 @@ def _duration(minutes: float | None) -> str:
 def show_results(results: ResultsFile, path: Path) -> None:
     """The comparisons, the variants, what a reader must know, and where all of it lies."""
     from diff_lab.report.tables import ends_table, variants_table, verdict_table
+    from diff_lab.report.wording import note_words
 
     out = console.output()
     if (ends := ends_table(results)) is not None:
@@ -314,7 +315,7 @@ def show_results(results: ResultsFile, path: Path) -> None:
     if results.settings["variants"]:
         out.print(variants_table(results.settings))
     for note in results.notes:
-        console.print_line(f"note: {note}")
+        console.print_line(f"note: {note_words(results, note)}")
     console.print_line(f"numbers: {path}")
 
 

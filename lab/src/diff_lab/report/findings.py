@@ -233,7 +233,7 @@ def certainty(all_results: Sequence[ExperimentResults], found: Sequence[Finding]
         return ""
     tested = sum(one.p is not None for one in found)
     left = sum(one.p is not None and one.p < LEVEL for one in found)
-    correction = f" After Holm's correction for these {tested}, {left} have p < {LEVEL}." if tested > 1 else ""
+    correction = f" After Holm's correction for these {tested}, {left} have a p below {LEVEL}." if tested > 1 else ""
     return (
         f"The models have {_range(min(sizes), max(sizes))} parameters and the comparisons "
         f"{_range(min(seeds), max(seeds))} seeds, so they say nothing of large models.{correction}"

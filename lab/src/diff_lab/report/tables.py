@@ -55,14 +55,13 @@ TOO_FEW = (
 
 def findings_table(found: Sequence[Finding]) -> Table:
     """A row for each finding whose interval excludes 0, whichever variant is ahead, with what limits it."""
-    head = ("Experiment", "Claim", "Holds", "First against second", "Difference", "p (Holm)", "Seeds", "Remark")
+    head = ("Experiment", "Claim", "Holds", "First against second, difference", "p (Holm)", "Seeds", "Remark")
     rows = [
         (
             Cell(one.name, anchor=one.results.anchor),
             one.claim,
             wording.ANSWERS[one.row.verdict],
-            one.values,
-            one.difference,
+            f"{one.values}, {one.difference}",
             "–" if one.p is None else format_number(one.p),
             str(len(one.row.differences)),
             wording.remarks(one.row) or "–",

@@ -100,7 +100,7 @@ def measure_words(name: str) -> str:
     if name == "validation/accuracy":
         return "accuracy of the labels"
     word = name.split("/", 1)[-1]
-    return _WORDS.get(word, word.replace("/", " ").replace("_", " "))
+    return _WORDS.get(word, word.replace("_", " "))
 
 
 def note_words(file: ResultsFile, note: str) -> str:
