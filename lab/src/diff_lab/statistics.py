@@ -346,4 +346,7 @@ def fits(sizes: "np.ndarray", losses: "np.ndarray") -> list[Fit]:
         errors.append(((solutions @ columns.T - losses) ** 2).sum((1, 2)))
     best = np.argmin(errors, axis=0)
     chosen = np.stack(coefficients)[best, np.arange(len(losses))].swapaxes(1, 2)  # (fits, level and slope, 2)
-    return [Fit(EXPONENTS[index], *both, middle) for index, both in zip(best, chosen.tolist(), strict=True)]
+    return [
+        Fit(EXPONENTS[index], levels, slopes, middle)
+        for index, (levels, slopes) in zip(best, chosen.tolist(), strict=True)
+    ]

@@ -338,25 +338,40 @@ def _headline_line(results: ExperimentResults, row: Comparison, called: str) -> 
     has_diverged = any(variant["diverged"] for variant in results.variants)
     for name in _compared_names(results, row):
         records = [record for record in results.file.records if record.name == name]
-        rows = [
-            (coordinate, positions)
-            for coordinate, positions in _rows(list(dict.fromkeys(record.coordinates for record in records)))
-            # What is the same for all variants at every position is no line.
-            if len({record.value for record in records if record.coordinates in positions}) > 1
-        ]
-        if not rows:
+        line = _line_through(records, row.coordinates)
+        if line is None:
             continue
-        coordinate, positions = next((one for one in rows if row.coordinates in one[1]), rows[0])
-        label = positions[0].without(coordinate).label
+        coordinate, on_line = line
+        label = on_line[0].coordinates.without(coordinate).label
         part = f", {label}" if label else ""
         drawing = along(
             coordinate,
-            [record for record in records if record.coordinates in positions],
+            on_line,
             f"{called}: {wording.measure_words(name)}{part}",
             baselines=results.file.baselines,
             missing=wording.DIVERGED if has_diverged else wording.NOT_KNOWN,
         )
         return replace(drawing, name=slug(f"{results.anchor}-{wording.measure_words(name)}{part}"))
+    return None
+
+
+def _line_through(records: Sequence[Result], headline: Coordinates) -> tuple[str, list[Result]] | None:
+    """The records that differ in one number alone, with its name: at the headline or else at the first place that has
+    three such numbers, of several coordinates the last. What is the same for all variants everywhere is no line.
+    """
+    places = dict.fromkeys(record.coordinates for record in records)
+    for start in sorted(places, key=lambda place: place != headline):
+        for name in reversed(list(start)):
+            along_it = [
+                one
+                for one in records
+                if one.coordinates.keys() == start.keys()
+                and one.coordinates.without(name) == start.without(name)
+                and math.isfinite(one.coordinates.position(name))
+            ]
+            numbers = {one.coordinates.position(name) for one in along_it}
+            if len(numbers) >= FEWEST and len({one.value for one in along_it}) > 1:
+                return name, along_it
     return None
 
 
@@ -406,23 +421,6 @@ def _heat_maps(results: ExperimentResults, row: Comparison, called: str) -> Draw
     figure.supylabel(axis("depth").title, fontsize=10)
     caption = "Mean over seeds; the fuller the colour, the nearer to 1."
     return Drawing(figure, f"{title}: {'; '.join(words)}.", caption, title, slug(f"{results.anchor}-depth"))
-
-
-def _rows(positions: Sequence[Coordinates]) -> Iterator[tuple[str, list[Coordinates]]]:
-    """The coordinates that differ in one number alone, with its name: the last that has as many numbers as a line."""
-    alike: dict[tuple[tuple[str, str], ...], list[Coordinates]] = {}
-    for position in positions:
-        words = tuple((name, value if isinstance(value, str) else "") for name, value in position.items())
-        alike.setdefault(words, []).append(position)
-    for words, members in alike.items():
-        for name in (name for name, word in reversed(words) if not word):
-            by_others: dict[Coordinates, list[Coordinates]] = {}
-            for position in members:
-                by_others.setdefault(position.without(name), []).append(position)
-            rows = [row for row in by_others.values() if len({position.position(name) for position in row}) >= FEWEST]
-            yield from ((name, row) for row in rows)
-            if rows:
-                break
 
 
 def along(
