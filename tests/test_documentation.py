@@ -21,6 +21,7 @@ from diff_lab.data import byte_tokenizer
 from diff_lab.experiments.experiment import EXPERIMENTS, PAPER, find_experiment
 from diff_lab.measure.document_losses import WHOLE
 from diff_lab.measure.many_shot import ACCURACY as MANY_SHOT
+from diff_lab.report.findings import findings
 from diff_lab.results_files import read_results
 from diff_lab.train import load_recipe, shipped_recipes
 from diff_transformer.attention_types import ATTENTION_TYPES
@@ -266,12 +267,12 @@ def verdicts(experiment: str, name: str, variant: str, against: str = "softmax")
 
 def test_what_the_choice_rests_on_was_found() -> None:
     """The sentences of docs/concepts/which-one.md: if a result changes its verdict, they have to change."""
-    assert verdicts("v2", WHOLE, "diff_v2") == {"still learning"}
+    assert verdicts("v2", WHOLE, "diff_v2") == {"reproduced"}
     assert verdicts("language", WHOLE, "diff_v2") == {"reproduced"}
     assert verdicts("fig6", MANY_SHOT, "diff") == {"reproduced"}
-    assert verdicts("table6", WHOLE, "diff") == {"still learning"}
-    headlines = {results.name: row for results, row in fill_readme.headlines(fill_readme.measured_experiments())}
-    assert headlines["fig3"].verdict == "still learning"
+    assert verdicts("table6", WHOLE, "diff") == {"contrary"}
+    headlines = {one.results.name: one.row for one in findings(fill_readme.measured_experiments())}
+    assert headlines["fig3"].verdict == "contrary"
     assert (headlines["v2"].interval or (0.0, 0.0))[1] < 0
     for ahead in ("fig3", "table6"):
         assert (headlines[ahead].interval or (0.0, 0.0))[0] > 0

@@ -164,7 +164,11 @@ def test_every_page_is_in_the_navigation(pages: dict[Path, Page], site: Path) ->
     settings = yaml.safe_load((ROOT / "website" / "mkdocs.yml").read_text(encoding="utf-8"))
     listed = set(re.findall(r"[\w/-]+\.md", yaml.safe_dump(settings["nav"])))
     written = {path for path in site_pages.pages_and_pictures(ROOT).values() if path.endswith(".md")}
-    assert listed == written - {"tutorials/index.md"}
+    # The table of results leads to the pages of experiments.
+    of_experiments = {path for path in written if path.startswith("results/experiments/")}
+    assert listed == written - of_experiments - {"tutorials/index.md"}
+    leads = {address for _, _, address in pages[site / "results" / "index.html"].leads}
+    assert {path.removeprefix("results/").replace(".md", ".html") for path in of_experiments} <= leads
     assert {path.relative_to(site).with_suffix(".md").as_posix() for path in pages} >= written
 
 

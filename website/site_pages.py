@@ -14,10 +14,13 @@ from pathlib import Path
 # Pages that lie outside of docs/ or have another name there, with the name that they have on the site.
 ELSEWHERE = {
     "lab/results/RESULTS.md": "results/index.md",
+    "lab/results/METHOD.md": "results/method.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "docs/tutorials/README.md": "tutorials/index.md",
 }
+# The folders of the report of experiments.
+REPORT = ("experiments", "figures")
 # Pictures beside the pages.
 PICTURES = (".svg", ".png")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", flags=re.DOTALL | re.MULTILINE)
@@ -32,10 +35,10 @@ def pages_and_pictures(root: Path) -> dict[str, str]:
     Tutorials are not among them, nor is what git ignores, such as what a tutorial has written in its folder.
     """
     found = {page: target for page, target in ELSEWHERE.items() if (root / page).is_file()}
-    for folder, prefix in (("docs", ""), ("lab/results/figures", "results/figures/")):
+    for folder, prefix in (("docs", ""), *((f"lab/results/{name}", f"results/{name}/") for name in REPORT)):
         for file in _files(root, folder):
             path = file.relative_to(root / folder).as_posix()
-            if file.suffix in PICTURES or (file.suffix == ".md" and folder == "docs"):
+            if file.suffix in (*PICTURES, ".md"):
                 found.setdefault(f"{folder}/{path}", f"{prefix}{path}")
     return found
 

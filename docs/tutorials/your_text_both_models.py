@@ -152,8 +152,8 @@ print("verdict:", row.verdict)
 # 1. **The interval.** It allows for other seeds and for other documents. If it holds 0, this run has not found a
 #    difference, however large the difference of the means looks.
 # 2. **The verdict.** Of a question that you ask, "reproduced" means yes, DIFF is better; "contrary" means no, the
-#    Transformer is. "Still learning" means that one of the two had not levelled off when training ended: the
-#    difference is one of that moment, and a longer training may turn it round.
+#    Transformer is. Where the table says "still training", one of the two had not levelled off when training ended:
+#    the difference is one of that moment, and a longer training may turn it round.
 # 3. **The curves.** They show the moment.
 
 # %%
@@ -194,14 +194,13 @@ text = shell(f'diff-transformer generate {one} --prompt "The statement" --max-ne
 # ## The answer in a sentence
 
 # %%
-ahead = "the Transformer" if row.difference > 0 else "DIFF"
 answer = {
     "reproduced": "DIFF is better",
     "contrary": "the Transformer is better",
     "inconclusive": "no difference was found",
-    "still learning": f"training ended while they were learning, and {ahead} was ahead at that moment",
 }[row.verdict]
-print(f"On this text, at this size, after {STEPS} steps: {answer}.")
+moment = ", while training went on to improve them" if row.still_learning else ""
+print(f"On this text, at this size, after {STEPS} steps: {answer}{moment}.")
 
 # %% [markdown]
 # ## What we have found
@@ -209,7 +208,7 @@ print(f"On this text, at this size, after {STEPS} steps: {answer}.")
 # That sentence, with the interval above: about one text and one size. To move on from it:
 #
 # - **"Inconclusive"**: the table at the end of the command says how many seeds a difference of that size would need.
-# - **"Still learning"**: more `train.steps`, until the curves are flat. Who is ahead after a minute of training need
+# - **"Still training"**: more `train.steps`, until the curves are flat. Who is ahead after a minute of training need
 #   not be ahead after an hour.
 # - **Other kinds of differential attention**: `--variants diff,softmax,diff_v2`, or with a setting,
 #   `diff:model.lambda_init=0.8`.

@@ -8,8 +8,8 @@ from typing import Any
 
 from diff_lab.measure.document_losses import WHOLE
 from diff_lab.record import Comparison
-from diff_lab.report.findings import LEVEL, ExperimentResults, corrected, name_in_report
-from diff_lab.report.wording import format_difference, format_number, variant_label, verdict_text
+from diff_lab.report.findings import LEVEL, ExperimentResults, Finding, findings
+from diff_lab.report.wording import ANSWERS, format_difference, format_number, remarks, variant_label, verdict_text
 from diff_transformer.attention_types import ATTENTION_TYPES, AttentionType
 from diff_transformer.model import DiffTransformerConfig
 
@@ -26,28 +26,25 @@ def known(experiments: Sequence[ExperimentResults], report: str) -> str:
         experiments: all results.
         report: path of the report from the page.
     """
-    tested, left = corrected(experiments)
+    found = findings(experiments)
+    tested = [one for one in found if one.p is not None]
+    left = [one for one in tested if (one.p or 0.0) < LEVEL]
     sizes = [variant["parameters"] for one in experiments for variant in one.variants]
-    is_open = all(row.verdict == "still learning" for _, _, row in left)
-    undecided = ". In each a model was still learning, so nothing is decided either way" if left and is_open else ""
+    undecided = len(found) - sum(one.is_decided for one in found)
     return (
-        f"Of {tested} [comparisons]({report}) of models with {min(sizes) / 1e6:.2f}M to {max(sizes) / 1e6:.2f}M "
-        f"parameters, over paired seeds, {len(left)} have p < {LEVEL} after Holm's correction{undecided}:\n\n"
-        + "\n".join(_sentence(one, row, p, name_in_report(one, experiments), report) for p, one, row in left)
+        f"Of {len(tested)} [comparisons]({report}) of models with {min(sizes) / 1e6:.2f}M to {max(sizes) / 1e6:.2f}M "
+        f"parameters, over paired seeds, {len(left)} have p < {LEVEL} after Holm's correction, and {undecided} of all "
+        f"{len(found)} are undecided even without one:\n\n" + "\n".join(_sentence(one, report) for one in left)
     )
 
 
-def _sentence(results: ExperimentResults, row: Comparison, p: float, name: str, report: str) -> str:
-    """The claim of an experiment, whether it holds, and Holm's p."""
-    assert results.file.headline is not None  # no comparison stands for it otherwise
-    holds = (row.difference > 0) == (row.better == "higher")
-    tokens = max(one["tokens_per_step"] for one in results.variants) * (row.steps or 0) / 1e6
-    values = " against ".join(map(format_number, row.ours))
-    so_far = " so far" if row.verdict == "still learning" else ""
-    return (
-        f"- [{name}]({report}#{results.anchor}), {tokens:.1f}M tokens: {results.file.headline.claim}: "
-        f"**{'yes' if holds else 'no'}**{so_far}, {values}{row.unit and f' {row.unit}'} (p = {p:.3f})."
-    )
+def _sentence(one: Finding, report: str) -> str:
+    """The claim of an experiment, whether it holds, Holm's p, and who was still training."""
+    page = f"{report.removesuffix('RESULTS.md')}experiments/{one.results.anchor}.md"
+    tokens = max(variant["tokens_per_step"] for variant in one.results.variants) * (one.row.steps or 0) / 1e6
+    after = f", {tokens:.1f}M tokens" if tokens else ""
+    limits = "; ".join(filter(None, (f"p = {one.p:.3f}", remarks(one.row))))
+    return f"- [{one.name}]({page}){after}: {one.claim}: **{ANSWERS[one.row.verdict]}**, {one.values} ({limits})."
 
 
 def attention_types() -> str:

@@ -18,7 +18,7 @@ GPU too (`bench … --device cuda`), the places named "cuda …" are filled as w
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ from diff_lab.bench.bench_pages import (
 )
 from diff_lab.bench.operator_candidates import AUTO, BASELINE_CUDNN, BASELINE_FLASH
 from diff_lab.experiments.request import as_defined
-from diff_lab.record import CardRecord, Comparison
-from diff_lab.report.findings import ExperimentResults, name_in_report, read_experiments
+from diff_lab.record import CardRecord
+from diff_lab.report.findings import ExperimentResults, findings, read_experiments
 from diff_lab.report.tables import rows_of
 from diff_lab.report.wording import (
     LEVELS,
@@ -71,26 +71,20 @@ def measured_experiments() -> list[ExperimentResults]:
     return read_experiments([RESULTS], as_defined)
 
 
-def headlines(experiments: Sequence[ExperimentResults]) -> Iterator[tuple[ExperimentResults, Comparison]]:
-    """Each experiment whose definition names the comparison it is about, with that comparison."""
-    for results in experiments:
-        row = results.headline
-        if results.file.headline is not None and row is not None:
-            yield results, row
-
-
 def results_table(experiments: Sequence[ExperimentResults]) -> str:
     """One row for each experiment that compares two variants."""
     lines = [
         "| | compared | measure | paper: first, second | here: first, second | chance; floor | difference | verdict |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for results, row in headlines(experiments):
+    named = sorted(findings(experiments), key=lambda one: experiments.index(one.results))
+    for one in named:
+        row = one.row
         paper = "–" if row.paper is None else _pair(row.paper)
         levels = "; ".join(level_cells(row)) if levels_of(row) else "–"
         here = f"{_pair(row.ours)} | {levels} | {format_difference(row)} | {verdict_text(row)}"
         pair = f"{variant_label(row.variant)} − {variant_label(row.against)}"
-        lines.append(f"| {name_in_report(results, experiments)} | {pair} | {measure_label(row)} | {paper} | {here} |")
+        lines.append(f"| {one.name} | {pair} | {measure_label(row)} | {paper} | {here} |")
     files = [results.file for results in experiments]
     commits = ", ".join(dict.fromkeys(short_commit(file.commit) for file in files))
     devices = ", ".join(dict.fromkeys(file.device for file in files))

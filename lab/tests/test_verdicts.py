@@ -1,4 +1,4 @@
-"""A difference means something where both have learned something, and have levelled off."""
+"""A difference means something where both have learned something; who had not levelled off is told beside it."""
 
 import math
 from collections.abc import Sequence
@@ -124,24 +124,23 @@ def with_curves(
     [
         (ABOVE, AT_FLOOR, [LEVEL, LEVEL], {}, "reproduced", ()),
         (AT_FLOOR, ABOVE, [LEVEL, LEVEL], {}, "contrary", ()),
-        (ABOVE, AT_FLOOR, [LEVEL, RISING], {}, "still learning", ("softmax",)),
-        (ABOVE, AT_FLOOR, [RISING, LEVEL], {}, "still learning", ("diff",)),
-        (ABOVE, (0.90, 0.92, 0.91), [RISING, RISING], {}, "still learning", ("diff", "softmax")),
-        # Who is at chance is told first: a flat curve at the floor is level too.
+        (ABOVE, AT_FLOOR, [LEVEL, RISING], {}, "reproduced", ("softmax",)),
+        (AT_FLOOR, ABOVE, [RISING, LEVEL], {}, "contrary", ("diff",)),
+        (ABOVE, (0.90, 0.92, 0.91), [RISING, RISING], {}, "inconclusive", ("diff", "softmax")),
+        # A flat curve at the floor is level too.
         (ABOVE, AT_FLOOR, [RISING, LEVEL], {"floor": 0.5}, "not comparable", ("diff",)),
-        (ABOVE, (0.80, 0.81, 0.82), [RISING, LEVEL], {"floor": 0.5}, "still learning", ("diff",)),
-        # A speed, or a question on a fixed budget, does not wait.
+        (ABOVE, (0.80, 0.81, 0.82), [RISING, LEVEL], {"floor": 0.5}, "reproduced", ("diff",)),
         (ABOVE, AT_FLOOR, [RISING, RISING], {"quality": False}, "reproduced", ("diff", "softmax")),
         # Of too few validations nothing is known, nor of none.
         (ABOVE, AT_FLOOR, [LEVEL[:1], RISING[:1]], {}, "reproduced", ()),
         (ABOVE, AT_FLOOR, [(), ()], {}, "reproduced", ()),
-        # It is known of one, and that is enough.
-        (ABOVE, AT_FLOOR, [RISING, ()], {}, "still learning", ("diff",)),
+        # It is known of one.
+        (ABOVE, AT_FLOOR, [RISING, ()], {}, "reproduced", ("diff",)),
         # Nothing is concluded of a run that diverged.
         (ABOVE, (0.48, math.nan, 0.50), [RISING, LEVEL], {}, "inconclusive", ()),
     ],
 )
-def test_a_verdict_of_quality_waits_until_both_have_levelled_off(
+def test_a_verdict_is_by_the_interval_and_says_who_had_not_levelled_off(
     first: Sequence[float],
     second: Sequence[float],
     curves: list[Sequence[float]],
@@ -155,36 +154,43 @@ def test_a_verdict_of_quality_waits_until_both_have_levelled_off(
     assert row.steps == max((100 * len(values) for values in curves if values), default=None)
 
 
+def test_the_verdict_of_earlier_versions_gives_place_to_that_of_the_interval() -> None:
+    row = with_curves(ABOVE, AT_FLOOR, curve("diff", LEVEL), curve("softmax", RISING))
+    old = replace(row, verdict="still learning")
+    assert judge(capture_results("t", {}, [], "cpu", comparisons=[old])).comparisons[0].verdict == "reproduced"
+
+
 def test_losses_level_off_by_a_share() -> None:
     level, falling = (5.0, 4.0, 3.5, 3.05, 3.0), (5.0, 4.5, 4.0, 3.6, 3.3)
-    for second, verdict in ((level, "reproduced"), (falling, "still learning")):
+    for second, still in ((level, ()), (falling, ("softmax",))):
         curves = (curve("diff", level, name=LOSS_CURVE), curve("softmax", second, name=LOSS_CURVE))
         row = with_curves((3.0, 3.01, 3.02), (3.3, 3.31, 3.32), *curves, better="lower")
-        assert row.verdict == verdict
+        assert row.still_learning == still
+
+
+BOTH = ("diff", "softmax")
 
 
 def test_the_curves_are_those_of_the_comparisons_own_size() -> None:
     """One of several sizes follows its own curves; what is made of all sizes, all of them."""
     curves = [
-        curve(variant, values, parameters=size)
-        for size, values in ((1e6, LEVEL), (2e6, RISING))
-        for variant in ("diff", "softmax")
+        curve(variant, values, parameters=size) for size, values in ((1e6, LEVEL), (2e6, RISING)) for variant in BOTH
     ]
-    for at, verdict in (
-        (Coordinates(parameters=1_000_000, depth=0.5), "reproduced"),
-        (Coordinates(parameters=2_000_000), "still learning"),
-        (Coordinates(), "still learning"),
+    for at, still in (
+        (Coordinates(parameters=1_000_000, depth=0.5), ()),
+        (Coordinates(parameters=2_000_000), BOTH),
+        (Coordinates(), BOTH),
     ):
-        assert with_curves(ABOVE, AT_FLOOR, *curves, at=at).verdict == verdict
+        assert with_curves(ABOVE, AT_FLOOR, *curves, at=at).still_learning == still
 
 
 def test_the_curves_of_another_kind_of_the_same_size_are_not_followed() -> None:
-    own = [curve(variant, LEVEL, parameters=1e6) for variant in ("diff", "softmax")]
-    others = [curve(variant, RISING, parameters=1e6, part="other") for variant in ("diff", "softmax")]
+    own = [curve(variant, LEVEL, parameters=1e6) for variant in BOTH]
+    others = [curve(variant, RISING, parameters=1e6, part="other") for variant in BOTH]
     at = Coordinates(parameters=1_000_000)
-    assert with_curves(ABOVE, AT_FLOOR, *own, *others, at=at).verdict == "reproduced"
-    assert with_curves(ABOVE, AT_FLOOR, *others, at=at).verdict == "still learning"
-    assert with_curves(ABOVE, AT_FLOOR, *own, *others, at=Coordinates(at, part="other")).verdict == "still learning"
+    assert with_curves(ABOVE, AT_FLOOR, *own, *others, at=at).still_learning == ()
+    assert with_curves(ABOVE, AT_FLOOR, *others, at=at).still_learning == BOTH
+    assert with_curves(ABOVE, AT_FLOOR, *own, *others, at=Coordinates(at, part="other")).still_learning == BOTH
 
 
 def test_the_interval_allows_for_other_seeds_and_other_questions() -> None:

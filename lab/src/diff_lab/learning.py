@@ -1,8 +1,8 @@
 """Reads validation curves: how many steps a variant needs, and whether it has levelled off; and judges differences.
 
-The interval of a difference tells which variant is ahead. Its meaning depends on their learning. Guessing is not
-learning, nor is knowing which answers occur without knowing their questions; and if training ended while one of the two
-was still improving, the difference is one of a moment.
+The interval of a difference tells which variant is ahead. What that says of the variants depends on what they have
+learned. Guessing is not learning, nor is knowing which answers occur without knowing where they belong; and where
+training ended while one of the two was still improving, the difference is one of a moment, which is remarked.
 
 Every run of an experiment has its curve among the results: a record of `ACCURACY_CURVE` or `LOSS_CURVE` for each
 validation, at the coordinates of its variant and the `step` of training.
@@ -282,12 +282,12 @@ def _mean_ratio(
 def judge(file: ResultsFile) -> ResultsFile:
     """Put each comparison beside its baseline and its curves, and take back the verdicts that mean nothing.
 
-    A variant is above a level if all of the 95 % interval of its accuracy is. A comparison with a baseline becomes "not
-    comparable" if one of the two variants is not above every level of it; `at_floor` and `at_elimination` name those.
-    Else a comparison of quality becomes "still learning" if one of the two had not levelled off at the end of its
-    training. Nothing is concluded from missing numbers: an accuracy of one seed, a run that diverged, no validation
-    curves. Without a claim there is no verdict. A ratio of steps of two variants with different learning rates is not
-    known.
+    A variant is above a level where all of the 95 % interval of its accuracy is. A comparison with a baseline becomes
+    "not comparable" where one of the two variants is not above every level of it; `at_floor` and `at_elimination` name
+    those. `still_learning` names the variants that had not levelled off at the end of their training, which changes no
+    verdict. Nothing is concluded from what the file does not tell: an accuracy of one seed, a run that diverged, no
+    validation curves. Where nothing is claimed there is no verdict. A ratio of steps of two variants with different
+    learning rates is not known.
     """
     known = {(baseline.name, baseline.coordinates): baseline for baseline in file.baselines}
     curves = curves_of(file.records)
@@ -327,8 +327,6 @@ def _judged(
         return row
     if is_low:
         return replace(row, verdict="not comparable", seeds_needed=None, documents_needed=False)
-    if row.quality and row.still_learning:
-        return replace(row, verdict="still learning", seeds_needed=None, documents_needed=False)
     return replace(row, verdict=verdict(row.interval, row.better, seeds=len(row.differences)))
 
 

@@ -22,6 +22,7 @@ class _NullAsNaN:
 Number = Annotated[float, _NullAsNaN()]
 Interval = tuple[Number, Number]
 Better = Literal["higher", "lower"]
+# "still learning" stands in files of earlier versions alone; `judge` puts the interval's verdict in its place.
 Verdict = Literal["reproduced", "inconclusive", "contrary", "still learning", "not comparable"]
 
 # The preset of results that compare variants of a recipe of the user's; all others are of an experiment's presets.
@@ -73,6 +74,7 @@ class Baseline(FileRecord):
     name: str
     coordinates: Coordinates = NO_COORDINATES
     chance: Number  # of guessing among all possible answers
+    ceiling: Number | None = None  # of reading the context as well as anybody could; None where that is not known
     # Of knowing which answers occur in the context, and how often, without knowing which of them belongs to which
     # question. Not below `chance`.
     floor: Number
@@ -112,10 +114,9 @@ class Headline(FileRecord):
 class Comparison(FileRecord):
     """Two variants in one number: the paper's values, ours, and the verdict.
 
-    The claim is that `variant` is the better one. The verdict is "reproduced" if all of the interval is on the claim's
-    side of 0, "contrary" if all of it is on the other, else "inconclusive". `judge` replaces it with "not comparable"
-    if the variants have not learned enough for the difference to mean anything, and with "still learning" if training
-    ended before they had levelled off.
+    The claim is that `variant` is the better one. The verdict is "reproduced" where all of the interval is on the
+    claim's side of 0, "contrary" where all of it is on the other, else "inconclusive". `judge` replaces it with "not
+    comparable" where the variants have not learned enough for the difference to mean anything.
     """
 
     name: str
@@ -139,8 +140,8 @@ class Comparison(FileRecord):
     documents_needed: bool = False
     reason: str = ""  # why the difference is not known (NaN), where that is not that a run diverged
     exploratory: bool = False  # whether the claim is a question that the paper leaves open
-    # Whether the number says how well a variant has learned, such as an accuracy or a loss, so that a verdict waits
-    # until both have levelled off. Results of earlier versions do not tell.
+    # Whether the number says how well a variant has learned, such as an accuracy or a loss, so that a reader must know
+    # where one had not levelled off. Results of earlier versions do not tell.
     quality: bool = False
     steps: int | None = None  # of the variants' training, where their validation curves are known
     still_learning: tuple[str, ...] = ()  # which of the two had not levelled off by then

@@ -1,17 +1,22 @@
-"""Computes intervals of measured values, and comparisons of two variants over paired seeds.
+"""Computes intervals of measured values, comparisons of two variants over paired seeds, and fits of losses by size.
 
 `verdict` looks at the interval of a difference alone. Whether the two variants have learned enough for it to mean
-anything is told by `lab.verdicts`.
+anything is told by `diff_lab.learning`.
 """
 
 import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean, stdev, variance
+from typing import TYPE_CHECKING
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.record import Better, Comparison, Interval, Result, Verdict
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SEEDS = "Student's t over paired seeds"
 DOCUMENTS = "bootstrap over paired documents"
@@ -25,6 +30,10 @@ _RESAMPLES, _RESAMPLES_AT_A_TIME = 10_000, 500
 _NORMAL_QUANTILE = 1.959963984540054  # 0.975
 # The share of them that may hold no document with a count.
 _MOST_EMPTY = 0.01
+# Exponents that are tried. With few sizes the best one is poorly known, and matters little between the sizes.
+EXPONENTS = tuple(step / 20 for step in range(31))
+# Ratios beyond this factor are of no size that was trained: one of the two does not get there at all.
+FURTHEST = 1000.0
 
 
 def proportion_interval(successes: int, n: int) -> Interval:
@@ -204,7 +213,7 @@ def p_value(row: Comparison) -> float | None:
         return None
     low, high = row.interval
     half = (high - low) / 2
-    statistic = abs(row.difference) / half * t_quantile(seeds - 1) if half > 0 else math.inf
+    statistic = abs(row.difference) / half * t_quantile(seeds - 1) if half > 0 else math.inf if row.difference else 0.0
     return float(2 * t.sf(statistic, seeds - 1))
 
 
@@ -283,4 +292,60 @@ def _over_seeds(records: Sequence[Result]) -> list[tuple[float, float]]:
     return [
         (math.fsum(sums for sums, _ in document), math.fsum(counts for _, counts in document))
         for document in zip(*(record.documents for record in records), strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """loss(N) = c − a·φ(N) for each of two variants, a > 0, with φ(N) = (1 − (N/N₀)^−b)/b, which is ln(N/N₀) for b = 0.
+
+    That is a·N^−b + c with other constants, or log-linear. N₀ is the middle: the geometric mean of the smallest and the
+    largest size. Where a ≤ 0, a variant does not improve with size.
+    """
+
+    exponent: float  # b, which the variants share
+    levels: Sequence[float]  # c of each
+    slopes: Sequence[float]  # a of each
+    middle: float = 1.0  # N₀
+
+    def losses(self, variant: int, sizes: Sequence[float]) -> list[float]:
+        """Return the losses of one of the two variants at sizes."""
+        b, logs = self.exponent, [math.log(size / self.middle) for size in sizes]
+        basis = logs if b == 0 else [(1 - math.exp(-b * log)) / b for log in logs]
+        return [self.levels[variant] - self.slopes[variant] * one for one in basis]
+
+    def equal_loss_ratio(self) -> float:
+        """The middle, as the size of the first variant, over that of the second at which both have the same loss.
+
+        Below 1 where the first variant needs less. NaN where one gets worse with size, or where the two do not meet
+        within a factor of 1000.
+        """
+        if min(self.slopes) <= 0:
+            return math.nan
+        level, other_level = self.levels
+        distance = (other_level - level) / self.slopes[1]  # φ of the second variant's size
+        if self.exponent * distance >= 1:  # below the loss that the second variant tends to
+            return math.nan
+        log_ratio = -distance if self.exponent == 0 else math.log1p(-self.exponent * distance) / self.exponent
+        return math.exp(log_ratio) if abs(log_ratio) < math.log(FURTHEST) else math.nan
+
+
+def fits(sizes: "np.ndarray", losses: "np.ndarray") -> list[Fit]:
+    """The least-squares fit to each of losses (fits, 2, S): of two variants at sizes (S,), three or more different."""
+    import numpy as np
+
+    middle = math.sqrt(float(sizes.min()) * float(sizes.max()))
+    logs = np.log(sizes / middle)
+    errors, coefficients = [], []
+    for exponent in EXPONENTS:
+        basis = logs if exponent == 0 else (1 - (sizes / middle) ** -exponent) / exponent
+        columns = np.stack([np.ones(len(sizes)), -basis], axis=1)
+        solutions = losses @ np.linalg.pinv(columns).T  # (fits, 2, level and slope)
+        coefficients.append(solutions)
+        errors.append(((solutions @ columns.T - losses) ** 2).sum((1, 2)))
+    best = np.argmin(errors, axis=0)
+    chosen = np.stack(coefficients)[best, np.arange(len(losses))].swapaxes(1, 2)  # (fits, level and slope, 2)
+    return [
+        Fit(EXPONENTS[index], levels, slopes, middle)
+        for index, (levels, slopes) in zip(best, chosen.tolist(), strict=True)
     ]

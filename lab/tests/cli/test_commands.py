@@ -6,6 +6,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 import torch
 
 from commands import fails
+from diff_lab.coordinates import Coordinates
 from diff_lab.experiments.experiment import EXPERIMENTS
-from diff_lab.record import Result
+from diff_lab.record import Headline, Result
 from diff_lab.results_files import capture_results, read_results, write_json
 from diff_lab.statistics import compare
 from diff_transformer.utils.files import read_metrics
@@ -340,8 +342,13 @@ def test_report_sets_out_experiments(run: Run, tmp_path: Path) -> None:
     ]
     settings = {"request": {"experiment": "recall", "preset": "cpu"}}
     compared = [compare(records, "made_up/loss", "diff", "softmax")]
+    records += [
+        replace(one, name="training/validation_loss", coordinates=Coordinates(step=step))
+        for one in records
+        for step in (1, 2)
+    ]
     results = capture_results("which is found", settings, records, "cpu", comparisons=compared)
-    path = write_json(tmp_path / "recall.json", results)
+    path = write_json(tmp_path / "recall.json", replace(results, headline=Headline(name="made_up/loss")))
     for paths in ([tmp_path], [path], [path, tmp_path]):
         result = run("report", *paths, "--overwrite")
         assert (result.exit_code, len(result.stdout.splitlines())) == (0, 2)

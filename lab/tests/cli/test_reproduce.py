@@ -16,7 +16,7 @@ from diff_lab.experiments import paper_preset, request
 from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, Preset
 from diff_lab.experiments.paper_preset import Evaluation, PaperPreset, Stage
 from diff_lab.record import Result
-from diff_lab.report.wording import format_difference, verdict_text
+from diff_lab.report.wording import format_difference, measure_label, note_words, verdict_text
 from diff_lab.results_files import read_results
 from small_experiment import SMALL, TINY
 
@@ -47,16 +47,15 @@ def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
     written = read_results(tmp_path / "recall.json")
     lines = result.stdout.splitlines()
     for row in written.comparisons:
-        line = next(line for line in lines if row.name in line)
+        line = next(line for line in lines if measure_label(row)[:20] in line and format_difference(row) in line)
         assert "DIFF − Transformer" in line
-        assert format_difference(row) in line
         assert verdict_text(row).split(":")[0] in line
         assert f"{row.ours[0]:.3f} / {row.ours[1]:.3f}" in line
     for variant in written.settings["variants"]:
         assert any(
             f"{variant['parameters']:,}" in line and f"{variant['shared_parameters']:,}" in line for line in lines
         )
-    assert f"note: {written.notes[0]}" in result.stdout
+    assert f"note: {note_words(written, written.notes[0])}" in result.stdout
     document, page = tmp_path / "RESULTS.md", tmp_path / "RESULTS.html"
     assert lines[-3:] == [f"numbers: {tmp_path / 'recall.json'}", f"report: {document}", f"report: {page}"]
     report = document.read_text(encoding="utf-8")

@@ -7,9 +7,10 @@ import pytest
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.experiments import scaling_experiments
-from diff_lab.experiments.scaling_experiments import Fit, fits, ratio_interval
+from diff_lab.experiments.scaling_experiments import ratio_interval
 from diff_lab.learning import LOSS_CURVE
 from diff_lab.record import Result
+from diff_lab.statistics import Fit, fits
 
 SIZES = np.array([1e5, 3e5, 1e6, 4e6, 1e7])
 SHARE = 0.62  # the first variant at N is as good as the second at N / 0.62

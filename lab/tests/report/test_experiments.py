@@ -14,13 +14,11 @@ from markdown_it import MarkdownIt
 from markupsafe import escape
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.experiments.experiment import EXPERIMENTS
 from diff_lab.record import Better, Comparison, Headline, Result, ResultsFile
-from diff_lab.report.figures import overview_figure
 from diff_lab.report.findings import ExperimentResults, holds_experiments, read_experiments
 from diff_lab.report.pages import build_results_report
-from diff_lab.report.tables import overview, variants_table, verdict_counts
-from diff_lab.report.wording import few_heads
+from diff_lab.report.tables import variants_table
+from diff_lab.report.wording import few_heads, note_words
 from diff_lab.results_files import write_json
 from diff_lab.statistics import compare
 from table_cells import column
@@ -100,17 +98,18 @@ def outcomes() -> ResultsFile:
     compared.append(compare(measured, "made_up/alone", *PAIR, paper=(0.606, math.nan)))
     measured += records("made_up/lost", (0.1, math.nan, 0.2), coordinates=Coordinates(part=EVIL))
     compared.append(compare(measured, "made_up/lost", *PAIR, coordinates=Coordinates(part=EVIL), paper=(318.0, 38.8)))
-    return file(measured, compared, "table6")
+    return replace(file(measured, compared, "table6"), headline=Headline(name="made_up/contrary", claim="DIFF wins"))
 
 
 def steps() -> ResultsFile:
-    """More parts than one figure holds, with numbers in their names; one run of the last diverged."""
+    """Many parts with numbers in their names; one run of the last diverged."""
     measured, compared = [], []
     for step in range(0, 300, 10):
         apart = (math.nan, 0.1) if step == 290 else (-0.001 * step, -0.0011 * step)
         measured += records("made_up/loss", apart, coordinates=Coordinates(step=step))
         compared.append(compare(measured, "made_up/loss", *PAIR, coordinates=Coordinates(step=step), paper=(1.0, 1.2)))
-    return file(measured, compared, "fig3", variants=[])
+    headline = Headline(name="made_up/loss", coordinates=Coordinates(step=0))
+    return replace(file(measured, compared, "fig3", variants=[]), headline=headline)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +142,9 @@ def with_heads(*counts: int) -> list[dict[str, Any]]:
 
 
 def document(folder: Path) -> str:
-    return (folder / "RESULTS.md").read_text(encoding="utf-8")
+    """The document, the method and the pages of all experiments, one after the other."""
+    pages = [folder / "RESULTS.md", folder / "METHOD.md", *sorted((folder / "experiments").glob("*.md"))]
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages if page.is_file())
 
 
 def tables(text: str) -> list[list[list[str]]]:
@@ -170,19 +171,19 @@ def test_tables_are_well_formed_and_hold_every_comparison(folder: Path) -> None:
     for lines, rows in zip(written, parsed, strict=True):
         assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(rows[0]) + 1}
         assert len(lines) == len(rows) + 1
-    # The overview, and of what was compared two tables; what was trained, one.
+    # What is decided, and of what was compared two tables; what was trained, one.
     assert len(parsed) == 4
     compared = [rows for rows in parsed if rows[0][0] == "Measure"]
     assert sum(len(rows) - 1 for rows in compared) == len(all_comparisons(folder)) == 36
 
 
 def test_every_number_of_a_row(folder: Path) -> None:
-    (table,) = [rows for rows in tables(document(folder)) if rows[1][0].startswith("made_up/reproduced")]
+    (table,) = [rows for rows in tables(document(folder)) if rows[1][0].startswith("reproduced")]
     rows = [dict(zip(table[0], row, strict=True)) for row in table[1:]]
     words = ["reproduced", "contrary", "inconclusive", "nothing claimed", "inconclusive", "inconclusive"]
     assert [row["Verdict"].partition(":")[0] for row in rows] == words
     assert rows[1] == {
-        "Measure": "made_up/contrary (nats/token) ↓",
+        "Measure": "contrary (nats/token) ↓",
         "First − second": "DIFF − Transformer",
         "Paper": "3.062 / 3.087",
         "Here": "2.210 / 2.010",
@@ -195,22 +196,30 @@ def test_every_number_of_a_row(folder: Path) -> None:
     assert (rows[3]["First − second"], rows[3]["Paper"]) == (f"Transformer{LONG[7:]} − {EVIL}", "–")
     alone = ("0.606 / –", "+0.100, no interval", "inconclusive: one seed")
     assert (rows[4]["Paper"], rows[4]["Difference"], rows[4]["Verdict"]) == alone
-    assert rows[5]["Measure"] == f"made_up/lost, {EVIL} ↓"
+    assert rows[5]["Measure"] == f"lost, {EVIL} ↓"
     assert (rows[5]["Here"], rows[5]["Difference"]) == ("diverged / diverged", "diverged")
 
 
-def test_the_overview_counts_what_was_lost_as_what_was_won(folder: Path) -> None:
-    head, *rows = tables(document(folder))[0]
-    verdicts = ["Reproduced, or yes", "Inconclusive", "Contrary, or no"]
-    verdicts += ["Still learning", "Not comparable", "Nothing claimed"]
-    assert head[2:9] == ["Claims", *verdicts]
-    assert {row[2] for row in rows} == {"the paper's"}
-    counts = {row[0]: row[3:9] for row in rows}
-    assert counts["Table 6"] == ["1", "3", "1", "0", "0", "1"]
-    assert counts["Figure 3"] == ["28", "2", "0", "0", "0", "0"]
-    assert counts["V2"] == ["0"] * 6
-    assert len(counts) == 3, "no sum: comparisons of the same runs are not independent"
-    assert "**Of 6 comparisons: 1 reproduced, 1 contrary, 3 inconclusive, 1 nothing claimed.**" in document(folder)
+def test_the_document_opens_with_what_is_decided_and_then_what_is_not(folder: Path) -> None:
+    text = (folder / "RESULTS.md").read_text(encoding="utf-8")
+    (table,) = tables(text)
+    assert [dict(zip(table[0], row, strict=True)) for row in table[1:]] == [
+        {
+            "Experiment": "Table 6",
+            "Claim": "DIFF wins",
+            "Holds": "no",
+            "First against second, difference": "2.210 against 2.010 nats/token, +0.200 [+0.175, +0.225]",
+            "p (Holm)": "0.002",
+            "Seeds": "3",
+            "Remark": "–",
+        }
+    ]
+    undecided = (
+        "- [Figure 3](experiments/fig3-cpu.md): DIFF has a lower loss, step 0 than the Transformer: 2.005 against"
+    )
+    others = "- [V2](experiments/v2-cpu.md): What v2 shows."
+    places = [text.index(words) for words in ("experiments/table6-cpu.md", undecided, others, "(METHOD.md)")]
+    assert places == sorted(places)
     # In no place does a verdict decide how something is set.
     assert not re.search(r"[*_]{1,2}(reproduced|contrary|inconclusive)", document(folder))
     page = (folder / "RESULTS.html").read_text(encoding="utf-8")
@@ -219,6 +228,12 @@ def test_the_overview_counts_what_was_lost_as_what_was_won(folder: Path) -> None
         for verdict in ("reproduced", "inconclusive", "contrary")
     }
     assert list(classes.values()) == [{"number"}] * 3
+
+
+def test_notes_have_words_for_the_names_of_records() -> None:
+    measured = records("needles/accuracy_by_depth", (0.1, 0.2))
+    note = "needles/accuracy_by_depth is what it says, in nats/token."
+    assert note_words(file(measured, [], "v2"), note) == "Accuracy by depth is what it says, in nats/token."
 
 
 def test_the_page_holds_the_same(folder: Path) -> None:
@@ -246,15 +261,13 @@ def test_the_document_says_where_numbers_come_from(folder: Path) -> None:
     text = document(folder)
     for words in (
         "fixed before anything was run",
-        "changed after a look at results",
+        "changed after a look at",
         "docs/log.md",
         "No verdict is corrected for the number of comparisons",
         "not independent of each other",
         "`diff-lab reproduce table6`",
-        "- Device: AMD EPYC 7763, 2 threads",
-        "- Commit: 0123456789abcdef0123456789abcdef01234567",
-        "- Versions: python 3.11.7, torch 2.13.0",
-        "- Time taken: 1.5 min",
+        "on AMD EPYC 7763, 2 threads, 2026-01-01T12:00:00+00:00, commit 0123456789abcdef0123456789abcdef01234567",
+        "python 3.11.7, torch 2.13.0, in 1.5 min.",
         "- A note that must be read: 5 % \\| of \\<b\\>it\\</b\\>.",
         "| DIFF | 812,825 | 812,345 | – | 0.003 | 0.003: 1.500; 0.006: diverged | 2 |",
         "Nothing could be compared.",
@@ -264,16 +277,13 @@ def test_the_document_says_where_numbers_come_from(folder: Path) -> None:
     rendered = MarkdownIt("commonmark").enable("table").render(text)
     assert "<script" not in rendered
     assert not re.search(r'href="http', rendered)
-    assert '<a href="#table6-cpu">Table 6</a>' in rendered
-    assert '<a id="table6-cpu"></a>' in rendered
+    assert '<a href="experiments/table6-cpu.md">Table 6</a>' in rendered
 
 
-def test_figures_are_xml_are_linked_and_show_every_comparison(folder: Path) -> None:
-    linked = set(re.findall(r"\]\((figures/[^)]+\.svg)\)", document(folder)))
+def test_figures_are_xml_and_are_shown(folder: Path) -> None:
+    linked = set(re.findall(r"\]\(\.\./(figures/[^)]+\.svg)\)", document(folder)))
     files = {f"figures/{path.name}": path for path in (folder / "figures").iterdir()}
-    assert linked == files.keys()
-    assert len(files) == 5
-    drawn = ""
+    assert linked == files.keys() == {"figures/fig3-cpu-loss.svg"}
     for path in files.values():
         root = ET.parse(path).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
@@ -285,33 +295,39 @@ def test_figures_are_xml_are_linked_and_show_every_comparison(folder: Path) -> N
             assert f"{colour}: #" in light
             assert f"{colour}: #" in dark
         assert "#ffffff" not in text.replace(light, "")
-        drawn += " ".join("".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")) + "\n"
-        drawn += "".join(root.findtext("{http://www.w3.org/2000/svg}desc") or "")
-    for row in all_comparisons(folder):
-        assert row.name.replace("/", ": ").replace("_", " ") in drawn
-        assert row.coordinates.label is None or row.coordinates.label == EVIL or row.coordinates.label in drawn
-    assert {"contrary", "inconclusive", "reproduced", "nothing claimed", "diverged", "the paper"} <= set(
-        re.findall(r"contrary|inconclusive|reproduced|nothing claimed|diverged|the paper", drawn)
-    )
+        assert "DIFF goes from 2.005 to not known" in (root.findtext("{http://www.w3.org/2000/svg}desc") or "")
 
 
 @pytest.mark.all
-def test_the_same_results_give_the_same_files_and_old_figures_go(tmp_path: Path) -> None:
+def test_the_same_results_give_the_same_files_and_old_parts_go(tmp_path: Path) -> None:
     write_json(tmp_path / "table6.json", outcomes())
-    write_json(tmp_path / "fig3.json", replace(steps(), records=()))
+    write_json(tmp_path / "fig3.json", steps())
     build_results_report([tmp_path])
-    mine = tmp_path / "figures" / "mine.svg"
-    mine.write_text("<svg/>", encoding="utf-8")
+    mine = [tmp_path / "figures" / "mine.svg", tmp_path / "experiments" / "mine.md"]
+    for path in mine:
+        path.write_text("mine", encoding="utf-8")
+    assert (tmp_path / "experiments" / "fig3-cpu.md").is_file()
     (tmp_path / "fig3.json").unlink()
-    for path in (tmp_path / "RESULTS.md", tmp_path / "figures" / "fig3-cpu-differences-1.svg"):
+    for path in (tmp_path / "RESULTS.md", tmp_path / "figures" / "fig3-cpu-loss.svg"):
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace("diff-lab report", "diff-transformer report"), encoding="utf-8")  # as of 0.2.0
     build_results_report([tmp_path])
     first = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert "mine.svg" in first
-    assert not any(name.startswith("fig3") for name in first)
+    assert first.keys() == {"mine.svg", "mine.md", "RESULTS.md", "RESULTS.html", "table6.json"}
     build_results_report([tmp_path / "table6.json"])
     assert {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == first
+
+
+def test_a_single_experiment_stands_in_the_document(tmp_path: Path) -> None:
+    write_json(tmp_path / "table6.json", outcomes())
+    build_results_report([tmp_path])
+    assert not (tmp_path / "METHOD.md").exists()
+    text = document(tmp_path)
+    assert "[Table 6](#table6-cpu)" in text
+    assert '<a id="table6-cpu"></a>' in text
+    headings = ["# Results beside the paper's", "## Table 6, preset cpu", "## How verdicts are made", "### The rule"]
+    assert re.findall("^#.*", text, re.MULTILINE)[:4] == headings
+    assert text.count("<!-- Written by") == 1
 
 
 def test_where_the_report_goes_and_two_presets_are_told_apart(tmp_path: Path) -> None:
@@ -320,20 +336,16 @@ def test_where_the_report_goes_and_two_presets_are_told_apart(tmp_path: Path) ->
         (tmp_path / "all" / preset).mkdir(parents=True)
         request = {"experiment": "table6", "preset": preset}
         results = file([], compared, "table6", request=request, variants=[])
-        write_json(tmp_path / "all" / preset / "table6.json", results)
+        write_json(tmp_path / "all" / preset / "table6.json", replace(results, headline=Headline(name="a")))
     assert build_results_report([tmp_path / "all"])[0] == tmp_path / "all" / "RESULTS.md"
-    headings = ["Overview", "How to read the tables", "Table 6, preset cpu", "Table 6, preset gpu"]
-    assert re.findall("^## (.*)", document(tmp_path / "all"), re.MULTILINE) == headings
     for preset in ("cpu", "gpu"):
-        root = ET.parse(tmp_path / "all" / "figures" / f"table6-{preset}-differences.svg").getroot()
-        drawn = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
-        assert f"Table 6, preset {preset}: differences" in drawn
-        assert (root.findtext("{http://www.w3.org/2000/svg}desc") or "").startswith(f"Table 6, preset {preset}, ")
-        assert f"[![Table 6, preset {preset}: a" in document(tmp_path / "all")
+        assert f"[Table 6, preset {preset}](experiments/table6-{preset}.md)" in document(tmp_path / "all")
+        page = tmp_path / "all" / "experiments" / f"table6-{preset}.md"
+        assert f"# Table 6, preset {preset}\n" in page.read_text(encoding="utf-8")
     files = [tmp_path / "all" / preset / "table6.json" for preset in ("gpu", "cpu")]
     assert build_results_report(files)[0] == (tmp_path / "all").resolve() / "RESULTS.md"
     assert build_results_report(files, tmp_path / "here.md") == (tmp_path / "here.md", tmp_path / "here.html")
-    assert (tmp_path / "figures" / "overview.svg").is_file()
+    assert (tmp_path / "experiments" / "table6-cpu.md").is_file()
 
 
 def test_results_on_different_texts_stand_beside_each_other(tmp_path: Path) -> None:
@@ -345,9 +357,8 @@ def test_results_on_different_texts_stand_beside_each_other(tmp_path: Path) -> N
     titles = ("Language on Python code", "Language on novels", "Language on книги, play.txt")
     anchors = ("language-cpu", "language-cpu-novels", "language-cpu-книги-play.txt")
     for title, anchor in zip(titles, anchors, strict=True):
-        assert f'<a id="{anchor}">' in document(tmp_path)
-        assert f"[{title}](#{anchor})" in document(tmp_path)
-        assert (tmp_path / "figures" / f"{anchor}-differences.svg").is_file()
+        assert f"[{title}](experiments/{anchor}.md)" in document(tmp_path)
+        assert (tmp_path / "experiments" / f"{anchor}.md").is_file()
     write_json(tmp_path / "3.json", file([], compared, "language", request=request, variants=[]))
     with pytest.raises(ValueError, match=r"'language' with the preset 'cpu' on книги, play.txt; give one of them"):
         build_results_report([tmp_path])
@@ -363,7 +374,6 @@ def test_why_a_difference_is_not_known_is_said(tmp_path: Path) -> None:
     cells = dict(zip(*table, strict=True))
     assert (cells["Here"], cells["Difference"]) == ("not known / 1.000", "not known")
     assert cells["Verdict"] == "inconclusive: the fits do not meet"
-    assert "not known" in (tmp_path / "figures" / "fig3-cpu-differences.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("no_drawings")
@@ -385,11 +395,13 @@ def test_what_is_wrong_is_said_before_anything_is_written(tmp_path: Path) -> Non
         assert (tmp_path / name).read_text(encoding="utf-8") == "mine"
         (tmp_path / name).unlink()
     (tmp_path / "figures").mkdir()
-    mine = tmp_path / "figures" / "overview.svg"
-    mine.write_text("<svg/>", encoding="utf-8")
-    with pytest.raises(FileExistsError, match=r"overview\.svg' exists"):
-        build_results_report([tmp_path])
-    mine.unlink()
+    write_json(tmp_path / "fig3.json", steps())
+    (tmp_path / "experiments").mkdir()
+    for mine in (tmp_path / "figures" / "fig3-cpu-loss.svg", tmp_path / "experiments" / "fig3-cpu.md"):
+        mine.write_text("mine", encoding="utf-8")
+        with pytest.raises(FileExistsError, match=f"{mine.name}' exists"):
+            build_results_report([tmp_path])
+        mine.unlink()
     write_json(tmp_path / "b.json", outcomes())
     with pytest.raises(ValueError, match="are both results of 'table6' with the preset 'cpu'; give one"):
         build_results_report([tmp_path])
@@ -426,59 +438,6 @@ def test_titles_and_order(tmp_path: Path) -> None:
         "LR sensitivity",
         "Recall",
     ]
-
-
-def test_an_experiment_without_comparisons_is_counted() -> None:
-    assert verdict_counts([]) == "Nothing could be compared."
-    empty = ExperimentResults("v2", "cpu", file([], [], "v2"))
-    assert [[cell.text for cell in row[2:9]] for row in overview([empty]).rows] == [
-        ["the paper's", "0", "0", "0", "0", "0", "0"]
-    ]
-
-
-def test_our_own_questions_are_told_from_the_papers_claims(tmp_path: Path) -> None:
-    measured, compared = [], []
-    for name, differences in zip("abc", OUTCOMES.values(), strict=True):
-        measured += records(name, differences)
-        compared.append(compare(measured, name, *PAIR, exploratory=True))
-    alone = file(measured, [*compared, compare(measured, "a", *PAIR, claimed=False)], "v2")
-    mixed = file(measured, [*compared, *(replace(row, exploratory=False) for row in compared[:1])], "table7")
-    assert verdict_counts(alone.comparisons) == (
-        "Of 4 comparisons: 1 open question: yes, 1 open question: no, 1 open question: inconclusive, 1 nothing claimed."
-    )
-    assert verdict_counts(mixed.comparisons) == (
-        "Of 4 comparisons: 1 open question: yes, 1 open question: no, 1 open question: inconclusive, 1 reproduced."
-    )
-    write_json(tmp_path / "v2.json", alone)
-    write_json(tmp_path / "table7.json", mixed)
-    build_results_report([tmp_path])
-    _, *rows = tables(document(tmp_path))[0]
-    assert [[row[0], *row[2:9]] for row in rows] == [
-        ["Table 7", "the paper's", "1", "0", "0", "0", "0", "0"],
-        ["Table 7", "open questions", "1", "1", "1", "0", "0", "0"],
-        ["V2", "open questions", "1", "1", "1", "0", "0", "1"],
-    ]
-    assert re.findall(r"\[(.*?)\]\(#(.*?)\)", document(tmp_path)) == [
-        ("Table 7", "table7-cpu"),
-        ("Table 7", "table7-cpu"),
-        ("V2", "v2-cpu"),
-    ]
-    of_v2 = tables(document(tmp_path))[-2]
-    words = [dict(zip(of_v2[0], row, strict=True))["Verdict"] for row in of_v2[1:]]
-    assert words[:2] == ["open question: yes", "open question: no"]
-    assert words[2].startswith("open question: inconclusive: ")
-    drawn = {path.stem: path.read_text(encoding="utf-8") for path in (tmp_path / "figures").iterdir()}
-    assert "V2, cpu, open questions" in drawn["overview"]
-    assert "open question: no" in drawn["v2-cpu-differences"]
-    assert "contrary" not in drawn["v2-cpu-differences"]
-
-
-def test_the_overview_names_every_experiment_in_full() -> None:
-    measured = records("a", (0.1, 0.2))
-    compared = [compare(measured, "a", *PAIR, exploratory=True)]
-    all_results = [ExperimentResults(name, "cpu", file(measured, compared, name)) for name in EXPERIMENTS]
-    drawn = overview_figure(all_results).svg
-    assert [one.title for one in all_results if f"{one.title}, cpu, open questions<" not in drawn] == []
 
 
 def test_the_headline_is_the_one_that_is_named_else_the_first_that_is_judged() -> None:

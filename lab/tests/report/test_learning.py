@@ -10,11 +10,11 @@ import pytest
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE, judge
-from diff_lab.record import Baseline, Result, ResultsFile
-from diff_lab.report.figures import learning_figures
+from diff_lab.record import OWN, Baseline, Headline, Result, ResultsFile
+from diff_lab.report.figures import experiment_figures
 from diff_lab.report.findings import ExperimentResults
 from diff_lab.report.pages import build_results_report
-from diff_lab.report.tables import NO_CURVES, TOO_FEW, ends_table, ratios_table
+from diff_lab.report.tables import TOO_FEW, ends_table
 from diff_lab.results_files import capture_results, write_json
 from diff_lab.statistics import compare, mean_interval
 from table_cells import column
@@ -61,9 +61,10 @@ def results(
         }
         for variant in curves
     ]
-    settings = {"request": {"experiment": "recall", "preset": "cpu"}, "variants": variants}
+    settings = {"request": {"experiment": "recall", "preset": OWN}, "variants": variants}
     file = capture_results("t", settings, records, "cpu", comparisons=rows)
-    return judge(replace(file, baselines=tuple(baselines)))
+    headline = Headline(name="x", variant=first, against=others[0], coordinates=at)
+    return judge(replace(file, baselines=tuple(baselines), headline=headline))
 
 
 def test_how_each_variant_ends() -> None:
@@ -89,66 +90,26 @@ def test_too_few_validations_are_told() -> None:
     assert table.caption == TOO_FEW
 
 
-def test_the_ratio_of_two_variants_for_each_accuracy() -> None:
-    table = ratios_table(results({"diff": [FAST, FAST], "softmax": [SLOW, SLOW], "diff_v2": [FLAT, FLAT]}))
-    assert table is not None
-    assert column(table, "First / second") == [*["DIFF / Transformer"] * 2, *["DIFF / DIFF V2"] * 2]
-    assert column(table, "To reach") == ["accuracy 0.7", "accuracy 0.9"] * 2
-    assert column(table, "Steps of the second") == ["450", "not within 500", "not within 500", "not within 500"]
-    assert column(table, "Ratio") == [
-        "0.56 [0.56, 0.56]",
-        "less than 0.74, no interval",
-        "less than 0.50, no interval",
-        "less than 0.74, no interval",
-    ]
-
-
-def test_variants_of_different_learning_rates_have_no_ratio() -> None:
-    """The lower rate of two alone is sooner at some levels and later at others."""
-    curves = {"diff": [FAST], "softmax": [SLOW], "diff_v2": [SLOW]}
-    table = ratios_table(results(curves, rates={"softmax": 3e-3}))
-    assert table is not None
-    assert set(column(table, "First / second")) == {"DIFF / DIFF V2"}
-    assert ratios_table(results({"diff": [FAST], "softmax": [SLOW]}, rates={"diff": 3e-4})) is None
-
-
 @pytest.mark.parametrize(
-    ("first", "second", "cells"),
+    ("curves", "steps"),
     [
-        ([FAST], [SLOW], ("250", "450", "0.56, one seed")),
-        ([FLAT], [FAST], ("not within 500", "250", "more than 2.00")),
-        ([FLAT], [FLAT], ("not within 500", "not within 500", "neither")),
-        ([FAST, FLAT], [FLAT, FAST], ("250 (1 of 2 seeds)", "250 (1 of 2 seeds)", "not known")),
-        ([FAST], [(0.1, NAN)], ("250", "diverged", "not known")),
-        ([(0.8, 0.9)], [SLOW], ("at most 100", "450", "less than 0.23")),
+        ([FAST], "250"),
+        ([FLAT], "not within 500"),
+        ([FAST, FLAT], "250 (1 of 2 seeds)"),
+        ([(0.1, NAN)], "diverged"),
+        ([(0.8, 0.9)], "at most 100"),
     ],
 )
-def test_what_is_not_reached_is_told_as_such(
-    first: list[Sequence[float]], second: list[Sequence[float]], cells: tuple[str, ...]
-) -> None:
-    table = ratios_table(results({"diff": first, "softmax": second}))
+def test_what_is_not_reached_is_told_as_such(curves: list[Sequence[float]], steps: str) -> None:
+    table = ends_table(results({"diff": curves, "softmax": [SLOW] * len(curves)}))
     assert table is not None
-    names = ("Steps of the first", "Steps of the second", "Ratio")
-    assert tuple(column(table, name)[0] for name in names) == cells
+    assert column(table, "Steps to 0.7")[0] == steps
 
 
 HIGH, LOW = (5.0, 4.0, 3.5, 3.2, 3.0), (4.0, 3.0, 2.8, 2.7, 2.6)
 
 
-def test_losses_are_read_at_the_final_one_of_the_worse_variant() -> None:
-    size = Coordinates(parameters=1_000_000)
-    for first, second, target, ratio in (
-        (LOW, HIGH, "loss 3.000, with which the Transformer ends", "0.40, one seed"),
-        (HIGH, LOW, "loss 3.000, with which DIFF ends", "2.50, one seed"),
-    ):
-        table = ratios_table(results({"diff": [first], "softmax": [second]}, name=LOSS_CURVE, at=size))
-        assert table is not None
-        assert column(table, "To reach") == [target]
-        assert column(table, "Ratio") == [ratio]
-        assert column(table, "Part") == ["1M"]
-    mixed = ratios_table(results({"diff": [LOW, HIGH], "softmax": [HIGH, LOW]}, name=LOSS_CURVE))
-    assert mixed is not None
-    assert column(mixed, "To reach") == ["loss 3.000, the worse final one of each seed"]
+def test_losses_have_a_gain_in_shares_and_no_level_to_reach() -> None:
     ends = ends_table(results({"diff": [LOW], "softmax": [HIGH]}, name=LOSS_CURVE))
     assert ends is not None
     assert column(ends, "Gain in the last fifth") == ["+3.8 %", "+6.7 %"]
@@ -156,7 +117,7 @@ def test_losses_are_read_at_the_final_one_of_the_worse_variant() -> None:
 
 
 def drawings(file: ResultsFile) -> list[Any]:
-    return list(learning_figures(ExperimentResults("recall", "cpu", file), "Recall"))
+    return experiment_figures(ExperimentResults("recall", OWN, file), "Recall")
 
 
 def legend(drawing: Any) -> list[str]:
@@ -167,7 +128,7 @@ def test_curves_are_drawn_with_their_levels() -> None:
     (drawing,) = drawings(results({"diff": [FAST, SLOW], "softmax": [SLOW, FLAT]}))
     assert legend(drawing) == ["DIFF", "Transformer", "chance 0.10", "floor 0.30", "by elimination 0.50"]
     assert drawing.figure.axes[0].get_ylim() == (0.0, 1.0)
-    assert drawing.name == "recall-cpu-learning"
+    assert drawing.name == "recall-own-accuracy"
     assert "DIFF goes from 0.150 to 0.875; Transformer goes from 0.100 to 0.450" in drawing.alt
     assert "Mean of 2 seeds" in drawing.caption
     guessing = Baseline(name=ACCURACY_CURVE, chance=0.25, floor=0.25, steps=500)
@@ -183,7 +144,7 @@ def test_of_losses_the_differences_are_drawn_too_over_tokens() -> None:
         axes = drawing.figure.axes[0]
         assert axes.get_xlabel() == "tokens of training"
         assert list(axes.lines[0].get_xdata()) == [100 * number * 2048 for number in range(1, 6)]
-    assert difference.name == "recall-cpu-learning-difference"
+    assert difference.name == "recall-own-difference"
     assert "DIFF − Transformer goes from -0.500 to -0.200" in difference.alt
     line, band = difference.figure.axes[0].lines[0], difference.figure.axes[0].collections[0]
     assert line.get_ydata()[0] == pytest.approx(-0.5)
@@ -224,7 +185,7 @@ def test_losses_that_all_diverged_in_the_beginning_are_drawn(
     assert ends is None or drawings(file)[0].figure.axes[0].get_ylim() == pytest.approx(ends)
     write_json(tmp_path / "recall.json", file)
     document, _ = build_results_report([tmp_path])
-    assert "recall-cpu-learning.svg" in document.read_text(encoding="utf-8")
+    assert "recall-own-loss.svg" in document.read_text(encoding="utf-8")
 
 
 def test_an_accuracy_and_a_loss_have_a_figure_each(tmp_path: Path) -> None:
@@ -233,7 +194,7 @@ def test_an_accuracy_and_a_loss_have_a_figure_each(tmp_path: Path) -> None:
     losses = results({"diff": [LOW], "softmax": [HIGH]}, name=LOSS_CURVE)
     curves = tuple(record for record in losses.records if record.name == LOSS_CURVE)
     both = replace(accuracies, records=(*accuracies.records, *curves))
-    names = ["recall-cpu-learning-accuracy", "recall-cpu-learning-loss", "recall-cpu-learning-difference"]
+    names = ["recall-own-accuracy", "recall-own-loss", "recall-own-difference"]
     assert [drawing.name for drawing in drawings(both)] == names
     write_json(tmp_path / "recall.json", both)
     build_results_report([tmp_path])
@@ -244,19 +205,27 @@ def test_the_report_has_figures_and_tables_of_learning(tmp_path: Path) -> None:
     write_json(tmp_path / "recall.json", results({"diff": [FAST, FAST], "softmax": [SLOW, SLOW]}))
     document, page = build_results_report([tmp_path])
     text = document.read_text(encoding="utf-8")
-    assert "figures/recall-cpu-learning.svg" in text
-    assert (tmp_path / "figures" / "recall-cpu-learning.svg").is_file()
-    assert "| DIFF / Transformer | accuracy 0.7 | 250 | 450 | 0.56 \\[0.56, 0.56\\] |" in text
-    assert "still learning at 500 steps" in text
-    assert NO_CURVES not in text
+    assert "figures/recall-own-accuracy.svg" in text
+    assert (tmp_path / "figures" / "recall-own-accuracy.svg").is_file()
+    assert "the Transformer still training at 500 steps" in text
     html = page.read_text(encoding="utf-8")
-    assert "DIFF / Transformer" in html
     assert "Steps to 0.7" in html
 
 
-def test_results_without_curves_say_so(tmp_path: Path) -> None:
+def test_results_without_curves_have_neither_a_table_nor_figures() -> None:
     file = results({"diff": [()], "softmax": [()]})
-    assert (ends_table(file), ratios_table(file), drawings(file)) == (None, None, [])
-    write_json(tmp_path / "recall.json", file)
-    for path in build_results_report([tmp_path]):
-        assert NO_CURVES in path.read_text(encoding="utf-8")
+    assert (ends_table(file), drawings(file)) == (None, [])
+
+
+def test_an_experiment_has_the_difference_alone_and_of_the_size_of_its_headline() -> None:
+    """The interval is drawn of the headline's pair, of which the reader is told."""
+    large = Coordinates(parameters=2_000_000)
+    losses = {"diff": [LOW, LOW], "softmax": [HIGH, HIGH], "diff_v2": [HIGH, LOW]}
+    file = results(losses, name=LOSS_CURVE, at=large)
+    others = results(losses, name=LOSS_CURVE, at=Coordinates(parameters=1_000_000))
+    both = replace(file, records=(*others.records, *file.records))
+    (difference,) = experiment_figures(ExperimentResults("language", "cpu", both), "Language")
+    assert difference.name == "language-cpu-difference-2m"
+    assert len(difference.figure.axes[0].collections) == 1
+    assert "of DIFF − Transformer with the 95 % interval" in difference.caption
+    assert "DIFF − DIFF V2 goes from" in difference.alt

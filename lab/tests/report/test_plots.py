@@ -11,9 +11,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.record import AttentionExample, Baseline, Comparison, Result
+from diff_lab.record import AttentionExample, Baseline, Comparison, Headline, Result
 from diff_lab.report import plots
-from diff_lab.report.figures import coordinate_figures, forest
+from diff_lab.report.figures import experiment_figures
 from diff_lab.report.findings import ExperimentResults
 from diff_lab.report.plots import Drawing, Series, line_plot
 from diff_lab.results_files import capture_results
@@ -145,8 +145,22 @@ def along(name: str, *values: Any, **others: Any) -> list[Coordinates]:
 
 
 def drawn(measured: Sequence[Result], baselines: Sequence[Baseline] = ()) -> list[Drawing]:
-    file = replace(capture_results("t", {}, measured, "cpu"), baselines=tuple(baselines))
-    return list(coordinate_figures(ExperimentResults("fig3", "cpu", file), "Figure 3"))
+    """The figures of an experiment whose headline is the first place of the measure."""
+    first = measured[0]
+    row = Comparison(
+        name=first.name,
+        variant="diff",
+        against="softmax",
+        ours=(0, 0),
+        difference=0,
+        better="lower",
+        verdict="inconclusive",
+        coordinates=first.coordinates,
+    )
+    headline = Headline(name=first.name, coordinates=first.coordinates)
+    file = capture_results("t", {}, measured, "cpu", comparisons=[row])
+    file = replace(file, baselines=tuple(baselines), headline=headline)
+    return experiment_figures(ExperimentResults("fig9", "cpu", file), "Figure 9")
 
 
 @pytest.mark.parametrize(
@@ -175,27 +189,82 @@ def test_a_measure_is_drawn_along_a_coordinate(
 
 
 def titles(positions: Sequence[Coordinates]) -> list[str]:
-    return [drawing.title.removeprefix("Figure 3: a: b") for drawing in drawn(records(positions))]
+    return [drawing.title.removeprefix("Figure 9: b") for drawing in drawn(records(positions))]
 
 
-def test_what_else_coordinates_say_is_a_figure_of_its_own() -> None:
+def test_what_else_coordinates_say_is_that_of_the_headline() -> None:
     both = [Coordinates(parameters=size, tokens=count) for size in (6e4, 5e5) for count in (100, 2000, 30_000)]
-    assert titles(both) == [", 0.06M by tokens of training", ", 0.5M by tokens of training"]
-    cells = [Coordinates(needles=n, queries=r) for n, r in ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (6, 2))]
-    assert titles(cells) == [", 1 queried by needles", ", 2 queried by needles"]
+    assert titles(both) == [", 0.06M by tokens of training"]
+    cells = [Coordinates(needles=n, queries=r) for n, r in ((2, 2), (1, 1), (2, 1), (4, 1), (4, 2), (6, 2))]
+    assert titles(cells) == [", 2 queried by needles"]
+    assert titles([cells[1], cells[0], *cells[2:]]) == [", 1 queried by needles"]
     by_depth = [Coordinates(cell, depth=depth) for cell in (cells[0], cells[2]) for depth in (0.0, 0.5, 1.0)]
-    ends = ("1 needle, 1 queried", "2 needles, 2 queried")
-    assert titles(by_depth) == [f", {end} by depth in the context" for end in ends]
+    assert titles(by_depth) == [", 2 needles, 2 queried by depth in the context"]
 
 
 def test_what_is_the_same_everywhere_names_and_two_numbers_are_no_line() -> None:
-    depths = (0.0, 0.5, 1.0)
-    easy = [replace(record, value=1.0) for record in records(along("depth", *depths, needles=1, queries=1))]
-    hard = records(along("depth", *depths, needles=2, queries=2))
+    easy = [replace(record, value=1.0) for record in records(along("depth", 0.0, 0.5, 1.0, needles=1, queries=1))]
+    hard = records(along("depth", 0.0, 0.5, 1.0, needles=2, queries=2))
     assert ["2 needles, 2 queried" in drawing.title for drawing in drawn([*easy, *hard])] == [True]
     assert titles(along("noise", 0.1, 0.2)) == []
     assert titles(along("part", "held out", "xsum", "qasper")) == []
-    assert drawn(records(along("shots", 1, 2, 3, 4), name="training/seconds")) == []
+
+
+def test_contexts_and_depths_are_two_heat_maps() -> None:
+    places = [Coordinates(length=length, depth=depth) for length in (32, 8, 16) for depth in (0.0, 0.5, 1.0)]
+    (drawing,) = drawn([replace(one, value=one.value / 10) for one in records(places, (1.0, 3.0))])
+    axes = drawing.figure.axes
+    assert [one.get_title() or one.get_title(loc="left") for one in axes] == ["DIFF", "Transformer"]
+    assert [text.get_text() for text in axes[0].get_xticklabels()] == ["8", "16", "32"]
+    assert [text.get_text() for text in axes[0].get_yticklabels()] == ["0 %", "50 %", "100 %"]
+    assert axes[0].yaxis_inverted()
+    # The means of two seeds; the shortest context was measured second.
+    assert [text.get_text() for text in axes[0].texts][:3] == ["0.23", "0.26", "0.20"]
+    assert drawing.svg.count("var(--diff)") >= 9
+    assert "DIFF from 0.200 to 0.280; Transformer from 0.300 to 0.380" in drawing.alt
+
+
+SIZES = "training/parameters_without_lambda_and_norms"
+
+
+def test_losses_by_size_have_their_fits_and_the_arrow_of_equal_loss() -> None:
+    """The first variant needs twice the parameters: its loss at N is the other's at N / 2."""
+    sizes = (1e5, 4e5, 1.6e6)
+    measured = [
+        Result(name=name, variant=variant, value=value, seed=0, coordinates=Coordinates(parameters=size))
+        for size in sizes
+        for variant, share in (("diff", 2.0), ("softmax", 1.0))
+        for name, value in (
+            ("language/validation_loss", 5 - 0.2 * math.log(size / share / 1e5)),
+            (SIZES, 0.9 * size),
+        )
+    ]
+    curves = [
+        Result(name="training/validation_loss", variant=variant, value=value, seed=0, coordinates=at)
+        for variant, values in (("diff", (5.0, 4.5)), ("softmax", (4.8, 4.4)))
+        for step, value in enumerate(values, 1)
+        for at in [Coordinates(parameters=sizes[-1], step=step)]
+    ]
+    rows = [
+        Comparison(
+            name=name, variant="diff", against="softmax", ours=(2, 1), difference=1, better="lower", verdict="contrary"
+        )
+        for name in ("scaling/parameters_for_equal_loss", "scaling/tokens_for_equal_loss")
+    ]
+    trained = [{"name": name, "coordinates": {"parameters": sizes[-1]}} for name in ("diff", "softmax")]
+    settings = {"variants": [{**one, "learning_rate": 0.1, "diverged": [], "tokens_per_step": 10} for one in trained]}
+    file = capture_results("t", settings, [*measured, *curves], "cpu", comparisons=rows)
+    results = ExperimentResults("fig3", "cpu", replace(file, headline=Headline(name=rows[0].name)))
+    by_size, by_tokens = experiment_figures(results, "Figure 3")
+    axes = by_size.figure.axes[0]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert "→ 2.00 times the parameters" in texts(by_size.svg)
+    arrow = next(text for text in axes.texts if getattr(text, "arrow_patch", None))
+    assert (arrow.xyann[0], arrow.xy[0]) == pytest.approx((0.9 * 4e5 / 2, 0.9 * 4e5))
+    assert arrow.xy[1] == pytest.approx(5 - 0.2 * math.log(2))
+    assert "→ 1.14 times the tokens" in texts(by_tokens.svg)
+    fewer = replace(file, records=tuple(one for one in measured if one.coordinates["parameters"] < 1e6))
+    assert experiment_figures(replace(results, file=replace(fewer, headline=results.file.headline)), "Figure 3") == []
 
 
 def test_lines_are_means_with_bands_over_seeds_or_with_one_seed_of_the_measurement() -> None:
@@ -238,74 +307,12 @@ def test_chance_and_floor_are_lines_where_they_are_known_everywhere() -> None:
     measured = [
         replace(one, value=0.3 + one.coordinates["shots"] / 100) for one in records(places, (0.0,), "a/accuracy")
     ]
-    levels = {"chance": 0.1, "floor": 0.2, "by_elimination": 0.2, "steps": 1}
-    baselines = [Baseline(name="a/accuracy", coordinates=place, **levels) for place in places]
+    levels: dict[str, Any] = {"chance": 0.1, "floor": 0.2, "by_elimination": 0.2, "steps": 1}
+    baselines = [Baseline(name="a/accuracy", coordinates=place, ceiling=0.9, **levels) for place in places]
     (drawing,) = drawn(measured, baselines)
+    assert "ceiling goes from 0.900 to 0.900" in drawing.alt
     # What is equal to another level is drawn once.
     assert "by elimination goes from 0.200 to 0.200; chance goes from 0.100 to 0.100" in drawing.alt
     assert "floor" not in drawing.svg
     assert "chance</text>" in drawing.svg
     assert "chance" not in drawn(measured, baselines[:2])[0].alt
-
-
-# --- Forest plots ---
-
-
-def test_a_forest_shows_every_row_and_cuts_only_what_lies_far_away() -> None:
-    known: dict[str, tuple[float, tuple[float, float] | None, Any, float]] = {
-        "won": (-1.0, (-1.5, -0.5), "reproduced", -400.0),
-        "lost": (1.0, (0.5, 1.5), "contrary", -0.5),
-        "open": (0.1, (-50.0, 50.0), "inconclusive", math.nan),
-        "alone": (0.2, None, "inconclusive", math.nan),
-        "diverged": (math.nan, None, "inconclusive", math.nan),
-        "void": (0.3, (0.2, 0.4), "not comparable", math.nan),
-        "unclaimed": (0.0, (-0.1, 0.1), None, math.nan),
-    }
-    rows = [
-        Comparison(
-            name="a/b",
-            variant="diff",
-            against="softmax",
-            coordinates=Coordinates(part=part),
-            ours=(0, 0),
-            difference=difference,
-            interval=interval,
-            verdict=verdict,
-            better="lower" if verdict else None,
-            paper=(paper, 0.0),
-        )
-        for part, (difference, interval, verdict, paper) in known.items()
-    ]
-    trained = [{"name": "diff", "coordinates": {}, "diverged": [1]}]
-    axes = forest([rows], title="t", trained=trained).axes[0]
-    low, high = axes.get_xlim()
-    assert -5 < low < -1.5
-    assert 1.5 < high < 5
-    heights = {text.get_text(): text.get_position()[1] for text in axes.texts if text.get_text() in known}
-    assert list(heights) == list(known)
-    assert list(heights.values()) == sorted(heights.values())
-    words = [text.get_text() for text in axes.texts if text.get_ha() == "right" and text.get_text()]
-    assert words == ["reproduced", "contrary", *["inconclusive"] * 3, "not comparable", "nothing claimed"]
-    assert {"diverged", "paper −400"} <= {text.get_text().strip() for text in axes.texts}
-    marks = {line.get_ydata()[0]: line.get_marker() for line in axes.lines if line.get_marker() in ("o", "s", "D", "X")}
-    by_row = [marks.get(next((y for y in sorted(marks) if y > height), None)) for height in heights.values()]
-    assert by_row == ["o", "s", "o", "o", "X", "X", "D"], "the row of the run that diverged has no mark"
-    assert len(marks) == len(rows) - 1
-    assert {"<", ">"} <= {line.get_marker() for line in axes.lines}
-    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "x"] == [-0.5]
-
-
-def test_each_measure_has_its_own_axis_and_no_label_covers_its_verdict() -> None:
-    row = Comparison(name="a/b", variant="diff", against="softmax", ours=(0, 0), difference=1.0, unit="nats")
-    long = replace(
-        row, name="c", variant="diff, " + "needles " * 12, difference=1000.0, better="higher", verdict="contrary"
-    )
-    figure = forest([[row], [long]], title="t")
-    assert [axes.get_title() or axes.get_title(loc="left") for axes in figure.axes] == ["a: b (nats)", "c (nats) ↑"]
-    assert [axes.get_xlim()[1] > 100 for axes in figure.axes] == [False, True]
-    by_height: dict[float, list[str]] = {}
-    for text in figure.axes[1].texts:
-        by_height.setdefault(text.get_position()[1], []).append(text.get_text())
-    assert all(sum(map(len, line)) <= 66 for line in by_height.values())
-    # As wide as other figures: a phone shows it whole, and its text is not smaller than theirs.
-    assert figure.get_figwidth() == drawing().get_figwidth()

@@ -153,17 +153,24 @@ def test_a_verdict_says_who_is_not_above_chance(settings: dict[str, Any], text: 
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"interval": (-2.0, -0.5)}, "still learning at 1,500 steps; DIFF is ahead so far"),
+        ({"verdict": "reproduced"}, "reproduced: the Transformer still training at 1,500 steps"),
         (
-            {"interval": (0.5, 2.0), "exploratory": True},
-            "open question: still learning at 1,500 steps; the Transformer is ahead so far",
+            {"verdict": "contrary", "exploratory": True, "still_learning": ("diff", "softmax")},
+            "open question: no: both still training at 1,500 steps",
         ),
-        ({"interval": (-2.0, 0.5)}, "still learning at 1,500 steps; no difference so far"),
-        ({"interval": None, "differences": (-1.0,)}, "still learning at 1,500 steps; one seed"),
+        (
+            {"verdict": "inconclusive", "seeds_needed": 9},
+            "inconclusive: 9 seeds would find such a difference in 80 % of repetitions; the Transformer still training "
+            "at 1,500 steps",
+        ),
+        ({"verdict": "reproduced", "quality": False}, "reproduced"),
+        ({"verdict": None, "better": None}, "nothing claimed"),
     ],
 )
-def test_a_verdict_says_who_is_ahead_while_they_learn(settings: dict[str, Any], text: str) -> None:
-    assert verdict_text(judged(verdict="still learning", steps=1500, still_learning=("softmax",), **settings)) == text
+def test_a_verdict_says_who_was_still_training(settings: dict[str, Any], text: str) -> None:
+    row = judged(**{"steps": 1500, "still_learning": ("softmax",), "quality": True, **settings})
+    assert verdict_text(row) == text
+    assert ("levelled off" in terminal_table(row).caption) == row.quality
 
 
 def test_chance_and_floor_stand_beside_accuracies_alone() -> None:

@@ -147,10 +147,10 @@ def evaluate_measures(
 def _are_measurements(names: list[str]) -> bool:
     """Return whether the names are of measurements, and not of the standard one's numbers, or none."""
     from diff_lab.measure.measurement import MEASUREMENTS
-    from diff_lab.report.tables import LABELS
+    from diff_lab.report.tables import STANDARD
     from diff_transformer.utils.suggestions import did_you_mean
 
-    known = [*MEASUREMENTS, *LABELS]
+    known = [*MEASUREMENTS, *STANDARD]
     for name in names:
         if name not in known:
             hint = did_you_mean(name, known, f"; known are {', '.join(known)}.")

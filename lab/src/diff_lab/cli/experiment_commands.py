@@ -305,16 +305,17 @@ def _duration(minutes: float | None) -> str:
 
 def show_results(results: ResultsFile, path: Path) -> None:
     """Print the comparisons, the variants, the notes, and the path of the results."""
-    from diff_lab.report.tables import ends_table, ratios_table, variants_table, verdict_table
+    from diff_lab.report.tables import ends_table, variants_table, verdict_table
+    from diff_lab.report.wording import note_words
 
     out = console.output()
-    for learning in filter(None, (ends_table(results), ratios_table(results))):
-        out.print(learning)
+    if (ends := ends_table(results)) is not None:
+        out.print(ends)
     out.print(verdict_table(results))
     if results.settings["variants"]:
         out.print(variants_table(results.settings))
     for note in results.notes:
-        console.print_line(f"note: {note}")
+        console.print_line(f"note: {note_words(results, note)}")
     console.print_line(f"numbers: {path}")
 
 
@@ -454,8 +455,8 @@ def report(
     """Draw the page of a demo, or of training runs beside each other; or set out the results of experiments beside the
     paper's.
 
-    Of results there is a Markdown document (RESULTS.md), its figures in the folder "figures" beside it, and one page
-    that holds everything (RESULTS.html), or with `--output RESULTS.html` this page alone.
+    Of results there is a Markdown document (RESULTS.md) with a page of each experiment, METHOD.md and figures beside
+    it, and one page that holds everything (RESULTS.html), or with `--output RESULTS.html` this page alone.
     """
     from diff_lab.report.findings import holds_experiments
     from diff_lab.report.pages import build_results_report, build_run_report, results_report_files, run_report_path

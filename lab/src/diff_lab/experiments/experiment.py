@@ -239,7 +239,7 @@ class ComparisonRule:
     claimed: bool | Callable[[Coordinates], bool] = True  # whether anything is claimed, there or at all
     exploratory: bool = False  # whether the claim is a question that the paper leaves open
     # Whether the number says how well a variant has learned (an accuracy, a loss, what follows from them), so that a
-    # verdict waits until both have levelled off. Not so a speed, a gradient, or what is asked of a fixed budget.
+    # reader must know where one had not levelled off. Not so a speed, a gradient, or what is asked of a fixed budget.
     quality: bool = True
 
     def comparisons(self, records: Sequence[Result]) -> list[Comparison]:

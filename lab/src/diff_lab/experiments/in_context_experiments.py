@@ -417,7 +417,9 @@ RECALL = Experiment(
         ),
     },
     compare=compared_by(
-        *rules((FIRST_QUERY, ALL_QUERIES), [(DIFF, row) for row in RECALL_ROWS if row != DIFF], exploratory=True)
+        *rules((FIRST_QUERY, ALL_QUERIES), [(DIFF, row) for row in RECALL_ROWS if row != DIFF], exploratory=True),
+        # Shares alone, as in Table 3: DIFF's signed rows add up to 1 − λ.
+        *rules(("retrieval/attention_to_answer_share", "retrieval/attention_noise_share"), exploratory=True),
     ),
     measurements="standard",
     headline=lambda _: Headline(name=FIRST_QUERY, claim="DIFF answers the first query more often than the Transformer"),

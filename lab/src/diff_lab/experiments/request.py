@@ -27,17 +27,18 @@ from diff_lab.experiments.recipe_comparison import recorded_experiment
 from diff_lab.learning import curves_of, judge
 from diff_lab.measure.measurement import read_options, refuse_unknown
 from diff_lab.measure.standard import curve_baselines
-from diff_lab.record import OWN, Headline, ResultsFile
+from diff_lab.record import OWN, Comparison, Headline, ResultsFile
 from diff_lab.results_files import read_results
 from diff_lab.train import Data, Recipe, build_config, build_data, load_recipe
 from diff_lab.train.recipe import override_of
 
 
 def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> ResultsFile:
-    """Return the results with the headline and the baselines of their experiment, and verdicts by the whole rule.
+    """The results with the headline, the baselines and all comparisons of their experiment, and verdicts by the whole
+    rule.
 
-    These follow from the settings that the file records: the recipe, its overrides, and the preset's options. Results
-    of an experiment that is not known, or that record no settings, stay as they are.
+    These follow from the records, and from the settings that the file holds: the recipe, its overrides, and the
+    preset's options. Results of an experiment that is not known, or that hold no settings, stay as they are.
     """
     request = file.settings.get("request", {})
     if experiment is None:
@@ -54,8 +55,34 @@ def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> Resul
     ]
     if curves_of(file.records):
         baselines += curve_baselines(load_recipe(preset.recipe, preset.overrides))
-    headline = None if experiment.headline is None else _present(experiment.headline(preset.options), file)
-    return judge(replace(file, headline=headline, baselines=tuple(baselines)))
+    headline = None
+    file = replace(file, comparisons=_as_compared(file, experiment.compare(file.records, preset)))
+    if experiment.headline is not None:
+        headline = _present(experiment.headline(preset.options), file)
+        file = replace(file, notes=_as_noted(file.notes, experiment.notes))
+    return judge(replace(file, title=experiment.shows, headline=headline, baselines=tuple(baselines)))
+
+
+def _as_compared(file: ResultsFile, made: Sequence[Comparison]) -> tuple[Comparison, ...]:
+    """The comparisons of a file with the claims that their definition has got since it was written, and its new ones.
+
+    Intervals stay: those over documents cannot be made of a file, which has none.
+    """
+    now = {(row.name, row.variant, row.against, row.coordinates): row for row in made}
+    comparisons = []
+    for row in file.comparisons:
+        new = now.pop((row.name, row.variant, row.against, row.coordinates), row)
+        if row.better is None and new.better is not None:
+            claim = {name: getattr(new, name) for name in ("better", "verdict", "seeds_needed", "exploratory")}
+            row = replace(row, **claim, quality=new.quality)
+        comparisons.append(row)
+    return (*comparisons, *now.values())
+
+
+def _as_noted(notes: Sequence[str], defined: Sequence[str]) -> tuple[str, ...]:
+    """The notes of a file whose experiment has a verdict: one that says it has none gives place to the definition's."""
+    kept = tuple(note for note in notes if not note.startswith("No verdict"))
+    return kept if len(kept) == len(notes) else (*(note for note in defined if note not in kept), *kept)
 
 
 def _present(headline: Headline, file: ResultsFile) -> Headline:

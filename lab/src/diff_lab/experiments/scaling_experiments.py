@@ -1,8 +1,7 @@
-"""Fits losses by size, and defines the experiments on losses by size and tokens (Figure 3) and by learning rate."""
+"""Compares losses by size, and defines the experiments on losses by size and tokens (Figure 3) and by learning rate."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import NormalDist, fmean
 from typing import Any
 
@@ -27,56 +26,7 @@ from diff_lab.measure.document_losses import AR_HIT, OTHER, WHOLE, Repeats
 from diff_lab.measure.measurement import MeasurementRequest
 from diff_lab.measure.standard import GUESS, LANGUAGE_LOSS
 from diff_lab.record import Comparison, Headline, Interval, Result
-from diff_lab.statistics import mean_interval, seeds_needed, t_quantile, verdict
-
-# Exponents that are tried. With few sizes the best one is poorly known, and matters little between the sizes.
-EXPONENTS = tuple(step / 20 for step in range(31))
-# Ratios beyond this factor are of no size that was trained: one of the two does not get there at all.
-FURTHEST = 1000.0
-
-
-@dataclass(frozen=True)
-class Fit:
-    """loss(N) = c − a·φ(N) for each of two variants, a > 0, with φ(N) = (1 − (N/N₀)^−b)/b, which is ln(N/N₀) for b = 0.
-
-    That is a·N^−b + c with other constants, or log-linear. N₀ is the middle: the geometric mean of the smallest and the
-    largest size. If a ≤ 0, a variant does not improve with size.
-    """
-
-    exponent: float  # b, which the variants share
-    levels: Sequence[float]  # c of each
-    slopes: Sequence[float]  # a of each
-
-    def equal_loss_ratio(self) -> float:
-        """Return the middle, as the first variant's size, over the second's size at which both have the same loss.
-
-        It is below 1 if the first variant needs less, and NaN if one gets worse with size, or the two do not meet
-        within a factor of 1000.
-        """
-        if min(self.slopes) <= 0:
-            return math.nan
-        level, other_level = self.levels
-        distance = (other_level - level) / self.slopes[1]  # φ of the second variant's size
-        if self.exponent * distance >= 1:  # below the loss that the second variant tends to
-            return math.nan
-        log_ratio = -distance if self.exponent == 0 else math.log1p(-self.exponent * distance) / self.exponent
-        return math.exp(log_ratio) if abs(log_ratio) < math.log(FURTHEST) else math.nan
-
-
-def fits(sizes: np.ndarray, losses: np.ndarray) -> list[Fit]:
-    """Fit each of losses (fits, 2, S) by least squares: of two variants at sizes (S,), three or more different."""
-    middle = math.sqrt(float(sizes.min()) * float(sizes.max()))
-    logs = np.log(sizes / middle)
-    errors, coefficients = [], []
-    for exponent in EXPONENTS:
-        basis = logs if exponent == 0 else (1 - (sizes / middle) ** -exponent) / exponent
-        columns = np.stack([np.ones(len(sizes)), -basis], axis=1)
-        solutions = losses @ np.linalg.pinv(columns).T  # (fits, 2, level and slope)
-        coefficients.append(solutions)
-        errors.append(((solutions @ columns.T - losses) ** 2).sum((1, 2)))
-    best = np.argmin(errors, axis=0)
-    chosen = np.stack(coefficients)[best, np.arange(len(losses))].swapaxes(1, 2)  # (fits, level and slope, 2)
-    return [Fit(EXPONENTS[index], *both) for index, both in zip(best, chosen.tolist(), strict=True)]
+from diff_lab.statistics import FURTHEST, fits, mean_interval, seeds_needed, t_quantile, verdict
 
 
 def ratio_interval(sizes: np.ndarray, losses: np.ndarray, *, resamples: int = 1000) -> Interval | None:
@@ -293,8 +243,7 @@ FIG_3 = Experiment(
         f"({WHOLE}) are of whole documents, each in contexts of its own, and their intervals allow for other "
         "documents.",
         f"{TOKENS_FOR_EQUAL_LOSS} compares two runs of one schedule and one learning rate: before its end a run has a "
-        "higher rate than one that ends there would have. It is of a fixed budget, so its verdict does not wait until "
-        "both have levelled off.",
+        "higher rate than one that ends there would have. It is of a fixed budget.",
         "The paper's gaps by size, read off Figure 3a: "
         + ", ".join(f"{first - second:+.3f} at {size.label}" for size, (first, second) in PAPER_LOSSES.items())
         + "; by tokens of training, read off Figure 3b: "

@@ -36,14 +36,14 @@ MARKDOWN_MARK = "<!-- Written by diff-lab report; it is replaced as a whole. -->
 
 @dataclass(frozen=True)
 class Cell:
-    """Text of one cell; `anchor` makes it a link in its document."""
+    """Text of one cell; `anchor` makes it a link to a section or a page."""
 
     text: str
     anchor: str = ""
 
-    def markdown(self) -> str:
+    def markdown(self, page: str) -> str:
         text = escape_markdown(self.text)
-        return f"[{text}](#{self.anchor})" if self.anchor else text
+        return f"[{text}]({page.format(self.anchor)})" if self.anchor else text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +73,9 @@ class Table:
         """Make a table from columns by heading, each with a text or cell for every row."""
         return cls.of_rows(tuple(columns), list(zip(*columns.values(), strict=True)), **more)
 
-    def markdown(self) -> str:
-        """Return the table for a Markdown document, everything in it escaped."""
-        rows = [[*(cell.markdown() for cell in row), *[""] * (len(self.head) - len(row))] for row in self.rows]
+    def markdown(self, page: str = "#{}") -> str:
+        """The table for a Markdown document, everything in it escaped; `page` makes links of anchors."""
+        rows = [[*(cell.markdown(page) for cell in row), *[""] * (len(self.head) - len(row))] for row in self.rows]
         lines = [[escape_markdown(name) for name in self.head], ["---"] * len(self.head), *rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

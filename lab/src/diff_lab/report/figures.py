@@ -1,53 +1,84 @@
-"""Draws results: differences as forest plots, curves over training, measures along a coordinate, all verdicts."""
+"""Draws what experiments found: a measure along a coordinate, as heat maps or with fits, and curves over training."""
 
 import itertools
 import math
-import textwrap
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from statistics import median
-from typing import Any
+from statistics import fmean
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped, unused-ignore]  # its types are a package apart
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
+from matplotlib.ticker import EngFormatter, Formatter, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates, axis
-from diff_lab.learning import ACCURACY_CURVE, CURVES, LOSS_CURVE, curves_of_one_rate
-from diff_lab.record import Baseline, Comparison, Result, Verdict
+from diff_lab.learning import (
+    ACCURACY_CURVE,
+    CURVES,
+    LOSS_CURVE,
+    TOKENS_FOR_EQUAL_LOSS,
+    compared_curves,
+    curves_of_one_rate,
+    steps_ratio,
+)
+from diff_lab.record import Baseline, Comparison, Result
 from diff_lab.report import wording
-from diff_lab.report.documents import THEME
 from diff_lab.report.findings import ExperimentResults, slug
 from diff_lab.report.plots import (
-    CROSS,
     CYCLE,
     INK,
     MUTED,
-    PAGE,
-    RULE,
     Drawing,
     Series,
     axes_of,
     ends_in_words,
     legend_below,
     line_plot,
-    short,
     styled,
     variant_style,
 )
-from diff_lab.report.tables import count_verdicts, verdict_counts
 from diff_lab.report.wording import format_number, variant_label
-from diff_lab.statistics import mean_interval
+from diff_lab.statistics import fits, mean_interval
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 # Fewer numbers of a coordinate are no line; from this ratio of the largest to the smallest on, an axis is logarithmic.
 FEWEST, _WIDE, _TALL = 3, 8, 30
 # Of losses what lies above the curves at this share of the training is cut off.
 _BEGINNING = 0.1
+# Figure 3: the comparison that its fits are for, the losses that are fitted, and the sizes as they are counted there.
+_PARAMETERS_FOR_EQUAL_LOSS = "scaling/parameters_for_equal_loss"
+_FITTED_LOSS, _FITTED_SIZE = "language/validation_loss", "training/parameters_without_lambda_and_norms"
+# Coordinates that are drawn against the depth as heat maps (Figure 5).
+_CONTEXTS = ("length", "context_factor")
+# Numbers that fall as a power law does: straight on logarithmic axes.
+_RANKED = "rank"
+
+
+def experiment_figures(results: ExperimentResults, called: str) -> list[Drawing]:
+    """Draw what carries an experiment's headline: one figure, or two where the paper has two.
+
+    It is the measure of the headline, or else another that is compared, along a coordinate; where none was taken at
+    three numbers, it is the course of training. Of a user's own comparison there are the curves as well.
+
+    Args:
+        results: the experiment's. Where no comparison is named as its headline nothing is drawn.
+        called: the beginning of titles.
+    """
+    row = results.headline
+    if row is None or results.file.headline is None:
+        return []
+    if row.name == _PARAMETERS_FOR_EQUAL_LOSS:
+        drawn = [_by_size(results, row, called), _by_tokens(results, row, called)]
+        return [one for one in drawn if one is not None]
+    curves = list(_learning(results, row, called))
+    main = _heat_maps(results, row, called) or _headline_line(results, row, called)
+    if results.is_own:
+        return [*curves, *([main] if main else [])]
+    # A difference in loss, which comes behind its curves, tells more than they do.
+    return [main] if main else curves[-1:]
 
 
 def frame(records: Sequence[Result], coordinate: str) -> pd.DataFrame:
@@ -90,39 +121,55 @@ def _mean_lines(data: pd.DataFrame, variants: Sequence[str], *, student: bool = 
 # --- Validation over training, and the differences of losses ---
 
 
-def learning_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]:
-    """Yield the curves of each trained size, and the differences of losses; their titles begin with `called`."""
-    file = results.file
-    curves = [one for one in file.records if one.name in CURVES and "step" in one.coordinates]
-    # The file of a figure says which validation it shows where an experiment has two, as encoders have.
-    has_both = len({one.name for one in curves}) > 1
-    for name, at in dict.fromkeys((one.name, one.coordinates.without("step")) for one in curves):
-        records = [one for one in curves if one.name == name and one.coordinates.without("step") == at]
-        data, word = frame(records, "step"), "accuracy" if name == ACCURACY_CURVE else "loss"
-        if data.x.nunique() < 2:
+def _learning(results: ExperimentResults, row: Comparison, called: str) -> Iterator[Drawing]:
+    """The curves of what a comparison is about, and of losses the differences."""
+    at = _trained_at(results, row)
+    for name in CURVES:
+        data = _curve_data(results, name, at)
+        if data is None:
             continue
         tokens = _tokens_per_step(results, at) if name == LOSS_CURVE else None
         data["x"] *= tokens or 1
         over = "tokens of training" if tokens else "step of training"
-        part = f", {at.label}" if at else ""
-        lines = _mean_lines(_whole(data), wording.variants_of(records), student=True)
-        levels = known_levels(file.baselines) if name == ACCURACY_CURVE else {}
-        figure = line_plot(
-            lines,
-            title=f"{called}: validation {word}{part}",
-            xlabel=over,
-            ylabel=f"validation {word}{' ↑' if name == ACCURACY_CURVE else ' (nats/token) ↓'}",
-            levels=levels,
-            limits=(0.0, 1.0) if name == ACCURACY_CURVE else _loss_limits(lines),
-        )
-        ends = [*map(ends_in_words, lines), *(f"{level} is drawn as a line" for level in levels)]
-        title = f"{called}: validation {word}{part} over training"
-        kind = f"learning-{word}" if has_both else "learning"
-        cut = "" if name == ACCURACY_CURVE else " The beginning is cut off."
-        caption = _seeds(data, "are 95 % intervals (Student's t), cut at the axis") + cut
-        yield Drawing(figure, f"{title}: {'; '.join(ends)}.", caption, title, slug(f"{results.anchor}-{kind}{part}"))
+        yield _curves(results, called, name, at, data, over)
         if name == LOSS_CURVE:
-            yield from _differences(results, called, data, at, over)
+            yield from _differences(results, row, called, data, at, over)
+
+
+def _trained_at(results: ExperimentResults, row: Comparison) -> Coordinates:
+    """The coordinates of the runs that a comparison is of; of several sizes that it is made of, the largest."""
+    found = dict.fromkeys(one.coordinates.without("step") for one in results.file.records if one.name in CURVES)
+    fitting = [at for at in found if all(row.coordinates.get(name, value) == value for name, value in at.items())]
+    return min(reversed(fitting or [NO_COORDINATES]), key=len)
+
+
+def _curve_data(results: ExperimentResults, name: str, at: Coordinates) -> pd.DataFrame | None:
+    """The validation curves of runs; None where they are no curves."""
+    records = [one for one in results.file.records if one.name == name and "step" in one.coordinates]
+    data = frame([one for one in records if one.coordinates.without("step") == at], "step")
+    return data if data.x.nunique() > 1 else None
+
+
+def _curves(
+    results: ExperimentResults, called: str, name: str, at: Coordinates, data: pd.DataFrame, over: str
+) -> Drawing:
+    word, is_accuracy = ("accuracy", True) if name == ACCURACY_CURVE else ("loss", False)
+    part = f", {at.label}" if at else ""
+    lines = _mean_lines(_whole(data), wording.ordered_variants(data.variant), student=True)
+    levels = known_levels(results.file.baselines) if is_accuracy else {}
+    figure = line_plot(
+        lines,
+        title=f"{called}: validation {word}{part}",
+        xlabel=over,
+        ylabel=f"validation {word}{' ↑' if is_accuracy else ' (nats/token) ↓'}",
+        levels=levels,
+        limits=(0.0, 1.0) if is_accuracy else _loss_limits(lines),
+    )
+    ends = [*map(ends_in_words, lines), *(f"{level} is drawn as a line" for level in levels)]
+    title = f"{called}: validation {word}{part} over training"
+    cut = "" if is_accuracy else " The beginning is cut off."
+    caption = _seeds(data, "are 95 % intervals (Student's t), cut at the axis") + cut
+    return Drawing(figure, f"{title}: {'; '.join(ends)}.", caption, title, slug(f"{results.anchor}-{word}{part}"))
 
 
 def known_levels(baselines: Sequence[Baseline]) -> dict[str, float]:
@@ -144,9 +191,11 @@ def _seeds(data: pd.DataFrame, bands: str) -> str:
 
 
 def _differences(
-    results: ExperimentResults, called: str, data: pd.DataFrame, at: Coordinates, over: str
+    results: ExperimentResults, row: Comparison, called: str, data: pd.DataFrame, at: Coordinates, over: str
 ) -> Iterator[Drawing]:
-    """Yield how much higher the loss of one variant is than that of another, for each two that are compared."""
+    """How much higher the loss of one variant is than that of another, where two of them are compared; the interval is
+    of the pair that a comparison is of.
+    """
     values = {variant: of_variant.set_index(["x", "seed"]).value for variant, of_variant in data.groupby("variant")}
     paired: dict[str, pd.DataFrame] = {}
     compared = dict.fromkeys((row.variant, row.against) for row in results.file.comparisons)
@@ -158,7 +207,12 @@ def _differences(
     if not paired:
         return
     lines = _mean_lines(_whole(pd.concat(paired.values())), list(paired), student=True)
-    lines = [replace(line, colour=CYCLE[number % len(CYCLE)]) for number, line in enumerate(lines) if line.x]
+    of_pair = wording.pair_label(row.variant, row.against)
+    lines = [
+        replace(line, colour=CYCLE[number % len(CYCLE)], intervals=line.intervals if line.label == of_pair else ())
+        for number, line in enumerate(lines)
+        if line.x
+    ]
     part = f", {at.label}" if at else ""
     title = f"{called}: difference in validation loss{part} over training"
     figure = line_plot(
@@ -170,8 +224,8 @@ def _differences(
         limits=_loss_limits(lines, 0.0),
     )
     caption = (
-        "Differences in validation loss over paired seeds, with 95 % intervals (Student's t), cut at the axis: below 0 "
-        "the first variant is ahead. The beginning is cut off."
+        f"Differences in validation loss over paired seeds, of {of_pair} with the 95 % interval (Student's t), cut at "
+        "the axis: below 0 the first variant is ahead. The beginning is cut off."
     )
     fair = {(first.variant, second.variant, first.coordinates) for first, second in curves_of_one_rate(results.file)}
     if not all((*pair, at) in fair for pair in compared if values.keys() >= set(pair)):
@@ -179,7 +233,7 @@ def _differences(
             " Where two variants have different learning rates, what stands before the end, with the places where a "
             "curve changes its sign, comes of the rates as well."
         )
-    name = slug(f"{results.anchor}-learning-difference{part}")
+    name = slug(f"{results.anchor}-difference{part}")
     yield Drawing(figure, f"{title}: {'; '.join(map(ends_in_words, lines))}.", caption, title, name)
 
 
@@ -197,52 +251,176 @@ def _loss_limits(lines: Sequence[Series], *levels: float) -> tuple[float, float]
     return min(values) - margin, max(values) + margin
 
 
-# --- A measure along a coordinate: sizes, tokens, depths, bits ---
+# --- Figure 3: losses by size with fits, and by tokens ---
 
 
-def coordinate_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]:
-    """Yield a figure of each measure, but those of training, taken at three numbers or more and not always the same.
-    Their titles begin with `called`.
+@styled
+def _by_size(results: ExperimentResults, row: Comparison, called: str) -> Drawing | None:
+    """Final losses by size with the fits that a comparison rests on, and an arrow from the second variant's size to the
+    first's of equal loss. None where losses are not of three sizes of both.
     """
-    file, used = results.file, Counter[str]()
+    records = results.file.records
+    numbers = {one.coordinates: one.value for one in records if one.name == _FITTED_SIZE and one.variant == row.against}
+    losses = frame([one for one in records if one.name == _FITTED_LOSS], "parameters")
+    by_nominal = {at.position("parameters"): number for at, number in numbers.items()}
+    losses["x"] = losses.x.map(by_nominal)
+    lines = _mean_lines(losses, (row.variant, row.against))
+    sizes = sorted(by_nominal.values())
+    if len(sizes) < FEWEST or any(sorted(line.x) != sizes or not all(map(math.isfinite, line.y)) for line in lines):
+        return None
+    fit = fits(np.array(sizes), np.array([[line.y for line in lines]]))[0]
+    title = f"{called}: loss by size"
+    figure, axes = axes_of(title, "parameters without λ and norms", "validation loss (nats/token) ↓")
+    span = list(np.geomspace(sizes[0], sizes[-1], 50))
+    for number, line in enumerate(lines):
+        axes.plot(line.x, line.y, color=line.colour, marker=line.marker, linestyle="", label=line.label)
+        axes.vlines(line.x, *zip(*line.intervals, strict=True), color=line.colour, linewidth=1.2)
+        axes.plot(span, fit.losses(number, span), color=line.colour, linewidth=1.4, linestyle=("-", "--")[number])
+    ratio = fit.equal_loss_ratio()
+    if math.isfinite(ratio):
+        (loss,) = fit.losses(0, [fit.middle])
+        _arrow(axes, fit.middle / ratio, fit.middle, loss, f"{ratio:.2f} times the parameters")
+    _logarithmic(axes)
+    legend_below(figure, axes)
+    words = f"{'; '.join(map(ends_in_words, lines))}; for an equal loss {wording.format_difference(row)} of parameters"
+    caption = f"{_seeds(losses, 'from the lowest to the highest')} Lines are the fits that the comparison is made of."
+    return Drawing(figure, f"{title}: {words}.", caption, title, f"{results.anchor}-size")
+
+
+@styled
+def _by_tokens(results: ExperimentResults, row: Comparison, called: str) -> Drawing | None:
+    """The validation loss of the largest size by tokens, and an arrow between the tokens of equal loss."""
+    at = _trained_at(results, row)
+    data, tokens = _curve_data(results, LOSS_CURVE, at), _tokens_per_step(results, at)
+    if data is None or tokens is None:
+        return None
+    data["x"] *= tokens
+    drawing = _curves(results, called, LOSS_CURVE, at, data, "tokens of training")
+    axes = drawing.figure.axes[0]
+    _logarithmic(axes)
+    of_size = [pair for pair in compared_curves(results.file.records, [row]) if pair[0].coordinates == at]
+    known = any(one.name == TOKENS_FOR_EQUAL_LOSS and math.isfinite(one.difference) for one in results.file.comparisons)
+    if known and of_size and (reached := steps_ratio(*of_size[0])) is not None and math.isfinite(reached.ratio):
+        first, second = (tokens * fmean(steps) for steps in reached.steps)
+        _arrow(axes, second, first, reached.level, f"{reached.ratio:.2f} times the tokens")
+    return drawing
+
+
+def _arrow(axes: Axes, start: float, end: float, height: float, words: str) -> None:
+    axes.annotate("", (end, height), (start, height), arrowprops={"arrowstyle": "->", "color": INK, "linewidth": 1.6})
+    axes.text(0.03, 0.05, f"→ {words}", transform=axes.transAxes, fontsize=9)
+
+
+def _logarithmic(axes: Axes) -> None:
+    """Both axes logarithmic, with few ticks at round numbers."""
+    axes.set(xscale="log", yscale="log")
+    for one, form in ((axes.xaxis, EngFormatter(sep="")), (axes.yaxis, StrMethodFormatter("{x:g}"))):
+        _few_ticks(one, form)
+
+
+def _few_ticks(one: Axis, form: Formatter) -> None:
+    """Round numbers on a logarithmic axis that may span less than a power of ten."""
+    one.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    one.set_major_formatter(form)
+    one.set_minor_locator(NullLocator())
+
+
+# --- A measure along a coordinate: sizes, depths, bits ---
+
+
+def _compared_names(results: ExperimentResults, row: Comparison) -> list[str]:
+    """The measures that are compared, that of the headline first."""
+    return list(dict.fromkeys([row.name, *(one.name for one in results.file.comparisons)]))
+
+
+def _headline_line(results: ExperimentResults, row: Comparison, called: str) -> Drawing | None:
+    """The first measure that was taken at three numbers of a coordinate or more, along the headline's own others."""
     has_diverged = any(variant["diverged"] for variant in results.variants)
-    for name in dict.fromkeys(record.name for record in file.records if not record.name.startswith("training/")):
-        records = [record for record in file.records if record.name == name]
-        for coordinate, positions in _rows(list(dict.fromkeys(record.coordinates for record in records))):
-            row = [record for record in records if record.coordinates in positions]
-            # What is the same for all variants at every position is no line.
-            if len({record.value for record in row}) < 2:
-                continue
-            label = positions[0].without(coordinate).label
-            part = f", {label}" if label else ""
-            drawing = along(
-                coordinate,
-                row,
-                f"{called}: {wording.measure_words(name)}{part}",
-                baselines=file.baselines,
-                missing=wording.DIVERGED if has_diverged else wording.NOT_KNOWN,
-            )
-            drawing_name = slug(f"{results.anchor}-{name}{part}")
-            used[drawing_name] += 1
-            again = f"-{used[drawing_name]}" if used[drawing_name] > 1 else ""
-            yield replace(drawing, name=drawing_name + again)
+    for name in _compared_names(results, row):
+        records = [record for record in results.file.records if record.name == name]
+        line = _line_through(records, row.coordinates)
+        if line is None:
+            continue
+        coordinate, on_line = line
+        label = on_line[0].coordinates.without(coordinate).label
+        part = f", {label}" if label else ""
+        drawing = along(
+            coordinate,
+            on_line,
+            f"{called}: {wording.measure_words(name)}{part}",
+            baselines=results.file.baselines,
+            missing=wording.DIVERGED if has_diverged else wording.NOT_KNOWN,
+        )
+        return replace(drawing, name=slug(f"{results.anchor}-{wording.measure_words(name)}{part}"))
+    return None
 
 
-def _rows(positions: Sequence[Coordinates]) -> Iterator[tuple[str, list[Coordinates]]]:
-    """Yield the coordinates that differ in one number alone, with its name: the last with as many numbers as a line."""
-    alike: dict[tuple[tuple[str, str], ...], list[Coordinates]] = {}
-    for position in positions:
-        words = tuple((name, value if isinstance(value, str) else "") for name, value in position.items())
-        alike.setdefault(words, []).append(position)
-    for words, members in alike.items():
-        for name in (name for name, word in reversed(words) if not word):
-            by_others: dict[Coordinates, list[Coordinates]] = {}
-            for position in members:
-                by_others.setdefault(position.without(name), []).append(position)
-            rows = [row for row in by_others.values() if len({position.position(name) for position in row}) >= FEWEST]
-            yield from ((name, row) for row in rows)
-            if rows:
-                break
+def _line_through(records: Sequence[Result], headline: Coordinates) -> tuple[str, list[Result]] | None:
+    """The records that differ in one number alone, with its name: at the headline or else at the first place that has
+    three such numbers, of several coordinates the last. What is the same for all variants everywhere is no line.
+    """
+    places = dict.fromkeys(record.coordinates for record in records)
+    for start in sorted(places, key=lambda place: place != headline):
+        for name in reversed(list(start)):
+            along_it = [
+                one
+                for one in records
+                if one.coordinates.keys() == start.keys()
+                and one.coordinates.without(name) == start.without(name)
+                and math.isfinite(one.coordinates.position(name))
+            ]
+            numbers = {one.coordinates.position(name) for one in along_it}
+            if len(numbers) >= FEWEST and len({one.value for one in along_it}) > 1:
+                return name, along_it
+    return None
+
+
+@styled
+def _heat_maps(results: ExperimentResults, row: Comparison, called: str) -> Drawing | None:
+    """The first measure that was taken at contexts and depths, three or more of each: a map for each of the two
+    variants of the headline, from 0 to 1 (Figure 5).
+    """
+    for name, context in itertools.product(_compared_names(results, row), _CONTEXTS):
+        records = [
+            one for one in results.file.records if one.name == name and {context, "depth"} <= one.coordinates.keys()
+        ]
+        contexts, depths = (
+            {one.coordinates.position(key): axis(key).text(one.coordinates[key]) for one in records}
+            for key in (context, "depth")
+        )
+        if min(len(contexts), len(depths)) >= FEWEST:
+            break
+    else:
+        return None
+    contexts, depths = dict(sorted(contexts.items())), dict(sorted(depths.items()))
+    title = f"{called}: {wording.measure_words(name)}"
+    figure = Figure(figsize=(4.8, 3.1), layout="constrained")
+    figure.suptitle(title, x=0.0, ha="left", fontsize=11)
+    words = []
+    for axes, variant in zip(figure.subplots(1, 2, sharey=True), (row.variant, row.against), strict=True):
+        values: dict[tuple[float, float], list[float]] = {}
+        for one in records:
+            if one.variant == variant:
+                at = (one.coordinates.position("depth"), one.coordinates.position(context))
+                values.setdefault(at, []).append(one.value)
+        means = [[fmean(values.get((depth, at), [math.nan])) for at in contexts] for depth in depths]
+        colour = variant_style(variant)["colour"] or CYCLE[0]
+        shades = LinearSegmentedColormap.from_list(variant, [f"{colour}00", f"{colour}99"])
+        axes.pcolormesh(means, cmap=shades, vmin=0.0, vmax=1.0, edgecolors="none")
+        for y, x in itertools.product(range(len(depths)), range(len(contexts))):
+            axes.text(x + 0.5, y + 0.5, format_number(means[y][x], 2), ha="center", va="center", fontsize=8)
+        axes.set_title(variant_label(variant), fontsize=10)
+        axes.set_xticks([x + 0.5 for x in range(len(contexts))], list(contexts.values()))
+        axes.set_yticks([y + 0.5 for y in range(len(depths))], list(depths.values()))
+        axes.grid(visible=False)
+        known = [mean for line in means for mean in line if math.isfinite(mean)]
+        lowest, highest = min(known, default=math.nan), max(known, default=math.nan)
+        words.append(f"{variant_label(variant)} from {format_number(lowest)} to {format_number(highest)}")
+    figure.axes[0].invert_yaxis()  # shared: the beginning above
+    figure.supxlabel(axis(context).title, fontsize=10)
+    figure.supylabel(axis("depth").title, fontsize=10)
+    caption = "Mean over seeds; the fuller the colour, the nearer to 1."
+    return Drawing(figure, f"{title}: {'; '.join(words)}.", caption, title, slug(f"{results.anchor}-depth"))
 
 
 def along(
@@ -259,15 +437,17 @@ def along(
     numbers = dict(sorted(numbers.items(), key=lambda item: item[1]))
     lines = _mean_lines(data, wording.variants_of(records))
     levels = list(_levels(first.name, numbers, baselines))
-    measure = f"{first.name.split('/', 1)[-1].replace('_', ' ').replace('/', ' ')}{wording.unit_and_direction(first)}"
+    measure = wording.measure_words(first.name) + wording.unit_and_direction(first)
     figure = line_plot([*lines, *levels], title=title, xlabel=described.title, ylabel=measure)
     axes = figure.axes[0]
     _scale(axes, list(numbers.values()), [described.text(at[coordinate]) for at in numbers])
     values = data.value[data.value.notna()]
-    if len(values) and min(values) > 0 and max(values) >= _TALL * min(values):
+    if len(values) and min(values) > 0 and (coordinate == _RANKED or max(values) >= _TALL * min(values)):
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
+        if max(values) < _TALL * min(values):
+            _few_ticks(axes.yaxis, StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     words = "; ".join(map(ends_in_words, (*lines, *levels))).replace(wording.DIVERGED, missing)
     caption = _seeds(data, "from the lowest to the highest")
     if data.seed.nunique() < 2 and data.low.notna().any():
@@ -279,8 +459,14 @@ def along(
 
 
 def _levels(name: str, numbers: Mapping[Coordinates, float], baselines: Sequence[Baseline]) -> Iterator[Series]:
-    """Yield chance, floor and elimination as lines, if they are known at every position; of equal ones the highest."""
-    by_position = {one.coordinates: one.levels() for one in baselines if one.name == name and one.is_accuracy}
+    """Chance, floor, elimination and ceiling as lines, where they are known at every position; of equal ones the
+    highest.
+    """
+    by_position = {
+        one.coordinates: one.levels() | ({} if one.ceiling is None else {"ceiling": one.ceiling})
+        for one in baselines
+        if one.name == name and one.is_accuracy
+    }
     known = [by_position.get(position, by_position.get(NO_COORDINATES, {})) for position in numbers]
     shown: list[list[float]] = []
     for label in reversed(list(dict.fromkeys(name for levels in known for name in levels))):
@@ -304,191 +490,3 @@ def _scale(axes: Axes, positions: Sequence[float], texts: Sequence[str]) -> None
     if len(places) <= 8 and gap >= 0.07 * (places[-1] - places[0]):
         axes.set_xticks(positions, texts)
         axes.xaxis.set_minor_locator(NullLocator())
-
-
-# --- Differences with their intervals as forest plots, and an overview of all verdicts ---
-
-_DIFF, _SOFTMAX = THEME["diff"][0], THEME["softmax"][0]
-# How a verdict is drawn, told from the others without colour: the mark of a forest plot, the colours of line and fill,
-# and the hatching of a bar. The two verdicts that decide are equally strong.
-_VERDICTS: dict[Verdict | None, tuple[str, str, str, str]] = {
-    "reproduced": ("o", _DIFF, _DIFF, ""),
-    "inconclusive": ("o", INK, RULE, ""),
-    "contrary": ("s", _SOFTMAX, _SOFTMAX, "////"),
-    "still learning": ("^", INK, PAGE, "|||"),
-    "not comparable": ("X", MUTED, PAGE, "xxxx"),
-    None: ("D", MUTED, PAGE, "...."),
-}
-# Rows of one forest plot, and characters of a line of text in it.
-MOST_ROWS, _LINE_LENGTH = 24, 66
-
-
-def forest_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]:
-    """Yield forest plots in which each comparison is a row; their titles begin with `called`."""
-    sheets = _sheets(results.file.comparisons)
-    for number, blocks in enumerate(sheets, start=1):
-        words = [
-            f"{wording.measure_words(row.name)}, {_row_label(row, brief=False)}: "
-            f"{wording.format_difference(row, results.variants)}, {wording.verdict_text(row)}"
-            for block in blocks
-            for row in block
-        ]
-        several = len(sheets) > 1
-        measures = ", ".join(wording.measure_words(block[0].name) for block in blocks[:3]) + " …" * (len(blocks) > 3)
-        part = f", part {number} of {len(sheets)}" if several else ""
-        yield Drawing(
-            forest(blocks, title=f"{called}: differences{part}", trained=results.variants),
-            f"{called}, differences{part}: {'; '.join(words)}.",
-            "Mean difference over paired seeds, with its 95 % interval where there is one; shaded: the first variant "
-            "is better. An arrow marks an interval that is longer than the axis.",
-            title=f"{called}: {measures}, differences",
-            name=f"{results.anchor}-differences" + (f"-{number}" if several else ""),
-            wide=True,
-        )
-
-
-def _sheets(comparisons: Sequence[Comparison]) -> list[list[list[Comparison]]]:
-    """Return the comparisons of each measure, as many of them on a sheet as it has room for."""
-    sheets: list[list[list[Comparison]]] = []
-    for name in dict.fromkeys(row.name for row in comparisons):
-        rows = [row for row in comparisons if row.name == name]
-        for start in range(0, len(rows), MOST_ROWS):
-            block = rows[start : start + MOST_ROWS]
-            if sheets and sum(map(len, sheets[-1])) + len(sheets[-1]) + len(block) <= MOST_ROWS:
-                sheets[-1].append(block)
-            else:
-                sheets.append([block])
-    return sheets
-
-
-def _row_label(row: Comparison, *, brief: bool) -> str:
-    """Name a row's comparison; a `brief` label leaves the two variants out if something else tells it from others."""
-    pair = wording.pair_label(row.variant, row.against)
-    return (
-        row.coordinates.label if brief and row.coordinates else ", ".join(filter(None, (row.coordinates.label, pair)))
-    )
-
-
-@styled
-def forest(blocks: Sequence[Sequence[Comparison]], *, title: str, trained: Sequence[Mapping[str, Any]] = ()) -> Figure:
-    """Draw a plot for each measure, with a mark and its interval in each row and zero as a line. The paper's difference
-    is a cross, and the side on which the first variant is better is shaded.
-    """
-    rows = [row for block in blocks for row in block]
-    pairs = list(dict.fromkeys(wording.pair_label(row.variant, row.against) for row in rows))
-    texts = [[_row_texts(row, brief=len(pairs) == 1) for row in block] for block in blocks]
-    # In lines of text: those above each mark, the mark, and what a plot's title and ticks take.
-    heights = [sum(len(lines) + 1.4 for lines in of_block) + 3.5 for of_block in texts]
-    figure = Figure(figsize=(4.8, 0.17 * sum(heights) + 1.0), layout="constrained")
-    figure.suptitle(textwrap.fill(title, 48, break_long_words=False), x=0.0, ha="left", fontsize=11)
-    all_axes = figure.subplots(len(blocks), squeeze=False, height_ratios=heights)[:, 0]
-    for axes, block, of_block in zip(all_axes, blocks, texts, strict=True):
-        low, high = _limits(block)
-        axes.set_title(wording.measure_words(block[0].name) + wording.unit_and_direction(block[0]), fontsize=10)
-        y = -1.0
-        for row, lines in zip(block, of_block, strict=True):
-            for number, (left, right) in enumerate(lines):
-                style = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8.5, "color": INK}
-                axes.text(0.0, y + number + 1.35, left, **style)
-                axes.text(1.0, y + number + 1.35, right, ha="right", **style)
-            y += len(lines) + 1.4
-            axes.plot([0.0, 0.0], [y - 0.45, y + 0.45], color=INK, linewidth=1, zorder=1)
-            if row.better:
-                side = (0.0, high) if row.better == "higher" else (low, 0.0)
-                axes.fill_between(side, y - 0.4, y + 0.4, color=RULE, alpha=0.45, linewidth=0, zorder=0)
-            if math.isfinite(row.difference):
-                _mark_row(axes, row, y, low, high)
-            else:
-                axes.text(0.0, y, f" {wording.missing_word(row, trained)}", color=INK, va="center", fontstyle="italic")
-        axes.set(xlim=(low, high), ylim=(y + 0.8, -0.5), yticks=[])
-        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-        axes.grid(visible=False)
-        axes.spines["left"].set_visible(False)
-    all_axes[-1].set_xlabel("first − second" if len(pairs) > 1 else pairs[0])
-    kinds = {verdict: {row.exploratory for row in rows if row.verdict == verdict} for verdict in _VERDICTS}
-    handles = [
-        Line2D([], [], label=wording.verdict_words(verdict, sorted(found)), **_mark(verdict))
-        for verdict, found in kinds.items()
-        if found
-    ]
-    if any(row.paper is not None for row in rows):
-        handles.append(Line2D([], [], label="the paper", **CROSS))
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
-    return figure
-
-
-def _row_texts(row: Comparison, *, brief: bool) -> list[tuple[str, str]]:
-    """Return lines above a mark: the comparison at the left, and at the right of the last one the verdict."""
-    left, word = textwrap.wrap(_row_label(row, brief=brief), _LINE_LENGTH), wording.verdict_word(row)
-    if len(left[-1]) + len(word) + 2 > _LINE_LENGTH:
-        left.append("")
-    return [*((line, "") for line in left[:-1]), (left[-1], word)]
-
-
-def _mark(verdict: Verdict | None) -> dict[str, Any]:
-    marker, colour, fill, _ = _VERDICTS[verdict]
-    return {"marker": marker, "color": colour, "markerfacecolor": fill, "markersize": 6.5, "linewidth": 1.8}
-
-
-def _mark_row(axes: Axes, row: Comparison, y: float, low: float, high: float) -> None:
-    """Mark the interval, with an arrow at an edge that it goes beyond, the paper's difference, and ours."""
-    mark = _mark(row.verdict)
-    if row.interval is not None and all(map(math.isfinite, row.interval)):
-        axes.plot([max(row.interval[0], low), min(row.interval[1], high)], [y, y], color=mark["color"], linewidth=1.8)
-        for end, edge, arrow in ((row.interval[0], low, "<"), (row.interval[1], high, ">")):
-            if not low <= end <= high:
-                axes.plot([edge], [y], marker=arrow, color=mark["color"], clip_on=False)
-    paper = _paper_difference(row)
-    if low <= paper <= high:
-        axes.plot([paper], [y], zorder=3, **CROSS)
-    elif math.isfinite(paper):  # farther away than the axis goes
-        text = f"paper {paper:+,.3g}".replace("-", "−")
-        axes.text(low if paper < low else high, y, text, ha="left" if paper < low else "right", va="center", fontsize=8)
-    axes.plot([row.difference], [y], zorder=5, **mark)
-
-
-def _paper_difference(row: Comparison) -> float:
-    return math.nan if row.paper is None else row.paper[0] - row.paper[1]
-
-
-def _limits(rows: Sequence[Comparison]) -> tuple[float, float]:
-    """Return the ends of an axis: all marks and zero, the intervals not far wider than most, and the paper if near."""
-    marks = [0.0, *(row.difference for row in rows if math.isfinite(row.difference))]
-    intervals = [row.interval for row in rows if row.interval and all(map(math.isfinite, row.interval))]
-    reach = (
-        max([*map(abs, marks), 3 * median((high - low) / 2 for low, high in intervals) if intervals else 0.0]) or 1.0
-    )
-    ends = [max(-1.5 * reach, min(end, 1.5 * reach)) for interval in intervals for end in interval]
-    near = [paper for paper in map(_paper_difference, rows) if abs(paper) <= 3 * reach]
-    low, high = min(*marks, *ends, *near, 0.0), max(*marks, *ends, *near, 0.0)
-    margin = 0.06 * (high - low or 1.0)
-    return low - margin, high + margin
-
-
-@styled
-def overview_figure(all_results: Sequence[ExperimentResults]) -> Drawing:
-    """Draw a bar for each experiment, with a part for each verdict as long as it is frequent, and its number."""
-    bars: dict[str, Counter[Verdict | None]] = {}
-    for results in all_results:
-        for exploratory, counts in count_verdicts(results.file.comparisons).items():
-            bars[f"{results.title}, {results.preset}" + ", open questions" * exploratory] = counts
-    figure, axes = axes_of("Verdicts by experiment", "comparisons", height=1.2 + 0.36 * len(bars))
-    rows = np.arange(len(bars))
-    start = np.zeros(len(bars))
-    for verdict, (_, colour, fill, hatch) in _VERDICTS.items():
-        lengths = np.array([counts[verdict] for counts in bars.values()])
-        style: dict[str, Any] = {"facecolor": fill, "edgecolor": PAGE if fill == colour else colour, "hatch": hatch}
-        parts = axes.barh(rows, lengths, left=start, height=0.5, label=wording.verdict_words(verdict), **style)
-        box = {"facecolor": fill, "edgecolor": "none", "pad": 1.0} if hatch else None
-        words = [str(count or "") for count in lengths]
-        axes.bar_label(parts, words, label_type="center", color=PAGE if fill == colour else INK, fontsize=9, bbox=box)
-        start += lengths
-    for y, name in enumerate(bars):
-        axes.text(0, y - 0.43, short(name, 56), fontsize=9, va="center")
-    axes.set(yticks=[], ylim=(len(bars) - 0.5, -0.8))
-    axes.spines["left"].set_visible(False)
-    axes.set_axisbelow(True)
-    legend_below(figure, axes)
-    sentences = [f"{one.title}, {one.preset}: {verdict_counts(one.file.comparisons)}" for one in all_results]
-    title = "Verdicts by experiment"
-    return Drawing(figure, f"{title}. {'; '.join(sentences)}", f"{title}.", title=title, name="overview", wide=True)

@@ -1,4 +1,4 @@
-"""Puts the results of experiments, or of a demo, in sentences, by one rule whichever variant is ahead."""
+"""Reads what experiments found, and says it by one rule, whichever variant is ahead; so of a demo."""
 
 import math
 import re
@@ -7,17 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from diff_lab.learning import (
-    ACCURACY_CURVE,
-    LOSS_CURVE,
-    Curve,
-    curves_of,
-    curves_of_one_rate,
-    judge,
-    reported_accuracies,
-    steps_ratio,
-)
-from diff_lab.record import OWN, Baseline, Comparison, Result, ResultsFile, Verdict
+from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE, Curve, curves_of, judge, reported_accuracies
+from diff_lab.record import OWN, Baseline, Comparison, Result, ResultsFile
 from diff_lab.report import wording
 from diff_lab.results_files import read_results
 from diff_lab.statistics import holm, p_value
@@ -170,165 +161,86 @@ def _order(results: ExperimentResults) -> tuple[int, int, str, str, str]:
     return rank, int(number) if number.isdigit() else 0, number, results.preset, results.text
 
 
-# In the order of the report.
-_TITLES: dict[Verdict, str] = {
-    "reproduced": "Holds at this size and length of training",
-    "contrary": "Does not hold: the other variant is ahead",
-    "inconclusive": "Open: the interval holds 0, or is not known",
-    "still learning": "Open: training ended while one of the two was still learning",
-    "not comparable": "Not comparable: one of the two is at chance, as far as its seeds show",
-}
 LEVEL = 0.05  # of a test
-_SOONER = "How soon: the steps that one variant needs, divided by the other's"
 # Two values of the demo that are no further apart than this count as equal: about what another validation would change.
 _SAME = 0.01
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence of the summary, and the experiment that it is about, with its name in the report.
-
-    `standing` says who is ahead, if that is all that is known: "DIFF is ahead so far".
-    """
+    """The comparison that an experiment is about, with the experiment's name in the report."""
 
     results: ExperimentResults
     name: str
-    sentence: str
-    standing: str = ""
-
-
-@dataclass(frozen=True)
-class Findings:
-    """Findings with one verdict, or of how soon variants learn, which has none, under a title."""
-
-    title: str
-    verdict: Verdict | None
-    findings: tuple[Finding, ...]
+    row: Comparison
+    p: float | None  # of no difference, after Holm's correction over all findings; None where no spread is known
 
     @property
-    def are_decided(self) -> bool:
-        """Whether the intervals say which variant is ahead, of variants that have learned."""
-        return self.verdict in ("reproduced", "contrary")
+    def is_decided(self) -> bool:
+        """Whether the interval over seeds says which variant is ahead, whichever it is."""
+        low, high = self.row.interval or (math.nan, math.nan)
+        return len(self.row.differences) > 1 and (low > 0 or high < 0)
 
     @property
-    def by_standing(self) -> dict[str, list[Finding]]:
-        """The findings by who is ahead; under "" if nobody is said to be."""
-        found: dict[str, list[Finding]] = {}
-        for finding in self.findings:
-            found.setdefault(finding.standing, []).append(finding)
-        return found
+    def claim(self) -> str:
+        """What the experiment claims, in words."""
+        headline, row = self.results.file.headline, self.row
+        if headline is not None and headline.claim and headline.names(row):
+            return headline.claim
+        part = f", {row.coordinates.label}" if row.coordinates else ""
+        number = f"a {row.better or 'different'} {wording.measure_words(row.name)}{part}"
+        return f"{wording.variant_label(row.variant)} has {number} than {wording.with_article(row.against)}"
+
+    @property
+    def values(self) -> str:
+        """Both values, the first variant's first."""
+        word = wording.missing_word(self.row, self.results.variants)
+        values = " against ".join(wording.format_number(value, missing=word) for value in self.row.ours)
+        return f"{values} {self.row.unit}".strip()
+
+    @property
+    def difference(self) -> str:
+        """The difference with its interval."""
+        return wording.format_difference(self.row, self.results.variants)
+
+    @property
+    def sentence(self) -> str:
+        """The claim, both values, their difference, and what limits it."""
+        seeds = f"{len(self.row.differences)} seeds" if len(self.row.differences) > 1 else ""
+        limits = "; ".join(filter(None, (seeds, wording.remarks(self.row))))
+        return f"{self.claim}: {self.values}, {self.difference} ({limits})."
 
 
-def summary(all_results: Sequence[ExperimentResults]) -> list[Findings]:
-    """Tell of each experiment the comparison that it is about, by verdict, and how soon the two variants learn.
-
-    Experiments of which no comparison stands for the whole have no sentence, and an empty part is left out.
-    """
-    parts = [
-        Findings(
-            title,
-            verdict,
-            tuple(
-                Finding(
-                    results,
-                    name_in_report(results, all_results),
-                    _sentence(results, row),
-                    wording.so_far(row) if verdict == "still learning" else "",
-                )
-                for results, row in _headlines(all_results)
-                if row.verdict == verdict
-            ),
-        )
-        for verdict, title in _TITLES.items()
+def findings(all_results: Sequence[ExperimentResults]) -> list[Finding]:
+    """Find the comparison that each experiment names as what it is about, the decided ones first, by their p."""
+    named = [results for results in all_results if results.file.headline is not None]
+    rows = [(results, row) for results in named if (row := results.headline) is not None]
+    all_p = [p_value(row) for _, row in rows]
+    corrected = iter(holm([p for p in all_p if p is not None]))
+    found = [
+        Finding(results, name_in_report(results, all_results), row, None if p is None else next(corrected))
+        for (results, row), p in zip(rows, all_p, strict=True)
     ]
-    parts.append(Findings(_SOONER, None, tuple(_speeds(all_results))))
-    return [part for part in parts if part.findings]
+    return sorted(found, key=lambda one: (not one.is_decided, one.p or 0.0 if one.is_decided else 0.0))
 
 
-def corrected(
-    all_results: Sequence[ExperimentResults],
-) -> tuple[int, list[tuple[float, ExperimentResults, Comparison]]]:
-    """Find the comparisons that stand for an experiment and have a small p after Holm's correction.
-
-    Returns:
-        For how many comparisons it corrects, and those that are left with their p, the smallest first.
-    """
-    tested = [(results, row, p) for results, row in _headlines(all_results) if (p := p_value(row)) is not None]
-    all_p = holm([p for _, _, p in tested])
-    left = [(p, results, row) for p, (results, row, _) in zip(all_p, tested, strict=True) if p < LEVEL]
-    return len(tested), sorted(left, key=lambda one: one[0])
-
-
-def certainty(all_results: Sequence[ExperimentResults]) -> str:
-    """Return the number of seeds and the size of models behind the findings, and of the comparisons behind them."""
+def certainty(all_results: Sequence[ExperimentResults], found: Sequence[Finding]) -> str:
+    """How large the models are, how many seeds the findings have, and what is left of them after the correction."""
     sizes = [variant["parameters"] for results in all_results for variant in results.variants]
-    rows = [row for results in all_results for row in results.file.comparisons]
-    judged = sum(row.verdict is not None for row in rows)
-    if not sizes or not judged:
+    seeds = [len(one.row.differences) for one in found if one.row.differences]
+    if not sizes or not seeds:
         return ""
-    seeds = {len(row.differences) for row in rows if row.differences}
-    tested, left = corrected(all_results)
-    correction = ""
-    if tested > 1:
-        names = [f"{name_in_report(results, all_results)} ({p:.3f})" for p, results, _ in left]
-        where = f"{' and '.join(names)} alone" if names else "none of them"
-        correction = f" After Holm's correction for the {tested} named comparisons p is below {LEVEL} in {where}."
+    tested = sum(one.p is not None for one in found)
+    left = sum(one.p is not None and one.p < LEVEL for one in found)
+    correction = f" After Holm's correction for these {tested}, {left} have a p below {LEVEL}." if tested > 1 else ""
     return (
         f"The models have {_range(min(sizes), max(sizes))} parameters and the comparisons "
-        f"{_range(min(seeds), max(seeds))} seeds, so they say nothing of large models. The definition of each "
-        f"experiment names the one comparison that stands for it above, out of {judged:,} with a verdict. "
-        f"{wording.UNCORRECTED}{correction}"
+        f"{_range(min(seeds), max(seeds))} seeds, so they say nothing of large models.{correction}"
     )
-
-
-def _headlines(all_results: Sequence[ExperimentResults]) -> list[tuple[ExperimentResults, Comparison]]:
-    """Return the experiments that name the comparison they are about, with the one that stands for them."""
-    named = [results for results in all_results if results.file.headline is not None]
-    return [(results, row) for results in named if (row := results.headline) is not None]
 
 
 def _range(low: int, high: int) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def _sentence(results: ExperimentResults, row: Comparison) -> str:
-    """Return the claim, the two values, their difference, and the limits of the verdict."""
-    headline = results.file.headline
-    if headline is not None and headline.claim and headline.names(row):
-        claim = headline.claim
-    else:  # no sentence was written for it
-        part = f", {row.coordinates.label}" if row.coordinates else ""
-        number = f"a {row.better or 'different'} {wording.measure_words(row.name)}{part}"
-        claim = f"{wording.variant_label(row.variant)} has {number} than {wording.with_article(row.against)}"
-    text = f"{claim}: {' against '.join(map(wording.format_number, row.ours))}{row.unit and f' {row.unit}'}"
-    if row.verdict != "not comparable":
-        text += f", {wording.format_difference(row, results.variants)}"
-    limits = wording.verdict_limits(row)
-    return f"{text} ({limits})." if limits else f"{text}."
-
-
-def _speeds(all_results: Sequence[ExperimentResults]) -> Iterator[Finding]:
-    """Yield a sentence for each two variants of one learning rate that an experiment is about, and each size; runs that
-    experiments share once.
-    """
-    seen: set[tuple[tuple[float, ...], ...]] = set()
-    for results, row in _headlines(all_results):
-        accuracies = reported_accuracies(results.file.baselines)
-        for first, second in curves_of_one_rate(results.file):
-            if (first.variant, second.variant) != (row.variant, row.against):
-                continue
-            highest = max(accuracies, default=None) if first.name == ACCURACY_CURVE else None
-            ratio = steps_ratio(first, second, highest)
-            if ratio is None or not math.isfinite(ratio.ratio) or ratio.steps in seen:
-                continue
-            seen.add(ratio.steps)
-            pair = wording.pair_label(first.variant, second.variant, " / ")
-            size = f" ({first.coordinates.label})" if first.coordinates else ""
-            target = f"a validation {wording.curve_word(first)} of {wording.format_number(ratio.level)}"
-            if ratio.level_of:
-                target += f", with which {wording.with_article(ratio.level_of)} ends"
-            sentence = f"{pair}{size}, to {target}: {wording.ratio_text(ratio)}."
-            yield Finding(results, name_in_report(results, all_results), sentence)
 
 
 # --- The demo: one seed, so its sentences describe two trainings and conclude nothing from them ---

@@ -23,21 +23,14 @@ from diff_lab.report.documents import (
     is_report,
     refuse_others,
 )
-from diff_lab.report.figures import (
-    along,
-    coordinate_figures,
-    forest_figures,
-    known_levels,
-    learning_figures,
-    overview_figure,
-)
+from diff_lab.report.figures import along, experiment_figures, known_levels
 from diff_lab.report.findings import (
     certainty,
+    findings,
     learning_sentences,
     loss_sentences,
     name_in_report,
     read_experiments,
-    summary,
 )
 from diff_lab.report.plots import FIGURE_MARK, Drawing, Series, ends_in_words, line_plot, variant_style
 from diff_lab.report.wording import DIVERGED, format_number, variant_label
@@ -47,10 +40,9 @@ from diff_transformer.utils.files import read_metrics
 
 T = TypeVar("T")
 
-FIGURES, DOCUMENT = "figures", "RESULTS.md"
-_FEW = 3  # experiments, each of which the opening of a report says a sentence of
-# Pixels: two figures stand side by side where a code host shows the document.
-_HALF_WIDTH = 410
+DOCUMENT, METHOD = "RESULTS.md", "METHOD.md"
+# Folders beside the document: figures, and where there are several experiments a page of each.
+FIGURES, EXPERIMENTS = "figures", "experiments"
 TASKS = ("retrieval", "language")
 # Key in metrics.jsonl → (title, label of the axis).
 LOGGED_CURVES = {
@@ -69,10 +61,11 @@ def build_results_report(
     output: str | Path | None = None,
     complete: Callable[[ResultsFile], ResultsFile] = judge,
 ) -> tuple[Path, ...]:
-    """Write the report of experiments: a Markdown document, its figures beside it, and the same as one page.
+    """Write the report of experiments: Markdown documents with figures, and the same as one page.
 
-    Earlier ones are replaced, and figures of an earlier report that are not in this one removed; any other file is left
-    alone.
+    The document has what was decided and what was not. Beside it lie a page of each experiment and one of the method;
+    a single experiment stands in the document itself. Earlier ones are replaced, and figures and pages of an earlier
+    report that are not in this one removed; any other file is left alone.
 
     Args:
         paths: results files, or folders that hold them.
@@ -91,48 +84,50 @@ def build_results_report(
     all_results = read_experiments([Path(path) for path in paths], complete)
     document = _document_path(paths, output)
     page = document.with_suffix(".html")
-    if document != page:
-        refuse_others(document, MARKDOWN_MARK)
     refuse_others(page, HTML_MARK)
     has_experiments = not all(results.is_own for results in all_results)
+    found = findings(all_results)
     sections: list[dict[str, Any]] = []
     for results in all_results:
         name = name_in_report(results, all_results)
-        kinds = {
-            "learning": learning_figures,
-            "wide": forest_figures,
-            "narrow": coordinate_figures,
-        }
-        sections.append({"results": results, **{kind: list(draw(results, name)) for kind, draw in kinds.items()}})
+        sections.append({"results": results, "name": name, "figures": experiment_figures(results, name)})
     values = {
         "title": "Results beside the paper's" if has_experiments else "Variants of a recipe side by side",
         "has_experiments": has_experiments,
-        "findings": summary(all_results),
-        # The opening of a report of many experiments is half a page: what is decided, and the names of the rest.
-        "is_brief": len(all_results) > _FEW,
-        "certainty": certainty(all_results),
+        "found": found,
+        "without": [one for one in sections if one["results"].anchor not in {named.results.anchor for named in found}],
+        "certainty": certainty(all_results, found),
         "wording": wording,
         "tables": tables,
-        "overview": overview_figure(all_results),
-        "verdicts": tables.overview(all_results),
         "sections": sections,
+        "is_single": len(sections) == 1,
+        "page": page.name,
+        "document": document.name,
     }
+    html = fill_page("results.html", **values)
     if document == page:
-        return (write_text(page, fill_page("results.html", **values)),)
-    figures = [values["overview"], *(figure for section in sections for kind in kinds for figure in section[kind])]
-    folder = document.parent / FIGURES
-    files = {folder / f"{figure.name}.svg": figure for figure in figures}
+        return (write_text(page, html),)
+    folder = document.parent
+    files = {document: fill_markdown("results.md", **values)}
+    if not values["is_single"]:
+        files[folder / METHOD] = fill_markdown("method.md", **values)
+        files |= {
+            folder / EXPERIMENTS / f"{section['results'].anchor}.md": fill_markdown(
+                "experiment.md", **values, section=section
+            )
+            for section in sections
+        }
+    drawings = {folder / FIGURES / f"{one.name}.svg": one for section in sections for one in section["figures"]}
+    files |= {path: plots.svg_file(drawing.svg, drawing.alt) for path, drawing in drawings.items()}
     for path in files:
-        refuse_others(path, FIGURE_MARK)
-    folder.mkdir(exist_ok=True)
-    for path, figure in files.items():
-        write_text(path, plots.svg_file(figure.svg, figure.alt, width=None if figure.wide else _HALF_WIDTH))
-    for path in set(folder.glob("*.svg")) - files.keys():
-        if is_report(path, FIGURE_MARK):
-            path.unlink()
-    write_text(page, fill_page("results.html", **values))
-    write_text(document, fill_markdown("results.md", **values, page=page.name, folder=FIGURES))
-    return document, page
+        refuse_others(path, _mark(path))
+    for path in files:
+        path.parent.mkdir(exist_ok=True)
+    for path in set(_parts(folder)) - files.keys():
+        path.unlink()
+    for path, text in files.items():
+        write_text(path, text)
+    return document, write_text(page, html)
 
 
 def results_report_files(paths: Sequence[str | Path], output: str | Path | None = None) -> list[Path]:
@@ -140,8 +135,17 @@ def results_report_files(paths: Sequence[str | Path], output: str | Path | None 
     document = _document_path(paths, output)
     if document.suffix == ".html":
         return [document] if document.exists() else []
-    figures = [path for path in sorted((document.parent / FIGURES).glob("*.svg")) if is_report(path, FIGURE_MARK)]
-    return [*filter(Path.exists, (document, document.with_suffix(".html"))), *figures]
+    return [*filter(Path.exists, (document, document.with_suffix(".html"))), *_parts(document.parent)]
+
+
+def _mark(path: Path) -> str:
+    return FIGURE_MARK if path.suffix == ".svg" else MARKDOWN_MARK
+
+
+def _parts(folder: Path) -> list[Path]:
+    """The figures and the pages of a report that lie in its folder, and in the two folders beside the document."""
+    found = [folder / METHOD, *folder.glob(f"{FIGURES}/*.svg"), *folder.glob(f"{EXPERIMENTS}/*.md")]
+    return sorted(path for path in found if path.is_file() and is_report(path, _mark(path)))
 
 
 def _document_path(paths: Sequence[str | Path], output: str | Path | None) -> Path:
@@ -316,10 +320,10 @@ def _demo_page(run_dir: Path) -> str:
     largest = max((abs(weight) for weight in of_queries if math.isfinite(weight)), default=0.0)
     by_depth = {
         name: [record for record in records if record.name == name and "depth" in record.coordinates]
-        for name in tables.LABELS
+        for name in tables.STANDARD
     }
     drawn = {
-        name: along("depth", of_measure, tables.LABELS[name].capitalize(), baselines=baselines)
+        name: along("depth", of_measure, wording.measure_words(name).capitalize(), baselines=baselines)
         for name, of_measure in by_depth.items()
         if of_measure
     }

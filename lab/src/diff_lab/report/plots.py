@@ -89,8 +89,8 @@ class Series:
 class Drawing:
     """A figure of a page.
 
-    `alt` describes it in words, `caption` explains how to read it. `name` is that of its file, of which no report has
-    two. A `wide` one takes the width of a page, others stand side by side.
+    `alt` says what it shows in words, `caption` what a reader must know to read it. `name` is that of its file, of
+    which no report has two.
     """
 
     figure: Figure
@@ -98,7 +98,6 @@ class Drawing:
     caption: str = ""
     title: str = ""
     name: str = ""
-    wide: bool = False
 
     @cached_property
     def svg(self) -> str:

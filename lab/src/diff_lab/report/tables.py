@@ -16,39 +16,25 @@ from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.learning import (
     ACCURACY_CURVE,
     CURVES,
-    LOSS_CURVE,
     VariantCurves,
     curves_of,
-    curves_of_one_rate,
     reported_accuracies,
-    steps_ratio,
 )
-from diff_lab.record import Comparison, Result, ResultsFile, Verdict
+from diff_lab.record import Comparison, Result, ResultsFile
 from diff_lab.report import wording
 from diff_lab.report.documents import Cell, Table
-from diff_lab.report.findings import ExperimentResults
+from diff_lab.report.findings import Finding
 from diff_lab.report.wording import format_number
 from diff_lab.results_files import number_of
 from diff_lab.statistics import mean_interval
 
-LABELS = {
-    "retrieval/accuracy": "accuracy",
-    "retrieval/first_query_accuracy": "accuracy, first query only",
-    "retrieval/accuracy_by_depth": "accuracy by depth",
-    "retrieval/attention_to_answer_signed": "attention to the answer, signed",
-    "retrieval/attention_to_answer_share": "attention to the answer, share",
-    "retrieval/attention_noise_signed": "attention noise, signed",
-    "retrieval/attention_noise_share": "attention noise, share",
-    "retrieval/seconds": "training time",
-    "retrieval/parameters": "parameters",
-    "language/bits_per_byte": "bits per byte",
-    "language/validation_loss": "validation loss",
-    "language/seconds": "training time",
-    "language/parameters": "parameters",
-    "validation/accuracy": "accuracy of the labels",
-    ACCURACY_CURVE: "validation accuracy",
-    LOSS_CURVE: "validation loss",
-}
+# The numbers of the standard measurement, and of a demo.
+STANDARD = (
+    *(f"retrieval/{name}" for name in ("accuracy", "first_query_accuracy", "accuracy_by_depth")),
+    *(f"retrieval/attention_{name}" for name in ("to_answer_signed", "to_answer_share", "noise_signed", "noise_share")),
+    *("language/bits_per_byte", "language/validation_loss", "validation/accuracy", *CURVES),
+    *(f"{task}/{name}" for task in ("retrieval", "language") for name in ("seconds", "parameters")),
+)
 # What the demo's table has in a terminal, where the page is to be looked at next.
 _SHORT = ("accuracy", "first_query_accuracy", "bits_per_byte", "validation_loss", "parameters", "seconds")
 NOTE = f"{wording.DIRECTIONS} [low, high]: 95 % interval"
@@ -61,60 +47,27 @@ _PAPERS_NUMBERS = (
     "and its prompts are not known, nor which accuracy it reports: acc_norm is assumed for HellaSwag and acc for all "
     "other tasks, as OpenLLaMA published its own row. A small model cannot be compared with them."
 )
-_STEPS = (
-    "Steps are the mean over seeds; between two validations a curve is taken for a line. A ratio is the geometric mean "
-    "over paired seeds, with Student's t over the logarithms: below 1 the first variant needs fewer steps. Where only "
-    "one variant gets there, the other would need more than its whole training, and one that is there at its first "
-    "validation may have needed fewer steps: the ratio is a bound then. Before its end a training has a higher "
-    "learning rate than one that ends there would have. Two variants with different learning rates have no ratio: it "
-    "would be one of the rates as well."
-)
-# Of curves with too few validations, and of results with runs and without their curves.
+# Of curves with too few validations.
 TOO_FEW = (
-    "Where it is not known whether a variant has levelled off, though no run diverged, validations are too few to "
-    "tell: verdicts on accuracies and losses are then about the moment at which training ended."
-)
-NO_CURVES = (
-    "These results hold no validation curves: what they say of accuracies and losses is about the moment at which "
-    "training ended."
+    "Where it is not known whether a variant has levelled off, though no run diverged, validations are too few to tell."
 )
 
 
-def count_verdicts(comparisons: Sequence[Comparison]) -> dict[bool, Counter[Verdict | None]]:
-    """Count each verdict on the paper's claims (False) and on exploratory questions (True), if any.
-
-    Comparisons without a claim are counted with the paper's claims, or with the questions if there are no claims.
-    """
-    kinds = sorted({row.exploratory for row in comparisons if row.verdict is not None} or {False})
-    return {
-        kind: Counter(row.verdict for row in comparisons if (row.exploratory if row.verdict else kinds[0]) == kind)
-        for kind in kinds
-    }
-
-
-def verdict_counts(comparisons: Sequence[Comparison]) -> str:
-    """Write how often each verdict came out, as a sentence."""
-    counts = Counter(wording.verdict_word(row) for row in comparisons)
-    words = ", ".join(f"{count} {word}" for word, count in counts.items())
-    return f"Of {len(comparisons)} comparisons: {words}." if words else "Nothing could be compared."
-
-
-def overview(all_results: Sequence[ExperimentResults]) -> Table:
-    """Return a row for each count of verdicts. There is no sum: comparisons are not independent of each other."""
-    verdicts = [wording.verdict_words(verdict).capitalize() for verdict in wording.ANSWERS]
-    head = ("Experiment", "Preset", "Claims", *verdicts, "Seeds", "What it shows", "Device")
+def findings_table(found: Sequence[Finding]) -> Table:
+    """A row for each finding whose interval excludes 0, whichever variant is ahead, with what limits it."""
+    head = ("Experiment", "Claim", "Holds", "First against second, difference", "p (Holm)", "Seeds", "Remark")
     rows = [
         (
-            Cell(results.title, anchor=results.anchor),
-            results.preset,
-            "open questions" if exploratory else "the paper's",
-            *(str(counts[verdict]) for verdict in wording.ANSWERS),
-            str(len({record.seed for record in results.file.records} - {None})),
-            results.file.title,
-            results.file.device,
+            Cell(one.name, anchor=one.results.anchor),
+            one.claim,
+            wording.ANSWERS[one.row.verdict],
+            f"{one.values}, {one.difference}",
+            "–" if one.p is None else format_number(one.p),
+            str(len(one.row.differences)),
+            wording.remarks(one.row) or "–",
         )
-        for results in all_results
-        for exploratory, counts in count_verdicts(results.file.comparisons).items()
+        for one in found
+        if one.is_decided
     ]
     return Table.of_rows(head, rows)
 
@@ -161,8 +114,8 @@ def verdict_table(results: ResultsFile) -> Table:
     ]
     if any(map(wording.levels_of, rows)):
         caption.append(wording.LEVELS)
-    if any(row.verdict == "still learning" for row in rows):
-        caption.append(wording.STILL_LEARNING)
+    if any(row.quality and row.still_learning for row in rows):
+        caption.append(wording.STILL_TRAINING)
     caption.append(f"Measured on {results.device}.")
     table = comparison_table(rows, results.settings.get("variants", ()))
     return replace(table, title=results.title, caption="\n".join(caption))
@@ -251,41 +204,6 @@ def _steps(steps: Sequence[float], curves: VariantCurves) -> str:
     return mean if len(reached) == len(steps) else f"{mean} ({len(reached)} of {len(steps)} seeds)"
 
 
-def ratios_table(file: ResultsFile) -> Table | None:
-    """Return a row for each level and each two compared variants: the steps of both, and their ratio. None if no two
-    variants of one learning rate have curves, or validation accuracies have no level to reach.
-    """
-    accuracies = reported_accuracies(file.baselines)
-    rows = [
-        (first, second, ratio)
-        for first, second in curves_of_one_rate(file)
-        # Of a loss, the level is the worse one of two final ones.
-        for level in (accuracies if first.name == ACCURACY_CURVE else (None,))
-        if (ratio := steps_ratio(first, second, level)) is not None
-    ]
-    if not rows:
-        return None
-    pairs = [(first.variant, second.variant) for first, second, _ in rows]
-    columns = {"First / second": [wording.pair_label(*pair, " / ") for pair in pairs]}
-    if any(first.coordinates for first, *_ in rows):
-        columns["Part"] = [first.coordinates.label or "–" for first, *_ in rows]
-    columns["To reach"] = [
-        f"accuracy {ratio.level:g}"
-        if ratio.level_of is None
-        else f"{wording.curve_word(first)} {format_number(ratio.level)}, "
-        + (
-            f"with which {wording.with_article(ratio.level_of)} ends"
-            if ratio.level_of
-            else "the worse final one of each seed"
-        )
-        for first, _, ratio in rows
-    ]
-    columns["Steps of the first"] = [_steps(ratio.steps[0], first) for first, _, ratio in rows]
-    columns["Steps of the second"] = [_steps(ratio.steps[1], second) for _, second, ratio in rows]
-    columns["Ratio"] = [wording.ratio_text(ratio) for *_, ratio in rows]
-    return Table.of_columns(columns, title="Steps to reach the same", caption=_STEPS)
-
-
 @dataclass(frozen=True)
 class MeasuredRow:
     """The results of one measure and seed by variant: at one place on its axes, or at all of them together."""
@@ -320,7 +238,7 @@ def rows_of(records: Sequence[Result], *, by_coordinates: bool = True) -> list[M
     seeds = Counter(key[:-1] for key in groups)
     rows = []
     for (name, coordinates, better, seed), results in groups.items():
-        label = LABELS.get(name, name.split("/", 1)[-1].replace("_", " "))
+        label = wording.measure_words(name)
         unit = next(iter(results.values()))[0].unit
         if unit and unit.replace("/", " per ") != label:
             label += f" ({unit})"

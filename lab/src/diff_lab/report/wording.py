@@ -5,22 +5,41 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.learning import ACCURACY_CURVE, LAST_PART, MOST_ACCURACY, MOST_LOSS, StepsRatio, VariantCurves
-from diff_lab.record import Baseline, Comparison, Interval, Result, Verdict
-from diff_lab.statistics import verdict as verdict_of_interval
+from diff_lab.learning import ACCURACY_CURVE, LAST_PART, MOST_ACCURACY, MOST_LOSS, VariantCurves
+from diff_lab.record import Baseline, Comparison, Interval, Result, ResultsFile, Verdict
 from diff_transformer.attention_types import ATTENTION_TYPES
 
 ARROWS = {"higher": " ↑", "lower": " ↓", None: ""}
 DIRECTIONS = "↑ higher is better, ↓ lower is better."
 # A number that is not finite; "diverged" where that is known to be why.
 NOT_KNOWN, DIVERGED = "not known", "diverged"
-# Verdict → what it is called on a question that the paper leaves open, which is no claim to reproduce; in the order of
-# reports.
+# What follows the "/" in the name of a record → its words for a reader, where these are others.
+_WORDS = {
+    "first_query_accuracy": "accuracy, first query only",
+    "joint_accuracy": "accuracy of whole answers",
+    "attention_to_answer_signed": "attention to the answer, signed",
+    "attention_to_answer_share": "attention to the answer, share",
+    "attention_noise_signed": "attention noise, signed",
+    "attention_noise_share": "attention noise, share",
+    "seconds": "training time",
+    "ar_hit": "loss on repeated pairs (AR-Hit)",
+    "other": "loss on all other tokens (Others)",
+    "share": "share of repeated pairs",
+    "parameters_for_equal_loss": "parameters for an equal loss",
+    "tokens_for_equal_loss": "tokens for an equal loss",
+    "best_loss": "loss at the best learning rate",
+    "excess_loss": "loss above that of the best learning rate",
+    "order_variance": "variance over orders, beyond chance",
+    "order_range": "range over orders",
+    "order_spread": "spread over orders, beyond chance",
+    "order_mean": "mean accuracy over orders",
+    "exact_match": "sums worked out right",
+}
+# Verdict → what it is called on a question that the paper leaves open, which is no claim to reproduce.
 ANSWERS: dict[Verdict | None, str] = {
     "reproduced": "yes",
     "inconclusive": "inconclusive",
     "contrary": "no",
-    "still learning": "still learning",
     "not comparable": "not comparable",
     None: "nothing claimed",
 }
@@ -32,15 +51,14 @@ LEVELS = (
     "they cannot be compared. For contexts longer than in training, the accuracy at the shortest length decides this, "
     "and for attention and the order of demonstrations the accuracy in the same task."
 )
-STILL_LEARNING = (
-    "A difference in an accuracy, in a loss, or in what follows from them waits until both variants have levelled off, "
-    "unless it is asked of a fixed budget: until neither improves, over the last "
-    f"{100 * LAST_PART:g} % of its training and on average over the seeds, by more than {MOST_ACCURACY:g} of "
-    f"validation accuracy or {100 * MOST_LOSS:g} % of its validation loss. Before that the verdict is still learning, "
-    "with the variant that is ahead so far. Where the schedule lowers the learning rate, by default to a tenth, it is "
-    "low by then, which flattens every curve, and the limit for a loss is larger than some differences: a longer "
-    "training goes further and may decide otherwise. Results without validation curves, or with too few validations, "
-    "do not tell; there the interval decides alone."
+STILL_TRAINING = (
+    "A variant has levelled off when, over the last "
+    f"{100 * LAST_PART:g} % of its training and on average over the seeds, it improves by no more than "
+    f"{MOST_ACCURACY:g} of validation accuracy or {100 * MOST_LOSS:g} % of its validation loss. Beside a difference in "
+    "an accuracy, in a loss, or in what follows from them, “still training” says which of the two had not: a longer "
+    "training goes further and may decide otherwise. It is a remark and changes no verdict. A learning rate that comes "
+    "down flattens every curve, and the limit for a loss is larger than some differences. Results without validation "
+    "curves, or with too few validations, do not tell."
 )
 UNCORRECTED = (
     "No verdict is corrected for the number of comparisons: without any true difference, one comparison in twenty "
@@ -67,19 +85,36 @@ def pair_label(variant: str, against: str, separator: str = " − ") -> str:
 
 
 def variants_of(records: Sequence[Result]) -> list[str]:
-    """Return the variants that occur, the known ones first, in the order of the columns."""
-    present = dict.fromkeys(record.variant for record in records)
+    """The variants that occur, the known ones first, in the order of the columns."""
+    return ordered_variants(record.variant for record in records)
+
+
+def ordered_variants(variants: Iterable[str]) -> list[str]:
+    """Each of the variants once, the known ones first."""
+    present = dict.fromkeys(variants)
     return list(dict.fromkeys([*(name for name in ATTENTION_TYPES if name in present), *present]))
 
 
 def measure_words(name: str) -> str:
-    """Return a measure's name for a reader: "needles/accuracy_by_depth" is "needles: accuracy by depth"."""
-    return name.replace("/", ": ", 1).replace("/", " ").replace("_", " ")
+    """A measure's name for a reader, without what it belongs to: "needles/accuracy_by_depth" is "accuracy by depth"."""
+    if name == "validation/accuracy":
+        return "accuracy of the labels"
+    word = name.split("/", 1)[-1]
+    return _WORDS.get(word, word.replace("_", " "))
+
+
+def note_words(file: ResultsFile, note: str) -> str:
+    """A note of a results file with words for the names of records in it."""
+    names = {*(record.name for record in file.records), *(row.name for row in file.comparisons)}
+    for name in sorted((name for name in names if "/" in name), key=len, reverse=True):
+        note = note.replace(name, measure_words(name))
+    return note[:1].upper() + note[1:]
 
 
 def measure_label(row: Comparison) -> str:
-    """Return the measure of a comparison with its part, unit and direction."""
-    return row.name + (f", {row.coordinates.label}" if row.coordinates else "") + unit_and_direction(row)
+    """The measure of a comparison with its part, unit and direction."""
+    part = f", {row.coordinates.label}" if row.coordinates else ""
+    return measure_words(row.name) + part + unit_and_direction(row)
 
 
 def curve_word(curves: VariantCurves) -> str:
@@ -130,22 +165,6 @@ def missing_word(row: Comparison, trained: Sequence[Mapping[str, Any]]) -> str:
     return DIVERGED if not row.reason and any(variant["diverged"] for variant in same_size or compared) else NOT_KNOWN
 
 
-def ratio_text(ratio: StepsRatio) -> str:
-    """Return the ratio with its interval, or its bound: "less than 0.31"."""
-    if not math.isfinite(ratio.ratio):
-        reached = [any(map(math.isfinite, steps)) for steps in ratio.steps]
-        return NOT_KNOWN if any(reached) else "neither"
-    if ratio.bound is not None:
-        is_below = ratio.bound == "below"
-        outward = (math.ceil if is_below else math.floor)(round(ratio.ratio * 100, 6)) / 100
-        seeds = "" if len(ratio.steps[0]) < 2 else ", no interval"
-        return f"{'less' if is_below else 'more'} than {format_number(outward, 2)}{seeds}"
-    value = format_number(ratio.ratio, 2)
-    if ratio.interval is None:
-        return f"{value}, one seed"
-    return f"{value} [{', '.join(format_number(end, 2) for end in ratio.interval)}]"
-
-
 def few_heads(trained: Sequence[Mapping[str, Any]]) -> str:
     """Return a sentence if DIFF has fewer heads than its authors advise; "" if it has enough."""
     differential = [variant for variant in trained if variant.get("differential")]
@@ -180,15 +199,6 @@ def level_cells(row: Comparison) -> tuple[str, str]:
     return chance, "; ".join(floor) or "–"
 
 
-def so_far(row: Comparison) -> str:
-    """Name the variant that is ahead of two that are still learning: "DIFF is ahead so far"."""
-    if len(row.differences) < 2:
-        return "one seed"
-    found = None if row.better is None else verdict_of_interval(row.interval, row.better, seeds=len(row.differences))
-    ahead = {"reproduced": row.variant, "contrary": row.against}.get(found or "")
-    return f"{with_article(ahead)} is ahead so far" if ahead else "no difference so far"
-
-
 def _not_begun(row: Comparison) -> str:
     """Return which of the two is not above the levels, as far as its seeds show; "" if both are, or unknown."""
     if row.baseline is None:
@@ -201,29 +211,28 @@ def _not_begun(row: Comparison) -> str:
     return f"{text} at {row.baseline.steps:,} steps" if text else ""
 
 
-def verdict_words(verdict: Verdict | None, kinds: Iterable[bool] = (False, True)) -> str:
-    """Name a verdict on claims (False), on exploratory questions (True), or on both: "reproduced, or yes"."""
-    names = [ANSWERS[verdict] if exploratory or verdict is None else verdict for exploratory in kinds]
-    return ", or ".join(dict.fromkeys(names))
-
-
 def verdict_word(row: Comparison) -> str:
-    """Name the verdict of a comparison, and say if it is on an exploratory question."""
-    question = "open question: " if row.exploratory and row.verdict else ""
-    return question + verdict_words(row.verdict, [row.exploratory])
+    """What the verdict of a comparison is called; that it is on an exploratory question is said."""
+    if row.verdict is None:
+        return ANSWERS[None]
+    return f"open question: {ANSWERS[row.verdict]}" if row.exploratory else row.verdict
 
 
 def verdict_text(row: Comparison) -> str:
-    """Return the verdict with the limits of its meaning and, if inconclusive, its need: "inconclusive: one seed"."""
-    limits = verdict_limits(row)
-    separator = " " if row.verdict == "still learning" else ": "
-    return f"{verdict_word(row)}{separator}{limits}" if limits else verdict_word(row)
+    """The verdict with its remarks: "inconclusive: one seed", "reproduced: both still training at 180 steps"."""
+    return ": ".join(filter(None, (verdict_word(row), remarks(row))))
 
 
-def verdict_limits(row: Comparison) -> str:
-    """Return why a verdict does not decide, or its need: "one seed"; "" of one that decides."""
-    if row.verdict == "still learning":
-        return f"at {row.steps:,} steps; {so_far(row)}"
+def remarks(row: Comparison) -> str:
+    """Why a verdict does not decide, or what it would take, and who was still training; "" where there is nothing."""
+    parts = [_limits(row)]
+    if row.quality and row.still_learning and row.verdict is not None:
+        names = ["both"] if len(row.still_learning) == 2 else map(with_article, row.still_learning)
+        parts.append(f"{' and '.join(names)} still training at {row.steps:,} steps")
+    return "; ".join(filter(None, parts))
+
+
+def _limits(row: Comparison) -> str:
     if row.verdict == "not comparable":
         return _not_begun(row)
     if row.verdict != "inconclusive":
