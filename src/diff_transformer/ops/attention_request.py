@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from diff_transformer.ops.visibility import key_ranges, position_mask
@@ -135,8 +136,12 @@ def is_eager(*tensors: Tensor | None) -> bool:
 
 
 def may_skip_dispatcher() -> bool:
-    """Whether nobody has to see the operators of this call: no trace, no transform, and no mode that counts them."""
+    """Whether nobody has to see the operators of this call: no trace, no transform, no derivative in forward mode, and
+    no mode that counts them.
+    """
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+        return False
+    if forward_ad._current_level >= 0:
         return False
     return torch._C._len_torch_dispatch_stack() == 0 and torch._C._get_tracing_state() is None
 

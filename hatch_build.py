@@ -1,0 +1,68 @@
+"""Compiles the CPU kernel into a wheel, for every processor of a family, where `make wheel` asks for it.
+
+An ordinary build (`pip install .`) has no torch to compile for: its kernel is compiled on first use.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SRC = Path(__file__).parent / "src"
+
+
+def compile_library(library: Path) -> None:
+    """Compile the kernel for all instruction sets of this machine's family, and link it.
+
+    Args:
+        library: the file to write.
+
+    Raises:
+        subprocess.CalledProcessError: where the compiler fails; it has said why.
+    """
+    sys.path.insert(0, str(SRC))
+    from torch.utils.cpp_extension import include_paths, library_paths
+
+    from diff_transformer.ops.cpu.cpu_build import SOURCES, compiler_flags
+
+    compiler = os.environ.get("CXX", "g++")
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    common = ["-std=c++20", "-fPIC", *(f"-I{path}" for path in include_paths())]
+    # In this order: of a function that several objects hold alike the linker keeps the first, which each processor must
+    # be able to run.
+    capabilities = ("AVX2", "AVX512", "AVX512_BF16") if x86 else ("DEFAULT",)
+    registration = "-DDIFF_TRANSFORMER_ALL_OF_X86" if x86 else "-DCPU_CAPABILITY=DEFAULT"
+    sources = [path.name for path in sorted(SOURCES.glob("*.cpp")) if path.name != "register.cpp"]
+    jobs = {"register.o": ["register.cpp", "-O3", registration]}
+    for capability in capabilities:
+        for source in sources:
+            jobs[f"{capability}.{source}.o"] = [source, *compiler_flags(capability)]
+    with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(os.cpu_count()) as pool:
+        commands = [[compiler, *common, "-c", *job, "-o", f"{work}/{name}"] for name, job in jobs.items()]
+        for done in [pool.submit(subprocess.run, command, cwd=SOURCES, check=True) for command in commands]:
+            done.result()
+        objects = [f"{work}/{name}" for name in jobs]
+        # torch is loaded before the library is, and no path to it is stored.
+        libraries = [f"-L{path}" for path in library_paths()] + ["-ltorch_cpu"]
+        subprocess.run([compiler, "-shared", *objects, *libraries, "-o", library], check=True)
+
+
+class CustomBuildHook(BuildHookInterface[Any]):
+    """Puts the library into the wheel, and its platform into the wheel's name."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable":
+            return
+        library = Path(self.root, "build", "diff_transformer_cpu.so")
+        library.parent.mkdir(exist_ok=True)
+        compile_library(library)
+        build_data["force_include"][str(library)] = f"diff_transformer/ops/cpu/{library.name}"
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_')}"
