@@ -18,11 +18,18 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 SRC = Path(__file__).parent / "src"
 
 
-def compile_library(library: Path) -> None:
+# In the order in which they are linked: of a function that several objects hold alike the linker keeps the first, which
+# each processor must be able to run.
+CAPABILITIES = ("AVX2", "AVX512", "AVX512_BF16") if platform.machine() in ("x86_64", "AMD64") else ("DEFAULT",)
+
+
+def compile_library(library: Path, *more: Path, namespace: str = "diff_transformer_cpu") -> None:
     """Compile the kernel for all instruction sets of this machine's family, and link it.
 
     Args:
         library: the file to write.
+        more: sources to be compiled with the registration.
+        namespace: of the operators in torch.
 
     Raises:
         subprocess.CalledProcessError: where the compiler fails; it has said why.
@@ -33,15 +40,12 @@ def compile_library(library: Path) -> None:
     from diff_transformer.ops.cpu.cpu_build import SOURCES, compiler_flags
 
     compiler = os.environ.get("CXX", "g++")
-    x86 = platform.machine() in ("x86_64", "AMD64")
-    common = ["-std=c++20", "-fPIC", *(f"-I{path}" for path in include_paths())]
-    # In this order: of a function that several objects hold alike the linker keeps the first, which each processor must
-    # be able to run.
-    capabilities = ("AVX2", "AVX512", "AVX512_BF16") if x86 else ("DEFAULT",)
-    registration = "-DDIFF_TRANSFORMER_ALL_OF_X86" if x86 else "-DCPU_CAPABILITY=DEFAULT"
+    includes = [*include_paths(), sysconfig.get_path("include")]
+    common = ["-std=c++20", "-fPIC", f"-DTORCH_EXTENSION_NAME={namespace}", *(f"-I{path}" for path in includes)]
+    registration = "-DCPU_CAPABILITY=DEFAULT" if CAPABILITIES == ("DEFAULT",) else "-DDIFF_TRANSFORMER_ALL_OF_X86"
     sources = [path.name for path in sorted(SOURCES.glob("*.cpp")) if path.name != "register.cpp"]
-    jobs = {"register.o": ["register.cpp", "-O3", registration]}
-    for capability in capabilities:
+    jobs = {f"{Path(source).name}.o": [str(source), "-O3", registration] for source in ("register.cpp", *more)}
+    for capability in CAPABILITIES:
         for source in sources:
             jobs[f"{capability}.{source}.o"] = [source, *compiler_flags(capability)]
     with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -9,6 +9,11 @@
 #include "kernels.h"
 #include "nonfinite.h"
 
+// Of the operators; a package for the Hub has one of its own for each version.
+#ifndef TORCH_EXTENSION_NAME
+#define TORCH_EXTENSION_NAME diff_transformer_cpu
+#endif
+
 // The instruction sets in this library: the one that it was compiled for at first use, or all that a wheel brings.
 #ifdef DIFF_TRANSFORMER_ALL_OF_X86
 #define DIFF_TRANSFORMER_FOR_EACH(X) X(AVX2) X(AVX512) X(AVX512_BF16)
@@ -263,7 +268,7 @@ std::string products() { return kernels->bfloat16_products(); }
 }  // namespace
 
 // cpu_backend.py defines forward and backward, so that torch knows them before this library is loaded.
-STABLE_TORCH_LIBRARY_FRAGMENT(diff_transformer_cpu, library) {
+STABLE_TORCH_LIBRARY_FRAGMENT(TORCH_EXTENSION_NAME, library) {
   library.def(
       "decode_fast_path(Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float? scale,"
       " int? window, Tensor? norm_weight, float norm_eps, float norm_scale) -> Tensor?");
@@ -271,18 +276,18 @@ STABLE_TORCH_LIBRARY_FRAGMENT(diff_transformer_cpu, library) {
   library.def("use(str capability) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(diff_transformer_cpu, CPU, library) {
+STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, library) {
   library.impl("forward", TORCH_BOX(&forward));
   library.impl("backward", TORCH_BOX(&backward));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(diff_transformer_cpu, CompositeExplicitAutograd, library) {
+STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, library) {
   library.impl("decode_fast_path", TORCH_BOX(&decode_fast_path));
   library.impl("bfloat16_products", TORCH_BOX(&products));
   library.impl("use", TORCH_BOX(&use));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(diff_transformer_cpu, AutocastCPU, library) {
+STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, AutocastCPU, library) {
   library.impl("decode_fast_path", TORCH_BOX(&refuse));
 }
 
