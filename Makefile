@@ -1,5 +1,6 @@
 # `make demo` trains and compares two small models; `make test` runs a selection of the tests; `make test-all` runs every test;
-# `make docs` builds the documentation's site in build/site.
+# `make docs` builds the documentation's site in build/site; `make wheel` a wheel in build/wheel that brings the CPU
+# kernel compiled; `make hub-kernel` that kernel as a package for the Hub in build/hub-kernel.
 # The first run of any of them sets up .venv.
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +9,7 @@ READY := $(VENV)/.ready
 VLLM := .venv-vllm
 PYTEST := $(BIN)/pytest -q -n auto --dist worksteal
 
-.PHONY: demo docs test test-all test-vllm setup style types kernels tests all-tests
+.PHONY: demo docs wheel hub-kernel test test-all test-vllm setup style types kernels tests all-tests
 .DEFAULT_GOAL := demo
 
 demo: setup
@@ -17,6 +18,16 @@ demo: setup
 # To read it with its search: python3 -m http.server --directory build/site
 docs: setup
 	$(BIN)/python website/build_site.py
+
+# auditwheel names the oldest Linux that has what the library asks of glibc; torch is there when the library is loaded.
+wheel: setup
+	rm -rf build/wheel build/unchecked
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/unchecked .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --strip --exclude libtorch_cpu.so --wheel-dir build/wheel build/unchecked/*.whl
+
+# For `kernels.get_local_kernel("build/hub-kernel")`; nothing is published.
+hub-kernel: setup
+	$(BIN)/python hub/write_kernel.py build/hub-kernel
 
 test: style
 	@$(MAKE) --no-print-directory --jobs 3 types kernels tests

@@ -1,17 +1,23 @@
 """What hatchling puts into wheels and source distributions, and what these do in an environment of their own."""
 
+import functools
 import os
+import platform
+import re
 import shutil
 import site
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
-from diff_transformer import shipped_models
+from diff_transformer import diff_attention, shipped_models
 from diff_transformer._version import __version__
+from diff_transformer.ops.cpu import cpu_build
 
 sdist = pytest.importorskip("hatchling.builders.sdist")
 wheel = pytest.importorskip("hatchling.builders.wheel")
@@ -146,6 +152,110 @@ def test_both_together(wheels: list[Path], tmp_path: Path) -> None:
     environment.run("diff-lab", "train", "retrieval", *settings, "--output", "run")
     environment.run("diff-transformer", "export", "run", "shared")
     assert "| steps | 1 |" in (tmp_path / "shared" / "README.md").read_text(encoding="utf-8")
+
+
+# A digest of what the operator answers and of its gradients, and by how much the first call is slower than the second.
+CALLS = """
+import hashlib, time
+import torch
+from diff_transformer import diff_attention
+torch.manual_seed(0)
+torch.set_num_threads(1)
+digest, seconds = hashlib.blake2b(), []
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    for queries, keys, width in ((1, 700, 64), (70, 210, 20), (130, 130, 64)):
+        shapes = (2, 4, 2, queries, width), (2, 2, 2, keys, width), (2, 2, keys, 2 * width)
+        tensors = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+        for context in (torch.no_grad, torch.enable_grad):
+            start = time.perf_counter()
+            with context():
+                out = diff_attention(*tensors, 0.5, is_causal=True, backend="cpu")
+            seconds.append(time.perf_counter() - start)
+            results = [out, *torch.autograd.grad(out.sum(), tensors)] if out.requires_grad else [out]
+            for result in results:
+                digest.update(result.view(torch.uint8).numpy(force=True).tobytes())
+print(digest.hexdigest(), seconds[0] - seconds[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that `make wheel` builds, before auditwheel has named the oldest Linux that it is for."""
+    folder = tmp_path_factory.mktemp("compiled")
+    command = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    variables = os.environ | {"HATCH_BUILD_HOOK_ENABLE_CUSTOM": "true"}
+    subprocess.run([sys.executable, "-m", "pip", *command], check=True, env=variables)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.mark.all
+@pytest.mark.slow
+def test_a_wheel_with_the_kernel_needs_no_compiler(
+    compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers at once, and with the bits of the kernel that is compiled at first use."""
+    done = subprocess.run([sys.executable, "-c", CALLS], capture_output=True, text=True, check=True)
+    environment = FreshEnvironment(tmp_path, compiled)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    digest, slower = environment.run("python", "-c", CALLS).split()
+    assert digest == done.stdout.split()[0]
+    assert float(slower) <= 1
+    assert not (tmp_path / "cache").exists()
+    assert f"compiled for {cpu_build.capability()}: {tmp_path}" in " ".join(
+        environment.run("diff-transformer", "info").split()
+    )
+
+
+@pytest.mark.all
+@pytest.mark.slow
+def test_what_every_processor_runs_is_for_every_processor(compiled: Path, tmp_path: Path) -> None:
+    """Functions that objects of several instruction sets hold alike, of which the linker kept one, and initialisers."""
+    with zipfile.ZipFile(compiled) as archive:
+        library = archive.extract("diff_transformer/ops/cpu/diff_transformer_cpu.so", tmp_path)
+    symbols = subprocess.run(["nm", library], capture_output=True, text=True, check=True).stdout
+    shared = {name for kind, name in re.findall(r"^[0-9a-f]+ (\w) (\S+)$", symbols, re.MULTILINE) if kind in "TWuVi"}
+    code = subprocess.run(["objdump", "-d", "--no-show-raw-insn", library], capture_output=True, text=True, check=True)
+    of_avx512 = re.compile(r"%zmm|%k[0-7]\b|%[xy]mm(1[6-9]|2\d|3[01])\b")
+    seen = 0
+    for name, body in re.findall(r"^[0-9a-f]+ <(\S+)>:\n((?:.+\n)*)", code.stdout, re.MULTILINE):
+        if of_avx512.search(body) is None:
+            continue
+        seen += 1
+        assert "AVX512" in name or not (name in shared or name.startswith("_GLOBAL__sub_I")), name
+    assert seen > 10
+
+
+@pytest.mark.all
+@pytest.mark.slow
+def test_auditwheel_names_the_linux_of_the_wheel(compiled: Path, tmp_path: Path) -> None:
+    pytest.importorskip("auditwheel")
+    options = ["--strip", "--exclude", "libtorch_cpu.so", "--wheel-dir", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", "auditwheel", "repair", *options, str(compiled)], check=True)
+    (named,) = tmp_path.glob("*.whl")
+    assert re.search(r"-py3-none-manylinux_2_\d+_\w+\.whl$", named.name)
+    assert compiled.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
+
+
+@pytest.mark.all
+@pytest.mark.slow
+def test_the_hubs_library_loads_the_kernel_from_disk(tmp_path: Path) -> None:
+    """Beside the package's own, whose bits it computes."""
+    kernels = pytest.importorskip("kernels")
+    subprocess.run([sys.executable, str(ROOT / "hub" / "write_kernel.py"), str(tmp_path / "hub")], check=True)
+    assert kernels._rust.Build.open(tmp_path / "hub").general.backends == [kernels._rust.Backend.CPU]
+    kernel = kernels.get_local_kernel(tmp_path / "hub")
+    shapes = (2, 4, 3, 70, 16), (2, 2, 2, 90, 16), (2, 2, 90, 32)
+    tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    ours, its = (
+        attend(*tensors, 0.3, is_causal=True, window=40)
+        for attend in (functools.partial(diff_attention, backend="cpu"), kernel.diff_attention)
+    )
+    assert torch.equal(ours, its)
+    gradients = [torch.autograd.grad(out.sum(), tensors) for out in (ours, its)]
+    assert all(map(torch.equal, *gradients))
+    with pytest.raises(ValueError, match=r"q, k and v must have 5, 5 and 4 axes, got q \(70, 16\)"):
+        kernel.diff_attention(tensors[0][0, 0, 0], *tensors[1:], 0.3)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,8 @@ def test_the_style_of_a_commit_is_that_of_make_test() -> None:
 def test_a_release_is_tested_built_checked_and_trusted() -> None:
     jobs = read(".github/workflows/release.yml")["jobs"]
     assert jobs["build"]["needs"] == "test"
-    assert jobs["publish"]["needs"] == "build"
+    assert jobs["wheels"]["needs"] == "test"
+    assert jobs["publish"]["needs"] == ["build", "wheels"]
     assert [step["run"] for step in jobs["test"]["steps"] if "run" in step] == [".ci/run test-all"]
     commands = [step["run"] for step in jobs["build"]["steps"] if "run" in step]
     assert commands[-2:] == [
@@ -84,7 +85,7 @@ def test_a_release_is_tested_built_checked_and_trusted() -> None:
     ]
     # No password: PyPI trusts this workflow, and nothing else may ask for such a token.
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
-    assert not any("permissions" in jobs[name] for name in ("test", "build"))
+    assert not any("permissions" in jobs[name] for name in ("test", "build", "wheels"))
     assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
     (check,) = (command for command in commands if command.startswith("grep"))
     version = re.search(r'^version = "(.+)"$', PROJECT, flags=re.MULTILINE)

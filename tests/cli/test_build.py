@@ -21,6 +21,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "csrc").mkdir()
     (tmp_path / "csrc" / "kernel.cpp").write_text('extern "C" int one() { return 1; }\n', encoding="utf-8")
     monkeypatch.setattr(cpu_build, "SOURCES", tmp_path / "csrc")
+    monkeypatch.setattr(cpu_build, "SHIPPED", tmp_path / "none.so")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from diff_transformer.ops.visibility import key_ranges, position_mask
@@ -135,8 +136,10 @@ def is_eager(*tensors: Tensor | None) -> bool:
 
 
 def may_skip_dispatcher() -> bool:
-    """Return whether no trace, transform or counting mode has to see the operators of this call."""
+    """Return whether no trace, transform, forward-mode derivative or counting mode has to see the operators."""
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+        return False
+    if forward_ad._current_level >= 0:
         return False
     return torch._C._len_torch_dispatch_stack() == 0 and torch._C._get_tracing_state() is None
 

@@ -27,14 +27,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests look 
 
 ENVIRONMENT = dict(os.environ)  # before any test changes it
 
-THREADS = """
-extern "C" int threads() {
-  int n = 0;
-#pragma omp parallel num_threads(2) reduction(+ : n)
-  n += 1;
-  return n;
-}
-"""
+KERNEL = 'extern "C" int two() { return 2; }\n'
 BROKEN = "int first() { return 1; }\nint second() { return undeclared; }\nint third() { return also_undeclared; }\n"
 UNDEFINED = 'extern "C" int nowhere();\nextern "C" int call() { return nowhere(); }\n'
 
@@ -44,8 +37,9 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of sources and an empty cache; nothing is known of a kernel."""
     folder = tmp_path / "csrc"
     folder.mkdir()
-    (folder / "kernel.cpp").write_text(THREADS, encoding="utf-8")
+    (folder / "kernel.cpp").write_text(KERNEL, encoding="utf-8")
     monkeypatch.setattr(cpu_build, "SOURCES", folder)
+    monkeypatch.setattr(cpu_build, "SHIPPED", tmp_path / "none.so")
     for name in ("_kernel_error", "_load_kernel", "_warn_of_fallback"):
         monkeypatch.setattr(cpu_backend, name, functools.cache(getattr(cpu_backend, name).__wrapped__))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
@@ -60,12 +54,6 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tensors(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(shape, dtype=dtype) for shape in [(1, 2, 2, 5, 4), (1, 2, 2, 5, 4), (1, 2, 5, 8)])
-
-
-def openmp_runtimes() -> set[str]:
-    """The OpenMP runtimes that this process has loaded."""
-    paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
-    return {path for path in paths if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))}
 
 
 def must_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +97,7 @@ def test_compiled_once_then_loaded_without_a_compiler(
     # torch's own lock file, left over by a killed process, would make torch wait for ever.
     built.folder.mkdir(parents=True)
     (built.folder / "lock").touch()
-    runtimes, environment = openmp_runtimes(), dict(os.environ)
+    environment = dict(os.environ)
 
     cpu_build.load()
     out, err = capfd.readouterr()
@@ -117,8 +105,7 @@ def test_compiled_once_then_loaded_without_a_compiler(
     first, last = err.splitlines()
     assert "compiling the CPU kernel" in first
     assert last.endswith(str(built.library))
-    assert ctypes.CDLL(str(built.library)).threads() == 2
-    assert openmp_runtimes() == runtimes  # torch's, and no second one
+    assert ctypes.CDLL(str(built.library)).two() == 2
     assert dict(os.environ) == environment
     assert sorted(path.name for path in built.folder.iterdir()) == [
         "build.lock",
@@ -131,7 +118,7 @@ def test_compiled_once_then_loaded_without_a_compiler(
     monkeypatch.setenv("PATH", "")
     must_not_compile(monkeypatch)
     cpu_build.load()
-    assert cpu_build.status() == f"compiled for {torch.backends.cpu.get_cpu_capability()}: {built.library}"
+    assert cpu_build.status() == f"compiled for {cpu_build.capability()}: {built.library}"
     assert cpu_build.compile_library() == (built, None)
     assert capfd.readouterr() == ("", "")
 
@@ -142,7 +129,7 @@ def test_a_damaged_library_is_compiled_again() -> None:
     built.folder.mkdir(parents=True)
     built.library.write_bytes(b"\x7fELF, and then the disk was full")
     cpu_build.load()
-    assert ctypes.CDLL(str(built.library)).threads() == 2
+    assert ctypes.CDLL(str(built.library)).two() == 2
 
 
 @pytest.mark.all
@@ -223,19 +210,19 @@ def test_an_interrupted_build_leaves_nothing_behind(compiling: tuple[int, int]) 
 
 def test_everything_that_decides_the_code_is_in_the_name(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [cpu_build.describe().folder]
-    (sources / "kernel.cpp").write_text(THREADS + "\n", encoding="utf-8")
+    (sources / "kernel.cpp").write_text(KERNEL + "\n", encoding="utf-8")
     names.append(cpu_build.describe().folder)
     (sources / "kernel.h").touch()
     names.append(cpu_build.describe().folder)
     (sources / "notes.txt").touch()
     assert cpu_build.describe().folder == names[-1]
-    for capability in {"AVX512", "AVX2", "DEFAULT"} - {torch.backends.cpu.get_cpu_capability()}:
+    for capability in cpu_build._INSTRUCTIONS.keys() - {cpu_build.capability()}:
         with monkeypatch.context() as context:
-            context.setattr(torch.backends.cpu, "get_cpu_capability", lambda found=capability: found)
+            context.setattr(cpu_build, "capability", lambda found=capability: found)
             names.append(cpu_build.describe().folder)
-    monkeypatch.setattr(torch, "__version__", "0.0.0")
+    monkeypatch.setattr(torch, "__version__", "99.0.0")
     names.append(cpu_build.describe().folder)
-    assert len(set(names)) == len(names) == 6
+    assert len(set(names)) == len(names) == 7
 
 
 def test_flags_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,18 +235,81 @@ def test_flags_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         cpu_build.describe()
 
 
-def test_flags_of_each_capability(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_build.platform, "machine", lambda: "x86_64")
-    for capability in ("AVX512", "AVX2", "DEFAULT"):
+def test_flags_of_each_capability() -> None:
+    for capability in ("AVX512_BF16", "AVX512", "AVX2", "DEFAULT"):
         flags = cpu_build.compiler_flags(capability)
         assert f"-DCPU_CAPABILITY={capability}" in flags
-        assert f"-DCPU_CAPABILITY_{capability}" in flags
-        assert ("-mavx512f" in flags) == (capability == "AVX512")
+        assert f"-DCPU_CAPABILITY_{capability.removesuffix('_BF16')}" in flags
+        assert ("-mavx512bf16" in flags) == (capability == "AVX512_BF16")
+        assert ("-mavx512f" in flags) == capability.startswith("AVX512")
         assert ("-mavx2" in flags) == (capability != "DEFAULT")
+        assert any(flag.startswith("-m") for flag in flags) == (capability != "DEFAULT")
+
+
+@pytest.mark.parametrize(
+    ("machine", "found", "multiplies_bfloat16", "capability"),
+    [
+        ("x86_64", "AVX512", True, "AVX512_BF16"),
+        ("x86_64", "AVX512", False, "AVX512"),
+        ("x86_64", "AVX2", True, "AVX2"),  # as ATEN_CPU_CAPABILITY=avx2 asks for
+        ("x86_64", "DEFAULT", False, "DEFAULT"),
+        ("aarch64", "SVE256", False, "DEFAULT"),
+    ],
+)
+def test_the_capability_of_a_processor(
+    machine: str, found: str, multiplies_bfloat16: bool, capability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_build.platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: found)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: multiplies_bfloat16)
+    assert cpu_build.capability() == capability
+
+
+# A library that was compiled elsewhere.
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The place of a wheel's library, with nothing in it that loads; compilers are not there."""
+    path = tmp_path / "shipped.so"
+    path.write_bytes(b"no library")
+    monkeypatch.setattr(cpu_build, "SHIPPED", path)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(cpu_build, "capability", lambda: "AVX2")
+    return path
+
+
+def test_a_wheels_library_needs_no_compiler(shipped: Path) -> None:
+    assert cpu_build.unavailable_reason() is None
+    assert cpu_build.status() == f"compiled for AVX2: {shipped}"
+    assert cpu_build.compile_library(force=True) == (cpu_build.describe(), None)
+    with pytest.raises(cpu_build.BuildError, match=rf"{shipped} does not load \(.*\): remove it"):
+        cpu_build.load()
+    assert not cpu_build.cache_folder().exists()
+
+
+def test_a_processor_that_the_wheel_does_not_know_compiles(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_build, "capability", lambda: "DEFAULT")
+    monkeypatch.setattr(cpu_build.platform, "machine", lambda: "x86_64")
+    assert "needs a C++ compiler" in str(cpu_build.unavailable_reason())
     monkeypatch.setattr(cpu_build.platform, "machine", lambda: "aarch64")
-    flags = cpu_build.compiler_flags("SVE256")
-    assert "-DCPU_CAPABILITY=DEFAULT" in flags
-    assert not any(flag.startswith("-m") for flag in flags)
+    assert cpu_build.unavailable_reason() is None
+
+
+def test_a_library_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cpu_build.SWITCH, "1")
+    assert cpu_build.describe().shipped is None
+    monkeypatch.setenv(cpu_build.SWITCH, str(tmp_path / "mine.so"))
+    with pytest.raises(cpu_build.BuildError, match=r"must be 0, 1 or the path .*mine\.so', which is no file"):
+        cpu_build.describe()
+    (tmp_path / "mine.so").touch()
+    assert cpu_build.describe().library == tmp_path / "mine.so"
+
+
+def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    with pytest.raises(cpu_build.BuildError, match=r"needs torch 2\.10 or newer, this is 2\.9\.1\+cpu: pip install"):
+        cpu_build.describe()
 
 
 def test_the_cache_is_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -385,7 +435,7 @@ def test_a_build_that_fails_is_remembered_until_it_is_asked_for(
     built.failure.write_text("not a record")
     assert cpu_build.unavailable_reason() is None
     built.failure.write_text('{"compiler": "gone", "reason": "old"}')
-    (sources / "kernel.cpp").write_text(THREADS, encoding="utf-8")
+    (sources / "kernel.cpp").write_text(KERNEL, encoding="utf-8")
     cpu_build.describe().folder.mkdir()
     cpu_build.describe().failure.write_text(built.failure.read_text())
     assert cpu_build.compile_library()[1] is not None

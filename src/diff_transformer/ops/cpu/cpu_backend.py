@@ -20,7 +20,14 @@ from diff_transformer.ops.attention_request import (
     may_skip_dispatcher,
     register_gradient,
 )
-from diff_transformer.ops.cpu.cpu_build import SWITCH, BuildError, KernelDisabledError, load, unavailable_reason
+from diff_transformer.ops.cpu.cpu_build import (
+    SWITCH,
+    BuildError,
+    KernelDisabledError,
+    capability,
+    load,
+    unavailable_reason,
+)
 from diff_transformer.ops.functional import rms_norm
 
 _lock = threading.Lock()
@@ -48,6 +55,7 @@ def _load_kernel() -> BuildError | None:
         load()
     except BuildError as failure:
         return failure
+    _operators.use(capability())
     _loaded.add("cpu")
     if is_faster():
         _loaded.add("auto")

@@ -1,9 +1,10 @@
-"""Compiles the kernel's library on first use, into torch's extension cache, from which it is loaded from then on.
+"""Finds the kernel's library: in the wheel, or compiled on first use into torch's extension cache.
 
-A separate process compiles in a work folder, and loads the result to try it. Only then is the library moved into the
-cache, in one step: no process can meet half a library, and the calling process keeps its environment and warnings.
-Everything that decides the machine code is in the name of the folder, so a library in it is never out of date. A
-library that others could have written is not loaded, and none is compiled if they can (``extension_cache.py``).
+The library of a wheel is for every torch from 2.10 on, every Python, and each instruction set of its processor family.
+Elsewhere a separate process compiles one in a work folder, and loads the result to try it. Only then is the library
+moved into the cache, in one step: no process can meet half a library, and the calling process keeps its environment
+and warnings. All that decides the machine code is in the name of the folder, so a library in it is never out of date.
+A library that others could have written is not loaded, and none is compiled if they can (``extension_cache.py``).
 """
 
 import contextlib
@@ -29,6 +30,8 @@ from diff_transformer.ops.cpu.extension_cache import cache_folder, make_private,
 
 LIBRARY = "diff_transformer_cpu"
 SOURCES = Path(__file__).parent / "csrc"
+SHIPPED = Path(__file__).parent / f"{LIBRARY}.so"  # of a wheel; a checkout has none
+# In the environment: 0 switches the kernel off, a path names a compiled library to take.
 SWITCH = "DIFF_TRANSFORMER_CPU_KERNEL"
 
 # What the compiling process runs: isolated from the environment, with the caller's import path, so that it finds the
@@ -59,10 +62,11 @@ class Build:
     sources: tuple[Path, ...]
     flags: tuple[str, ...]
     capability: str
+    shipped: Path | None = None  # compiled elsewhere
 
     @property
     def library(self) -> Path:
-        return self.folder / f"{LIBRARY}.so"
+        return self.shipped or self.folder / f"{LIBRARY}.so"
 
     @property
     def log(self) -> Path:
@@ -75,41 +79,60 @@ class Build:
         return self.folder / "failure.json"
 
 
+_X86 = ("x86_64", "AMD64")
+_AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw")
+_INSTRUCTIONS = {
+    "AVX2": ("-mavx2", "-mfma", "-mf16c", "-DCPU_CAPABILITY_AVX2"),
+    "AVX512": (*_AVX512, "-mavx2", "-mfma", "-mf16c", "-DCPU_CAPABILITY_AVX512"),
+    "AVX512_BF16": (*_AVX512, "-mavx512bf16", "-mavx2", "-mfma", "-mf16c", "-DCPU_CAPABILITY_AVX512"),
+    "DEFAULT": ("-DCPU_CAPABILITY_DEFAULT",),  # on ARM that is NEON
+}
+
+
+def capability() -> str:
+    """The instructions that this processor has, of those the kernel is made for: a key of ``_INSTRUCTIONS``."""
+    found = torch.backends.cpu.get_cpu_capability()
+    if platform.machine() not in _X86 or found not in _INSTRUCTIONS:
+        return "DEFAULT"
+    return "AVX512_BF16" if found == "AVX512" and torch.cpu._is_avx512_bf16_supported() else found
+
+
 def compiler_flags(capability: str) -> tuple[str, ...]:
-    """Return the flags that ``at::vec`` needs for ``capability``, as ``torch.backends.cpu`` calls it. The C++ standard
-    is left to ``cpp_extension``, which knows that of its torch.
+    """Return the flags of the kernels for a :func:`capability`.
+
+    The C++ standard is left to ``cpp_extension``, which knows what its torch needs.
     """
     # A maximum of rounded scores is subtracted from them: a product that the compiler fused into the difference would
     # not be rounded, and large scores would lie above their maximum.
-    flags = ["-O3", "-fno-math-errno", "-ffp-contract=off"]
-    # For the compiler alone. A linker that is given the flag adds an OpenMP runtime of its own to torch's: two pools of
-    # threads in one process. Without it, the loader finds the runtime that torch has brought.
-    flags += ["-Xclang", "-fopenmp"] if sys.platform == "darwin" else ["-fopenmp"]
-    if platform.machine() in ("x86_64", "AMD64") and capability == "AVX512":
-        flags += ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mavx2", "-mfma", "-mf16c"]
-        flags += ["-mavx512bf16"] if torch.cpu._is_avx512_bf16_supported() else []
-        return (*flags, "-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512")
-    if platform.machine() in ("x86_64", "AMD64") and capability == "AVX2":
-        return (*flags, "-mavx2", "-mfma", "-mf16c", "-DCPU_CAPABILITY=AVX2", "-DCPU_CAPABILITY_AVX2")
-    return (*flags, "-DCPU_CAPABILITY=DEFAULT", "-DCPU_CAPABILITY_DEFAULT")  # on ARM that is NEON
+    flags = ("-O3", "-fno-math-errno", "-ffp-contract=off", f"-DCPU_CAPABILITY={capability}")
+    return (*flags, *_INSTRUCTIONS[capability])
 
 
 def describe() -> Build:
     """Describe the build that this process needs. Raises BuildError if there can be none."""
     if sys.platform not in ("linux", "darwin"):
         raise KernelDisabledError(f"the fused kernel is for Linux and macOS, this is {platform.system()}")
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):  # the first with the interface of register.cpp
+        raise BuildError(f"it needs torch 2.10 or newer, this is {torch.__version__}: pip install --upgrade torch")
+    found = capability()
+    named = os.environ.get(SWITCH, "")
+    is_path = named not in ("", "0", "1")
+    shipped = Path(named) if is_path else SHIPPED
+    if is_path and not shipped.is_file():
+        raise BuildError(f"{SWITCH} must be 0, 1 or the path of a compiled library, got {named!r}, which is no file")
+    if shipped.is_file() and (is_path or found != "DEFAULT" or platform.machine() not in _X86):
+        return Build(shipped.parent, (), (), found, shipped)
     sources = tuple(sorted(path for path in SOURCES.glob("*") if path.suffix in (".cpp", ".h")))
     if not any(path.suffix == ".cpp" for path in sources):
         raise BuildError(f"{SOURCES} holds no sources: install diff-transformer again")
-    capability = torch.backends.cpu.get_cpu_capability()
-    flags = (*compiler_flags(capability), *_words("CXXFLAGS"))
+    flags = (*compiler_flags(found), *_words("CXXFLAGS"))
     digest = hashlib.blake2b(digest_size=8)
     for part in (torch.__version__, sys.implementation.cache_tag, platform.machine(), *flags):
         digest.update(f"{part}\0".encode())
     for path in sources:
         digest.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
     folder = Path(os.path.realpath(cache_folder())) / f"{LIBRARY}_{digest.hexdigest()}"
-    return Build(folder, sources, flags, capability)
+    return Build(folder, sources, flags, found)
 
 
 def unavailable_reason() -> BuildError | None:
@@ -143,7 +166,7 @@ def load() -> None:
     A BuildError says why it cannot be had. A build that failed before is not tried again: :func:`compile_library` does.
     """
     build = describe()
-    if _compile_if_missing(build) is None:
+    if build.shipped is None and _compile_if_missing(build) is None:
         return
     try:
         torch.ops.load_library(build.library)
@@ -154,10 +177,11 @@ def load() -> None:
 
 def compile_library(*, force: bool = False) -> tuple[Build, float | None]:
     """Compile the library if it is not in the cache, or in any case with ``force``. Raises BuildError if that fails.
-    Return the build, and the seconds that it took: None if the library was there already.
+
+    Return the build, and the seconds that it took: None if the library was there already, or is a wheel's.
     """
     build = describe()
-    return build, _compile_if_missing(build, force=force, again=True)
+    return build, None if build.shipped else _compile_if_missing(build, force=force, again=True)
 
 
 def _compile_if_missing(build: Build, *, force: bool = False, again: bool = False) -> float | None:
@@ -173,8 +197,9 @@ def _compile_if_missing(build: Build, *, force: bool = False, again: bool = Fals
 
 
 def _is_there(build: Build) -> bool:
-    """Return whether the library is in the cache. Raises as :func:`_refuse_unsafe` does."""
-    _refuse_unsafe(build)
+    """Return whether the library is in the cache, or a wheel's. Raises as :func:`_refuse_unsafe` does."""
+    if build.shipped is None:
+        _refuse_unsafe(build)
     return build.library.is_file()
 
 
@@ -335,14 +360,11 @@ def _reason(build: Build, linked: bool) -> str:
         line for line in lines if re.match(r"[\w.]+Error: ", line)
     ]
     line = errors[0] if errors else "no error in its output"
-    if linked:
-        fault, advice = (
-            "the compiled library does not load",
-            "on Linux the compiler should be g++, for torch's OpenMP",
-        )
-    else:
-        fault, advice = "it does not compile", "another compiler can be named in the environment variable CXX"
-    return f"{fault} ({line}); all output is in {build.log}; {advice}; `diff-transformer build` tries again"
+    fault = "the compiled library does not load" if linked else "it does not compile"
+    return (
+        f"{fault} ({line}); all output is in {build.log}; another compiler can be named in the environment variable "
+        "CXX; `diff-transformer build` tries again"
+    )
 
 
 def _raise_earlier_failure(build: Build) -> None:

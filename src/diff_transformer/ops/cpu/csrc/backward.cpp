@@ -483,7 +483,7 @@ std::vector<Order> orders_of_shares(const Blocks& blocks, int64_t shares, int64_
 template <class Kind>
 bool differentiate_kind(const Problem& p, const Gradients& gradients) {
   using T = typename Kind::Scalar;
-  const int64_t threads = at::get_num_threads();
+  const int64_t threads = thread_count();
   const Transposed<Kind> key_channels(p, keys_of<T>(p));
   const Blocks blocks(p, block_rows(p, threads));
   const Backward<Kind> backward{p,
@@ -518,12 +518,10 @@ bool differentiate_kind(const Problem& p, const Gradients& gradients) {
 }  // namespace
 
 bool differentiate(const Problem& p, const Gradients& gradients) {
-#ifdef DIFF_TRANSFORMER_BFLOAT16_TILES
-  if (gradients.dtype == at::kBFloat16 && BFloat16Tiles::are_supported())
-    return differentiate_kind<BFloat16Tiles>(p, gradients);
-#endif
 #ifdef DIFF_TRANSFORMER_BFLOAT16_PAIRS
-  if (gradients.dtype == at::kBFloat16)
+  if (gradients.dtype == ScalarType::BFloat16 && BFloat16Tiles::are_supported())
+    return differentiate_kind<BFloat16Tiles>(p, gradients);
+  if (gradients.dtype == ScalarType::BFloat16)
     return differentiate_kind<BFloat16Pair>(p, gradients);
 #endif
   return differentiate_kind<Float32>(p, gradients);

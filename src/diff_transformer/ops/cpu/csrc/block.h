@@ -1,9 +1,10 @@
 // What the forward and the backward pass do alike with a block of queries.
 #pragma once
 
-#include <c10/core/CPUAllocator.h>
+#include <memory>
+#include <new>
 
-#include "problem.h"
+#include "blocks.h"
 
 namespace diff_transformer {
 inline namespace CPU_CAPABILITY {
@@ -19,11 +20,16 @@ constexpr int64_t kMostStored = 1 << 16;
 template <class T>
 class Buffer {
  public:
-  explicit Buffer(int64_t size) : data_(c10::GetCPUAllocator()->allocate(size * sizeof(T))) {}
-  T* get() const { return static_cast<T*>(data_.get()); }
+  explicit Buffer(int64_t size) : data_(static_cast<T*>(::operator new(size * sizeof(T), kAligned))) {}
+  T* get() const { return data_.get(); }
 
  private:
-  at::DataPtr data_;
+  static constexpr std::align_val_t kAligned{64};
+  struct Free {
+    void operator()(T* data) const { ::operator delete(data, kAligned); }
+  };
+
+  std::unique_ptr<T, Free> data_;
 };
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }

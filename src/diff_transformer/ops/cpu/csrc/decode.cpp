@@ -300,7 +300,7 @@ struct Decode {
 
 template <class T>
 bool decode_type(const Problem& p, const HeadwiseNorm& norm, const Results& results) {
-  const int64_t rows = p.groups_of_key_head() * p.n, threads = at::get_num_threads(), maps = rows * (p.ratio + 1);
+  const int64_t rows = p.groups_of_key_head() * p.n, threads = thread_count(), maps = rows * (p.ratio + 1);
   const int64_t wanted = p.units() < 2 * threads ? divide_up(2 * threads, p.units()) : 1;
   const int64_t split_size = divide_up(divide_up(p.s, std::min(wanted, divide_up(p.s, kLeastKeys))), kLanes) * kLanes;
   const int64_t splits = divide_up(p.s, split_size), tasks = p.units() * splits;
@@ -346,15 +346,15 @@ bool decode_type(const Problem& p, const HeadwiseNorm& norm, const Results& resu
 
 }  // namespace
 
-bool has_few_queries(at::ScalarType source, int64_t rows, int64_t units) {
-  const bool pairs = source == at::kBFloat16 && multiplies_bfloat16();
-  return rows <= (pairs ? kFewOfPairs : kFewRows) || (rows <= kMostRows && units < at::get_num_threads());
+bool has_few_queries(ScalarType source, int64_t rows, int64_t units) {
+  const bool pairs = source == ScalarType::BFloat16 && multiplies_bfloat16();
+  return rows <= (pairs ? kFewOfPairs : kFewRows) || (rows <= kMostRows && units < thread_count());
 }
 
 bool decode(const Problem& p, const HeadwiseNorm& norm, const Results& results) {
   switch (results.dtype) {
-    case at::kBFloat16: return decode_type<c10::BFloat16>(p, norm, results);
-    case at::kHalf: return decode_type<c10::Half>(p, norm, results);
+    case ScalarType::BFloat16: return decode_type<c10::BFloat16>(p, norm, results);
+    case ScalarType::Half: return decode_type<c10::Half>(p, norm, results);
     default: return decode_type<float>(p, norm, results);
   }
 }

@@ -219,7 +219,7 @@ struct Forward {
 template <class Kind, class Source = typename Kind::Scalar>
 bool attend_kind(const Problem& p, const Results& results) {
   using T = typename Kind::Scalar;
-  const Blocks blocks(p, block_rows(p, at::get_num_threads()));
+  const Blocks blocks(p, block_rows(p, thread_count()));
   std::optional<Transposed<Kind>> transposed;
   if constexpr (std::is_same_v<Source, T>)
     if (Kind::kDepth == 1 || blocks.count > 1) transposed.emplace(p, values_of<T>(p));
@@ -254,23 +254,21 @@ bool multiplies_bfloat16() {
 }
 
 std::string bfloat16_products() {
-#ifdef DIFF_TRANSFORMER_BFLOAT16_TILES
+#ifdef DIFF_TRANSFORMER_BFLOAT16_PAIRS
   if (BFloat16Tiles::are_supported()) return "AMX";
 #endif
   return multiplies_bfloat16() ? "AVX512-BF16" : "float32";
 }
 
-bool attend(const Problem& p, at::ScalarType source, const Results& results) {
-#ifdef DIFF_TRANSFORMER_BFLOAT16_TILES
-  if (results.dtype == at::kBFloat16 && BFloat16Tiles::are_supported())
-    return attend_kind<BFloat16Tiles>(p, results);
-#endif
+bool attend(const Problem& p, ScalarType source, const Results& results) {
 #ifdef DIFF_TRANSFORMER_BFLOAT16_PAIRS
-  if (results.dtype == at::kBFloat16) return attend_kind<BFloat16Pair>(p, results);
+  if (results.dtype == ScalarType::BFloat16 && BFloat16Tiles::are_supported())
+    return attend_kind<BFloat16Tiles>(p, results);
+  if (results.dtype == ScalarType::BFloat16) return attend_kind<BFloat16Pair>(p, results);
 #endif
   switch (source) {
-    case at::kBFloat16: return attend_kind<Float32, c10::BFloat16>(p, results);
-    case at::kHalf: return attend_kind<Float32, c10::Half>(p, results);
+    case ScalarType::BFloat16: return attend_kind<Float32, c10::BFloat16>(p, results);
+    case ScalarType::Half: return attend_kind<Float32, c10::Half>(p, results);
     default: return attend_kind<Float32>(p, results);
   }
 }

@@ -1,58 +1,95 @@
 // The operators as torch sees them: tensors in, tensors out.
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/library.h>
+#include "tensors.h"  // first: the other headers ask which torch is meant
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <tuple>
+#include <vector>
 
 #include "kernels.h"
 #include "nonfinite.h"
 
+// Of the operators; a package for the Hub has one of its own for each version.
+#ifndef TORCH_EXTENSION_NAME
+#define TORCH_EXTENSION_NAME diff_transformer_cpu
+#endif
+
+// The instruction sets in this library: the one that it was compiled for at first use, or all that a wheel brings.
+#ifdef DIFF_TRANSFORMER_ALL_OF_X86
+#define DIFF_TRANSFORMER_FOR_EACH(X) X(AVX2) X(AVX512) X(AVX512_BF16)
+#else
+#define DIFF_TRANSFORMER_FOR_EACH(X) X(CPU_CAPABILITY)
+#endif
+
 namespace diff_transformer {
+
+#define DIFF_TRANSFORMER_DECLARE(capability) \
+  namespace capability {                     \
+  extern const Kernels kKernels;             \
+  }
+DIFF_TRANSFORMER_FOR_EACH(DIFF_TRANSFORMER_DECLARE)
+
 namespace {
 
-using at::Tensor;
+struct Choice {
+  const char* capability;
+  const Kernels* kernels;
+};
+
+#define DIFF_TRANSFORMER_CHOICE(capability) {C10_STRINGIZE(capability), &capability::kKernels},
+constexpr Choice kChoices[] = {DIFF_TRANSFORMER_FOR_EACH(DIFF_TRANSFORMER_CHOICE)};
+
+const Kernels* kernels = kChoices[0].kernels;
+
+// cpu_build.py says it once, when it has loaded the library: what torch has found this processor to be capable of.
+void use(const std::string& capability) {
+  const auto is_meant = [&](const Choice& choice) { return capability == choice.capability; };
+  const auto found = std::find_if(std::begin(kChoices), std::end(kChoices), is_meant);
+  STD_TORCH_CHECK(found != std::end(kChoices), "the library has no kernels for ", capability);
+  kernels = found->kernels;
+}
+
+float* floats(const Tensor& x) { return x.mutable_data_ptr<float>(); }
 
 // The tensors of a request in a form that the kernels read.
 struct Inputs {
-  Tensor q, k, v, lam, mask, segment_bounds;
+  Tensor q, k, v, lam;
+  std::optional<Tensor> mask, segment_bounds;
 
+  // λ and the mask may have fewer axes than they stand for, and axes of size 1.
   Inputs(const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& lam_, const std::optional<Tensor>& mask_,
          const std::optional<Tensor>& segment_bounds_)
       : q(with_rows(q_)), k(with_rows(k_)), v(with_rows(v_)), lam(lam_) {
-    if (segment_bounds_.has_value()) {
-      segment_bounds = segment_bounds_->contiguous();
-      TORCH_CHECK(segment_bounds.dim() == 2 && segment_bounds.size(0) == 2 && segment_bounds.size(1) == q.size(3),
-                  "documents must be (2, N)");
+    if (segment_bounds_) {
+      segment_bounds = contiguous(*segment_bounds_);
+      STD_TORCH_CHECK(segment_bounds->dim() == 2 && segment_bounds->size(0) == 2 && segment_bounds->size(1) == q.size(3),
+                      "documents must be (2, N)");
     }
-    if (!mask_.has_value()) return;
+    if (!mask_) return;
     mask = *mask_;
-    for (int64_t axis = 0; axis < mask.dim(); ++axis)  // a copy shall not be larger than what was expanded
-      if (mask.stride(axis) == 0 && mask.size(axis) > 1) mask = mask.narrow(axis, 0, 1);
-    if (mask.scalar_type() != at::kBool) mask = mask.to(at::kFloat);
-    if (mask.size(-1) > 1) mask = with_rows(mask);
+    for (int64_t axis = 0; axis < mask->dim(); ++axis)  // a copy shall not be larger than what was expanded
+      if (mask->stride(axis) == 0 && mask->size(axis) > 1) mask = torch::stable::narrow(*mask, axis, 0, 1);
+    if (mask->scalar_type() != ScalarType::Bool) mask = as(*mask, ScalarType::Float);
+    if (diff_transformer::size(*mask, -1) > 1) mask = with_rows(*mask);
   }
 
-  static Tensor with_rows(const Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
+  static Tensor with_rows(const Tensor& x) { return x.stride(-1) == 1 ? x : contiguous(x); }
+
+  static Tensor as(const Tensor& x, ScalarType type) { return x.scalar_type() == type ? x : torch::stable::to(x, type); }
 
   // For products of blocks: bfloat16 where instructions multiply it, float32 otherwise.
-  static Tensor multiplied(const Tensor& x) { return is_multiplied(x) ? paired(x) : with_rows(x.to(at::kFloat)); }
+  static Tensor multiplied(const Tensor& x) {
+    return is_multiplied(x) ? paired(x) : with_rows(as(x, ScalarType::Float));
+  }
 
   // The same for what the kernel converts as it reads.
   static Tensor read(const Tensor& x) { return is_multiplied(x) ? paired(x) : with_rows(x); }
 
   static bool is_multiplied(const Tensor& x) {
-    return x.scalar_type() == at::kBFloat16 && multiplies_bfloat16();
+    return x.scalar_type() == ScalarType::BFloat16 && kernels->multiplies_bfloat16();
   }
 
-  static Tensor paired(const Tensor& x) { return with_rows(x.size(-1) % 2 ? at::constant_pad_nd(x, {0, 1}) : x); }
+  static Tensor paired(const Tensor& x) { return with_rows(x.size(-1) % 2 ? torch::stable::pad(x, {0, 1}) : x); }
 
   Problem problem(bool is_causal, double scale, std::optional<int64_t> window) const {
     Problem p{};
@@ -62,17 +99,17 @@ struct Inputs {
     p.q_batch = q.stride(0), p.q_group = q.stride(1), p.q_map = q.stride(2), p.q_row = q.stride(3);
     p.k_batch = k.stride(0), p.k_head = k.stride(1), p.k_map = k.stride(2), p.k_row = k.stride(3);
     p.v_batch = v.stride(0), p.v_head = v.stride(1), p.v_row = v.stride(2);
-    p.lam = lam.data_ptr<float>();
-    p.lam_batch = lam.stride(0), p.lam_head = lam.stride(1), p.lam_row = lam.stride(2);
+    p.lam = floats(lam);
+    p.lam_batch = stride(lam, -3), p.lam_head = stride(lam, -2), p.lam_row = stride(lam, -1);
     p.mask_kind = MaskKind::kNone;
-    if (mask.defined()) {
-      auto stride = [&](int64_t axis) { return mask.size(axis) == 1 ? 0 : mask.stride(axis); };
-      p.mask_kind = mask.scalar_type() == at::kBool ? MaskKind::kBool : MaskKind::kFloat;
-      p.mask = mask.data_ptr();
-      TORCH_CHECK(p.ratio == 1 || stride(1) == 0, "heads that share a noise map must share their mask");
-      p.mask_batch = stride(0), p.mask_head = stride(1), p.mask_row = stride(2), p.mask_key = stride(3);
+    if (mask) {
+      p.mask_kind = mask->scalar_type() == ScalarType::Bool ? MaskKind::kBool : MaskKind::kFloat;
+      p.mask = mask->data_ptr();
+      p.mask_batch = stride(*mask, -4), p.mask_head = stride(*mask, -3);
+      p.mask_row = stride(*mask, -2), p.mask_key = stride(*mask, -1);
+      STD_TORCH_CHECK(p.ratio == 1 || p.mask_head == 0, "heads that share a noise map must share their mask");
     }
-    p.segment_bounds = segment_bounds.defined() ? segment_bounds.data_ptr<int32_t>() : nullptr;
+    p.segment_bounds = segment_bounds ? segment_bounds->const_data_ptr<int32_t>() : nullptr;
     p.is_causal = is_causal;
     p.window = std::min(window.value_or(0), p.s);  // the widest that hides anything
     p.scale = static_cast<float>(scale);
@@ -81,8 +118,8 @@ struct Inputs {
 };
 
 // The first `width` channels of a result, in the dtype of the request.
-Tensor finished(const Tensor& x, const Tensor& like) {
-  return x.narrow(-1, 0, like.size(-1)).to(like.scalar_type()).contiguous();
+Tensor finished(Tensor x, const Tensor& like) {
+  return contiguous(Inputs::as(torch::stable::narrow(x, -1, 0, like.size(-1)), like.scalar_type()));
 }
 
 bool hides_keys(const Problem& p) {
@@ -92,112 +129,101 @@ bool hides_keys(const Problem& p) {
 // The backward takes its statistics from the forward pass, and they fit only scores that are summed up as it does.
 bool takes_few(const Tensor& q, const Tensor& k, bool differentiable) {
   const int64_t rows = q.size(1) / k.size(1) * (q.size(2) - 1) * q.size(3);
-  return !differentiable && has_few_queries(k.scalar_type(), rows, k.size(0) * k.size(1));
+  return !differentiable && kernels->has_few_queries(k.scalar_type(), rows, k.size(0) * k.size(1));
 }
 
-Results results_of(const Tensor& out, const Tensor& statistics) {
-  return {out.scalar_type(), out.data_ptr(), statistics.data_ptr<float>()};
-}
-
-std::tuple<Tensor, Tensor> attend_to(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
-                                     const std::optional<Tensor>& attn_mask, bool is_causal, double scale,
-                                     std::optional<int64_t> window, const std::optional<Tensor>& segment_bounds,
-                                     bool few, const HeadwiseNorm& norm) {
+Tensor attend_to(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
+                 const std::optional<Tensor>& attn_mask, bool is_causal, double scale, std::optional<int64_t> window,
+                 const std::optional<Tensor>& segment_bounds, bool few, const HeadwiseNorm& norm, float* statistics) {
   auto inputs_of = [&](const Tensor& keys, const Tensor& values) {
     if (few) return Inputs(q, keys, values, lam, attn_mask, segment_bounds);
     return Inputs(Inputs::multiplied(q), Inputs::read(keys), Inputs::read(values), lam, attn_mask, segment_bounds);
   };
   const Inputs inputs = inputs_of(k, v);
   const Problem p = inputs.problem(is_causal, scale, window);
-  Tensor out = at::empty({p.batch, p.heads, p.n, p.dv}, inputs.q.options());
-  Tensor statistics = at::empty({p.batch, p.groups(), p.ratio + 1, 2, p.n}, lam.options());
+  const ScalarType type = inputs.q.scalar_type();
+  const Tensor out = new_empty(q, type, {p.batch, p.heads, p.n, p.dv});
   auto run = [&](const Problem& problem) {
     if (out.numel() == 0) return true;
-    const Results results = results_of(out, statistics);
-    return few ? decode(problem, norm, results) : attend(problem, inputs.k.scalar_type(), results);
+    const Results results{type, out.data_ptr(), statistics};
+    return few ? kernels->decode(problem, norm, results)
+               : kernels->attend(problem, inputs.k.scalar_type(), results);
   };
   if (!run(p) && hides_keys(p)) {
     const Finite finite(k, v);
-    if (finite.rows.any().item<bool>()) {
+    if (finite.is_any()) {
       const Inputs others = inputs_of(finite.k, finite.v);
       run(others.problem(is_causal, scale, window));
       spoil(p, finite.rows, out);
     }
   }
-  return {few ? out : finished(out, v), statistics};
+  return few ? out : finished(out, v);
 }
 
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
                                    const std::optional<Tensor>& attn_mask, bool is_causal, double scale,
                                    std::optional<int64_t> window, const std::optional<Tensor>& segment_bounds,
                                    bool differentiable) {
-  return attend_to(q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, takes_few(q, k, differentiable),
-                   {});
+  const Tensor statistics = new_empty(q, ScalarType::Float, {q.size(0), q.size(1), q.size(2), 2, q.size(3)});
+  const Tensor out = attend_to(q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds,
+                               takes_few(q, k, differentiable), {}, floats(statistics));
+  return {out, statistics};
 }
 
 // decode_fast_path does at once what Python does in many steps, which take longer than the work where a single token is
 // decoded. It answers an ordinary request alone, and nothing for any other: then Python takes its steps, and says what
-// is wrong with a request that cannot be answered.
+// is wrong with a request that cannot be answered. cpu_backend.py has seen to it that no gradient is needed, and that no
+// transformation and no trace goes on.
 
-constexpr c10::DispatchKeySet kKeysOfValues =
-    c10::DispatchKeySet({c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradCPU,
-                         c10::DispatchKey::AutocastCPU, c10::DispatchKey::CPU});
-
-// No gradient is needed, no transformation and no trace goes on, and autocast is off.
-bool is_eager() {
-  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-  return c10::default_included_set.isSupersetOf(keys.included_) &&
-         keys.excluded_.has(c10::DispatchKey::AutocastCPU) && !at::GradMode::is_enabled();
-}
-
-bool holds_values(const Tensor& x) { return kKeysOfValues.isSupersetOf(x.key_set()) && !x._fw_grad(0).defined(); }
-
-// float8 is refused, as operator.py does.
-bool is_floating(const Tensor& x) { return x.is_floating_point() && x.element_size() > 1; }
-
-bool broadcasts(const Tensor& x, at::IntArrayRef to) {
-  const int64_t missing = static_cast<int64_t>(to.size()) - x.dim();
-  if (missing < 0) return false;
-  for (int64_t axis = 0; axis < x.dim(); ++axis)
-    if (x.size(axis) != 1 && x.size(axis) != to[axis + missing]) return false;
+// To sizes, of which the last ones are the tensor's.
+template <size_t N>
+bool broadcasts(const Tensor& x, const std::array<int64_t, N>& to) {
+  if (x.dim() > static_cast<int64_t>(N)) return false;
+  for (int64_t axis = -x.dim(); axis < 0; ++axis)
+    if (x.size(axis) != 1 && x.size(axis) != to[N + axis]) return false;
   return true;
 }
 
 std::optional<Tensor> decode_fast_path(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
-                                 const std::optional<Tensor>& attn_mask, bool is_causal, std::optional<double> scale,
-                                 std::optional<int64_t> window, const std::optional<Tensor>& norm_weight,
-                                 double norm_eps, double norm_scale) {
-  if (!is_eager() || !holds_values(q) || !holds_values(k) || !holds_values(v) || !holds_values(lam)) return {};
-  const auto type = q.scalar_type();
-  const bool known = type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
-  if (!known || k.scalar_type() != type || v.scalar_type() != type || lam.scalar_type() != at::kFloat) return {};
+                                       const std::optional<Tensor>& attn_mask, bool is_causal,
+                                       std::optional<double> scale, std::optional<int64_t> window,
+                                       const std::optional<Tensor>& norm_weight, double norm_eps, double norm_scale) {
+  if (!is_dense_on_cpu(q) || !is_dense_on_cpu(k) || !is_dense_on_cpu(v) || !is_dense_on_cpu(lam)) return {};
+  const int32_t dtype = dtype_of(q);
+  if (!is_floating(q) || dtype == aoti_torch_dtype_float64()) return {};
+  if (dtype_of(k) != dtype || dtype_of(v) != dtype || dtype_of(lam) != aoti_torch_dtype_float32()) return {};
   if (q.dim() != 5 || k.dim() != 5 || v.dim() != 4 || q.numel() == 0 || k.numel() == 0 || v.numel() == 0) return {};
   if (q.size(2) < 2 || k.size(2) > 2 || q.size(0) != k.size(0) || q.size(4) != k.size(4)) return {};
   if (q.size(1) % k.size(1) || v.size(0) != k.size(0) || v.size(1) != k.size(1) || v.size(2) != k.size(3)) return {};
-  const int64_t heads[] = {q.size(0), q.size(1) * (q.size(2) - 1), q.size(3)};
-  if (!takes_few(q, k, false) || !broadcasts(lam, heads)) return {};
+  const int64_t batch = q.size(0), heads = q.size(1) * (q.size(2) - 1), n = q.size(3);
+  if (!takes_few(q, k, false) || !broadcasts<3>(lam, {batch, heads, n})) return {};
   if (scale && !std::isfinite(*scale)) return {};
   if (window && *window < 1) return {};
-  std::optional<Tensor> mask;
   if (attn_mask) {
-    const bool boolean = attn_mask->scalar_type() == at::kBool;
-    if (!holds_values(*attn_mask) || (!boolean && !is_floating(*attn_mask))) return {};
-    if (!broadcasts(*attn_mask, {heads[0], heads[1], heads[2], k.size(3)})) return {};
-    mask = *attn_mask;
-    while (mask->dim() < 4) mask = mask->unsqueeze(0);
-    if (q.size(2) > 2 && mask->size(1) > 1) return {};  // heads that share a noise map share their mask
+    const bool boolean = dtype_of(*attn_mask) == aoti_torch_dtype_bool();
+    if (!is_dense_on_cpu(*attn_mask) || (!boolean && !is_floating(*attn_mask))) return {};
+    if (!broadcasts<4>(*attn_mask, {batch, heads, n, k.size(3)})) return {};
+    if (q.size(2) > 2 && size(*attn_mask, -3) > 1) return {};  // heads that share a noise map share their mask
   }
   HeadwiseNorm norm;
-  Tensor weight;
+  std::optional<Tensor> weight;
   if (norm_weight) {
     const bool fits = norm_weight->dim() == 1 && norm_weight->size(0) == v.size(3);
-    if (!fits || !holds_values(*norm_weight) || !is_floating(*norm_weight)) return {};
+    if (!fits || !is_dense_on_cpu(*norm_weight) || !is_floating(*norm_weight)) return {};
     if (!std::isfinite(norm_eps) || norm_eps < 0 || !std::isfinite(norm_scale)) return {};
-    weight = norm_weight->to(at::kFloat).contiguous();
-    norm = {weight.data_ptr<float>(), static_cast<float>(norm_eps), static_cast<float>(norm_scale)};
+    weight = Inputs::with_rows(Inputs::as(*norm_weight, ScalarType::Float));
+    norm = {floats(*weight), static_cast<float>(norm_eps), static_cast<float>(norm_scale)};
   }
   const double factor = scale.value_or(std::pow(static_cast<double>(q.size(4)), -0.5));
-  return std::get<0>(attend_to(q, k, v, lam.expand(heads), mask, is_causal, factor, window, {}, true, norm));
+  std::vector<float> statistics(q.size(0) * q.size(1) * q.size(2) * 2 * n);
+  return attend_to(q, k, v, lam, attn_mask, is_causal, factor, window, {}, true, norm, statistics.data());
+}
+
+// While autocast is on: operator.py knows to which dtype.
+std::optional<Tensor> refuse(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&,
+                             bool, std::optional<double>, std::optional<int64_t>, const std::optional<Tensor>&, double,
+                             double) {
+  return {};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, const Tensor& q, const Tensor& k,
@@ -211,45 +237,58 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, cons
   };
   const Inputs inputs = inputs_of(k, v);
   const Problem p = inputs.problem(is_causal, scale, window);
-  Tensor grad_q = at::empty(inputs.q.sizes(), inputs.q.options());
-  Tensor grad_k = at::empty(inputs.k.sizes(), inputs.q.options());
-  Tensor grad_v = at::empty(inputs.v.sizes(), inputs.q.options());
-  Tensor grad_lam = at::empty(lam.sizes(), lam.options());
+  const ScalarType type = inputs.q.scalar_type();
+  const Tensor grad_q = new_empty(q, type, {p.batch, p.groups(), p.ratio + 1, p.n, p.d});
+  const Tensor grad_k = new_empty(k, type, {p.batch, p.key_heads, p.key_maps, p.s, p.d});
+  const Tensor grad_v = new_empty(v, type, {p.batch, p.key_heads, p.s, p.dv});
+  const Tensor grad_lam = new_empty(lam, ScalarType::Float, {p.batch, p.heads, p.n});
   auto run = [&](const Problem& problem, const Tensor& sums) {
     const Tensor dout = Inputs::multiplied(grad_out);
-    return differentiate(problem, {dout.scalar_type(), dout.data_ptr(), dout.stride(0), dout.stride(1), dout.stride(2),
-                                   sums.data_ptr<float>(), grad_q.data_ptr(), grad_k.data_ptr(), grad_v.data_ptr(),
-                                   grad_lam.data_ptr<float>()});
+    return kernels->differentiate(
+        problem, {type, dout.data_ptr(), dout.stride(0), dout.stride(1), dout.stride(2), floats(sums),
+                  grad_q.data_ptr(), grad_k.data_ptr(), grad_v.data_ptr(), floats(grad_lam)});
   };
   if (grad_q.numel() > 0 && !run(p, statistics) && hides_keys(p)) {
     const Finite finite(k, v);
-    if (finite.rows.any().item<bool>()) {
+    if (finite.is_any()) {
       const Inputs others = inputs_of(finite.k, finite.v);
       const Problem problem = others.problem(is_causal, scale, window);
       // The forward may have met an infinite key that left its output finite: its statistics would not fit.
-      const Tensor sums = at::empty_like(statistics);
-      const Tensor out = at::empty({p.batch, p.heads, p.n, p.dv}, inputs.q.options());
-      attend(problem, others.k.scalar_type(), results_of(out, sums));
+      const Tensor sums = torch::stable::empty_like(statistics);
+      const Tensor out = new_empty(q, type, {p.batch, p.heads, p.n, p.dv});
+      kernels->attend(problem, others.k.scalar_type(), {type, out.data_ptr(), floats(sums)});
       run(problem, sums);
     }
   }
   return {finished(grad_q, q), finished(grad_k, k), finished(grad_v, v), grad_lam};
 }
 
+std::string products() { return kernels->bfloat16_products(); }
+
 }  // namespace
 
 // cpu_backend.py defines forward and backward, so that torch knows them before this library is loaded.
-TORCH_LIBRARY_FRAGMENT(diff_transformer_cpu, library) {
+STABLE_TORCH_LIBRARY_FRAGMENT(TORCH_EXTENSION_NAME, library) {
   library.def(
       "decode_fast_path(Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float? scale,"
-      " int? window, Tensor? norm_weight, float norm_eps, float norm_scale) -> Tensor?",
-      &decode_fast_path);
-  library.def("bfloat16_products() -> str", &bfloat16_products);
+      " int? window, Tensor? norm_weight, float norm_eps, float norm_scale) -> Tensor?");
+  library.def("bfloat16_products() -> str");
+  library.def("use(str capability) -> ()");
 }
 
-TORCH_LIBRARY_IMPL(diff_transformer_cpu, CPU, library) {
-  library.impl("forward", &forward);
-  library.impl("backward", &backward);
+STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, library) {
+  library.impl("forward", TORCH_BOX(&forward));
+  library.impl("backward", TORCH_BOX(&backward));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, library) {
+  library.impl("decode_fast_path", TORCH_BOX(&decode_fast_path));
+  library.impl("bfloat16_products", TORCH_BOX(&products));
+  library.impl("use", TORCH_BOX(&use));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, AutocastCPU, library) {
+  library.impl("decode_fast_path", TORCH_BOX(&refuse));
 }
 
 }  // namespace diff_transformer

@@ -6,11 +6,21 @@
 // keys and values).
 #pragma once
 
-#include <ATen/native/CPUBlas.h>
-
 #include <cstring>
 
 #include "vector.h"
+
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
+// How torch multiplies by AMX is no part of its stable interface. Weak: where a torch has none of these, or calls them
+// otherwise, they are null.
+namespace at::native::cpublas {
+__attribute__((weak)) bool could_pack(c10::ScalarType);
+__attribute__((weak)) void brgemm(int64_t m, int64_t n, int64_t k, int64_t row_a, int64_t row_b, int64_t row_c,
+                                  bool accumulate, const c10::BFloat16* a, const c10::BFloat16* b, float* c,
+                                  bool by_pairs);
+__attribute__((weak)) void brgemm_release(bool by_pairs);
+}  // namespace at::native::cpublas
+#endif
 
 namespace diff_transformer {
 inline namespace CPU_CAPABILITY {
@@ -73,22 +83,23 @@ struct BFloat16Pair {
   static void store_row(c10::BFloat16* a, Vec row) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(a), round(row)); }
   static void release() {}
 };
-#endif
 
-#if defined(DIFF_TRANSFORMER_BFLOAT16_PAIRS) && defined(CPUBLAS_BRGEMM_BF16BF16F32)
-#define DIFF_TRANSFORMER_BFLOAT16_TILES
 // The same numbers in the same layout, multiplied by AMX: 16 rows of 32 numbers are one of its tiles.
 struct BFloat16Tiles : BFloat16Pair {
   static constexpr int64_t kChunk = 256;
   static constexpr int64_t kTile = 32;
-  static bool are_supported() { return at::native::cpublas::could_pack(at::kBFloat16); }
+  static bool are_supported() {
+    using namespace at::native::cpublas;
+    return could_pack && brgemm && brgemm_release && could_pack(c10::ScalarType::BFloat16);
+  }
   // C (+)= A · B; strides count numbers, and B is stored by pairs.
   static void multiply(int64_t rows, int64_t lanes, int64_t depth, const char* a, int64_t row, const char* b, float* c,
                        bool accumulate) {
     at::native::cpublas::brgemm(rows, lanes, depth, row, kStrip, kStrip, accumulate,
-                                reinterpret_cast<const c10::BFloat16*>(a), reinterpret_cast<const c10::BFloat16*>(b), c);
+                                reinterpret_cast<const c10::BFloat16*>(a), reinterpret_cast<const c10::BFloat16*>(b), c,
+                                true);
   }
-  static void release() { at::native::cpublas::brgemm_release(); }
+  static void release() { at::native::cpublas::brgemm_release(true); }
 };
 #endif
 

@@ -36,7 +36,7 @@ class Transposed {
       // A tile that begins near the end of the last chunk reads beyond it, and multiplies that by 0.
       channels_.emplace(count * chunks * size + Kind::kTile);
       std::fill_n(channels_->get() + count * chunks * size, Kind::kTile, T(0.0f));
-      at::parallel_for(0, count * chunks, 1, [&](int64_t begin, int64_t end) {
+      parallel_for(count * chunks, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           const int64_t low = i % chunks * chunk_, head = i / chunks;
           transpose_chunk(heads.row(p, head / heads.maps, head % heads.maps, low), heads.row_stride,

@@ -9,6 +9,12 @@
 #include <cstdint>
 #include <limits>
 
+// What at::vec says where it is used wrongly. It is no part of torch's stable interface: weak, so that a torch without
+// it loads the library all the same.
+namespace c10::detail {
+__attribute__((weak)) void torchCheckFail(const char*, const char*, uint32_t, const char*);
+}
+
 namespace diff_transformer {
 
 // Each build is for one instruction set: names of their own keep two builds in one process apart.
@@ -27,7 +33,6 @@ constexpr int kStripVecs = kStrip / kLanes;
 static_assert(kStrip % kLanes == 0);
 
 constexpr float kLowest = -std::numeric_limits<float>::max();
-constexpr float kHidden = -std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.4426950408889634f;
 
 // Sums, or maxima, that do not wait for one another.

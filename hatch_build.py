@@ -1,0 +1,72 @@
+"""Compiles the CPU kernel into a wheel, for every processor of a family, where `make wheel` asks for it.
+
+An ordinary build (`pip install .`) has no torch to compile for: its kernel is compiled on first use.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SRC = Path(__file__).parent / "src"
+
+
+# In the order in which they are linked: of a function that several objects hold alike the linker keeps the first, which
+# each processor must be able to run.
+CAPABILITIES = ("AVX2", "AVX512", "AVX512_BF16") if platform.machine() in ("x86_64", "AMD64") else ("DEFAULT",)
+
+
+def compile_library(library: Path, *more: Path, namespace: str = "diff_transformer_cpu") -> None:
+    """Compile the kernel for all instruction sets of this machine's family, and link it.
+
+    Args:
+        library: the file to write.
+        more: sources to be compiled with the registration.
+        namespace: of the operators in torch.
+
+    Raises:
+        subprocess.CalledProcessError: where the compiler fails; it has said why.
+    """
+    sys.path.insert(0, str(SRC))
+    from torch.utils.cpp_extension import include_paths, library_paths
+
+    from diff_transformer.ops.cpu.cpu_build import SOURCES, compiler_flags
+
+    compiler = os.environ.get("CXX", "g++")
+    includes = [*include_paths(), sysconfig.get_path("include")]
+    common = ["-std=c++20", "-fPIC", f"-DTORCH_EXTENSION_NAME={namespace}", *(f"-I{path}" for path in includes)]
+    registration = "-DCPU_CAPABILITY=DEFAULT" if CAPABILITIES == ("DEFAULT",) else "-DDIFF_TRANSFORMER_ALL_OF_X86"
+    sources = [path.name for path in sorted(SOURCES.glob("*.cpp")) if path.name != "register.cpp"]
+    jobs = {f"{Path(source).name}.o": [str(source), "-O3", registration] for source in ("register.cpp", *more)}
+    for capability in CAPABILITIES:
+        for source in sources:
+            jobs[f"{capability}.{source}.o"] = [source, *compiler_flags(capability)]
+    with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(os.cpu_count()) as pool:
+        commands = [[compiler, *common, "-c", *job, "-o", f"{work}/{name}"] for name, job in jobs.items()]
+        for done in [pool.submit(subprocess.run, command, cwd=SOURCES, check=True) for command in commands]:
+            done.result()
+        objects = [f"{work}/{name}" for name in jobs]
+        # torch is loaded before the library is, and no path to it is stored.
+        libraries = [f"-L{path}" for path in library_paths()] + ["-ltorch_cpu"]
+        subprocess.run([compiler, "-shared", *objects, *libraries, "-o", library], check=True)
+
+
+class CustomBuildHook(BuildHookInterface[Any]):
+    """Puts the library into the wheel, and its platform into the wheel's name."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable":
+            return
+        library = Path(self.root, "build", "diff_transformer_cpu.so")
+        library.parent.mkdir(exist_ok=True)
+        compile_library(library)
+        build_data["force_include"][str(library)] = f"diff_transformer/ops/cpu/{library.name}"
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_')}"
