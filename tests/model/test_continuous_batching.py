@@ -52,7 +52,7 @@ def settings(**changes: Any) -> GenerationConfig:
     )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None, typed=True)  # two forms of a type are equal as strings
 def shared_model(kind: str, make: Any) -> tuple[Any, list[list[int]]]:
     """A model of the default configuration, which no test may change, and what it answers to each prompt alone."""
     model = make(kind)

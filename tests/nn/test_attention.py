@@ -15,6 +15,8 @@ from transformers import DynamicCache
 import oracle
 from diff_transformer import DiffAttention, DiffAttentionV2, SoftmaxAttention
 from diff_transformer.nn import Attention, DexAttention, GroupedDiffAttention, RotaryEmbedding
+from full_run import short_run
+from tiny_model import KINDS
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -386,6 +388,7 @@ def test_a_trace(
         torch.testing.assert_close(traced(other), Layer()(other))
 
 
+@pytest.mark.parametrize("kind", short_run(KINDS, ["diff"]))
 def test_one_graph_serves_every_length(kind: str, build: Any, inputs: Any) -> None:
     attention, x = build(kind).eval(), inputs()
     torch.compiler.reset()

@@ -10,6 +10,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from transformers import DynamicCache, LlamaConfig, StaticCache
 
 from diff_transformer.nn import DiffAttention, DiffAttentionV2, RotaryEmbedding, SoftmaxAttention
+from full_run import short_run
 
 CONFIG = LlamaConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2)
 CACHES: dict[str, Callable[[], DynamicCache | StaticCache]] = {
@@ -42,13 +43,16 @@ def test_chunks_through_a_cache(
 
 @pytest.mark.parametrize(
     ("kind", "mask", "is_causal"),
-    [
-        (DiffAttention, None, True),
-        (DiffAttention, "additive", True),
-        (SoftmaxAttention, None, False),
-        (SoftmaxAttention, "boolean", True),
-        (SoftmaxAttention, "as wide as the cache", True),
-    ],
+    short_run(
+        [
+            (DiffAttention, None, True),
+            (DiffAttention, "additive", True),
+            (SoftmaxAttention, None, False),
+            (SoftmaxAttention, "boolean", True),
+            (SoftmaxAttention, "as wide as the cache", True),
+        ],
+        [(DiffAttention, "additive", True)],
+    ),
 )
 def test_a_static_cache_in_one_graph(
     kind: type[DiffAttention] | type[SoftmaxAttention], mask: str | None, is_causal: bool
@@ -78,6 +82,7 @@ def test_a_static_cache_in_one_graph(
         torch.testing.assert_close(decoded(compiled), decoded(module), atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("kind", [DiffAttention, DiffAttentionV2, SoftmaxAttention])

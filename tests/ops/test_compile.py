@@ -33,7 +33,7 @@ CASES = {
 
 
 # What is left open between calls is for the operators to say; test_sdpa.py has lengths that change under "sdpa".
-# Triton's interpreter takes long for every compilation: tests/ops/triton compiles it once in `make test`.
+# Triton's interpreter takes long for every compilation, which is left to `make test-all`.
 
 
 @pytest.fixture(params=BACKENDS)

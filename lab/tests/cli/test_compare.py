@@ -66,6 +66,7 @@ def test_a_wrong_option_is_refused_before_any_text_is_read(
     fails(run("compare", recipe, "--option", "documents=3", "--output", tmp_path / "out"), "it has none")
 
 
+@pytest.mark.all
 def test_a_comparison_ends_with_its_table_and_a_report(
     run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_comparison_ends_with_its_table_and_a_report(
     assert "DIFF V2 − Transformer" in (folder / "RESULTS.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.all
 def test_a_report_shows_a_comparison_beside_an_experiment(run: Run, recipe: Path, tmp_path: Path) -> None:
     folder = tmp_path / "both"
     settings = ("data.validation_sequences=4", "--seeds", 1, "--learning-rates", "1e-3", "--output", folder)

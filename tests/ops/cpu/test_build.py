@@ -401,6 +401,7 @@ def test_switched_off_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{cpu_build.SWITCH}=0" in cpu_build.status()
 
 
+@pytest.mark.all
 def test_a_build_that_fails_is_remembered_until_it_is_asked_for(
     sources: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -915,12 +915,13 @@ def operator_arguments(case: Case, norm: bool, keep: bool) -> tuple[Any, ...]:
     return *tensors, mask, case.is_causal, case.d**-0.5, case.window, documents, weight, 1e-5, 0.7, keep
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("request_", "norm"),
     [
         ("grouped, masked, windowed", True),
-        pytest.param("documents", True, marks=pytest.mark.all),
-        pytest.param("shared keys, additive mask", False, marks=pytest.mark.all),
+        ("documents", True),
+        ("shared keys, additive mask", False),
         ("noise maps of two", True),
     ],
 )
@@ -939,11 +940,12 @@ def test_opcheck(request_: str, norm: bool) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("request_", "dynamic"),
     [
-        pytest.param("grouped, masked, windowed", True, marks=pytest.mark.all),
-        pytest.param("documents", True, marks=pytest.mark.all),
+        ("grouped, masked, windowed", True),
+        ("documents", True),
         ("shared keys, additive mask", None),
     ],
 )
