@@ -77,11 +77,12 @@ def test_everything_is_in_the_file(done: tuple[Path, ResultsFile, Heard]) -> Non
     assert read_results(folder / "recall.json").records == results.records
     accuracy = {(r.variant, r.seed) for r in results.records if r.name == "retrieval/first_query_accuracy"}
     assert accuracy == {(variant, seed) for variant in ("diff", "softmax") for seed in (0, 1)}
-    assert {(c.variant, c.against, len(c.differences)) for c in results.comparisons} == {("diff", "softmax", 2)}
-    assert [c.name for c in results.comparisons].count("retrieval/first_query_accuracy") == 1
+    answers = [c for c in results.comparisons if "attention" not in c.name]
+    assert [(c.variant, c.against, len(c.differences)) for c in answers] == [("diff", "softmax", 2)] * 2
     assert results.settings["request"]["seeds"] == 2
     assert results.notes[0] == RECALL.notes[0]
-    assert any("With two seeds Student's t is 12.7" in note for note in results.notes)
+    # Attention at a depth at which one seed alone has needles.
+    assert any(note.startswith("Verdicts on one seed are inconclusive") for note in results.notes)
     assert {c.exploratory for c in results.comparisons} == {True}
     variants = {variant["name"]: variant for variant in results.settings["variants"]}
     assert set(variants["diff"]["tried"]) == {"0.001", "0.002"}
@@ -399,13 +400,11 @@ def test_a_diverged_run_is_told_and_leaves_no_verdict(tmp_path: Path, monkeypatc
     assert "softmax diverged at the learning rate 0.002 with seed 0." in results.notes
     assert "softmax diverged with seed 1: The loss is not finite at step 2." in results.notes
     # Of the other variant it is known that it is at chance.
-    answers = [c for c in results.comparisons if c.name.startswith("retrieval/")]
+    answers = [c for c in results.comparisons if "attention" not in c.name]
     assert {c.verdict for c in answers} == {"not comparable"}
     assert {c.at_floor for c in answers} == {("diff",)}
-    assert {c.verdict for c in results.comparisons} == {
-        "not comparable",
-        "inconclusive",
-    }  # of attention no floor is known
+    # Of attention no floor is known.
+    assert {c.verdict for c in results.comparisons} == {"not comparable", "inconclusive"}
     assert all(math.isnan(c.difference) for c in results.comparisons)
     lost = [
         r for r in results.records if (r.variant, r.seed, r.name) == ("softmax", 1, "retrieval/first_query_accuracy")
