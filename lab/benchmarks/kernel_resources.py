@@ -280,8 +280,8 @@ def compile_all(capabilities: Iterable[int], configurations: Iterable[Configurat
         return [row for part in pool.map(measure, itertools.product(capabilities, configurations)) for row in part]
 
 
-# Bytes of a thread. The rule for NaN in hidden keys takes registers that 29 of 952 configurations do not have: they spill
-# 8 to 72 bytes. No GPU has timed those; gpu_record.py, which tunes there, leaves them out.
+# Bytes of a thread. The rule for NaN in hidden keys takes registers that 29 of 952 configurations do not have, so they
+# spill 8 to 72 bytes. No GPU has timed those; gpu_record.py, which tunes there, leaves them out.
 MOST_SPILLED = 72
 
 
