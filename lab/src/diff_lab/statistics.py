@@ -315,7 +315,7 @@ class Fit:
         return [self.levels[variant] - self.slopes[variant] * one for one in basis]
 
     def equal_loss_ratio(self) -> float:
-        """The middle, as the size of the first variant, over that of the second at which both have the same loss.
+        """Return the middle, as the first variant's size, over the second's size at which both have the same loss.
 
         Below 1 where the first variant needs less. NaN where one gets worse with size, or where the two do not meet
         within a factor of 1000.
@@ -331,7 +331,7 @@ class Fit:
 
 
 def fits(sizes: "np.ndarray", losses: "np.ndarray") -> list[Fit]:
-    """The least-squares fit to each of losses (fits, 2, S): of two variants at sizes (S,), three or more different."""
+    """Fit each of losses (fits, 2, S) by least squares: of two variants at sizes (S,), three or more different."""
     import numpy as np
 
     middle = math.sqrt(float(sizes.min()) * float(sizes.max()))

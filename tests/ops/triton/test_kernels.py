@@ -28,8 +28,8 @@ from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.triton import triton_backend as triton_backend
 from diff_transformer.ops.visibility import segment_bounds_from
 from full_run import in_turn, short_run
-from spoilt import check_output as check_spoilt_output
-from spoilt import spoil
+from nonfinite_problems import check_output as check_spoilt_output
+from nonfinite_problems import spoil
 from triton_interpreter import overflow_checked
 
 triton = pytest.importorskip("triton")

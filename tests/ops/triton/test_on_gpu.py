@@ -20,7 +20,7 @@ from diff_transformer import diff_attention
 from diff_transformer.ops.triton import triton_backend
 from diff_transformer.ops.triton.triton_backend import interpreted
 from diff_transformer.ops.visibility import segment_bounds_from
-from spoilt import check_output, check_pair, spoil
+from nonfinite_problems import check_output, check_pair, spoil
 
 pytestmark = [
     pytest.mark.gpu,

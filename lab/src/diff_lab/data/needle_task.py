@@ -32,12 +32,12 @@ SAMPLE, TRAINING, VALIDATION = range(3)
 
 
 def needle(city: str, number: str) -> str:
-    """What is hidden in the haystack, and the answer."""
+    """Return what is hidden in the haystack, and the answer."""
     return f"The special magic {city} number is: {number}"
 
 
 def question(cities: Sequence[str]) -> str:
-    """What is asked about one city or more."""
+    """Return what is asked about one city or more."""
     if len(cities) == 1:
         return f"What is the special magic number for {cities[0]}?"
     return f"What are the special magic numbers for {', '.join(cities[:-1])}, and {cities[-1]}?"
@@ -124,12 +124,12 @@ class NeedleTask:
         return [self.draw((seed, SAMPLE, number), depth) for number in range(n)]
 
     def batch(self, seed: int, purpose: int, numbers: range) -> dict[str, Tensor]:
-        """The documents of these numbers as a batch, with labels on answers alone; see `padded`."""
+        """Return the documents of these numbers as a batch, with labels on answers alone; see `padded`."""
         documents = (self.draw((seed, purpose, number)) for number in numbers)
         return padded(((document.tokens, document.learned) for document in documents), self.length)
 
     def draw(self, numbers: tuple[int, int, int], depth: float | None = None) -> NeedleDocument:
-        """The document of a stream of random numbers; see `sample`. Raises ValueError for a depth outside 0 … 1."""
+        """Return the document of a stream of random numbers. Raises ValueError for a depth outside 0 … 1."""
         if depth is not None and not 0 <= depth <= 1:
             raise ValueError(f"depth must be between 0 and 1, got {depth}.")
         random = np.random.default_rng(numbers)
@@ -197,7 +197,7 @@ class NeedleTask:
 def _hide(
     random: np.random.Generator, text: str, lines: list[str], target: int, depth: float | None
 ) -> tuple[str, list[tuple[int, int]], float]:
-    """The text with these lines in it, the characters of each line in it, and how deep the line `target` lies."""
+    """Return the text with these lines in it, the characters of each, and how deep the line `target` lies."""
     positions = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
     if len(positions) < len(lines) + len(text) // _RARE:  # source code has few sentences, but lines
         positions = [0, *(match.end() for match in _LINE_END.finditer(text)), len(text)]
@@ -221,7 +221,7 @@ def _hide(
 
 
 def _span(offsets: list[tuple[int, int]], begin: int, end: int) -> tuple[int, int]:
-    """The tokens that have one of the characters begin … end − 1."""
+    """Return the tokens that have one of the characters begin … end − 1."""
     inside = [token for token, (first, last) in enumerate(offsets) if first < end and last > begin]
     return inside[0], inside[-1] + 1
 
@@ -257,7 +257,7 @@ class NeedleBatches:
         self.source = hashlib.sha256(self.training.haystack.encode("utf-8", "surrogatepass")).hexdigest()
 
     def train_batch(self, step: int) -> dict[str, Tensor]:
-        """The text's batch of a step and the needle documents of the step below it; see `Batches.train_batch`."""
+        """Return the text's batch of a step with the needle documents below it; see `Batches.train_batch`."""
         first = (step - 1) * self.documents
         batch = self.training.batch(self.seed, TRAINING, range(first, first + self.documents))
         if self.text is None:

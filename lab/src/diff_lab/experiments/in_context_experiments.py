@@ -112,8 +112,8 @@ def _requests_table2(preset: Preset) -> list[MeasurementRequest]:
 
 
 def _headline_table2(options: Mapping[str, Any]) -> Headline:
-    """The cell of 2 needles that are both asked for; without it the first of several needles, of which alone anything
-    is claimed.
+    """Return the cell of 2 needles that are both asked for; without it the first of several needles, as nothing is
+    claimed of others.
     """
     cells = [tuple(cell) for cell in options["cells"]]
     needles, queried = (2, 2) if (2, 2) in cells else next((cell for cell in cells if cell[0] > 1), cells[0])

@@ -34,7 +34,7 @@ from diff_lab.train.recipe import override_of
 
 
 def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> ResultsFile:
-    """The results with the headline, the baselines and all comparisons of their experiment, and verdicts by the whole
+    """Return the results with the headline, baselines and comparisons of their experiment, and verdicts by the whole
     rule.
 
     These follow from the records, and from the settings that the file holds: the recipe, its overrides, and the
@@ -64,7 +64,7 @@ def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> Resul
 
 
 def _as_compared(file: ResultsFile, made: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """The comparisons of a file with the claims that their definition has got since it was written, and its new ones.
+    """Return the comparisons of a file with the claims and the comparisons that its definition has got since.
 
     Intervals stay: those over documents cannot be made of a file, which has none.
     """
@@ -80,7 +80,7 @@ def _as_compared(file: ResultsFile, made: Sequence[Comparison]) -> tuple[Compari
 
 
 def _as_noted(notes: Sequence[str], defined: Sequence[str]) -> tuple[str, ...]:
-    """The notes of a file whose experiment has a verdict: one that says it has none gives place to the definition's."""
+    """Return the notes of a file whose experiment has a verdict: one that denies it gives place to the definition's."""
     kept = tuple(note for note in notes if not note.startswith("No verdict"))
     return kept if len(kept) == len(notes) else (*(note for note in defined if note not in kept), *kept)
 

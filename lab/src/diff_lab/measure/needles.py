@@ -74,7 +74,7 @@ def text_answers(measured: EvalInput, task: NeedleTask, samples: int, batch_size
 
 
 def token_answers(measured: EvalInput, task: RetrievalBatches, sequences: int) -> Answers:
-    """The same of tokens: needles lie anywhere, and each depth is the fifth of the context around it.
+    """Return the same of tokens: needles lie anywhere, and each depth is the fifth of the context around it.
 
     Given the right answers before it, an answer is right under teacher forcing exactly if greedy decoding gives it; the
     joint accuracy is therefore that of greedy decoding.
@@ -140,14 +140,14 @@ def attention_records(measured: EvalInput, masses: Iterable[tuple[float, Attenti
 
 
 def haystack(batches: TextBatches, tokenizer: Any) -> str:
-    """The text of validation data, put together from its blocks, which overlap by a token."""
+    """Return the text of validation data, put together from its blocks, which overlap by a token."""
     rows = [row for batch in batches.validation_batches() for row in batch["input_ids"].tolist()]
     tokens = [token for number, row in enumerate(rows) for token in (row if number == 0 else row[1:])]
     return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 def baselines_at(needles: int, queried: int, recipe: Any, coordinates: Coordinates = NO_COORDINATES) -> list[Baseline]:
-    """What the accuracies of `answer_records` come to without retrieval, at the cell of Table 2 unless said."""
+    """Return what the accuracies of `answer_records` come to without retrieval, at the cell of Table 2 unless said."""
     data, coordinates = recipe.data, coordinates or Coordinates(needles=needles, queries=queried)
     if data.kind == "retrieval":
         of_each = token_levels(needles, queried, data.num_values)
@@ -181,7 +181,7 @@ class NeedleMeasurement(Measurement):
     batch_size: Count = Field(default=16, description="documents at a time")
 
     def check(self, batches: Batches | None, tokenizer: Any) -> NeedleTask | RetrievalBatches:
-        """The task that the options and the data make."""
+        """Return the task that the options and the data make."""
         if isinstance(batches, RetrievalBatches):
             return batches.asking(self.needles, self.queried, self.length)
         if isinstance(batches, NeedleBatches):
@@ -218,7 +218,7 @@ class Needles(NeedleMeasurement):
         return self.records(measured, Coordinates(needles=self.needles, queries=self.queried))
 
     def records(self, measured: EvalInput, coordinates: Coordinates) -> list[Result]:
-        """The accuracies, at these coordinates."""
+        """Return the accuracies, at these coordinates."""
         task = self.check(measured.batches, measured.tokenizer)
         return answer_records(measured, self.answers(measured, task), coordinates)
 
@@ -268,7 +268,7 @@ class NeedleLengths(Measurement):
     batch_size: Count = Field(default=64, description="documents at a time")
 
     def at_each(self) -> dict[int, Needles]:
-        """What is measured at each length."""
+        """Return what is measured at each length."""
         shared = {**self.model_dump(exclude={"lengths"}), "queried": 1}
         return {length: Needles(length=length, **shared) for length in self.lengths}
 

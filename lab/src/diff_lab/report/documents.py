@@ -74,7 +74,7 @@ class Table:
         return cls.of_rows(tuple(columns), list(zip(*columns.values(), strict=True)), **more)
 
     def markdown(self, page: str = "#{}") -> str:
-        """The table for a Markdown document, everything in it escaped; `page` makes links of anchors."""
+        """Return the table for a Markdown document, everything in it escaped; `page` makes links of anchors."""
         rows = [[*(cell.markdown(page) for cell in row), *[""] * (len(self.head) - len(row))] for row in self.rows]
         lines = [[escape_markdown(name) for name in self.head], ["---"] * len(self.head), *rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)

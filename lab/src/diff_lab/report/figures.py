@@ -122,7 +122,7 @@ def _mean_lines(data: pd.DataFrame, variants: Sequence[str], *, student: bool = 
 
 
 def _learning(results: ExperimentResults, row: Comparison, called: str) -> Iterator[Drawing]:
-    """The curves of what a comparison is about, and of losses the differences."""
+    """Return the curves of what a comparison is about, and of losses the differences."""
     at = _trained_at(results, row)
     for name in CURVES:
         data = _curve_data(results, name, at)
@@ -137,14 +137,14 @@ def _learning(results: ExperimentResults, row: Comparison, called: str) -> Itera
 
 
 def _trained_at(results: ExperimentResults, row: Comparison) -> Coordinates:
-    """The coordinates of the runs that a comparison is of; of several sizes that it is made of, the largest."""
+    """Return the coordinates of the runs that a comparison is of; of several sizes that it is made of, the largest."""
     found = dict.fromkeys(one.coordinates.without("step") for one in results.file.records if one.name in CURVES)
     fitting = [at for at in found if all(row.coordinates.get(name, value) == value for name, value in at.items())]
     return min(reversed(fitting or [NO_COORDINATES]), key=len)
 
 
 def _curve_data(results: ExperimentResults, name: str, at: Coordinates) -> pd.DataFrame | None:
-    """The validation curves of runs; None where they are no curves."""
+    """Return the validation curves of runs; None where they are no curves."""
     records = [one for one in results.file.records if one.name == name and "step" in one.coordinates]
     data = frame([one for one in records if one.coordinates.without("step") == at], "step")
     return data if data.x.nunique() > 1 else None
@@ -256,7 +256,7 @@ def _loss_limits(lines: Sequence[Series], *levels: float) -> tuple[float, float]
 
 @styled
 def _by_size(results: ExperimentResults, row: Comparison, called: str) -> Drawing | None:
-    """Final losses by size with the fits that a comparison rests on, and an arrow from the second variant's size to the
+    """Draw final losses by size with the fits of a comparison, and an arrow from the second variant's size to the
     first's of equal loss. None where losses are not of three sizes of both.
     """
     records = results.file.records
@@ -289,7 +289,7 @@ def _by_size(results: ExperimentResults, row: Comparison, called: str) -> Drawin
 
 @styled
 def _by_tokens(results: ExperimentResults, row: Comparison, called: str) -> Drawing | None:
-    """The validation loss of the largest size by tokens, and an arrow between the tokens of equal loss."""
+    """Return the validation loss of the largest size by tokens, and an arrow between the tokens of equal loss."""
     at = _trained_at(results, row)
     data, tokens = _curve_data(results, LOSS_CURVE, at), _tokens_per_step(results, at)
     if data is None or tokens is None:
@@ -329,12 +329,12 @@ def _few_ticks(one: Axis, form: Formatter) -> None:
 
 
 def _compared_names(results: ExperimentResults, row: Comparison) -> list[str]:
-    """The measures that are compared, that of the headline first."""
+    """Return the measures that are compared, that of the headline first."""
     return list(dict.fromkeys([row.name, *(one.name for one in results.file.comparisons)]))
 
 
 def _headline_line(results: ExperimentResults, row: Comparison, called: str) -> Drawing | None:
-    """The first measure that was taken at three numbers of a coordinate or more, along the headline's own others."""
+    """Return the first measure taken at three numbers of a coordinate or more, along the headline's own others."""
     has_diverged = any(variant["diverged"] for variant in results.variants)
     for name in _compared_names(results, row):
         records = [record for record in results.file.records if record.name == name]
@@ -356,8 +356,8 @@ def _headline_line(results: ExperimentResults, row: Comparison, called: str) -> 
 
 
 def _line_through(records: Sequence[Result], headline: Coordinates) -> tuple[str, list[Result]] | None:
-    """The records that differ in one number alone, with its name: at the headline or else at the first place that has
-    three such numbers, of several coordinates the last. What is the same for all variants everywhere is no line.
+    """Return the records that differ in one number alone, with its name: at the headline, or else at the first place
+    that has three such numbers, of several coordinates the last. Numbers that all variants share are no line.
     """
     places = dict.fromkeys(record.coordinates for record in records)
     for start in sorted(places, key=lambda place: place != headline):
@@ -377,7 +377,7 @@ def _line_through(records: Sequence[Result], headline: Coordinates) -> tuple[str
 
 @styled
 def _heat_maps(results: ExperimentResults, row: Comparison, called: str) -> Drawing | None:
-    """The first measure that was taken at contexts and depths, three or more of each: a map for each of the two
+    """Return the first measure that was taken at contexts and depths, three or more of each: a map for each of the two
     variants of the headline, from 0 to 1 (Figure 5).
     """
     for name, context in itertools.product(_compared_names(results, row), _CONTEXTS):

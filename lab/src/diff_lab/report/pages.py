@@ -143,7 +143,7 @@ def _mark(path: Path) -> str:
 
 
 def _parts(folder: Path) -> list[Path]:
-    """The figures and the pages of a report that lie in its folder, and in the two folders beside the document."""
+    """Return the figures and pages of a report, which lie in the two folders beside the document."""
     found = [folder / METHOD, *folder.glob(f"{FIGURES}/*.svg"), *folder.glob(f"{EXPERIMENTS}/*.md")]
     return sorted(path for path in found if path.is_file() and is_report(path, _mark(path)))
 

@@ -54,7 +54,7 @@ TOO_FEW = (
 
 
 def findings_table(found: Sequence[Finding]) -> Table:
-    """A row for each finding whose interval excludes 0, whichever variant is ahead, with what limits it."""
+    """Return a row for each finding whose interval excludes 0, whichever variant is ahead, with what limits it."""
     head = ("Experiment", "Claim", "Holds", "First against second, difference", "p (Holm)", "Seeds", "Remark")
     rows = [
         (

@@ -85,7 +85,7 @@ def pair_label(variant: str, against: str, separator: str = " − ") -> str:
 
 
 def variants_of(records: Sequence[Result]) -> list[str]:
-    """The variants that occur, the known ones first, in the order of the columns."""
+    """Return the variants that occur, the known ones first, in the order of the columns."""
     return ordered_variants(record.variant for record in records)
 
 
@@ -96,7 +96,7 @@ def ordered_variants(variants: Iterable[str]) -> list[str]:
 
 
 def measure_words(name: str) -> str:
-    """A measure's name for a reader, without what it belongs to: "needles/accuracy_by_depth" is "accuracy by depth"."""
+    """Return a measure's name for a reader: "accuracy by depth" for "needles/accuracy_by_depth"."""
     if name == "validation/accuracy":
         return "accuracy of the labels"
     word = name.split("/", 1)[-1]
@@ -104,7 +104,7 @@ def measure_words(name: str) -> str:
 
 
 def note_words(file: ResultsFile, note: str) -> str:
-    """A note of a results file with words for the names of records in it."""
+    """Return a note of a results file with words for the names of records in it."""
     names = {*(record.name for record in file.records), *(row.name for row in file.comparisons)}
     for name in sorted((name for name in names if "/" in name), key=len, reverse=True):
         note = note.replace(name, measure_words(name))
@@ -112,7 +112,7 @@ def note_words(file: ResultsFile, note: str) -> str:
 
 
 def measure_label(row: Comparison) -> str:
-    """The measure of a comparison with its part, unit and direction."""
+    """Return the measure of a comparison with its part, unit and direction."""
     part = f", {row.coordinates.label}" if row.coordinates else ""
     return measure_words(row.name) + part + unit_and_direction(row)
 
@@ -212,14 +212,14 @@ def _not_begun(row: Comparison) -> str:
 
 
 def verdict_word(row: Comparison) -> str:
-    """What the verdict of a comparison is called; that it is on an exploratory question is said."""
+    """Return what the verdict of a comparison is called; that it is on an exploratory question is said."""
     if row.verdict is None:
         return ANSWERS[None]
     return f"open question: {ANSWERS[row.verdict]}" if row.exploratory else row.verdict
 
 
 def verdict_text(row: Comparison) -> str:
-    """The verdict with its remarks: "inconclusive: one seed", "reproduced: both still training at 180 steps"."""
+    """Return the verdict with its remarks: "inconclusive: one seed", "reproduced: both still training at 180 steps"."""
     return ": ".join(filter(None, (verdict_word(row), remarks(row))))
 
 

@@ -90,7 +90,7 @@ _INSTRUCTIONS = {
 
 
 def capability() -> str:
-    """The instructions that this processor has, of those the kernel is made for: a key of ``_INSTRUCTIONS``."""
+    """Return the instructions that this processor has, of those the kernel is made for: a key of ``_INSTRUCTIONS``."""
     found = torch.backends.cpu.get_cpu_capability()
     if platform.machine() not in _X86 or found not in _INSTRUCTIONS:
         return "DEFAULT"

@@ -130,11 +130,12 @@ def keys_kernel(
     if MAPS == 2 and not SHARED:
         key2 = load_tile(k + k_map, first, s, k_row, KEYS, D, BLOCK_D, True)
     value = load_tile(v + batch * v_batch + key_head * v_head, first, s, v_row, KEYS, DV, BLOCK_DV, True)
-    # A NaN in a row is in the sums of that row alone, and whoever sees it weighs nothing here.
+    # Keys that are not finite count as seen by nobody, too: queries that do see them weigh nothing in the backward.
     finite = is_finite(key1) & is_finite(key2)
     if OF_KEYS:
         finite = finite & is_finite(value)
     finite = finite[:, None]
+    high = tl.where(finite, high, 0)
     grad_k1 = tl.zeros((KEYS, BLOCK_D), tl.float32)
     grad_k2 = tl.zeros((KEYS, BLOCK_D), tl.float32)
     grad_values = tl.zeros((KEYS, BLOCK_DV), tl.float32)
@@ -197,14 +198,16 @@ def keys_kernel(
             else:
                 grad_k2 = tl.dot(grad_scores2, query2, grad_k2, input_precision=PRECISION)
     if OF_KEYS:
-        grad_k1, grad_k2 = tl.where(finite, grad_k1, 0.0), tl.where(finite, grad_k2, 0.0)
+        # The sums of a row that is not finite, and no others, hold 0 · NaN.
         grad_k += batch * grad_k_batch + key_head * grad_k_head
-        store_tile(grad_k, first, s, grad_k_row, grad_k1 * scale, KEYS, D, BLOCK_D)
+        grad_k1 = tl.where(finite, grad_k1 * scale, 0.0)
+        store_tile(grad_k, first, s, grad_k_row, grad_k1, KEYS, D, BLOCK_D)
         if MAPS == 2 and not SHARED:
-            store_tile(grad_k + grad_k_map, first, s, grad_k_row, grad_k2 * scale, KEYS, D, BLOCK_D)
+            grad_k2 = tl.where(finite, grad_k2 * scale, 0.0)
+            store_tile(grad_k + grad_k_map, first, s, grad_k_row, grad_k2, KEYS, D, BLOCK_D)
     if OF_VALUES:
         grad_v += batch * grad_v_batch + key_head * grad_v_head
-        grad_values = tl.where(finite, widened(grad_values, v.dtype.element_ty), 0.0)
+        grad_values = widened(grad_values, v.dtype.element_ty)
         store_tile(grad_v, first, s, grad_v_row, grad_values, KEYS, DV, BLOCK_DV)
 
 
@@ -287,7 +290,6 @@ def queries_kernel(
         if MASK == 2:
             residue2 = load_vector(residues + row + n, first, n, 1, QUERIES)
         row_sum2 = load_vector(row_sums + row + n, first, n, 1, QUERIES)
-    lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
     keys1 = k + batch * k_batch + key_head * k_head
     keys2 = keys1 + k_map
     values = v + batch * v_batch + key_head * v_head
@@ -306,9 +308,9 @@ def queries_kernel(
         D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION, MAPS,
     )  # fmt: skip
     seen = log_sum1[:, None] < float("inf")  # what else the sums hold comes from a NaN in K or V
-    grad_q1, grad_q2 = tl.where(seen, grad_q1, 0.0), tl.where(seen, grad_q2, 0.0)
     grad_q += batch * grad_q_batch + in_grad_q
-    store_tile(grad_q, first, n, grad_q_row, grad_q1 * scale, QUERIES, D, BLOCK_D)
+    store_tile(grad_q, first, n, grad_q_row, tl.where(seen, grad_q1 * scale, 0.0), QUERIES, D, BLOCK_D)
     if MAPS == 2:
-        grad_q2 *= (-scale * lambdas)[:, None]
+        lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)[:, None]
+        grad_q2 = tl.where(seen, grad_q2 * (-scale * lambdas), 0.0)
         store_tile(grad_q + grad_q_map, first, n, grad_q_row, grad_q2, QUERIES, D, BLOCK_D)

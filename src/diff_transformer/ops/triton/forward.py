@@ -31,6 +31,7 @@ from diff_transformer.ops.triton.tiles import (
     store_vector,
     weights_of,
     widened,
+    without_nan,
 )
 
 
@@ -48,10 +49,9 @@ def update_softmax(scores, old_max, total):
 
 @triton.jit
 def _load_finite(values, first, s, stride, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """A tile of values, 0 where they are not finite, and which of its keys have finite values alone: (1, ROWS)."""
+    """Load a tile of values, with 0 for those that are not finite, and which keys have finite ones alone, (1, ROWS)."""
     value = load_tile(values, first, s, stride, ROWS, WIDTH, BLOCK, True)
-    clean = tl.where(tl.abs(value.to(tl.float32)) < float("inf"), value, 0.0).to(value.dtype)
-    return clean, is_finite(value)[None, :]
+    return without_nan(value), is_finite(value)[None, :]
 
 
 @triton.jit

@@ -36,15 +36,16 @@ class Blocks(NamedTuple):
 Table = dict[str, tuple[Blocks, Blocks]]  # for narrow heads, and for wide ones
 
 # "forward" runs without gradients and "save" with them; "keys" and "values" are the two launches of wide heads, narrow
-# ones do both in "keys"; "…, masked" is for requests with a mask, which takes registers, and "…, one map, masked" for
-# those of groups where that would spill. "decode" and "chunk" are the decoding kernel for up to 16 rows of queries, and
-# for up to as many as its block has.
+# ones do both in "keys"; "…, masked" is for requests with a mask, which takes registers, "…, full mask" for one with a
+# row for each query, and "…, one map, masked" for groups, if the former would spill. "decode" and "chunk" are the
+# decoding kernel for up to 16 rows of queries, and for up to as many as its block has.
 _HOPPER: Table = {
     "forward": (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2, two_passes=True)),
     "forward, masked": (Blocks(64, 32, 8, 2), Blocks(128, 16, 8, 2, two_passes=True)),
     "save": (Blocks(128, 64, 8, 3), Blocks(64, 32, 8, 3)),
     "save, masked": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
     "keys": (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2)),
+    "keys, full mask": (Blocks(128, 16, 8, 2), Blocks(128, 32, 8, 2)),
     "values": (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2)),
     "queries": (Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),
     "queries, masked": (Blocks(128, 64, 8, 2), Blocks(32, 32, 8, 2)),
@@ -52,6 +53,12 @@ _HOPPER: Table = {
     "decode, masked": (Blocks(16, 64, 4, 2), Blocks(16, 32, 4, 3)),
     "chunk": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
     "chunk, masked": (Blocks(64, 32, 8, 2), Blocks(64, 16, 8, 2)),
+}
+_BLACKWELL: Table = _HOPPER | {
+    "forward": (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 3, two_passes=True)),
+    "keys": (Blocks(128, 32, 8, 2), Blocks(128, 16, 8, 2)),
+    "keys, full mask": (Blocks(128, 16, 8, 2), Blocks(128, 16, 8, 2)),
+    "queries, one map, masked": (Blocks(64, 64, 8, 2), Blocks(32, 32, 8, 2)),
 }
 # A100, whose tensor cores take their operands from registers.
 _AMPERE: Table = {
@@ -81,10 +88,10 @@ _SMALL: Table = _AMPERE | {
 # Not on tensor cores, unless torch allows tf32: for checking, not for speed.
 _FLOAT32: Table = {
     "forward": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1, two_passes=True)),
-    "save": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
-    "keys": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
+    "save": (Blocks(16, 16, 8, 2), Blocks(16, 16, 8, 1)),
+    "keys": (Blocks(16, 16, 8, 2), Blocks(16, 16, 8, 1)),
     "values": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
-    "queries": (Blocks(16, 16, 8, 2), Blocks(16, 16, 8, 1)),
+    "queries": (Blocks(16, 16, 8, 3), Blocks(16, 16, 8, 1)),
     "decode": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
 }
 ROWS_BLOCKS = Blocks(16, 1, 4, 1)  # of the backward's first kernel, which reads every number once
@@ -112,7 +119,9 @@ class Problem(NamedTuple):
         r = self.readable
         if r.q.dtype.itemsize > 2:
             table = _FLOAT32
-        elif self.capability in (90, 100, 103):
+        elif self.capability in (100, 103):
+            table = _BLACKWELL
+        elif self.capability == 90:
             table = _HOPPER
         elif self.capability in (80, 87):
             table = _AMPERE
@@ -120,8 +129,9 @@ class Problem(NamedTuple):
             table = _SMALL
         is_wide = are_wide(r.q.shape[-1], r.v.shape[-1])
         if r.attn_mask is not None:
-            of_one_map = (f"{kernel}, one map, masked",) if r.ratio > 1 else ()
-            return next(table[name] for name in (*of_one_map, f"{kernel}, masked", kernel) if name in table)[is_wide]
+            kinds = [", one map, masked"] * (r.ratio > 1) + [", full mask"] * (r.attn_mask.shape[2] > 1)
+            names = (f"{kernel}{kind}" for kind in (*kinds, ", masked", ""))
+            return next(table[name] for name in names if name in table)[is_wide]
         measured = None if table is _FLOAT32 else measured_blocks(self.capability).get(measured_name(kernel, is_wide))
         return table[kernel][is_wide] if measured is None else measured
 

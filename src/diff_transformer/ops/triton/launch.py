@@ -50,7 +50,7 @@ class Launch(NamedTuple):
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up: triton's own takes microseconds outside of a kernel."""
+    """Return a / b, rounded up: triton's own takes microseconds outside of a kernel."""
     return -(-a // b)
 
 

@@ -23,6 +23,12 @@ COUNTS = ["heads", "key_heads", "heads_per_key", "lam_batch", "lam_head", "lam_r
 
 
 @triton.jit
+def without_nan(tile):
+    """Return the tile with 0 in place of numbers that are not finite."""
+    return tl.where(tl.abs(tile.to(tl.float32)) < float("inf"), tile, 0.0).to(tile.dtype)
+
+
+@triton.jit
 def load_tile(
     base, first, count, stride,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr, CLEAN: tl.constexpr = False,
@@ -44,7 +50,7 @@ def load_tile(
     else:
         tile = tl.load(pointers)
     if CLEAN:
-        tile = tl.where(tl.abs(tile.to(tl.float32)) < float("inf"), tile, 0.0).to(tile.dtype)
+        tile = without_nan(tile)
     return tile
 
 
@@ -179,7 +185,7 @@ def scores_of(
 
 @triton.jit
 def is_finite(tile):
-    """(ROWS,): whether all numbers of a row are finite."""
+    """Return whether all numbers of a row are finite, (ROWS,)."""
     return tl.min((tl.abs(tile.to(tl.float32)) < float("inf")).to(tl.int32), 1) > 0
 
 
