@@ -45,7 +45,7 @@ _HOPPER: Table = {
     "save": (Blocks(128, 64, 8, 3), Blocks(64, 32, 8, 3)),
     "save, masked": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
     "keys": (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2)),
-    "keys, full mask": (Blocks(128, 16, 8, 2), Blocks(128, 32, 8, 2)),
+    "keys, full mask": (Blocks(128, 16, 8, 2), Blocks(128, 16, 8, 2)),
     "values": (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2)),
     "queries": (Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),
     "queries, masked": (Blocks(128, 64, 8, 2), Blocks(32, 32, 8, 2)),
@@ -57,7 +57,6 @@ _HOPPER: Table = {
 _BLACKWELL: Table = _HOPPER | {
     "forward": (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 3, two_passes=True)),
     "keys": (Blocks(128, 32, 8, 2), Blocks(128, 16, 8, 2)),
-    "keys, full mask": (Blocks(128, 16, 8, 2), Blocks(128, 16, 8, 2)),
     "queries, one map, masked": (Blocks(64, 64, 8, 2), Blocks(32, 32, 8, 2)),
 }
 # A100, whose tensor cores take their operands from registers.
@@ -67,10 +66,10 @@ _AMPERE: Table = {
     "save": (Blocks(128, 32, 8, 3), Blocks(32, 32, 8, 2)),
     "save, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 2)),
     "keys": (Blocks(128, 16, 8, 2), Blocks(64, 32, 8, 2)),
-    "keys, masked": (Blocks(32, 32, 4, 2), Blocks(64, 16, 8, 2)),
+    "keys, masked": (Blocks(32, 32, 8, 2), Blocks(64, 16, 8, 2)),
     "values": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
     "queries": (Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 2)),
-    "queries, masked": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2)),
+    "queries, masked": (Blocks(32, 32, 8, 2), Blocks(64, 16, 8, 2)),
     "decode": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
     "chunk": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
     "chunk, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 2)),
@@ -82,7 +81,7 @@ _SMALL: Table = _AMPERE | {
     "keys": (Blocks(128, 16, 8, 2), Blocks(64, 16, 8, 2)),
     "queries": (Blocks(64, 32, 4, 2), Blocks(64, 16, 8, 2)),
     "queries, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 1)),
-    "keys, one map, masked": (Blocks(32, 32, 4, 2), Blocks(64, 16, 4, 2)),
+    "keys, one map, masked": (Blocks(32, 32, 8, 2), Blocks(64, 16, 4, 2)),
     "queries, one map, masked": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2)),
 }
 # Not on tensor cores, unless torch allows tf32: for checking, not for speed.
