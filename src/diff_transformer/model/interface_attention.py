@@ -27,7 +27,6 @@ from diff_transformer.model.masks import attend_by_document, operator_mask
 from diff_transformer.nn import Attention
 from diff_transformer.ops import diff_attention_maps
 from diff_transformer.ops.backends import BACKENDS
-from diff_transformer.ops.narrow_heads import attends_to_narrow_heads, narrow_attention
 from diff_transformer.ops.visibility import is_block_mask
 
 # "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
@@ -305,8 +304,6 @@ def operator_attention_forward(
     if lam is not None:
         q, k = query.unflatten(1, (-1, module.ratio + 1)), module.split_keys(key)
         out = module.difference(q, k, value, lam, **settings, dropout_p=dropout, backend=backend)
-    elif backend == "auto" and attends_to_narrow_heads(query, key, value, attention_mask, dropout):
-        out = narrow_attention(query, key, value, **settings).transpose(1, 2)
     elif cu_seqlens is not None:
         out = attend_by_document(
             module, query, key, value, cu_seqlens, scaling, is_causal, window, max_length_q, dropout

@@ -3,8 +3,8 @@
 transformers' names for documents that a padding-free collator has packed into one row are FlashAttention's:
 ``cu_seq_lens_q`` and ``cu_seq_lens_k``, (documents + 1,) int32 or int64, both 0, …, N, and ``max_length_q`` and
 ``max_length_k``, the longest document's length. With our own implementations the operator gets them (its
-``cu_seqlens``), and ordinary attention is computed here, but for the narrow heads that the operator's kernel trains on
-a CPU. Any other implementation reads them, or the positions, as it does for every model of transformers.
+``cu_seqlens``), and ordinary attention is computed here. Any other implementation reads them, or the positions, as it
+does for every model of transformers.
 """
 
 import functools

@@ -5,7 +5,7 @@ halves anything.
 """
 
 import math
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from diff_transformer.nn.layers import HeadwiseNorm, QueryKeyNorm, residual_projection
 from diff_transformer.ops import apply_rotary
-from diff_transformer.ops.narrow_heads import attends_to_narrow_heads, narrow_attention
 from diff_transformer.ops.operator import check_broadcast, check_mask
 from diff_transformer.ops.visibility import causal_bias_mask, check_causal_bias, is_causal_bias, without_causal_bias
 
@@ -256,9 +255,6 @@ class Attention(nn.Module):
 class SoftmaxAttention(Attention):
     """Ordinary multi-head attention of the same sizes, through torch's ``scaled_dot_product_attention``.
 
-    While it is trained on a CPU, heads of width 8 or less go through the operator's kernel, which is faster than
-    torch's attention for 64 queries or more.
-
     The other arguments are those of :class:`DiffAttention`, without ``lambda_init``; A may be odd.
 
     Args:
@@ -277,10 +273,6 @@ class SoftmaxAttention(Attention):
         s = keys.shape[2]
         mask, is_causal = without_causal_bias(mask, is_causal, n, s, queries.device)
         mask = check_mask(mask, queries, (batch, num_heads, n, s))
-        if attends_to_narrow_heads(queries.transpose(1, 2), keys, values, mask, self.active_dropout):
-            settings: dict[str, Any] = {"attn_mask": mask, "is_causal": is_causal, "scale": self.scaling}
-            heads = narrow_attention(queries.transpose(1, 2), keys, values, **settings)
-            return self.transform_heads(heads.transpose(1, 2))
         if n == 1:  # it is the last, and sees all keys
             is_causal = False
         if is_causal and (n != s or mask is not None):

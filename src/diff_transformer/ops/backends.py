@@ -18,7 +18,7 @@ from diff_transformer.ops.cpu.cpu_build import unavailable_reason
 from diff_transformer.ops.flex import flex_attention_backend, reason_against_flex
 from diff_transformer.ops.nonfinite import isolate_nonfinite
 from diff_transformer.ops.reference import reference_attention
-from diff_transformer.ops.sdpa import padded_q_beats_blockwise, sdpa_attention
+from diff_transformer.ops.sdpa import sdpa_attention
 from diff_transformer.ops.triton.gpu_check import kernels_are_right
 from diff_transformer.ops.triton.triton_backend import reason_against_triton, triton_attention
 from diff_transformer.ops.visibility import is_block_mask
@@ -129,7 +129,7 @@ def choose(request: Request, dropout_p: float = 0.0) -> str:
         return "triton" if takes_triton else "sdpa"
     if q.device.type == "cpu" and reason_against_dtype(q.dtype) is None and available_to_auto():
         return "cpu"
-    return "sdpa" if padded_q_beats_blockwise(request) else "blockwise"
+    return "blockwise"
 
 
 def fast_path_of(backend: str) -> Callable[..., Tensor | None] | None:

@@ -20,7 +20,6 @@ from diff_transformer import diff_attention
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.backends import choose
 from diff_transformer.ops.cpu.cpu_backend import is_faster, reason_against_cpu_kernel
-from diff_transformer.ops.sdpa import multiplies_with_amx
 from full_run import short_run
 
 pytestmark = [
@@ -210,7 +209,8 @@ def products() -> str:
 
 def test_what_multiplies_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """AMX wherever torch's own attention has it."""
-    assert (products() == "AMX") is multiplies_with_amx()
+    is_level = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    assert (products() == "AMX") is (is_level and torch.cpu._is_amx_tile_supported())
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert products() in ("AVX512-BF16", "float32")
 
