@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.attention.bias import causal_upper_left
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import DynamicCache, StaticCache
 
@@ -199,39 +199,12 @@ def test_a_mask_of_tokens_to_come(kind: str, make: Any, tokens: Any, check: Any)
             check(model(inputs, attention_mask=wider).logits, expected)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_causal_bias_of_torch_is_what_it_means(kind: str, implementation: str, make: Any, tokens: Any) -> None:
-    """Its storage is memory that nobody has written to."""
-    dtype = torch.float32 if implementation == "eager" else torch.float64
-    model, inputs = make(kind, dtype, attn_implementation=implementation), tokens()
-    with torch.no_grad():
-        past = DynamicCache(config=model.config)
-        model(inputs[:, :4], past_key_values=past)
-        continued = model(inputs[:, 4:], attention_mask=causal_lower_right(5, 9), past_key_values=past).logits
-        for bias in (causal_upper_left(9, 9), {"full_attention": causal_lower_right(9, 9)}):
-            means = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
-            due = model(inputs, attention_mask=means).logits
-            assert torch.equal(model(inputs, attention_mask=bias).logits, due)
-    torch.testing.assert_close(continued, due[:, 4:], rtol=1e-4, atol=1e-4 if implementation == "eager" else 1e-9)
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("lengths", [(1, 9), (9, 1), (4, 4)])
-def test_a_causal_bias_of_other_lengths_is_refused(
-    implementation: str, lengths: tuple[int, int], make: Any, tokens: Any
-) -> None:
-    """One row or one column would be taken for all of them."""
-    model = make("diff", torch.float32, attn_implementation=implementation)
-    with pytest.raises(ValueError, match=r"must be of \(N, S\) = \(9, 9\), got \(\d, \d\)"):
-        model(tokens(), attention_mask=causal_upper_left(*lengths))
-
-
 @pytest.mark.parametrize("mask", ["bias", "sparse"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_mask_that_holds_no_numbers_of_its_own_is_refused(
     implementation: str, mask: str, make: Any, tokens: Any
 ) -> None:
-    given = causal_upper_left(9, 9)[None] if mask == "bias" else torch.ones(1, 1, 9, 9).tril().to_sparse()
+    given = causal_upper_left(9, 9) if mask == "bias" else torch.ones(1, 1, 9, 9).tril().to_sparse()
     model = make("diff", torch.float32, attn_implementation=implementation)
     with pytest.raises(TypeError, match=r"^attention_mask must be a dense tensor that holds its own numbers, got a"):
         model(tokens(), attention_mask=given)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.attention.bias import causal_upper_left
 from transformers import DynamicCache
 
 import oracle
@@ -312,25 +312,6 @@ def test_a_mask_of_integers(kind: str, build: Any, inputs: Any) -> None:
         build(kind)(inputs(), attn_mask=torch.ones(7, 7, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
-def test_a_causal_bias_of_torch_is_what_it_means(kind: str, make: Any, build: Any, inputs: Any) -> None:
-    """Its storage is memory that nobody has written to."""
-    module, x = build(kind), inputs(length=7)
-    assert torch.equal(module(x, attn_mask=make(7, 7)), module(x, is_causal=True))
-    with pytest.raises(TypeError, match=r"^attn_mask must be a dense tensor .* CausalBias"):
-        module(x, attn_mask=make(7, 7)[:1])
-    context = torch.randn(2, 9, x.shape[-1], dtype=x.dtype)
-    means = torch.ones(7, 9, dtype=torch.bool).tril(2 if make is causal_lower_right else 0)
-    out = module(x, attn_mask=make(7, 9), context=context)
-    torch.testing.assert_close(out, module(x, attn_mask=means, context=context))
-
-
-def test_a_causal_bias_trains_narrow_heads() -> None:
-    """Which go through the operator's kernel, and not through torch's attention."""
-    module, x = SoftmaxAttention(32, 8, 1), torch.randn(1, 70, 32)
-    assert torch.equal(module(x, attn_mask=causal_upper_left(70, 70)), module(x, is_causal=True))
-
-
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_a_mask_of_keys_alone(kind: str, is_causal: bool, build: Any, inputs: Any) -> None:
     module, x, seen = build(kind), inputs(), torch.arange(7) < 5
@@ -400,3 +381,11 @@ def test_one_graph_serves_every_length(kind: str, build: Any, inputs: Any) -> No
             expected = attention(x[:, :length], is_causal=True)
             for program in (compiled, exported):
                 torch.testing.assert_close(program(x[:, :length], is_causal=True), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_mask_without_numbers_of_its_own_is_refused(kind: str, cached: bool, build: Any, inputs: Any) -> None:
+    """Beside a cache, too, for whose tokens a part of it would be taken."""
+    cache = DynamicCache() if cached else None
+    with pytest.raises(TypeError, match=r"^attn_mask must be a dense tensor .* CausalBias"):
+        build(kind)(inputs(), attn_mask=causal_upper_left(7, 7), cache=cache)

@@ -240,7 +240,7 @@ NOT_DENSE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "nested": (lambda x: torch.nested.nested_tensor(list(x)), "nested tensor"),
     "jagged": (lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged), "nested tensor"),
     "masked": (lambda x: masked_tensor(x, torch.ones_like(x, dtype=torch.bool)), "MaskedTensor"),
-    "indexed bias": (lambda x: causal_upper_left(N, S)[None], "CausalBias"),
+    "causal bias": (lambda x: causal_upper_left(N, S), "CausalBias"),
     "distributed": (lambda x: DTensor.from_local(x, init_device_mesh("cpu", (1,)), run_check=False), "DTensor"),
 }
 DENSE = {

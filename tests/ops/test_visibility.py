@@ -1,18 +1,14 @@
 """The arithmetic of visibility against the definition, pair by pair."""
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import oracle
-from budget import BACKENDS, skip_unless_it_takes
-from diff_transformer import diff_attention, diff_attention_maps
 from diff_transformer.ops.blockwise import Limit, edge_limits, hide, seen_keys, softmax_or_zero_
 from diff_transformer.ops.reference import softmax_or_zero
-from diff_transformer.ops.visibility import key_ranges, position_mask, segment_bounds_from, without_causal_bias
+from diff_transformer.ops.visibility import key_ranges, position_mask, segment_bounds_from
 
 SIZES = [(1, 1), (5, 5), (3, 7), (7, 3), (1, 6), (6, 1)]
 WINDOWS = [None, 1, 2, 4, 100]
@@ -131,48 +127,3 @@ def test_softmax_of_a_row_of_minus_infinity_is_zero() -> None:
     assert torch.equal(softmax_or_zero_(scores.detach().clone(), torch.empty(3, 2)), weights)
     (gradient,) = torch.autograd.grad(weights, [scores], torch.tensor([[1.0, 0.0]] * 3))
     assert torch.equal(gradient, torch.tensor([[0.25, -0.25], [0.0, 0.0], [0.0, 0.0]]))
-
-
-@pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs:UserWarning")  # not from us
-@pytest.mark.parametrize("backend", [*BACKENDS, "auto", "maps"])
-@pytest.mark.parametrize(("n", "s"), [(5, 5), (3, 7), (7, 3), (1, 6)])
-@pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right], ids=["start", "end"])
-def test_a_causal_bias_is_what_it_means(make: Any, n: int, s: int, backend: str) -> None:
-    """torch's masks for its own attention, whose storage is memory that nobody has written to."""
-    if backend != "maps":
-        skip_unless_it_takes(backend, torch.float32, n)
-    offset = s - n if make is causal_lower_right else 0
-    q, k, v = torch.randn(2, 2, 2, n, 4), torch.randn(2, 2, 2, s, 4), torch.randn(2, 2, s, 8)
-
-    def answer(**hidden: Any) -> torch.Tensor:
-        if backend == "maps":
-            return torch.stack(diff_attention_maps(q, k, 0.5, **hidden))
-        return diff_attention(q, k, v, 0.5, **hidden, backend=backend)
-
-    means = torch.ones(n, s, dtype=torch.bool).tril(offset)
-    torch.testing.assert_close(answer(attn_mask=make(n, s)), answer(attn_mask=means))
-    both = answer(attn_mask=make(n, s), is_causal=True, window=2)
-    torch.testing.assert_close(both, answer(attn_mask=means, is_causal=True, window=2))
-
-
-def test_a_causal_bias_that_means_causality_makes_no_mask() -> None:
-    for bias in (causal_upper_left(5, 5), causal_lower_right(3, 7)):
-        n, s = bias.seq_len_q, bias.seq_len_kv
-        assert without_causal_bias(bias, False, n, s, torch.device("cpu")) == (None, True)
-
-
-def test_a_causal_bias_of_other_lengths_is_refused() -> None:
-    q, k, v = torch.randn(1, 1, 2, 5, 4), torch.randn(1, 1, 2, 5, 4), torch.randn(1, 1, 5, 8)
-    with pytest.raises(ValueError, match=r"CausalBias .* \(N, S\) = \(5, 5\), got \(4, 5\)\.$"):
-        diff_attention(q, k, v, 0.5, attn_mask=causal_upper_left(4, 5))
-
-
-@pytest.mark.all
-def test_a_causal_bias_is_compiled() -> None:
-    compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
-    q, k, v = torch.randn(1, 1, 2, 3, 4), torch.randn(1, 1, 2, 5, 4), torch.randn(1, 1, 5, 8)
-    for s in (3, 5):  # from the second on, S is a symbol
-        compiled(q, k[..., :s, :], v[..., :s, :], 0.5)
-    for bias in (causal_upper_left(3, 5), causal_lower_right(3, 5)):
-        out = compiled(q, k, v, 0.5, attn_mask=bias)
-        torch.testing.assert_close(out, diff_attention(q, k, v, 0.5, attn_mask=bias))

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import (
     create_bidirectional_mask,
@@ -29,9 +28,6 @@ from diff_transformer.model.configuration import DiffTransformerConfig
 from diff_transformer.ops.attention_request import check_dense, has_autocast, is_floating
 from diff_transformer.ops.operator import abridged, check_document_ends
 from diff_transformer.ops.visibility import (
-    causal_bias_mask,
-    check_causal_bias,
-    is_causal_bias,
     position_mask,
     segment_bounds_from,
 )
@@ -73,23 +69,16 @@ def _attend_themselves(configuration: str) -> bool:
     return any("Attention" in member for member in own) and "ALL_ATTENTION_FUNCTIONS" not in members
 
 
-def dense_mask(attention_mask: Any, inputs: Tensor, past_key_values: Cache | None) -> Any:
-    """Return a caller's mask, or masks by name, with a CausalBias of torch as (1, 1, N, S) boolean.
+def check_mask_kind(attention_mask: Any) -> None:
+    """Refuse a caller's mask, or masks by name, of a kind that nobody reads.
 
     Raises:
         TypeError: a tensor that does not hold its own numbers.
-        ValueError: four axes of integers or float8, or a CausalBias that does not fit the inputs (B, N, D) and the
-            tokens in the cache.
+        ValueError: four axes of integers or float8.
     """
     if isinstance(attention_mask, dict):
-        return {name: dense_mask(mask, inputs, past_key_values) for name, mask in attention_mask.items()}
-    if is_causal_bias(attention_mask):
-        n = inputs.shape[1]
-        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
-        layers = getattr(past_key_values, "layers", ())
-        slots = [getattr(layer, "max_cache_len", past + n) for layer in layers]  # of a static cache
-        check_causal_bias(attention_mask, n, [past + n, *slots])
-        return causal_bias_mask(attention_mask, inputs.device)[None, None]
+        for mask in attention_mask.values():
+            check_mask_kind(mask)
     if isinstance(attention_mask, Tensor):
         check_dense("attention_mask", attention_mask)
         if attention_mask.dim() == 4 and attention_mask.dtype != torch.bool and not is_floating(attention_mask):
@@ -97,7 +86,6 @@ def dense_mask(attention_mask: Any, inputs: Tensor, past_key_values: Cache | Non
                 "attention_mask of four axes must be boolean, or added to the scores and floating of 16 bits or more, "
                 f"got {attention_mask.dtype}."
             )
-    return attention_mask
 
 
 def encoder_mask(

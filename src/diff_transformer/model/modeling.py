@@ -30,7 +30,7 @@ from diff_transformer.model.interface_attention import (
     attention_implementation,
     interface_class,
 )
-from diff_transformer.model.masks import check_cu_seqlens, dense_mask, document_positions, encoder_mask
+from diff_transformer.model.masks import check_cu_seqlens, check_mask_kind, document_positions, encoder_mask
 from diff_transformer.model.parallel_plan import check_ranks, float32_units
 from diff_transformer.nn import (
     AnnealedLambda,
@@ -207,7 +207,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         Args:
             input_ids: (B, N) tokens, or ``inputs_embeds`` (B, N, D) in their place.
             attention_mask: (B, S), 0 at padding; or an attention mask (B, 1, N, S), boolean (True = may attend),
-                additive, a BlockMask or a CausalBias of torch; or such masks by type of layer, as ``generate`` has.
+                additive, or a BlockMask of torch; or such masks by type of layer, as ``generate`` has.
             position_ids: (B, N); counted on from the cached tokens unless given. Without a mask and a cache, positions
                 that begin anew in a row begin another document, which sees itself alone.
             past_key_values: a cache of transformers'; an encoder (``is_causal`` False) has none.
@@ -223,7 +223,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given.")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        attention_mask = dense_mask(attention_mask, inputs_embeds, past_key_values)
+        check_mask_kind(attention_mask)
         if past_key_values is not None and not self.config.is_causal:
             raise ValueError(
                 "an encoder (is_causal False) sees all tokens at once and takes no past_key_values, got a "

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from diff_transformer.nn.layers import HeadwiseNorm, QueryKeyNorm, residual_projection
 from diff_transformer.ops import apply_rotary
+from diff_transformer.ops.attention_request import check_dense
 from diff_transformer.ops.operator import check_broadcast, check_mask
-from diff_transformer.ops.visibility import causal_bias_mask, check_causal_bias, is_causal_bias, without_causal_bias
 
 
 class KeyValueCache(Protocol):
@@ -207,14 +207,13 @@ class Attention(nn.Module):
             for name, table in zip(("cos", "sin"), position_embeddings or (), strict=False):
                 check_broadcast(name, table, "(B, N, d)", (*hidden_states.shape[:2], self.head_dim))
             queries, keys, values = self.project(hidden_states, position_embeddings)
+        if isinstance(attn_mask, Tensor):
+            check_dense("attn_mask", attn_mask)
         if cache is not None:
             keys, values = cache.update(keys, values, self.layer_idx)
             # A static cache returns all its slots; those after the tokens it has seen are empty.
             slots, seen = keys.shape[2], cache.get_seq_length(self.layer_idx)
             unread = seen if isinstance(seen, Tensor) and torch.compiler.is_compiling() else None
-            if is_causal_bias(attn_mask):  # a part of one would have lost what it means
-                check_causal_bias(attn_mask, hidden_states.shape[1], [int(seen), slots] if unread is None else None)
-                attn_mask = causal_bias_mask(attn_mask, keys.device)
             if unread is not None:  # no graph slices by a number in a tensor
                 attn_mask = _mask_of_slots(attn_mask, is_causal, hidden_states.shape[1], slots, unread)
                 is_causal = False
@@ -271,7 +270,6 @@ class SoftmaxAttention(Attention):
     ) -> Tensor:
         batch, n, num_heads, _ = queries.shape
         s = keys.shape[2]
-        mask, is_causal = without_causal_bias(mask, is_causal, n, s, queries.device)
         mask = check_mask(mask, queries, (batch, num_heads, n, s))
         if n == 1:  # it is the last, and sees all keys
             is_causal = False

@@ -87,12 +87,6 @@ def test_what_others_may_write_is_refused_with_the_command_that_mends_it(
     assert loaded == [library]
 
 
-def test_one_command_mends_all(library: Path, loaded: list[Path]) -> None:
-    for name in ("library", "folder", "cache"):
-        path_of(name, library).chmod(0o775)
-    refused(loaded, f"chmod go-w {library} {library.parent} {library.parents[1]}`")
-
-
 @pytest.mark.parametrize("name", ["library", "folder", "cache", "above"])
 def test_what_somebody_else_owns_is_refused(
     name: str, library: Path, loaded: list[Path], monkeypatch: pytest.MonkeyPatch
