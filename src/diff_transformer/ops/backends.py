@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import Request, reason_against_dtype, register_flops, ungrouped
+from diff_transformer.ops.attention_request import Request, reason_against_dtype, ungrouped
 from diff_transformer.ops.blockwise import blockwise_attention
 from diff_transformer.ops.cpu.cpu_backend import (
     available_to_auto,
@@ -47,10 +47,6 @@ BACKENDS = tuple(_BACKENDS)
 _DROPPING = ("reference", "sdpa")  # attend(request, dropout_p)
 # These have a backward of their own, which torch.func cannot use, nor torch differentiate, and none in forward mode.
 _OPAQUE = ("blockwise", "flex", "cpu", "triton")
-_ours, _of_cpu = torch.ops.diff_transformer, torch.ops.diff_transformer_cpu
-register_flops(_ours.blockwise, _ours.blockwise_backward)
-register_flops(_ours.triton_forward, _ours.triton_backward)
-register_flops(_of_cpu.forward, _of_cpu.backward)
 
 
 def _in_forward_mode() -> bool:
