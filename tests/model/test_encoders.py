@@ -21,7 +21,6 @@ from diff_transformer import (
     DiffTransformerForCausalLM,
     DiffTransformerForMaskedLM,
     DiffTransformerForSequenceClassification,
-    attention_maps,
     text_embeddings,
 )
 from diff_transformer.model import language_model_class, pooled
@@ -131,14 +130,6 @@ def test_documents_of_a_row_do_not_see_each_other(
         logits = model(**packed).logits.view_as(expected)
         check(logits, expected, dtype=torch.float32)
         check_gradients(check, gradients(model, (logits * direction).sum()), truth, torch.float32)
-
-
-def test_maps_are_those_of_the_whole_text(kind: str, encoder: Any, tokens: Any) -> None:
-    """No weight is hidden, and the rows of each map add up to 1."""
-    for maps in attention_maps(encoder(kind), tokens(1, 6)):
-        first = maps.difference if maps.first is None else maps.first
-        assert (first > 0).all()
-        torch.testing.assert_close(first.sum(-1), torch.ones(first.shape[:-1], dtype=first.dtype))
 
 
 def test_the_loss_is_that_of_masked_tokens(kind: str, encoder: Any, tokens: Any, check: Any) -> None:
@@ -273,12 +264,3 @@ def test_a_classifier_takes_the_mean(kind: str, side: str, encoder: Any, tokens:
     check(model(inputs_embeds=model.model.embed_tokens(inputs)).logits, expected)
     out.loss.backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
-
-
-def test_the_code_of_the_page_runs() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "encoders.md"
-    code = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
-    names: dict[str, Any] = {}
-    exec(compile(code, page.name, "exec"), names)
-    assert names["loss"] > 0
-    torch.testing.assert_close(names["vectors"].norm(dim=-1), torch.ones(2))

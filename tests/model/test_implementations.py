@@ -40,6 +40,9 @@ import diff_transformer.model.interface_attention as model_attention
 import flash_stand_in
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import OPERATOR_IMPLEMENTATIONS
+from diff_transformer.ops.cpu.cpu_backend import is_faster
+from diff_transformer.ops.triton.triton_backend import interpreted
+from full_run import short_run
 from rounding import check_within, rounding_limits
 from tiny_model import PAIRED, SIZES, needs_vectors
 
@@ -161,6 +164,31 @@ def test_outputs_and_gradients_agree(
     unlimited = make(kind, attn_implementation=TRUTH)
     if config and "num_key_value_heads" not in config:
         assert (answers(unlimited, inputs, masks)["logits"] - truth["logits"]).abs().max() > 0.01
+
+
+# The backend that runs.
+FUSED = {
+    "diff_attention": "cpu" if is_faster() else "blockwise",
+    "diff_attention_cpu": "cpu",
+    **({"diff_attention_triton": "triton"} if interpreted() else {}),
+}
+
+
+@pytest.mark.parametrize("case", ["plain", "padded left"])
+@pytest.mark.parametrize("implementation", short_run(FUSED, FUSED.keys() - {"diff_attention_triton"}))
+def test_the_fused_kernels_agree_in_float32(
+    kind: str, implementation: str, case: str, make: Any, tokens: Any, ran: Counter[str]
+) -> None:
+    """They take no float64: off by what rounding to float32 explains. The Transformer's attention is torch's."""
+    inputs = tokens()
+    masks = CASES[case][2](inputs)
+    exact = make(kind, torch.float32, attn_implementation=TRUTH).double()
+    truth, limits = answers(exact, inputs, masks), rounding_limits(lambda: answers(exact, inputs, masks))
+    ran.clear()
+    computed = answers(make(kind, torch.float32, attn_implementation=implementation), inputs, masks)
+    assert ran == {"torch" if kind == "softmax" else FUSED[implementation]: 2}
+    for name, value in truth.items():
+        check_within(computed[name], value, limits[name], torch.float32)
 
 
 @pytest.mark.parametrize("cache_class", [DynamicCache, StaticCache])
@@ -290,7 +318,7 @@ def test_other_models_may_run_ours(tokens: Any, check: Any, calls: Counter[str])
 
 @pytest.fixture(scope="module")
 def t5() -> T5ForConditionalGeneration:
-    """It adds a bias by position to the scores; with heads so narrow that our kernel would train them."""
+    """It adds a bias by position to the scores."""
     torch.manual_seed(3)
     sizes = {"d_model": 24, "d_kv": 4, "d_ff": 20, "num_heads": 4, "num_layers": 2, "dropout_rate": 0.0}
     model = T5ForConditionalGeneration(T5Config(vocab_size=SIZES["vocab_size"], decoder_start_token_id=0, **sizes))

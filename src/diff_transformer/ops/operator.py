@@ -207,14 +207,13 @@ def _checked(
     if v.shape[:2] != k.shape[:2] or v.shape[2] != k.shape[3]:
         _refuse(f"v must agree with k in batch, heads and length, got k {_shape(k)} and v {_shape(v)}.")
     batch, heads, n, s = target = (q.shape[0], q.shape[1] * (q.shape[2] - 1), q.shape[3], k.shape[3])
-    if scale is None:
-        scale = q.shape[-1] ** -0.5
-    _check_number("scale", scale)
+    if scale is not None:
+        _check_number("scale", scale)
     if window is not None:
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
             _refuse(f"window must be None or a whole number of keys, 1 or more, got {window!r}.")
         window = min(window, WIDEST_WINDOW)
-    if values and is_block_mask(attn_mask):
+    if values and attn_mask is not None and is_block_mask(attn_mask):
         if is_causal or window is not None or cu_seqlens is not None:
             _refuse("is_causal, window and cu_seqlens do not combine with a BlockMask: put them into its mask_mod.")
         shape = tuple(attn_mask.shape)
@@ -233,7 +232,8 @@ def _checked(
             )
         check_document_ends("cu_seqlens", cu_seqlens, n)
         segment_bounds = segment_bounds_from(cu_seqlens, n)
-    request = Request(q, k, v, lambdas, attn_mask, is_causal, float(scale), window, segment_bounds)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    request = Request(q, k, v, lambdas, attn_mask, is_causal, scale, window, segment_bounds)
     return request.ungrouped() if isinstance(attn_mask, Tensor) and attn_mask.shape[1] > 1 else request
 
 

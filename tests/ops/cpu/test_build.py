@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import fcntl
 import functools
 import os
 import signal
@@ -139,25 +138,6 @@ def test_parallel_processes_compile_once(capfd: pytest.CaptureFixture[str]) -> N
     stderr = capfd.readouterr().err
     assert stderr.count("compiling the CPU kernel") == 1
     assert stderr.count("compiled in") == 1
-
-
-@pytest.mark.all
-def test_who_waits_says_so(capfd: pytest.CaptureFixture[str]) -> None:
-    built = cpu_build.describe()
-    built.folder.mkdir(parents=True)
-    with open(built.folder / "build.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        waiting = threading.Thread(target=cpu_build.load)
-        waiting.start()
-        stderr = ""
-        while "waiting for another process" not in stderr:
-            assert waiting.is_alive()
-            time.sleep(0.01)
-            stderr += capfd.readouterr().err
-        assert not built.library.exists()
-        fcntl.flock(file, fcntl.LOCK_UN)
-    waiting.join()
-    assert built.library.is_file()
 
 
 @pytest.fixture
