@@ -15,11 +15,11 @@ from budget import Case, Problem, build, prepared
 from diff_transformer import diff_attention, diff_attention_maps
 from diff_transformer.ops import flex
 from diff_transformer.ops.attention_request import Request
-from diff_transformer.ops.visibility import key_ranges
 from full_run import short_run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),  # torch's own
+    pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning"),  # so is this
     pytest.mark.skipif(
         not flex._cpu_has_vectors() or not any(map(shutil.which, ("g++", "clang++", "c++"))),
         reason="torch compiles FlexAttention for the CPU with a C++ compiler and AVX2",
@@ -27,6 +27,7 @@ pytestmark = [
 ]
 
 # Few shapes: torch compiles for some seconds for each, and for each kind of mask. Two blocks of queries and of keys.
+BLOCK = 128  # rows, and keys, of torch's blocks
 TWO_BLOCKS = Case(heads=4, queries=150, keys=150, d=16, dv=32, lam="full")
 PACKED = replace(TWO_BLOCKS, batch=1)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -141,58 +142,10 @@ def test_hidden_blocks_are_not_touched() -> None:
     """Zero times NaN is NaN: the first block of queries is finite because its kernel never reads the second of keys."""
     problem = build(CASES["causal"])
     k, v = problem.k.clone(), problem.v.clone()
-    k[..., flex.BLOCK :, :] = v[..., flex.BLOCK :, :] = float("nan")
+    k[..., BLOCK:, :] = v[..., BLOCK:, :] = float("nan")
     out, unchanged = forward(replace(problem, k=k, v=v)), forward(problem)
-    assert torch.equal(out[:, :, : flex.BLOCK], unchanged[:, :, : flex.BLOCK])
-    assert out[:, :, flex.BLOCK :].isnan().all()
-
-
-# Block masks of positions.
-
-
-def from_function(n: int, s: int, is_causal: bool, window: int | None, ends: tuple[int, ...] = ()) -> BlockMask:
-    """torch's own block mask of the same positions."""
-    document = torch.zeros(max(n, s), dtype=torch.int32)
-    for end in ends:
-        document[end:] += 1
-
-    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        position = i + s - n
-        seen = j <= position if is_causal else j >= 0
-        if window is not None:
-            seen = seen & (j > position - window)
-        return seen & (document[i] == document[j]) if ends else seen
-
-    return create_block_mask(visible, None, None, n, s, device="cpu")
-
-
-def assert_same_blocks(ours: BlockMask, torchs: BlockMask) -> None:
-    assert ours.shape == torchs.shape
-    assert ours.BLOCK_SIZE == torchs.BLOCK_SIZE
-    for count in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
-        assert torch.equal(getattr(ours, count), getattr(torchs, count)), count
-    for listed, count in (("kv_indices", "kv_num_blocks"), ("full_kv_indices", "full_kv_num_blocks")):
-        used = torch.arange(getattr(ours, listed).shape[-1]) < getattr(ours, count)[..., None]
-        assert torch.equal(getattr(ours, listed)[used], getattr(torchs, listed)[used]), listed
-
-
-@pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("window", [None, 1, 9, 128, 129, 1 << 62])
-@pytest.mark.parametrize(("n", "s"), [(300, 300), (256, 256), (1, 1), (1, 400), (20, 300), (300, 20), (400, 257)])
-def test_block_masks_are_torchs(n: int, s: int, window: int | None, is_causal: bool) -> None:
-    if window is None and not is_causal:
-        pytest.skip("nothing is hidden")
-    torchs = from_function(n, s, is_causal, None if window == 1 << 62 else window)
-    assert_same_blocks(flex._blocks(*key_ranges(n, s, is_causal, window, None, torch.device("cpu")), s), torchs)
-
-
-@pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("ends", [(5, 6, 140), (128,), (128, 256), (1, 290)])
-def test_block_masks_of_documents_are_torchs(ends: tuple[int, ...], is_causal: bool) -> None:
-    begins, past = torch.tensor([0, *ends]), torch.tensor([*ends, 300])
-    documents = torch.stack([x.repeat_interleave(past - begins) for x in (begins, past)]).to(torch.int32)
-    ours = flex._blocks(*key_ranges(300, 300, is_causal, None, documents, torch.device("cpu")), 300)
-    assert_same_blocks(ours, from_function(300, 300, is_causal, None, ends))
+    assert torch.equal(out[:, :, :BLOCK], unchanged[:, :, :BLOCK])
+    assert out[:, :, BLOCK:].isnan().all()
 
 
 # BlockMasks of the caller's own.

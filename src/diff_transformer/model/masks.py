@@ -9,7 +9,6 @@ does for every model of transformers.
 
 import functools
 import inspect
-import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -40,16 +39,8 @@ def operator_mask(**arguments: Any) -> Tensor | None:
     """Make transformers' boolean mask (B, 1, N, S), or None if our operator hides all of it by itself.
 
     For tokens that begin a sequence it hides the future and all that a sliding window leaves behind: no mask of N × N.
-
-    Raises:
-        ValueError: the configuration of a model that computes its attention itself, and would add the mask to it.
     """
     config = arguments["config"]
-    if not torch.compiler.is_compiling() and _attend_themselves(type(config).__module__):
-        raise ValueError(
-            f"models of {type(config).__name__} compute attention themselves: attn_implementation must be 'eager', got "
-            f"{config._attn_implementation!r}."
-        )
     offset = arguments.get("q_offset")  # a tensor, not to be read while it is traced, where a cache is static
     begins = isinstance(offset, int) and offset == 0 and arguments["q_length"] == arguments["kv_length"]
     causal = arguments.get("allow_is_causal_skip", False)  # a window in both directions is not the operator's
@@ -58,15 +49,6 @@ def operator_mask(**arguments: Any) -> Tensor | None:
     if begins and causal and spec is not None and spec.differential:
         arguments = {**arguments, "local_size": None}
     return sdpa_mask(**arguments)
-
-
-@functools.cache
-def _attend_themselves(configuration: str) -> bool:
-    """Return whether the models of a configuration's module do not call the attention interface (BLOOM, LED …)."""
-    name = configuration.replace(".configuration_", ".modeling_")
-    members = vars(sys.modules[name]) if name in sys.modules else {}
-    own = [member for member, value in members.items() if getattr(value, "__module__", None) == name]
-    return any("Attention" in member for member in own) and "ALL_ATTENTION_FUNCTIONS" not in members
 
 
 def check_mask_kind(attention_mask: Any) -> None:
@@ -96,11 +78,8 @@ def encoder_mask(
     Padding, on either side, is hidden. Without a mask of tokens, positions that begin anew in a row begin another
     document, which sees itself alone; transformers reads that off the positions of causal models only.
 
-    Args:
-        config: of the model, with its attention implementation.
-        inputs_embeds: (B, N, D).
-        attention_mask: (B, N), 0 at padding; or (B, 1, N, N) and BlockMasks, which stay as they are; or None.
-        position_ids: (B, N) or (1, N), or None.
+    ``inputs_embeds`` is (B, N, D). ``attention_mask`` is (B, N), 0 at padding; or (B, 1, N, N) and BlockMasks, which
+    stay as they are; or None. ``position_ids`` is (B, N) or (1, N), or None.
     """
     documents = None
     if attention_mask is None and position_ids is not None:

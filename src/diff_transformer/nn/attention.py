@@ -194,7 +194,12 @@ class Attention(nn.Module):
         if hidden_states.dim() != 3 or hidden_states.shape[-1] != self.hidden_size:
             raise ValueError(f"hidden_states must be (B, N, {self.hidden_size}), got {tuple(hidden_states.shape)}.")
         if context is not None:
-            _check_cross_attention(position_embeddings, is_causal, cache)
+            others = {"position_embeddings": position_embeddings, "is_causal": is_causal or None, "cache": cache}
+            if given := [name for name, value in others.items() if value is not None]:
+                raise ValueError(
+                    "context, the other sequence of cross-attention, goes without position_embeddings, is_causal and "
+                    f"cache, got {', '.join(given)} as well."
+                )
             queries = self._queries(hidden_states, None)
             keys, values = self.project_context(context) if isinstance(context, Tensor) else context
             self._check_context(hidden_states, keys, values)
@@ -212,15 +217,10 @@ class Attention(nn.Module):
         if cache is not None:
             keys, values = cache.update(keys, values, self.layer_idx)
             # A static cache returns all its slots; those after the tokens it has seen are empty.
-            slots, seen = keys.shape[2], cache.get_seq_length(self.layer_idx)
-            unread = seen if isinstance(seen, Tensor) and torch.compiler.is_compiling() else None
-            if unread is not None:  # no graph slices by a number in a tensor
-                attn_mask = _mask_of_slots(attn_mask, is_causal, hidden_states.shape[1], slots, unread)
-                is_causal = False
-            else:
-                keys, values = keys[:, :, : int(seen)], values[:, :, : int(seen)]
-                if isinstance(attn_mask, Tensor) and attn_mask.shape[-1:] == (slots,):
-                    attn_mask = attn_mask[..., : int(seen)]
+            slots, seen = keys.shape[2], int(cache.get_seq_length(self.layer_idx))
+            keys, values = keys[:, :, :seen], values[:, :, :seen]
+            if attn_mask is not None and attn_mask.shape[-1:] == (slots,):
+                attn_mask = attn_mask[..., :seen]
         heads = self.attend(hidden_states, queries, keys, values, attn_mask, is_causal)
         return self.output(hidden_states, heads)
 
@@ -275,8 +275,9 @@ class SoftmaxAttention(Attention):
             is_causal = False
         if is_causal and (n != s or mask is not None):
             # torch aligns its own causality to the start of the keys and takes no mask beside it.
-            mask = _also_hiding(mask, torch.ones(n, s, dtype=torch.bool, device=keys.device).tril(s - n))
-            is_causal = False
+            visible, is_causal = torch.ones(n, s, dtype=torch.bool, device=keys.device).tril(s - n), False
+            hidden = 0 if mask is None or mask.dtype == torch.bool else -math.inf
+            mask = visible if mask is None else mask.masked_fill(~visible, hidden)
         heads = F.scaled_dot_product_attention(
             queries.transpose(1, 2),
             keys,
@@ -306,29 +307,6 @@ def _normed_and_turned(
         return x
     cos, sin = (table.unsqueeze(-2) for table in position_embeddings)
     return apply_rotary(x, cos, sin)
-
-
-def _mask_of_slots(mask: Tensor | None, is_causal: bool, n: int, slots: int, seen: Tensor) -> Tensor:
-    """Return the mask for all slots of a cache, which has seen so many tokens, the N of the call included."""
-    slot, last = torch.arange(slots, device=seen.device), seen.clamp(max=slots)
-    if mask is not None and 1 < mask.shape[-1] < slots:
-        mask = F.pad(mask, (0, slots - mask.shape[-1]))
-    last = last - torch.arange(n - 1, -1, -1, device=seen.device) if is_causal else last.expand(n)
-    return _also_hiding(mask, slot < last.unsqueeze(-1))
-
-
-def _also_hiding(mask: Tensor | None, visible: Tensor) -> Tensor:
-    """Return a mask, boolean or additive, that hides all that it hid and all that is not visible."""
-    return visible if mask is None else mask.masked_fill(~visible, 0 if mask.dtype == torch.bool else -math.inf)
-
-
-def _check_cross_attention(position_embeddings: object, is_causal: bool, cache: object) -> None:
-    given = {"position_embeddings": position_embeddings is not None, "is_causal": is_causal, "cache": cache is not None}
-    if any(given.values()):
-        raise ValueError(
-            f"context, the other sequence of cross-attention, goes without position_embeddings, is_causal and cache, "
-            f"got {', '.join(name for name, is_given in given.items() if is_given)} as well."
-        )
 
 
 def check_heads(
