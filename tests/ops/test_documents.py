@@ -166,11 +166,3 @@ def test_no_key_is_read_that_is_not_there(backend: str, n: int, first: int, past
     torch.testing.assert_close(
         torch.autograd.grad(out, leaves, dout), torch.autograd.grad(expected, leaves, dout), rtol=1e-4, atol=1e-5
     )
-
-
-def test_the_kernel_refuses_bounds_of_another_length() -> None:
-    skip_unless_it_takes("cpu", torch.float32)
-    q, v, lam = torch.randn(1, 1, 2, 9, 4), torch.randn(1, 1, 9, 4), torch.rand(1, 1, 9)
-    for shape in ((2, 8), (9,), (3, 9)):
-        with pytest.raises(RuntimeError, match=r"documents must be \(2, N\)"):
-            cpu_attention(Request(q, q, v, lam, None, False, 1.0, None, torch.zeros(shape, dtype=torch.int32)))

@@ -57,19 +57,6 @@ def test_gradient_turns_back(dtype: torch.dtype) -> None:
     assert (x.grad.double() - expected).abs().max() <= limit
 
 
-def test_gradient_is_one_concatenation() -> None:
-    """Gradients of slices would be padded with zeros and added, which torch.compile makes slow loops of."""
-    x = torch.randn(5, 8, requires_grad=True)
-    graph, names = [apply_rotary(x, *rotary_tables(torch.arange(5), 8)).grad_fn], set()
-    while graph:
-        node = graph.pop()
-        if node is not None:
-            names.add(node.name())
-            graph += [parent for parent, _ in node.next_functions]
-    assert "SplitBackward0" in names
-    assert "SliceBackward0" not in names
-
-
 def test_positions_of_each_sequence_and_both_maps() -> None:
     """(B, N) positions, as with left padding, against x (B, H, 2, N, d): the tables broadcast over heads and maps."""
     positions = torch.tensor([[0, 1, 2, 3], [5, 6, 7, 8]])

@@ -215,17 +215,6 @@ def test_flags_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         cpu_build.describe()
 
 
-def test_flags_of_each_capability() -> None:
-    for capability in ("AVX512_BF16", "AVX512", "AVX2", "DEFAULT"):
-        flags = cpu_build.compiler_flags(capability)
-        assert f"-DCPU_CAPABILITY={capability}" in flags
-        assert f"-DCPU_CAPABILITY_{capability.removesuffix('_BF16')}" in flags
-        assert ("-mavx512bf16" in flags) == (capability == "AVX512_BF16")
-        assert ("-mavx512f" in flags) == capability.startswith("AVX512")
-        assert ("-mavx2" in flags) == (capability != "DEFAULT")
-        assert any(flag.startswith("-m") for flag in flags) == (capability != "DEFAULT")
-
-
 @pytest.mark.parametrize(
     ("machine", "found", "multiplies_bfloat16", "capability"),
     [
