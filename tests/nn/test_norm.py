@@ -23,15 +23,6 @@ def test_headwise_norm() -> None:
         np.testing.assert_allclose(out[:, :, h].detach().numpy(), expected, rtol=1e-13)
 
 
-def test_heads_do_not_share_their_statistics() -> None:
-    """Making one head a thousand times larger changes no head (its own norm takes the factor out)."""
-    norm, x = with_weight(HeadwiseNorm(8, 0.3, eps=0.0)), torch.randn(2, 5, 3, 8, dtype=torch.float64)
-    larger = x.clone()
-    larger[:, :, 1] *= 1000
-    torch.testing.assert_close(norm(larger), norm(x), rtol=1e-13, atol=0)
-    assert torch.equal(norm(larger)[:, :, ::2], norm(x)[:, :, ::2])
-
-
 def test_gradients() -> None:
     norm, x = with_weight(HeadwiseNorm(6, 0.4)), torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(

@@ -88,6 +88,7 @@ def test_names() -> None:
         assert [reasons[name] for name in here] == [None] * 4
     reasons = backends.explain(dtype=torch.float64)
     assert "torch.float64" in str(reasons["cpu"])
+    assert "torch.float64" in str(reasons["flex"])
     assert [reasons[name] for name in here[:3]] == [None] * 3
 
 

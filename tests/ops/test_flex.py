@@ -14,7 +14,6 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, crea
 from budget import Case, Problem, build, prepared
 from diff_transformer import diff_attention, diff_attention_maps
 from diff_transformer.ops import flex
-from diff_transformer.ops.attention_request import Request
 from full_run import short_run
 
 pytestmark = [
@@ -257,33 +256,6 @@ def test_gradients_with_a_block_mask_are_refused_by_auto_too(stripes: BlockMask)
     problem = build(TWO_BLOCKS)
     with pytest.raises(ValueError, match=r"'flex' cannot run .*no backward on the CPU"):
         diff_attention(problem.q.requires_grad_(), problem.k, problem.v, 0.5, attn_mask=stripes)
-
-
-def reason(d: int = 16, dv: int = 16, dtype: torch.dtype = torch.float32, device: str = "cpu") -> str | None:
-    """The reason against a request whose tensors are on a device that need not be there."""
-    q = torch.empty(1, 1, 2, 1, d, dtype=dtype, device="meta")
-    v = torch.empty(1, 1, 1, dv, dtype=dtype, device="meta")
-
-    class There:
-        def __init__(self, x: Tensor) -> None:
-            self.dtype, self.shape, self.device, self.requires_grad = x.dtype, x.shape, torch.device(device), False
-
-    tensors: Any = [There(x) for x in (q, q, v, q)]
-    return flex.reason_against_flex(Request(*tensors, None, False, 1.0, None, None))
-
-
-def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reason(d=1, dv=1) is None
-    assert "float64" in str(reason(dtype=torch.float64))
-    assert "got mps" in str(reason(device="mps"))
-    monkeypatch.setattr(flex, "triton_is_installed", lambda: True)
-    assert reason(device="cuda") is None
-    assert "width 16 or more, got 8" in str(reason(d=8, device="cuda"))
-    assert "width 16 or more, got 4" in str(reason(dv=4, device="cuda"))
-    monkeypatch.setattr(flex, "triton_is_installed", lambda: False)
-    assert "Triton" in str(reason(device="cuda"))
-    monkeypatch.setattr(flex, "_cpu_has_vectors", lambda: False)
-    assert "AVX2" in str(reason())
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own

@@ -265,16 +265,6 @@ def test_a_processor_that_the_wheel_does_not_know_compiles(shipped: Path, monkey
     assert cpu_build.unavailable_reason() is None
 
 
-def test_a_library_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cpu_build.SWITCH, "1")
-    assert cpu_build.describe().shipped is None
-    monkeypatch.setenv(cpu_build.SWITCH, str(tmp_path / "mine.so"))
-    with pytest.raises(cpu_build.BuildError, match=r"must be 0, 1 or the path .*mine\.so', which is no file"):
-        cpu_build.describe()
-    (tmp_path / "mine.so").touch()
-    assert cpu_build.describe().library == tmp_path / "mine.so"
-
-
 def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
     with pytest.raises(cpu_build.BuildError, match=r"needs torch 2\.10 or newer, this is 2\.9\.1\+cpu: pip install"):
