@@ -152,10 +152,9 @@ def attend_by_document(
     In half precision on CUDA that is one call of torch's FlashAttention for sequences of several lengths; else torch's
     ``scaled_dot_product_attention`` for one document after the other, which away from the CPU waits for the device.
 
-    ``query`` is (1, heads, N, d), ``key`` and ``value`` (1, H_kv, N, d), and the result (1, N, heads, d). ``window`` is
-    how many tokens back each looks, itself included; causal attention alone has one. No document has more tokens than
-    ``longest``. ``dropout`` is the share of attention weights to drop, which torch's FlashAttention does not do for
-    sequences of several lengths.
+    ``query`` is (1, heads, N, d), ``key`` and ``value`` (1, H_kv, N, d), and the result (1, N, heads, d). Causal
+    attention alone has a ``window``, and no document has more tokens than ``longest``. FlashAttention drops no weights
+    of sequences of several lengths.
     """
     dtype = autocast_dtype(query.device.type) or query.dtype
     if not dropout and _takes_several_lengths(query.device.type, dtype, query.shape[-1]):

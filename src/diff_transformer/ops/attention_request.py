@@ -5,7 +5,6 @@ Operators registered with torch take the request's fields one by one, under the 
 
 import functools
 import importlib.util
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -108,16 +107,6 @@ class Request(NamedTuple):
     def position_mask(self) -> Tensor | None:
         """Return the (N, S) boolean mask of causality, window and documents, or None if they hide nothing."""
         return position_mask(self.n, self.s, self.is_causal, self.window, self.segment_bounds, self.q.device)
-
-
-def ungrouped(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap ``attend(request, …)`` of a backend that knows no groups: it computes a noise map for each signal head."""
-
-    @functools.wraps(attend)
-    def attend_ungrouped(request: Request, *more: Any) -> Tensor:
-        return attend(request.ungrouped(), *more)
-
-    return attend_ungrouped
 
 
 def is_eager(*tensors: Tensor | None) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import Request, reason_against_dtype, ungrouped
+from diff_transformer.ops.attention_request import Request, reason_against_dtype
 from diff_transformer.ops.blockwise import blockwise_attention
 from diff_transformer.ops.cpu.cpu_backend import (
     available_to_auto,
@@ -39,7 +39,7 @@ _BACKENDS = {
     "reference": Backend(isolate_nonfinite(reference_attention)),
     "blockwise": Backend(isolate_nonfinite(blockwise_attention)),
     "sdpa": Backend(isolate_nonfinite(sdpa_attention, drops_nan=True)),
-    "flex": Backend(ungrouped(isolate_nonfinite(flex_attention_backend, drops_nan=True))),
+    "flex": Backend(isolate_nonfinite(flex_attention_backend, drops_nan=True)),
     "cpu": Backend(cpu_attention, fuses_norm=True, decode_fast_path=decode_fast_path),
     "triton": Backend(triton_attention, fuses_norm=True),
 }
@@ -114,9 +114,7 @@ def choose(request: Request, dropout_p: float = 0.0) -> str:
     q, attn_mask = request.q, request.attn_mask
     if attn_mask is not None and is_block_mask(attn_mask):
         return "flex"
-    if _in_forward_mode() or _loses_gradient("cpu", request):
-        return "reference"
-    if _learns_mask(attn_mask):
+    if _in_forward_mode() or _loses_gradient("cpu", request) or _learns_mask(attn_mask):
         return "reference"
     if dropout_p:
         return "sdpa" if q.device.type == "cuda" else "reference"  # on the CPU torch drops by its plain formula

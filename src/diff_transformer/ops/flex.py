@@ -63,10 +63,11 @@ def _cpu_has_vectors() -> bool:
 
 
 def flex_attention_backend(request: Request) -> Tensor:
-    """Compute A1 V − λ A2 V, (B, H, N, dv), of q (B, H, 2, N, d).
+    """Compute A1 V − λ A2 V, (B, H, N, dv), with a noise map for each signal head.
 
     A BlockMask is (B or 1, H or 1, N, S), and nothing else hides keys then.
     """
+    request = request.ungrouped()
     q, k, v, lam, attn_mask = request[:5]
     scale = request.scale
     score_mod = nonfinite = None
