@@ -219,7 +219,7 @@ class Attention(nn.Module):
             # A static cache returns all its slots; those after the tokens it has seen are empty.
             slots, seen = keys.shape[2], int(cache.get_seq_length(self.layer_idx))
             keys, values = keys[:, :, :seen], values[:, :, :seen]
-            if attn_mask is not None and attn_mask.shape[-1:] == (slots,):
+            if isinstance(attn_mask, Tensor) and attn_mask.shape[-1:] == (slots,):
                 attn_mask = attn_mask[..., :seen]
         heads = self.attend(hidden_states, queries, keys, values, attn_mask, is_causal)
         return self.output(hidden_states, heads)
