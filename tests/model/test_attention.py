@@ -11,7 +11,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from diff_transformer.model.interface_attention import zero_padded
 from diff_transformer.nn import differential
 from diff_transformer.ops import diff_attention
 from tiny_model import PAIRED, needs_vectors
@@ -118,17 +117,6 @@ def test_one_call_for_each_layer(kind: str, make: Any, tokens: Any, calls: list[
             assert not call["query"][:, noise, :, :4].any()
             assert call["query"][:, ~noise, :, :4].all()
             assert call["query"][:, noise, :, 4:].all()
-
-
-@pytest.mark.parametrize("ratio", [1, 3])
-def test_queries_of_a_key_head_lie_side_by_side(ratio: int) -> None:
-    """Groups of signal heads: the key head of a query is its number over as many as share one."""
-    queries = torch.randn(2, 5, 8, 4)
-    padded = zero_padded(queries, ratio)
-    zero = torch.zeros(2, 5, 4)
-    for head in range(8):
-        halves = (zero, queries[:, :, head]) if head % (ratio + 1) == ratio else (queries[:, :, head], zero)
-        assert torch.equal(padded[:, head], torch.cat(halves, -1))
 
 
 def test_our_own_operator_gets_views_of_what_the_projection_made(

@@ -106,29 +106,6 @@ def test_the_window_reaches_kernels_that_take_no_mask(kind: str, make: Any, toke
     assert [layer.self_attn.sliding_window for layer in make(kind).model.layers] == [None, None]
 
 
-BAD_WINDOWS: dict[str, tuple[dict[str, Any], str]] = {
-    "none at all": ({"sliding_window": 0}, r"sliding_window must be 2 or more, or None for no window, got 0\.$"),
-    "itself alone": ({"sliding_window": 1}, r"sliding_window must be 2 or more, or None for no window, got 1\.$"),
-    "no window": (
-        {"layer_types": ["sliding_attention"] * 2},
-        r"'sliding_attention' need a sliding_window, got None\.$",
-    ),
-    "unknown": (
-        {"layer_types": ["full_attention", "linear_attention"], "sliding_window": 4},
-        r"layer_types must name 'full_attention' or 'sliding_attention' for each of 2 layers, got \['full_attention', ",
-    ),
-    "too few": ({"layer_types": ["full_attention"]}, r"for each of 2 layers, got \['full_attention'\]\.$"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_WINDOWS)
-def test_bad_windows(name: str) -> None:
-    options, message = BAD_WINDOWS[name]
-    # huggingface_hub's strict dataclasses wrap what a check raises in an error of their own, which is a ValueError too.
-    with pytest.raises(ValueError, match=message):
-        DiffTransformerConfig(num_hidden_layers=2, **options)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("cache", ["offloaded", "offloaded_static"])
 def test_offloaded_from_a_gpu(kind: str, cache: str, make: Any, tokens: Any) -> None:

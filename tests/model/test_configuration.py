@@ -121,7 +121,9 @@ def test_odd_heads_are_fine_for_the_second_version() -> None:
     [
         ({"sliding_window": 1}, "sliding_window must be 2 or more"),
         ({"attention_type": "softmx"}, "attention_type must be one of .*, got 'softmx'"),
+        ({"sliding_window": 0}, "sliding_window must be 2 or more, or None for no window, got 0"),
         ({"layer_types": ["full_attention"]}, "layer_types must name .* for each of 2 layers"),
+        ({"layer_types": ["full_attention", "linear_attention"], "sliding_window": 4}, "layer_types must name"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "need a sliding_window, got None"),
         ({"lambda_init": "schedul"}, "lambda_init must be"),
         ({"attention_dropout": 1.0}, "attention_dropout must be"),

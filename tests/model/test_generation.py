@@ -145,15 +145,6 @@ def test_beams(kind: str, options: dict[str, Any], make: Any, tokens: Any) -> No
     assert not torch.equal(expected, greedily(model, inputs))
 
 
-def test_sampling_with_and_without_a_cache(kind: str, make: Any, tokens: Any) -> None:
-    model, inputs = make(kind), tokens()
-    runs = []
-    for use_cache in (True, False):
-        torch.manual_seed(5)
-        runs.append(generate(model, inputs, do_sample=True, temperature=0.7, use_cache=use_cache))
-    assert torch.equal(*runs)
-
-
 @pytest.mark.parametrize("options", [{}, STATIC, {"num_beams": 3}], ids=["dynamic", "static", "beams"])
 def test_left_padded_generation_equals_single(kind: str, options: dict[str, Any], make: Any, tokens: Any) -> None:
     model, rows = make(kind), [tokens(1, n) for n in (9, 5, 2)]

@@ -36,7 +36,7 @@ from diff_transformer.ops.cpu.cpu_backend import is_faster
 from diff_transformer.ops.triton.triton_backend import interpreted
 from full_run import short_run
 from rounding import check_within, rounding_limits
-from tiny_model import PAIRED, SIZES, needs_vectors
+from tiny_model import PAIRED, SIZES
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -202,39 +202,6 @@ def test_decoding_makes_one_call_a_layer_and_step(
                 parts.append(model(part, past_key_values=cache).logits)
                 assert calls == {implementation: 2}, step
             check(torch.cat(parts, 1), truth, dtype=COMPUTES_IN.get(implementation))
-
-
-@pytest.mark.all
-@pytest.mark.parametrize(
-    ("kind", "case"), [pytest.param("diff", "padded left", marks=pytest.mark.all), ("diff_v2", "window in one layer")]
-)
-@needs_vectors
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, while it compiles
-@pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")  # so does this
-@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")  # transformers sets it
-def test_flex_attention(
-    kind: str, case: str, make: Any, tokens: Any, check: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its forward: torch has no gradient of it on the CPU."""
-    seen: list[int] = []
-    flex_attention = AttentionInterface._global_mapping["flex_attention"]
-
-    def counted(module: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(module.layer_idx)
-        return flex_attention(module, *args, **kwargs)
-
-    monkeypatch.setitem(AttentionInterface._global_mapping, "flex_attention", counted)
-    config, batch, give = CASES[case]
-    inputs = tokens(batch=batch)
-    masks = give(inputs)
-    rows = masks.get("attention_mask", torch.ones_like(inputs)).bool()
-    model = make(kind, torch.float32, attn_implementation=TRUTH, **config)
-    with torch.no_grad():
-        truth = model(inputs, use_cache=False, **masks).logits
-        model.set_attn_implementation("flex_attention")
-        logits = model(inputs, use_cache=False, **masks).logits
-    assert seen == [0, 1]
-    check(logits[rows], truth[rows])
 
 
 @pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "flex_attention"])

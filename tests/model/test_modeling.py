@@ -1,7 +1,6 @@
 """The causal language model: against the float64 oracle and Llama, its sizes, its loss, its start."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -296,28 +295,6 @@ def test_start(std: float, kind: str, make: Any) -> None:
     loss = model(torch.arange(1, 65)[None], labels=torch.arange(1, 65)[None]).loss
     if std == 0.02:
         assert abs(loss.item() - math.log(300)) < 0.2
-
-
-def test_start_of_poly_norm(make: Any, tmp_path: Path) -> None:
-    """By transformers' path and by that of training; a checkpoint's values are kept."""
-    model = make(sharp=False, hidden_act="poly_norm")
-    with torch.no_grad():
-        model.model.layers[1].mlp.act_fn.bias.fill_(0.25)
-    model.save_pretrained(tmp_path)
-    loaded, report = DiffTransformerForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    assert loaded.model.layers[1].mlp.act_fn.bias.item() == 0.25
-    draw_weights(loaded, seed=3)
-    for layer in loaded.model.layers:
-        assert torch.equal(layer.mlp.act_fn.weight, torch.full_like(layer.mlp.act_fn.weight, 1 / 3))
-        assert not layer.mlp.act_fn.bias.any()
-
-
-def test_eps_of_the_norms_in_attention(make: Any) -> None:
-    layer = make(rms_norm_eps=1e-6, attention_norm_eps=1e-3, qk_norm=True).model.layers[0]
-    assert layer.input_layernorm.eps == layer.post_attention_layernorm.eps == 1e-6
-    assert layer.self_attn.head_norm.eps == layer.self_attn.q_norm.eps == layer.self_attn.k_norm.eps == 1e-3
 
 
 @pytest.mark.parametrize("std", [0.0, 0.01])
