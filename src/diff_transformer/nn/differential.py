@@ -175,10 +175,22 @@ class GroupedDiffAttention(DifferentialAttention):
         *,
         num_noise_heads: int,
         token_lambda: bool = False,
-        **options: Any,
+        bias: bool = False,
+        qk_norm: bool = False,
+        output_gate: bool = False,
+        dropout: float = 0.0,
+        context_size: int | None = None,
     ) -> None:
         sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim, norm_eps
-        super().__init__(*sizes, num_noise_heads=num_noise_heads, **options)
+        super().__init__(
+            *sizes,
+            num_noise_heads=num_noise_heads,
+            bias=bias,
+            qk_norm=qk_norm,
+            output_gate=output_gate,
+            dropout=dropout,
+            context_size=context_size,
+        )
         self.ratio = num_attention_heads // num_noise_heads - 1
         self.token_lambda, constant = token_lambda, 0.0
         if token_lambda:
@@ -222,9 +234,16 @@ class DiffAttentionV2(DifferentialAttention):
         head_dim: int | None = None,
         norm_eps: float = 1e-5,
         headwise_norm: bool = False,
-        **options: Any,
+        *,
+        bias: bool = False,
+        qk_norm: bool = False,
+        output_gate: bool = False,
+        dropout: float = 0.0,
+        context_size: int | None = None,
     ) -> None:
-        super().__init__(hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim, norm_eps, **options)
+        options = {"bias": bias, "qk_norm": qk_norm, "output_gate": output_gate}
+        sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim
+        super().__init__(*sizes, norm_eps, dropout=dropout, context_size=context_size, **options)
         self.lambda_proj = nn.Linear(hidden_size, num_attention_heads, bias=False)
         if headwise_norm:
             self.head_norm = HeadwiseNorm(self.head_dim, 0.0, norm_eps)
