@@ -61,7 +61,6 @@ FIRST = {
     "test_sharded_checkpoints.py",
     "test_language_experiments.py",
     "test_onnx.py",
-    "test_fsdp.py",
     "test_tensor_parallel.py",
     "test_site.py",
 }

@@ -68,22 +68,15 @@ def sizes_for(kind: str, **config: Any) -> dict[str, Any]:
 # rounding them moves its weights by some 10 eps, the rest of a layer adds as much, and the second layer multiplies
 # what the first one did by the size of its logits again.
 ROUNDINGS = 256
-# The same, relative to the sizes of the terms, for a sum of a thousand terms that nearly cancel. A term's weight is off
-# by the 10 eps of its logit, and a term by the roundings that tests/budget.py counts on the way to λ's gradient, 6.
-# What the other layer multiplies has both signs in so many terms.
-ROUNDINGS_OF_A_TERM = 16
 
 
-def check_rounding(
-    answer: Tensor, expected: Tensor, least: float = 0.0, dtype: torch.dtype | None = None, terms: float = 0.0
-) -> None:
+def check_rounding(answer: Tensor, expected: Tensor, least: float = 0.0, dtype: torch.dtype | None = None) -> None:
     """Fails if any entry is off by more than rounding in `dtype`, the answer's, explains.
 
-    Rounding is relative to the largest expected entry, or to `least` where that is larger; or, by
-    ROUNDINGS_OF_A_TERM, to `terms`, the sizes of the terms that the largest entry adds up.
+    Rounding is relative to the largest expected entry, or to `least` where that is larger.
     """
     assert answer.shape == expected.shape
     eps = torch.finfo(dtype or answer.dtype).eps
-    limit = eps * max(ROUNDINGS * max(least, expected.abs().max().item()), ROUNDINGS_OF_A_TERM * terms)
+    limit = eps * ROUNDINGS * max(least, expected.abs().max().item())
     error = (answer.double() - expected.double()).abs().max().item()
     assert error <= limit, f"error {error:.3g} over the limit {limit:.3g}"

@@ -19,16 +19,12 @@ class VllmDiffTransformer(TransformersForCausalLM):
     """
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
-        if current_platform.is_cpu():
-            check_width(vllm_config.model_config.hf_config, CPUAttentionBackend.get_supported_head_sizes())
+        config = vllm_config.model_config.hf_config
+        width = config.get_text_config().head_dim
+        if current_platform.is_cpu() and width not in (widths := CPUAttentionBackend.get_supported_head_sizes()):
+            raise ValueError(
+                f"vLLM's attention on the CPU has heads of width {', '.join(map(str, widths))}, and a model of "
+                f"attention_type {config.attention_type!r} with head_dim {config.head_dim} caches heads of width "
+                f"{width}."
+            )
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-
-
-def check_width(config: Any, supported: list[int]) -> None:
-    """Raise ValueError unless the kernels support heads as wide as those that a model caches."""
-    width = config.get_text_config().head_dim
-    if width not in supported:
-        raise ValueError(
-            f"vLLM's attention on the CPU has heads of width {', '.join(map(str, supported))}, and a model of "
-            f"attention_type {config.attention_type!r} with head_dim {config.head_dim} caches heads of width {width}."
-        )

@@ -17,11 +17,8 @@ from torch import Tensor
 import diff_transformer.model.interface_attention as model_attention
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.attention_types import ATTENTION_TYPES
-from diff_transformer.nn import Lambda
 from diff_transformer.nn.layers import draw_normal
 from diff_transformer.ops import backends
-from diff_transformer.ops.attention_request import Request
-from diff_transformer.ops.reference import softmax_maps
 from tiny_model import FORMS, SIZES, TokenLambda, check_rounding, sizes_for
 
 transformers.utils.logging.disable_progress_bar()
@@ -98,41 +95,3 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         model_attention, "eager_attention_forward", counted("eager", model_attention.eager_attention_forward)
     )
     return counter
-
-
-@pytest.fixture
-def lambda_terms(monkeypatch: pytest.MonkeyPatch) -> Callable[[DiffTransformerForCausalLM], dict[str, float]]:
-    """(model) → by a λ vector's name, the sizes of the terms of its gradient's largest entry, added up.
-
-    dλ = −Σ P2 ⊙ dP, over sequences, heads, queries and keys, with dP = dO·Vᵀ, nearly cancels, so its rounding is no
-    fraction of dλ: it is one of Σ P2 ⊙ |dO|·|V|ᵀ. Equation 2 multiplies both by exp(q1·k1)·k1 for q1, and so on.
-    What is counted is the last pass of a model on the reference backend, forward and backward.
-    """
-    sums: list[float] = []  # by layer
-    reference = backends._BACKENDS["reference"]
-
-    def attend(request: Request) -> Tensor:
-        out, layer = reference.attend(request), len(sums)
-        sums.append(0.0)
-
-        def add(grad_out: Tensor) -> None:
-            _, a2 = softmax_maps(request._replace(q=request.q.detach(), k=request.k.detach()))
-            values = request.v.detach().abs().repeat_interleave(request.heads_per_key, dim=1)
-            sums[layer] += (a2 * (grad_out.abs() @ values.mT)).sum().item()
-
-        if out.requires_grad:
-            out.register_hook(add)
-        return out
-
-    def terms(model: DiffTransformerForCausalLM) -> dict[str, float]:
-        gradient_terms: dict[str, float] = {}
-        layers = [(name, module) for name, module in model.named_modules() if isinstance(module, Lambda)]
-        for (name, lam), size in zip(layers, sums[len(sums) - len(layers) :], strict=True):
-            for ours, partner in (("q1", "k1"), ("k1", "q1"), ("q2", "k2"), ("k2", "q2")):
-                vector = getattr(lam, partner).detach()
-                factor = (vector @ getattr(lam, ours).detach()).exp()
-                gradient_terms[f"{name}.{ours}"] = size * (factor * vector).abs().max().item()
-        return gradient_terms
-
-    monkeypatch.setitem(backends._BACKENDS, "reference", reference._replace(attend=attend))
-    return terms

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from diff_lab.train.plan import flops_per_token, multiplied_weights
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.convert.layout_tables import LAYOUTS, write_settings
-from tiny_model import KINDS, SIZES
+from tiny_model import SIZES
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -85,12 +85,3 @@ def test_a_layout_without_them_says_so(name: str, value: bool) -> None:
     config = DiffTransformerConfig(**SIZES, attention_type="softmax", **{name: value})
     with pytest.raises(ValueError, match=f"the layout 'llama' cannot hold {name} {value}"):
         write_settings(LAYOUTS["llama"]["softmax"], config)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_plan_of_tensor_parallelism_names_them(kind: str) -> None:
-    config = DiffTransformerConfig(**SIZES, attention_type=kind, **OPTIONS)
-    names = {key.removeprefix("layers.*.self_attn.") for key in config.base_model_tp_plan}
-    assert {"q_norm", "k_norm", "gate_proj"} <= names
-    layer = DiffTransformerForCausalLM(config).model.layers[0].self_attn
-    assert {"q_norm", "k_norm", "gate_proj"} <= {name for name, _ in layer.named_modules()}

@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, DynamicCache, StaticCache
-from transformers.cache_utils import QuantizedLayer, QuantoQuantizedLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
-from transformers.utils import is_optimum_quanto_available
 
 from diff_transformer import DiffTransformerConfig, diff_attention
 from diff_transformer.nn import differential
@@ -108,68 +106,6 @@ def test_the_window_reaches_kernels_that_take_no_mask(kind: str, make: Any, toke
     assert [layer.self_attn.sliding_window for layer in make(kind).model.layers] == [None, None]
 
 
-BAD_WINDOWS: dict[str, tuple[dict[str, Any], str]] = {
-    "none at all": ({"sliding_window": 0}, r"sliding_window must be 2 or more, or None for no window, got 0\.$"),
-    "itself alone": ({"sliding_window": 1}, r"sliding_window must be 2 or more, or None for no window, got 1\.$"),
-    "no window": (
-        {"layer_types": ["sliding_attention"] * 2},
-        r"'sliding_attention' need a sliding_window, got None\.$",
-    ),
-    "unknown": (
-        {"layer_types": ["full_attention", "linear_attention"], "sliding_window": 4},
-        r"layer_types must name 'full_attention' or 'sliding_attention' for each of 2 layers, got \['full_attention', ",
-    ),
-    "too few": ({"layer_types": ["full_attention"]}, r"for each of 2 layers, got \['full_attention'\]\.$"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_WINDOWS)
-def test_bad_windows(name: str) -> None:
-    options, message = BAD_WINDOWS[name]
-    # huggingface_hub's strict dataclasses wrap what a check raises in an error of their own, which is a ValueError too.
-    with pytest.raises(ValueError, match=message):
-        DiffTransformerConfig(num_hidden_layers=2, **options)
-
-
-class Stream:
-    """What a cache asks of a CUDA stream, for a machine without: copies are made at once."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: Any) -> None: ...
-
-    def wait_stream(self, stream: "Stream") -> None: ...
-
-
-@pytest.mark.parametrize("kind_of_cache", ["dynamic", "static"])
-def test_offloaded_order(
-    kind: str, kind_of_cache: str, make: Any, tokens: Any, check: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each layer is taken away after its one update and back before its next: nobody updates a layer twice a step.
-
-    transformers offloads to the CPU from a GPU; here a layer that is away has no keys at all.
-    """
-    model, inputs, away = make(kind), tokens(), {}
-    cache = CACHES[kind_of_cache](config=model.config)
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda _: Stream())
-    cache.offloading, cache.only_non_sliding, cache.prefetch_stream = True, False, Stream()
-    for number, layer in enumerate(cache.layers):
-
-        def offload(number: int = number, layer: Any = layer) -> None:
-            assert number not in away
-            away[number], layer.keys, layer.values = (layer.keys, layer.values), None, None
-
-        def prefetch(number: int = number, layer: Any = layer) -> None:
-            if number in away:
-                layer.keys, layer.values = away.pop(number)
-
-        layer.offload, layer.prefetch = offload, prefetch
-    with torch.no_grad():
-        parts = [model(part, past_key_values=cache).logits for part in inputs.split((6, 1, 2), dim=1)]
-        check(torch.cat(parts, 1), model(inputs, use_cache=False).logits)
-    assert away
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("cache", ["offloaded", "offloaded_static"])
 def test_offloaded_from_a_gpu(kind: str, cache: str, make: Any, tokens: Any) -> None:
@@ -178,58 +114,6 @@ def test_offloaded_from_a_gpu(kind: str, cache: str, make: Any, tokens: Any) -> 
     settings["disable_compile"] = True
     expected = model.generate(inputs, **settings)
     assert torch.equal(model.generate(inputs, **settings, cache_implementation=cache), expected)
-
-
-class RoundedLayer(QuantizedLayer):
-    """Keys and values as whole numbers between −127 and 127 and one scale for each head of the one attention call.
-
-    In place of quanto and HQQ, which need not be installed: transformers' own cache does all the rest.
-    """
-
-    def _quantize(self, tensor: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-        scale = tensor.abs().amax((-2, -1), keepdim=True) / 127
-        return (tensor / scale).round().to(torch.int8), scale
-
-    def _dequantize(self, packed: tuple[Tensor, Tensor]) -> Tensor:
-        return packed[0] * packed[1]
-
-
-def test_quantised(kind: str, make: Any, tokens: Any, check: Any) -> None:
-    """Old keys and values are rounded, new ones are kept; one head of the call has one scale, [k1; k2] together."""
-    model, inputs = make(kind), tokens(length=12)
-    layers = [RoundedLayer(axis_key=0, axis_value=0, residual_length=4) for _ in range(2)]
-    cache = Cache(layers=layers)
-    with torch.no_grad():
-        exact = model(inputs, use_cache=False).logits
-        parts = [model(part, past_key_values=cache).logits for part in inputs.split((6, 1, 1, 2, 1, 1), dim=1)]
-    assert cache.get_seq_length() == 12
-    heads, width = (2, 8) if kind in PAIRED else (4, 4)
-    for layer in layers:
-        packed, scale = layer._quantized_keys
-        assert packed.dtype == torch.int8
-        assert packed.shape[:2] == (2, heads)
-        assert packed.shape[3] == width
-        assert scale.shape == (2, heads, 1, 1)
-        assert packed.shape[2] + layer.keys.shape[2] == 12
-    error = (torch.cat(parts, 1) - exact).abs().max() / exact.abs().max()
-    assert 1e-6 < error < 0.1
-    check(parts[0], exact[:, :6])  # a prompt is seen as it is, and rounded afterwards
-
-
-@pytest.mark.slow  # quanto compiles its kernels on first use: minutes, once
-@pytest.mark.skipif(not is_optimum_quanto_available(), reason="optimum-quanto is not installed")
-def test_quantised_by_quanto(kind: str, make: Any, tokens: Any) -> None:
-    """The cache that ``generate`` makes, with four bits for a number and a scale for each eight."""
-    model, inputs = make(kind, torch.float32), tokens()
-    settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(inputs)}
-    settings |= {"output_logits": True, "return_dict_in_generate": True}
-    options = {"backend": "quanto", "nbits": 4, "q_group_size": 8, "residual_length": 2}
-    exact = model.generate(inputs, **settings)
-    rounded = model.generate(inputs, **settings, cache_implementation="quantized", cache_config=options)
-    assert all(isinstance(layer, QuantoQuantizedLayer) for layer in rounded.past_key_values.layers)
-    assert rounded.past_key_values.get_seq_length() == 14
-    error = (rounded.logits[1] - exact.logits[1]).abs().max() / exact.logits[1].abs().max()
-    assert 1e-6 < error < 0.5
 
 
 @pytest.mark.parametrize("cache_name", ["dynamic", "static"])

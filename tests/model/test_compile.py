@@ -43,20 +43,6 @@ def test_forward_and_backward(kind: str, make: Any, tokens: Any, check: Any) -> 
             check(parameter.grad, gradients[name], least=0.1, dtype=torch.float32)  # the loss upcasts to float32
 
 
-@pytest.mark.all
-@each_kind
-def test_the_model_makes_its_own_cache(kind: str, make: Any, tokens: Any, check: Any) -> None:
-    """Called with tokens alone, and then with the cache that came of it: no warning either (they are errors here)."""
-    model, inputs = make(kind, torch.float32, num_hidden_layers=1), tokens()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    with torch.no_grad():
-        expected = model(inputs, use_cache=False).logits
-        first = compiled(inputs[:, :8])
-        check(first.logits, expected[:, :8])
-        check(compiled(inputs[:, 8:], past_key_values=first.past_key_values).logits, expected[:, 8:])
-    assert counters["stats"]["unique_graphs"] == 2
-
-
 @pytest.mark.parametrize("implementation", short_run(["diff_attention", "sdpa"], ["diff_attention"]))
 def test_decoding_into_a_static_cache(kind: str, implementation: str, make: Any, tokens: Any, check: Any) -> None:
     """One graph for all tokens: nothing is compiled anew as the cache fills up, nor for another prompt."""

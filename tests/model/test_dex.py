@@ -10,18 +10,16 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, attention_maps
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.dex_annealing import DexAnnealing
-from diff_transformer.nn import AnnealedLambda, DexCorrection, set_dex_progress
+from diff_transformer.nn import AnnealedLambda, DexCorrection
 from tiny_model import SIZES
 
 with warnings.catch_warnings():
     # torchao, which PEFT imports where it is installed, announces its own future on import.
     warnings.simplefilter("ignore")
-    from peft import LoraConfig, PeftModel, get_peft_model
 
 # An odd number of key/value heads, as no DIFF model may have.
 MODEL: dict[str, Any] = {**SIZES, "num_attention_heads": 6, "num_key_value_heads": 3, "rms_norm_eps": 1e-5}
@@ -104,15 +102,6 @@ def test_caches_and_generation(make: Any, tokens: Any) -> None:
     assert not torch.equal(plain.generate(inputs, **settings), expected)
 
 
-def test_maps_are_the_transformers(make: Any, tokens: Any) -> None:
-    model, inputs = make("dex", num_hidden_layers=1), tokens()
-    plain = make("softmax", num_hidden_layers=1)
-    plain.load_state_dict({key: value for key, value in model.state_dict().items() if ".dex." not in key})
-    (answer,), (expected,) = attention_maps(model, inputs), attention_maps(plain, inputs)
-    assert answer.first is answer.second is None
-    assert torch.equal(answer.difference, expected.difference)
-
-
 def annealing_of(model: torch.nn.Module) -> list[tuple[float, float, torch.dtype]]:
     """α, λ_learn and λ's dtype of each layer."""
     parts = [module for module in model.modules() if isinstance(module, AnnealedLambda)]
@@ -150,27 +139,6 @@ def test_a_llama_checkpoint_gets_its_first_numbers(tmp_path: Path, tokens: Any, 
     assert annealing_of(model) == [(1.0, 0.25, torch.float32)] * 2
     assert [list(m.heads) for m in model.modules() if isinstance(m, DexCorrection)] == SOME
     assert torch.equal(model(inputs).logits, source(inputs).logits)
-
-
-def test_float32_under_casts(make: Any) -> None:
-    model = make("dex", torch.float32)
-    model.set_dex_progress(0.3)
-    before = model.lambdas()
-    assert len(before) == 2
-    for cast in (model.half, model.bfloat16, lambda: model.to(torch.float16)):
-        cast()
-        assert model.lambdas() == before
-        assert model.get_parameter("model.layers.0.self_attn.dex.weight").dtype.itemsize == 2
-
-
-@pytest.mark.all
-def test_one_graph_for_every_lambda(make: Any, tokens: Any) -> None:
-    model, inputs, counter = make("dex", torch.float32), tokens(), CompileCounter()
-    compiled = torch.compile(model, fullgraph=True, backend=counter)
-    for progress in (0.2, 0.7, 1.0):
-        model.set_dex_progress(progress)
-        torch.testing.assert_close(compiled(inputs, use_cache=False).logits, model(inputs).logits)
-    assert counter.frame_count == 1
 
 
 def text() -> list[dict[str, Tensor]]:
@@ -232,30 +200,6 @@ def test_annealing_of_each_step(steps: int | None, expected: list[float], tmp_pa
     model.model.layers[0].register_forward_pre_hook(lambda *_: seen.append(annealing_of(model)[0][0]))
     trainer(model, tmp_path, 4, DexAnnealing(steps), gradient_accumulation_steps=2).train()
     assert seen[::2] == seen[1::2] == expected
-
-
-# transformers has renamed what PEFT asks a model for, and what its older versions know by this name only.
-@pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning")
-def test_lora_beside_w_d(tmp_path: Path) -> None:
-    """`modules_to_save` trains W_D and λ beside an adapter, and saves them with how far λ is; merged, all is there."""
-    model = retrofitted(llama(), dex_heads=SOME)
-    batch = {name: torch.stack([row[name] for row in text()]) for name in ("input_ids", "labels")}
-    config = LoraConfig(target_modules=["q_proj", "v_proj"], modules_to_save=["dex"], task_type="CAUSAL_LM")
-    adapted = get_peft_model(model, config)
-    optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=0.02)
-    for step in (1, 2, 3):
-        set_dex_progress(adapted, step / 4)
-        adapted(**batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    expected = adapted.eval()(**batch).logits
-    adapted.save_pretrained(tmp_path)
-    loaded = PeftModel.from_pretrained(retrofitted(llama(), dex_heads=SOME), tmp_path).eval()
-    assert torch.equal(loaded(**batch).logits, expected)
-    merged = loaded.merge_and_unload()
-    assert [progress for progress, _, _ in annealing_of(merged)] == [0.75, 0.75]
-    assert all(module.weight.all() for module in merged.modules() if isinstance(module, DexCorrection))
-    torch.testing.assert_close(merged(**batch).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_refusals(make: Any, tmp_path: Path) -> None:

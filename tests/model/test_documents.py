@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._dynamo.utils import counters
 from transformers import DataCollatorWithFlattening, DynamicCache
 
 import diff_transformer.model.interface_attention as model_attention
@@ -163,71 +162,6 @@ def test_a_collator_of_transformers(kind: str, make: Any, check: Any, calls: Cou
         assert computed is not None
         assert torch.equal(computed, positions)
     assert calls["mask"] == 0
-
-
-def test_attention_weights(kind: str, make: Any, check: Any) -> None:
-    """The maps that are looked at hide other documents as well."""
-    batch = flattened(batch_of(((5, 1, 6),)))
-    names = ("input_ids", "position_ids")
-    model = make(kind, sliding_window=3)
-    with torch.no_grad():
-        weights = model(**batch, output_attentions=True).attentions
-        masked = model(**{name: batch[name] for name in names}, use_cache=False, output_attentions=True).attentions
-    for one, other in zip(weights, masked, strict=True):
-        check(one, other)
-
-
-def test_checkpointing_and_accumulation(kind: str, make: Any, check: Any, calls: Counter[str]) -> None:
-    """The layers are computed twice, by document both times, and two parts of a batch add up to the whole."""
-    batch = batch_of()
-    targets = sum(LENGTHS) - len(LENGTHS)
-    model = make(kind).train()
-    truth = answers(model, model(**flattened(batch), use_cache=False, num_items_in_batch=targets).loss)
-    # transformers renamed it within version 5; the old name warns where the new one exists.
-    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
-    getattr(model, next(name for name in names if hasattr(model, name)))()
-    calls.clear()
-    parts = [{name: value[rows] for name, value in batch.items()} for rows in (slice(0, 1), slice(1, 3))]
-    losses = [model(**flattened(part), use_cache=False, num_items_in_batch=targets).loss for part in parts]
-    agree(check, answers(model, sum(losses)), truth, torch.float32)
-    assert list(calls.values()) == [8]
-    assert all("by document" in name for name in calls)
-
-
-# torch's own, of what it does itself while it traces a layer, whose input is no leaf.
-@pytest.mark.all
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("kind", ["diff", "softmax"])
-def test_compiled_layers_meet_few_shapes(kind: str, make: Any, check: Any) -> None:
-    """Once the number of documents has changed, no other number compiles anything anew."""
-    torch._dynamo.reset()
-    counters.clear()
-    model = make(kind)
-    row_lengths = ((5, 15), (20,), (7, 7, 6), (3, 3, 3, 3, 3, 3, 2), (1, 1, 1, 2, 3, 4, 2, 2, 4))
-    rows = [flattened(batch_of((lengths,))) for lengths in row_lengths]
-    expected = [answers(model, model(**row, use_cache=False).loss) for row in rows]
-    for layer in model.model.layers:
-        # The Transformer's documents are a loop over lengths that are read while it runs.
-        layer.compile(fullgraph=kind == "diff", backend="aot_eager")
-    for i, (row, truth) in enumerate(zip(rows, expected, strict=True)):
-        with torch.compiler.set_stance("default" if i < 2 else "fail_on_recompile"):
-            agree(check, answers(model, model(**row, use_cache=False).loss), truth, torch.float32)
-    assert counters["stats"]["unique_graphs"] > 0
-    torch._dynamo.reset()
-
-
-def test_under_autocast(kind: str, make: Any, calls: Counter[str]) -> None:
-    """In bfloat16, whose rounding is all that parts it from the rows with a mask."""
-    batch = batch_of()
-    model = make(kind, torch.float32)
-    with torch.no_grad():
-        exact = model(**flattened(batch), use_cache=False).logits
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = model(**flattened(batch), use_cache=False).logits
-            rows = model(**batch, use_cache=False).logits.flatten(0, 1)
-    error, usual = (logits[0] - exact[0]).abs().max(), (rows - exact[0]).abs().max()
-    assert 0 < error <= 2 * usual
-    assert calls["mask"] == 1
 
 
 @pytest.mark.parametrize(("window", "is_causal"), [(None, True), (3, True), (None, False)])

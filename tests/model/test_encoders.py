@@ -12,16 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, DynamicCache, pipeline
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, DynamicCache
 
-from diff_lab.data import byte_tokenizer
 from diff_lab.data.batches import flattened
 from diff_transformer import (
     DiffTransformerConfig,
     DiffTransformerForCausalLM,
     DiffTransformerForMaskedLM,
     DiffTransformerForSequenceClassification,
-    attention_maps,
     text_embeddings,
 )
 from diff_transformer.model import language_model_class, pooled
@@ -133,14 +131,6 @@ def test_documents_of_a_row_do_not_see_each_other(
         check_gradients(check, gradients(model, (logits * direction).sum()), truth, torch.float32)
 
 
-def test_maps_are_those_of_the_whole_text(kind: str, encoder: Any, tokens: Any) -> None:
-    """No weight is hidden, and the rows of each map add up to 1."""
-    for maps in attention_maps(encoder(kind), tokens(1, 6)):
-        first = maps.difference if maps.first is None else maps.first
-        assert (first > 0).all()
-        torch.testing.assert_close(first.sum(-1), torch.ones(first.shape[:-1], dtype=first.dtype))
-
-
 def test_the_loss_is_that_of_masked_tokens(kind: str, encoder: Any, tokens: Any, check: Any) -> None:
     """Nothing is shifted; in chunks without logits it is the same, with the same gradients."""
     model, inputs = encoder(kind), tokens()
@@ -207,16 +197,6 @@ def test_saved_and_loaded(kind: str, make: Any, tokens: Any, check: Any, tmp_pat
         AutoModelForMaskedLM.from_pretrained(tmp_path / "causal")
 
 
-def test_transformers_fills_a_mask(make: Any) -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.add_special_tokens({"mask_token": "<|mask|>"})
-    config = DiffTransformerConfig(**{**SIZES, "vocab_size": len(tokenizer)}, is_causal=False)
-    filled = pipeline("fill-mask", model=DiffTransformerForMaskedLM(config), tokenizer=tokenizer, top_k=2)
-    answers = filled(["to be<|mask|>or not", "a<|mask|>"])
-    assert [len(each) for each in answers] == [2, 2]
-    assert all(0 < answer["score"] < 1 for each in answers for answer in each)
-
-
 HIDDEN = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 7.0]], [[2.0, 0.0], [4.0, 8.0], [torch.nan, 1.0]]])
 SHOWN = torch.tensor([[0, 1, 1], [1, 1, 0]])  # padding on the left, and on the right
 
@@ -273,12 +253,3 @@ def test_a_classifier_takes_the_mean(kind: str, side: str, encoder: Any, tokens:
     check(model(inputs_embeds=model.model.embed_tokens(inputs)).logits, expected)
     out.loss.backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
-
-
-def test_the_code_of_the_page_runs() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "encoders.md"
-    code = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
-    names: dict[str, Any] = {}
-    exec(compile(code, page.name, "exec"), names)
-    assert names["loss"] > 0
-    torch.testing.assert_close(names["vectors"].norm(dim=-1), torch.ones(2))

@@ -145,15 +145,6 @@ def test_beams(kind: str, options: dict[str, Any], make: Any, tokens: Any) -> No
     assert not torch.equal(expected, greedily(model, inputs))
 
 
-def test_sampling_with_and_without_a_cache(kind: str, make: Any, tokens: Any) -> None:
-    model, inputs = make(kind), tokens()
-    runs = []
-    for use_cache in (True, False):
-        torch.manual_seed(5)
-        runs.append(generate(model, inputs, do_sample=True, temperature=0.7, use_cache=use_cache))
-    assert torch.equal(*runs)
-
-
 @pytest.mark.parametrize("options", [{}, STATIC, {"num_beams": 3}], ids=["dynamic", "static", "beams"])
 def test_left_padded_generation_equals_single(kind: str, options: dict[str, Any], make: Any, tokens: Any) -> None:
     model, rows = make(kind), [tokens(1, n) for n in (9, 5, 2)]
@@ -171,14 +162,6 @@ def test_going_on_from_a_cache(kind: str, make: Any, tokens: Any) -> None:
     assert torch.equal(generate(model, first, max_new_tokens=6, past_key_values=cache), expected)
 
 
-def test_stops_at_the_end_token(make: Any, tokens: Any) -> None:
-    model, inputs = make(), tokens(batch=1)
-    text = greedily(model, inputs)[0, 9:]
-    stop = int(text[3])
-    length = text.tolist().index(stop) + 1
-    assert generate(model, inputs, eos_token_id=stop).shape[1] == 9 + length
-
-
 @pytest.mark.parametrize("options", [{}, STATIC, {"num_beams": 3}], ids=["dynamic", "static", "beams"])
 def test_prompt_given_as_embeddings(kind: str, options: dict[str, Any], make: Any, tokens: Any) -> None:
     model, inputs = make(kind), tokens()
@@ -186,19 +169,6 @@ def test_prompt_given_as_embeddings(kind: str, options: dict[str, Any], make: An
     settings = {"attention_mask": torch.ones_like(inputs), "max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
     new = model.generate(inputs_embeds=embeds, **settings, **options)
     assert torch.equal(new, generate(model, inputs, **options)[:, 9:])
-
-
-def test_going_on_from_embeddings(kind: str, make: Any, tokens: Any) -> None:
-    """Half of the text, then the other half from the cache of the first and embeddings of all that came before."""
-    model, inputs = make(kind), tokens()
-    table = model.get_input_embeddings()
-    settings = {"do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True}
-    first = model.generate(inputs_embeds=table(inputs), max_new_tokens=4, **settings)
-    so_far = torch.cat((inputs, first.sequences), 1)
-    continued = model.generate(
-        inputs_embeds=table(so_far), past_key_values=first.past_key_values, max_new_tokens=6, **settings
-    )
-    assert torch.equal(torch.cat((so_far, continued.sequences), 1), greedily(model, inputs))
 
 
 @pytest.mark.parametrize("helper", ["itself", "another", "the prompt", "its first layer"])
@@ -220,17 +190,6 @@ def test_speculative_decoding(kind: str, helper: str, options: dict[str, Any], m
     model.lm_head.register_forward_pre_hook(lambda _, args: calls.append(args[0].shape[1]))
     assert torch.equal(generate(model, inputs, **draft), expected)
     assert max(calls[1:]) > 1, "no draft was ever checked"
-
-
-def test_logits_to_keep_in_generate(kind: str, make: Any, tokens: Any) -> None:
-    """By itself generate asks for the last logits alone; all of them give the same text."""
-    model, inputs = make(kind), tokens()
-    widths: list[int] = []
-    model.lm_head.register_forward_pre_hook(lambda _, args: widths.append(args[0].shape[1]))
-    text = generate(model, inputs)
-    assert set(widths) == {1}
-    assert torch.equal(generate(model, inputs, logits_to_keep=0), text)
-    assert max(widths) == 9
 
 
 def test_what_generate_returns(kind: str, make: Any, tokens: Any) -> None:

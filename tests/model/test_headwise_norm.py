@@ -8,8 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from diff_lab.train import load_recipe
-from diff_lab.train.recipe import build_config
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from tiny_model import KINDS, PAIRED
 
@@ -25,25 +23,6 @@ def test_left_out_it_is_as_the_type_has_it() -> None:
         assert config.headwise_norm is None
         assert config.has_headwise_norm is (kind in PAIRED)
     assert DiffTransformerConfig(attention_type="dex", headwise_norm=False).has_headwise_norm is False
-
-
-def test_saying_what_the_type_has_changes_no_bit(kind: str, make: Any, tokens: Any) -> None:
-    inputs = tokens()
-    implicit, explicit = make(kind), make(kind, headwise_norm=kind in PAIRED)
-    assert list(implicit.state_dict()) == list(explicit.state_dict())
-    for name, value in implicit.state_dict().items():
-        assert torch.equal(explicit.state_dict()[name], value), name
-    assert torch.equal(implicit(inputs).logits, explicit(inputs).logits)
-
-
-@pytest.mark.parametrize(("kind", "norm"), VARIANTS.items())
-def test_parameters(kind: str, norm: bool, make: Any) -> None:
-    usual, variant = ({n: p.shape for n, p in make(kind, headwise_norm=x).named_parameters()} for x in (None, norm))
-    changed = {name: shape for model in (usual, variant) for name, shape in model.items() if "head_norm" in name}
-    width = 4 * (2 if kind in PAIRED else 1)
-    assert changed == {f"model.layers.{layer}.self_attn.head_norm.weight": (width,) for layer in (0, 1)}
-    assert usual.keys() ^ variant.keys() == changed.keys()
-    assert changed.keys() <= (variant if norm else usual).keys()
 
 
 @pytest.mark.parametrize(("kind", "norm"), VARIANTS.items())
@@ -68,22 +47,3 @@ def test_a_config_from_before_the_key(make: Any, tokens: Any, tmp_path: Path) ->
     loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path)
     assert loaded.config.has_headwise_norm
     assert torch.equal(loaded(inputs).logits, model(inputs).logits)
-
-
-@pytest.mark.parametrize(("kind", "norm"), VARIANTS.items())
-def test_tokens_with_a_cache(kind: str, norm: bool, make: Any, tokens: Any, check: Any) -> None:
-    model, inputs = make(kind, headwise_norm=norm), tokens()
-    first = model(inputs[:, :5], use_cache=True)
-    second = model(inputs[:, 5:], past_key_values=first.past_key_values)
-    check(torch.cat((first.logits, second.logits), dim=1), model(inputs).logits)
-
-
-def test_recipes() -> None:
-    sizes = build_config(
-        load_recipe("tiny", ["model.attention_type=softmax", "model.headwise_norm=true"]), vocab_size=9
-    )
-    assert sizes.has_headwise_norm
-    assert not build_config(load_recipe("tiny", ["model.headwise_norm=false"]), vocab_size=9).has_headwise_norm
-    assert build_config(load_recipe("tiny"), vocab_size=9).headwise_norm is None
-    with pytest.raises(ValueError, match=r"'model\.headwise_norm' is 'yes please'"):
-        load_recipe("tiny", ["model.headwise_norm=yes please"])

@@ -66,19 +66,6 @@ def test_padding(kind: str, backend: str, side: str, make: Any, tokens: Any) -> 
             assert torch.equal(computed, expected)
 
 
-@pytest.mark.parametrize(("kind", "backend", "side"), RUNS)
-def test_embeddings_of_padding(kind: str, backend: str, side: str, make: Any) -> None:
-    """Queries, keys and values of padding, in every layer."""
-    model, mask = make(kind, torch.float32, attn_implementation=f"diff_attention_{backend}"), padded(side)
-    answers, embeddings = [], torch.randn(2, 9, model.config.hidden_size)
-    for value in (0.0, float("nan")):
-        spoilt = embeddings.masked_fill(mask.unsqueeze(-1) == 0, value)
-        with torch.no_grad():
-            logits = model(inputs_embeds=spoilt, attention_mask=mask, use_cache=False).logits
-        answers.append(logits[mask.bool()])
-    assert torch.equal(*answers)
-
-
 @pytest.mark.parametrize("backend", short_run(BACKENDS, set(BACKENDS) - {"triton"}))
 @pytest.mark.parametrize("kind", DIFFERENTIAL)
 def test_free_slots_of_a_static_cache(kind: str, backend: str, make: Any, tokens: Any) -> None:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model import chunked_loss as model_loss
-from diff_transformer.model.chunked_loss import chunk_tokens, chunked_cross_entropy, is_plain_linear
+from diff_transformer.model.chunked_loss import chunked_cross_entropy, is_plain_linear
 from tiny_model import SIZES
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -136,14 +136,6 @@ def test_no_tensor_is_as_large_as_the_logits(make: Any, tokens: Any) -> None:
     weight, logits = model.lm_head.weight.numel(), inputs.numel() * 2048
     assert max(sizes[True]) == weight < logits
     assert min(sizes[False]) >= logits
-
-
-def test_tokens_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU few logits of a small vocabulary, enough tokens for a larger one, never more than the most logits."""
-    monkeypatch.undo()
-    on_cpu = {size: chunk_tokens(size, on_cpu=True) for size in (1024, 8192, 16384, 65536, 1 << 25)}
-    assert on_cpu == {1024: 2048, 8192: 256, 16384: 256, 65536: 128, 1 << 25: 1}
-    assert chunk_tokens(1024, on_cpu=False) == 65536
 
 
 def test_labels_of_other_kinds(make: Any, tokens: Any, check: Any) -> None:

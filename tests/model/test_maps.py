@@ -102,14 +102,6 @@ def test_output_attentions_weigh_the_values(kind: str, make: Any, tokens: Any) -
     assert maps.grad.abs().sum() > 0
 
 
-def test_output_attentions_from_the_configuration(kind: str, make: Any, tokens: Any) -> None:
-    model, inputs = make(kind, attn_implementation="eager"), tokens()
-    expected = model(inputs, output_attentions=True).attentions
-    model.config.output_attentions = True
-    for weights, expected_maps in zip(model(inputs).attentions, expected, strict=True):
-        assert torch.equal(weights, expected_maps)
-
-
 def test_output_attentions_through_a_cache(kind: str, make: Any, tokens: Any) -> None:
     """N < S: the last rows of the whole maps."""
     model, inputs = make(kind), tokens()
@@ -159,21 +151,6 @@ def test_attention_maps_of_a_padded_batch(kind: str, make: Any, tokens: Any) -> 
             sums = mask[:, None].double().expand(2, HEADS[kind], 9)
             close(maps.first.sum(-1), sums)
             close(maps.second.sum(-1), sums)
-
-
-def test_attention_maps_leave_the_model_alone(make: Any, tokens: Any) -> None:
-    model, inputs = make(attn_implementation="sdpa").train(), tokens()
-    attention_maps(model, inputs)
-    assert model.training
-    model(inputs, labels=inputs).loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-def test_the_setting_is_restored_after_an_error(make: Any) -> None:
-    model = make(attn_implementation="eager")
-    with pytest.raises(IndexError):
-        attention_maps(model, torch.tensor([[10_000]]))
-    assert model.config._attn_implementation == "eager"
 
 
 @pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_reference", "eager"])

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.attention.bias import causal_upper_left
 from torch.nn.attention.flex_attention import create_block_mask
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache
 
-from diff_transformer import DiffTransformerForCausalLM
 from tiny_model import needs_vectors
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -120,19 +119,6 @@ def test_a_block_mask(kind: str, implementation: str, make: Any, tokens: Any, ch
         check(model(inputs, attention_mask=mask, use_cache=False).logits, expected)
 
 
-def test_masks_made_by_generate(kind: str, make: Any, tokens: Any, check: Any) -> None:
-    """What ``generate`` hands over beside a static cache: 4-D masks as wide as the cache."""
-    model, (inputs, mask) = make(kind), padded(tokens)
-    cache = StaticCache(config=model.config, max_cache_len=12)
-    prepared = model.prepare_inputs_for_generation(
-        inputs, attention_mask=mask, past_key_values=cache, use_cache=True, is_first_iteration=True
-    )
-    assert prepared["attention_mask"].shape in ((2, 9), (2, 1, 9, 12))
-    with torch.no_grad():
-        logits = model(**prepared).logits
-        check(logits * mask[..., None], model(inputs, attention_mask=mask).logits * mask[..., None])
-
-
 def packed(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Documents (1, n) → one row (1, N) and its positions, which begin anew with each."""
     return torch.cat(parts, 1), torch.cat([torch.arange(part.shape[1]) for part in parts])[None]
@@ -181,14 +167,6 @@ def test_gradients_of_packed_documents(kind: str, make: Any, tokens: Any, check:
         check(of_packed[name], gradient, least=0.1, dtype=torch.float32)  # the loss upcasts to float32
 
 
-def test_positions_that_go_on_are_one_document(make: Any, tokens: Any, check: Any) -> None:
-    """Only distances matter: a row that begins at position 20 is the row."""
-    model: DiffTransformerForCausalLM = make()
-    inputs = tokens()
-    moved = model(inputs, position_ids=torch.arange(20, 29)[None]).logits
-    check(moved, model(inputs).logits, dtype=torch.float32)  # the rotary tables are float32
-
-
 def test_a_mask_of_tokens_to_come(kind: str, make: Any, tokens: Any, check: Any) -> None:
     """A 2-D mask wider than the tokens, as for a static cache to be filled, means the tokens that are there."""
     model, (inputs, mask) = make(kind), padded(tokens)
@@ -199,39 +177,12 @@ def test_a_mask_of_tokens_to_come(kind: str, make: Any, tokens: Any, check: Any)
             check(model(inputs, attention_mask=wider).logits, expected)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_causal_bias_of_torch_is_what_it_means(kind: str, implementation: str, make: Any, tokens: Any) -> None:
-    """Its storage is memory that nobody has written to."""
-    dtype = torch.float32 if implementation == "eager" else torch.float64
-    model, inputs = make(kind, dtype, attn_implementation=implementation), tokens()
-    with torch.no_grad():
-        past = DynamicCache(config=model.config)
-        model(inputs[:, :4], past_key_values=past)
-        continued = model(inputs[:, 4:], attention_mask=causal_lower_right(5, 9), past_key_values=past).logits
-        for bias in (causal_upper_left(9, 9), {"full_attention": causal_lower_right(9, 9)}):
-            means = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
-            due = model(inputs, attention_mask=means).logits
-            assert torch.equal(model(inputs, attention_mask=bias).logits, due)
-    torch.testing.assert_close(continued, due[:, 4:], rtol=1e-4, atol=1e-4 if implementation == "eager" else 1e-9)
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("lengths", [(1, 9), (9, 1), (4, 4)])
-def test_a_causal_bias_of_other_lengths_is_refused(
-    implementation: str, lengths: tuple[int, int], make: Any, tokens: Any
-) -> None:
-    """One row or one column would be taken for all of them."""
-    model = make("diff", torch.float32, attn_implementation=implementation)
-    with pytest.raises(ValueError, match=r"must be of \(N, S\) = \(9, 9\), got \(\d, \d\)"):
-        model(tokens(), attention_mask=causal_upper_left(*lengths))
-
-
 @pytest.mark.parametrize("mask", ["bias", "sparse"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_mask_that_holds_no_numbers_of_its_own_is_refused(
     implementation: str, mask: str, make: Any, tokens: Any
 ) -> None:
-    given = causal_upper_left(9, 9)[None] if mask == "bias" else torch.ones(1, 1, 9, 9).tril().to_sparse()
+    given = causal_upper_left(9, 9) if mask == "bias" else torch.ones(1, 1, 9, 9).tril().to_sparse()
     model = make("diff", torch.float32, attn_implementation=implementation)
     with pytest.raises(TypeError, match=r"^attention_mask must be a dense tensor that holds its own numbers, got a"):
         model(tokens(), attention_mask=given)

@@ -1,10 +1,8 @@
 """The causal language model: against the float64 oracle and Llama, its sizes, its loss, its start."""
 
 import math
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import oracle
 from diff_lab.train.run_setup import draw_weights
-from diff_transformer import DiffTransformerForCausalLM, DiffTransformerModel
+from diff_transformer import DiffTransformerForCausalLM
 from tiny_model import has_lambda_vectors
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -252,14 +250,6 @@ def test_outputs(kind: str, make: Any, tokens: Any) -> None:
     assert torch.equal(as_tuple[1], out.logits)
 
 
-def test_base_model(kind: str, make: Any, tokens: Any) -> None:
-    model, inputs = make(kind), tokens()
-    base = DiffTransformerModel(model.config).double().eval()
-    base.load_state_dict(model.model.state_dict())
-    hidden = base(inputs).last_hidden_state
-    assert torch.equal(model.lm_head(hidden), model(inputs).logits)
-
-
 def test_lambdas(make: Any) -> None:
     """λ of each layer as it is now, in the order of the layers; None where a layer has no such number."""
     model = make(num_hidden_layers=3)
@@ -305,28 +295,6 @@ def test_start(std: float, kind: str, make: Any) -> None:
     loss = model(torch.arange(1, 65)[None], labels=torch.arange(1, 65)[None]).loss
     if std == 0.02:
         assert abs(loss.item() - math.log(300)) < 0.2
-
-
-def test_start_of_poly_norm(make: Any, tmp_path: Path) -> None:
-    """By transformers' path and by that of training; a checkpoint's values are kept."""
-    model = make(sharp=False, hidden_act="poly_norm")
-    with torch.no_grad():
-        model.model.layers[1].mlp.act_fn.bias.fill_(0.25)
-    model.save_pretrained(tmp_path)
-    loaded, report = DiffTransformerForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    assert loaded.model.layers[1].mlp.act_fn.bias.item() == 0.25
-    draw_weights(loaded, seed=3)
-    for layer in loaded.model.layers:
-        assert torch.equal(layer.mlp.act_fn.weight, torch.full_like(layer.mlp.act_fn.weight, 1 / 3))
-        assert not layer.mlp.act_fn.bias.any()
-
-
-def test_eps_of_the_norms_in_attention(make: Any) -> None:
-    layer = make(rms_norm_eps=1e-6, attention_norm_eps=1e-3, qk_norm=True).model.layers[0]
-    assert layer.input_layernorm.eps == layer.post_attention_layernorm.eps == 1e-6
-    assert layer.self_attn.head_norm.eps == layer.self_attn.q_norm.eps == layer.self_attn.k_norm.eps == 1e-3
 
 
 @pytest.mark.parametrize("std", [0.0, 0.01])
@@ -409,12 +377,6 @@ def test_rotary_scaling(rope: dict[str, Any], kind: str, make: Any, tokens: Any,
         check(model(inputs, position_ids=positions, attention_mask=mask).logits, scaled, dtype=torch.float32)
 
 
-def test_rotary_theta(make: Any, tokens: Any) -> None:
-    inputs = tokens()
-    small = make(rope_parameters={"rope_type": "default", "rope_theta": 50.0})
-    assert (small(inputs).logits - make()(inputs).logits).abs().max() > 0.01
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision(dtype: torch.dtype, kind: str, make: Any, tokens: Any) -> None:
     """λ stays in float32, logits come in the dtype, off from float64 with the same weights by its rounding alone.
@@ -451,82 +413,3 @@ def test_resizing_the_embeddings(kind: str, tied: bool, make: Any, tokens: Any, 
     check(model(inputs).logits, before)
     model.resize_token_embeddings(30, pad_to_multiple_of=16)
     assert model(inputs).logits.shape[-1] == 32
-
-
-def test_embeddings_of_the_callers_own(kind: str, make: Any, tokens: Any) -> None:
-    model, inputs = make(kind), tokens()
-    table = nn.Embedding(31, 24, dtype=torch.float64)
-    model.set_input_embeddings(table)
-    assert model.get_input_embeddings() is model.model.get_input_embeddings() is table
-    model.set_output_embeddings(nn.Linear(24, 31, bias=False, dtype=torch.float64))
-    assert model(inputs + 2).logits.shape == (2, 9, 31)
-
-
-def test_training_lowers_the_loss(kind: str, make: Any, tokens: Any) -> None:
-    """A dozen steps on one batch from the usual start: every parameter receives a gradient and moves."""
-    model, inputs = make(kind, torch.float32, sharp=False, initializer_range=0.2).train(), tokens()
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(12):
-        loss = model(inputs, labels=inputs).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
-    assert np.all(np.isfinite(losses))
-    for name, parameter in model.named_parameters():
-        assert not torch.equal(parameter, before[name]), name
-
-
-class Wrapper(nn.Module):
-    """The call of what it wraps, and none of its attributes."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.inner(*args, **kwargs)
-
-
-@pytest.mark.parametrize("implementation", ["diff_attention", "sdpa", "eager"])
-def test_wrappers_in_the_place_of_every_submodule(
-    kind: str, implementation: str, make: Any, tokens: Any, check: Any
-) -> None:
-    """But those without an input, and what a caller may look into: the model in one with a head, and its layers."""
-    model, inputs = make(kind, attn_implementation=implementation, qk_norm=True, output_gate=True), tokens()
-    expected = model(inputs, labels=inputs)
-    loss = model(inputs, labels=inputs, chunked_loss=True).loss
-    written = model.generate(inputs, max_new_tokens=3, do_sample=False)
-    for name, _ in reversed(list(model.named_modules())):
-        if name not in ("", "model", "model.layers") and not name.endswith(".lam"):
-            model.set_submodule(name, Wrapper(model.get_submodule(name)))
-    assert isinstance(model.model.layers[0].inner.self_attn.inner.q_proj, Wrapper)
-    out = model(inputs, labels=inputs)
-    check(out.logits, expected.logits)
-    check(out.loss, expected.loss)
-    check(model(inputs, labels=inputs, chunked_loss=True).loss, loss, dtype=torch.float32)
-    assert torch.equal(model.generate(inputs, max_new_tokens=3, do_sample=False), written)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
-@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python boolean:torch.jit.TracerWarning")  # sizes
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # torch reads it
-@pytest.mark.parametrize("gradients", [True, False])
-def test_a_trace(kind: str, gradients: bool, make: Any, tokens: Any, check: Any) -> None:
-    """By torch.jit, which knows no class of outputs."""
-    model = make(kind, torch.float32)
-
-    class Logits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            return self.model(inputs, use_cache=False).logits
-
-    with torch.set_grad_enabled(gradients):
-        traced, inputs = torch.jit.trace(Logits(), tokens(length=70)), tokens(length=70)
-        check(traced(inputs), model(inputs).logits)

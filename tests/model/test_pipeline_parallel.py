@@ -4,7 +4,6 @@ transformers' own pipeline is run by two ranks, each with its layers; they run t
 """
 
 import inspect
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModel, DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModel, LlamaConfig, LlamaForCausalLM
 from transformers import distributed as transformers_distributed
 
 import ranks
@@ -55,40 +54,6 @@ def test_two_ranks_give_what_one_process_gives(kind: str, spread: Path, make: An
         answers = load_file(spread / f"{name_of_form(kind)} {rank}.safetensors")
         check(answers["logits"], model(TOKENS).logits)
         assert torch.equal(answers["tokens"], generate(model))
-
-
-class Elsewhere(nn.Module):
-    """A module of another stage: it hands on its first input."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return args[0] if args else next(iter(kwargs.values()))
-
-
-def stages(model: DiffTransformerForCausalLM, cut: int) -> list[DiffTransformerForCausalLM]:
-    """Two copies by the plan: what it names before "layers" is in the first, what it names after in the last."""
-    names = list(model.config.base_model_pp_plan)
-    position = names.index("layers")
-    first, last = deepcopy(model), deepcopy(model)
-    for name in names[position + 1 :]:
-        setattr(first.model, name, Elsewhere())
-    for name in names[:position]:
-        setattr(last.model, name, Elsewhere())
-    for i in range(len(model.model.layers)):
-        (last if i < cut else first).model.layers[i] = Elsewhere()
-    return [first, last]
-
-
-@pytest.mark.parametrize("cut", [1, 2])
-def test_two_stages_in_one_process(kind: str, cut: int, make: Any, check: Any) -> None:
-    """A prompt and a token after it, each stage with a cache of its own layers."""
-    model = make(kind, num_hidden_layers=3)
-    first, last = stages(model, cut)
-    caches = [DynamicCache(), DynamicCache(), DynamicCache()]
-    for tokens, positions in ((TOKENS, torch.arange(9)[None]), (TOKENS[:, :1], torch.tensor([[9]]))):
-        shared: dict[str, Any] = {"position_ids": positions, "use_cache": True}
-        expected = model(tokens, past_key_values=caches[0], **shared).logits
-        hidden = first.model(tokens, past_key_values=caches[1], **shared).last_hidden_state
-        check(last(inputs_embeds=hidden, past_key_values=caches[2], **shared).logits, expected)
 
 
 def test_the_plan_is_llamas(kind: str, make: Any) -> None:

@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,25 +89,6 @@ def test_loading_into_half_precision(
     assert error < 8 * torch.finfo(dtype).eps / 2
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_casting_equals_loading(dtype: torch.dtype, make: Any, tmp_path: Path) -> None:
-    """model.to(dtype) is the model that from_pretrained(dtype=dtype) gives, far along in the context too.
-
-    Rotary frequencies have to stay in float32 for that: rounded to bfloat16, the angle at position 2000 is off by a
-    radian.
-    """
-    model = make("diff", torch.float32, head_dim=64, max_position_embeddings=4096)
-    model.save_pretrained(tmp_path)
-    loaded, cast = DiffTransformerForCausalLM.from_pretrained(tmp_path, dtype=dtype), model.to(dtype)
-    x, positions = torch.zeros(1, 12, 24, dtype=dtype), torch.arange(2000, 2012)[None]
-    for one, other in zip(
-        loaded.model.rotary_emb(x, position_ids=positions),
-        cast.model.rotary_emb(x, position_ids=positions),
-        strict=True,
-    ):
-        assert torch.equal(one, other)
-
-
 ROPES: dict[str, Any] = {
     "plain": {},
     "yarn": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
@@ -129,15 +108,6 @@ def test_a_state_dict_is_all_that_a_model_is(kind: str, how: str, rope: str, mak
         model = model.bfloat16().to("meta").float().to_empty(device="cpu")
     model.load_state_dict(source.state_dict(), strict=True, assign=how == "assign")
     assert torch.equal(model.eval()(inputs).logits, source(inputs).logits)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_model_made_in_a_dtype(kind: str, dtype: torch.dtype, make: Any, tokens: Any) -> None:
-    config = make(kind).config
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    assert {p.dtype for name, p in model.named_parameters() if ".lam." in name} <= {torch.float32}
-    assert {p.dtype for name, p in model.named_parameters() if ".lam." not in name} == {dtype}
-    assert model(tokens()).logits.isfinite().all()
 
 
 def expect_fresh(model: DiffTransformerForCausalLM, names: set[str]) -> None:
@@ -177,14 +147,6 @@ def test_what_a_checkpoint_lacks_is_initialised(options: dict[str, bool], kind: 
     expect_fresh(loaded, missing)
     for name, value in remaining.items():
         assert torch.equal(loaded.get_parameter(name), value), name
-
-
-def test_what_an_option_adds_to_a_checkpoint_is_initialised(kind: str, make: Any, tmp_path: Path) -> None:
-    make(kind, torch.float32, head_dim=32).save_pretrained(tmp_path)
-    loaded, info = DiffTransformerForCausalLM.from_pretrained(tmp_path, **OPTIONS, output_loading_info=True)
-    added = {f"model.layers.{layer}.self_attn.{name}" for layer in range(2) for name in OF_OPTIONS}
-    assert set(info["missing_keys"]) == added
-    expect_fresh(loaded, added)
 
 
 @pytest.mark.parametrize("options", [{}, OPTIONS], ids=["no options", "options"])
@@ -238,37 +200,15 @@ def test_auto_classes(kind: str, make: Any, tokens: Any, check: Any, tmp_path: P
     check(base(inputs).last_hidden_state, model.model(inputs).last_hidden_state)
 
 
-ORDERS = {
-    "ours first": "import diff_transformer; from transformers import AutoModelForCausalLM",
-    "transformers first": "from transformers import AutoModelForCausalLM; import diff_transformer",
-    # accelerate, datasets and others look for transformers that way to learn whether it is installed.
-    "transformers looked for in between": (
-        "import diff_transformer, importlib.util; assert importlib.util.find_spec('transformers');"
-        "from transformers import AutoModelForCausalLM"
-    ),
-}
-
-
-# tests/ecosystem/test_peft.py imports ours first in `make test`, and what looks for transformers in between.
-@pytest.mark.parametrize("order", short_run(ORDERS, ["transformers first"]))
-def test_auto_classes_in_a_fresh_process(order: str, make: Any, tmp_path: Path) -> None:
-    """Importing the package is enough, before transformers or after it, and gives the same logits."""
-    model = make("diff", torch.float32)
-    model.save_pretrained(tmp_path)
-    expected = model(torch.arange(1, 6)[None]).logits[0, -1].tolist()
+def test_importing_the_package_registers_the_model(make: Any, tmp_path: Path) -> None:
+    """After transformers as well; tests/ecosystem/test_peft.py imports ours first."""
+    make("diff", torch.float32).save_pretrained(tmp_path)
     code = (
-        f"{ORDERS[order]}; import sys, torch; model = AutoModelForCausalLM.from_pretrained(sys.argv[1]);"
-        "print(type(model).__name__, *model(torch.arange(1, 6)[None]).logits[0, -1].tolist())"
+        "import sys; from transformers import AutoModelForCausalLM; import diff_transformer;"
+        "print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)"
     )
-    if order == "transformers first":
-        ran = fresh.run(code, tmp_path, warnings_are_errors=True)
-    else:
-        command = [sys.executable, "-W", "error", "-c", code, str(tmp_path)]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr[-500:]
-    name, *logits = ran.stdout.split()
-    assert name == "DiffTransformerForCausalLM"
-    assert [float(value) for value in logits] == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    ran = fresh.run(code, tmp_path, warnings_are_errors=True)
+    assert ran.stdout == "DiffTransformerForCausalLM\n", ran.stderr[-500:]
 
 
 def test_without_the_import_it_is_said_what_to_do(make: Any, tmp_path: Path) -> None:
@@ -286,8 +226,3 @@ def test_without_the_import_it_is_said_what_to_do(make: Any, tmp_path: Path) -> 
     assert "`trust_remote_code=True`" in refused.stderr.splitlines()[-1]
     assert str(tmp_path) in refused.stderr
     assert loaded.stdout == "DiffTransformerForCausalLM\n", loaded.stderr[-500:]
-
-
-def test_a_checkpoint_of_the_transformer_can_be_told_apart(make: Any, tmp_path: Path) -> None:
-    make("softmax", torch.float32).save_pretrained(tmp_path)
-    assert DiffTransformerForCausalLM.from_pretrained(tmp_path).lambdas() is None

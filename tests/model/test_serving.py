@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from diff_transformer import DiffTransformerForCausalLM
@@ -101,22 +100,3 @@ def test_a_server_compiles_the_model_once(kind: str, make: Any, check: Any) -> N
     for i, prompt in enumerate(PROMPTS[:3], start=len(PROMPTS)):
         check(server.logits([Part(i, prompt, 0)]), expected[i - len(PROMPTS)])
     assert counter.frame_count == 1
-
-
-class Missing(nn.Identity):
-    """What a server puts in the place of a module of another stage."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return args[0]
-
-
-def test_stages_of_a_pipeline(kind: str, make: Any, tokens: Any, check: Any) -> None:
-    """Cut as a server cuts it: modules of other stages hand on what they are given first."""
-    model, inputs = make(kind).model, tokens()
-    expected = model(inputs, use_cache=False).last_hidden_state
-    stages = [copy.deepcopy(model) for _ in range(2)]
-    stages[0].layers[1], stages[0].norm = Missing(), Missing()
-    stages[1].layers[0], stages[1].embed_tokens = Missing(), Missing()
-    between: Tensor = stages[0](input_ids=inputs, use_cache=False, return_dict=False)[0]
-    computed = stages[1](inputs_embeds=between, use_cache=False, return_dict=False)[0]
-    check(computed, expected)

@@ -187,15 +187,6 @@ def test_the_plan_names_what_the_model_has(kind: str, norm: bool | None, make: A
         assert owners - planned == {"input_layernorm", "post_attention_layernorm"}
 
 
-def test_the_plan_follows_the_attention_type(make: Any) -> None:
-    config = DiffTransformerConfig()
-    assert config.base_model_tp_plan["layers.*.self_attn.lam"] == "diff_transformer_shared_parameters"
-    config.attention_type = "diff_v2"
-    assert "layers.*.self_attn.lam" not in config.base_model_tp_plan
-    assert config.base_model_tp_plan["layers.*.self_attn.lambda_proj"] == "colwise"
-    assert "base_model_tp_plan" not in config.to_dict()
-
-
 def test_the_plan_takes_what_transformers_adds_for_tied_embeddings() -> None:
     """As transformers 5.17 does when it makes a model."""
     config = DiffTransformerConfig(tie_word_embeddings=True)

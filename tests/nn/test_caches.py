@@ -1,16 +1,12 @@
 """Modules alone with each kind of cache that transformers has: the same output as without one."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from transformers import DynamicCache, LlamaConfig, StaticCache
 
 from diff_transformer.nn import DiffAttention, DiffAttentionV2, RotaryEmbedding, SoftmaxAttention
-from full_run import short_run
 
 CONFIG = LlamaConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2)
 CACHES: dict[str, Callable[[], DynamicCache | StaticCache]] = {
@@ -39,73 +35,3 @@ def test_chunks_through_a_cache(
             parts.append(module(chunk, position_embeddings=positions, is_causal=True, cache=cached))
             past += chunk.shape[1]
     torch.testing.assert_close(torch.cat(parts, dim=1), expected, atol=1e-10, rtol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("kind", "mask", "is_causal"),
-    short_run(
-        [
-            (DiffAttention, None, True),
-            (DiffAttention, "additive", True),
-            (SoftmaxAttention, None, False),
-            (SoftmaxAttention, "boolean", True),
-            (SoftmaxAttention, "as wide as the cache", True),
-        ],
-        [(DiffAttention, "additive", True)],
-    ),
-)
-def test_a_static_cache_in_one_graph(
-    kind: type[DiffAttention] | type[SoftmaxAttention], mask: str | None, is_causal: bool
-) -> None:
-    """The prompt as it is and the rest compiled, as transformers does it; not a slot that is empty is seen."""
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    module, rotary = kind(16, 4, layer=2).double(), RotaryEmbedding(4)
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    shown = torch.ones(2, 1, 1, 10, dtype=torch.bool)
-    shown[0, ..., :3] = False
-    if mask == "additive":
-        shown = torch.where(shown, 0.5, -torch.inf).double()
-
-    def decoded(later: Callable[..., Tensor]) -> Tensor:
-        cache, parts, past = CACHES["static"](), [], 0
-        for chunk in x.split([4, 1, 2], dim=1):
-            n, forward = chunk.shape[1], later if past else module
-            given = None if mask is None else shown if mask == "as wide as the cache" else shown[..., : past + n]
-            options = {"is_causal": is_causal, "cache": cache, "attn_mask": given}
-            parts.append(forward(chunk, rotary.positions(chunk, past), **options))
-            past += n
-        return torch.cat(parts, dim=1)
-
-    x = torch.randn(2, 7, 16, dtype=torch.float64)
-    with torch.no_grad():
-        torch.testing.assert_close(decoded(compiled), decoded(module), atol=1e-12, rtol=1e-12)
-
-
-@pytest.mark.all
-@pytest.mark.parametrize("compiles", [False, True])
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("kind", [DiffAttention, DiffAttentionV2, SoftmaxAttention])
-def test_a_causal_bias_of_torch_beside_a_cache(kind: Any, cache: str, compiles: bool) -> None:
-    """A part of one, for the tokens that a cache holds, has lost what it means."""
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    module, x = kind(16, 4, layer=2).double(), torch.randn(2, 10, 16, dtype=torch.float64)
-    later = torch.compile(module, fullgraph=True, backend="aot_eager") if compiles else module
-
-    def decoded(has_bias: bool) -> Tensor:
-        past, parts, seen = CACHES[cache](), [], 0
-        for chunk in x.split([4, 1, 5], dim=1):  # to the last slot of the static one
-            n = chunk.shape[1]
-            mask = {"attn_mask": causal_lower_right(n, seen + n)} if has_bias else {"is_causal": True}
-            parts.append((later if seen else module)(chunk, cache=past, **mask))
-            seen += n
-        return torch.cat(parts, dim=1)
-
-    with torch.no_grad():
-        torch.testing.assert_close(decoded(True), decoded(False), atol=1e-12, rtol=1e-12)
-        if not compiles:
-            past = CACHES[cache]()
-            module(x[:, :4], cache=past)
-            with pytest.raises(ValueError, match=r"CausalBias as mask must be of \(N, S\) = \(3, 7.*, got \(3, 1\)"):
-                module(x[:, 4:7], cache=past, attn_mask=causal_upper_left(3, 1))

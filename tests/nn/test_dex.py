@@ -107,23 +107,6 @@ def test_lambda_of_each_step() -> None:
     assert lam.learned.grad.item() == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("heads", [None, SOME], ids=["all heads", "some heads"])
-def test_the_start_is_the_source_to_the_last_bit(heads: tuple[int, ...] | None, dtype: torch.dtype) -> None:
-    module, x = attention(dtype, trained=False, heads=heads), hidden(dtype=dtype)
-    source = SoftmaxAttention(**SIZES).to(dtype)
-    source.load_state_dict({name: value for name, value in module.state_dict().items() if "_proj" in name})
-    expected = source(x, is_causal=True)
-    for progress in (0.0, 0.01, 0.5, 1.0):
-        set_dex_progress(module, progress)
-        assert torch.equal(module(x, is_causal=True), expected)
-    with torch.no_grad():
-        module.dex.weight.normal_()
-    assert not torch.equal(module(x, is_causal=True), expected)
-    set_dex_progress(module, 0)  # λ = 0: whatever W_D is
-    assert torch.equal(module(x, is_causal=True), expected)
-
-
 def test_the_first_step_of_training_moves_w_d() -> None:
     for progress, moves in ((1.0, True), (0.02, True), (0.0, False)):
         module = attention(trained=False)
@@ -157,31 +140,6 @@ def test_lambda_is_not_rounded_to_half_precision() -> None:
     assert out.item() == 1 - torch.tensor(lam * w_d).bfloat16().item() == 1 - 1.5078125
 
 
-@pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize("assign", [False, True])
-def test_a_checkpoint_is_all_that_a_layer_is(assign: bool) -> None:
-    """Loaded into one without memory: which heads are chosen is no state that a checkpoint would have to hold."""
-    source, x = attention(heads=SOME), hidden()
-    with torch.device("meta"):
-        target = DexAttention(**SIZES, heads=SOME)
-    if not assign:
-        target = target.to_empty(device="cpu").double()
-    target.load_state_dict(source.state_dict(), assign=assign)
-    assert torch.equal(target(x), source(x))
-
-
-def test_from_a_device_without_memory() -> None:
-    with torch.device("meta"):
-        module = DexAttention(**SIZES, heads=SOME)
-    module = module.to_empty(device="cpu")
-    for part in module.modules():
-        if isinstance(part, AnnealedLambda | DexCorrection):
-            part.reset_parameters()
-    assert module.dex.heads == SOME
-    assert module.dex.lam().item() == pytest.approx(LAMBDA_INIT, abs=1e-7)
-    assert not module.dex.weight.any()
-
-
 @pytest.mark.parametrize("heads", [None, SOME, ()], ids=["all heads", "some heads", "no head"])
 def test_folding(heads: tuple[int, ...] | None) -> None:
     module, x = attention(heads=heads), hidden()
@@ -196,13 +154,6 @@ def test_folding(heads: tuple[int, ...] | None) -> None:
         assert not torch.allclose(state["o_proj.weight"], before)
     plain.load_state_dict(state)
     torch.testing.assert_close(plain(x, is_causal=True), module(x, is_causal=True), rtol=1e-13, atol=1e-13)
-
-
-def test_wrappers_are_seen_through() -> None:
-    model = nn.Sequential(nn.ModuleDict({"inner": attention()}), nn.Linear(2, 2))
-    set_dex_progress(model, 0.5)
-    assert model[0]["inner"].dex.lam.progress == 0.5
-    set_dex_progress(nn.Linear(2, 2), 0.5)
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])

@@ -1,6 +1,5 @@
 """Grouped differential attention: one signal head to a group is DIFF, and what sizes are refused."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from diff_transformer import (
     SoftmaxAttention,
     diff_attention,
 )
-from diff_transformer.ops import blockwise
 from tiny_model import SIZES
 
 
@@ -33,38 +31,12 @@ def test_one_signal_head_to_a_group_is_diff_bit_for_bit(kv_heads: int, is_causal
         assert torch.equal(one.grad, other.grad), name
 
 
-@pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_blockwise", "sdpa", "eager"])
-def test_a_model_of_one_signal_head_to_a_group_is_diff_bit_for_bit(implementation: str) -> None:
-    tokens = torch.randint(0, 29, (2, 9))
-    logits = []
-    for kind in ("diff", "diff_grouped"):
-        torch.manual_seed(0)
-        config = DiffTransformerConfig(attention_type=kind, **{**SIZES, "num_noise_heads": 4})
-        config._attn_implementation = implementation
-        logits.append(DiffTransformerForCausalLM(config)(tokens).logits)
-    assert torch.equal(*logits)
-
-
 def test_a_pair_of_queries_is_their_stripes() -> None:
     q, k, v = torch.randn(2, 2, 4, 7, 6), torch.randn(2, 1, 2, 9, 6), torch.randn(2, 1, 9, 12)
     pair = q[:, :, :3].flatten(1, 2), q[:, :, 3]
     assert torch.equal(diff_attention(pair, k, v, 0.4, is_causal=True), diff_attention(q, k, v, 0.4, is_causal=True))
     repeated = torch.stack((pair[0], pair[1].repeat_interleave(3, 1)), 2)
     torch.testing.assert_close(diff_attention(pair, k, v, 0.4), diff_attention(repeated, k, v, 0.4))
-
-
-def test_blockwise_computes_the_noise_map_of_a_group_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[int] = []
-    softmax = torch.softmax
-
-    def counted(scores: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        rows.append(scores.shape[:-1].numel())
-        return softmax(scores, *args, **kwargs)
-
-    monkeypatch.setattr(blockwise.torch, "softmax", counted)
-    q, k, v = torch.randn(2, 3, 5, 7, 4), torch.randn(2, 3, 2, 7, 4), torch.randn(2, 3, 7, 8)
-    diff_attention(q, k, v, 0.4, backend="blockwise")
-    assert sum(rows) == 2 * 3 * 5 * 7  # four signal heads and one noise map to a group, and not four
 
 
 @pytest.mark.parametrize(
@@ -136,24 +108,6 @@ def test_lambda_of_each_token_and_signal_head(headwise_norm: bool | None) -> Non
     module = module.double()
     module.load_state_dict(attention.state_dict())
     torch.testing.assert_close(module(x, is_causal=True), expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("implementation", ["diff_attention_blockwise", "sdpa", "eager"])
-def test_a_model_with_lambda_of_tokens(implementation: str, tmp_path: Path) -> None:
-    model, tokens = lambda_of_tokens(), torch.randint(0, 29, (2, 9))
-    expected = model(tokens).logits
-    assert model.lambdas() is None
-    model.set_attn_implementation(implementation)
-    torch.testing.assert_close(model(tokens).logits, expected, rtol=0, atol=1e-4)
-    model(tokens, labels=tokens).loss.backward()
-    assert all(parameter.grad.abs().max() > 0 for parameter in model.parameters())
-    model.save_pretrained(tmp_path)
-    loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
-    assert "layers.*.self_attn.lam" not in model.config.base_model_tp_plan
-    assert model.config.base_model_tp_plan["layers.*.self_attn.lambda_proj"] == "colwise"
-    weights = sum(p.numel() for name, p in model.named_parameters() if "self_attn" in name and "norm" not in name)
-    assert model.config.spec.attention_weights(model.config) == weights
 
 
 def test_other_types_have_no_choice_of_lambda() -> None:

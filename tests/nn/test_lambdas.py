@@ -1,6 +1,5 @@
 """λ (Equation 2): its value, its constant, its dtype, its gradient and how it starts."""
 
-import copy
 import math
 from typing import Any
 
@@ -72,14 +71,6 @@ def test_the_factor_is_not_the_learned_lambda(build: Any, by_oracle: Any, inputs
     check(module(x, is_causal=True), by_oracle(module, x, is_causal=True))
 
 
-def test_neither_end_is_clamped() -> None:
-    lam = Lambda(4, 1)
-    for first, second, expected in ((1.0, 0.0, math.e - 1 + 0.2), (0.0, 1.0, 1 - math.e + 0.2)):
-        for name, value in (("q1", first), ("k1", first), ("q2", second), ("k2", second)):
-            nn.init.constant_(getattr(lam, name), value / 2)
-        assert lam().item() == pytest.approx(expected, rel=1e-6)
-
-
 def test_gradient() -> None:
     lam = trained(Lambda(6, 4).double())
     lam().backward()
@@ -94,49 +85,6 @@ def test_gradient() -> None:
         torch.testing.assert_close(getattr(lam, name).grad, value, rtol=1e-13, atol=0)
 
 
-CASTS = {
-    "half": lambda m: m.half(),
-    "bfloat16": lambda m: m.bfloat16(),
-    "to(bfloat16)": lambda m: m.to(torch.bfloat16),
-    "to(float16), twice": lambda m: m.to(torch.float16).to("cpu", torch.bfloat16),
-    "type": lambda m: m.type(torch.float16),
-    "copied, then half": lambda m: copy.deepcopy(m).half(),
-    "float": lambda m: m.float(),
-}
-
-
-@pytest.mark.parametrize("cast", CASTS)
-def test_float32_is_kept(cast: str) -> None:
-    module = DiffAttention(16, 4, 3)
-    before = [vector.clone() for vector in trained(module.lam).parameters()]
-    module = CASTS[cast](module)
-    assert {parameter.dtype for parameter in module.lam.parameters()} == {torch.float32}
-    assert all(torch.equal(a, b) for a, b in zip(before, module.lam.parameters(), strict=True))
-    assert module.lam().dtype == torch.float32
-    if cast != "float":
-        assert module.q_proj.weight.dtype.itemsize == module.head_norm.weight.dtype.itemsize == 2
-    for vector in module.lam.parameters():
-        assert vector.requires_grad
-        assert vector.is_leaf
-
-
-def test_gradients_of_a_half_precision_module_reach_lambda_in_float32() -> None:
-    module = DiffAttention(16, 4, 3).bfloat16()
-    module(torch.randn(2, 5, 16, dtype=torch.bfloat16)).float().square().sum().backward()
-    for vector in module.lam.parameters():
-        assert vector.grad.dtype == torch.float32
-        assert vector.grad.any()
-
-
-def test_float64_and_back() -> None:
-    """λ follows to float64, and comes back to float32 — not to less."""
-    module = DiffAttention(16, 4, 3).double()
-    assert module.lam().dtype == torch.float64
-    assert {parameter.dtype for parameter in module.parameters()} == {torch.float64}
-    assert {parameter.dtype for parameter in module.float().parameters()} == {torch.float32}
-    assert {parameter.dtype for parameter in module.double().bfloat16().lam.parameters()} == {torch.float32}
-
-
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float16], ids=str)
 def test_float32_under_another_default_dtype(default: torch.dtype) -> None:
     before = torch.get_default_dtype()
@@ -147,13 +95,6 @@ def test_float32_under_another_default_dtype(default: torch.dtype) -> None:
         torch.set_default_dtype(before)
     assert module.q_proj.weight.dtype == default
     assert {parameter.dtype for parameter in module.lam.parameters()} == {torch.float32}
-
-
-def test_moving_between_devices_keeps_the_dtype() -> None:
-    module = DiffAttention(16, 4, 3).to("meta", torch.bfloat16)
-    assert all(vector.is_meta and vector.dtype == torch.float32 for vector in module.lam.parameters())
-    module = module.to_empty(device="cpu")
-    assert all(not vector.is_meta and vector.dtype == torch.float32 for vector in module.lam.parameters())
 
 
 def test_start() -> None:

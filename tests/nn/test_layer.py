@@ -70,18 +70,6 @@ def test_poly_norm_in_half_precision(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
 
 
-def test_start_of_poly_norm() -> None:
-    norm = PolyNorm()
-    torch.nn.init.zeros_(norm.weight)
-    torch.nn.init.ones_(norm.bias)
-    norm.reset_parameters()
-    assert torch.equal(norm.weight, torch.full((3,), 1 / 3))
-    assert torch.equal(norm.bias, torch.zeros(1))
-    zero = torch.zeros(2, 4, requires_grad=True)
-    norm(zero).sum().backward()
-    assert zero.grad.isfinite().all()
-
-
 def test_an_unknown_activation() -> None:
     with pytest.raises(ValueError, match=r"hidden_act must be one of 'silu', 'poly_norm', got 'gelu'\."):
         DecoderLayer(nn.Identity(), WIDTH, INNER, hidden_act="gelu")

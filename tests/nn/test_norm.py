@@ -1,7 +1,6 @@
 """RMSNorm and the headwise norm of Equation 3."""
 
 import numpy as np
-import pytest
 import torch
 
 import oracle
@@ -14,13 +13,6 @@ def with_weight(norm: RMSNorm) -> RMSNorm:
     return norm.double()
 
 
-@pytest.mark.parametrize("eps", [1e-5, 1e-2])
-def test_rms_norm(eps: float) -> None:
-    norm, x = with_weight(RMSNorm(6, eps)), 0.1 * torch.randn(2, 5, 6, dtype=torch.float64)
-    expected = oracle.rms_norm(x.numpy(), norm.weight.detach().numpy(), eps)
-    np.testing.assert_allclose(norm(x).detach().numpy(), expected, rtol=1e-13)
-
-
 def test_headwise_norm() -> None:
     """Over each head's own channels: (B, N, H, 2d), times 1 − λ_init, one weight for all heads."""
     norm, x = with_weight(HeadwiseNorm(8, 0.3)), torch.randn(2, 5, 3, 8, dtype=torch.float64)
@@ -31,35 +23,8 @@ def test_headwise_norm() -> None:
         np.testing.assert_allclose(out[:, :, h].detach().numpy(), expected, rtol=1e-13)
 
 
-def test_heads_do_not_share_their_statistics() -> None:
-    """Making one head a thousand times larger changes no head (its own norm takes the factor out)."""
-    norm, x = with_weight(HeadwiseNorm(8, 0.3, eps=0.0)), torch.randn(2, 5, 3, 8, dtype=torch.float64)
-    larger = x.clone()
-    larger[:, :, 1] *= 1000
-    torch.testing.assert_close(norm(larger), norm(x), rtol=1e-13, atol=0)
-    assert torch.equal(norm(larger)[:, :, ::2], norm(x)[:, :, ::2])
-
-
 def test_gradients() -> None:
     norm, x = with_weight(HeadwiseNorm(6, 0.4)), torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(
         lambda x, weight: torch.func.functional_call(norm, {"weight": weight}, x), (x, norm.weight)
     )
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
-    """Computed in float32: one rounding of the result, even where squares leave float16's range."""
-    norm, x = RMSNorm(16).to(dtype), (300 * torch.randn(4, 16)).to(dtype)
-    out = norm(x)
-    assert out.dtype == dtype
-    expected = torch.from_numpy(oracle.rms_norm(x.double().numpy(), np.ones(16), 1e-5))
-    assert ((out.double() - expected).abs() <= 0.5001 * torch.finfo(dtype).eps * expected.abs()).all()
-
-
-def test_zero_stays_zero() -> None:
-    norm, x = HeadwiseNorm(8, 0.2), torch.zeros(1, 1, 2, 8, requires_grad=True)
-    out = norm(x)
-    out.sum().backward()
-    assert torch.equal(out, torch.zeros_like(out))
-    assert x.grad.isfinite().all()

@@ -136,11 +136,6 @@ def test_the_writing_out_is_the_oracles(kind: str, build: Any, inputs: Any, tabl
     )
 
 
-def test_without_options_nothing_is_there(kind: str, build: Any) -> None:
-    names = {name for name, _ in build(kind).named_parameters()}
-    assert not {name for name in names if "bias" in name or "gate" in name or "q_norm" in name or "k_norm" in name}
-
-
 def test_options_with_a_cache(kind: str, build: Any, inputs: Any, tables: Any, check: Any) -> None:
     module, x = build(kind, **OPTIONS["all, grouped"]), inputs(2, 7)
     cache = DynamicCache()
@@ -187,33 +182,12 @@ def test_what_does_not_go_with_another_sequence(kind: str, build: Any, inputs: A
         build(kind, context_size=0)
 
 
-def test_tables_of_another_length(kind: str, build: Any, inputs: Any, tables: Any) -> None:
-    module, x = build(kind), inputs()
-    for length in (6, 8):
-        with pytest.raises(ValueError, match=rf"^cos must broadcast to \(B, N, d\) = .*, got \({length}, "):
-            module(x, position_embeddings=tables(range(length)))
-    with pytest.raises(ValueError, match=r"^cos must broadcast to .*, got \(7, "):
-        module(x[:, :1], position_embeddings=tables(range(7)))
-    assert torch.equal(module(x, tables([3])), module(x, tables([3] * 7)))  # one position for all tokens
-
-
 def test_gradcheck_of_all_options(kind: str, build: Any) -> None:
     grouped = {"num_noise_heads": 1} if ATTENTION_TYPES[kind].grouped else {}
     module = build(kind, hidden_size=6, num_attention_heads=2, head_dim=2, context_size=4, **grouped, **OPTIONS["all"])
     x = torch.randn(1, 3, 6, dtype=torch.float64, requires_grad=True)
     context = torch.randn(1, 4, 4, dtype=torch.float64, requires_grad=True)
     assert gradcheck(lambda x, context: module(x, context=context), (x, context))
-
-
-def test_qk_norm_and_gate_in_half_precision(kind: str, build: Any, inputs: Any, check: Any) -> None:
-    module, x = build(kind, **OPTIONS["all"]), inputs(2, 7)
-    half = build(kind, **OPTIONS["all"])
-    half.load_state_dict(module.state_dict())
-    half = half.to(torch.bfloat16)
-    rounded = build(kind, **OPTIONS["all"])
-    rounded.load_state_dict({name: value.double() for name, value in half.state_dict().items()})
-    x = x.bfloat16()
-    check(half(x), rounded(x.double()), least=4.0)
 
 
 class TestDropout:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diff_transformer.nn import Attention, DecoderLayer, DexAttention, DiffAttention, RotaryEmbedding
+from diff_transformer.nn import Attention, DecoderLayer, DiffAttention, RotaryEmbedding
 
 OPTIONS = {"qk_norm": True, "output_gate": True}
 
@@ -57,33 +57,6 @@ def test_a_wrapper_of_the_headwise_norm_sees_the_heads(kind: str, build: Any, in
     assert not torch.allclose(module(x), expected)
     module.head_norm = Bent(module.head_norm)
     torch.testing.assert_close(module(x), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_a_wrapper_of_the_correction(inputs: Any) -> None:
-    module, x = DexAttention(24, 8, 1, heads=(1, 4)).double(), inputs()
-    nn.init.normal_(module.get_parameter("dex.weight"))
-    expected = module(x)
-    module.set_submodule("dex", nn.Sequential(module.get_submodule("dex")))
-    assert torch.equal(module(x), expected)
-
-
-def test_cross_attention(kind: str, build: Any) -> None:
-    """The sizes that messages name are the layer's too."""
-    module = build(kind, context_size=10)
-    x, context = torch.randn(2, 5, 24, dtype=torch.float64), torch.randn(2, 7, 10, dtype=torch.float64)
-    expected = module(x, context=context)
-    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-        setattr(module, name, nn.Sequential(getattr(module, name)))
-    assert torch.equal(module(x, context=context), expected)
-    assert torch.equal(module(x, context=module.project_context(context)), expected)
-    with pytest.raises(ValueError, match=r"hidden_states must be \(B, N, 24\)"):
-        module(context)
-    with pytest.raises(ValueError, match=r"context must be \(B, S, 10\)"):
-        module(x, context=x)
-    with pytest.raises(ValueError, match="of width 10 where hidden_size is 24"):
-        module(x)
-    with pytest.raises(ValueError, match="context must be of the batch 2, or the keys and values"):
-        module(x, context=(x, x))
 
 
 @pytest.mark.parametrize("hidden_act", ["silu", "poly_norm"])

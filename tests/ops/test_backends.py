@@ -88,6 +88,7 @@ def test_names() -> None:
         assert [reasons[name] for name in here] == [None] * 4
     reasons = backends.explain(dtype=torch.float64)
     assert "torch.float64" in str(reasons["cpu"])
+    assert "torch.float64" in str(reasons["flex"])
     assert [reasons[name] for name in here[:3]] == [None] * 3
 
 
@@ -98,21 +99,6 @@ def fresh_process(program: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def test_the_package_itself_imports_nothing_heavy() -> None:
-    program = """
-        import sys
-        import diff_transformer
-        assert "diff_attention" in dir(diff_transformer)
-        heavy = {"torch", "transformers", "numpy", "diff_transformer.ops"} & set(sys.modules)
-        assert not heavy, heavy
-        try:
-            diff_transformer.no_such_name
-        except AttributeError as error:
-            print(error)
-    """
-    assert "no_such_name" in fresh_process(program)
 
 
 # In a fresh process torch compiles FlexAttention for half a minute.

@@ -67,25 +67,16 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "k with three maps": ({"k": zeros(B, HK, 3, S, D)}, ["k", "(2, 2, 3, 7, 6)", "(B, H_kv, 1, S, d)"]),
     "v with a map axis": ({"v": zeros(B, HK, 2, S, DV)}, ["v", "(2, 2, 2, 7, 3)", "(B, H_kv, S, dv)"]),
     "heads that do not divide": ({"k": zeros(B, 3, 2, S, D), "v": zeros(B, 3, S, DV)}, ["heads", "multiple", "4", "3"]),
-    "more key heads than heads": (
-        {"k": zeros(B, 8, 2, S, D), "v": zeros(B, 8, S, DV)},
-        ["heads", "multiple", "4", "8"],
-    ),
     "widths of q and k": ({"k": zeros(B, HK, 2, S, 5)}, ["q and k", "width", "(2, 4, 2, 5, 6)", "(2, 2, 2, 7, 5)"]),
     "batches of q and k": ({"k": zeros(1, HK, 2, S, D)}, ["q and k", "batch", "(2, 4, 2, 5, 6)", "(1, 2, 2, 7, 6)"]),
     "lengths of k and v": ({"v": zeros(B, HK, 8, DV)}, ["v", "k", "length", "(2, 2, 2, 7, 6)", "(2, 2, 8, 3)"]),
     "heads of k and v": ({"v": zeros(B, H, S, DV)}, ["v", "k", "heads", "(2, 2, 2, 7, 6)", "(2, 4, 7, 3)"]),
-    "batches of k and v": ({"v": zeros(1, HK, S, DV)}, ["v", "k", "batch", "(2, 2, 2, 7, 6)", "(1, 2, 7, 3)"]),
     "no query": ({"q": zeros(B, H, 2, 0, D)}, ["q", "(2, 4, 2, 0, 6)", "at least one"]),
     "no key": ({"k": zeros(B, HK, 2, 0, D), "v": zeros(B, HK, 0, DV)}, ["k", "(2, 2, 2, 0, 6)", "at least one"]),
     "no value channel": ({"v": zeros(B, HK, S, 0)}, ["v", "(2, 2, 7, 0)"]),
     "whole numbers": (
         {name: zeros(*size, dtype=torch.int64) for name, size in (("q", (B, H, 2, N, D)), ("k", (B, HK, 2, S, D)))},
         ["floating", "torch.int64"],
-    ),
-    "complex numbers": (
-        {name: zeros(*size, dtype=torch.complex64) for name, size in (("q", (B, H, 2, N, D)), ("k", (B, HK, 2, S, D)))},
-        ["floating", "torch.complex64"],
     ),
     "dtypes of q and k": (
         {"k": zeros(B, HK, 2, S, D, dtype=torch.bfloat16)},
@@ -95,16 +86,11 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "q is no tensor": ({"q": [1.0]}, ["q", "tensor", "list"]),
     "v is no tensor": ({"v": None}, ["v", "tensor", "NoneType"]),
     "λ of two heads": ({"lam": zeros(2, 1)}, ["lam", "(2, 1)", "(B, H, N)", "(2, 4, 5)"]),
-    "λ with four axes": ({"lam": zeros(B, H, N, 1)}, ["lam", "(2, 4, 5, 1)", "(B, H, N)", "(2, 4, 5)"]),
     "λ of the keys' length": ({"lam": zeros(S)}, ["lam", "(7)", "(B, H, N)", "(2, 4, 5)"]),
     "λ in whole numbers": ({"lam": torch.tensor(1)}, ["lam", "floating", "torch.int64"]),
     "λ not a number": ({"lam": math.nan}, ["lam", "finite", "nan"]),
-    "λ infinite": ({"lam": math.inf}, ["lam", "finite", "inf"]),
     "λ a string": ({"lam": "0.8"}, ["lam", "number", "str"]),
-    "λ missing": ({"lam": None}, ["lam", "number", "NoneType"]),
     "mask transposed": ({"attn_mask": zeros(S, N)}, ["attn_mask", "(7, 5)", "(B, H, N, S)", "(2, 4, 5, 7)"]),
-    "mask of key heads": ({"attn_mask": zeros(1, HK, 1, S)}, ["attn_mask", "(1, 2, 1, 7)", "(2, 4, 5, 7)"]),
-    "mask with five axes": ({"attn_mask": zeros(1, 1, 1, N, S)}, ["attn_mask", "(1, 1, 1, 5, 7)", "(2, 4, 5, 7)"]),
     "mask of a batch (B, S)": ({"attn_mask": zeros(B, S)}, ["attn_mask", "(2, 7)", "(2, 4, 5, 7)"]),
     "mask in whole numbers": (
         {"attn_mask": zeros(N, S, dtype=torch.int64)},
@@ -112,19 +98,15 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "mask no tensor": ({"attn_mask": [[True]]}, ["attn_mask", "tensor", "list"]),
     "window 0": ({"window": 0}, ["window", "0", "1 or more"]),
-    "window negative": ({"window": -1}, ["window", "-1", "1 or more"]),
     "window a fraction": ({"window": 2.5}, ["window", "2.5", "whole number"]),
     "window true": ({"window": True}, ["window", "True", "whole number"]),
     "scale not a number": ({"scale": math.nan}, ["scale", "nan", "finite"]),
-    "scale infinite": ({"scale": -math.inf}, ["scale", "-inf", "finite"]),
     "scale a tensor": ({"scale": torch.tensor(0.5)}, ["scale", "tensor", "finite number"]),
-    "scale a string": ({"scale": "auto"}, ["scale", "'auto'", "finite number"]),
     "documents no tensor": (packed([0, S]), ["cu_seqlens", "tensor", "list"]),
     "documents in floating numbers": (
         packed(torch.tensor([0.0, S])),
         ["cu_seqlens", "int32 or int64", "(2) torch.float32"],
     ),
-    "documents in small numbers": (packed(torch.tensor([0, S], dtype=torch.int16)), ["cu_seqlens", "torch.int16"]),
     "documents with a batch axis": (
         packed(torch.tensor([[0, S]])),
         ["cu_seqlens", "(documents + 1,)", "(1, 2) torch.int64"],
@@ -137,17 +119,13 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "documents that do not begin at 0": (packed(torch.tensor([1, S])), ["cu_seqlens", "from 0 to N = 7", "[1, 7]"]),
     "documents that end too early": (packed(torch.tensor([0, 3, 6])), ["cu_seqlens", "from 0 to N = 7", "[0, 3, 6]"]),
-    "documents that end too late": (packed(torch.tensor([0, 8])), ["cu_seqlens", "from 0 to N = 7", "[0, 8]"]),
     "documents that decrease": (packed(torch.tensor([0, 4, 3, S])), ["cu_seqlens", "decreasing", "[0, 4, 3, 7]"]),
-    "documents below 0": (packed(torch.tensor([0, -1, S])), ["cu_seqlens", "decreasing", "[0, -1, 7]"]),
     "many documents that decrease": (
         packed(torch.tensor([0, 1, 2, 3, 4, 3, 5, 6, 6, S])),
         ["cu_seqlens", "decreasing", "[0, 1, 2, 3, …, 7]"],
     ),
     "norm weight no tensor": ({"norm_weight": 1.0}, ["norm_weight", "tensor", "float"]),
     "norm weight of another width": ({"norm_weight": zeros(D)}, ["norm_weight", "(3,)", "(6) torch.float32"]),
-    "norm weight a number": ({"norm_weight": torch.tensor(1.0)}, ["norm_weight", "(3,)", "() torch.float32"]),
-    "norm weight for each head": ({"norm_weight": zeros(H, DV)}, ["norm_weight", "(3,)", "(4, 3) torch.float32"]),
     "norm weight in whole numbers": (
         {"norm_weight": zeros(DV, dtype=torch.int64)},
         ["norm_weight", "floating", "(3) torch.int64"],
@@ -155,15 +133,12 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "norm eps negative": ({"norm_weight": zeros(DV), "norm_eps": -1e-5}, ["norm_eps", "0 or more", "-1e-05"]),
     "norm eps not a number": ({"norm_weight": zeros(DV), "norm_eps": math.nan}, ["norm_eps", "finite", "nan"]),
     "norm eps a string": ({"norm_eps": "1e-5"}, ["norm_eps", "finite number", "'1e-5'"]),
-    "norm eps true": ({"norm_eps": True}, ["norm_eps", "finite number", "True"]),
     "norm scale infinite": ({"norm_scale": math.inf}, ["norm_scale", "finite", "inf"]),
     "norm scale a tensor": ({"norm_scale": torch.tensor(1.0)}, ["norm_scale", "finite number", "tensor"]),
-    "norm scale missing": ({"norm_scale": None}, ["norm_scale", "finite number", "None"]),
     "unknown backend": (
         {"backend": "flash"},
         ["backend", "'flash'", "'auto'", "'reference'", "'blockwise'", "'sdpa'"],
     ),
-    "no backend": ({"backend": None}, ["backend", "None", "'auto'", "'reference'", "'blockwise'", "'sdpa'"]),
     "blockwise with a learned mask": (
         {"attn_mask": torch.zeros(N, S, requires_grad=True), "backend": "blockwise"},
         ["'blockwise'", "attn_mask", "gradient"],
@@ -176,24 +151,18 @@ def one_sentence(message: str) -> bool:
     return message.endswith(".") and "\n" not in message and message.count(". ") == 0 and len(message) < 200
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(case: str) -> None:
-    changes, fragments = REFUSED[case]
-    with pytest.raises((ValueError, TypeError)) as refusal:
-        diff_attention(**{**fitting(), **changes})
-    message = str(refusal.value)
-    assert one_sentence(message), message
-    for fragment in fragments:
-        assert fragment in message, f"{fragment!r} is not said: {message}"
+FUNCTIONS = [(diff_attention, case) for case in REFUSED]
+FUNCTIONS += [(diff_attention_maps, case) for case in REFUSED if not any(word in case for word in NOT_FOR_MAPS)]
 
 
-@pytest.mark.parametrize("case", [case for case in REFUSED if not any(word in case for word in NOT_FOR_MAPS)])
-def test_refused_by_maps(case: str) -> None:
+@pytest.mark.parametrize(("function", "case"), FUNCTIONS, ids=lambda value: getattr(value, "__name__", value))
+def test_refused(function: Callable[..., Any], case: str) -> None:
     changes, fragments = REFUSED[case]
     arguments = {**fitting(), **changes}
-    del arguments["v"]
+    if function is diff_attention_maps:
+        del arguments["v"]
     with pytest.raises((ValueError, TypeError)) as refusal:
-        diff_attention_maps(**arguments)
+        function(**arguments)
     message = str(refusal.value)
     assert one_sentence(message), message
     for fragment in fragments:
@@ -240,7 +209,7 @@ NOT_DENSE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "nested": (lambda x: torch.nested.nested_tensor(list(x)), "nested tensor"),
     "jagged": (lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged), "nested tensor"),
     "masked": (lambda x: masked_tensor(x, torch.ones_like(x, dtype=torch.bool)), "MaskedTensor"),
-    "indexed bias": (lambda x: causal_upper_left(N, S)[None], "CausalBias"),
+    "causal bias": (lambda x: causal_upper_left(N, S), "CausalBias"),
     "distributed": (lambda x: DTensor.from_local(x, init_device_mesh("cpu", (1,)), run_check=False), "DTensor"),
 }
 DENSE = {

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from budget import BACKENDS, Case, Problem, build, expect, prepared, skip_unless_it_takes
+from budget import BACKENDS, Case, Problem, build, prepared, skip_unless_it_takes
 from diff_transformer import diff_attention
-from diff_transformer.ops.attention_request import has_autocast
 from diff_transformer.ops.visibility import segment_bounds_from
 from full_run import short_run
 
@@ -174,14 +173,6 @@ def test_compiled_to_machine_code(backend: str) -> None:
 # Autocast and checkpointing.
 
 
-def test_whether_there_is_autocast_is_not_asked_on_cpu_and_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch 2.11 does not trace the question, so that nothing compiled in one graph there."""
-    monkeypatch.setattr(torch.amp, "is_autocast_available", lambda device: pytest.fail(f"asked about {device}"))
-    assert has_autocast("cuda")
-    q, v = torch.randn(1, 2, 2, 3, 4), torch.randn(1, 2, 3, 8)
-    diff_attention(q, q, v, 0.5, norm_weight=torch.ones(8))
-
-
 def under_autocast(problem: Problem, backend: str, *, checkpointed: bool = False) -> dict[str, Tensor]:
     """The problem posed in float32 and solved under bfloat16 autocast; gradients arrive in float32."""
     leaves = {name: getattr(problem, name).detach().float().requires_grad_() for name in ("q", "k", "v")}
@@ -228,15 +219,6 @@ def test_checkpointing_changes_nothing(backend: str, case: str) -> None:
         assert torch.equal(value, again[name]), name
 
 
-def test_checkpointing_under_autocast_changes_nothing(backend: str) -> None:
-    skip_unless_it_takes(backend, torch.bfloat16)
-    problem = build(replace(CASES["grouped, masked, windowed"], dtype=torch.bfloat16))
-    plain = under_autocast(problem, backend)
-    again = under_autocast(problem, backend, checkpointed=True)
-    for name, value in plain.items():
-        assert torch.equal(value, again[name]), name
-
-
 # Second derivatives.
 
 
@@ -275,33 +257,6 @@ def test_reference_has_second_derivatives() -> None:
         return diff_attention(*tensors, is_causal=True, backend="reference")
 
     assert torch.autograd.gradgradcheck(call, inputs)
-
-
-def test_expected_of_the_cases_is_not_trivial() -> None:
-    for name, case in CASES.items():
-        values = expect(build(case)).values
-        assert all(abs(value).max() > 0 for value in values.values()), name
-
-
-@pytest.mark.usefixtures("cold")
-@pytest.mark.parametrize(
-    ("backend", "shape"),
-    [
-        ("cpu", (2, 9)),
-        *(pytest.param(name, (2, 9), marks=pytest.mark.all) for name in BACKENDS if name != "cpu"),
-        *(pytest.param("blockwise", shape, marks=pytest.mark.all) for shape in [(9,), (2, 2, 9), (1, 2, 1)]),
-    ],
-    indirect=["backend"],
-)
-def test_every_length_left_open(backend: str, shape: tuple[int, ...]) -> None:
-    """dynamic=True from the first call, with a λ of its own for each token as DIFF V2 has.
-
-    λ is expanded before a backend sees it: its shapes are tried with one of them.
-    """
-    q, k, v = torch.randn(2, 2, 2, 9, 4), torch.randn(2, 2, 2, 9, 4), torch.randn(2, 2, 9, 8)
-    compiled = torch.compile(diff_attention, fullgraph=True, dynamic=True, backend="aot_eager")
-    lam, settings = torch.rand(shape), {"is_causal": True, "backend": backend}
-    torch.testing.assert_close(compiled(q, k, v, lam, **settings), diff_attention(q, k, v, lam, **settings))
 
 
 @pytest.mark.parametrize("backend", short_run(BACKENDS, ["cpu"]), indirect=True)

@@ -13,13 +13,12 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, crea
 
 from budget import Case, Problem, build, prepared
 from diff_transformer import diff_attention, diff_attention_maps
-from diff_transformer.ops import backends, flex
-from diff_transformer.ops.attention_request import Request
-from diff_transformer.ops.visibility import key_ranges
+from diff_transformer.ops import flex
 from full_run import short_run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),  # torch's own
+    pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning"),  # so is this
     pytest.mark.skipif(
         not flex._cpu_has_vectors() or not any(map(shutil.which, ("g++", "clang++", "c++"))),
         reason="torch compiles FlexAttention for the CPU with a C++ compiler and AVX2",
@@ -27,6 +26,7 @@ pytestmark = [
 ]
 
 # Few shapes: torch compiles for some seconds for each, and for each kind of mask. Two blocks of queries and of keys.
+BLOCK = 128  # rows, and keys, of torch's blocks
 TWO_BLOCKS = Case(heads=4, queries=150, keys=150, d=16, dv=32, lam="full")
 PACKED = replace(TWO_BLOCKS, batch=1)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -141,78 +141,10 @@ def test_hidden_blocks_are_not_touched() -> None:
     """Zero times NaN is NaN: the first block of queries is finite because its kernel never reads the second of keys."""
     problem = build(CASES["causal"])
     k, v = problem.k.clone(), problem.v.clone()
-    k[..., flex.BLOCK :, :] = v[..., flex.BLOCK :, :] = float("nan")
+    k[..., BLOCK:, :] = v[..., BLOCK:, :] = float("nan")
     out, unchanged = forward(replace(problem, k=k, v=v)), forward(problem)
-    assert torch.equal(out[:, :, : flex.BLOCK], unchanged[:, :, : flex.BLOCK])
-    assert out[:, :, flex.BLOCK :].isnan().all()
-
-
-# Block masks of positions.
-
-
-def from_function(n: int, s: int, is_causal: bool, window: int | None, ends: tuple[int, ...] = ()) -> BlockMask:
-    """torch's own block mask of the same positions."""
-    document = torch.zeros(max(n, s), dtype=torch.int32)
-    for end in ends:
-        document[end:] += 1
-
-    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        position = i + s - n
-        seen = j <= position if is_causal else j >= 0
-        if window is not None:
-            seen = seen & (j > position - window)
-        return seen & (document[i] == document[j]) if ends else seen
-
-    return create_block_mask(visible, None, None, n, s, device="cpu")
-
-
-def assert_same_blocks(ours: BlockMask, torchs: BlockMask) -> None:
-    assert ours.shape == torchs.shape
-    assert ours.BLOCK_SIZE == torchs.BLOCK_SIZE
-    for count in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
-        assert torch.equal(getattr(ours, count), getattr(torchs, count)), count
-    for listed, count in (("kv_indices", "kv_num_blocks"), ("full_kv_indices", "full_kv_num_blocks")):
-        used = torch.arange(getattr(ours, listed).shape[-1]) < getattr(ours, count)[..., None]
-        assert torch.equal(getattr(ours, listed)[used], getattr(torchs, listed)[used]), listed
-
-
-@pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("window", [None, 1, 9, 128, 129, 1 << 62])
-@pytest.mark.parametrize(("n", "s"), [(300, 300), (256, 256), (1, 1), (1, 400), (20, 300), (300, 20), (400, 257)])
-def test_block_masks_are_torchs(n: int, s: int, window: int | None, is_causal: bool) -> None:
-    if window is None and not is_causal:
-        pytest.skip("nothing is hidden")
-    torchs = from_function(n, s, is_causal, None if window == 1 << 62 else window)
-    assert_same_blocks(flex._blocks(*key_ranges(n, s, is_causal, window, None, torch.device("cpu")), s), torchs)
-
-
-@pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("ends", [(5, 6, 140), (128,), (128, 256), (1, 290)])
-def test_block_masks_of_documents_are_torchs(ends: tuple[int, ...], is_causal: bool) -> None:
-    begins, past = torch.tensor([0, *ends]), torch.tensor([*ends, 300])
-    documents = torch.stack([x.repeat_interleave(past - begins) for x in (begins, past)]).to(torch.int32)
-    ours = flex._blocks(*key_ranges(300, 300, is_causal, None, documents, torch.device("cpu")), 300)
-    assert_same_blocks(ours, from_function(300, 300, is_causal, None, ends))
-
-
-def test_block_masks_are_kept_where_the_lengths_alone_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = []
-    make_blocks = flex._blocks
-    monkeypatch.setattr(flex, "_blocks", lambda *ranges: built.append(ranges) or make_blocks(*ranges))
-    flex._cached_blocks.cache_clear()
-    causal, packed = build(CASES["causal"]), build(CASES["documents, causal"])
-    with torch.inference_mode():
-        forward(causal)
-    mask = flex._cached_blocks(150, 150, True, None, torch.device("cpu"))
-    assert not mask.kv_indices.is_inference()  # it could never be saved for a backward pass
-    forward(causal)
-    assert len(built) == 1
-    forward(packed)
-    forward(packed)
-    assert len(built) == 3
-    for length in range(2 * flex.BLOCK_MASKS):
-        flex._cached_blocks(length + 1, length + 1, True, None, torch.device("cpu"))
-    assert flex._cached_blocks.cache_info().currsize == flex.BLOCK_MASKS
+    assert torch.equal(out[:, :, :BLOCK], unchanged[:, :, :BLOCK])
+    assert out[:, :, BLOCK:].isnan().all()
 
 
 # BlockMasks of the caller's own.
@@ -326,33 +258,6 @@ def test_gradients_with_a_block_mask_are_refused_by_auto_too(stripes: BlockMask)
         diff_attention(problem.q.requires_grad_(), problem.k, problem.v, 0.5, attn_mask=stripes)
 
 
-def reason(d: int = 16, dv: int = 16, dtype: torch.dtype = torch.float32, device: str = "cpu") -> str | None:
-    """The reason against a request whose tensors are on a device that need not be there."""
-    q = torch.empty(1, 1, 2, 1, d, dtype=dtype, device="meta")
-    v = torch.empty(1, 1, 1, dv, dtype=dtype, device="meta")
-
-    class There:
-        def __init__(self, x: Tensor) -> None:
-            self.dtype, self.shape, self.device, self.requires_grad = x.dtype, x.shape, torch.device(device), False
-
-    tensors: Any = [There(x) for x in (q, q, v, q)]
-    return flex.reason_against_flex(Request(*tensors, None, False, 1.0, None, None))
-
-
-def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reason(d=1, dv=1) is None
-    assert "float64" in str(reason(dtype=torch.float64))
-    assert "got mps" in str(reason(device="mps"))
-    monkeypatch.setattr(flex, "triton_is_installed", lambda: True)
-    assert reason(device="cuda") is None
-    assert "width 16 or more, got 8" in str(reason(d=8, device="cuda"))
-    assert "width 16 or more, got 4" in str(reason(dv=4, device="cuda"))
-    monkeypatch.setattr(flex, "triton_is_installed", lambda: False)
-    assert "Triton" in str(reason(device="cuda"))
-    monkeypatch.setattr(flex, "_cpu_has_vectors", lambda: False)
-    assert "AVX2" in str(reason())
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
 def test_a_learned_mask_and_forward_mode_are_refused() -> None:
     problem = build(CASES["causal"])
@@ -361,13 +266,6 @@ def test_a_learned_mask_and_forward_mode_are_refused() -> None:
         forward(problem, attn_mask=mask)
     with pytest.raises(ValueError, match=r"'flex' cannot run .*forward mode"):
         torch.func.jvp(lambda q: forward(replace(problem, q=q)), (problem.q,), (problem.q,))
-
-
-def test_auto_never_takes_it_without_a_block_mask() -> None:
-    for case in CASES.values():
-        q, k, v = (torch.empty_like(getattr(build(case), name)) for name in "qkv")
-        lam = torch.zeros(case.batch, case.heads, case.queries)
-        assert backends.choose(Request(q, k, v, lam, None, True, 1.0, None, None)) != "flex"
 
 
 # Compilation.
@@ -381,15 +279,6 @@ def test_torch_raises_where_it_would_run_uncompiled() -> None:
     forward(problem, attn_mask=create_block_mask(striped(5), None, None, 150, 150, device="cpu"))
     with pytest.raises(FailOnRecompileLimitHit):
         forward(problem, attn_mask=create_block_mask(striped(7), None, None, 150, 150, device="cpu"))
-
-
-@pytest.mark.all
-@torch._dynamo.config.patch(recompile_limit=1)
-def test_another_kind_of_request_counts_for_itself() -> None:
-    flex._compiled.cache_clear()
-    for name in ("no mask", "causal", "window 9"):
-        forward(build(CASES[name]))
-    assert flex._compiled.cache_info().currsize == 2  # any window is the same kind as causality
 
 
 @pytest.fixture

@@ -141,13 +141,18 @@ MUTATIONS = {
     "window, one key too many": oracle.Rules(window_shift=1),
     "window, one key too few": oracle.Rules(window_shift=-1),
     "sign of λ's gradient": oracle.Rules(lambda_gradient=1.0),
+    "documents that end a key early": oracle.Rules(document_shift=1),
+    "documents that end a key late": oracle.Rules(document_shift=-1),
 }
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_the_budget_catches(mutation: str, dtype: torch.dtype) -> None:
-    problem = build(Case(heads=4, queries=7, keys=9, is_causal=True, window=4, lam="full", dtype=dtype))
+    case = Case(heads=4, queries=7, keys=9, is_causal=True, window=4, lam="full", dtype=dtype)
+    if mutation.startswith("documents"):
+        case = replace(case, batch=1, queries=9, documents=(4, 5))
+    problem = build(case)
     expected = expect(problem)
     wrong, _ = solve_by_oracle(problem, MUTATIONS[mutation])
     ratios = expected.ratios({name: torch.from_numpy(value).to(dtype) for name, value in wrong.items()})

@@ -1,8 +1,5 @@
 """Rotary embedding in the half-split layout."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -60,44 +57,6 @@ def test_gradient_turns_back(dtype: torch.dtype) -> None:
     assert (x.grad.double() - expected).abs().max() <= limit
 
 
-def compiled_and_eager(function: Callable[..., Any], *tensors: torch.Tensor) -> list[Any]:
-    torch._dynamo.reset()
-    return [torch.compile(function, fullgraph=True, backend="aot_eager")(*tensors), function(*tensors)]
-
-
-def test_compiled_tables_of_integer_positions() -> None:
-    positions = torch.tensor([[0, 1, 63], [5, 6, 7]])
-    for table, expected in zip(*compiled_and_eager(lambda p: rotary_tables(p, 8), positions), strict=True):
-        assert torch.equal(table, expected)
-    for table, expected in zip(*compiled_and_eager(torch.vmap(lambda p: rotary_tables(p, 8)), positions), strict=True):
-        assert torch.equal(table, expected)
-
-
-# torch itself calls it where forward mode is compiled.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-def test_compiled_derivatives_by_positions() -> None:
-    positions = torch.tensor([0.0, 1.5, 63.0])
-
-    def cosines(p: torch.Tensor) -> torch.Tensor:
-        return rotary_tables(p, 8)[0].sum()
-
-    assert torch.equal(*compiled_and_eager(torch.func.grad(cosines), positions))
-    assert torch.equal(*compiled_and_eager(lambda p: torch.func.jvp(cosines, (p,), (p,))[1], positions))
-
-
-def test_gradient_is_one_concatenation() -> None:
-    """Gradients of slices would be padded with zeros and added, which torch.compile makes slow loops of."""
-    x = torch.randn(5, 8, requires_grad=True)
-    graph, names = [apply_rotary(x, *rotary_tables(torch.arange(5), 8)).grad_fn], set()
-    while graph:
-        node = graph.pop()
-        if node is not None:
-            names.add(node.name())
-            graph += [parent for parent, _ in node.next_functions]
-    assert "SplitBackward0" in names
-    assert "SliceBackward0" not in names
-
-
 def test_positions_of_each_sequence_and_both_maps() -> None:
     """(B, N) positions, as with left padding, against x (B, H, 2, N, d): the tables broadcast over heads and maps."""
     positions = torch.tensor([[0, 1, 2, 3], [5, 6, 7, 8]])
@@ -106,17 +65,6 @@ def test_positions_of_each_sequence_and_both_maps() -> None:
     out = apply_rotary(x, cos, sin)
     for b in range(2):
         assert np.abs(out[b].numpy() - oracle.rotary(x[b].numpy(), positions[b].numpy())).max() < 1e-5
-
-
-def test_only_distances_matter() -> None:
-    q, k = torch.randn(1, 6, dtype=torch.float64), torch.randn(1, 6, dtype=torch.float64)
-
-    def product(i: int, j: int) -> float:
-        tables = [rotary_tables(torch.tensor([p]), 6) for p in (i, j)]
-        return float((apply_rotary(q, *tables[0]) * apply_rotary(k, *tables[1])).sum())
-
-    assert product(3, 1) == pytest.approx(product(12, 10), abs=1e-5)
-    assert product(3, 1) != pytest.approx(product(1, 3), abs=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)

@@ -1,10 +1,8 @@
 """The same inputs give the same bits, in a process's first call and in later ones, whatever has been loaded by then."""
 
 import pytest
-import torch
 
 import fresh
-from diff_transformer.ops import lambda_value
 
 # N and S: what the CPU kernel answers in one step, as in decoding, and what it takes in blocks of queries.
 SHAPES = [(1, 37), (4, 37), (80, 80)]
@@ -72,13 +70,3 @@ def test_lambda() -> None:
     """Of 300 sets of vectors, before the kernel's library is loaded and after."""
     done = fresh.run(LAMBDAS)
     assert done.stdout.split() == ["True"] * 3, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("width", [1, 7, 64])
-def test_lambda_with_a_gradient(width: int) -> None:
-    vectors = [torch.nn.Parameter(torch.randn(width)) for _ in range(4)]
-    with torch.no_grad():
-        plain = lambda_value(*vectors, 0.3)
-    assert torch.equal(lambda_value(*vectors, 0.3), plain)
-    with torch.inference_mode():
-        assert torch.equal(lambda_value(*vectors, 0.3), plain)

@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from budget import Case, build, expect, prepared
 from diff_transformer import diff_attention
-from diff_transformer.ops import backends, sdpa
-from diff_transformer.ops.attention_request import Request
+from diff_transformer.ops import sdpa
 from full_run import short_run
 
 
@@ -60,107 +57,14 @@ def test_one_call_a_map_where_the_kernel_takes_other_widths(monkeypatch: pytest.
 @pytest.mark.parametrize("mask", [None, "bool (B, 1, 1, S)", "add -inf (B, 1, N, S)"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("key_heads", [4, 2])
-def test_the_variant_chosen_here_runs_fused(
-    dtype: torch.dtype, mask: str | None, key_heads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_variant_chosen_here_runs_fused(dtype: torch.dtype, mask: str | None, key_heads: int) -> None:
     """On the CPU the fused kernel wants dv = d; answering with torch's plain formula would be the wrong choice."""
-    monkeypatch.setattr(sdpa, "multiplies_with_amx", lambda: False)
     problem = build(Case(heads=4, key_heads=key_heads, d=8, dv=16, is_causal=True, mask=mask, dtype=dtype))
     with torch.profiler.profile() as profile:
         diff_attention(problem.q, problem.k, problem.v, problem.lam, **problem.options, backend="sdpa")
     names = Counter(event.name for event in profile.events())
     assert names["aten::_scaled_dot_product_flash_attention_for_cpu"] == 4
     assert names["aten::_scaled_dot_product_attention_math"] == 0
-
-
-# On a processor with AMX: one call of padded queries.
-
-PADDED = Case(dtype=torch.bfloat16, is_causal=True, lam="per token", d=8, dv=16)
-
-
-@pytest.fixture
-def amx(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdpa, "multiplies_with_amx", lambda: True)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        PADDED,
-        replace(PADDED, is_causal=False, queries=3),
-        replace(PADDED, layout="cache"),
-        replace(PADDED, layout="projection", lam="float", scale=0.25, queries=111, keys=111),
-        replace(PADDED, layout="expanded", lam="above one", batch=1, heads=1, key_heads=1),
-    ],
-    ids=str,
-)
-@pytest.mark.usefixtures("amx", "poisoned_memory")
-def test_both_maps_are_one_padded_call(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
-    assert calls(monkeypatch, case) == [(16, 16)]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"dtype": torch.float32},
-        {"heads": 4},  # two to a key head
-        {"key_maps": 1},
-        {"dv": 8},
-        {"queries": 1, "keys": 9, "is_causal": False},
-        {"mask": "bool (B, 1, 1, S)"},
-        {"window": 3},
-        {"batch": 1, "documents": (4, 5)},
-        {"scale": -0.5},
-    ],
-    ids=str,
-)
-@pytest.mark.usefixtures("amx")
-def test_other_requests_are_a_call_a_map(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    assert (16, 16) not in calls(monkeypatch, replace(PADDED, **options))
-
-
-def chosen(queries: int = 512, gradient: bool = False, **options: Any) -> str:
-    q = torch.zeros(1, 1, 2, queries, 8, dtype=torch.bfloat16, requires_grad=gradient)
-    k, v, lam = q.detach(), torch.zeros(1, 1, queries, 16, dtype=torch.bfloat16), torch.ones(1, 1, queries)
-    settings = {"attn_mask": None, "is_causal": True, "scale": 1.0, "window": None, "segment_bounds": None, **options}
-    return backends.choose(Request(q, k, v, lam, **settings))
-
-
-@pytest.mark.usefixtures("amx")
-def test_auto_takes_the_padded_call_where_it_was_measured_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the CPU kernel, from 256 queries, 1024 with a gradient; never where a mask of N · N would be needed."""
-    if backends.available_to_auto():
-        assert (chosen(512), chosen(2048, gradient=True)) == ("cpu",) * 2
-    monkeypatch.setattr(backends, "available_to_auto", lambda: False)
-    assert (chosen(256), chosen(2048), chosen(1024, gradient=True)) == ("sdpa",) * 3
-    assert chosen(512, is_causal=False) == "sdpa"
-    with torch.no_grad():
-        assert chosen(512, gradient=True) == "sdpa"
-    assert {chosen(1), chosen(255), chosen(1023, gradient=True), chosen(window=64)} == {"blockwise"}
-    assert chosen(segment_bounds=torch.zeros(2, 512, dtype=torch.int32)) == "blockwise"
-    assert chosen(attn_mask=torch.ones(1, 1, 1, 512, dtype=torch.bool)) == "blockwise"
-    monkeypatch.setattr(sdpa, "multiplies_with_amx", lambda: False)
-    assert chosen(2048) == "blockwise"
-
-
-class Largest(TorchDispatchMode):
-    """The numbers in the largest tensor that any operator gives."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        tensors = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
-        self.numbers = max([self.numbers, *(x.numel() for x in tensors)])
-        return out
-
-
-@pytest.mark.usefixtures("amx")
-def test_the_padded_call_holds_no_scores() -> None:
-    problem = build(replace(PADDED, queries=2048, keys=2048, batch=1, heads=1, key_heads=1, d=4, dv=8))
-    with Largest() as largest:
-        problem.solve(diff_attention)
-    assert largest.numbers <= 2 * 2048 * 8
 
 
 # On CUDA: which of torch's kernels is asked for. There need not be such a device: torch's questions are answered here.
@@ -190,8 +94,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
             and (not params.q.requires_grad or takes.get("gradient", True))
         )
 
-    examples = sdpa._examples
-    monkeypatch.setattr(sdpa, "_examples", lambda case: examples(case._replace(device="cpu")))
+    probe = sdpa._probe
+    monkeypatch.setattr(sdpa, "_probe", lambda case: probe(case._replace(device="cpu")))
     monkeypatch.setattr(torch.backends.cuda, "SDPAParams", params)
     for kernel in ("flash", "cudnn", "efficient"):
         asks = lambda params, kernel=kernel: answer(kernel, params)  # noqa: E731

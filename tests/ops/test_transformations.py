@@ -55,14 +55,6 @@ def test_gradients_are_those_of_autograd(backend: str, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
-def test_gradients_of_each_sequence(backend: str) -> None:
-    tensors = inputs((3,))
-    result = vmap(grad(lambda *leaves: loss(*leaves, backend), ALL))(*tensors)
-    expected = [by_autograd(*each) for each in zip(*tensors, strict=True)]
-    torch.testing.assert_close(result, tuple(map(torch.stack, zip(*expected, strict=True))))
-
-
-@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
 def test_gradients_through_what_is_mapped(backend: str) -> None:
     tensors = inputs((3,), torch.float32)
     expected = [torch.stack(each) for each in zip(*map(by_autograd, *tensors), strict=True)]

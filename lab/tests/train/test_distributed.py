@@ -39,7 +39,7 @@ from tiny_model import KINDS
 WAYS = ("ddp", "fsdp", "tensor")
 STEPS, HALF = 10, 5
 RUNS = [(kind, way) for kind in KINDS for way in WAYS]
-# Of `make test`; tests/model/test_tensor_parallel.py and tests/model/test_fsdp.py have the model there.
+# Of `make test`; tests/model/test_tensor_parallel.py has the model there.
 SHORT_WAYS, SHORT_RUNS = ("fsdp",), (("diff", "ddp"), ("diff", "fsdp"))
 each_way = pytest.mark.parametrize("way", short_run(WAYS, SHORT_WAYS))
 

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,8 +12,6 @@ from diff_lab.train import load_recipe, shipped_recipes, train
 from diff_lab.train import plan as module
 from diff_lab.train.plan import CONTEXT, GIB, GPUS, USABLE, Plan, backend, gpu_named, peak_flops, vocabulary
 from diff_lab.train.recipe import build_config
-from diff_transformer.ops.backends import explain
-from diff_transformer.ops.cpu.cpu_backend import is_faster
 from full_run import short_run
 
 Pretend = Callable[[str], torch.device]
@@ -110,42 +107,14 @@ def test_a_plan_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_backend_is_what_would_be_chosen() -> None:
     config = build_config(load_recipe("paper-3b"), 100)
     wide = build_config(load_recipe("small", ["model.head_dim=256"]), 100)
-    assert backend(config, GPUS["h200"], half=True, packed=True, queries=4096) == "triton"
-    assert backend(config, GPUS["mi300x"], half=True, packed=True, queries=4096) == "sdpa"
-    assert backend(wide, GPUS["h200"], half=True, packed=True, queries=4096) == "sdpa"
+    assert backend(config, GPUS["h200"], half=True, packed=True) == "triton"
+    assert backend(config, GPUS["mi300x"], half=True, packed=True) == "sdpa"
+    assert backend(wide, GPUS["h200"], half=True, packed=True) == "sdpa"
     softmax = build_config(load_recipe("paper-3b", ["model.attention_type=softmax"]), 100)
-    assert backend(softmax, GPUS["h200"], half=True, packed=True, queries=4096) == "sdpa"
-    assert backend(softmax, GPUS["h200"], half=False, packed=True, queries=4096) == "document"
-    assert backend(softmax, None, half=True, packed=True, queries=4096) == "document"
-    assert backend(softmax, None, half=False, packed=False, queries=4096) == "sdpa"
-    kernel = "cpu" if explain("cpu")["cpu"] is None and is_faster() else "blockwise"
-    narrow = {"attention_type": "softmax", "head_dim": 8, "num_attention_heads": 8}
-    for more, queries, expected in (
-        ({}, 64, "cpu"),
-        ({}, 63, "document"),
-        ({"head_dim": 10}, 64, "document"),
-        ({"attention_dropout": 0.1}, 64, "document"),
-    ):
-        settings = [f"model.{name}={value}" for name, value in {**narrow, **more}.items()]
-        chosen = backend(
-            build_config(load_recipe("small", settings), 100), None, half=True, packed=True, queries=queries
-        )
-        assert chosen == (expected if kernel == "cpu" else "document")
-
-
-@pytest.mark.parametrize(("packed", "queries"), [("true", 2 * 32), ("false", 32)], ids=["packed", "rows"])
-def test_packed_rows_are_one_sequence(packed: str, queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What computes attention depends on how many queries meet the keys at a time."""
-    counted = []
-
-    def counting(*arguments: Any) -> str:
-        counted.append(arguments[-1])
-        return backend(*arguments)
-
-    monkeypatch.setattr(module, "backend", counting)
-    rows = ["data.length=32", "data.batch_size=4", "train.accumulation=2", f"data.isolate_documents={packed}"]
-    Plan(load_recipe("small", rows))
-    assert counted == [queries]
+    assert backend(softmax, GPUS["h200"], half=True, packed=True) == "sdpa"
+    assert backend(softmax, GPUS["h200"], half=False, packed=True) == "document"
+    assert backend(softmax, None, half=True, packed=True) == "document"
+    assert backend(softmax, None, half=False, packed=False) == "sdpa"
 
 
 def test_the_vocabulary_of_a_tokenizer(tmp_path: Path) -> None:

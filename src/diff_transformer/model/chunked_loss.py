@@ -49,15 +49,9 @@ def chunked_cross_entropy(
     one that PEFT has wrapped) is called for each chunk, and for its gradient once more; parameters of such a head that
     are in half precision add up the chunks' gradients in it.
 
-    Args:
-        head: (…, D) → (…, V = ``vocab_size``) logits.
-        hidden_states: (B, N, D).
-        labels: (B, N), shifted inside; or ``shift_labels``, shifted already, in their place.
-        num_items_in_batch: divisor of the sum; the number of labels that are not ignored unless given.
-        ignore_index: the label of tokens that are not to be predicted.
-
-    Returns:
-        A scalar, float32 at least.
+    ``head`` maps (…, D) to (…, V = ``vocab_size``) logits, and ``hidden_states`` are (B, N, D). ``labels`` are (B, N)
+    and shifted inside; ``shift_labels``, shifted already, take their place. ``num_items_in_batch`` divides the sum: the
+    number of labels that are not ``ignore_index`` unless given. The result is a scalar, float32 at least.
     """
     if shift_labels is None:
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]

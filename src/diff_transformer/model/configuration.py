@@ -220,16 +220,16 @@ class DiffTransformerConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self._check()
+        if kwargs.get("layer_types") is not None:
+            self.layer_types = kwargs["layer_types"]
+        self.check()
         if self.head_dim is None:
             self.head_dim = head_dim(self)
-        self._check_window(kwargs.get("layer_types"))
         # Programs that do not know the model read there which Auto classes load it: TRL, vLLM, and transformers itself
         # where this package has not been imported. A subclass with a model type of its own has code of its own.
         if self.model_type == DiffTransformerConfig.model_type:
             kwargs["auto_map"] = auto_map(self.is_causal)
         super().__post_init__(**kwargs)
-        self._check_encoder()
 
     @property
     def spec(self) -> AttentionType:
@@ -305,16 +305,6 @@ class DiffTransformerConfig(PreTrainedConfig):
         with a copy of this file, which is not the file that ``auto_map`` names.
         """
 
-    def check(self) -> None:
-        """Check all that the constructor has checked: `from_pretrained(…, name=value)` sets a value afterwards.
-
-        Raises:
-            ValueError: see the class.
-        """
-        self._check()
-        self._check_window(getattr(self, "layer_types", None))
-        self._check_encoder()
-
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Make a configuration as transformers does, and set ``layer_types``, which is often no attribute yet."""
@@ -325,31 +315,12 @@ class DiffTransformerConfig(PreTrainedConfig):
         (found[0] if isinstance(found, tuple) else found).layer_types = types
         return found
 
-    def _check_window(self, types: Any) -> None:
-        if self.sliding_window is not None and self.sliding_window < 2:  # transformers' caches keep window − 1 tokens
-            raise ValueError(f"sliding_window must be 2 or more, or None for no window, got {self.sliding_window}.")
-        if types is None:
-            return
-        if len(types) != self.num_hidden_layers or not set(types) <= {"full_attention", "sliding_attention"}:
-            raise ValueError(
-                f"layer_types must name 'full_attention' or 'sliding_attention' for each of {self.num_hidden_layers} "
-                f"layers, got {quoted(types)}."
-            )
-        if "sliding_attention" in types and self.sliding_window is None:
-            raise ValueError("layer_types with 'sliding_attention' need a sliding_window, got None.")
+    def check(self) -> None:
+        """Check all that the constructor has checked: `from_pretrained(…, name=value)` sets a value afterwards.
 
-    def _check_encoder(self) -> None:
-        layers = range(self.num_hidden_layers)
-        if self.is_causal or not any(self.layer_type(layer) == "sliding_attention" for layer in layers):
-            return
-        types = getattr(self, "layer_types", None)
-        window = f"got {self.sliding_window}" if types is None else f"and layer_types None, got {quoted(types)}"
-        raise ValueError(
-            "an encoder (is_causal False) has no sliding window, since a window looks back only: sliding_window must "
-            f"be None, {window}."
-        )
-
-    def _check(self) -> None:
+        Raises:
+            ValueError: see the class.
+        """
         for name, largest in LARGEST.items():
             size = getattr(self, name)
             if size is not None and size < 1:
@@ -362,35 +333,36 @@ class DiffTransformerConfig(PreTrainedConfig):
                 raise ValueError(f"{name} must be a finite number, 0 or more, got {eps}.")
         feed_forward_class(self.hidden_act)
         constant_lambda(1, self.lambda_init)
-        if self.headwise_norm and "headwise_norm" not in self.spec.settings:
-            raise ValueError(
-                f"headwise_norm must be false or left out for attention_type {self.attention_type!r}, got True."
-            )
-        if self.token_lambda and not self.has_token_lambda:
-            raise ValueError(
-                f"token_lambda must be false or left out for attention_type {self.attention_type!r}, got True."
-            )
+        settings, of_type = self.spec.settings, f"attention_type {self.attention_type!r}"
+        for name, is_taken in (("headwise_norm", "headwise_norm" in settings), ("token_lambda", self.has_token_lambda)):
+            if getattr(self, name) and not is_taken:
+                raise ValueError(f"{name} must be false or left out for {of_type}, got True.")
+        for name, option in ATTENTION_OPTIONS.items():
+            if getattr(self, name) and option not in settings:
+                raise ValueError(f"{name} must be left out for {of_type}, got {getattr(self, name)!r}.")
         if not 0 <= self.attention_dropout < 1:
             raise ValueError(f"attention_dropout must be at least 0 and below 1, got {self.attention_dropout!r}.")
-        for name, option in ATTENTION_OPTIONS.items():
-            if getattr(self, name) and option not in self.spec.settings:
-                raise ValueError(
-                    f"{name} must be left out for attention_type {self.attention_type!r}, got {getattr(self, name)!r}."
-                )
         if self.dex_lambda_start is not None and not math.isfinite(self.dex_lambda_start):
             raise ValueError(f"dex_lambda_start must be a finite number, got {self.dex_lambda_start!r}.")
         if self.spec.grouped and self.num_noise_heads is None:
             raise ValueError(
-                f"attention_type {self.attention_type!r} needs num_noise_heads, the number of groups of "
-                "num_attention_heads query heads, got None."
+                f"{of_type} needs num_noise_heads, the number of groups of num_attention_heads query heads, got None."
             )
         groups = self.spec.noise_heads(self)
         kv_heads = default_key_heads(self.num_attention_heads, self.num_key_value_heads, groups)
         sizes = self.hidden_size, self.num_attention_heads, kv_heads, self.head_dim
         check_heads("DiffTransformerConfig", *sizes, self.spec.even_heads, groups)
         self.num_key_value_heads = kv_heads
-        if self.dex_heads is not None:
-            self._check_dex_heads(self.dex_heads)
+        if (heads_of_layers := self.dex_heads) is not None:
+            layers = self.num_hidden_layers
+            if len(heads_of_layers) != layers or not all(isinstance(heads, list | tuple) for heads in heads_of_layers):
+                raise ValueError(
+                    f"dex_heads must be one list of heads for each of the {layers} layers, got {heads_of_layers}."
+                )
+            for layer, heads in enumerate(heads_of_layers):
+                check_chosen_heads(f"dex_heads of layer {layer}, counted from 0", heads, self.num_attention_heads)
+            if not any(heads_of_layers):
+                raise ValueError("dex_heads must name one head or more, got empty lists only.")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(
                 f"pad_token_id must lie in 0 … vocab_size − 1, got {self.pad_token_id} of {self.vocab_size}."
@@ -401,12 +373,23 @@ class DiffTransformerConfig(PreTrainedConfig):
         if head_dim(self) % 2:
             raise ValueError(f"head_dim must be even for the rotary embedding, got {head_dim(self)}.")
 
-    def _check_dex_heads(self, layers: list) -> None:
-        if len(layers) != self.num_hidden_layers or not all(isinstance(heads, list | tuple) for heads in layers):
+        self._check_windows()
+
+    def _check_windows(self) -> None:
+        window, types = self.sliding_window, getattr(self, "layer_types", None)
+        if window is not None and window < 2:  # transformers' caches keep window − 1 tokens
+            raise ValueError(f"sliding_window must be 2 or more, or None for no window, got {window}.")
+        if types is not None:
+            if len(types) != self.num_hidden_layers or not set(types) <= {"full_attention", "sliding_attention"}:
+                raise ValueError(
+                    "layer_types must name 'full_attention' or 'sliding_attention' for each of "
+                    f"{self.num_hidden_layers} layers, got {quoted(types)}."
+                )
+            if "sliding_attention" in types and window is None:
+                raise ValueError("layer_types with 'sliding_attention' need a sliding_window, got None.")
+        if not self.is_causal and "sliding_attention" in map(self.layer_type, range(self.num_hidden_layers)):
+            got = f"got {window}" if types is None else f"and layer_types None, got {quoted(types)}"
             raise ValueError(
-                f"dex_heads must be one list of heads for each of the {self.num_hidden_layers} layers, got {layers}."
+                "an encoder (is_causal False) has no sliding window, since a window looks back only: sliding_window "
+                f"must be None, {got}."
             )
-        for layer, heads in enumerate(layers):
-            check_chosen_heads(f"dex_heads of layer {layer}, counted from 0", heads, self.num_attention_heads)
-        if not any(layers):
-            raise ValueError("dex_heads must name one head or more, got empty lists only.")

@@ -27,15 +27,15 @@ from diff_transformer.model.masks import attend_by_document, operator_mask
 from diff_transformer.nn import Attention
 from diff_transformer.ops import diff_attention_maps
 from diff_transformer.ops.backends import BACKENDS
-from diff_transformer.ops.narrow_heads import attends_to_narrow_heads, narrow_attention
 from diff_transformer.ops.visibility import is_block_mask
 
 # "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
 OPERATOR_IMPLEMENTATION = "diff_attention"
 OPERATOR_IMPLEMENTATIONS = {"diff_attention": "auto"} | {f"diff_attention_{name}": name for name in BACKENDS}
 
-# Arguments of a model of transformers, or of its caller, that change the numbers: those that SDPA's forward does not
-# compute either (a cap of the scores, sinks, the keys that a sparse layer has chosen), and those that it does.
+# Arguments of a model of transformers, or of its caller, that change the numbers and are not computed here: those that
+# SDPA's forward does not compute either (a cap of the scores, sinks, the keys that a sparse layer has chosen), and
+# those that it does.
 _BEYOND_SDPA = ("softcap", "s_aux", "sinks", "indices", "block_indices")
 _KNOWN_TO_SDPA = ("position_bias", "cache")
 
@@ -262,18 +262,10 @@ def operator_attention_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Attend by our operator behind transformers' attention interface; without λ ordinary attention, mostly by SDPA.
 
-    Args:
-        module: the layer; with λ a :class:`DifferentialAttention`.
-        query, key, value: (B, heads, N, d), those of a group side by side, and (B, H_kv, S, width), as cached.
-        attention_mask: boolean or additive (B, 1, N, S), or None for plain causality, or for nothing hidden if
-            ``module.is_causal`` is False.
-        dropout: the share of attention weights to drop.
-        lam: λ, broadcastable to (B, H, N); None for ordinary attention.
-        sliding_window: how many tokens back the layer looks, itself included; needed if there is no mask.
-        maps: a list to which the layer's attention maps are appended.
-        cu_seq_lens_q, max_length_q: (documents + 1,), the starts of documents packed into one row, and N at the end;
-            and the longest one's length. With a mask, the mask tells them apart.
-        kwargs: ``is_causal``, ``output_attentions``, and without λ the other arguments of SDPA's forward.
+    Query, key and value are (B, heads, N, d), those of a group side by side, and (B, H_kv, S, width), as cached. The
+    mask is boolean or additive (B, 1, N, S), or None for plain causality, or for nothing hidden if ``module.is_causal``
+    is False. ``lam`` is broadcastable to (B, H, N), and each layer's attention maps are appended to ``maps``. Without a
+    mask ``cu_seq_lens_q`` tells documents apart. ``kwargs`` are ``is_causal`` and ``output_attentions``.
 
     Returns:
         (B, N, H, dv), for differential attention normalised if the layer has a headwise norm, and the attention weights
@@ -286,13 +278,7 @@ def operator_attention_forward(
     cu_seqlens = cu_seq_lens_q if attention_mask is None else None
     gives_maps = kwargs.pop("output_attentions", False) or maps is not None
     name = OPERATOR_IMPLEMENTATION if backend == "auto" else f"{OPERATOR_IMPLEMENTATION}_{backend}"
-    _refuse_given(name, _BEYOND_SDPA, kwargs)
-    if lam is not None or cu_seqlens is not None or gives_maps:
-        _refuse_given(name, _KNOWN_TO_SDPA, kwargs)
-    elif any(kwargs.get(known) is not None for known in _KNOWN_TO_SDPA):
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
+    _refuse_given(name, (*_BEYOND_SDPA, *_KNOWN_TO_SDPA), kwargs)
     wanted = kwargs.get("is_causal")  # None, as transformers passes on what a caller leaves open, is the layer's own
     wanted = getattr(module, "is_causal", True) if wanted is None else wanted
     is_causal = attention_mask is None and n > 1 and wanted
@@ -305,8 +291,6 @@ def operator_attention_forward(
     if lam is not None:
         q, k = query.unflatten(1, (-1, module.ratio + 1)), module.split_keys(key)
         out = module.difference(q, k, value, lam, **settings, dropout_p=dropout, backend=backend)
-    elif backend == "auto" and attends_to_narrow_heads(query, key, value, attention_mask, dropout):
-        out = narrow_attention(query, key, value, **settings).transpose(1, 2)
     elif cu_seqlens is not None:
         out = attend_by_document(
             module, query, key, value, cu_seqlens, scaling, is_causal, window, max_length_q, dropout

@@ -3,19 +3,17 @@
 transformers' names for documents that a padding-free collator has packed into one row are FlashAttention's:
 ``cu_seq_lens_q`` and ``cu_seq_lens_k``, (documents + 1,) int32 or int64, both 0, …, N, and ``max_length_q`` and
 ``max_length_k``, the longest document's length. With our own implementations the operator gets them (its
-``cu_seqlens``), and ordinary attention is computed here, but for the narrow heads that the operator's kernel trains on
-a CPU. Any other implementation reads them, or the positions, as it does for every model of transformers.
+``cu_seqlens``), and ordinary attention is computed here. Any other implementation reads them, or the positions, as it
+does for every model of transformers.
 """
 
 import functools
 import inspect
-import sys
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import (
     create_bidirectional_mask,
@@ -29,9 +27,6 @@ from diff_transformer.model.configuration import DiffTransformerConfig
 from diff_transformer.ops.attention_request import check_dense, has_autocast, is_floating
 from diff_transformer.ops.operator import abridged, check_document_ends
 from diff_transformer.ops.visibility import (
-    causal_bias_mask,
-    check_causal_bias,
-    is_causal_bias,
     position_mask,
     segment_bounds_from,
 )
@@ -44,16 +39,8 @@ def operator_mask(**arguments: Any) -> Tensor | None:
     """Make transformers' boolean mask (B, 1, N, S), or None if our operator hides all of it by itself.
 
     For tokens that begin a sequence it hides the future and all that a sliding window leaves behind: no mask of N × N.
-
-    Raises:
-        ValueError: the configuration of a model that computes its attention itself, and would add the mask to it.
     """
     config = arguments["config"]
-    if not torch.compiler.is_compiling() and _attend_themselves(type(config).__module__):
-        raise ValueError(
-            f"models of {type(config).__name__} compute attention themselves: attn_implementation must be 'eager', got "
-            f"{config._attn_implementation!r}."
-        )
     offset = arguments.get("q_offset")  # a tensor, not to be read while it is traced, where a cache is static
     begins = isinstance(offset, int) and offset == 0 and arguments["q_length"] == arguments["kv_length"]
     causal = arguments.get("allow_is_causal_skip", False)  # a window in both directions is not the operator's
@@ -64,32 +51,16 @@ def operator_mask(**arguments: Any) -> Tensor | None:
     return sdpa_mask(**arguments)
 
 
-@functools.cache
-def _attend_themselves(configuration: str) -> bool:
-    """Return whether the models of a configuration's module do not call the attention interface (BLOOM, LED …)."""
-    name = configuration.replace(".configuration_", ".modeling_")
-    members = vars(sys.modules[name]) if name in sys.modules else {}
-    own = [member for member, value in members.items() if getattr(value, "__module__", None) == name]
-    return any("Attention" in member for member in own) and "ALL_ATTENTION_FUNCTIONS" not in members
-
-
-def dense_mask(attention_mask: Any, inputs: Tensor, past_key_values: Cache | None) -> Any:
-    """Return a caller's mask, or masks by name, with a CausalBias of torch as (1, 1, N, S) boolean.
+def check_mask_kind(attention_mask: Any) -> None:
+    """Refuse a caller's mask, or masks by name, of a kind that nobody reads.
 
     Raises:
         TypeError: a tensor that does not hold its own numbers.
-        ValueError: four axes of integers or float8, or a CausalBias that does not fit the inputs (B, N, D) and the
-            tokens in the cache.
+        ValueError: four axes of integers or float8.
     """
     if isinstance(attention_mask, dict):
-        return {name: dense_mask(mask, inputs, past_key_values) for name, mask in attention_mask.items()}
-    if is_causal_bias(attention_mask):
-        n = inputs.shape[1]
-        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
-        layers = getattr(past_key_values, "layers", ())
-        slots = [getattr(layer, "max_cache_len", past + n) for layer in layers]  # of a static cache
-        check_causal_bias(attention_mask, n, [past + n, *slots])
-        return causal_bias_mask(attention_mask, inputs.device)[None, None]
+        for mask in attention_mask.values():
+            check_mask_kind(mask)
     if isinstance(attention_mask, Tensor):
         check_dense("attention_mask", attention_mask)
         if attention_mask.dim() == 4 and attention_mask.dtype != torch.bool and not is_floating(attention_mask):
@@ -97,7 +68,6 @@ def dense_mask(attention_mask: Any, inputs: Tensor, past_key_values: Cache | Non
                 "attention_mask of four axes must be boolean, or added to the scores and floating of 16 bits or more, "
                 f"got {attention_mask.dtype}."
             )
-    return attention_mask
 
 
 def encoder_mask(
@@ -108,11 +78,8 @@ def encoder_mask(
     Padding, on either side, is hidden. Without a mask of tokens, positions that begin anew in a row begin another
     document, which sees itself alone; transformers reads that off the positions of causal models only.
 
-    Args:
-        config: of the model, with its attention implementation.
-        inputs_embeds: (B, N, D).
-        attention_mask: (B, N), 0 at padding; or (B, 1, N, N) and BlockMasks, which stay as they are; or None.
-        position_ids: (B, N) or (1, N), or None.
+    ``inputs_embeds`` is (B, N, D). ``attention_mask`` is (B, N), 0 at padding; or (B, 1, N, N) and BlockMasks, which
+    stay as they are; or None. ``position_ids`` is (B, N) or (1, N), or None.
     """
     documents = None
     if attention_mask is None and position_ids is not None:
@@ -185,10 +152,9 @@ def attend_by_document(
     In half precision on CUDA that is one call of torch's FlashAttention for sequences of several lengths; else torch's
     ``scaled_dot_product_attention`` for one document after the other, which away from the CPU waits for the device.
 
-    ``query`` is (1, heads, N, d), ``key`` and ``value`` (1, H_kv, N, d), and the result (1, N, heads, d). ``window`` is
-    how many tokens back each looks, itself included; causal attention alone has one. No document has more tokens than
-    ``longest``. ``dropout`` is the share of attention weights to drop, which torch's FlashAttention does not do for
-    sequences of several lengths.
+    ``query`` is (1, heads, N, d), ``key`` and ``value`` (1, H_kv, N, d), and the result (1, N, heads, d). Causal
+    attention alone has a ``window``, and no document has more tokens than ``longest``. FlashAttention drops no weights
+    of sequences of several lengths.
     """
     dtype = autocast_dtype(query.device.type) or query.dtype
     if not dropout and _takes_several_lengths(query.device.type, dtype, query.shape[-1]):

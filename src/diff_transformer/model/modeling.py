@@ -30,7 +30,7 @@ from diff_transformer.model.interface_attention import (
     attention_implementation,
     interface_class,
 )
-from diff_transformer.model.masks import check_cu_seqlens, dense_mask, document_positions, encoder_mask
+from diff_transformer.model.masks import check_cu_seqlens, check_mask_kind, document_positions, encoder_mask
 from diff_transformer.model.parallel_plan import check_ranks, float32_units
 from diff_transformer.nn import (
     AnnealedLambda,
@@ -207,7 +207,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         Args:
             input_ids: (B, N) tokens, or ``inputs_embeds`` (B, N, D) in their place.
             attention_mask: (B, S), 0 at padding; or an attention mask (B, 1, N, S), boolean (True = may attend),
-                additive, a BlockMask or a CausalBias of torch; or such masks by type of layer, as ``generate`` has.
+                additive, or a BlockMask of torch; or such masks by type of layer, as ``generate`` has.
             position_ids: (B, N); counted on from the cached tokens unless given. Without a mask and a cache, positions
                 that begin anew in a row begin another document, which sees itself alone.
             past_key_values: a cache of transformers'; an encoder (``is_causal`` False) has none.
@@ -223,7 +223,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given.")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        attention_mask = dense_mask(attention_mask, inputs_embeds, past_key_values)
+        check_mask_kind(attention_mask)
         if past_key_values is not None and not self.config.is_causal:
             raise ValueError(
                 "an encoder (is_causal False) sees all tokens at once and takes no past_key_values, got a "
@@ -281,7 +281,42 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
 
 
-class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin):
+class DiffTransformerLanguageModel(DiffTransformerPreTrainedModel):
+    """Base of the models that are trained on text: :class:`DiffTransformerModel` and an output head."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  # transformers reads a plain dict
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012  # as above
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012  # as above
+    _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012  # as above
+
+    def __init__(self, config: DiffTransformerConfig) -> None:
+        super().__init__(config)
+        config = self.config
+        self.model = DiffTransformerModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def logits_and_loss(
+        self,
+        hidden_states: Tensor,
+        labels: Tensor | None,
+        logits_to_keep: int | Tensor,
+        chunked_loss: bool,
+        **kwargs: Any,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return the logits that are asked for, and the loss if there are labels: by chunks without any logits."""
+        size = self.config.vocab_size
+        if chunked_loss and labels is not None:
+            return None, chunked_cross_entropy(self.lm_head, hidden_states, labels, size, **kwargs)
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden_states[:, keep, :])
+        if labels is None:
+            return logits, None
+        return logits, self.loss_function(logits=logits, labels=labels, vocab_size=size, **kwargs)
+
+
+class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
     """The language model: :class:`DiffTransformerModel` and an output head.
 
     Raises:
@@ -293,11 +328,6 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         torch.Size([1, 10, 64])
     """
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  # transformers reads a plain dict
-    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012  # as above
-    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012  # as above
-    _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012  # as above
-
     def __init__(self, config: DiffTransformerConfig) -> None:
         if not config.is_causal:
             raise ValueError(
@@ -305,11 +335,6 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
                 "False (DiffTransformerForMaskedLM is the encoder)."
             )
         super().__init__(config)
-        config = self.config
-        self.model = DiffTransformerModel(config)
-        self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -350,15 +375,8 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
             use_cache=use_cache,
             **kwargs,
         )
-        logits = loss = None
-        if chunked_loss and labels is not None:
-            hidden_states = outputs.last_hidden_state
-            loss = chunked_cross_entropy(self.lm_head, hidden_states, labels, self.config.vocab_size, **kwargs)
-        else:
-            keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.lm_head(outputs.last_hidden_state[:, keep, :])
-            if labels is not None:
-                loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        hidden_states = outputs.last_hidden_state
+        logits, loss = self.logits_and_loss(hidden_states, labels, logits_to_keep, chunked_loss, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

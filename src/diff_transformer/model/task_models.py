@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
@@ -14,11 +14,11 @@ from transformers.modeling_layers import (
 from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutputWithPast
 from transformers.utils import can_return_tuple
 
-from diff_transformer.model.chunked_loss import IGNORED, chunked_cross_entropy
+from diff_transformer.model.chunked_loss import IGNORED
 from diff_transformer.model.configuration import DiffTransformerConfig
 from diff_transformer.model.modeling import (
     DiffTransformerForCausalLM,
-    DiffTransformerModel,
+    DiffTransformerLanguageModel,
     DiffTransformerPreTrainedModel,
 )
 
@@ -110,7 +110,7 @@ def text_embeddings(
     return F.normalize(vectors, dim=-1) if normalize else vectors
 
 
-class DiffTransformerForMaskedLM(DiffTransformerPreTrainedModel):
+class DiffTransformerForMaskedLM(DiffTransformerLanguageModel):
     """The encoder that finds masked tokens: :class:`DiffTransformerModel` and an output head, as the language model's.
 
     Weights of a causal model fit: ``from_pretrained(folder, is_causal=False)`` begins with them.
@@ -125,22 +125,12 @@ class DiffTransformerForMaskedLM(DiffTransformerPreTrainedModel):
         torch.Size([1, 10, 64])
     """
 
-    _tied_weights_keys = DiffTransformerForCausalLM._tied_weights_keys
-    _tp_plan = DiffTransformerForCausalLM._tp_plan
-    _pp_plan = DiffTransformerForCausalLM._pp_plan
-    _fsdp_plan = DiffTransformerForCausalLM._fsdp_plan
-
     def __init__(self, config: DiffTransformerConfig) -> None:
         if config.is_causal:
             raise ValueError(
                 "DiffTransformerForMaskedLM is an encoder: its configuration must have is_causal False, got True."
             )
         super().__init__(config)
-        config = self.config
-        self.model = DiffTransformerModel(config)
-        self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -178,17 +168,11 @@ class DiffTransformerForMaskedLM(DiffTransformerPreTrainedModel):
             **kwargs,
         )
         hidden_states = outputs.last_hidden_state
-        logits = loss = None
         if chunked_loss and labels is not None:
             masked = labels != kwargs.get("ignore_index", IGNORED)
-            hidden_states, found = hidden_states[masked].unsqueeze(0), labels[masked].unsqueeze(0)
-            size = self.config.vocab_size
-            loss = chunked_cross_entropy(self.lm_head, hidden_states, found, size, shift_labels=found, **kwargs)
-        else:
-            keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.lm_head(hidden_states[:, keep, :])
-            if labels is not None:
-                loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            hidden_states, labels = hidden_states[masked].unsqueeze(0), labels[masked].unsqueeze(0)
+            kwargs["shift_labels"] = labels
+        logits, loss = self.logits_and_loss(hidden_states, labels, logits_to_keep, chunked_loss, **kwargs)
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

@@ -5,7 +5,7 @@ halves anything.
 """
 
 import math
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from diff_transformer.nn.layers import HeadwiseNorm, QueryKeyNorm, residual_projection
 from diff_transformer.ops import apply_rotary
-from diff_transformer.ops.narrow_heads import attends_to_narrow_heads, narrow_attention
+from diff_transformer.ops.attention_request import check_dense
 from diff_transformer.ops.operator import check_broadcast, check_mask
-from diff_transformer.ops.visibility import causal_bias_mask, check_causal_bias, is_causal_bias, without_causal_bias
 
 
 class KeyValueCache(Protocol):
@@ -195,7 +194,12 @@ class Attention(nn.Module):
         if hidden_states.dim() != 3 or hidden_states.shape[-1] != self.hidden_size:
             raise ValueError(f"hidden_states must be (B, N, {self.hidden_size}), got {tuple(hidden_states.shape)}.")
         if context is not None:
-            _check_cross_attention(position_embeddings, is_causal, cache)
+            others = {"position_embeddings": position_embeddings, "is_causal": is_causal or None, "cache": cache}
+            if given := [name for name, value in others.items() if value is not None]:
+                raise ValueError(
+                    "context, the other sequence of cross-attention, goes without position_embeddings, is_causal and "
+                    f"cache, got {', '.join(given)} as well."
+                )
             queries = self._queries(hidden_states, None)
             keys, values = self.project_context(context) if isinstance(context, Tensor) else context
             self._check_context(hidden_states, keys, values)
@@ -208,21 +212,15 @@ class Attention(nn.Module):
             for name, table in zip(("cos", "sin"), position_embeddings or (), strict=False):
                 check_broadcast(name, table, "(B, N, d)", (*hidden_states.shape[:2], self.head_dim))
             queries, keys, values = self.project(hidden_states, position_embeddings)
+        if isinstance(attn_mask, Tensor):
+            check_dense("attn_mask", attn_mask)
         if cache is not None:
             keys, values = cache.update(keys, values, self.layer_idx)
             # A static cache returns all its slots; those after the tokens it has seen are empty.
-            slots, seen = keys.shape[2], cache.get_seq_length(self.layer_idx)
-            unread = seen if isinstance(seen, Tensor) and torch.compiler.is_compiling() else None
-            if is_causal_bias(attn_mask):  # a part of one would have lost what it means
-                check_causal_bias(attn_mask, hidden_states.shape[1], [int(seen), slots] if unread is None else None)
-                attn_mask = causal_bias_mask(attn_mask, keys.device)
-            if unread is not None:  # no graph slices by a number in a tensor
-                attn_mask = _mask_of_slots(attn_mask, is_causal, hidden_states.shape[1], slots, unread)
-                is_causal = False
-            else:
-                keys, values = keys[:, :, : int(seen)], values[:, :, : int(seen)]
-                if isinstance(attn_mask, Tensor) and attn_mask.shape[-1:] == (slots,):
-                    attn_mask = attn_mask[..., : int(seen)]
+            slots, seen = keys.shape[2], int(cache.get_seq_length(self.layer_idx))
+            keys, values = keys[:, :, :seen], values[:, :, :seen]
+            if isinstance(attn_mask, Tensor) and attn_mask.shape[-1:] == (slots,):
+                attn_mask = attn_mask[..., :seen]
         heads = self.attend(hidden_states, queries, keys, values, attn_mask, is_causal)
         return self.output(hidden_states, heads)
 
@@ -256,9 +254,6 @@ class Attention(nn.Module):
 class SoftmaxAttention(Attention):
     """Ordinary multi-head attention of the same sizes, through torch's ``scaled_dot_product_attention``.
 
-    While it is trained on a CPU, heads of width 8 or less go through the operator's kernel, which is faster than
-    torch's attention for 64 queries or more.
-
     The other arguments are those of :class:`DiffAttention`, without ``lambda_init``; A may be odd.
 
     Args:
@@ -275,18 +270,14 @@ class SoftmaxAttention(Attention):
     ) -> Tensor:
         batch, n, num_heads, _ = queries.shape
         s = keys.shape[2]
-        mask, is_causal = without_causal_bias(mask, is_causal, n, s, queries.device)
         mask = check_mask(mask, queries, (batch, num_heads, n, s))
-        if attends_to_narrow_heads(queries.transpose(1, 2), keys, values, mask, self.active_dropout):
-            settings: dict[str, Any] = {"attn_mask": mask, "is_causal": is_causal, "scale": self.scaling}
-            heads = narrow_attention(queries.transpose(1, 2), keys, values, **settings)
-            return self.transform_heads(heads.transpose(1, 2))
         if n == 1:  # it is the last, and sees all keys
             is_causal = False
         if is_causal and (n != s or mask is not None):
             # torch aligns its own causality to the start of the keys and takes no mask beside it.
-            mask = _also_hiding(mask, torch.ones(n, s, dtype=torch.bool, device=keys.device).tril(s - n))
-            is_causal = False
+            visible, is_causal = torch.ones(n, s, dtype=torch.bool, device=keys.device).tril(s - n), False
+            hidden = 0 if mask is None or mask.dtype == torch.bool else -math.inf
+            mask = visible if mask is None else mask.masked_fill(~visible, hidden)
         heads = F.scaled_dot_product_attention(
             queries.transpose(1, 2),
             keys,
@@ -316,29 +307,6 @@ def _normed_and_turned(
         return x
     cos, sin = (table.unsqueeze(-2) for table in position_embeddings)
     return apply_rotary(x, cos, sin)
-
-
-def _mask_of_slots(mask: Tensor | None, is_causal: bool, n: int, slots: int, seen: Tensor) -> Tensor:
-    """Return the mask for all slots of a cache, which has seen so many tokens, the N of the call included."""
-    slot, last = torch.arange(slots, device=seen.device), seen.clamp(max=slots)
-    if mask is not None and 1 < mask.shape[-1] < slots:
-        mask = F.pad(mask, (0, slots - mask.shape[-1]))
-    last = last - torch.arange(n - 1, -1, -1, device=seen.device) if is_causal else last.expand(n)
-    return _also_hiding(mask, slot < last.unsqueeze(-1))
-
-
-def _also_hiding(mask: Tensor | None, visible: Tensor) -> Tensor:
-    """Return a mask, boolean or additive, that hides all that it hid and all that is not visible."""
-    return visible if mask is None else mask.masked_fill(~visible, 0 if mask.dtype == torch.bool else -math.inf)
-
-
-def _check_cross_attention(position_embeddings: object, is_causal: bool, cache: object) -> None:
-    given = {"position_embeddings": position_embeddings is not None, "is_causal": is_causal, "cache": cache is not None}
-    if any(given.values()):
-        raise ValueError(
-            f"context, the other sequence of cross-attention, goes without position_embeddings, is_causal and cache, "
-            f"got {', '.join(name for name, is_given in given.items() if is_given)} as well."
-        )
 
 
 def check_heads(

@@ -63,9 +63,6 @@ class AnnealedLambda(KeepsFloat32, ReplicatedAcrossHeads):
         """Return λ as a scalar, float32."""
         return self.shared(annealed_lambda(self.lambda_init, self.learned.squeeze(0), self.progress))
 
-    def extra_repr(self) -> str:
-        return f"lambda_init={self.lambda_init:.4f}, start={self.start:.4f}"
-
 
 class DexCorrection(nn.Module):
     """O − λ·O W_D on the chosen heads, (…, A, d) → (…, A, d).
@@ -116,9 +113,6 @@ class DexCorrection(nn.Module):
         for place, head in enumerate(self.heads):
             each[head] = corrected.select(-2, place)
         return torch.stack(each, dim=-2)
-
-    def extra_repr(self) -> str:
-        return f"heads={'all' if self.corrects_all else self.heads}, head_dim={self.weight.shape[-1]}"
 
 
 class DexAttention(SoftmaxAttention):

@@ -118,9 +118,6 @@ class Lambda(KeepsFloat32, ReplicatedAcrossHeads):
         """Return λ as a scalar, float32."""
         return self.shared(lambda_value(self.q1, self.k1, self.q2, self.k2, self.lambda_init))
 
-    def extra_repr(self) -> str:
-        return f"head_dim={self.q1.numel()}, lambda_init={self.lambda_init:.4f}"
-
 
 def constant_lambda(layer: int, lambda_init: float | str) -> float:
     """Return λ_init of layer l, counted from 1: by the schedule, or the one constant, which must be finite."""
@@ -153,9 +150,6 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
-    def extra_repr(self) -> str:
-        return f"{self.weight.numel()}, eps={self.eps}"
-
 
 class HeadwiseNorm(RMSNorm, ReplicatedAcrossHeads):
     """(1 − λ_init) · RMSNorm over each head's own channels (Equation 3), (…, H, 2d) → (…, H, 2d).
@@ -185,9 +179,6 @@ class HeadwiseNorm(RMSNorm, ReplicatedAcrossHeads):
         """
         weight = self.shared(self.weight)
         return weight if x is None else rms_norm(x, weight, self.eps) * self.factor
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, factor={self.factor:.4f}"
 
 
 class QueryKeyNorm(RMSNorm, ReplicatedAcrossHeads):
@@ -233,9 +224,6 @@ class RotaryEmbedding(nn.Module):
         """Return the tables for x (B, N, D) whose first token stands at position ``past``."""
         return self(torch.arange(past, past + x.shape[1], device=x.device))
 
-    def extra_repr(self) -> str:
-        return f"{self.head_dim}, theta={self.theta}"
-
 
 class PolyNorm(nn.Module):
     """w₀·n(x³) + w₁·n(x²) + w₂·n(x) + b with n(z) = z / √(mean(z²) + eps) over the last axis, (…, n) → (…, n).
@@ -266,9 +254,6 @@ class PolyNorm(nn.Module):
         of_cube, of_square, of_itself = (rms_norm(power, eps=self.eps) for power in (square * wide, square, wide))
         weight = self.weight
         return (weight[0] * of_cube + weight[1] * of_square + weight[2] * of_itself + self.bias).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        return f"eps={self.eps}"
 
 
 class SwiGLU(nn.Module):

@@ -5,13 +5,11 @@ Operators registered with torch take the request's fields one by one, under the 
 
 import functools
 import importlib.util
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils.flop_counter import register_flop_formula
 
 from diff_transformer.ops.visibility import key_ranges, position_mask
 
@@ -111,16 +109,6 @@ class Request(NamedTuple):
         return position_mask(self.n, self.s, self.is_causal, self.window, self.segment_bounds, self.q.device)
 
 
-def ungrouped(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap ``attend(request, …)`` of a backend that knows no groups: it computes a noise map for each signal head."""
-
-    @functools.wraps(attend)
-    def attend_ungrouped(request: Request, *more: Any) -> Tensor:
-        return attend(request.ungrouped(), *more)
-
-    return attend_ungrouped
-
-
 def is_eager(*tensors: Tensor | None) -> bool:
     """Return whether the tensors hold values: no torch.compile, torch.func, make_fx, fake tensor or subclass is at
     work.
@@ -209,31 +197,6 @@ def register_gradient(backend: str, forward: Any, backward: Any) -> None:
     torch.library.register_autograd(forward, differentiate, setup_context=save)
     torch.library.register_fake(backward, fake)
     refuse_second_order(backend, backward)
-
-
-def register_flops(forward: Any, backward: Any) -> None:
-    """Register the cost of two operators, packets of ``torch.ops``, for ``torch.utils.flop_counter.FlopCounterMode``.
-
-    Counted is Equation 1 as it is written, in the way in which torch counts its own attention: a product Q Kᵀ for each
-    map, that of a noise map once for its group, and one product of their difference with V; the backward computes the
-    maps again. A multiply-add is two operations, and pairs of a query and a key that are hidden count like all others.
-    """
-
-    def pairs(q: Any, k: Any) -> Any:  # sizes
-        return 2 * q[0] * q[3] * k[3]
-
-    def channels(q: Any, v: Any) -> tuple[Any, Any]:  # of all maps, and of all outputs
-        return q[1] * q[2] * q[4], q[1] * (q[2] - 1) * v[3]
-
-    @register_flop_formula(forward)
-    def count_forward(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
-        of_maps, of_outputs = channels(q, v)
-        return pairs(q, k) * (of_maps + of_outputs)
-
-    @register_flop_formula(backward)
-    def count_backward(grad_out: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
-        of_maps, of_outputs = channels(q, v)
-        return pairs(q, k) * (3 * of_maps + 2 * of_outputs)  # the maps again, dQ and dK; dP and dV
 
 
 def refuse_second_order(backend: str, backward: Any) -> None:

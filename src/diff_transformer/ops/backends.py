@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import Request, reason_against_dtype, register_flops, ungrouped
+from diff_transformer.ops.attention_request import Request, reason_against_dtype
 from diff_transformer.ops.blockwise import blockwise_attention
 from diff_transformer.ops.cpu.cpu_backend import (
     available_to_auto,
@@ -18,7 +18,7 @@ from diff_transformer.ops.cpu.cpu_build import unavailable_reason
 from diff_transformer.ops.flex import flex_attention_backend, reason_against_flex
 from diff_transformer.ops.nonfinite import isolate_nonfinite
 from diff_transformer.ops.reference import reference_attention
-from diff_transformer.ops.sdpa import padded_q_beats_blockwise, sdpa_attention
+from diff_transformer.ops.sdpa import sdpa_attention
 from diff_transformer.ops.triton.gpu_check import kernels_are_right
 from diff_transformer.ops.triton.triton_backend import reason_against_triton, triton_attention
 from diff_transformer.ops.visibility import is_block_mask
@@ -39,7 +39,7 @@ _BACKENDS = {
     "reference": Backend(isolate_nonfinite(reference_attention)),
     "blockwise": Backend(isolate_nonfinite(blockwise_attention)),
     "sdpa": Backend(isolate_nonfinite(sdpa_attention, drops_nan=True)),
-    "flex": Backend(ungrouped(isolate_nonfinite(flex_attention_backend, drops_nan=True))),
+    "flex": Backend(isolate_nonfinite(flex_attention_backend, drops_nan=True)),
     "cpu": Backend(cpu_attention, fuses_norm=True, decode_fast_path=decode_fast_path),
     "triton": Backend(triton_attention, fuses_norm=True),
 }
@@ -47,10 +47,6 @@ BACKENDS = tuple(_BACKENDS)
 _DROPPING = ("reference", "sdpa")  # attend(request, dropout_p)
 # These have a backward of their own, which torch.func cannot use, nor torch differentiate, and none in forward mode.
 _OPAQUE = ("blockwise", "flex", "cpu", "triton")
-_ours, _of_cpu = torch.ops.diff_transformer, torch.ops.diff_transformer_cpu
-register_flops(_ours.blockwise, _ours.blockwise_backward)
-register_flops(_ours.triton_forward, _ours.triton_backward)
-register_flops(_of_cpu.forward, _of_cpu.backward)
 
 
 def _in_forward_mode() -> bool:
@@ -118,9 +114,7 @@ def choose(request: Request, dropout_p: float = 0.0) -> str:
     q, attn_mask = request.q, request.attn_mask
     if attn_mask is not None and is_block_mask(attn_mask):
         return "flex"
-    if _in_forward_mode() or _loses_gradient("cpu", request):
-        return "reference"
-    if _learns_mask(attn_mask):
+    if _in_forward_mode() or _loses_gradient("cpu", request) or _learns_mask(attn_mask):
         return "reference"
     if dropout_p:
         return "sdpa" if q.device.type == "cuda" else "reference"  # on the CPU torch drops by its plain formula
@@ -129,7 +123,7 @@ def choose(request: Request, dropout_p: float = 0.0) -> str:
         return "triton" if takes_triton else "sdpa"
     if q.device.type == "cpu" and reason_against_dtype(q.dtype) is None and available_to_auto():
         return "cpu"
-    return "sdpa" if padded_q_beats_blockwise(request) else "blockwise"
+    return "blockwise"
 
 
 def fast_path_of(backend: str) -> Callable[..., Tensor | None] | None:

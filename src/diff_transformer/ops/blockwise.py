@@ -97,14 +97,6 @@ def hide(scores: Tensor, low: int, limits: list[Limit]) -> None:
             scores[..., begin - low : end - low].clamp_(max=upper_bound[:, begin - first : end - first])
 
 
-def seen_keys(mask: Tensor, low: int, high: int) -> tuple[int, int]:
-    """Return the half-open range of keys, in low … high − 1, outside which a boolean mask (…, S or 1) hides all."""
-    mask = mask if mask.shape[-1] == 1 else mask[..., low:high]
-    seen = mask.view(torch.uint8).amax(dim=tuple(range(mask.dim() - 1)))  # many times as fast as `any`
-    columns = seen.expand(high - low).nonzero()
-    return (low + int(columns[0]), low + int(columns[-1]) + 1) if len(columns) else (low, low)
-
-
 def softmax_or_zero_(scores: Tensor, out: Tensor) -> Tensor:
     """Write the softmax into ``out``, 0 for a row of −∞ alone, in steps that are faster than masked_fill.
 
@@ -198,12 +190,6 @@ class _Problem:
             mask = part.mask
             if mask is not None:
                 mask = mask if mask.shape[-2] == 1 else mask[..., block.start : block.stop, :]
-                # On other devices, finding the keys that are seen would wait for all the work before.
-                if mask.dtype == torch.bool and mask.device.type == "cpu":
-                    low, high = seen_keys(mask, block.low, block.high)
-                    if low == high:
-                        continue
-                    block = block._replace(low=low, high=high)
                 mask = mask if mask.shape[-1] == 1 else mask[..., block.low : block.high]
             yield block, self.maps(part, block, mask)
 

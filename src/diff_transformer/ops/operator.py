@@ -19,7 +19,7 @@ from diff_transformer.ops.backends import fast_path_of, resolve
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.nonfinite import confine
 from diff_transformer.ops.reference import softmax_maps
-from diff_transformer.ops.visibility import is_block_mask, segment_bounds_from, without_causal_bias
+from diff_transformer.ops.visibility import is_block_mask, segment_bounds_from
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -61,9 +61,8 @@ def diff_attention(
         is_causal: query i sees key j if j ≤ i + S − N: aligned to the *end* of the keys.
         attn_mask: broadcastable to (B, H, N, S); boolean (True = may attend) or additive, for both maps. One that
             differs between the heads of a group makes their noise maps differ: they are then computed one by one.
-            Combines with ``is_causal`` and ``window``. A CausalBias of ``torch.nn.attention.bias``, (N, S), counts as
-            the causality it stands for. Or a BlockMask of torch's FlexAttention, (B or 1, H or 1, N, S), for masks that
-            no tensor should hold: it stands alone, and only "flex" takes it.
+            Combines with ``is_causal`` and ``window``. Or a BlockMask of torch's FlexAttention, (B or 1, H or 1, N, S),
+            for masks that no tensor should hold: it stands alone, and only "flex" takes it.
         scale: factor s of the scores, 1/√d unless given.
         window: how many keys a query may look back on, itself included: key j is hidden if j ≤ i + S − N − window.
         cu_seqlens: (documents + 1,) int32 or int64, the starts of documents packed into one sequence (B = 1, N = S),
@@ -103,23 +102,21 @@ def diff_attention(
         out = fast_path(backend, q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale)
         if out is not None:
             return out
-    q, k, v = _autocast(q=q, k=k, v=v)
-    _check_queries_and_keys(q, k)
-    _check_values(k, v)
-    scale, window = _check_scale(scale, q), _check_window(window)
-    if attn_mask is not None:
-        attn_mask, is_causal = without_causal_bias(attn_mask, is_causal, q.shape[3], k.shape[3], q.device)
-    if attn_mask is not None and is_block_mask(attn_mask):
-        _check_block_mask(attn_mask, q, k, is_causal or window is not None or cu_seqlens is not None)
-    else:
-        attn_mask = check_mask(attn_mask, q, (q.shape[0], _heads(q), q.shape[3], k.shape[3]))
-    lambdas = _check_lambda(lam, q)
-    segment_bounds = _check_cu_seqlens(cu_seqlens, q, k)
-    _check_norm(norm_weight, norm_eps, norm_scale, v)
-    _check_dropout(dropout_p)
-    request = Request(q, k, v, lambdas, attn_mask, is_causal, scale, window, segment_bounds)
-    if isinstance(attn_mask, Tensor) and attn_mask.shape[1] > 1:
-        request = request.ungrouped()
+    request = _checked({"q": q, "k": k, "v": v}, lam, is_causal, attn_mask, scale, window, cu_seqlens)
+    _check_number("norm_eps", norm_eps)
+    _check_number("norm_scale", norm_scale)
+    _check_number("dropout_p", dropout_p)
+    if norm_eps < 0:
+        _refuse(f"norm_eps must be 0 or more, got {norm_eps!r}.")
+    if not 0 <= dropout_p < 1:
+        _refuse(f"dropout_p must be at least 0 and below 1, got {dropout_p!r}.")
+    if norm_weight is not None:
+        _check_tensor("norm_weight", norm_weight, v)
+        if tuple(norm_weight.shape) != (v.shape[-1],) or not is_floating(norm_weight):
+            _refuse(
+                f"norm_weight must be ({v.shape[-1]},) and floating, of 16 bits or more, got {_shape(norm_weight)} "
+                f"{norm_weight.dtype}."
+            )
     chosen = resolve(backend, request, dropout_p)
     options = (dropout_p,) if dropout_p else ()  # which the backends that drop take
     if norm_weight is None:
@@ -158,22 +155,12 @@ def diff_attention_maps(
         >>> torch.allclose(difference, first - 0.3 * second)
         True
     """
-    q, k = _autocast(q=_joined(q), k=k)
-    _check_queries_and_keys(q, k)
-    scale, window = _check_scale(scale, q), _check_window(window)
-    attn_mask, is_causal = without_causal_bias(attn_mask, is_causal, q.shape[3], k.shape[3], q.device)
-    attn_mask = check_mask(attn_mask, q, (q.shape[0], _heads(q), q.shape[3], k.shape[3]))
-    lambdas = _check_lambda(lam, q)
-    segment_bounds = _check_cu_seqlens(cu_seqlens, q, k)
-    no_values = k[:, :, 0]  # the maps need none: keys stand in for them
-    request = Request(q, k, no_values, lambdas, attn_mask, is_causal, scale, window, segment_bounds)
-    if attn_mask is not None and attn_mask.shape[1] > 1:
-        request = request.ungrouped()
+    request = _checked({"q": _joined(q), "k": k}, lam, is_causal, attn_mask, scale, window, cu_seqlens)
     request, addend = confine(request)
     a1, a2 = softmax_maps(request)
     if addend is not None:
         a1, a2 = a1 + addend, a2 + addend
-    return a1, a2, a1 - lambdas.unsqueeze(-1).to(a1.dtype) * a2
+    return a1, a2, a1 - request.lam.unsqueeze(-1).to(a1.dtype) * a2
 
 
 def _joined(q: Tensor | tuple[Tensor, Tensor]) -> Tensor:
@@ -186,12 +173,8 @@ def _joined(q: Tensor | tuple[Tensor, Tensor]) -> Tensor:
     signal, noise = q
     for each in q:
         check_dense("q", each)
-    if (
-        signal.dim() != 4
-        or noise.dim() != 4
-        or signal.shape[::2] != noise.shape[::2]
-        or signal.shape[3] != noise.shape[3]
-    ):
+    sizes = [(*each.shape[:1], *each.shape[2:]) for each in q]
+    if signal.dim() != 4 or sizes[0] != sizes[1]:
         _refuse(f"a pair of queries must be (B, r·G, N, d) and (B, G, N, d), got {_shape(signal)} and {_shape(noise)}.")
     if signal.dtype != noise.dtype or signal.device != noise.device:
         _refuse(
@@ -204,9 +187,54 @@ def _joined(q: Tensor | tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat((signal.unflatten(1, (groups, -1)), noise.unsqueeze(2)), dim=2)
 
 
-def _heads(q: Tensor) -> int:
-    """Return H = r·G of queries (B, G, r + 1, N, d)."""
-    return q.shape[1] * (q.shape[2] - 1)
+def _checked(
+    tensors: dict[str, Any],
+    lam: Tensor | float,
+    is_causal: bool,
+    attn_mask: Any,
+    scale: float | None,
+    window: int | None,
+    cu_seqlens: Tensor | None,
+) -> Request:
+    """Return the request that the arguments make, or refuse what does not fit; ``v`` may be left out of ``tensors``."""
+    q, k, *values = _autocast(**tensors)
+    _check_queries_and_keys(q, k)
+    v = values[0] if values else k[:, :, 0]  # maps need none: keys stand in for them
+    if v.dim() != 4 or v.shape[-1] == 0:
+        _refuse(f"v must be (B, H_kv, S, dv), got {_shape(v)}.")
+    if v.dtype != k.dtype or v.device != k.device:
+        _refuse(f"v must have the dtype and device of k, {k.dtype} on {k.device}, got {v.dtype} on {v.device}.")
+    if v.shape[:2] != k.shape[:2] or v.shape[2] != k.shape[3]:
+        _refuse(f"v must agree with k in batch, heads and length, got k {_shape(k)} and v {_shape(v)}.")
+    batch, heads, n, s = target = (q.shape[0], q.shape[1] * (q.shape[2] - 1), q.shape[3], k.shape[3])
+    if scale is not None:
+        _check_number("scale", scale)
+    if window is not None:
+        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+            _refuse(f"window must be None or a whole number of keys, 1 or more, got {window!r}.")
+        window = min(window, WIDEST_WINDOW)
+    if values and attn_mask is not None and is_block_mask(attn_mask):
+        if is_causal or window is not None or cu_seqlens is not None:
+            _refuse("is_causal, window and cu_seqlens do not combine with a BlockMask: put them into its mask_mod.")
+        shape = tuple(attn_mask.shape)
+        if len(shape) != 4 or shape[0] not in (1, batch) or shape[1] not in (1, heads) or shape[2:] != (n, s):
+            _refuse(f"a BlockMask must be (B or 1, H or 1, N, S) with (B, H, N, S) = {target}, got {shape}.")
+        _check_tensor("attn_mask", attn_mask.kv_indices, q)
+    else:
+        attn_mask = check_mask(attn_mask, q, target)
+    lambdas = _check_lambda(lam, q, (batch, heads, n))
+    segment_bounds = None
+    if cu_seqlens is not None:
+        _check_tensor("cu_seqlens", cu_seqlens, q)
+        if batch != 1 or n != s:
+            _refuse(
+                f"cu_seqlens takes documents packed into one sequence, B = 1 and N = S, got B {batch}, N {n}, S {s}."
+            )
+        check_document_ends("cu_seqlens", cu_seqlens, n)
+        segment_bounds = segment_bounds_from(cu_seqlens, n)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    request = Request(q, k, v, lambdas, attn_mask, is_causal, scale, window, segment_bounds)
+    return request.ungrouped() if isinstance(attn_mask, Tensor) and attn_mask.shape[1] > 1 else request
 
 
 def _autocast(**named: Tensor) -> tuple[Tensor, ...]:
@@ -271,30 +299,6 @@ def _check_queries_and_keys(q: Tensor, k: Tensor) -> None:
         _refuse(f"the {counted} of q must be a multiple of the heads of k, got {q_shape[1]} and {k_shape[1]}.")
 
 
-def _check_values(k: Tensor, v: Tensor) -> None:
-    if v.dim() != 4 or v.shape[-1] == 0:
-        _refuse(f"v must be (B, H_kv, S, dv), got {_shape(v)}.")
-    if v.dtype != k.dtype or v.device != k.device:
-        _refuse(f"v must have the dtype and device of k, {k.dtype} on {k.device}, got {v.dtype} on {v.device}.")
-    if v.shape[:2] != k.shape[:2] or v.shape[2] != k.shape[3]:
-        _refuse(f"v must agree with k in batch, heads and length, got k {_shape(k)} and v {_shape(v)}.")
-
-
-def _check_scale(scale: float | None, q: Tensor) -> float:
-    if scale is None:
-        return q.shape[-1] ** -0.5
-    _check_number("scale", scale)
-    return float(scale)
-
-
-def _check_window(window: int | None) -> int | None:
-    if window is None:
-        return None
-    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-        _refuse(f"window must be None or a whole number of keys, 1 or more, got {window!r}.")
-    return min(window, WIDEST_WINDOW)
-
-
 def check_mask(attn_mask: Any, like: Tensor, target: tuple[int, int, int, int]) -> Tensor | None:
     """Return the mask with all four axes, none of them expanded; it must broadcast to the target (B, H, N, S).
 
@@ -314,30 +318,6 @@ def check_mask(attn_mask: Any, like: Tensor, target: tuple[int, int, int, int]) 
         narrow = torch.where(attn_mask.isinf(), attn_mask, attn_mask.clamp(info.min, info.max))
         attn_mask = narrow.to(torch.float32)
     return attn_mask[(None,) * (4 - attn_mask.dim())]
-
-
-def _check_block_mask(attn_mask: "BlockMask", q: Tensor, k: Tensor, more_is_hidden: bool) -> None:
-    if more_is_hidden:
-        _refuse("is_causal, window and cu_seqlens do not combine with a BlockMask: put them into its mask_mod.")
-    batch, heads, *lengths = target = (q.shape[0], _heads(q), q.shape[3], k.shape[3])
-    shape = tuple(attn_mask.shape)
-    if len(shape) != 4 or shape[0] not in (1, batch) or shape[1] not in (1, heads) or list(shape[2:]) != lengths:
-        _refuse(f"a BlockMask must be (B or 1, H or 1, N, S) with (B, H, N, S) = {target}, got {shape}.")
-    _check_tensor("attn_mask", attn_mask.kv_indices, q)
-
-
-def _check_cu_seqlens(cu_seqlens: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """Return the segment bounds of a :class:`Request`."""
-    if cu_seqlens is None:
-        return None
-    _check_tensor("cu_seqlens", cu_seqlens, q)
-    n, s = q.shape[3], k.shape[3]
-    if q.shape[0] != 1 or n != s:
-        _refuse(
-            f"cu_seqlens takes documents packed into one sequence, B = 1 and N = S, got B {q.shape[0]}, N {n}, S {s}."
-        )
-    check_document_ends("cu_seqlens", cu_seqlens, n)
-    return segment_bounds_from(cu_seqlens, n)
 
 
 def check_document_ends(name: str, ends: Tensor, n: int) -> list[int] | None:
@@ -362,30 +342,8 @@ def abridged(numbers: list[int]) -> str:
     return str(numbers) if len(numbers) <= 8 else f"[{', '.join(map(str, numbers[:4]))}, …, {numbers[-1]}]"
 
 
-def _check_norm(weight: Tensor | None, eps: float, scale: float, v: Tensor) -> None:
-    _check_number("norm_eps", eps)
-    _check_number("norm_scale", scale)
-    if eps < 0:
-        _refuse(f"norm_eps must be 0 or more, got {eps!r}.")
-    if weight is None:
-        return
-    _check_tensor("norm_weight", weight, v)
-    if tuple(weight.shape) != (v.shape[-1],) or not is_floating(weight):
-        _refuse(
-            f"norm_weight must be ({v.shape[-1]},) and floating, of 16 bits or more, got {_shape(weight)} "
-            f"{weight.dtype}."
-        )
-
-
-def _check_dropout(dropout_p: float) -> None:
-    _check_number("dropout_p", dropout_p)
-    if not 0 <= dropout_p < 1:
-        _refuse(f"dropout_p must be at least 0 and below 1, got {dropout_p!r}.")
-
-
-def _check_lambda(lam: Tensor | float, q: Tensor) -> Tensor:
+def _check_lambda(lam: Tensor | float, q: Tensor, target: tuple[int, int, int]) -> Tensor:
     """Return λ as (B, H, N), float32 at least; expanded, so that autograd adds its gradient up to λ's own shape."""
-    target = (q.shape[0], _heads(q), q.shape[3])
     dtype = torch.promote_types(q.dtype, torch.float32)
     if isinstance(lam, Tensor):
         check_dense("lam", lam)

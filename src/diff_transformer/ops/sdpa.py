@@ -1,14 +1,12 @@
 """Composes the operator of torch's ``scaled_dot_product_attention``, in the ways of Appendix A.
 
-``sdpa_full_v`` makes one call for each map, if the kernel that torch would use takes values wider than the keys. If
-not, ``sdpa_split_v`` splits V into parts of width d and makes one call for each map and part. ``sdpa_padded_q`` makes
-one call for both maps, of queries padded with zeros, if torch multiplies bfloat16 with AMX.
+There is one call for each map, if the kernel that torch would use takes values wider than the keys. If not, V is split
+into parts of width d, and there is one call for each map and part.
 """
 
 import contextlib
 import functools
 import operator
-import os
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +17,6 @@ from diff_transformer.ops.attention_request import Request
 
 # Older ones can be wrong for lengths that 128 does not divide; torch itself prefers cuDNN from here on.
 _TRUSTED_CUDNN = 91501
-
-# Queries from which sdpa_padded_q was measured to be faster than `blockwise`: without and with a gradient.
-PADDED_QUERIES = (256, 1024)
 
 
 class SdpaCase(NamedTuple):
@@ -50,8 +45,8 @@ def sdpa_plan(*fields: Any) -> SdpaPlan:
     """Return the plan of an :class:`SdpaCase` with these fields, found by asking torch's kernels."""
     case = SdpaCase(*fields)
     if case.device != "cuda":
-        # Outside CUDA torch answers enable_gqa with its plain formula.
-        return SdpaPlan(case.d == case.dv or _is_fused(case), repeat_keys=case.heads > 1)
+        # Outside CUDA torch answers wide values, as well as enable_gqa, with its plain formula.
+        return SdpaPlan(case.d == case.dv, repeat_keys=case.heads > 1)
     # The answers depend on these switches as well.
     switches = (
         torch.backends.cuda.flash_sdp_enabled(),
@@ -90,20 +85,10 @@ def _plan_on_cuda(case: SdpaCase, switches: tuple[bool, ...]) -> SdpaPlan:
 
 def _probe(case: SdpaCase) -> torch.backends.cuda.SDPAParams:
     """Make small tensors of a case, in the form that ``can_use_flash_attention`` and its like take."""
-    return torch.backends.cuda.SDPAParams(*_examples(case), 0.0, False, case.heads > 1)
-
-
-def _examples(case: SdpaCase) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     make = functools.partial(torch.zeros, device=case.device, dtype=case.dtype, requires_grad=case.gradient)
     q, k, v = make((1, case.heads, 64, case.d)), make((1, 1, 64, case.d)), make((1, 1, 64, case.dv))
     mask = torch.ones(1, 1, 64, 64, device=case.device, dtype=torch.bool) if case.masked else None
-    return q, k, v, mask
-
-
-@functools.cache
-def _is_fused(case: SdpaCase) -> bool:
-    examples = _examples(case._replace(gradient=False, heads=1))
-    return torch._fused_sdp_choice(*examples) != torch.nn.attention.SDPBackend.MATH.value
+    return torch.backends.cuda.SDPAParams(q, k, v, mask, 0.0, False, case.heads > 1)
 
 
 def _kernels(cudnn: bool) -> contextlib.AbstractContextManager[object]:
@@ -115,69 +100,6 @@ def _kernels(cudnn: bool) -> contextlib.AbstractContextManager[object]:
     # The others are for what cuDNN refuses after all, such as a single key.
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     return sdpa_kernel(order, set_priority=True)
-
-
-@torch.compiler.assume_constant_result
-def multiplies_with_amx() -> bool:
-    """Return whether torch's attention and layers multiply bfloat16 with AMX: it is there, and they may use it.
-
-    That takes AVX-512 as torch's own level, which ATEN_CPU_CAPABILITY lowers, and oneDNN, which can be switched off or
-    held to the instructions of a lower level.
-    """
-    is_supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "ALL")).upper()
-    return bool(
-        is_supported is not None
-        and is_supported()
-        and torch.backends.cpu.get_cpu_capability() == "AVX512"
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
-        and (limit in ("ALL", "DEFAULT") or "AMX" in limit)
-    )
-
-
-def _fits_padded_q(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether both maps fit one call, [q1; 0] and [0; q2] over [k1; k2], and that is the fastest one in torch.
-
-    A head's keys and values are repeated for its two queries, and those of grouped queries would be for each of them.
-    """
-    return (
-        q.device.type == "cpu"
-        and q.dtype == torch.bfloat16
-        and q.shape[2] == 2
-        and q.shape[3] > 1
-        and q.shape[1] == k.shape[1]
-        and k.shape[2] == 2
-        and v.shape[-1] == 2 * q.shape[-1]
-        and multiplies_with_amx()
-    )
-
-
-def _hides_by_causality_alone(request: Request) -> bool:
-    """Return whether torch's own causality is all that the request needs, or nothing is hidden.
-
-    Torch aligns it to the start of the keys: the same thing only if N = S. Its fused kernels hide keys before they
-    scale, which a scale of 0 or less undoes.
-    """
-    hides_more = request.attn_mask is not None or request.window is not None or request.segment_bounds is not None
-    return request.n == request.s and not hides_more and request.scale > 0
-
-
-def padded_q_beats_blockwise(request: Request) -> bool:
-    """Return whether sdpa_padded_q was measured to be faster than ``blockwise``. See docs/backends.md."""
-    if not _hides_by_causality_alone(request) or not _fits_padded_q(*request[:3]):
-        return False
-    return request.n >= PADDED_QUERIES[request.needs_gradient]
-
-
-def sdpa_padded_q(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, ...]:
-    """Compute A1 V and A2 V, each (B, H, N, dv), by one call of queries (B, 2H, N, 2d) with a zero beside each."""
-    d = q.shape[-1]
-    queries = torch.stack((F.pad(q[:, :, 0], (0, d)), F.pad(q[:, :, 1], (d, 0))), dim=2).flatten(1, 2)
-    # [k1; k2] is what a cache of the model holds: a view there.
-    keys, values = (x.repeat_interleave(2, dim=1) for x in (k.transpose(2, 3).flatten(3), v))
-    heads = F.scaled_dot_product_attention(queries, keys, values, is_causal=causal, scale=scale)
-    return heads.unflatten(1, (-1, 2)).unbind(2)
 
 
 def _combined_mask(request: Request, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
@@ -215,13 +137,13 @@ def sdpa_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
             q = q.float()
             request = request._replace(q=q)
     n, d, dv, heads_per_key, scale = request.n, q.shape[-1], v.shape[-1], request.heads_per_key, request.scale
-    plain_causal = request.is_causal and _hides_by_causality_alone(request)
+    # Torch aligns its own causality to the start of the keys: the same thing only if N = S. Its fused kernels hide keys
+    # before they scale, which a scale of 0 or less undoes.
+    hides_more = request.attn_mask is not None or request.window is not None or request.segment_bounds is not None
+    plain_causal = request.is_causal and n == request.s and not hides_more and scale > 0
     mask, fully_masked = (None, None) if plain_causal else _combined_mask(request, q.dtype)
     # Torch's attention takes no symbols here, and torch.compile makes them of comparisons but not of branches.
     causal = True if plain_causal else False  # noqa: SIM210  # bool(...) leaves a symbol
-    if mask is None and not dropout_p and _fits_padded_q(q, k, v):
-        a1_v, a2_v = sdpa_padded_q(q, k, v, causal, scale)
-        return (a1_v - lam.unsqueeze(-1) * a2_v).to(dtype)
     # index() fixes a size that torch.compile would leave open, and so does a condition.
     widths, counts = (operator.index(d), operator.index(dv)), (2 if heads_per_key > 1 else 1, 2 if n > 1 else 1)
     plan = sdpa_plan(q.device.type, q.dtype, *widths, mask is not None, gradient, *counts)

@@ -1,10 +1,9 @@
-"""Says which keys a query may see, by causality, window, documents and torch's own kinds of masks, for all backends.
+"""Says which keys a query may see, by causality, window and documents, for all backends.
 
 Causality is aligned to the end of the keys: query i of N stands at position i + S − N among S keys.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor
@@ -32,52 +31,6 @@ def segment_bounds_from(cu_seqlens: Tensor, n: int) -> Tensor:
     tokens = torch.arange(n, device=ends.device, dtype=torch.int32)
     following = torch.searchsorted(ends, tokens, right=True, out_int32=True)
     return torch.stack((ends[following - 1], ends[following]))
-
-
-def is_causal_bias(attn_mask: Any) -> bool:
-    """Return whether a mask is torch's CausalBias, whose storage is memory that nobody has written to.
-
-    The result of indexing one is not: it has lost its meaning.
-    """
-    return type(attn_mask).__name__ == "CausalBias" and hasattr(attn_mask, "variant")
-
-
-def check_causal_bias(bias: Any, n: int, widths: Sequence[int] | None) -> None:
-    """Refuse a CausalBias that is not for N queries and S keys.
-
-    Args:
-        widths: the values that S may have, such as the tokens and the slots of a cache; None if they cannot be read.
-    """
-    # ``in`` compares a size that is symbolic under torch.compile by identity.
-    fits = bias.seq_len_q == n and (widths is None or any(bias.seq_len_kv == width for width in widths))
-    if not fits:
-        fitting = "S" if widths is None else " or ".join(str(width) for width in dict.fromkeys(widths))
-        got = (bias.seq_len_q, bias.seq_len_kv)
-        raise ValueError(f"a CausalBias as mask must be of (N, S) = ({n}, {fitting}), got {got}.")
-
-
-def causal_bias_mask(bias: Any, device: torch.device) -> Tensor:
-    """Make the boolean mask (N, S) that a CausalBias means."""
-    n, s = bias.seq_len_q, bias.seq_len_kv
-    return torch.ones(n, s, dtype=torch.bool, device=device).tril(s - n if _aligns_to_end(bias) else 0)
-
-
-def without_causal_bias(attn_mask: Any, is_causal: bool, n: int, s: int, device: torch.device) -> tuple[Any, bool]:
-    """Return a mask and causality, with a CausalBias replaced by causality, or by a mask if causality differs.
-
-    Raises:
-        ValueError: one of other lengths than N and S.
-    """
-    if not is_causal_bias(attn_mask):
-        return attn_mask, is_causal
-    check_causal_bias(attn_mask, n, [s])
-    if n == s or _aligns_to_end(attn_mask):
-        return None, True
-    return causal_bias_mask(attn_mask, device), is_causal
-
-
-def _aligns_to_end(bias: Any) -> bool:
-    return bias.variant.name == "LOWER_RIGHT"
 
 
 def key_ranges(

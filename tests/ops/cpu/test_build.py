@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import fcntl
 import functools
 import os
 import signal
@@ -141,25 +140,6 @@ def test_parallel_processes_compile_once(capfd: pytest.CaptureFixture[str]) -> N
     assert stderr.count("compiled in") == 1
 
 
-@pytest.mark.all
-def test_who_waits_says_so(capfd: pytest.CaptureFixture[str]) -> None:
-    built = cpu_build.describe()
-    built.folder.mkdir(parents=True)
-    with open(built.folder / "build.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        waiting = threading.Thread(target=cpu_build.load)
-        waiting.start()
-        stderr = ""
-        while "waiting for another process" not in stderr:
-            assert waiting.is_alive()
-            time.sleep(0.01)
-            stderr += capfd.readouterr().err
-        assert not built.library.exists()
-        fcntl.flock(file, fcntl.LOCK_UN)
-    waiting.join()
-    assert built.library.is_file()
-
-
 @pytest.fixture
 def compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     """The pids of a process that builds, and of its compiler, which does not come to an end."""
@@ -235,17 +215,6 @@ def test_flags_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         cpu_build.describe()
 
 
-def test_flags_of_each_capability() -> None:
-    for capability in ("AVX512_BF16", "AVX512", "AVX2", "DEFAULT"):
-        flags = cpu_build.compiler_flags(capability)
-        assert f"-DCPU_CAPABILITY={capability}" in flags
-        assert f"-DCPU_CAPABILITY_{capability.removesuffix('_BF16')}" in flags
-        assert ("-mavx512bf16" in flags) == (capability == "AVX512_BF16")
-        assert ("-mavx512f" in flags) == capability.startswith("AVX512")
-        assert ("-mavx2" in flags) == (capability != "DEFAULT")
-        assert any(flag.startswith("-m") for flag in flags) == (capability != "DEFAULT")
-
-
 @pytest.mark.parametrize(
     ("machine", "found", "multiplies_bfloat16", "capability"),
     [
@@ -294,16 +263,6 @@ def test_a_processor_that_the_wheel_does_not_know_compiles(shipped: Path, monkey
     assert "needs a C++ compiler" in str(cpu_build.unavailable_reason())
     monkeypatch.setattr(cpu_build.platform, "machine", lambda: "aarch64")
     assert cpu_build.unavailable_reason() is None
-
-
-def test_a_library_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cpu_build.SWITCH, "1")
-    assert cpu_build.describe().shipped is None
-    monkeypatch.setenv(cpu_build.SWITCH, str(tmp_path / "mine.so"))
-    with pytest.raises(cpu_build.BuildError, match=r"must be 0, 1 or the path .*mine\.so', which is no file"):
-        cpu_build.describe()
-    (tmp_path / "mine.so").touch()
-    assert cpu_build.describe().library == tmp_path / "mine.so"
 
 
 def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

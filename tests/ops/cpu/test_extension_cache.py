@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from diff_transformer import diff_attention
 from diff_transformer.ops.cpu import cpu_backend, cpu_build
 from diff_transformer.ops.cpu.extension_cache import make_private, refusal
 
@@ -85,12 +84,6 @@ def test_what_others_may_write_is_refused_with_the_command_that_mends_it(
     path.chmod(mode & ~0o022)
     cpu_build.load()
     assert loaded == [library]
-
-
-def test_one_command_mends_all(library: Path, loaded: list[Path]) -> None:
-    for name in ("library", "folder", "cache"):
-        path_of(name, library).chmod(0o775)
-    refused(loaded, f"chmod go-w {library} {library.parent} {library.parents[1]}`")
 
 
 @pytest.mark.parametrize("name", ["library", "folder", "cache", "above"])
@@ -168,13 +161,3 @@ def test_nothing_is_compiled_into_a_folder_of_others(
     spoil(library.parent, monkeypatch)
     refused(loaded, "any code")
     assert list(library.parent.iterdir()) == []
-
-
-def test_auto_warns_and_takes_blockwise(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library.chmod(0o666)
-    q, k, v = (torch.randn(shape) for shape in [(1, 2, 2, 5, 4), (1, 2, 2, 5, 4), (1, 2, 5, 8)])
-    with pytest.warns(UserWarning, match="mode 0666"):
-        out = diff_attention(q, k, v, 0.5)
-    assert torch.equal(out, diff_attention(q, k, v, 0.5, backend="blockwise"))
-    with pytest.raises(ValueError, match=r"'cpu' cannot run this request: .*mode 0666"):
-        diff_attention(q, k, v, 0.5, backend="cpu")

@@ -210,7 +210,7 @@ def test_the_check_disturbs_nothing() -> None:
 def test_torch_compile_keeps_the_verdict_as_a_constant(checks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In one graph, though nothing of the check can be traced. The request is on the CPU here."""
     monkeypatch.setattr(backends, "available_to_auto", lambda: False)
-    monkeypatch.setattr(backends, "padded_q_beats_blockwise", lambda request: not gpu_check.kernels_are_right(request))
+    monkeypatch.setattr(backends, "_loses_gradient", lambda name, request: not gpu_check.kernels_are_right(request))
     torch._dynamo.reset()
     compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
     q, v = torch.randn(1, 1, 2, 5, 16), torch.randn(1, 1, 5, 32)

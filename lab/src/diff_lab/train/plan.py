@@ -18,7 +18,6 @@ from diff_transformer.model import DiffTransformerConfig, LanguageModel, languag
 from diff_transformer.model.chunked_loss import chunk_tokens
 from diff_transformer.ops.backends import explain
 from diff_transformer.ops.cpu.cpu_backend import is_faster
-from diff_transformer.ops.narrow_heads import are_narrow
 from diff_transformer.ops.triton.triton_backend import WIDEST_KEY
 
 GIB = 1 << 30
@@ -206,7 +205,7 @@ class Plan:
             parts=settings.accumulation,
             half=half,
             checkpointing=settings.gradient_checkpointing,
-            backend=backend(config, device, half, packed, self.micro_batch * length if packed else length),
+            backend=backend(config, device, half, packed),
             on_cpu=device is None,
         )
 
@@ -246,20 +245,17 @@ def vocabulary(recipe: Recipe) -> int:
     return recipe.model.vocab_size or recipe.data.vocabulary()
 
 
-def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: bool, queries: int) -> str:
+def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: bool) -> str:
     """Name the backend that computes attention on a device.
 
-    As :func:`diff_transformer.ops.backends.choose` and, for the Transformer, :mod:`diff_transformer.ops.narrow_heads`
-    and, for packed documents, :func:`diff_transformer.model.masks.attend_by_document` choose it.
+    As :func:`diff_transformer.ops.backends.choose` and, for the Transformer's packed documents,
+    :func:`diff_transformer.model.masks.attend_by_document` choose it.
     """
     is_cuda = gpu is not None and gpu.device_names.startswith("NVIDIA")  # not ROCm, which torch gives the same name
-    has_kernel = explain("cpu")["cpu"] is None and is_faster()
     if not config.spec.differential:
-        if gpu is None and has_kernel and not config.attention_dropout and are_narrow(head_dim(config), queries):
-            return "cpu"
         return "document" if packed and not (half and is_cuda) else "sdpa"
     if gpu is None:
-        return "cpu" if has_kernel else "blockwise"
+        return "cpu" if explain("cpu")["cpu"] is None and is_faster() else "blockwise"
     return "triton" if is_cuda and head_dim(config) <= WIDEST_KEY else "sdpa"
 
 
@@ -383,8 +379,8 @@ def layer_bytes(config: DiffTransformerConfig, backend: str, half: bool, ranks: 
 
     A formula for our modules: the stream between the layers is float32, and so are a norm's saved tensors; `half` says
     that the matrix products run in half precision (autocast), which saves a copy of each one's input. `backend`
-    computes attention: "triton", "cpu", "blockwise" or "sdpa", and for the Transformer "cpu", "sdpa" or "document",
-    which is "sdpa" for one document after the other. The heads and the feed-forward network are divided among `ranks`
+    computes attention: "triton", "cpu", "blockwise" or "sdpa", and for the Transformer "sdpa" or "document", which
+    is "sdpa" for one document after the other. The heads and the feed-forward network are divided among `ranks`
     (tensor parallelism).
     """
     width, size = config.hidden_size, 2 if half else FLOAT
@@ -413,13 +409,11 @@ def _attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> 
     # The headwise norm where it is no part of a kernel, in float32.
     norm = 2 * width * FLOAT + heads * FLOAT if config.has_headwise_norm else 0
     if not described.differential:
-        # q, k, v, the output (which W_O reads), the rows' log-sums, or the kernel's two statistics of the map that it
-        # computes twice. The output once more where documents are put together; where there is a norm, which reads a
-        # wider copy of what torch's attention keeps and the kernel does not; and where heads are corrected.
-        is_copied = norm > 0 and size < FLOAT and backend != "cpu"
-        twice = backend == "document" or is_copied or described.corrects_heads
-        statistics = (4 if backend == "cpu" else 1) * heads * FLOAT
-        return (2 * width + 2 * keys + (width if twice else 0)) * size + statistics + norm
+        # q, k, v, the output (which W_O reads) and the rows' log-sums. The output once more where documents are put
+        # together; where there is a norm, which reads a wider copy of what torch's attention keeps; and where heads are
+        # corrected.
+        twice = backend == "document" or (norm > 0 and size < FLOAT) or described.corrects_heads
+        return (2 * width + 2 * keys + (width if twice else 0)) * size + heads * FLOAT + norm
     # q, k, v; λ where it is one for each token.
     queries = described.query_heads(config)
     saved = (queries * head + 2 * keys) * size

@@ -125,26 +125,11 @@ torch.library.register_fake(_operators.forward.default, _fake_forward)
 register_gradient("cpu", _operators.forward.default, _operators.backward.default)
 
 
-def decode_fast_path(
-    backend: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor | float,
-    attn_mask: Any,
-    is_causal: bool,
-    scale: float | None,
-    window: int | None,
-    norm_weight: Tensor | None,
-    norm_eps: float,
-    norm_scale: float,
-) -> Tensor | None:
+def decode_fast_path(backend: str, *arguments: Any) -> Tensor | None:
     """Answer the few queries of decoding in one step, as :func:`diff_transformer.diff_attention` would.
 
-    Checking a request takes longer than the work for a single token. The kernel does both, and the norm.
-
-    Args:
-        backend: the name that the caller of the operator gave.
+    Checking a request takes longer than the work for a single token. The kernel does both, and the norm. The arguments
+    are the operator's as they come, of which its schema names the order; ``backend`` is the name that the caller gave.
 
     Returns:
         The operator's result. None if a gradient is needed, for a request that cannot be answered or asks for more than
@@ -152,6 +137,7 @@ def decode_fast_path(
     """
     if backend not in _loaded or torch.is_grad_enabled() or not may_skip_dispatcher():
         return None
+    q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale = arguments
     tensors = (q, k, v, lam, q if attn_mask is None else attn_mask, q if norm_weight is None else norm_weight)
     numbers = (0.0 if scale is None else scale, norm_eps, norm_scale)
     if not all(type(x) in PLAIN for x in tensors):  # a subclass may hold something else than it means

@@ -31,7 +31,7 @@ from diff_transformer.ops.cpu.extension_cache import cache_folder, make_private,
 LIBRARY = "diff_transformer_cpu"
 SOURCES = Path(__file__).parent / "csrc"
 SHIPPED = Path(__file__).parent / f"{LIBRARY}.so"  # of a wheel; a checkout has none
-# In the environment: 0 switches the kernel off, a path names a compiled library to take.
+# In the environment: 0 switches the kernel off.
 SWITCH = "DIFF_TRANSFORMER_CPU_KERNEL"
 
 # What the compiling process runs: isolated from the environment, with the caller's import path, so that it finds the
@@ -70,12 +70,11 @@ class Build:
 
     @property
     def log(self) -> Path:
-        """Everything that the compiler said."""
         return self.folder / "build.log"
 
     @property
     def failure(self) -> Path:
-        """Left by a build that failed, so that the next process does not wait for the same failure."""
+        """The record of a build that failed, so that the next process does not wait for the same failure."""
         return self.folder / "failure.json"
 
 
@@ -100,7 +99,7 @@ def capability() -> str:
 def compiler_flags(capability: str) -> tuple[str, ...]:
     """Return the flags of the kernels for a :func:`capability`.
 
-    The C++ standard is left to ``cpp_extension``, which knows what its torch needs.
+    The C++ standard is left to ``cpp_extension``, which knows that of its torch.
     """
     # A maximum of rounded scores is subtracted from them: a product that the compiler fused into the difference would
     # not be rounded, and large scores would lie above their maximum.
@@ -115,13 +114,8 @@ def describe() -> Build:
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):  # the first with the interface of register.cpp
         raise BuildError(f"it needs torch 2.10 or newer, this is {torch.__version__}: pip install --upgrade torch")
     found = capability()
-    named = os.environ.get(SWITCH, "")
-    is_path = named not in ("", "0", "1")
-    shipped = Path(named) if is_path else SHIPPED
-    if is_path and not shipped.is_file():
-        raise BuildError(f"{SWITCH} must be 0, 1 or the path of a compiled library, got {named!r}, which is no file")
-    if shipped.is_file() and (is_path or found != "DEFAULT" or platform.machine() not in _X86):
-        return Build(shipped.parent, (), (), found, shipped)
+    if SHIPPED.is_file() and (found != "DEFAULT" or platform.machine() not in _X86):
+        return Build(SHIPPED.parent, (), (), found, SHIPPED)
     sources = tuple(sorted(path for path in SOURCES.glob("*") if path.suffix in (".cpp", ".h")))
     if not any(path.suffix == ".cpp" for path in sources):
         raise BuildError(f"{SOURCES} holds no sources: install diff-transformer again")
@@ -146,6 +140,8 @@ def unavailable_reason() -> BuildError | None:
             _raise_earlier_failure(build)
     except BuildError as error:
         return error
+    except OSError as error:
+        return _cannot_use(build, error)
     return None
 
 
@@ -186,14 +182,17 @@ def compile_library(*, force: bool = False) -> tuple[Build, float | None]:
 
 def _compile_if_missing(build: Build, *, force: bool = False, again: bool = False) -> float | None:
     """Compile if need be; return the seconds, or None if the library was there, and is loaded now."""
-    if not force and _loads(build):
-        return None
-    with _build_lock(build):
-        if not force and _loads(build):  # another process has compiled it in the meantime
+    try:
+        if not force and _loads(build):
             return None
-        if not again:
-            _raise_earlier_failure(build)
-        return _compile(build)
+        with _build_lock(build):
+            if not force and _loads(build):  # another process has compiled it in the meantime
+                return None
+            if not again:
+                _raise_earlier_failure(build)
+            return _compile(build)
+    except OSError as error:
+        raise _cannot_use(build, error) from error
 
 
 def _is_there(build: Build) -> bool:
@@ -205,11 +204,7 @@ def _is_there(build: Build) -> bool:
 
 def _refuse_unsafe(build: Build) -> None:
     """Raise BuildError if somebody else could have written the library, or could replace one written now."""
-    try:
-        reason = refusal(build.library)
-    except OSError as error:
-        raise _cannot_use(build, error) from error
-    if reason is not None:
+    if (reason := refusal(build.library)) is not None:
         raise BuildError(f"torch's extension cache is not safe: {reason}")
 
 
@@ -229,22 +224,19 @@ def _build_lock(build: Build) -> Iterator[None]:
     """Hold a lock among processes. The operating system takes it from a process that ends, however it ends."""
     import fcntl  # not there on Windows
 
-    with contextlib.ExitStack() as stack:
+    _refuse_unsafe(build)
+    make_private(build.folder)
+    _refuse_unsafe(build)  # somebody else may have made the folder in the meantime
+    with open(build.folder / "build.lock", "w") as file:
         try:
-            _refuse_unsafe(build)
-            make_private(build.folder)
-            _refuse_unsafe(build)  # somebody else may have made the folder in the meantime
-            file = stack.enter_context(open(build.folder / "build.lock", "w"))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                _announce("waiting for another process that compiles the CPU kernel")
-                fcntl.flock(file, fcntl.LOCK_EX)
-            # Said and not left to close(): a child that was forked meanwhile holds the same lock.
-            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
-        except OSError as error:
-            raise _cannot_use(build, error) from error
-        yield
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _announce("waiting for another process that compiles the CPU kernel")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:  # said and not left to close(): a child that was forked meanwhile holds the same lock
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _compile(build: Build) -> float:
@@ -252,25 +244,22 @@ def _compile(build: Build) -> float:
     compiler, environment = _find_tools()
     _announce("compiling the CPU kernel: twenty seconds to two minutes, once for this torch and this kind of processor")
     start = time.perf_counter()
-    try:
-        for abandoned in build.folder.glob("work-*"):  # by a process that was killed
-            shutil.rmtree(abandoned, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix="work-", dir=build.folder, ignore_cleanup_errors=True) as work:
-            library = Path(work) / build.library.name
-            exit_code = _run_compiler(build, library.parent, environment)
-            os.replace(library.with_name(build.log.name), build.log)
-            if exit_code != 0:
-                reason = _reason(build, library.is_file())
-                failure = json.dumps({"compiler": _identity(compiler), "reason": reason})
-                build.failure.write_text(failure, encoding="utf-8")
-                raise BuildError(reason)
-            with open(library, "rb") as file:
-                os.fsync(file.fileno())  # the name must not reach the disk before the contents
-            library.chmod(library.stat().st_mode & ~0o022)  # the compiler's umask may let a group write
-            os.replace(library, build.library)
-        build.failure.unlink(missing_ok=True)
-    except OSError as error:
-        raise _cannot_use(build, error) from error
+    for abandoned in build.folder.glob("work-*"):  # by a process that was killed
+        shutil.rmtree(abandoned, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="work-", dir=build.folder, ignore_cleanup_errors=True) as work:
+        library = Path(work) / build.library.name
+        exit_code = _run_compiler(build, library.parent, environment)
+        os.replace(library.with_name(build.log.name), build.log)
+        if exit_code != 0:
+            reason = _reason(build, library.is_file())
+            failure = json.dumps({"compiler": _identity(compiler), "reason": reason})
+            build.failure.write_text(failure, encoding="utf-8")
+            raise BuildError(reason)
+        with open(library, "rb") as file:
+            os.fsync(file.fileno())  # the name must not reach the disk before the contents
+        library.chmod(library.stat().st_mode & ~0o022)  # the compiler's umask may let a group write
+        os.replace(library, build.library)
+    build.failure.unlink(missing_ok=True)
     seconds = time.perf_counter() - start
     _announce(f"compiled in {seconds:.0f} s: {build.library}")
     return seconds
