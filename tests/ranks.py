@@ -59,27 +59,27 @@ def run(script: str, folder: Path, count: int = RANKS) -> None:
     assert not failed, "\n".join(failed)
 
 
-def torchrun(module: str, arguments: list[str], folder: Path) -> tuple[int | None, str, str]:
-    """Run ``torchrun --standalone --nproc-per-node 2 -m MODULE ARGUMENTS``; return its exit code, stdout and stderr.
+def torchrun(module: str, arguments: list[str], folder: Path, count: int = RANKS) -> tuple[int | None, str, str]:
+    """Run ``torchrun --standalone --nproc-per-node COUNT -m MODULE ARGUMENTS``; return its exit code and output.
 
     Nothing is imported anew: the launcher is forked off a process that has all of it, and forks the ranks.
     """
     out, err = folder / "torchrun.out", folder / "torchrun.err"
-    process = forked.start(err, _launch, module, arguments, out=out)
+    process = forked.start(err, _launch, module, arguments, count, out=out)
     process.join(SECONDS)
     process.kill()
     process.join()
     return process.exitcode, out.read_text(), err.read_text()
 
 
-def _launch(module: str, arguments: list[str]) -> None:
+def _launch(module: str, arguments: list[str], count: int) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ["OMP_NUM_THREADS"] = "1"
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=RANKS,
+        nproc_per_node=count,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
