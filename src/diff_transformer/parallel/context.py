@@ -40,6 +40,12 @@ class Context:
 
     Raises:
         ValueError: the length is not a multiple of the number of chunks, or the documents do not fill it.
+
+    Examples:
+        >>> with one_rank_of(2):
+        ...     mesh = torch.distributed.init_device_mesh("cpu", (2,))
+        ...     Context(mesh, length=8, documents=[0, 3, 8]).own(torch.arange(8)[None])
+        tensor([[0, 1, 6, 7]])
     """
 
     def __init__(
@@ -102,6 +108,10 @@ def context_parallel(layers: Iterable[nn.Module]) -> None:
 
     Raises:
         ValueError: layers of ordinary attention.
+
+    Examples:
+        >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+        >>> context_parallel(DiffTransformerForCausalLM(config).model.layers)
     """
     AttentionInterface.register(CONTEXT_PARALLEL, _attend)
     AttentionMaskInterface.register(CONTEXT_PARALLEL, _no_mask)

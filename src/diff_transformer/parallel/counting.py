@@ -25,7 +25,13 @@ _SILENT = ("wait", "barrier", "monitored_barrier")
 
 @contextmanager
 def one_rank_of(world_size: int, rank: int = 0) -> Iterator[None]:
-    """Make this process one rank of many whose messages nobody receives."""
+    """Make this process one rank of many whose messages nobody receives.
+
+    Examples:
+        >>> with one_rank_of(512, rank=3):
+        ...     torch.distributed.get_rank()
+        3
+    """
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
         yield
@@ -40,6 +46,12 @@ class Messages(TorchDispatchMode):
         count: messages by (collective, ranks).
         bytes: their bytes, of the whole tensor that is gathered, reduced or scattered.
         largest: numbers in the largest tensor of each message, in order.
+
+    Examples:
+        >>> with one_rank_of(8), Messages() as messages:
+        ...     torch.distributed.all_reduce(torch.zeros(1024, 1024))
+        >>> print(messages)
+        allreduce, 8 ranks: 1 messages, 4.0 MiB
     """
 
     def __init__(self) -> None:

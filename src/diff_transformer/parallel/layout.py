@@ -30,7 +30,12 @@ _BY_ROWS = ("o_proj", "down_proj")
 
 
 class Parts(NamedTuple):
-    """The modules of a language model, or of a pipeline's stage, which lacks those that other stages have."""
+    """The modules of a language model, or of a pipeline's stage, which lacks those that other stages have.
+
+    Examples:
+        >>> Parts(embedding=None, layers=[torch.nn.Linear(2, 2)], norm=None, head=None).norm is None
+        True
+    """
 
     embedding: nn.Module | None
     layers: Sequence[nn.Module]
@@ -39,7 +44,13 @@ class Parts(NamedTuple):
 
 
 def parts_of(model: Any) -> Parts:
-    """Return the parts of a :class:`DiffTransformerForCausalLM`."""
+    """Return the parts of a :class:`DiffTransformerForCausalLM`.
+
+    Examples:
+        >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+        >>> len(parts_of(DiffTransformerForCausalLM(config)).layers)
+        2
+    """
     return Parts(model.model.embed_tokens, tuple(model.model.layers), model.model.norm, model.lm_head)
 
 
@@ -61,6 +72,14 @@ def tensor_parallel(
 
     Raises:
         ValueError: the attention type is not spread this way, or its heads do not divide among the ranks.
+
+    Examples:
+        >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=8)
+        >>> model = DiffTransformerForCausalLM(config)
+        >>> with one_rank_of(2):
+        ...     tensor_parallel(parts_of(model), torch.distributed.init_device_mesh("cpu", (2,)))
+        ...     model.model.layers[0].self_attn.q_proj.weight.to_local().shape  # of (32, 32)
+        torch.Size([16, 32])
     """
     stream = Shard(1) if sequence_parallel else Replicate()
     norm = SequenceParallel if sequence_parallel else _WholeNorm
@@ -168,6 +187,14 @@ def shard(
         param_dtype: type in which the layers' weights travel and are used; None for their own. Gradients are then
             added up in float32, and inputs are not cast.
         reshard_after_forward: free a layer's weights after its forward pass, and gather them again for its backward.
+
+    Examples:
+        >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=8)
+        >>> model = DiffTransformerForCausalLM(config)
+        >>> with one_rank_of(4):
+        ...     shard(model, model.model.layers, torch.distributed.init_device_mesh("cpu", (4,)))
+        ...     model.lm_head.weight.to_local().shape  # of (64, 32)
+        torch.Size([16, 32])
     """
     reduce_dtype = None if param_dtype is None else torch.float32
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
