@@ -25,7 +25,6 @@ from diff_transformer.parallel import (
     Messages,
     context_parallel,
     one_rank_of,
-    parts_of,
     shard,
     tensor_parallel,
 )
@@ -42,7 +41,6 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "TP with sequence parallelism": {"tp": 2, "sequence": True},
         "TP, compiled layers": {"tp": 2, "sequence": True, "compiled": True},
         "CP": {"cp": 2},
-        "CP, chunks in order": {"cp": 2, "head_tail": False},
         "CP, documents": {"cp": 2, "documents": True},
     },
     4: {
@@ -90,22 +88,23 @@ def takes(form: str, layout: dict[str, Any]) -> bool:
 def spread_answers(model: Any, layout: dict[str, Any]) -> dict[str, Tensor]:
     replicas, dp, cp, tp = (layout.get(name, 1) for name in ("replicas", "dp", "cp", "tp"))
     mesh = init_device_mesh("cpu", (replicas, dp, cp, tp), mesh_dim_names=("replicas", "dp", "cp", "tp"))
-    parts = parts_of(model)
+    layers = model.model.layers
     kwargs: dict[str, Any] = {}
     data = packed() if layout.get("documents") else batch()
     if cp > 1:
         documents = DOCUMENTS if layout.get("documents") else None
-        context = Context(mesh["cp"], LENGTH, documents, head_tail=layout.get("head_tail", True))
-        context_parallel(parts.layers)
+        context = Context(mesh["cp"], LENGTH, documents)
+        context_parallel(layers)
         kwargs["context"], data = context, tuple(context.own(x) for x in data)
     if tp > 1:
-        tensor_parallel(parts, mesh["tp"], sequence_parallel=layout.get("sequence", False))
-    for layer in parts.layers if layout.get("compiled") else ():
+        parts = {"embedding": model.model.embed_tokens, "norm": model.model.norm, "head": model.lm_head}
+        tensor_parallel(layers, mesh["tp"], **parts, sequence_parallel=layout.get("sequence", False))
+    for layer in layers if layout.get("compiled") else ():
         layer.compile(backend="aot_eager")
     # The ranks of a sequence share its gradients as those of a batch do.
     divided = mesh["dp", "cp"]._flatten("divided") if dp * cp > 1 else None
     if divided is not None:
-        shard(model, parts.layers, mesh["replicas", "divided"] if replicas > 1 else divided)
+        shard(model, layers, mesh["replicas", "divided"] if replicas > 1 else divided)
         row = mesh["replicas"].get_local_rank() * dp + mesh["dp"].get_local_rank()
         data = data if layout.get("documents") else tuple(x.chunk(replicas * dp)[row] for x in data)
     result = answers(model, data, whole, **kwargs)
@@ -159,7 +158,7 @@ def test_ranks_give_what_one_process_gives(
 
 def test_softmax_has_no_context_parallelism(make: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="for differential attention, got attention_type 'softmax'"):
-        context_parallel(parts_of(make("softmax")).layers)
+        context_parallel(make("softmax").model.layers)
 
 
 def test_a_step_sends_no_message_for_a_lambda() -> None:
@@ -171,7 +170,7 @@ def test_a_step_sends_no_message_for_a_lambda() -> None:
             model = DiffTransformerForCausalLM(config)
         names = [name for name, _ in model.named_parameters()]
         mesh = init_device_mesh("cpu", (64,))
-        shard(model, parts_of(model).layers, mesh, param_dtype=torch.bfloat16)
+        shard(model, model.model.layers, mesh, param_dtype=torch.bfloat16)
         assert [name for name, _ in model.named_parameters()] == names
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device="cpu")
@@ -179,8 +178,7 @@ def test_a_step_sends_no_message_for_a_lambda() -> None:
             with Messages() as messages, torch.autocast("cpu", dtype=torch.bfloat16):
                 model(tokens, labels=tokens, use_cache=False).loss.backward()
     gathered, scattered = messages.count["allgather", 64], messages.count["reduce_scatter", 64]
-    assert (gathered, scattered) == (2 * layers + 1, layers + 1), str(messages)
-    assert min(messages.largest) > 1024
+    assert (gathered, scattered) == (2 * layers + 1, layers + 1)
 
 
 def test_a_sequence_that_the_ranks_cannot_share() -> None:

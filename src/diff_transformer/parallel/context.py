@@ -1,9 +1,4 @@
-"""Context parallelism: each rank has a part of the sequence, and the keys and values of all of it.
-
-A rank's queries are one chunk of the sequence, or two of which one is near the start and the other as near the end, so
-that all ranks see as many keys. Keys and values are gathered. A chunk is one call of the operator for the document that
-began before it, and one for those that begin in it.
-"""
+"""Context parallelism: each rank has a part of the sequence, and the keys and values of all of it."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +15,7 @@ CONTEXT_PARALLEL = "diff_attention_context_parallel"
 
 
 class Piece(NamedTuple):
-    """Queries of this rank that one call of the operator takes, and the keys that they may see."""
+    """Queries of one call of the operator, and their keys: a document that began before the chunk, or those in it."""
 
     queries: slice  # of this rank's
     keys: slice  # of the sequence
@@ -28,14 +23,13 @@ class Piece(NamedTuple):
 
 
 class Context:
-    """Divides sequences of a length among the ranks of a mesh.
+    """Divides sequences among c ranks: of 2c chunks rank r has r and 2c − 1 − r, so that all see as many keys.
 
     Args:
         mesh: of one dimension.
         length: N, of the whole sequence.
         documents: starts of the documents packed into it, and N at the end; None for one. Numbers and no tensor, which
             would be read from the device in every layer.
-        head_tail: a rank has chunks r and 2c − 1 − r of 2c, else chunk r of c.
         device: of the sequence.
 
     Raises:
@@ -53,12 +47,10 @@ class Context:
         mesh: DeviceMesh,
         length: int,
         documents: Sequence[int] | None = None,
-        *,
-        head_tail: bool = True,
         device: torch.device | str = "cpu",
     ) -> None:
         ranks, rank = mesh.size(), mesh.get_local_rank()
-        self.mesh, self.head_tail, self.count = mesh, head_tail, ranks * (2 if head_tail else 1)
+        self.mesh, self.count, self.chunks = mesh, 2 * ranks, (rank, 2 * ranks - 1 - rank)
         if length % self.count:
             raise ValueError(
                 f"context parallelism on {ranks} ranks needs a multiple of {self.count} tokens, got {length}."
@@ -66,13 +58,16 @@ class Context:
         bounds = [0, length] if documents is None else list(documents)
         if bounds[0] != 0 or bounds[-1] != length or bounds != sorted(bounds):
             raise ValueError(f"documents must start at 0, ascend and end at the length {length}, got {bounds}.")
-        self.chunks = [rank, 2 * ranks - 1 - rank] if head_tail else [rank]
-        size = length // self.count
-        self.pieces = [
-            Piece(slice(number * size + first, number * size + last), slice(seen, chunk * size + last), ends)
-            for number, chunk in enumerate(self.chunks)
-            for first, last, seen, ends in _divided(chunk * size, size, bounds, device)
-        ]
+        size, self.pieces = length // self.count, list[Piece]()
+        for own, start in enumerate(chunk * size for chunk in self.chunks):
+            inside = [bound - start for bound in bounds if start < bound < start + size]
+            cut = inside[0] if inside else size
+            first_key = max(bound for bound in bounds if bound <= start)
+            self.pieces.append(Piece(slice(own * size, own * size + cut), slice(first_key, start + cut), None))
+            if inside:
+                ends = torch.tensor([*inside, size], dtype=torch.int32, device=device) - cut
+                rest = slice(own * size + cut, (own + 1) * size)
+                self.pieces.append(Piece(rest, slice(start + cut, start + size), ends))
 
     def own(self, x: Tensor, dim: int = 1) -> Tensor:
         """Return this rank's part of tokens, positions or labels, (B, N) → (B, N / ranks)."""
@@ -83,21 +78,8 @@ class Context:
         """Gather keys or values (B, heads, N / ranks, width) of all ranks in the sequence's order; differentiable."""
         x = DTensor.from_local(x, self.mesh, [Shard(2)], run_check=False).redistribute(placements=[Replicate()])
         x = x.to_local(grad_placements=[Partial()])
-        if not self.head_tail:
-            return x
         chunks = x.chunk(self.count, dim=2)  # 0, 2c − 1, 1, 2c − 2, …
         return torch.cat([*chunks[0::2], *reversed(chunks[1::2])], dim=2)
-
-
-def _divided(start: int, size: int, bounds: Sequence[int], device: Any) -> list[tuple[int, int, int, Tensor | None]]:
-    """Return of each piece in a chunk: first and last query, first key in the sequence, and its documents' bounds."""
-    inside = [bound - start for bound in bounds if start < bound < start + size]
-    cut = inside[0] if inside else size
-    pieces: list[tuple[int, int, int, Tensor | None]] = [(0, cut, max(b for b in bounds if b <= start), None)]
-    if inside:
-        ends = torch.tensor([*inside, size], dtype=torch.int32, device=device) - cut
-        pieces.append((cut, size, start + cut, ends))
-    return pieces
 
 
 def context_parallel(layers: Iterable[nn.Module]) -> None:
@@ -114,7 +96,7 @@ def context_parallel(layers: Iterable[nn.Module]) -> None:
         >>> context_parallel(DiffTransformerForCausalLM(config).model.layers)
     """
     AttentionInterface.register(CONTEXT_PARALLEL, _attend)
-    AttentionMaskInterface.register(CONTEXT_PARALLEL, _no_mask)
+    AttentionMaskInterface.register(CONTEXT_PARALLEL, lambda *_, **__: None)  # causality, window and documents hide
     OPERATOR_IMPLEMENTATIONS.setdefault(CONTEXT_PARALLEL, "auto")
     for layer in layers:
         config: Any = layer.self_attn.config  # type: ignore[union-attr]
@@ -126,10 +108,6 @@ def context_parallel(layers: Iterable[nn.Module]) -> None:
         config._attn_implementation = CONTEXT_PARALLEL
 
 
-def _no_mask(*_args: Any, **_kwargs: Any) -> None:
-    """Make no mask: a layer hides keys by causality, window and documents."""
-
-
 def _attend(
     module: Any,
     query: Tensor,
@@ -137,13 +115,16 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    dropout: float = 0.0,
     lam: Any = None,
     sliding_window: int | None = None,
     context: Context | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    if context is None or attention_mask is not None:
-        raise ValueError("under context parallelism the model is called with context, and without an attention_mask.")
+    if context is None or attention_mask is not None or dropout:
+        raise ValueError(
+            "under context parallelism a model is called with context, without attention_mask and dropout."
+        )
     key, value = module.split_keys(context.gather(key)), context.gather(value)
     heads = [
         module.difference(

@@ -1,23 +1,16 @@
-"""Counts the messages of one rank of many without the others: a fake process group, and fake tensors if wanted.
-
-with one_rank_of(64), FakeTensorMode():
-    ...  # build, spread and call the model
-    with Messages() as messages:
-        loss.backward()
-print(messages)
-"""
+"""Counts the messages of one rank of many without the others, by torch's fake process group."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 _NAMESPACES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
 _SILENT = ("wait", "barrier", "monitored_barrier")
@@ -45,55 +38,33 @@ class Messages(TorchDispatchMode):
     Attributes:
         count: messages by (collective, ranks).
         bytes: their bytes, of the whole tensor that is gathered, reduced or scattered.
-        largest: numbers in the largest tensor of each message, in order.
 
     Examples:
         >>> with one_rank_of(8), Messages() as messages:
         ...     torch.distributed.all_reduce(torch.zeros(1024, 1024))
-        >>> print(messages)
-        allreduce, 8 ranks: 1 messages, 4.0 MiB
+        >>> messages.bytes
+        Counter({('allreduce', 8): 4194304})
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.count: Counter[tuple[str, int]] = Counter()
         self.bytes: Counter[tuple[str, int]] = Counter()
-        self.largest: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.name().partition(".")[0]
         collective = name.rpartition("::")[2].strip("_").removesuffix("_base").removesuffix("_tensor")
         if name.startswith(_NAMESPACES) and not collective.startswith(_SILENT):
-            tensors = list(_tensors((*args, *(kwargs or {}).values(), result)))
-            key = collective, _group_size(args)
+            key, leaves = (collective, _group_size(args)), tree_leaves((args, kwargs, result))
             self.count[key] += 1
-            self.bytes[key] += max((x.numel() * x.element_size() for x in tensors), default=0)
-            self.largest.append(max((x.numel() for x in tensors), default=0))
+            self.bytes[key] += max((x.nbytes for x in leaves if isinstance(x, Tensor)), default=0)
         return result
-
-    def __str__(self) -> str:
-        return "\n".join(
-            f"{name}, {ranks} ranks: {count} messages, {self.bytes[name, ranks] / 2**20:.1f} MiB"
-            for (name, ranks), count in sorted(self.count.items())
-        )
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
 
 
 def _group_size(args: Any) -> int:
-    """Return how many ranks take part: the group is an argument, or its name is the last text among them."""
+    """Return how many ranks take part: of the group among the arguments, or of the group named last."""
     for value in args:
-        if isinstance(value, torch.ScriptObject):
-            try:
-                return dist.ProcessGroup.unbox(value).size()
-            except RuntimeError:  # another object, such as an operation to reduce by
-                continue
-    names = [value for value in args if isinstance(value, str) and value not in ("sum", "avg", "max", "min")]
-    return _resolve_process_group(names[-1]).size() if names else 0
+        with suppress(AttributeError, RuntimeError):  # no script object, or another one
+            return dist.ProcessGroup.unbox(value).size()
+    return _resolve_process_group(next(value for value in reversed(args) if isinstance(value, str))).size()

@@ -1,12 +1,11 @@
 """Spreads a model's parameters: tensor and sequence parallelism, FSDP2 and HSDP.
 
-Tensor parallelism gives each rank some heads, some channels of the feed-forward network and some words. The parameters
-that all heads of a layer share (λ, the weights of the norms of heads) are whole on every rank, and their gradients are
-summed over the ranks, as each rank's backward pass sees its own heads alone.
+Parameters that the heads of a layer share (λ, weights of the norms of heads) are whole on every tensor-parallel rank.
+Their gradients are summed over the ranks, as each rank's backward pass sees its own heads alone.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,85 +28,67 @@ _BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lambda_pro
 _BY_ROWS = ("o_proj", "down_proj")
 
 
-class Parts(NamedTuple):
-    """The modules of a language model, or of a pipeline's stage, which lacks those that other stages have.
-
-    Examples:
-        >>> Parts(embedding=None, layers=[torch.nn.Linear(2, 2)], norm=None, head=None).norm is None
-        True
-    """
-
-    embedding: nn.Module | None
-    layers: Sequence[nn.Module]
-    norm: nn.Module | None
-    head: nn.Module | None
-
-
-def parts_of(model: Any) -> Parts:
-    """Return the parts of a :class:`DiffTransformerForCausalLM`.
-
-    Examples:
-        >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
-        >>> len(parts_of(DiffTransformerForCausalLM(config)).layers)
-        2
-    """
-    return Parts(model.model.embed_tokens, tuple(model.model.layers), model.model.norm, model.lm_head)
-
-
 def tensor_parallel(
-    parts: Parts, mesh: DeviceMesh, *, sequence_parallel: bool = False, gather_logits: bool = True
+    layers: Iterable[nn.Module],
+    mesh: DeviceMesh,
+    *,
+    embedding: nn.Module | None = None,
+    norm: nn.Module | None = None,
+    head: nn.Module | None = None,
+    sequence_parallel: bool = False,
+    gather_logits: bool = True,
 ) -> None:
     """Give each rank of a mesh its heads, its channels of the feed-forward networks, and its words.
 
     Call it before :func:`shard`, on weights that are equal on all ranks or on the meta device. All parameters are
-    DTensors afterwards. A model of transformers then needs ``position_ids`` with ``sequence_parallel``, since between
-    layers it sees a part of the sequence.
+    DTensors afterwards. A model of transformers is then called with ``position_ids``.
 
     Args:
-        parts: modules of the model.
+        layers: the decoder layers of a model, or of a pipeline's stage.
         mesh: of one dimension.
-        sequence_parallel: divide the hidden states between attention and feed-forward network by position, (B, N, D)
-            to (B, N / ranks, D): less memory for activations, equal bytes sent.
-        gather_logits: give every rank the logits of all words; else they stay a DTensor, for a loss that reads one.
+        embedding, norm, head: the other modules, as far as the stage has them.
+        sequence_parallel: divide hidden states between layers by position, (B, N / ranks, D): less memory.
+        gather_logits: give every rank the logits of all words, else a DTensor for a loss that reads one.
 
     Raises:
-        ValueError: the attention type is not spread this way, or its heads do not divide among the ranks.
+        ValueError: the attention type or the activation is not spread this way, or its heads do not divide.
 
     Examples:
         >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=8)
         >>> model = DiffTransformerForCausalLM(config)
         >>> with one_rank_of(2):
-        ...     tensor_parallel(parts_of(model), torch.distributed.init_device_mesh("cpu", (2,)))
+        ...     tensor_parallel(model.model.layers, torch.distributed.init_device_mesh("cpu", (2,)))
         ...     model.model.layers[0].self_attn.q_proj.weight.to_local().shape  # of (32, 32)
         torch.Size([16, 32])
     """
     stream = Shard(1) if sequence_parallel else Replicate()
-    norm = SequenceParallel if sequence_parallel else _WholeNorm
-    tied = parts.embedding is not None and parts.head is not None and parts.head.weight is parts.embedding.weight
-    for layer in parts.layers:
-        check_ranks(mesh.size(), layer.self_attn.config)  # type: ignore[union-attr, arg-type]
-    if parts.embedding is not None:
-        parallelize_module(parts.embedding, mesh, _OwnWords(input_layouts=Replicate(), output_layouts=stream))
-    for layer in parts.layers:
-        parallelize_module(layer, mesh, _layer_plan(layer, stream, norm))
-    if parts.norm is not None:
+    tied = embedding is not None and head is not None and head.weight is embedding.weight
+    for layer in layers:
+        config: Any = layer.self_attn.config  # type: ignore[union-attr]
+        check_ranks(mesh.size(), config)
+        if config.hidden_act == "poly_norm":
+            raise ValueError("tensor_parallel divides feed-forward channels: hidden_act 'poly_norm' needs all at once.")
+        parallelize_module(layer, mesh, _layer_plan(layer, stream))
+    if embedding is not None:
+        parallelize_module(embedding, mesh, _OwnWords(input_layouts=Replicate(), output_layouts=stream))
+    if norm is not None:
         # Gathered here and not by the head, which a chunked loss gives one part of the sequence after another.
-        parallelize_module(parts.norm, mesh, _GatheringNorm(stream))
-    if parts.head is not None:
+        parallelize_module(norm, mesh, _Norm(stream, Replicate()))
+    if head is not None:
         logits = Replicate() if gather_logits else Shard(-1)
         style = ColwiseParallel(input_layouts=Replicate(), output_layouts=logits, use_local_output=gather_logits)
-        parallelize_module(parts.head, mesh, style)
+        parallelize_module(head, mesh, style)
     if tied:
-        parts.head.weight = parts.embedding.weight  # type: ignore[union-attr]
+        head.weight = embedding.weight  # type: ignore[union-attr]
 
 
-def _layer_plan(layer: nn.Module, stream: Any, norm: Any) -> dict[str, ParallelStyle]:
+def _layer_plan(layer: nn.Module, stream: Any) -> dict[str, ParallelStyle]:
     # A DTensor goes into attention and feed-forward network, so that the gradients of the projections that read it are
     # added once; as local tensors each projection would send its own.
     gathered = PrepareModuleInput(input_layouts=(stream,), desired_input_layouts=(Replicate(),), use_local_output=False)
     plan: dict[str, ParallelStyle] = {
-        "input_layernorm": norm(use_local_output=True),
-        "post_attention_layernorm": norm(use_local_output=True),
+        "input_layernorm": _Norm(stream, stream),
+        "post_attention_layernorm": _Norm(stream, stream),
         "self_attn": gathered,
         "mlp": gathered,
     }
@@ -125,13 +106,9 @@ def _layer_plan(layer: nn.Module, stream: Any, norm: Any) -> dict[str, ParallelS
 class _OwnWords(RowwiseParallel):
     """A table of which each rank looks its own words up; the results are added."""
 
-    @staticmethod
-    def _prepare_output_fn(
-        output_layouts: Any, use_local_output: bool, mod: nn.Module, outputs: Any, device_mesh: Any
-    ) -> Tensor:
+    def _prepare_output_fn(self, layouts: Any, _is_local: bool, _module: nn.Module, outputs: Any, _mesh: Any) -> Tensor:  # type: ignore[override]
         # A copy, since a layer that torch.compile compiled gives a tensor that is still on its way no gradient.
-        words = RowwiseParallel._prepare_output_fn(output_layouts, use_local_output, mod, outputs, device_mesh)
-        return words.clone()
+        return outputs.redistribute(placements=layouts).to_local().clone()
 
 
 class _SharedByHeads(ParallelStyle):
@@ -147,24 +124,15 @@ def _summed_over_ranks(value: Tensor) -> Tensor:
     return value.to_local(grad_placements=[Partial()]) if isinstance(value, DTensor) else value
 
 
-class _WholeNorm(SequenceParallel):
-    """A norm that every rank computes for all positions."""
+class _Norm(SequenceParallel):
+    """A norm of hidden states that lie as ``stream`` says; the result lies so, too, or is whole on every rank."""
 
-    def __init__(self, *, use_local_output: bool) -> None:
-        super().__init__(use_local_output=use_local_output)
-        self.sequence_sharding = (Replicate(),)
+    def __init__(self, stream: Any, result: Any) -> None:
+        super().__init__()
+        self.sequence_sharding, self.result = (stream,), result
 
-
-class _GatheringNorm(SequenceParallel):
-    """A norm of hidden states laid out as ``stream`` says, whose result every rank has for all positions."""
-
-    def __init__(self, stream: Any) -> None:
-        super().__init__(use_local_output=True)
-        self.sequence_sharding = (stream,)
-
-    @staticmethod
-    def _prepare_output_fn(use_local_output: bool, mod: nn.Module, outputs: Any, device_mesh: Any) -> Tensor:
-        return outputs.redistribute(placements=(Replicate(),)).to_local()
+    def _prepare_output_fn(self, _is_local: bool, _module: nn.Module, outputs: Any, _mesh: Any) -> Tensor:  # type: ignore[override]
+        return outputs.redistribute(placements=(self.result,)).to_local()
 
 
 def shard(
@@ -177,15 +145,13 @@ def shard(
 ) -> None:
     """Shard a model with FSDP2: a unit for each decoder layer, and one for all else, λ of all layers with it.
 
-    λ of a layer is a few hundred numbers that stay in float32. As a unit of its own it would be two messages to a
-    layer and pass, and an end to every graph that torch.compile makes of the layer.
+    As a unit of its own, λ's few hundred numbers in float32 would be two messages a layer, and break its graph.
 
     Args:
         model: the outermost module.
         layers: its decoder layers.
         mesh: of one dimension; or of two for HSDP, replicated along the first and sharded along the second.
-        param_dtype: type in which the layers' weights travel and are used; None for their own. Gradients are then
-            added up in float32, and inputs are not cast.
+        param_dtype: type of the layers' weights as they travel, with gradients in float32; None for their own.
         reshard_after_forward: free a layer's weights after its forward pass, and gather them again for its backward.
 
     Examples:

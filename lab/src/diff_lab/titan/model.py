@@ -15,7 +15,7 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from diff_lab.train.plan import flops_per_token
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model.parallel_plan import check_ranks
-from diff_transformer.parallel import Context, Parts
+from diff_transformer.parallel import Context
 
 # Our names of the parts, and those in the model of transformers.
 HF_NAMES = {
@@ -77,11 +77,6 @@ class DiffModel(BaseModel):
         # In a tuple, as they are no parts of this module: its rule for first weights, and the rotary tables.
         self._model = (model,)
         self._rotary = (type(model.model.rotary_emb)(config.hf),)
-
-    @property
-    def parts(self) -> Parts:
-        """The modules as :mod:`diff_transformer.parallel` takes them."""
-        return Parts(self.tok_embeddings, tuple(self.layers.values()), self.norm, self.lm_head)
 
     def verify_module_protocol(self) -> None:
         """Accept modules of transformers."""

@@ -54,18 +54,26 @@ def parallelize(
     dump_folder: str,
 ) -> nn.Module:
     """Spread a model, or a pipeline's stage, over the meshes of torchtitan."""
+    layers = tuple(model.layers.values())
     if parallel_dims.cp_enabled:
-        context_parallel(model.parts.layers)
+        context_parallel(layers)
     if parallel_dims.tp_enabled:
-        sequence = parallelism.enable_sequence_parallel
-        tensor_parallel(model.parts, parallel_dims.get_mesh("tp"), sequence_parallel=sequence, gather_logits=False)
+        tensor_parallel(
+            layers,
+            parallel_dims.get_mesh("tp"),
+            embedding=model.tok_embeddings,
+            norm=model.norm,
+            head=model.lm_head,
+            sequence_parallel=parallelism.enable_sequence_parallel,
+            gather_logits=False,
+        )
     if ac_config is not None:
         ac_config.build(dump_folder=dump_folder).apply(model)
     if compile_config.enable and "model" in compile_config.components:
         apply_compile(model, compile_config=compile_config, parallel_dims=parallel_dims)
     shard(
         model,
-        model.layers.values(),
+        layers,
         parallel_dims.get_mesh(["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]),
         param_dtype=torch.bfloat16 if model.config.precision == "bf16" else None,
         reshard_after_forward=get_fsdp_reshard_after_forward_policy(
@@ -205,14 +213,7 @@ class DiffTrainer(Trainer):
         tokens, positions = input_dict["input"], input_dict["positions"]
         more = {"positions": positions, "cu_seqlens": input_dict["cu_seqlens"]}
         if self.parallel_dims.cp_enabled:
-            head_tail = self.config.parallelism.context_parallel_load_balancer == "headtail"
-            context = Context(
-                self.parallel_dims.get_mesh("cp"),
-                tokens.shape[1],
-                input_dict["documents"],
-                head_tail=head_tail,
-                device=self.device,
-            )
+            context = Context(self.parallel_dims.get_mesh("cp"), tokens.shape[1], input_dict["documents"], self.device)
             tokens, labels = context.own(tokens), context.own(labels)
             more = {"positions": context.own(positions), "context": context}
         self.ntokens_seen += labels.numel()
