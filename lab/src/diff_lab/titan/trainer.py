@@ -4,8 +4,8 @@ That is a checkpoint when a run is stopped, SHA-256 of checkpoint files, an end 
 the log, and a folder that ``from_pretrained`` loads.
 """
 
-import dataclasses
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,8 +119,7 @@ class Metrics(MetricsProcessor):
     def log(
         self, step: int, global_avg_loss: float, global_max_loss: float, grad_norm: float, extra_metrics: Any = None
     ) -> None:
-        lambdas = [f"{value:.3f}" for part in self.model_parts for value in lambdas_of(part)]
-        named = {f"lambda/layer {number}": float(value) for number, value in enumerate(lambdas, 1)}
+        named = {f"lambda/{name}": x for part in self.model_parts for name, x in lambdas_of(part)}
         super().log(step, global_avg_loss, global_max_loss, grad_norm, {**(extra_metrics or {}), **named})
         loss = torch.tensor(global_avg_loss, device=self.device_memory_monitor.device.type)
         dist.all_reduce(loss, dist.ReduceOp.MAX)  # a stage without a loss has a negative number in its place
@@ -128,14 +127,12 @@ class Metrics(MetricsProcessor):
             raise DivergenceError(f"Stopped at step {step}: {bad.reason}. The last checkpoint is from before it.")
 
 
-def lambdas_of(part: nn.Module) -> list[float]:
-    """Return λ of each layer of a stage, on every rank."""
-    found = []
-    for module in part.modules():
+def lambdas_of(part: nn.Module) -> Iterator[tuple[str, float]]:
+    """Yield the name and λ of each layer of a stage, on every rank."""
+    for name, module in part.named_modules():
         if isinstance(module, Lambda):
-            vectors = {name: p.full_tensor() if isinstance(p, DTensor) else p for name, p in module.named_parameters()}
-            found.append(torch.func.functional_call(module, vectors).item())
-    return found
+            vectors = {key: x.full_tensor() if isinstance(x, DTensor) else x for key, x in module.named_parameters()}
+            yield name, torch.func.functional_call(module, vectors).item()
 
 
 class CheckedCheckpoints(CheckpointManager):
@@ -232,8 +229,21 @@ class DiffTrainer(Trainer):
 
 
 def trainer_config(recipe: Recipe, data: Data, folder: Path) -> DiffTrainer.Config:
-    """Return torchtitan's configuration of a recipe, which its flags may change."""
+    """Return torchtitan's configuration of a recipe, which its flags may change.
+
+    Raises:
+        ValueError: a setting that would be ignored here.
+    """
     train = recipe.train
+    ignored = {
+        "train.optimizer=muon": train.optimizer == "muon",
+        "train.precision=fp16": train.precision == "fp16",
+        "train.on_divergence=skip": train.on_divergence == "skip",
+        "model.init_from (torchtitan has --checkpoint.initial-load-path)": recipe.model.init_from is not None,
+        f"data.kind={recipe.data.kind}": recipe.data.kind == "masked_text",
+    }
+    if found := [setting for setting, is_set in ignored.items() if is_set]:
+        raise ValueError(f"diff_lab.titan does not know {', '.join(found)}: leave it out, or take diff-lab train.")
     hf = build_config(recipe, data.batches.vocab_size, data.tokenizer)
     hf._attn_implementation = "diff_attention"
     adamw = {"lr": train.learning_rate, "betas": tuple(train.betas), "eps": train.eps}
@@ -291,9 +301,3 @@ def trainer_config(recipe: Recipe, data: Data, folder: Path) -> DiffTrainer.Conf
         compile=CompileConfig(enable=train.compile, components=["model"]),
         debug=DebugConfig(seed=train.seed, enable_structured_logging=False),
     )
-
-
-def with_own_objects(config: Any, default: Any) -> Any:
-    """Return torchtitan's configuration with the objects of ours that its command line has printed and read back."""
-    ours = ("model_spec", "dataloader", "lr_scheduler", "optimizer", "tokenizer_to_save")
-    return dataclasses.replace(config, **{name: getattr(default, name) for name in ours})
