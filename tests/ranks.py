@@ -27,25 +27,24 @@ RANKS = 2
 SECONDS = 300  # a machine may be busy with other tests
 
 
-def start(script: str, folder: Path, *words: str) -> tuple[list[BaseProcess], list[Path]]:
+def start(script: str, folder: Path, *words: str, count: int = RANKS) -> tuple[list[BaseProcess], list[Path]]:
     """Start ``python SCRIPT RANK FOLDER WORDS`` for each rank, warnings as errors; return the ranks and their logs."""
-    logs = [folder / f"rank{rank}.log" for rank in range(RANKS)]
-    ranks = [forked.start(log, _run_script, script, [str(rank), str(folder), *words]) for rank, log in enumerate(logs)]
-    return ranks, logs
+    logs = [folder / f"rank{rank}.log" for rank in range(count)]
+    words = (str(folder), *words)
+    return [forked.start(log, _run_script, script, count, rank, words) for rank, log in enumerate(logs)], logs
 
 
-def _run_script(script: str, arguments: list[str]) -> None:
-    rank = arguments[0]
-    os.environ |= {"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS), "RANK": rank, "LOCAL_RANK": rank}
+def _run_script(script: str, count: int, rank: int, words: tuple[str, ...]) -> None:
+    os.environ |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ["OMP_NUM_THREADS"] = "1"
     warnings.simplefilter("error")
-    sys.argv = [script, *arguments]
+    sys.argv = [script, str(rank), *words]
     runpy.run_path(script, run_name="__main__")
 
 
-def run(script: str, folder: Path) -> None:
+def run(script: str, folder: Path, count: int = RANKS) -> None:
     """Run ``python SCRIPT RANK FOLDER`` for each rank at once; fail with what a rank printed."""
-    ranks, logs = start(script, folder)
+    ranks, logs = start(script, folder, count=count)
     try:
         end = time.monotonic() + SECONDS
         # One rank that failed leaves the other waiting for it.
@@ -60,27 +59,27 @@ def run(script: str, folder: Path) -> None:
     assert not failed, "\n".join(failed)
 
 
-def torchrun(module: str, arguments: list[str], folder: Path) -> tuple[int | None, str, str]:
-    """Run ``torchrun --standalone --nproc-per-node 2 -m MODULE ARGUMENTS``; return its exit code, stdout and stderr.
+def torchrun(module: str, arguments: list[str], folder: Path, count: int = RANKS) -> tuple[int | None, str, str]:
+    """Run ``torchrun --standalone --nproc-per-node COUNT -m MODULE ARGUMENTS``; return its exit code and output.
 
     Nothing is imported anew: the launcher is forked off a process that has all of it, and forks the ranks.
     """
     out, err = folder / "torchrun.out", folder / "torchrun.err"
-    process = forked.start(err, _launch, module, arguments, out=out)
+    process = forked.start(err, _launch, module, arguments, count, out=out)
     process.join(SECONDS)
     process.kill()
     process.join()
     return process.exitcode, out.read_text(), err.read_text()
 
 
-def _launch(module: str, arguments: list[str]) -> None:
+def _launch(module: str, arguments: list[str], count: int) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ["OMP_NUM_THREADS"] = "1"
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=RANKS,
+        nproc_per_node=count,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
@@ -96,11 +95,11 @@ def _run_module(module: str, arguments: list[str]) -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def spread_models(script: str, folder: Path, make: Callable[[str], Any]) -> Path:
+def spread_models(script: str, folder: Path, make: Callable[[str], Any], count: int = RANKS) -> Path:
     """Save a model of each kind for the ranks to load, run them, and return the folder in which all is."""
     for form in FORMS:
         make(form).save_pretrained(folder / name_of_form(form))
-    run(script, folder)
+    run(script, folder, count)
     return folder
 
 
@@ -120,7 +119,7 @@ def join() -> tuple[int, Path]:
         "gloo",
         init_method=f"file://{folder / 'rendezvous'}",
         rank=rank,
-        world_size=RANKS,
+        world_size=int(os.environ["WORLD_SIZE"]),
         timeout=timedelta(seconds=SECONDS),
     )
     return rank, folder

@@ -1,0 +1,154 @@
+"""Our language model as torchtitan sees one: embedding, layers by number, norm and head, which pipelines take apart."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+from torchtitan.protocols.model import BaseModel
+from torchtitan.protocols.module import ModuleDict
+from torchtitan.protocols.state_dict_adapter import StateDictAdapter
+
+from diff_lab.train.plan import flops_per_token
+from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.model.parallel_plan import check_ranks
+from diff_transformer.parallel import Context
+
+# Our names of the parts, and those in the model of transformers.
+HF_NAMES = {
+    "tok_embeddings": "model.embed_tokens",
+    "layers": "model.layers",
+    "norm": "model.norm",
+    "lm_head": "lm_head",
+}
+
+
+def hf_name(name: str) -> str:
+    """Return the name of a module or parameter in the model of transformers."""
+    part, dot, rest = name.partition(".")
+    return HF_NAMES[part] + dot + re.sub(r"\._checkpoint_wrapped_module\b", "", rest)
+
+
+class DiffModel(BaseModel):
+    """The model, or a stage of it: modules that a stage lacks are None."""
+
+    _skip_lm_head = False  # set for a loss that applies the head itself
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseModel.Config):
+        """A configuration of the library, and the seed of the first weights."""
+
+        hf: Any
+        seed: int = 0
+        precision: str = "no"
+
+        @property
+        def layers(self) -> range:
+            return range(self.hf.num_hidden_layers)
+
+        def update_from_config(self, *, config: Any, **_: Any) -> None:
+            """Refuse degrees of parallelism that the model does not take, before anything is built."""
+            degrees = config.parallelism
+            check_ranks(degrees.tensor_parallel_degree, self.hf)
+            if self.hf.tie_word_embeddings and degrees.pipeline_parallel_degree > 1:
+                raise ValueError(
+                    "tied embeddings are on the first and the last stage at once: with pipeline parallelism "
+                    "model.tie_word_embeddings must be false."
+                )
+
+        def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
+            return sum(p.numel() for p in model.parameters()), int(flops_per_token(self.hf, seq_len))
+
+        def to_dict(self) -> dict[str, Any]:
+            return {**self.hf.to_dict(), "seed": self.seed, "precision": self.precision}
+
+    def __init__(self, config: "DiffModel.Config") -> None:
+        super().__init__()
+        self.config = config
+        model = DiffTransformerForCausalLM(config.hf)
+        model.tie_weights()
+        self.tok_embeddings: Any = model.model.embed_tokens
+        self.layers: Any = ModuleDict({str(i): layer for i, layer in enumerate(model.model.layers)})
+        self.norm: Any = model.model.norm
+        self.lm_head: Any = model.lm_head
+        # In a tuple, as they are no parts of this module: its rule for first weights, and the rotary tables.
+        self._model = (model,)
+        self._rotary = (type(model.model.rotary_emb)(config.hf),)
+
+    def verify_module_protocol(self) -> None:
+        """Accept modules of transformers."""
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, cu_seqlens: Tensor | None = None, context: Context | None = None
+    ) -> Tensor:
+        """Compute logits, or hidden states for the next stage.
+
+        Args:
+            tokens: (1, N), all rows of a batch one after another; hidden states (1, N, D) in a later stage.
+            positions: (1, N), beginning anew with each document.
+            cu_seqlens: starts of the documents, and N at the end.
+            context: of a rank that has a part of the sequence.
+        """
+        dtype = torch.bfloat16 if self.config.precision == "bf16" else None
+        with torch.autocast(tokens.device.type, dtype=dtype, enabled=dtype is not None):
+            hidden = tokens if self.tok_embeddings is None else self.tok_embeddings(tokens)
+            tables = self._rotary[0].to(positions.device)(hidden, position_ids=positions)
+            more = {} if context is None else {"context": context}
+            for layer in self.layers.values():
+                hidden = layer(
+                    hidden,
+                    position_embeddings=tables,
+                    attention_mask=None,
+                    past_key_values=None,
+                    cu_seq_lens_q=cu_seqlens,
+                    **more,
+                )
+            hidden = hidden if self.norm is None else self.norm(hidden)
+            return hidden if self.lm_head is None or self._skip_lm_head else self.lm_head(hidden)
+
+    def init_states(self, *, buffer_device: torch.device | None = None) -> None:
+        """Draw the first weights of `diff-lab train`: each module's from a stream named by seed and module."""
+        if self.config.hf.tie_word_embeddings:
+            self.lm_head.weight = self.tok_embeddings.weight
+        with torch.random.fork_rng(devices=[]):
+            for name, module in self.named_modules():
+                if name.partition(".")[0] in HF_NAMES and name != "layers":
+                    digest = hashlib.sha256(f"{self.config.seed}/{hf_name(name)}".encode()).digest()
+                    torch.manual_seed(int.from_bytes(digest[:8], "big", signed=True))
+                    _draw(module, self._model[0])
+
+
+def _draw(module: nn.Module, model: Any) -> None:
+    """Draw a module's own parameters in full size on the CPU, and keep this rank's parts."""
+    shards: dict[str, Any] = {name: part for name, part in module._parameters.items() if isinstance(part, DTensor)}
+    full = {
+        name: nn.Parameter(torch.empty(part.shape, dtype=part.dtype, device="cpu")) for name, part in shards.items()
+    }
+    module._parameters.update(full)
+    model._init_weights(module)
+    module._parameters.update(shards)
+    for name, part in shards.items():
+        drawn = full[name].detach().to(part.device)
+        replicated = [Replicate()] * part.device_mesh.ndim
+        whole = DTensor.from_local(drawn, part.device_mesh, replicated, run_check=False)
+        part.to_local().detach().copy_(whole.redistribute(placements=part.placements).to_local())
+
+
+class Adapter(StateDictAdapter):
+    """Names of transformers' model and back; no weight changes."""
+
+    def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        tied = self.model_config.hf.tie_word_embeddings
+        return {hf_name(name): x for name, x in state_dict.items() if not (tied and name == "lm_head.weight")}
+
+    def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
+        found = {}
+        for name, x in hf_state_dict.items():
+            ours, theirs = next(pair for pair in HF_NAMES.items() if name.startswith(f"{pair[1]}."))
+            found[ours + name.removeprefix(theirs)] = x
+        if self.model_config.hf.tie_word_embeddings:
+            found["lm_head.weight"] = found["tok_embeddings.weight"]
+        return found

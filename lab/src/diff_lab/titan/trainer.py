@@ -1,0 +1,303 @@
+"""Configures torchtitan's trainer from a recipe, and adds to it what users of `diff-lab train` would miss.
+
+That is a checkpoint when a run is stopped, SHA-256 of checkpoint files, an end when the loss rises, λ of each layer in
+the log, and a folder that ``from_pretrained`` loads.
+"""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
+from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC
+from torchtitan.distributed.compile import apply_compile
+from torchtitan.distributed.fsdp import disable_fsdp_gradient_division, get_fsdp_reshard_after_forward_policy
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.trainer import Trainer
+
+from diff_lab.process import Interrupt, TrainingInterrupted
+from diff_lab.titan.data import NoTokenizer, RecipeDataLoader
+from diff_lab.titan.model import Adapter, DiffModel
+from diff_lab.train.data_kinds import Data
+from diff_lab.train.divergence import DivergenceError, SpikeDetector
+from diff_lab.train.recipe import Recipe, TrainRecipe, build_config
+from diff_lab.train.step import learning_rate
+from diff_transformer.nn import Lambda
+from diff_transformer.parallel import Context, context_parallel, shard, tensor_parallel
+from diff_transformer.utils.manifest import digests, why_changed, write_manifest
+
+# Names of parameters without weight decay: norms, λ and its projection, biases, embeddings.
+UNDECAYED = r"norm\.weight|\.lam\.|lambda_proj|\.bias$|^tok_embeddings"
+LOSS_CHUNKS = 8  # of a row, so that the logits of a large vocabulary are never all in memory
+
+
+def parallelize(
+    model: DiffModel,
+    *,
+    parallel_dims: Any,
+    training: TrainingConfig,
+    parallelism: ParallelismConfig,
+    compile_config: CompileConfig,
+    ac_config: Any,
+    dump_folder: str,
+) -> nn.Module:
+    """Spread a model, or a pipeline's stage, over the meshes of torchtitan."""
+    layers = tuple(model.layers.values())
+    if parallel_dims.cp_enabled:
+        context_parallel(layers)
+    if parallel_dims.tp_enabled:
+        tensor_parallel(
+            layers,
+            parallel_dims.get_mesh("tp"),
+            embedding=model.tok_embeddings,
+            norm=model.norm,
+            head=model.lm_head,
+            sequence_parallel=parallelism.enable_sequence_parallel,
+            gather_logits=False,
+        )
+    if ac_config is not None:
+        ac_config.build(dump_folder=dump_folder).apply(model)
+    if compile_config.enable and "model" in compile_config.components:
+        apply_compile(model, compile_config=compile_config, parallel_dims=parallel_dims)
+    shard(
+        model,
+        layers,
+        parallel_dims.get_mesh(["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]),
+        param_dtype=torch.bfloat16 if model.config.precision == "bf16" else None,
+        reshard_after_forward=get_fsdp_reshard_after_forward_policy(
+            parallelism.fsdp_reshard_after_forward, parallel_dims.pp_enabled
+        ),
+    )
+    disable_fsdp_gradient_division(model)  # the loss is divided by the targets of all ranks
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    return model
+
+
+class Schedule(LRSchedulersContainer):
+    """The learning rates of a recipe."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(LRSchedulersContainer.Config):
+        """The recipe's settings of training."""
+
+        recipe: Any = None
+
+        def build(self, *, optimizers: Any, training_steps: int) -> "Schedule":
+            train: TrainRecipe = self.recipe
+            return Schedule(
+                optimizers, lambda done: learning_rate(min(done + 1, train.steps), train) / train.learning_rate
+            )
+
+
+class Metrics(MetricsProcessor):
+    """Logs λ of each layer beside torchtitan's numbers, and stops when the loss rises."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(MetricsProcessor.Config):
+        """The largest rise of the loss above the median of those before, in nats."""
+
+        max_loss_rise: float | None = None
+
+    def __init__(self, config: Any, **kwargs: Any) -> None:
+        super().__init__(config, **kwargs)
+        self.spikes = SpikeDetector(config.max_loss_rise)
+
+    def log(
+        self, step: int, global_avg_loss: float, global_max_loss: float, grad_norm: float, extra_metrics: Any = None
+    ) -> None:
+        named = {f"lambda/{name}": x for part in self.model_parts for name, x in lambdas_of(part)}
+        super().log(step, global_avg_loss, global_max_loss, grad_norm, {**(extra_metrics or {}), **named})
+        loss = torch.tensor(global_avg_loss, device=self.device_memory_monitor.device.type)
+        dist.all_reduce(loss, dist.ReduceOp.MAX)  # a stage without a loss has a negative number in its place
+        if (bad := self.spikes.check(loss.item(), grad_norm)) is not None:
+            raise DivergenceError(f"Stopped at step {step}: {bad.reason}. The last checkpoint is from before it.")
+
+
+def lambdas_of(part: nn.Module) -> Iterator[tuple[str, float]]:
+    """Yield the name and λ of each layer of a stage, on every rank."""
+    for name, module in part.named_modules():
+        if isinstance(module, Lambda):
+            vectors = {key: x.full_tensor() if isinstance(x, DTensor) else x for key, x in module.named_parameters()}
+            yield name, torch.func.functional_call(module, vectors).item()
+
+
+class CheckedCheckpoints(CheckpointManager):
+    """Checkpoints whose files' SHA-256 are written beside them, last, and compared when one is loaded."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CheckpointManager.Config):
+        """No more settings."""
+
+    unchecked: Path | None = None  # a checkpoint that may be on its way to the disk
+
+    def _save(self, curr_step: int, last_step: bool = False) -> bool:
+        is_saved = super()._save(curr_step, last_step)
+        if is_saved:
+            self.unchecked = Path(self._create_checkpoint_id(curr_step))
+            if self.save_future is None:
+                self._write_digests()
+        return is_saved
+
+    def _wait_for_saving(self) -> None:
+        super()._wait_for_saving()
+        self._write_digests()
+
+    def _write_digests(self) -> None:
+        folder, self.unchecked = self.unchecked, None
+        dist.barrier()
+        if folder is not None and dist.get_rank() == 0:
+            names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+            write_manifest(folder, digests(folder, names))
+        dist.barrier()
+
+    def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
+        folder = Path(checkpoint_id)
+        changed = [None]
+        if dist.get_rank() == 0 and not from_hf:
+            changed = [why_changed(folder)]
+        dist.broadcast_object_list(changed)
+        if changed[0] is not None:
+            raise ValueError(f"The checkpoint {checkpoint_id!r} is damaged: {changed[0]}.")
+        super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
+
+    def _close(self) -> None:
+        self.maybe_wait_for_saving()
+        super()._close()
+
+
+class DiffTrainer(Trainer):
+    """Trains a recipe. A signal ends it after its step, with a checkpoint."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Trainer.Config):
+        """The tokenizer that goes into the exported folder, if the data have one."""
+
+        tokenizer_to_save: Any = None
+
+    def train(self) -> None:
+        with Interrupt() as self.interrupt:
+            super().train()
+        if self.step < self.config.training.steps:
+            raise TrainingInterrupted(f"Stopped after step {self.step}, with a checkpoint: the same command resumes.")
+
+    def should_continue_training(self) -> bool:
+        stops = torch.tensor(float(self.interrupt.requested), device=self.device)
+        dist.all_reduce(stops, dist.ReduceOp.MAX)
+        if not stops or self.step == self.config.training.steps:
+            return super().should_continue_training()
+        self.checkpointer.interval = max(1, self.step)  # whatever the interval was, this step is saved
+        self.checkpointer.save(self.step)
+        return False
+
+    def post_dataloading_process(
+        self, input_dict: dict[str, Any], labels: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Return this rank's tokens, labels, and the model's other arguments."""
+        tokens, positions = input_dict["input"], input_dict["positions"]
+        more = {"positions": positions, "cu_seqlens": input_dict["cu_seqlens"]}
+        if self.parallel_dims.cp_enabled:
+            context = Context(self.parallel_dims.get_mesh("cp"), tokens.shape[1], input_dict["documents"], self.device)
+            tokens, labels = context.own(tokens), context.own(labels)
+            more = {"positions": context.own(positions), "context": context}
+        self.ntokens_seen += labels.numel()
+        return tokens, labels, more
+
+    def close(self) -> None:
+        super().close()
+        settings = self.config.checkpoint
+        folder = Path(self.config.dump_folder, settings.folder, f"step-{self.config.training.steps}")
+        if settings.last_save_in_hf and folder.is_dir() and dist.get_rank() == 0:
+            shutil.rmtree(folder / "sharded", ignore_errors=True)  # the same weights, as the ranks had them
+            self.model_config.hf.architectures = ["DiffTransformerForCausalLM"]
+            self.model_config.hf.save_pretrained(folder)
+            if self.config.tokenizer_to_save is not None:
+                self.config.tokenizer_to_save.save_pretrained(folder)
+
+
+def trainer_config(recipe: Recipe, data: Data, folder: Path) -> DiffTrainer.Config:
+    """Return torchtitan's configuration of a recipe, which its flags may change.
+
+    Raises:
+        ValueError: a setting that would be ignored here.
+    """
+    train = recipe.train
+    ignored = {
+        "train.optimizer=muon": train.optimizer == "muon",
+        "train.precision=fp16": train.precision == "fp16",
+        "train.on_divergence=skip": train.on_divergence == "skip",
+        "model.init_from (torchtitan has --checkpoint.initial-load-path)": recipe.model.init_from is not None,
+        f"data.kind={recipe.data.kind}": recipe.data.kind == "masked_text",
+    }
+    if found := [setting for setting, is_set in ignored.items() if is_set]:
+        raise ValueError(f"diff_lab.titan does not know {', '.join(found)}: leave it out, or take diff-lab train.")
+    hf = build_config(recipe, data.batches.vocab_size, data.tokenizer)
+    hf._attn_implementation = "diff_attention"
+    adamw = {"lr": train.learning_rate, "betas": tuple(train.betas), "eps": train.eps}
+    undecayed = UNDECAYED + ("|^lm_head" if hf.tie_word_embeddings else "")
+    decays = {undecayed: 0.0, ".*": train.weight_decay}
+    groups = [
+        ParamGroupConfig(pattern=pattern, optimizer_name="AdamW", optimizer_kwargs={**adamw, "weight_decay": decay})
+        for pattern, decay in decays.items()
+    ]
+    loss = CrossEntropyLoss.Config(global_vocab_size=hf.vocab_size)
+    return DiffTrainer.Config(
+        model_spec=ModelSpec(
+            name="diff_transformer",
+            flavor=recipe.name,
+            model=DiffModel.Config(hf=hf, seed=train.seed, precision=train.precision),
+            parallelize_fn=parallelize,
+            pipelining_fn=pipeline_llm,
+            post_optimizer_build_fn=None,
+            state_dict_adapter=Adapter,
+        ),
+        hf_assets_path=str(folder),
+        dump_folder=str(folder),
+        loss=ChunkedLossWrapper.Config(num_chunks=LOSS_CHUNKS, loss_fn=loss),
+        tokenizer=NoTokenizer.Config(),
+        tokenizer_to_save=data.tokenizer,
+        dataloader=RecipeDataLoader.Config(batches=data.batches, rows=recipe.data.batch_size),
+        optimizer=OptimizersContainer.Config(
+            param_groups=groups, implementation="fused" if torch.cuda.is_available() else "for-loop"
+        ),
+        lr_scheduler=Schedule.Config(recipe=train, warmup_steps=train.warmup_steps),
+        training=TrainingConfig(
+            local_batch_size=1,
+            global_batch_size=recipe.data.batch_size,
+            seq_len=recipe.data.length,
+            max_norm=train.max_grad_norm or float("inf"),
+            steps=train.steps,
+            disable_cuda_graphs=True,
+            mixed_precision_param="float32",  # the model's own autocast
+        ),
+        parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
+        metrics=Metrics.Config(
+            log_freq=train.log_every,
+            enable_tensorboard=True,
+            disable_color_printing=True,
+            max_loss_rise=train.max_loss_rise,
+        ),
+        checkpoint=CheckedCheckpoints.Config(
+            enable=True,
+            interval=train.checkpoint_every or train.steps,
+            last_save_in_hf=True,
+            last_save_model_only=True,
+            keep_latest_k=max(2, train.keep_checkpoints),
+        ),
+        activation_checkpoint=FullAC.Config() if train.gradient_checkpointing else None,
+        compile=CompileConfig(enable=train.compile, components=["model"]),
+        debug=DebugConfig(seed=train.seed, enable_structured_logging=False),
+    )

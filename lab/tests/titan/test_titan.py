@@ -1,0 +1,143 @@
+"""torchtitan trains a recipe as one process of `diff-lab train` does, however the model is spread.
+
+Needs torchtitan (`make test-titan`). Every run is a torchrun of its own, on the CPU.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import ranks
+from diff_lab.train import train
+from diff_lab.train.recipe import load_recipe
+
+pytest.importorskip("torchtitan")
+
+STEPS = 4
+SMALL = ["tiny", f"train.steps={STEPS}", "train.log_every=1", "train.inspect_every=null", "train.checkpoint_every=2"]
+# Flags of torchtitan, changes of the recipe, and the number of ranks.
+RUNS: dict[str, tuple[str, list[str], int]] = {
+    "FSDP2": ("", [], 2),
+    "HSDP": ("data-parallel-replicate-degree=2", [], 2),
+    "TP": ("tensor-parallel-degree=2", [], 2),
+    "TP without sequence parallelism": ("tensor-parallel-degree=2 no-enable-sequence-parallel", [], 2),
+    "CP": ("context-parallel-degree=2", [], 2),
+    "PP": ("pipeline-parallel-degree=2 training.local-batch-size=4", [], 2),
+    "FSDP2, checkpointed activations": ("", ["train.gradient_checkpointing=true"], 2),
+    "TP, V2": ("tensor-parallel-degree=2", ["model.attention_type=diff_v2"], 2),
+    "TP, softmax": ("tensor-parallel-degree=2", ["model.attention_type=softmax"], 2),
+    "FSDP2, tied": ("", ["model.tie_word_embeddings=true"], 2),
+    "HSDP 2 × 2": ("data-parallel-replicate-degree=2", [], 4),
+    "FSDP2 and TP": ("tensor-parallel-degree=2", [], 4),
+    "FSDP2 and CP": ("context-parallel-degree=2", [], 4),
+    "TP and CP": ("tensor-parallel-degree=2 context-parallel-degree=2", [], 4),
+    "PP and FSDP2": ("pipeline-parallel-degree=2 training.local-batch-size=2", [], 4),
+}
+SHORT = ("TP", "CP", "PP")  # in `make test-titan`; FSDP2 is between the ranks of all of them or of one
+
+
+def titan(folder: Path, changes: list[str], flags: str = "", count: int = 2) -> tuple[int | None, str]:
+    """Run torchtitan; return its exit code and what the ranks printed."""
+    words = [f"--{flag}" if "." in flag else f"--parallelism.{flag}" for flag in flags.split()]
+    folder.mkdir(exist_ok=True)
+    arguments = [*SMALL, *changes, f"--output={folder / 'run'}", "--", *words]
+    code, out, err = ranks.torchrun("diff_lab.titan", arguments, folder, count)
+    return code, out + err
+
+
+def logged(folder: Path) -> dict[int, tuple[float, float]]:
+    """Loss and gradient norm by step, in float32, of the rank that has the loss."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found: dict[int, list[float]] = {}
+    for name in ("loss_metrics/global_avg_loss", "grad_norm"):
+        for events in sorted((folder / "run").rglob("events.out.*")):
+            reader = EventAccumulator(str(events.parent)).Reload()
+            for event in reader.Scalars(name):
+                found.setdefault(event.step, []).append(event.value)
+    return {step: (values[0], values[1]) for step, values in found.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """(changes) → the folder of a run of one process."""
+    runs: dict[tuple[str, ...], Path] = {}
+
+    def run(changes: list[str]) -> Path:
+        key = tuple(changes)
+        if key not in runs:
+            runs[key] = tmp_path_factory.mktemp("alone") / "run"
+            train(load_recipe(SMALL[0], [*SMALL[1:], *changes]), runs[key])
+        return runs[key]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.all) for name in RUNS]
+)
+def test_a_layout_trains_as_one_process(name: str, tmp_path: Path, alone: Any) -> None:
+    flags, changes, count = RUNS[name]
+    code, printed = titan(tmp_path, changes, flags, count)
+    assert code == 0, printed[-3000:]
+    expected = {}
+    for line in (alone(changes) / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if "loss" in row:
+            expected[row["step"]] = row["loss"], row["grad_norm"]
+    computed = logged(tmp_path)
+    assert computed.keys() == expected.keys()
+    for step, numbers in expected.items():
+        assert computed[step] == pytest.approx(numbers, abs=2e-6)
+    folder = tmp_path / "run" / "checkpoint" / f"step-{STEPS}"
+    weights = {key: x for file in folder.glob("*.safetensors") for key, x in load_file(file).items()}
+    others = load_file(alone(changes) / "model" / "model.safetensors")
+    assert weights.keys() == others.keys()
+    for key, value in others.items():
+        torch.testing.assert_close(weights[key], value, rtol=0, atol=1e-6)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2, do_sample=False, pad_token_id=0).shape == (1, 5)
+
+
+def test_a_run_resumes_and_refuses_a_damaged_checkpoint(tmp_path: Path) -> None:
+    """From step 2 to 4 as without the pause, bit for bit; after a flipped byte not at all."""
+    code, printed = titan(tmp_path / "whole", [], "")
+    assert code == 0, printed[-3000:]
+    run = tmp_path / "whole" / "run" / "checkpoint"
+    before = {file.name: file.read_bytes() for file in (run / f"step-{STEPS}").glob("*.safetensors")}
+    for file in sorted((run / f"step-{STEPS}").iterdir()):
+        file.unlink() if file.is_file() else None
+    (run / f"step-{STEPS}").rmdir()
+    code, printed = titan(tmp_path / "whole", [], "")
+    assert code == 0, printed[-3000:]
+    assert "Training starts at step 3" in printed
+    assert {file.name: file.read_bytes() for file in (run / f"step-{STEPS}").glob("*.safetensors")} == before
+    for file in (run / f"step-{STEPS}").iterdir():
+        file.unlink()
+    (run / f"step-{STEPS}").rmdir()
+    shard = max((run / "step-2").glob("*.distcp"), key=lambda file: file.stat().st_size)
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 255
+    shard.write_bytes(content)
+    code, printed = titan(tmp_path / "whole", [], "")
+    assert code != 0
+    assert f"damaged: {shard.name} has changed since it was written" in printed
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "message"),
+    [
+        (["model.tie_word_embeddings=true"], "pipeline-parallel-degree=2", "tie_word_embeddings must be false"),
+        (["model.num_key_value_heads=2"], "tensor-parallel-degree=2", "2 ranks cannot share evenly"),
+    ],
+)
+@pytest.mark.all
+def test_degrees_that_the_model_does_not_take(changes: list[str], flags: str, message: str, tmp_path: Path) -> None:
+    code, printed = titan(tmp_path, changes, flags)
+    assert code != 0
+    assert message in printed

@@ -1,0 +1,194 @@
+"""A model spread by `diff_transformer.parallel` gives the loss and the gradients of one process, in float64.
+
+The ranks run this file as a script: each layout of its own process groups, one after another.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+import ranks
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.parallel import (
+    Context,
+    Messages,
+    context_parallel,
+    one_rank_of,
+    shard,
+    tensor_parallel,
+)
+from tiny_model import DIFFERENTIAL, FORMS, name_of_form, sizes_for
+
+LENGTH, ROWS = 32, 4
+DOCUMENTS = [0, 5, 9, 26, LENGTH]  # of the first row
+SIZES = {"vocab_size": 32, "max_position_embeddings": LENGTH}
+# By the number of ranks: sizes of a mesh, and settings.
+LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "FSDP2": {"dp": 2},
+        "TP": {"tp": 2},
+        "TP with sequence parallelism": {"tp": 2, "sequence": True},
+        "TP, compiled layers": {"tp": 2, "sequence": True, "compiled": True},
+        "CP": {"cp": 2},
+        "CP, documents": {"cp": 2, "documents": True},
+    },
+    4: {
+        "HSDP": {"replicas": 2, "dp": 2},
+        "FSDP2 and TP": {"dp": 2, "tp": 2},
+        "FSDP2 and TP with sequence parallelism": {"dp": 2, "tp": 2, "sequence": True},
+        "TP and CP, documents": {"cp": 2, "tp": 2, "sequence": True, "documents": True},
+        "FSDP2 and CP, documents": {"dp": 2, "cp": 2, "documents": True},
+        "CP 4, documents": {"cp": 4, "documents": True},
+    },
+}
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, the token after each, and positions."""
+    tokens = torch.randint(1, SIZES["vocab_size"], (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(7))
+    return tokens[:, :-1], tokens[:, 1:], torch.arange(LENGTH).expand(ROWS, -1)
+
+
+def packed() -> tuple[Tensor, Tensor, Tensor]:
+    """The first row, as documents."""
+    tokens, labels, _ = (x[:1] for x in batch())
+    lengths = torch.tensor(DOCUMENTS).diff()
+    return tokens, labels, torch.cat([torch.arange(int(length)) for length in lengths])[None]
+
+
+def answers(model: Any, data: tuple[Tensor, Tensor, Tensor], whole: Callable[[Tensor], Tensor], **kwargs: Any) -> Any:
+    """The loss and every gradient."""
+    tokens, labels, positions = data
+    logits = model(tokens, position_ids=positions, use_cache=False, **kwargs).logits
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    loss.backward()
+    return {"loss": loss.detach()} | {name: whole(p.grad).contiguous() for name, p in model.named_parameters()}
+
+
+def whole(x: Tensor) -> Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def takes(form: str, layout: dict[str, Any]) -> bool:
+    """Whether a layout is tried with an attention type: compilation takes seconds, so with one."""
+    return form == "diff" if layout.get("compiled") else form in DIFFERENTIAL or "cp" not in layout
+
+
+def spread_answers(model: Any, layout: dict[str, Any]) -> dict[str, Tensor]:
+    replicas, dp, cp, tp = (layout.get(name, 1) for name in ("replicas", "dp", "cp", "tp"))
+    mesh = init_device_mesh("cpu", (replicas, dp, cp, tp), mesh_dim_names=("replicas", "dp", "cp", "tp"))
+    layers = model.model.layers
+    kwargs: dict[str, Any] = {}
+    data = packed() if layout.get("documents") else batch()
+    if cp > 1:
+        documents = DOCUMENTS if layout.get("documents") else None
+        context = Context(mesh["cp"], LENGTH, documents)
+        context_parallel(layers)
+        kwargs["context"], data = context, tuple(context.own(x) for x in data)
+    if tp > 1:
+        parts = {"embedding": model.model.embed_tokens, "norm": model.model.norm, "head": model.lm_head}
+        tensor_parallel(layers, mesh["tp"], **parts, sequence_parallel=layout.get("sequence", False))
+    for layer in layers if layout.get("compiled") else ():
+        layer.compile(backend="aot_eager")
+    # The ranks of a sequence share its gradients as those of a batch do.
+    divided = mesh["dp", "cp"]._flatten("divided") if dp * cp > 1 else None
+    if divided is not None:
+        shard(model, layers, mesh["replicas", "divided"] if replicas > 1 else divided)
+        row = mesh["replicas"].get_local_rank() * dp + mesh["dp"].get_local_rank()
+        data = data if layout.get("documents") else tuple(x.chunk(replicas * dp)[row] for x in data)
+    result = answers(model, data, whole, **kwargs)
+    loss = result["loss"]
+    torch.distributed.all_reduce(loss)  # every rank's, those with the same rows too
+    result["loss"] = loss / torch.distributed.get_world_size()
+    return result
+
+
+def on_a_rank() -> None:
+    rank, folder = ranks.join()
+    # Gathered logits are a view, which nothing here changes in place.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
+    warnings.filterwarnings("ignore", "The .grad attribute", UserWarning)  # which torch.compile reads
+    for form in FORMS:
+        for name, layout in LAYOUTS[torch.distributed.get_world_size()].items():
+            if not takes(form, layout):
+                continue
+            model = DiffTransformerForCausalLM.from_pretrained(folder / name_of_form(form), dtype=torch.float64)
+            result = spread_answers(model, layout)
+            if rank == 0:
+                save_file(result, folder / f"{name_of_form(form)}, {name}.safetensors")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.all)])
+def spread(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make: Callable[..., Any]
+) -> tuple[Path, int]:
+    """The folder in which the ranks have written what they found, and their number."""
+    folder = tmp_path_factory.mktemp("ranks")
+    return ranks.spread_models(__file__, folder, lambda form: make(form, **SIZES), request.param), request.param
+
+
+def test_ranks_give_what_one_process_gives(
+    kind: str, spread: tuple[Path, int], make: Callable[..., Any], check: Callable[..., None]
+) -> None:
+    folder, count = spread
+    for layout, settings in LAYOUTS[count].items():
+        file = folder / f"{name_of_form(kind)}, {layout}.safetensors"
+        if not takes(kind, settings):
+            continue
+        computed = load_file(file)
+        expected = answers(make(kind, **SIZES), packed() if settings.get("documents") else batch(), whole)
+        assert computed.keys() == expected.keys()
+        largest = max(value.abs().max().item() for value in expected.values())
+        for name, value in expected.items():
+            assert value.abs().max() > 0, name
+            check(computed[name], value, least=largest)
+
+
+def test_softmax_has_no_context_parallelism(make: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="for differential attention, got attention_type 'softmax'"):
+        context_parallel(make("softmax").model.layers)
+
+
+def test_a_step_sends_no_message_for_a_lambda() -> None:
+    """FSDP2 on one of 64 ranks: two gathers a layer, one for the rest, and a scattered sum for each unit."""
+    layers = 4
+    config = DiffTransformerConfig(**sizes_for("diff", num_hidden_layers=layers, hidden_size=256))
+    with one_rank_of(64):
+        with torch.device("meta"):
+            model = DiffTransformerForCausalLM(config)
+        names = [name for name, _ in model.named_parameters()]
+        mesh = init_device_mesh("cpu", (64,))
+        shard(model, model.model.layers, mesh, param_dtype=torch.bfloat16)
+        assert [name for name, _ in model.named_parameters()] == names
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model.to_empty(device="cpu")
+            tokens = torch.zeros(1, 16, dtype=torch.long)
+            with Messages() as messages, torch.autocast("cpu", dtype=torch.bfloat16):
+                model(tokens, labels=tokens, use_cache=False).loss.backward()
+    gathered, scattered = messages.count["allgather", 64], messages.count["reduce_scatter", 64]
+    assert (gathered, scattered) == (2 * layers + 1, layers + 1)
+
+
+def test_a_sequence_that_the_ranks_cannot_share() -> None:
+    with one_rank_of(4):
+        mesh = init_device_mesh("cpu", (4,))
+        with pytest.raises(ValueError, match="on 4 ranks needs a multiple of 8 tokens, got 12"):
+            Context(mesh, 12)
+        with pytest.raises(ValueError, match=r"end at the length 16, got \[0, 5, 3, 16\]"):
+            Context(mesh, 16, [0, 5, 3, 16])
+
+
+if __name__ == "__main__" and len(sys.argv) > 1:
+    on_a_rank()
