@@ -57,5 +57,5 @@ def explorer(make: Callable[..., DiffTransformerForCausalLM]) -> Explorer:
         Side(ExploredModel(make("diff"), "tiny-diff"), words),
         Side(ExploredModel(make("softmax"), "tiny-softmax"), words),
         [Example("an example", TEXT, Answer(query=10, begin=1, end=2))],
-        lambda seed: Example(f"example {seed}", " ".join(WORDS[(seed + i) % len(WORDS)] for i in range(8))),
+        [Example(f"example {seed}", " ".join(WORDS[(seed + i) % len(WORDS)] for i in range(8))) for seed in range(9)],
     )
