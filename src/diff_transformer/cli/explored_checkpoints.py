@@ -29,7 +29,6 @@ FIRST_TEXT = (
     "twenty years, and nobody in the village remembered who had planted the row of black"
 )
 _TRIED = 16  # questions, of which the first that the model answers with its λ alone is shown first
-_TASK_TITLE = "From the task of the training"
 _NUMBERS_NOTE = "The model has no tokenizer: a text is the numbers of its tokens."
 
 
@@ -160,12 +159,10 @@ def _first_question(side: Side, questions: Sequence[Example]) -> Example:
 
 def _first_text(side: Side, examples: Sequence[Example]) -> Example:
     """Return an example of the model's task; else some text, or tokens; cut to leave room to write on."""
-    vocabulary, most = side.vocabulary, max(1, 3 * side.model.most_tokens // 4)
+    title, text = "A house at the end of the lane", FIRST_TEXT
     if examples:
-        return Example(_TASK_TITLE, vocabulary.decode(vocabulary.encode(examples[0].text)[:most]))
-    if isinstance(vocabulary, WordVocabulary):
-        return Example("The first tokens", " ".join(vocabulary.words[: min(16, most)]))
-    words = FIRST_TEXT.split()
-    while len(words) > 1 and len(vocabulary.encode(" ".join(words))) > most:
-        del words[-1]
-    return Example("A house at the end of the lane", " ".join(words))
+        title, text = "From the task of the training", examples[0].text
+    elif isinstance(side.vocabulary, WordVocabulary):
+        title, text = "The first tokens", " ".join(side.vocabulary.words[:16])
+    tokens, most = side.vocabulary.encode(text), max(1, 3 * side.model.most_tokens // 4)
+    return Example(title, text if len(tokens) <= most else side.vocabulary.decode(tokens[:most]))
