@@ -63,11 +63,12 @@ def explorer(make: Callable[..., DiffTransformerForCausalLM]) -> Explorer:
 
 @pytest.fixture(scope="session")
 def questions(explorer: Explorer) -> list[Example]:
-    """Questions of several lengths; the answer to some is the token that DIFF writes with its learned λ."""
+    """Thirty questions of several lengths; the answer to most is the token that DIFF writes with its learned λ."""
     asked = []
-    for number in range(30):
+    for number in range(200):
         words = [f"w{(7 * number + place * place) % 29}" for place in range(5 + number % 7)]
         piece = explorer.run({"text": " ".join(words)})["next"][0]["piece"]
-        begin = words.index(piece) if piece in words else 0
-        asked.append(Example("", " ".join(words), Answer(len(words) - 1, begin, begin + 1)))
-    return asked
+        if piece in words or number % 20 == 0:
+            begin = words.index(piece) if piece in words else 0
+            asked.append(Example("", " ".join(words), Answer(len(words) - 1, begin, begin + 1)))
+    return asked[:30]
