@@ -185,28 +185,6 @@ def test_any_model_of_transformers_stands_on_the_right(llama: Any) -> None:
     assert row[6:].abs().max() == 0
 
 
-@pytest.mark.parametrize(
-    ("tokens", "settings", "message"),
-    [
-        ([], {}, "The text has no tokens"),
-        ([1] * 65, {}, "has 65 tokens, and the context of tiny holds 64"),
-        ([29], {}, "numbers in 0 … 28, got 29"),
-        ([-1], {}, "numbers in 0 … 28, got -1"),
-        ([True], {}, "numbers in 0 … 28, got True"),
-        ([1], {"layers": {3: 0.1}}, "head 1 of layer 3, but the model has layers 1 … 2 with heads 1 … 4"),
-        ([1], {"heads": {(1, 5): 0.1}}, "head 5 of layer 1"),
-    ],
-)
-def test_what_does_not_fit_is_refused(make: Make, tokens: list[int], settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ExploredModel(make("diff"), "tiny").trace(tokens, LambdaSettings(**settings))
-
-
-def test_ordinary_attention_has_no_lambda_to_set(make: Make) -> None:
-    with pytest.raises(ValueError, match="tiny subtracts nothing"):
-        ExploredModel(make("softmax"), "tiny").trace(TOKENS, LambdaSettings(factor=0.0))
-
-
 def test_a_model_without_key_heads_of_its_own_setting() -> None:
     """GPT-2's configuration has none, nor those of OPT, BLOOM and GPT-NeoX."""
     torch.manual_seed(0)
