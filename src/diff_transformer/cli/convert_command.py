@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
@@ -76,15 +76,15 @@ def convert(
     from diff_transformer.utils.manifest import require_unchanged_weights
 
     with conversion_progress() as tell:
-        if to is not None:
-            folder = find_checkpoint(source)
-            require_unchanged_weights(folder)
-            done = convert_to(to, folder, target, max_shard_size=max_shard_size, progress=tell)
-        else:
-            dex = {"dex_heads": heads, "dex_lambda_start": dex_lambda_start}
+        if from_ is not None:
+            dex: dict[str, Any] = {"dex_heads": heads, "dex_lambda_start": dex_lambda_start}
             done = convert_from(
                 from_, source, target, attention_type=as_, **dex, max_shard_size=max_shard_size, progress=tell
             )
+        elif to is not None:
+            folder = find_checkpoint(source)
+            require_unchanged_weights(folder)
+            done = convert_to(to, folder, target, max_shard_size=max_shard_size, progress=tell)
     console.print_line(
         f"written: {done.folder} ({done.attention_type}, {done.tensors} tensors, {done.bytes:,} bytes of weights in "
         f"{done.shards} {'file' if done.shards == 1 else 'files'})"

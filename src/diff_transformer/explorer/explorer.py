@@ -20,8 +20,8 @@ from diff_transformer.utils.suggestions import quoted
 SHOWN_TOKENS = 10  # of a distribution
 STRIP_FACTORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of λ, at which the strip is measured
 # Attributes of a model that the page reads.
-_DESCRIBED = ("name", "label", "layers", "heads", "kv_heads", "noise_heads", "subtracts")
-_DESCRIBED += ("lambda_per_token", "most_tokens")
+_DESCRIBED: tuple[str, ...] = ("name", "label", "layers", "heads", "kv_heads", "noise_heads")
+_DESCRIBED += ("subtracts", "lambda_per_token", "most_tokens")
 _KEPT_BYTES = 1 << 29  # of traces
 _KEPT_TRACES = 64
 _BATCH = 64  # of the task's questions are answered at once
@@ -218,11 +218,11 @@ class Explorer:
         if not isinstance(name, str) or name not in self.sides:
             raise ValueError(f"side must be {' or '.join(map(repr, self.sides))}, got {quoted(name, 40)}.")
         side = self.sides[name]
-        text, tokens, append = question.get("text"), question.get("tokens"), question.get("append", [])
-        if (text is None) == (tokens is None):
+        tokens, append = question.get("tokens"), question.get("append", [])
+        if (question.get("text") is None) == (tokens is None):
             raise ValueError('A question has either "text" or "tokens".')
         if tokens is None:
-            tokens = side.vocabulary.encode(text)
+            tokens = side.vocabulary.encode(question["text"])
         if not isinstance(tokens, list) or not isinstance(append, list):
             raise ValueError('"tokens" and "append" must be lists of numbers.')
         tokens = [*tokens, *append]
