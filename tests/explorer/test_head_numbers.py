@@ -9,7 +9,7 @@ from torch import Tensor
 
 from decoded_maps import decode_maps
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
-from diff_transformer.explorer import Answer, ExploredModel
+from diff_transformer.explorer import Answer, ExploredModel, LambdaSettings
 from diff_transformer.explorer.trace import HeadMaps, encode_maps, head_numbers, pictures_of, pooled
 from tiny_model import DIFFERENTIAL
 
@@ -23,15 +23,14 @@ def pictures(explored: ExploredModel, tokens: list[int], size: int) -> Tensor:
     return data.view(explored.layers, explored.heads, numbers["picture_size"], numbers["picture_size"]).int()
 
 
-@pytest.mark.parametrize("kind", DIFFERENTIAL)
-def test_numbers_of_heads(make: Make, kind: str) -> None:
-    model = make(kind)
-    explored = ExploredModel(model, kind)
-    numbers = head_numbers(explored.trace(TOKENS), explored.layers, explored.heads, Answer(10, 3, 5), 32)
-    for layer, maps in enumerate(attention_maps(model, torch.tensor([TOKENS]))):
-        assert maps.first is not None
-        for head in range(explored.heads):
-            first, left = maps.first[0, head], maps.difference[0, head]
+@pytest.mark.parametrize(("kind", "factor"), [*((kind, 1.0) for kind in DIFFERENTIAL), ("diff", -0.5)])
+def test_numbers_of_heads(make: Make, kind: str, factor: float) -> None:
+    explored = ExploredModel(make(kind), kind)
+    trace = explored.trace(TOKENS, LambdaSettings(factor=factor))
+    numbers = head_numbers(trace, explored.layers, explored.heads, Answer(10, 3, 5), 32)
+    for layer in range(explored.layers):
+        maps = trace.maps.of(layer, slice(None))
+        for head, (first, left) in enumerate(zip(maps.first, maps.difference, strict=True)):
             removed = [
                 sum(min(a.item(), max(0.0, (a - d).item())) for a, d in zip(first[i], left[i], strict=True))
                 for i in range(len(TOKENS))
