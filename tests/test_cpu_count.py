@@ -1,4 +1,4 @@
-"""How many threads a process may use: control groups of both versions, and what the kernel and the commands take."""
+"""How many threads a process may use: control groups, and what the kernel and the commands take."""
 
 import os
 from pathlib import Path
@@ -59,14 +59,6 @@ def test_version_2_in_a_container_that_sees_its_own_group_alone(groups: Path) ->
     write(groups, membership="0::/pod/box")
     write(groups / "mount", cpu__max="400000 100000")
     assert cpu_count.usable_processors() == 4
-
-
-@pytest.mark.parametrize(("quota", "processors_used"), [("-1", 16), ("250000", 3)])
-def test_version_1(quota: str, processors_used: int, groups: Path) -> None:
-    write(groups, membership="4:memory:/box\n3:cpu,cpuacct:/box\n0::/")
-    write(groups / "mount" / "cpu" / "box", cpu__cfs_quota_us=quota, cpu__cfs_period_us="100000")
-    write(groups / "mount" / "memory" / "box", cpu__cfs_quota_us="100000", cpu__cfs_period_us="100000")
-    assert cpu_count.usable_processors() == processors_used
 
 
 def test_the_command_line_takes_no_more_threads(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,6 @@ PUBLIC = {
 NOT_RUN = {
     "explore",  # shows a notebook's widget
     "export_onnx",  # takes seconds
-    "phi4flash_attention",  # reads a folder of gigabytes
 }
 README_BLOCKS = [code for page, language, code in FENCES if (page, language) == ("README.md", "bash")]
 SHELL += [("README.md", line) for code in README_BLOCKS for line in code.splitlines()]

@@ -1,4 +1,4 @@
-"""`diff-transformer convert --as dex`: the heads that are named, or ranked on text."""
+"""`diff-transformer convert --as dex`, with all heads or those that are named."""
 
 import json
 import re
@@ -17,14 +17,10 @@ from diff_transformer import DiffTransformerForCausalLM
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A Llama of two layers and four heads; heads 3 and then 1 see all alike, the others little."""
+    """A Llama of two layers and four heads."""
     tokenizer = byte_tokenizer()
     sizes = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **sizes))
-    with torch.no_grad():
-        for layer, wide in zip(model.model.layers, (3, 1), strict=True):
-            weight = layer.self_attn.q_proj.weight.mul_(1e4)
-            weight[4 * wide : 4 * wide + 4] = 0
     for saved in (model, tokenizer):
         saved.save_pretrained(tmp_path / "llama")
     return tmp_path / "llama"
@@ -41,19 +37,6 @@ def chosen(folder: Path) -> Any:
     return json.loads((folder / "config.json").read_text()).get("dex_heads")
 
 
-def test_heads_ranked_on_text(source: Path, tmp_path: Path, text_file: Path, run: Any) -> None:
-    target = tmp_path / "new"
-    options = ["--from", "llama", "--as", "dex", "--dex-heads", "25%", "--dex-text", text_file]
-    result = run("convert", source, target, *options)
-    assert result.exit_code == 0
-    assert "written:" in result.stdout
-    assert chosen(target) == [[3], [1]]
-    DiffTransformerForCausalLM.from_pretrained(target).set_dex_progress(0.5)
-    result = run("convert", target, tmp_path / "back", "--to", "llama")
-    assert result.exit_code == 0
-    LlamaForCausalLM.from_pretrained(tmp_path / "back")
-
-
 @pytest.mark.parametrize(("choice", "expected"), [([], None), (["--dex-heads", "[[0, 2], []]"], [[0, 2], []])])
 def test_heads_named(choice: list[str], expected: Any, source: Path, tmp_path: Path, run: Any) -> None:
     options = ["--from", "llama", "--as", "dex", "--dex-lambda-start", "0.125", *choice]
@@ -66,15 +49,10 @@ def test_heads_named(choice: list[str], expected: Any, source: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--as", "softmax", "--dex-heads", "all"], "--dex-heads, --dex-text and --dex-lambda-start go with --as dex."),
-        (["--as", "dex", "--dex-heads", "half"], "a list for each layer like [[0, 3], []], got half."),
-        (["--as", "dex", "--dex-heads", "[1, 2]"], "a list for each layer like [[0, 3], []], got [1, 2]."),
-        (["--as", "dex", "--dex-heads", "0%"], "must be more than 0% and up to 100%, got 0%."),
-        (["--as", "dex", "--dex-heads", "x%"], "must be more than 0% and up to 100%, got x%."),
-        (["--as", "dex", "--dex-heads", "50%"], "--dex-heads as a share needs --dex-text"),
-        (["--as", "dex", "--dex-text", "x.txt"], "goes with --dex-heads as a share like 25%, got --dex-heads all."),
+        (["--as", "softmax", "--dex-heads", "all"], "--dex-heads and --dex-lambda-start go with --as dex."),
+        (["--as", "dex", "--dex-heads", "half"], "a list for each layer like [[0, 3]], got half."),
+        (["--as", "dex", "--dex-heads", "[1, 2]"], "one list of heads for each of the 2 layers, got [1, 2]."),
         (["--as", "dex", "--dex-heads", "[[0], [4]]"], "ascending numbers in 0 … 3, got 4."),
-        (["--as", "dex", "--dex-heads", "50%", "--dex-text", "/nowhere.txt"], "/nowhere.txt"),
     ],
 )
 def test_refusals(options: list[str], message: str, source: Path, tmp_path: Path, run: Any) -> None:
@@ -82,14 +60,6 @@ def test_refusals(options: list[str], message: str, source: Path, tmp_path: Path
     assert result.exit_code == 2
     assert message in result.stderr
     assert not (tmp_path / "new").exists()
-
-
-def test_what_exists_is_refused_before_heads_are_ranked(source: Path, tmp_path: Path, run: Any) -> None:
-    (tmp_path / "new").mkdir()
-    options = ["--from", "llama", "--as", "dex", "--dex-heads", "50%", "--dex-text", "/nowhere.txt"]
-    result = run("convert", source, tmp_path / "new", *options)
-    assert result.exit_code == 2
-    assert "exists already" in result.stderr
 
 
 @pytest.mark.usefixtures("_forget_the_device")

@@ -134,28 +134,6 @@ def test_too_large_to_fold(theirs: Folder, tmp_path: Path) -> None:
     assert not (tmp_path / "back").exists()
 
 
-@pytest.mark.parametrize("change", ["lost", "other shape", "unknown"])
-def test_weights_that_are_not_a_dex_models(change: str, theirs: Folder, tmp_path: Path) -> None:
-    ours = tmp_path / "new"
-    convert_from("llama", theirs(LlamaForCausalLM), ours, attention_type="dex", dex_heads=SOME)
-    weights, key = load_file(ours / "model.safetensors"), "model.layers.0.self_attn.dex.weight"
-    if change == "lost":
-        del weights[key]
-    elif change == "other shape":
-        weights[key] = weights[key][1:].clone()
-    else:
-        weights["model.layers.1.self_attn.dex.weight"] = weights[key].clone()
-    save_file(weights, ours / "model.safetensors", metadata={"format": "pt"})
-    message = {
-        "lost": rf"missing: {key}\.$",
-        "other shape": rf"wrong shapes: {key} is \(2, 4, 4\), not \(3, 4, 4\)\.$",
-        "unknown": r"unknown: model\.layers\.1\.self_attn\.dex\.weight\.$",
-    }[change]
-    with pytest.raises(ValueError, match=message):
-        convert_to("llama", ours, tmp_path / "back")
-    assert not (tmp_path / "back").exists()
-
-
 def test_bad_choices(theirs: Folder, tmp_path: Path) -> None:
     source, target = theirs(LlamaForCausalLM), tmp_path / "new"
     with pytest.raises(ValueError, match=r"^dex_heads and dex_lambda_start belong to .* 'dex', not to 'softmax'\.$"):

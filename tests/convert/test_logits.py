@@ -54,43 +54,27 @@ def test_to_diffllama_takes_the_norm_weight_into_the_output(
     check(logits(tmp_path / "new", DiffLlamaForCausalLM), logits(source))
 
 
+OPTIONS = {"attention_bias": True, "attention_dropout": 0.1}
+
+
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope["rope_type"])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("options", [{}, {"tie_word_embeddings": True}, OPTIONS], ids=str)
 def test_llama_and_back(
     rope: dict[str, Any],
-    tied: bool,
+    options: dict[str, Any],
     theirs: Folder,
     logits: Logits,
     check: Check,
     tensors: Callable[[Path], dict[str, Tensor]],
     tmp_path: Path,
 ) -> None:
-    source = theirs(LlamaForCausalLM, rope_parameters=dict(rope), tie_word_embeddings=tied, rms_norm_eps=1e-3)
-    assert ("lm_head.weight" in tensors(source)) != tied
-    convert_from("llama", source, tmp_path / "new")
+    source = theirs(LlamaForCausalLM, rope_parameters=dict(rope), rms_norm_eps=1e-3, **options)
+    assert ("lm_head.weight" in tensors(source)) != options.get("tie_word_embeddings", False)
+    convert_from("llama", str(source), str(tmp_path / "new"))
     check(logits(tmp_path / "new"), logits(source, LlamaForCausalLM))
     convert_to("llama", tmp_path / "new", tmp_path / "back")
     assert torch.equal(logits(tmp_path / "back", LlamaForCausalLM), logits(source, LlamaForCausalLM))
     assert json.loads((tmp_path / "back/config.json").read_text()) == json.loads((source / "config.json").read_text())
-
-
-def test_options_of_a_llama_and_back(theirs: Folder, logits: Logits, check: Check, tmp_path: Path) -> None:
-    source = theirs(LlamaForCausalLM, attention_bias=True, attention_dropout=0.1)
-    convert_from("llama", source, tmp_path / "new")
-    settings = json.loads((tmp_path / "new/config.json").read_text())
-    assert (settings["attention_bias"], settings["attention_dropout"]) == (True, 0.1)
-    check(logits(tmp_path / "new"), logits(source, LlamaForCausalLM))
-    convert_to("llama", tmp_path / "new", tmp_path / "back")
-    assert torch.equal(logits(tmp_path / "back", LlamaForCausalLM), logits(source, LlamaForCausalLM))
-    assert json.loads((tmp_path / "back/config.json").read_text()) == json.loads((source / "config.json").read_text())
-
-
-def test_folders_named_by_text(theirs: Folder, logits: Logits, tmp_path: Path) -> None:
-    source = theirs(LlamaForCausalLM)
-    new = convert_from("llama", str(source), str(tmp_path / "new"))
-    back = convert_to("llama", str(new.folder), str(tmp_path / "back"))
-    assert (new.folder, back.folder) == (tmp_path / "new", tmp_path / "back")
-    assert torch.equal(logits(back.folder, LlamaForCausalLM), logits(source, LlamaForCausalLM))
 
 
 def test_settings_of_old_llama_checkpoints(theirs: Folder, logits: Logits, check: Check, tmp_path: Path) -> None:
@@ -159,9 +143,3 @@ def test_to_the_authors(
     source = ours(kind, **shape, rope_parameters={"rope_type": "default", "rope_theta": 70.0}, lambda_init_offset=2)
     convert_to(layout, source, tmp_path / "new")
     check(authors_logits(tmp_path / "new"), logits(source))
-
-
-def test_the_authors_settings_say_half_the_heads(ours: Folder, tmp_path: Path) -> None:
-    convert_to("microsoft", ours("diff"), tmp_path / "new")
-    settings = json.loads((tmp_path / "new/config.json").read_text(encoding="utf-8"))
-    assert (settings["num_heads"], settings["num_kv_heads"]) == (4, 2)

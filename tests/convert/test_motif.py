@@ -179,22 +179,6 @@ def test_from_motif(
     assert (config.rms_norm_eps, config.norm_eps_in_attention, config.lambda_init_offset) == (1e-2, 1e-3, -1)
 
 
-@pytest.mark.parametrize(("layout", "settings"), [("motif", PLAINS[1]), ("motif-2", GROUPS[1])])
-def test_the_attention_of_each_layer(
-    layout: str, settings: dict[str, Any], motif: Save, check: Any, tmp_path: Path
-) -> None:
-    source = motif(**settings)
-    convert_from(layout, source, tmp_path / "new")
-    model = DiffTransformerForCausalLM.from_pretrained(tmp_path / "new").eval()
-    weights, x = load_file(source / "model.safetensors"), torch.randn(2, 9, SETTINGS["hidden_size"])
-    tables = model.model.rotary_emb(x, position_ids=torch.arange(9)[None])
-    for layer, ours in enumerate(model.model.layers):
-        expected = attention(x, part_of(weights, f"model.layers.{layer}.self_attn."), {**SETTINGS, **settings}, layer)
-        with torch.no_grad():
-            answer, _ = ours.self_attn(x, position_embeddings=tables)
-        check(answer, expected)
-
-
 @pytest.mark.parametrize(
     ("kind", "layout", "config"),
     [

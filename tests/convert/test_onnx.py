@@ -1,6 +1,5 @@
 """The ONNX graph with its cache in onnxruntime, against the model in another attention implementation."""
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ import torch
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.convert import shared_folder as exporting
-from diff_transformer.convert.shared_folder import GENAI_CONFIG, genai_config
 from tiny_model import PAIRED, SIZES
 
 LAYERS = SIZES["num_hidden_layers"]
@@ -160,49 +158,6 @@ def test_greedy_generation_equals_generate(exported: Exported) -> None:
         seen = np.concatenate((seen, np.ones((2, 1), np.int64)), axis=1)
     assert np.concatenate(written, axis=1).tolist() == expected.tolist()
     assert len(set(expected[0, 6:].tolist())) > 3  # not one token over and over
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_onnxruntime_genai_writes_what_generate_does(
-    exported: Exported, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With one token that ends a text, or with two."""
-    genai = pytest.importorskip("onnxruntime_genai")
-    prompts = [[3, 1, 4, 1, 5], [2], [7, 7, 1]]
-    settings: dict[str, Any] = {"max_length": 40, "do_sample": False, "pad_token_id": 0}
-    endless = exported.model.generate(torch.tensor(prompts[:1]), **settings)[0].tolist()
-    assert len(set(endless)) > 10  # equal texts are not one token over and over
-    ends = [endless[25], endless[30]][:count]
-    monkeypatch.setattr(exported.model.generation_config, "eos_token_id", ends if count > 1 else ends[0])
-    content = json.dumps(genai_config(exported.model, exported.file.name))
-    (exported.file.parent / GENAI_CONFIG).write_text(content, encoding="utf-8")
-    model = genai.Model(str(exported.file.parent))
-    lengths = []
-    for prompt in prompts:
-        parameters = genai.GeneratorParams(model)
-        parameters.set_search_options(max_length=40)
-        generator = genai.Generator(model, parameters)
-        generator.append_tokens([prompt])
-        while not generator.is_done():
-            generator.generate_next_token()
-        expected = exported.model.generate(torch.tensor([prompt]), **settings)[0].tolist()
-        if expected[-1] in ends:  # which GenAI does not write
-            expected.pop()
-        assert generator.get_sequence(0).tolist() == expected
-        lengths.append(len(expected))
-    assert min(lengths) < 40
-
-
-def test_the_settings_of_genai_lie_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporting, "export_graph", lambda model, file: file.write_text("a graph"))
-    for end, is_there in ((28, True), (None, False)):
-        model = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, eos_token_id=end))
-        exporting.export_onnx(model, None, tmp_path / str(end), card="")
-        assert (tmp_path / str(end) / GENAI_CONFIG).is_file() == is_there
-    content = json.loads((tmp_path / "28" / GENAI_CONFIG).read_text(encoding="utf-8"))["model"]
-    assert (content["context_length"], content["eos_token_id"]) == (SIZES["max_position_embeddings"], 28)
-    # What is cached: 2 heads of twice the width.
-    assert (content["decoder"]["num_key_value_heads"], content["decoder"]["head_size"]) == (2, 8)
 
 
 class Altered:

@@ -16,14 +16,7 @@ from torch import Tensor
 
 from diff_transformer import DiffTransformerConfig
 from diff_transformer.convert import LAYOUTS, Layout, convert_from, convert_to
-from diff_transformer.convert.layout import (
-    OUTPUT_HEAD,
-    deinterleave_channels,
-    interleave_heads,
-    inverse,
-    parameter_mappings,
-    repeat_heads,
-)
+from diff_transformer.convert.layout import OUTPUT_HEAD, parameter_mappings
 
 # The parameters of DEX are folded into W_O on the way back, and do not return: test_dex.py.
 BOTH_WAYS = (layout for choices in LAYOUTS.values() for layout in choices.values() if layout.write)
@@ -128,14 +121,3 @@ def test_no_bit_changes(layout: Layout, data: st.DataObject) -> None:
     if in_ours:
         before["architectures"] = ["DiffTransformerForCausalLM"]
     assert after == before
-
-
-@given(pairs=st.integers(1, 5), half=st.integers(1, 5))
-def test_permutations_are_undone(pairs: int, half: int) -> None:
-    rows = torch.arange(2 * pairs * 2 * half)
-    for permutation in (deinterleave_channels, interleave_heads):
-        there = permutation(rows.numel(), 2 * half)
-        assert torch.equal(there[inverse(there)], rows)
-    assert not torch.equal(deinterleave_channels(rows.numel(), 2 * half), rows) or half == 1
-    with pytest.raises(ValueError, match="no permutation"):
-        inverse(repeat_heads(rows.numel(), 2 * half))

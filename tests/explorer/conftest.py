@@ -57,5 +57,18 @@ def explorer(make: Callable[..., DiffTransformerForCausalLM]) -> Explorer:
         Side(ExploredModel(make("diff"), "tiny-diff"), words),
         Side(ExploredModel(make("softmax"), "tiny-softmax"), words),
         [Example("an example", TEXT, Answer(query=10, begin=1, end=2))],
-        lambda seed: Example(f"example {seed}", " ".join(WORDS[(seed + i) % len(WORDS)] for i in range(8))),
+        [Example(f"example {seed}", " ".join(WORDS[(seed + i) % len(WORDS)] for i in range(8))) for seed in range(9)],
     )
+
+
+@pytest.fixture(scope="session")
+def questions(explorer: Explorer) -> list[Example]:
+    """Thirty questions of several lengths; the answer to most is the token that DIFF writes with its learned λ."""
+    asked = []
+    for number in range(200):
+        words = [f"w{(7 * number + place * place) % 29}" for place in range(5 + number % 7)]
+        piece = explorer.run({"text": " ".join(words)})["next"][0]["piece"]
+        if piece in words or number % 20 == 0:
+            begin = words.index(piece) if piece in words else 0
+            asked.append(Example("", " ".join(words), Answer(len(words) - 1, begin, begin + 1)))
+    return asked[:30]

@@ -87,5 +87,5 @@ def test_what_explore_refuses(make: Callable[..., DiffTransformerForCausalLM]) -
         diff_transformer.explore(make("softmax"), WORDS, TEXT)
     with pytest.raises(ValueError, match="no token 'x'"):
         diff_transformer.explore(make("diff"), WORDS, "x")
-    with pytest.raises(ValueError, match="a text of 6"):
+    with pytest.raises(ValueError, match="as the text has 6 tokens"):
         diff_transformer.explore(make("diff"), WORDS, TEXT, answer=(9, 1, 2))

@@ -22,7 +22,6 @@ from diff_transformer.explorer import (
     ExploredModel,
     Explorer,
     Side,
-    Task,
     TokenizerVocabulary,
     WordVocabulary,
     explore,
@@ -112,6 +111,13 @@ def saved(explorer: Explorer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("saved") / "page.html"
     file.write_text(recorded_page(explorer), encoding="utf-8")
     return file
+
+
+def explorer_of(left: Any, right: Any = None, text: str = TEXT) -> Explorer:
+    """Models that read words, with one text."""
+    words = WordVocabulary([f"w{number}" for number in range(29)])
+    sides = [Side(ExploredModel(model, name), words) for name, model in (("one", left), ("other", right)) if model]
+    return Explorer(*sides[:2], examples=[Example("a text", text)])
 
 
 def percents(page: Any, selector: str) -> list[float]:
@@ -263,9 +269,6 @@ def test_the_strip_follows_the_slider(watch: Watch, address: str, explorer: Expl
         page.fill("#lambda-factor", str(factor))
         point = page.locator(STRIP).nth(number).get_attribute("cx")
         settled(page, lambda point=point: page.locator(".strip circle.now").get_attribute("cx") == point)
-        thumb = page.locator("#lambda-factor").bounding_box()
-        at = thumb["x"] + 10 + (thumb["width"] - 20) * (factor + 0.5) / 2.5
-        assert page.locator(STRIP).nth(number).bounding_box()["x"] == pytest.approx(at - 2.5, abs=1)
     page.fill("#lambda-factor", "-0.3")
     settled(page, lambda: page.locator(".strip circle.now").count() == 0)
     assert page.locator(".strip line.now").count() == 1
@@ -280,17 +283,13 @@ def test_the_strip_follows_the_slider(watch: Watch, address: str, explorer: Expl
 
 @pytest.mark.all
 def test_a_model_of_a_task_guesses_without_the_second_map(
-    watch: Watch, served: Callable[[Explorer], str], explorer: Explorer, tmp_path: Path
+    watch: Watch, served: Callable[[Explorer], str], explorer: Explorer, questions: list[Example], tmp_path: Path
 ) -> None:
     """In the page of a server and in one that is saved; the numbers are the task's, whatever the text is."""
     left = explorer.sides["left"]
-    learned = left.model.model.model.layers[0].self_attn.lam().item()
-
-    def accuracy() -> float:
-        lam = left.model.model.model.layers[0].self_attn.lambdas(torch.zeros(1, 1, 24)).mean().item()
-        return 0.25 + 0.5 * abs(lam / learned)
-
-    task = Explorer(left, None, explorer.examples, task=Task(accuracy, sequences=40, floor=0.25))
+    task = Explorer(left, None, explorer.examples, questions, floor=0.0)
+    off, learned = (task.strip({"factor": factor})["value"] for factor in (0.0, 1.0))
+    task.floor = off
     saved = tmp_path / "page.html"
     saved.write_text(recorded_page(task), encoding="utf-8")
     for address in (served(task), saved.as_uri()):
@@ -298,8 +297,9 @@ def test_a_model_of_a_task_guesses_without_the_second_map(
         settled(page, lambda page=page: page.locator(STRIP).count() == 8)
         words = page.locator(".strip").inner_text().replace("\u00a0", " ")
         assert "Right answers by λ" in words
-        assert "the model guesses: 25 % of its answers are right, 75 % with the learned λ (40 questions)." in words
-        assert "A guess among the values in the text gives 25 %." in words
+        shares = f"{100 * off:.0f} % of its answers are right, {100 * learned:.0f} % with the learned λ (30 questions)"
+        assert f"the model guesses: {shares}." in words
+        assert f"A guess among the values in the text gives {100 * off:.0f} %." in words
 
 
 @pytest.mark.all
@@ -503,27 +503,17 @@ def test_it_fits_every_window(watch: Watch, address: str, width: int, scheme: st
 
 
 @pytest.mark.all
-def test_v2_and_grouped_heads_are_named(
+def test_heads_are_named(
     watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM], llama: Any
 ) -> None:
-    words = WordVocabulary([f"w{number}" for number in range(29)])
-    left = Side(ExploredModel(make("diff_v2"), "v2"), words)
-    page = watch.open(served(Explorer(left, Side(ExploredModel(llama, "a-llama"), words), [Example("one", TEXT)])))
+    """Of six signal heads in groups, heads 4 to 6 share the map of noise head 2."""
+    page = watch.open(served(explorer_of(make("diff_v2"), llama)))
     title = page.locator("#head-title").inner_text()
     assert "shares key/value head" in title
     assert "a λ for every token" in title
     assert "Llama" in page.locator(".grid-card").nth(1).inner_text()
     assert "8 heads over 4 key/value heads" in page.locator("footer").inner_text()
-
-
-@pytest.mark.all
-def test_heads_of_groups_are_named(
-    watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
-) -> None:
-    """Of six signal heads, heads 4 to 6 share the map of noise head 2."""
-    words = WordVocabulary([f"w{number}" for number in range(29)])
-    side = Side(ExploredModel(make("diff_grouped"), "grouped"), words)
-    page = watch.open(served(Explorer(side, None, [Example("one", TEXT)])))
+    page = watch.open(served(explorer_of(make("diff_grouped"))))
     page.locator('[data-head="2.5"]').first.click()
     settled(page, lambda: "signal head 2 of noise head 2" in page.locator("#head-title").inner_text())
     captions = ["A₁", "A₂ of noise head 2", "A₁ − λA₂"]
@@ -612,11 +602,7 @@ def test_both_models_write_on_in_a_saved_page(
 def test_one_page_leads_to_every_pair_of_models(
     watch: Watch, explorer: Explorer, make: Callable[..., DiffTransformerForCausalLM]
 ) -> None:
-    other = Explorer(
-        Side(ExploredModel(make("diff_v2"), "tiny-v2"), explorer.sides["left"].vocabulary),
-        None,
-        [Example("other", "w1 w2")],
-    )
+    other = explorer_of(make("diff_v2"), text="w1 w2")
     server = ExplorerServer({"first": explorer, "second": other}, bound_socket("127.0.0.1", 0))
     thread = threading.Thread(target=server.serve)
     thread.start()
@@ -625,7 +611,7 @@ def test_one_page_leads_to_every_pair_of_models(
         assert page.locator(".pairs [aria-current=page]").inner_text() == "first"
         page.get_by_role("link", name="second").click()
         page.wait_for_selector(READY)
-        assert "tiny-v2" in page.locator("footer").inner_text()
+        assert "one" in page.locator("footer").inner_text()
         assert page.locator(".pairs [aria-current=page]").inner_text() == "second"
         settled(page, lambda: page.locator(STRIP).count() == 8)  # it asks nothing any more
     finally:
@@ -664,27 +650,17 @@ async function begin(esm, css, described) {
 """
 
 
-def explorer_of_contexts(make: Callable[..., DiffTransformerForCausalLM], left: int, right: int) -> Explorer:
-    """DIFF on the left and the Transformer on the right, with contexts of so many tokens."""
-    words = WordVocabulary([f"w{number}" for number in range(29)])
-    sides = [
-        Side(ExploredModel(make(kind, max_position_embeddings=most).float(), kind), words)
-        for kind, most in (("diff", left), ("softmax", right))
-    ]
-    return Explorer(*sides, [Example("short", TEXT)])
-
-
 @pytest.mark.all
 def test_the_right_shows_no_text_that_the_left_refuses(
     watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
 ) -> None:
-    explorer = explorer_of_contexts(make, 12, 64)
+    explorer = explorer_of(make("diff", max_position_embeddings=12).float(), make("softmax").float())
     page, asked = watch.open(served(explorer)), list[str]()
     page.on("request", lambda request: asked.append(request.post_data or ""))
     page.fill("textarea", " ".join(["w1", "w2"] * 7))
     page.wait_for_selector(".refusal")
     page.wait_for_load_state("networkidle")
-    assert "the context of diff holds 12" in page.locator(".refusal").inner_text()
+    assert "the context of one holds 12" in page.locator(".refusal").inner_text()
     assert [question for question in asked if '"right"' in question] == []
     watch.wrong.clear()
     page.fill("textarea", "w1 w2 w3")
@@ -743,7 +719,7 @@ def test_no_numbers_of_another_text_stay_beside_a_new_one(
     watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
 ) -> None:
     """Where the model on the right refuses what the one on the left takes; and where nothing is written."""
-    explorer = explorer_of_contexts(make, 64, 12)
+    explorer = explorer_of(make("diff").float(), make("softmax", max_position_embeddings=12).float())
     page = watch.open(served(explorer))
     assert page.locator(".flow .token").count() == 11
     before = page.locator(".panels canvas[data-map]").count()
@@ -751,7 +727,7 @@ def test_no_numbers_of_another_text_stay_beside_a_new_one(
     page.wait_for_selector(".refusal")
     settled(page, lambda: page.locator(".flow .token").count() == 14)
     settled(page, lambda: page.locator(".panels canvas[data-map]").count() == before - 1, "the other text's map stays")
-    assert "the context of softmax holds 12" in page.locator(".refusal").inner_text()
+    assert "the context of other holds 12" in page.locator(".refusal").inner_text()
     assert watch.wrong.pop().startswith("Failed to load resource")  # the refusals
     watch.wrong.clear()
     page.fill("textarea", TEXT)
@@ -765,9 +741,8 @@ def test_no_numbers_of_another_text_stay_beside_a_new_one(
 def test_the_token_that_the_keys_have_reached_is_in_sight(
     watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
 ) -> None:
-    words = WordVocabulary([f"w{number}" for number in range(29)])
-    side = Side(ExploredModel(make("diff", max_position_embeddings=512).float(), "diff"), words)
-    page = watch.open(served(Explorer(side, None, [Example("long", " ".join(["w1", "w2", "w3", "w4"] * 60))])))
+    model = make("diff", max_position_embeddings=512).float()
+    page = watch.open(served(explorer_of(model, text=" ".join(["w1", "w2", "w3", "w4"] * 60))))
     tokens = page.locator(".flow")
     tokens.focus()
     for key in ("Home", "End", "ArrowUp", "ArrowUp"):
@@ -835,39 +810,6 @@ def test_the_widget_of_a_notebook(
     page.wait_for_selector(".refusal")
     page.evaluate("clean()")
     assert page.locator("#cell").inner_text() == ""
-
-
-@pytest.mark.all
-def test_2048_tokens_stay_usable(
-    watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
-) -> None:
-    """Maps travel one head at a time, each as its lower triangles in float16, and λ and heads still answer."""
-    tokens = [(7 * number * number + number // 3) % 29 for number in range(2048)]
-    words = WordVocabulary([f"w{number}" for number in range(29)])
-    sides = [
-        Side(ExploredModel(make(kind, max_position_embeddings=2048).float(), kind), words)
-        for kind in ("diff", "softmax")
-    ]
-    explorer = Explorer(*sides, [Example("long", " ".join(f"w{token}" for token in tokens))])
-    page = watch.open(served(explorer))
-    maps: list[Any] = []
-    page.on("response", lambda response: maps.append(response) if response.url.endswith("/api/map") else None)
-    assert page.locator(".flow .token").count() == 2048
-    for head in ("1.2", "2.3"):  # it opened with one of them at most
-        page.locator(f'.grid-card:nth-child(1) [data-head="{head}"]').click()
-        settled(page, lambda name=f"Layer {head[0]}, head {head[2]}": name in page.locator("main").inner_text())
-        page.wait_for_load_state("networkidle")
-    assert maps
-    sizes = [int(each.headers["content-length"]) for each in maps]
-    triangle = 2 * 2048 * 2049 // 2  # bytes of a map in float16
-    assert all(size < 2 * triangle + 20_000 for size in sizes)
-    assert max(sizes) > triangle
-    page.locator(".flow .token").nth(2000).hover()
-    assert chosen_row(page) == 2000
-    row = expected_weights(explorer, {"tokens": tokens, "layer": 2, "head": 3, "first_row": 2000})
-    settled(page, lambda: weights(page)[:2001] == row, "the row is not that of the second head")
-    page.fill("#lambda-factor", "0")
-    settled(page, lambda: measure(page, "KL to")[0] != "0.000 nats")
 
 
 @pytest.mark.all

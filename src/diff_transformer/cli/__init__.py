@@ -4,7 +4,6 @@ import importlib
 import io
 import logging
 import os
-import select
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
@@ -21,28 +20,21 @@ EXTRAS = {
 }
 
 
-class MissingExtraError(ModuleNotFoundError):
-    """A module is missing that a command's own extra brings; another extra may bring it too."""
-
-    def __init__(self, name: str, extra: str) -> None:
-        super().__init__(name=name)
-        self.extra = extra
-
-
 def require_extra(extra: str) -> None:
-    """Raise MissingExtraError if a module of an extra is missing, before torch is imported."""
+    """Raise ValueError if a module of an extra is missing, before torch is imported."""
     for name in EXTRAS[extra]:
         if find_spec(name) is None:
-            raise MissingExtraError(name, extra)
+            raise ValueError(_advice(name, extra))
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
     """Name the extra to install for a missing module; None if the module belongs to no extra."""
     name = (error.name or "").partition(".")[0]
-    for extra, brings in EXTRAS.items():
-        if name in brings and extra == getattr(error, "extra", extra):
-            return f'This command needs {brings[name]}, which is not installed: pip install ".[{extra}]" {CHECKOUT}'
-    return None
+    return next((_advice(name, extra) for extra, brings in EXTRAS.items() if name in brings), None)
+
+
+def _advice(name: str, extra: str) -> str:
+    return f'This command needs {EXTRAS[extra][name]}, which is not installed: pip install ".[{extra}]" {CHECKOUT}'
 
 
 # transformers imports torchao wherever it is installed, and torchao would begin every command with its warnings. Not in
@@ -71,8 +63,8 @@ def run_program(module: str, *, lasts: bool = False) -> None:
             os.fstat(number)
             continue
         os.open(os.devnull, os.O_RDWR)
-    sys.stdout = _lasting(sys.stdout, 1, tells_errors=not lasts)
-    sys.stderr = _lasting(sys.stderr, 2, tells_errors=False)
+    sys.stdout = _lasting(1, sys.stdout, tells_errors=not lasts)
+    sys.stderr = _lasting(2, sys.stderr, tells_errors=False)
     limit_threads()
     try:
         importlib.import_module(module).app()
@@ -92,46 +84,21 @@ class _LastingFile(io.FileIO):
     With ``tells_errors`` the first failure is raised, so that a command which only prints can end.
     """
 
-    def __init__(self, number: int, *, tells_errors: bool) -> None:
-        super().__init__(number, "w", closefd=False)
-        self._tells_errors = tells_errors
+    tells_errors = False
 
     def write(self, data: Any, /) -> int:
         try:
-            while (written := super().write(data)) is None:  # another program has made the terminal non-blocking
-                select.select([], [self], [])
+            return super().write(data)
         except OSError:
-            if self._tells_errors:
-                self._tells_errors = False
+            if self.tells_errors:
+                self.tells_errors = False
                 raise
             return len(data)
-        return written
 
 
-def _lasting(stream: TextIO | None, number: int, *, tells_errors: bool) -> TextIO:
-    """Make a standard stream of the system last (`_LastingFile`); leave any other, as a notebook's, alone.
-
-    Generated text may hold any character; a terminal that cannot show one shows "?".
-    """
-    if stream is None:  # closed when the program began
-        encoding, line_buffering, write_through = "utf-8", False, False
-    elif not isinstance(stream, io.TextIOWrapper):
-        return stream
-    elif os.name != "posix" or not _is_at(stream, number):
-        stream.reconfigure(errors="replace")
-        return stream
-    else:
-        with suppress(OSError):
-            stream.flush()
-        encoding = stream.encoding
-        line_buffering, write_through = stream.line_buffering, stream.write_through
-    file = io.BufferedWriter(_LastingFile(number, tells_errors=tells_errors))
-    return io.TextIOWrapper(
-        file, encoding, errors="replace", line_buffering=line_buffering, write_through=write_through
-    )
-
-
-def _is_at(stream: TextIO, number: int) -> bool:
-    with suppress(OSError):
-        return stream.fileno() == number
-    return False
+def _lasting(number: int, stream: TextIO | None, *, tells_errors: bool) -> TextIO:
+    """Open a standard stream that lasts, and shows "?" for a character of generated text that it cannot show."""
+    file = _LastingFile(number, "w", closefd=False)
+    file.tells_errors = tells_errors
+    encoding = stream.encoding if stream else None
+    return io.TextIOWrapper(io.BufferedWriter(file), encoding, errors="replace", line_buffering=True)

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import webbrowser
 from pathlib import Path
@@ -78,8 +76,9 @@ def explore(
         server = ExplorerServer(explorers, bound, host)
         console.print_line(server.address)
         console.say("Ctrl-C ends it.")
-        browser = threading.Thread(target=open_browser, args=(server.address,), name="browser", daemon=True)
-        server.serve(None if no_browser else browser.start)
+        if not no_browser:  # which waits for the server, as the socket listens already
+            threading.Thread(target=open_browser, args=(server.address,), name="browser", daemon=True).start()
+        server.serve()
 
 
 def open_browser(address: str) -> None:
@@ -90,15 +89,12 @@ def open_browser(address: str) -> None:
     """
     has_window = any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
     try:
-        name = Path(getattr(webbrowser.get(), "name", "")).name
+        browser = webbrowser.get()
     except webbrowser.Error:  # there is none
         return
-    if name in OF_TERMINALS or ("SSH_CONNECTION" in os.environ and not has_window):
+    if Path(getattr(browser, "name", "")).name in OF_TERMINALS or ("SSH_CONNECTION" in os.environ and not has_window):
         return
-    # That browser, and none in its place if it fails, in a process that has no terminal, whatever it is.
-    command = [sys.executable, "-c", "import sys, webbrowser; webbrowser.get().open(sys.argv[1])", address]
-    nothing = subprocess.DEVNULL
-    subprocess.run(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True, check=False)
+    browser.open(address)
 
 
 def maps(

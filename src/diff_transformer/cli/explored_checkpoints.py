@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from transformers import AutoConfig
 
 from diff_transformer import shipped_models
@@ -17,7 +16,6 @@ from diff_transformer.explorer import (
     Explorer,
     LambdaSettings,
     Side,
-    Task,
     TokenizerVocabulary,
     WordVocabulary,
 )
@@ -30,9 +28,7 @@ FIRST_TEXT = (
     "The old house stood at the end of the lane, behind a row of black poplars. Nobody had lived in the old house for "
     "twenty years, and nobody in the village remembered who had planted the row of black"
 )
-_TRIED_TOKENS = 4096  # of needles, of which the first that the model finds with its λ alone is shown first
-_BATCH = 64  # questions that are answered at once
-_TASK_TITLE = "From the task of the training"
+_TRIED = 16  # questions, of which the first that the model answers with its λ alone is shown first
 _NUMBERS_NOTE = "The model has no tokenizer: a text is the numbers of its tokens."
 
 
@@ -59,24 +55,16 @@ class ModelExamples:
 
 
 def read_examples(file: Path) -> ModelExamples:
-    """Read an examples.json.
-
-    Raises:
-        ValueError: the file is not JSON, or holds something else.
-    """
+    """Read an examples.json. Raises ValueError if the file is not JSON, or holds something else."""
     content = read_json(file)
     try:
-        floor = content.get("floor")
-        examples = [(one["title"], one["text"], one.get("answer")) for one in content["examples"]]
-        return ModelExamples(
-            examples=tuple(
-                Example(str(title), str(text), answer and Answer(**answer)) for title, text, answer in examples
-            ),
-            words=tuple(map(str, content.get("words", ()))),
-            note=str(content.get("note", "")),
-            floor=None if floor is None else float(floor),
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        examples = [
+            Example(one["title"], one["text"], Answer(**one["answer"]) if one.get("answer") else None)
+            for one in content["examples"]
+        ]
+        known = {name: content[name] for name in ("words", "note", "floor") if name in content}
+        return ModelExamples(tuple(examples), **known)
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{str(file)!r} holds no examples as `diff-transformer explore` reads them: {error}") from None
 
 
@@ -87,11 +75,10 @@ def shipped_pairs() -> dict[str, tuple[Path, Path]]:
         ValueError: there are none.
     """
     names = shipped_models.pretrained_names()
-    families = [name.removesuffix("-diff") for name in names if name.endswith("-diff")]
     pairs = {
         family: (Path(f"{family}-diff"), Path(f"{family}-softmax"))
-        for family in families
-        if f"{family}-softmax" in names
+        for family in (name.removesuffix("-diff") for name in names)
+        if {f"{family}-diff", f"{family}-softmax"} <= {*names}
     }
     if not pairs:
         raise ValueError(
@@ -129,7 +116,7 @@ def build_explorer(checkpoint: Path, compare: Path | None, text: str | Example |
         )
     known = _examples_of(folders[0])
     sides = [load_side(folder, device) for folder in folders]
-    left = sides[0]
+    left, right = sides[0], sides[1] if len(sides) > 1 else None
     examples = []
     if text is not None:
         given = text if isinstance(text, Example) else Example("Your text", text)
@@ -137,10 +124,7 @@ def build_explorer(checkpoint: Path, compare: Path | None, text: str | Example |
         examples.append(given)
     questions = [one for one in known.questions if len(left.vocabulary.encode(one.text)) <= left.model.most_tokens]
     examples.append(_first_question(left, questions) if questions else _first_text(left, known.examples))
-    right = sides[1] if len(sides) > 1 else None
-    floor = known.floor
-    task = None if floor is None or not questions else Task(lambda: _accuracy(left, questions), len(questions), floor)
-    return Explorer(left, right, examples, (lambda seed: questions[seed % len(questions)]) if questions else None, task)
+    return Explorer(left, right, examples, questions, known.floor if questions else None)
 
 
 def _examples_of(folder: Path) -> ModelExamples:
@@ -160,50 +144,25 @@ def load_side(folder: Path, device: str | None) -> Side:
     return Side(model, WordVocabulary([str(token) for token in range(model.vocab_size)], _NUMBERS_NOTE))
 
 
-@torch.no_grad()
-def _accuracy(side: Side, questions: Sequence[Example]) -> float:
-    """Return the share of the questions to which the model's most likely token is the answer's first."""
-    right, device = 0, side.model.model.device
-    for first in range(0, len(questions), _BATCH):
-        batch = questions[first : first + _BATCH]
-        tokens = [torch.tensor(side.vocabulary.encode(one.text)) for one in batch]
-        # What is behind a question changes nothing that is before it.
-        input_ids = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True).to(device)
-        predicted = side.model.model(input_ids=input_ids, use_cache=False).logits.argmax(-1)
-        for row, (one, read) in enumerate(zip(batch, tokens, strict=True)):
-            assert one.answer is not None
-            right += int(predicted[row, one.answer.query]) == int(read[one.answer.begin])
-    return right / len(questions)
-
-
 def _first_question(side: Side, questions: Sequence[Example]) -> Example:
-    """Return the first that the model answers only with its λ, not with 0; else the first answered; else the first."""
-    answered, read = [], 0
-    for example in questions:
+    """Return the first of a few that the model answers with its λ and not with 0; else the first."""
+    for example in questions[:_TRIED]:
         tokens = side.vocabulary.encode(example.text)
-        if read and read + len(tokens) > _TRIED_TOKENS:
-            break
-        assert example.answer is not None
-        right = [
-            int(side.model.trace(tokens, settings).next_log_probabilities.argmax()) == tokens[example.answer.begin]
+        with_lambda, without = (
+            int(side.model.trace(tokens, settings).next_log_probabilities.argmax())
             for settings in (LEARNED, LambdaSettings(factor=0.0))
-        ]
-        if right == [True, False]:
+        )
+        if example.answer and with_lambda == tokens[example.answer.begin] != without:
             return example
-        if right[0]:
-            answered.append(example)
-        read += len(tokens)
-    return answered[0] if answered else questions[0]
+    return questions[0]
 
 
 def _first_text(side: Side, examples: Sequence[Example]) -> Example:
     """Return an example of the model's task; else some text, or tokens; cut to leave room to write on."""
-    vocabulary, most = side.vocabulary, max(1, 3 * side.model.most_tokens // 4)
+    title, text = "A house at the end of the lane", FIRST_TEXT
     if examples:
-        return Example(_TASK_TITLE, vocabulary.decode(vocabulary.encode(examples[0].text)[:most]))
-    if isinstance(vocabulary, WordVocabulary):
-        return Example("The first tokens", " ".join(vocabulary.words[: min(16, most)]))
-    words = FIRST_TEXT.split()
-    while len(words) > 1 and len(vocabulary.encode(" ".join(words))) > most:
-        del words[-1]
-    return Example("A house at the end of the lane", " ".join(words))
+        title, text = "From the task of the training", examples[0].text
+    elif isinstance(side.vocabulary, WordVocabulary):
+        title, text = "The first tokens", " ".join(side.vocabulary.words[:16])
+    tokens, most = side.vocabulary.encode(text), max(1, 3 * side.model.most_tokens // 4)
+    return Example(title, text if len(tokens) <= most else side.vocabulary.decode(tokens[:most]))

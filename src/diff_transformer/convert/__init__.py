@@ -4,8 +4,7 @@ from diff_transformer.convert.conversion import MAX_SHARD_SIZE, Converted, Progr
 from diff_transformer.convert.exported_card import Exported, export_card
 from diff_transformer.convert.layout import Layout, Row
 from diff_transformer.convert.layout_tables import LAYOUTS
-from diff_transformer.convert.loaded_models import as_our_model, grow_signal_heads
-from diff_transformer.convert.phi4flash_attention import Phi4FlashAttention, phi4flash_attention
+from diff_transformer.convert.loaded_models import as_our_model
 from diff_transformer.convert.shared_folder import export_folder, export_onnx
 
 __all__ = [
@@ -14,7 +13,6 @@ __all__ = [
     "Converted",
     "Exported",
     "Layout",
-    "Phi4FlashAttention",
     "Progress",
     "Row",
     "as_our_model",
@@ -23,6 +21,4 @@ __all__ = [
     "export_card",
     "export_folder",
     "export_onnx",
-    "grow_signal_heads",
-    "phi4flash_attention",
 ]

@@ -3,27 +3,22 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from decimal import Decimal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from huggingface_hub import split_state_dict_into_shards_factory
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from diff_transformer._version import __version__
-from diff_transformer.convert.layout import CONFIG, INDEX, Layout, Weights, plan, read_source_config
+from diff_transformer.convert.layout import CONFIG, INDEX, Layout, Output, Weights, plan, read_source_config
 from diff_transformer.convert.layout_tables import LAYOUTS, read_config, write_settings
-from diff_transformer.convert.phi4flash_attention import PHI4FLASH, WHAT_IS_COVERED
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.utils.files import atomic_file, commit, free_bytes, read_json, refuse_existing, unfinished_path
+from diff_transformer.utils.files import atomic_directory, free_bytes, refuse_existing
 from diff_transformer.utils.suggestions import quoted
 
 MAX_SHARD_SIZE = "5GB"
@@ -77,8 +72,7 @@ def convert_from(
     """Write somebody else's checkpoint as one of ours.
 
     Everything is checked from the headers before anything is written. The weights keep their dtype; tokenizer and
-    generation settings go along. ``target`` appears when all of it is there; an interrupted conversion resumes when it
-    is called again.
+    generation settings go along. ``target`` appears when all of it is there.
 
     Args:
         layout: "microsoft", "microsoft-v2", "diffllama", "llama", "motif" or "motif-2".
@@ -116,12 +110,12 @@ def convert_from(
             raise ValueError(
                 f"dex_heads and dex_lambda_start belong to the attention type 'dex', not to {config.attention_type!r}."
             )
-        dex = {"dex_heads": dex_heads and [list(heads) for heads in dex_heads], "dex_lambda_start": dex_lambda_start}
+        dex = {"dex_heads": dex_heads and list(dex_heads), "dex_lambda_start": dex_lambda_start}
         with _single_line_errors():
             config = DiffTransformerConfig.from_dict(config.to_dict() | dex)
     config.architectures = ["DiffTransformerForCausalLM"]
     settings = json.loads(config.to_json_string())
-    return _Job(chosen, source, target, config, settings, largest, backwards=False).run(progress)
+    return _write(chosen, source, target, config, settings, max_shard_size=largest, progress=progress, backwards=False)
 
 
 def convert_to(
@@ -156,165 +150,71 @@ def convert_to(
         )
     with _single_line_errors(f"{str(source / CONFIG)!r} cannot be converted: "):
         settings = write_settings(chosen, config)
-    return _Job(chosen, source, target, config, settings, largest, backwards=True).run(progress)
+    return _write(chosen, source, target, config, settings, max_shard_size=largest, progress=progress, backwards=True)
 
 
-class ResumableDirectory:
-    """The files of a folder to be, in a sibling ``.unfinished-NAME``, until the folder gets its name at the end.
-
-    A file has its name only when it is complete, so a file that is present is never made again. Files that an
-    interrupted job left are used only if it was the same ``job``: inputs and outputs, as JSON can hold them. If the
-    folder exists, FileExistsError is raised.
-    """
-
-    def __init__(self, target: Path, job: Mapping[str, Any]) -> None:
-        self.target, self.job = target, dict(job)
-        self._sibling = unfinished_path(target)
-        self._files, self._job_file = self._sibling / "files", self._sibling / "job.json"
-        refuse_existing(target)
-
-    def finished(self) -> set[str]:
-        """Return the names of the files that an interrupted job like this one has left."""
-        return {file.name for file in self._files.iterdir()} if self._is_same_job() else set()
-
-    @contextmanager
-    def started(self) -> Iterator[set[str]]:
-        """Resume an interrupted job like this one, or begin anew; no other process makes the folder meanwhile.
-
-        Yields the names of the files that are present. Raises FileExistsError if another process is making this
-        folder, or has made it.
-        """
-        self._sibling.mkdir(parents=True, exist_ok=True)
-        try:
-            lock = FileLock(self._sibling / "lock").acquire(blocking=False)  # a process that ends loses it
-        except Timeout:
-            raise FileExistsError(
-                f"{str(self.target)!r} is being made by another process; wait for it, or name another folder."
-            ) from None
-        with lock:
-            refuse_existing(self.target)
-            if not self._is_same_job():
-                self._job_file.unlink(missing_ok=True)  # first, or it would speak for files that are gone
-                shutil.rmtree(self._files, ignore_errors=True)
-                self._files.mkdir()
-                self._job_file.write_text(json.dumps(self.job), encoding="utf-8")
-            yield self.finished()
-        shutil.rmtree(self._sibling)
-
-    def write(self, name: str, fill: Callable[[Path], object]) -> None:
-        """Make a file of the folder, or of a folder in it, complete or not at all; `fill` writes it at a path."""
-        try:
-            (self._files / name).parent.mkdir(exist_ok=True)
-            with atomic_file(self._files / name) as unfinished:
-                fill(unfinished)
-        except (OSError, SafetensorError) as error:  # the latter is what safetensors makes of a full disk
-            reason = str(error).rstrip(".")
-            raise OSError(
-                f"{name} could not be written ({reason}); the finished files stay in {str(self._sibling)!r}, and the "
-                "same command resumes."
-            ) from error
-
-    def finish(self) -> None:
-        """Give the folder its name."""
-        commit(self._files, self.target)
-
-    def _is_same_job(self) -> bool:
-        try:
-            is_same = read_json(self._job_file) == self.job
-        except (OSError, ValueError):  # there is none, or its writing was interrupted
-            return False
-        return is_same and self._files.is_dir()  # without, it has its name already, and what is left was not removed
+def _write(
+    layout: Layout,
+    source: Path,
+    target: Path,
+    config: DiffTransformerConfig,
+    settings: dict[str, Any],
+    *,
+    max_shard_size: int,
+    progress: Progress | None,
+    backwards: bool,
+) -> Converted:
+    """Plan the conversion from the headers, then write the folder, one file of weights in memory at a time."""
+    refuse_existing(target)
+    weights = Weights(source)
+    try:
+        outputs = {output.key: output for output in plan(layout, config, weights.headers, backwards=backwards)}
+    except ValueError as error:
+        side = "ours" if backwards else repr(layout.name)
+        raise ValueError(f"The weights in {str(source)!r} do not fit the layout {side}: {error}") from None
+    split = split_state_dict_into_shards_factory(
+        outputs,
+        get_storage_size=lambda output: output.bytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_size,
+    )
+    total, free = sum(output.bytes for output in outputs.values()), free_bytes(target)
+    if total > free:
+        raise OSError(f"The disk of {str(target)!r} has {free:,} bytes free, and the converted weights need {total:,}.")
+    texts = {CONFIG: json.dumps(settings, indent=2, ensure_ascii=False) + "\n"}
+    if "auto_map" in settings:
+        texts |= code_files()
+    if split.is_sharded:
+        texts[INDEX] = json.dumps({"metadata": split.metadata, "weight_map": split.tensor_to_filename}, indent=2) + "\n"
+    done, report = 0, progress or (lambda done, total: None)
+    with atomic_directory(target) as folder:
+        report(done, total)
+        for name, keys in split.filename_to_tensors.items():
+            done += _save(folder / name, weights, [outputs[key] for key in keys])
+            report(done, total)
+        for original in {file for pattern in CARRIED for file in source.glob(pattern) if file.is_file()}:
+            copy = folder / original.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(original, copy)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    return Converted(target, len(outputs), total, len(split.filename_to_tensors), config.attention_type)
 
 
-class _Job:
-    """A conversion that has been checked; nothing is written yet."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        source: Path,
-        target: Path,
-        config: DiffTransformerConfig,
-        settings: dict[str, Any],
-        max_shard_size: int,
-        backwards: bool,
-    ) -> None:
-        refuse_existing(target)
-        self.weights = Weights(source)
-        try:
-            outputs = plan(layout, config, self.weights.headers, backwards=backwards)
-        except ValueError as error:
-            side = "ours" if backwards else repr(layout.name)
-            raise ValueError(f"The weights in {str(source)!r} do not fit the layout {side}: {error}") from None
-        self.outputs = {output.key: output for output in outputs}
-        self.settings, self.attention_type = settings, config.attention_type
-        self.split = split_state_dict_into_shards_factory(
-            self.outputs,
-            get_storage_size=lambda output: output.bytes,
-            filename_pattern="model{suffix}.safetensors",
-            max_shard_size=max_shard_size,
-        )
-        self.shards = self.split.filename_to_tensors
-        self.sizes = {name: sum(self.outputs[key].bytes for key in keys) for name, keys in self.shards.items()}
-        self.total = sum(self.sizes.values())
-        carried = {file for pattern in CARRIED for file in source.glob(pattern) if file.is_file()}
-        self.carried = {file.relative_to(source).as_posix(): file for file in sorted(carried)}
-        self.folder = ResumableDirectory(target, self._identity())
-
-    def run(self, progress: Progress | None) -> Converted:
-        needed, free = self.total - self._done(self.folder.finished()), free_bytes(self.folder.target)
-        if needed > free:
-            raise OSError(
-                f"The disk of {str(self.folder.target)!r} has {free:,} bytes free, and the converted weights need "
-                f"{needed:,}."
-            )
-        report = progress or (lambda done, total: None)
-        with self.folder.started() as finished:
-            done = self._done(finished)
-            report(done, self.total)
-            for name, keys in self.shards.items():
-                if name not in finished:
-                    self.folder.write(name, partial(self._save, keys))
-                    done += self.sizes[name]
-                    report(done, self.total)
-            for name, text in self._texts().items():
-                self.folder.write(name, partial(Path.write_text, data=text, encoding="utf-8"))
-            for name, original in self.carried.items():
-                self.folder.write(name, partial(shutil.copyfile, original))
-            self.folder.finish()
-        return Converted(self.folder.target, len(self.outputs), self.total, len(self.shards), self.attention_type)
-
-    def _done(self, finished: set[str]) -> int:
-        return sum(size for name, size in self.sizes.items() if name in finished)
-
-    def _save(self, keys: list[str], file: Path) -> None:
-        tensors = {}
-        for key in keys:
-            output = self.outputs[key]
-            tensors[key] = output.make(*map(self.weights.read, output.inputs)).contiguous()
-            assert (tensors[key].shape, tensors[key].dtype) == (output.shape, output.dtype)
+def _save(file: Path, weights: Weights, outputs: Sequence[Output]) -> int:
+    """Convert the tensors of one file, and return their bytes."""
+    tensors = {}
+    for output in outputs:
+        tensors[output.key] = output.make(*map(weights.read, output.inputs)).contiguous()
+        assert (tensors[output.key].shape, tensors[output.key].dtype) == (output.shape, output.dtype)
+    try:
         save_file(tensors, file, metadata={"format": "pt"})
-
-    def _texts(self) -> dict[str, str]:
-        texts = {CONFIG: json.dumps(self.settings, indent=2, ensure_ascii=False) + "\n"}
-        if "auto_map" in self.settings:
-            texts |= code_files()
-        if self.split.is_sharded:
-            index = {"metadata": self.split.metadata, "weight_map": self.split.tensor_to_filename}
-            texts[INDEX] = json.dumps(index, indent=2) + "\n"
-        return texts
-
-    def _identity(self) -> dict[str, Any]:
-        """Return the part that an interrupted job must share with this one: the files read, and all that is written."""
-        files = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in self.weights.files]
-        tensors = [[key, list(output.inputs)] for key, output in self.outputs.items()]
-        identity = {"version": __version__, "source": files, "settings": self.settings, "tensors": tensors}
-        return json.loads(json.dumps({**identity, "shards": self.shards, "beside": list(self.carried)}))
+    except SafetensorError as error:  # what safetensors makes of a full disk
+        raise OSError(f"{file.name} could not be written: {error}") from error
+    return sum(output.bytes for output in outputs)
 
 
 def _layouts(name: str) -> dict[str, Layout]:
-    if name == PHI4FLASH:
-        raise ValueError(WHAT_IS_COVERED)
     if name not in LAYOUTS:
         raise ValueError(f"The layout must be one of {', '.join(map(repr, LAYOUTS))}, got {name!r}.")
     return LAYOUTS[name]
@@ -337,11 +237,9 @@ def shard_bytes(size: object) -> int:
     Raises:
         ValueError: it is neither, or less than a byte.
     """
-    count = 0
-    if isinstance(size, int) and not isinstance(size, bool):
-        count = size
-    elif isinstance(size, str) and (parts := _SIZE.fullmatch(size)):
-        count = int(Decimal(parts[1]) * _UNITS[parts[2]])
-    if count < 1:
+    count = size
+    if isinstance(size, str) and (parts := _SIZE.fullmatch(size)):
+        count = int(float(parts[1]) * _UNITS[parts[2]])
+    if not isinstance(count, int) or count < 1:
         raise ValueError(f"A shard's size must be a number of bytes, 1 or more, or like '5GB', got {quoted(size)}.")
     return count

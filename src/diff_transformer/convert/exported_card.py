@@ -1,17 +1,18 @@
 """Writes the model card, README.md, of a model that is shared; the laboratory adds how it was trained and measured."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from huggingface_hub import ModelCardData
 
 from diff_transformer._version import INSTALL, __version__
 from diff_transformer.attention_types import ATTENTION_TYPES
 
-# The entry points of this group make an :class:`ExportCard` of (folder, results files); there is one where
-# diff-transformer-lab is installed.
+# An entry point of this group makes of (folder, results files) an object whose ``text`` takes the `Exported`; there is
+# one where diff-transformer-lab is installed.
 CARDS = "diff_transformer.export_card"
 
 # Auto class → the name of its task on the Hub. The base model has no task.
@@ -50,15 +51,8 @@ class Exported:
         return TASKS.get(self.auto_class)
 
 
-class ExportCard(Protocol):
-    """Writer of the card of a model in a folder."""
-
-    def text(self, exported: Exported) -> str:
-        """Return the text of README.md."""
-
-
-def export_card(folder: Path, results: list[Path]) -> ExportCard:
-    """Return the card of the model in a folder: the laboratory's if it is installed, else the plain one.
+def export_card(folder: Path, results: list[Path]) -> Callable[[Exported], str]:
+    """Return the writer of the card of the model in a folder: the laboratory's if it is installed, else the plain one.
 
     Args:
         folder: of the model.
@@ -68,28 +62,25 @@ def export_card(folder: Path, results: list[Path]) -> ExportCard:
         ValueError: results are named, and the laboratory is not installed, or they are not valid.
     """
     for entry in entry_points(group=CARDS):
-        made: ExportCard = entry.load()(folder, results)
-        return made
+        text: Callable[[Exported], str] = entry.load()(folder, results).text
+        return text
     if results:
         raise ValueError("--results needs the package diff-transformer-lab, which reads results files.")
-    return PlainCard()
+    return plain_card
 
 
-class PlainCard:
-    """A card that says how to load the model, repeats its configuration, and claims nothing else."""
-
-    def text(self, exported: Exported) -> str:
-        """Return the text of README.md."""
-        config = exported.model.config
-        front = ModelCardData(
-            license=exported.license,
-            library_name="onnx" if exported.is_graph else "transformers",
-            pipeline_tag=exported.task if exported.tokenizer is not None else None,
-            tags=["diff-transformer", "arxiv:2410.05258", *(["onnx"] if exported.is_graph else [])],
-        )
-        kind = "language model" if exported.task == "text-generation" else "Transformer"
-        parameters = sum(parameter.numel() for parameter in exported.model.parameters())
-        return f"""---
+def plain_card(exported: Exported) -> str:
+    """Write a card that says how to load the model, repeats its configuration, and claims nothing else."""
+    config = exported.model.config
+    front = ModelCardData(
+        license=exported.license,
+        library_name="onnx" if exported.is_graph else "transformers",
+        pipeline_tag=exported.task if exported.tokenizer is not None else None,
+        tags=["diff-transformer", "arxiv:2410.05258", *(["onnx"] if exported.is_graph else [])],
+    )
+    kind = "language model" if exported.task == "text-generation" else "Transformer"
+    parameters = sum(parameter.numel() for parameter in exported.model.parameters())
+    return f"""---
 {front.to_yaml()}
 ---
 

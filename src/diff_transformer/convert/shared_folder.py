@@ -5,7 +5,6 @@ reference is exported: it is Equation 1 itself, which subtracts the maps before 
 "sdpa" makes of a DIFF layer would multiply zeros and cost twice as much. Each graph is compared with its model.
 """
 
-import json
 import logging
 import warnings
 from collections.abc import Iterator
@@ -31,7 +30,6 @@ LARGEST_IN_ONE_FILE = 1 << 30
 CLOSED_ROPE_TYPES = {"dynamic", "longrope"}
 
 Inputs = tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]  # tokens, mask and positions; keys and values by layer
-GENAI_CONFIG = "genai_config.json"
 
 
 def export_folder(
@@ -75,8 +73,7 @@ def export_folder(
 
 
 def export_onnx(model: Any, tokenizer: Any | None, target: str | Path, *, card: str) -> list[Path]:
-    """Write a language model as a folder with an ONNX graph and all that is needed to run it, by onnxruntime or by
-    ONNX Runtime GenAI.
+    """Write a language model as a folder with an ONNX graph and all that is needed to run it by onnxruntime.
 
     The arguments are those of :func:`export_folder`, and the model is one that :func:`export_graph` takes.
 
@@ -95,8 +92,6 @@ def export_onnx(model: Any, tokenizer: Any | None, target: str | Path, *, card: 
         export_graph(model, folder / GRAPH)
         model.config.save_pretrained(folder)
         model.generation_config.save_pretrained(folder)
-        if (settings := genai_config(model, GRAPH)) is not None:
-            (folder / GENAI_CONFIG).write_text(f"{json.dumps(settings, indent=2)}\n", encoding="utf-8")
     return sorted(target.iterdir())
 
 
@@ -287,58 +282,3 @@ def _inputs(ids: Tensor, mask: Tensor, past: tuple[Tensor, ...]) -> Inputs:
 def _cached_tensors(cache: Any) -> tuple[Tensor, ...]:
     """Return the keys and values of each layer in turn."""
     return tuple(tensor for layer in cache.layers for tensor in (layer.keys, layer.values))
-
-
-def genai_config(model: Any, graph: str) -> dict[str, Any] | None:
-    """Return the content of `GENAI_CONFIG`, for a graph as ``export_graph`` writes it.
-
-    Args:
-        model: the language model that the graph was made of.
-        graph: the name of the graph's file, in the same folder.
-
-    Returns:
-        The content; None if the model has no token that ends a text: GenAI would take another token for it.
-    """
-    config = model.config.get_text_config()  # the heads that are cached
-    ends = model.generation_config.eos_token_id
-    ends = config.eos_token_id if ends is None else ends
-    if ends is None:
-        return None
-    end = ends[0] if isinstance(ends, list) else ends
-    return {
-        "model": {
-            "type": "decoder",
-            "vocab_size": config.vocab_size,
-            "context_length": config.max_position_embeddings,
-            "bos_token_id": end if config.bos_token_id is None else config.bos_token_id,
-            "eos_token_id": ends,
-            "pad_token_id": end if config.pad_token_id is None else config.pad_token_id,
-            "decoder": {
-                "filename": graph,
-                "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
-                "hidden_size": config.hidden_size,
-                "head_size": config.head_dim,
-                "num_attention_heads": config.num_attention_heads,
-                "num_key_value_heads": config.num_key_value_heads,
-                "num_hidden_layers": config.num_hidden_layers,
-                "inputs": {
-                    "input_ids": "input_ids",
-                    "attention_mask": "attention_mask",
-                    "position_ids": "position_ids",
-                    "past_key_names": "past_key_values.%d.key",
-                    "past_value_names": "past_key_values.%d.value",
-                },
-                "outputs": {
-                    "logits": "logits",
-                    "present_key_names": "present.%d.key",
-                    "present_value_names": "present.%d.value",
-                },
-            },
-        },
-        # The graph hands out new keys and values instead of writing into those it was given.
-        "search": {
-            "do_sample": False,
-            "max_length": config.max_position_embeddings,
-            "past_present_share_buffer": False,
-        },
-    }

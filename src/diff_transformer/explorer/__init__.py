@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from diff_transformer._version import CHECKOUT
 from diff_transformer.explorer.explored_model import ExploredModel, LambdaSettings
-from diff_transformer.explorer.explorer import Example, Explorer, Side, Task
+from diff_transformer.explorer.explorer import Example, Explorer, Side
 from diff_transformer.explorer.trace import Answer
 from diff_transformer.explorer.vocabulary import TokenizerVocabulary, Vocabulary, WordVocabulary
 
@@ -19,7 +19,6 @@ __all__ = [
     "Explorer",
     "LambdaSettings",
     "Side",
-    "Task",
     "TokenizerVocabulary",
     "Vocabulary",
     "WordVocabulary",

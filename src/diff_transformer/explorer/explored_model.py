@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diff_transformer.convert import as_our_model
-from diff_transformer.explorer.trace import RecomputedMaps, ReturnedMaps, Trace
+from diff_transformer.explorer.trace import Maps, RecomputedMaps, ReturnedMaps, Trace
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import attention_implementation
 from diff_transformer.utils.suggestions import quoted
@@ -23,7 +23,6 @@ from diff_transformer.utils.suggestions import quoted
 LARGEST_LAMBDA = 10.0  # of either sign; learned ones lie near 0 … 1
 MOST_TOKENS = 2048
 LONG_WORK = 1 << 38  # runs × tokens × parameters: more take a processor ten seconds or longer
-_LOGITS_AT_ONCE = 256  # positions; the logits of all would be many times as large as all else
 _LARGEST_RETURNED = 4 << 30  # bytes of maps that a model of transformers may return at once
 
 
@@ -42,25 +41,28 @@ class LambdaSettings:
     heads: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, raw: object) -> "LambdaSettings":
+    def read(cls, raw: Any) -> "LambdaSettings":
         """Read JSON: {"factor": 0.5, "layers": {"2": 0.3}, "heads": {"2.1": 0}}, each part of it optional.
 
         Raises:
             ValueError: another key, or a value that is not a number of at most ``LARGEST_LAMBDA`` in size.
         """
-        if raw is None:
-            return cls()
-        if not isinstance(raw, Mapping) or not set(raw) <= {"factor", "layers", "heads"}:
-            raise ValueError('lambdas must be an object with "factor", "layers" and "heads", or some of them.')
-        layers, heads = ({} if raw.get(name) is None else raw[name] for name in ("layers", "heads"))
-        if not isinstance(layers, Mapping) or not isinstance(heads, Mapping):
-            raise ValueError('lambdas must have objects as "layers" and "heads".')
-        factor = raw.get("factor")
-        return cls(
-            factor=1.0 if factor is None else _checked(factor, "The factor of λ"),
-            layers={_number(layer): _checked(value, f"λ of layer {layer}") for layer, value in layers.items()},
-            heads={_pair(place): _checked(value, f"λ of head {place}") for place, value in heads.items()},
-        )
+        parts = {} if raw is None else raw
+        try:
+            layers = {int(layer): value for layer, value in (parts.get("layers") or {}).items()}
+            places = {place.partition("."): value for place, value in (parts.get("heads") or {}).items()}
+            heads = {(int(layer), int(head)): value for (layer, _, head), value in places.items()}
+            factor = 1.0 if parts.get("factor") is None else parts["factor"]
+            values = [factor, *layers.values(), *heads.values()]
+            is_right = all(type(value) in (int, float) and abs(value) <= LARGEST_LAMBDA for value in values)
+        except (AttributeError, TypeError, ValueError):
+            is_right = False
+        if not is_right or not parts.keys() <= {"factor", "layers", "heads"}:
+            raise ValueError(
+                'lambdas must be like {"factor": 0.5, "layers": {"2": 0.3}, "heads": {"2.1": 0}}, counted from 1, with '
+                f"numbers of at most {LARGEST_LAMBDA:g} in size; got {quoted(raw)}."
+            )
+        return cls(factor, layers, heads)
 
     def check(self, layers: int, heads: int) -> None:
         """Refuse layers and heads that a model with so many does not have."""
@@ -76,31 +78,11 @@ class LambdaSettings:
         of_layer = self.layers.get(layer)
         return [self.heads.get((layer, head), of_layer) for head in range(1, heads + 1)]
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        """The settings as a key of a cache."""
-        return self.factor, tuple(sorted(self.layers.items())), tuple(sorted(self.heads.items()))
-
     def __bool__(self) -> bool:
         return self.factor != 1 or bool(self.layers) or bool(self.heads)
 
 
 LEARNED = LambdaSettings()
-
-
-def mixed_lambda(hidden_states: Tensor, learned: Any, values: Sequence[float | None], factor: float) -> Tensor:
-    """Return λ of a layer, (B, H, N): each head's given value, or for None the learned one times a factor.
-
-    Args:
-        hidden_states: (B, N, D), the input of the layer's attention.
-        learned: the layer's own function of them.
-        values: H of them.
-        factor: of the learned λ.
-    """
-    own = learned(hidden_states)
-    given = own.new_tensor([math.nan if value is None else value for value in values]).view(1, -1, 1)
-    own = (factor * own).expand(hidden_states.shape[0], len(values), hidden_states.shape[1])
-    return torch.where(given.isnan(), own, given)
 
 
 @contextmanager
@@ -109,40 +91,24 @@ def replaced_lambdas(model: Any, settings: LambdaSettings, heads: int) -> Iterat
 
     The model is changed while this lasts, so no other thread may use it.
     """
-    replaced = []
+    attentions = [layer.self_attn for layer in model.model.layers] if settings else []
     try:
-        for number, layer in enumerate(model.model.layers, start=1):
+        for number, attention in enumerate(attentions, start=1):
             values = settings.of_layer(number, heads)
-            if settings.factor != 1 or any(value is not None for value in values):
-                attention = layer.self_attn
-                # An attribute of the module comes before the method of its class.
-                attention.lambdas = partial(
-                    mixed_lambda, learned=attention.lambdas, values=values, factor=settings.factor
-                )
-                replaced.append(attention)
+            # An attribute of the module comes before the method of its class.
+            attention.lambdas = partial(_mixed_lambda, attention.lambdas, values, settings.factor)
         yield
     finally:
-        for attention in replaced:
-            del attention.lambdas
+        for attention in attentions:
+            vars(attention).pop("lambdas", None)
 
 
-def _checked(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_LAMBDA:
-        raise ValueError(f"{name} must be a number of at most {LARGEST_LAMBDA:g} in size, got {quoted(value, 40)}.")
-    return float(value)
-
-
-def _number(text: object) -> int:
-    if not str(text).isascii() or not str(text).isdigit() or len(str(text)) > 6:
-        raise ValueError(f"A layer is named by its number, counted from 1, got {quoted(text, 40)}.")
-    return int(str(text))
-
-
-def _pair(text: object) -> tuple[int, int]:
-    layer, point, head = str(text).partition(".")
-    if not point:
-        raise ValueError(f'A head is named by its layer and its number, such as "2.1", got {quoted(text, 40)}.')
-    return _number(layer), _number(head)
+def _mixed_lambda(learned: Any, values: Sequence[float | None], factor: float, hidden_states: Tensor) -> Tensor:
+    """Return λ of a layer, (B, H, N): each head's given value, or for None the learned one times the factor."""
+    own = learned(hidden_states)
+    given = own.new_tensor([math.nan if value is None else value for value in values]).view(1, -1, 1)
+    own = (factor * own).expand(hidden_states.shape[0], len(values), hidden_states.shape[1])
+    return torch.where(given.isnan(), own, given)
 
 
 def subtracts(config: Any) -> bool:
@@ -201,7 +167,7 @@ class ExploredModel:
             why = "the explorer takes" if self.most_tokens == MOST_TOKENS else f"the context of {self.name} holds"
             raise ValueError(f"The text has {len(tokens):,} tokens, and {why} {self.most_tokens:,}.")
         for token in tokens:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
+            if type(token) is not int or not 0 <= token < self.vocab_size:
                 raise ValueError(
                     f"Tokens of {self.name} are numbers in 0 … {self.vocab_size - 1}, got {quoted(token, 40)}."
                 )
@@ -222,7 +188,7 @@ class ExploredModel:
         """
         self.check(tokens, settings)
         input_ids = torch.tensor([list(tokens)], device=self.model.device)
-        return self._traced(input_ids, settings) if self.is_ours else self._returned(input_ids)
+        return self._recomputed(input_ids, settings) if self.is_ours else self._returned(input_ids)
 
     def takes_long(self, runs: int, tokens: Sequence[int]) -> bool:
         """Return whether so many runs over a text are too much work for somebody who waits for an answer."""
@@ -244,37 +210,23 @@ class ExploredModel:
         head = max(range(1, self.heads + 1), key=lambda head: change(LambdaSettings(heads={(layer, head): 0.0})))
         return layer, head
 
-    def _traced(self, input_ids: Tensor, settings: LambdaSettings) -> Trace:
+    def _recomputed(self, input_ids: Tensor, settings: LambdaSettings) -> Trace:
         decoder = self.model.model
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0)
         with replaced_lambdas(self.model, settings, self.heads):
-            output = decoder(input_ids=input_ids, position_ids=positions, use_cache=False, output_hidden_states=True)
+            output = self.model(input_ids=input_ids, use_cache=False, output_hidden_states=True)
             attentions = [layer.self_attn for layer in decoder.layers]
             normed = [
                 layer.input_layernorm(states)
                 for layer, states in zip(decoder.layers, output.hidden_states, strict=False)  # and one after the last
             ]
             lambdas = [attention.lambdas(x) for attention, x in zip(attentions, normed, strict=True)]
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0)
         tables = decoder.rotary_emb(normed[0], position_ids=positions)
-        maps = RecomputedMaps(attentions, normed, lambdas, tables)
-        following, losses = self._predictions(output.last_hidden_state[0], input_ids[0])
-        values = None
+        means = None
         if self.subtracts:
             shape = (1, self.heads, input_ids.shape[1])
-            values = torch.stack([lam.expand(shape).mean((0, 2)) for lam in lambdas if lam is not None]).cpu()
-        return Trace(tuple(input_ids[0].tolist()), following, losses, values, maps)
-
-    def _predictions(self, hidden_states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute log probabilities after the last token, (V,), and the losses of all but the first token."""
-        losses, following = [], hidden_states.new_empty(0)
-        for states, answers in zip(
-            hidden_states.split(_LOGITS_AT_ONCE), tokens.roll(-1).split(_LOGITS_AT_ONCE), strict=True
-        ):
-            logits = self.model.lm_head(states)
-            known = log_probabilities(logits)
-            losses.append(-known.gather(1, answers.unsqueeze(1)).squeeze(1))
-            following = known[-1]
-        return following.cpu(), torch.cat(losses)[:-1].cpu()
+            means = torch.stack([lam.expand(shape).mean((0, 2)) for lam in lambdas]).cpu()
+        return _trace_of(input_ids[0], output.logits[0], means, RecomputedMaps(attentions, normed, lambdas, tables))
 
     def _returned(self, input_ids: Tensor) -> Trace:
         size = self.layers * self.heads * input_ids.shape[1] ** 2 * self.model.dtype.itemsize
@@ -287,12 +239,10 @@ class ExploredModel:
             output = self.model(input_ids=input_ids, use_cache=False, output_attentions=True)
         if not output.attentions or any(layer is None for layer in output.attentions):
             raise ValueError(f"{self.name} cannot be shown: {type(self.model).__name__} returns no attentions.")
-        known = log_probabilities(output.logits[0])
-        losses = -known[:-1].gather(1, input_ids[0, 1:].unsqueeze(1)).squeeze(1)
-        maps = ReturnedMaps([layer[0] for layer in output.attentions])
-        return Trace(tuple(input_ids[0].tolist()), known[-1].cpu(), losses.cpu(), None, maps)
+        return _trace_of(input_ids[0], output.logits[0], None, ReturnedMaps([layer[0] for layer in output.attentions]))
 
 
-def log_probabilities(logits: Tensor) -> Tensor:
-    """Return the log-softmax over the last axis, in float32 at least."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+def _trace_of(tokens: Tensor, logits: Tensor, lambdas: Tensor | None, maps: Maps) -> Trace:
+    known = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    losses = -known[:-1].gather(1, tokens[1:].unsqueeze(1)).squeeze(1)
+    return Trace(tuple(tokens.tolist()), known[-1].cpu(), losses.cpu(), lambdas, maps)

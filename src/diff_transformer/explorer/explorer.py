@@ -4,24 +4,27 @@ A question is an object as JSON has it, from anybody: whatever does not fit is r
 Recent runs are kept, so that a question about another head of the same text does not run the model again.
 """
 
-import base64
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from diff_transformer.explorer.explored_model import LEARNED, ExploredModel, LambdaSettings, replaced_lambdas
 from diff_transformer.explorer.trace import Answer, Trace, answer_shares, encode_maps, head_numbers
-from diff_transformer.explorer.vocabulary import Vocabulary, check_text
+from diff_transformer.explorer.vocabulary import Vocabulary
 from diff_transformer.utils.suggestions import quoted
 
 SHOWN_TOKENS = 10  # of a distribution
 STRIP_FACTORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of λ, at which the strip is measured
+# Attributes of a model that the page reads.
+_DESCRIBED: tuple[str, ...] = ("name", "label", "layers", "heads", "kv_heads", "noise_heads")
+_DESCRIBED += ("subtracts", "lambda_per_token", "most_tokens")
 _KEPT_BYTES = 1 << 29  # of traces
 _KEPT_TRACES = 64
+_BATCH = 64  # of the task's questions are answered at once
 _LARGEST_TEMPERATURE = 10.0
 _LARGEST_PICTURE = 128
 
@@ -43,21 +46,6 @@ class Example:
     answer: Answer | None = None
 
 
-@dataclass(frozen=True)
-class Task:
-    """The task that the model on the left was trained for, and how to measure its accuracy.
-
-    Attributes:
-        accuracy: measures the model as it is at that moment, on the same sequences each time.
-        sequences: how many these are.
-        floor: the accuracy of a guess among the text's own answers.
-    """
-
-    accuracy: Callable[[], float]
-    sequences: int
-    floor: float
-
-
 class Explorer:
     """One or two models side by side: a differential one on the left, any causal language model on the right.
 
@@ -67,8 +55,8 @@ class Explorer:
         left: the model whose λ the reader moves.
         right: the model beside it, or None.
         examples: texts that the page offers. It opens with the first, at the head whose λ = 0 changes most.
-        draw_example: the example of a seed, if new ones can be drawn, such as needles of the retrieval task.
-        task: the task of the model on the left, if its accuracy can be measured.
+        questions: of the task that the model on the left was trained for, all with an answer; the page draws from them.
+        floor: the accuracy of a guess among a text's answers. With it the strip shows the accuracy at the questions.
     """
 
     def __init__(
@@ -76,17 +64,17 @@ class Explorer:
         left: Side,
         right: Side | None = None,
         examples: Sequence[Example] = (),
-        draw_example: Callable[[int], Example] | None = None,
-        task: Task | None = None,
+        questions: Sequence[Example] = (),
+        floor: float | None = None,
     ) -> None:
         self.sides = {"left": left} | ({} if right is None else {"right": right})
-        self.examples, self.draw_example, self.task = tuple(examples), draw_example, task
+        self.examples, self.task_questions, self.floor = tuple(examples), tuple(questions), floor
         self._accuracies: dict[float, float] = {}
         self._opening = None
         if examples and left.model.subtracts:
             self._opening = left.model.most_changed_head(left.vocabulary.encode(examples[0].text))
         self._running = threading.RLock()
-        self._kept: OrderedDict[object, Trace] = OrderedDict()
+        self._kept: dict[object, Trace] = {}
 
     @property
     def questions(self) -> dict[str, Callable[[Any], Any]]:
@@ -101,18 +89,10 @@ class Explorer:
 
     def describe(self) -> dict[str, Any]:
         """Return the page's first data: the models, their sizes, and the examples."""
-        shared = "right" in self.sides and self.sides["left"].vocabulary == self.sides["right"].vocabulary
+        left, *rest = self.sides.values()
         models = {
             name: {
-                "name": side.model.name,
-                "label": side.model.label,
-                "layers": side.model.layers,
-                "heads": side.model.heads,
-                "kv_heads": side.model.kv_heads,
-                "noise_heads": side.model.noise_heads,
-                "subtracts": side.model.subtracts,
-                "lambda_per_token": side.model.lambda_per_token,
-                "most_tokens": side.model.most_tokens,
+                **{field: getattr(side.model, field) for field in _DESCRIBED},
                 "between": side.vocabulary.between,
                 "note": side.vocabulary.note,
             }
@@ -120,22 +100,22 @@ class Explorer:
         }
         return {
             "models": models,
-            "shared_vocabulary": shared,
+            "shared_vocabulary": any(left.vocabulary.words == side.vocabulary.words for side in rest),
             "examples": [_example_json(example) for example in self.examples],
-            "draws_examples": self.draw_example is not None,
+            "draws_examples": bool(self.task_questions),
             "opening": None if self._opening is None else dict(zip(("layer", "head"), self._opening, strict=True)),
             "strip": {
-                "factors": list(STRIP_FACTORS) if self.sides["left"].model.subtracts else [],
-                "task": None if self.task is None else {"floor": self.task.floor, "sequences": self.task.sequences},
+                "factors": list(STRIP_FACTORS) if left.model.subtracts else [],
+                "task": None if self.floor is None else {"floor": self.floor, "sequences": len(self.task_questions)},
             },
         }
 
     def example(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Return another example: {"seed": 3}."""
         seed = _whole(question, "seed", 0, (1 << 31) - 1)
-        if self.draw_example is None:
+        if not self.task_questions:
             raise ValueError("There are no further examples for this model.")
-        return _example_json(self.draw_example(seed))
+        return _example_json(self.task_questions[seed % len(self.task_questions)])
 
     def run(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Run a model, and return its predictions with the given λ and with the learned one.
@@ -146,7 +126,7 @@ class Explorer:
         """
         name, side, tokens, settings = self._read(question)
         answer = Answer.read(question.get("answer"), len(tokens))
-        picture = _whole(question, "picture", 1, _LARGEST_PICTURE) if question.get("picture") is not None else None
+        picture = _whole(question, "picture", 1, _LARGEST_PICTURE, 0)
         with self._running:
             learned = self._trace(name, tokens, LEARNED)
             now = self._trace(name, tokens, settings)
@@ -168,14 +148,8 @@ class Explorer:
                     token = tokens[answer.begin]
                     result["answer_probability"] = now.next_log_probabilities[token].exp().item()
                     result["learned_answer_probability"] = learned.next_log_probabilities[token].exp().item()
-            if picture is not None:
-                numbers = head_numbers(now, side.model.layers, side.model.heads, answer, picture)
-                result["heads"] = {
-                    "removed": None if numbers.removed is None else numbers.removed.tolist(),
-                    "on_answer": None if numbers.on_answer is None else numbers.on_answer.tolist(),
-                    "picture_size": numbers.pictures.shape[-1],
-                    "pictures": base64.b64encode(numbers.pictures.numpy().tobytes()).decode(),
-                }
+            if picture:
+                result["heads"] = head_numbers(now, side.model.layers, side.model.heads, answer, picture)
         return result
 
     def strip(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,10 +162,9 @@ class Explorer:
         settings = LambdaSettings.read({"factor": question.get("factor")})
         model = self.sides["left"].model
         with self._running:
-            if self.task is not None:
+            if self.floor is not None:
                 if settings.factor not in self._accuracies:
-                    with replaced_lambdas(model.model, settings, model.heads):
-                        self._accuracies[settings.factor] = self.task.accuracy()
+                    self._accuracies[settings.factor] = self._accuracy(settings)
                 return {"value": self._accuracies[settings.factor]}
             name, side, tokens, _ = self._read(question)
             if model.takes_long(len(STRIP_FACTORS), tokens):
@@ -212,11 +185,10 @@ class Explorer:
         name, side, tokens, settings = self._read(question)
         layer = _whole(question, "layer", 1, side.model.layers)
         head = _whole(question, "head", 1, side.model.heads)
-        first_row = _whole(question, "first_row", 0, len(tokens) - 1) if question.get("first_row") is not None else 0
+        first_row = _whole(question, "first_row", 0, len(tokens) - 1, 0)
         with self._running:
             trace = self._trace(name, tokens, settings)
-            maps = trace.maps.of(layer - 1, slice(head - 1, head), slice(first_row, len(tokens)))
-            return encode_maps(maps, first_row)
+            return encode_maps(trace.maps.of(layer - 1, slice(head - 1, head), first_row), first_row)
 
     def next_token(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Return the token that the model writes next: the most likely one, or with "temperature" above 0 a drawn one.
@@ -224,13 +196,11 @@ class Explorer:
         The draw depends on "seed" and the number of tokens alone, so that a link gives the same text again.
         """
         name, _, tokens, settings = self._read(question)
-        temperature, seed = question.get("temperature", 0), 0
-        if isinstance(temperature, bool) or not isinstance(temperature, int | float):
-            raise ValueError(f"temperature must be a number, got {quoted(temperature, 40)}.")
-        if not 0 <= temperature <= _LARGEST_TEMPERATURE:
-            raise ValueError(f"temperature must lie in 0 … {_LARGEST_TEMPERATURE:g}, got {temperature}.")
-        if question.get("seed") is not None:
-            seed = _whole(question, "seed", 0, (1 << 31) - 1)
+        temperature, seed = question.get("temperature", 0), _whole(question, "seed", 0, (1 << 31) - 1, 0)
+        if type(temperature) not in (int, float) or not 0 <= temperature <= _LARGEST_TEMPERATURE:
+            raise ValueError(
+                f"temperature must be a number in 0 … {_LARGEST_TEMPERATURE:g}, got {quoted(temperature, 40)}."
+            )
         with self._running:
             known = self._trace(name, tokens, settings).next_log_probabilities
         if temperature:
@@ -248,39 +218,49 @@ class Explorer:
         if not isinstance(name, str) or name not in self.sides:
             raise ValueError(f"side must be {' or '.join(map(repr, self.sides))}, got {quoted(name, 40)}.")
         side = self.sides[name]
-        text, tokens = question.get("text"), question.get("tokens")
-        if (text is None) == (tokens is None):
+        tokens, append = question.get("tokens"), question.get("append", [])
+        if (question.get("text") is None) == (tokens is None):
             raise ValueError('A question has either "text" or "tokens".')
         if tokens is None:
-            check_text(text)
-            tokens = side.vocabulary.encode(str(text))
-        elif not isinstance(tokens, list):
-            raise ValueError('"tokens" must be a list of numbers.')
-        append = question.get("append", [])
-        if not isinstance(append, list):
-            raise ValueError('"append" must be a list of numbers.')
+            tokens = side.vocabulary.encode(question["text"])
+        if not isinstance(tokens, list) or not isinstance(append, list):
+            raise ValueError('"tokens" and "append" must be lists of numbers.')
         tokens = [*tokens, *append]
         settings = LambdaSettings.read(question.get("lambdas"))
         side.model.check(tokens, settings)
         return name, side, tokens, settings
 
+    @torch.no_grad()
+    def _accuracy(self, settings: LambdaSettings) -> float:
+        """Return the share of the questions to which the left model's most likely token is the answer's first."""
+        side, right = self.sides["left"], 0
+        model = side.model.model
+        with replaced_lambdas(model, settings, side.model.heads):
+            for first in range(0, len(self.task_questions), _BATCH):
+                batch = self.task_questions[first : first + _BATCH]
+                tokens = [torch.tensor(side.vocabulary.encode(one.text)) for one in batch]
+                # What is behind a question changes nothing that is before it.
+                input_ids = pad_sequence(tokens, batch_first=True).to(model.device)
+                predicted = model(input_ids=input_ids, use_cache=False).logits.argmax(-1)
+                places = [one.answer for one in batch if one.answer]
+                right += sum(int(predicted[row, at.query] == tokens[row][at.begin]) for row, at in enumerate(places))
+        return right / len(self.task_questions)
+
     def _trace(self, name: str, tokens: Sequence[int], settings: LambdaSettings) -> Trace:
         """Return the run, from the cache if it is there."""
-        key = name, tuple(tokens), settings.key
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
-        model = self.sides[name].model
-        trace = model.trace(tokens, settings)
-        if trace.next_log_probabilities.isnan().any():
-            raise ValueError(
-                f"{model.name} gives NaN for this text, so there is nothing to show; are its weights whole?"
-            )
-        self._kept[key] = trace
+        key, model = (name, tuple(tokens), repr(settings)), self.sides[name].model
+        trace = self._kept.pop(key, None)
+        if trace is None:
+            trace = model.trace(tokens, settings)
+            if trace.next_log_probabilities.isnan().any():
+                raise ValueError(
+                    f"{model.name} gives NaN for this text, so there is nothing to show; are its weights whole?"
+                )
+        self._kept[key] = trace  # behind all others
         while len(self._kept) > 2 and (
-            len(self._kept) > _KEPT_TRACES or sum(kept.bytes for kept in self._kept.values()) > _KEPT_BYTES
+            len(self._kept) > _KEPT_TRACES or sum(kept.maps.bytes for kept in self._kept.values()) > _KEPT_BYTES
         ):
-            self._kept.popitem(last=False)
+            del self._kept[next(iter(self._kept))]
         return trace
 
     def _next(self, side: Side, tokens: list[int], learned: Trace, now: Trace) -> list[dict[str, Any]]:
@@ -300,13 +280,14 @@ class Explorer:
 
 
 def _example_json(example: Example) -> dict[str, Any]:
-    answer = example.answer
-    places = None if answer is None else {"query": answer.query, "begin": answer.begin, "end": answer.end}
+    places = None if example.answer is None else asdict(example.answer)
     return {"title": example.title, "text": example.text, "answer": places}
 
 
-def _whole(question: Mapping[str, Any], name: str, least: int, most: int) -> int:
+def _whole(question: Mapping[str, Any], name: str, least: int, most: int, default: int | None = None) -> int:
     value = question.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+    if value is None and default is not None:
+        return default
+    if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{name} must be a whole number in {least} … {most}, got {quoted(value, 40)}.")
     return value

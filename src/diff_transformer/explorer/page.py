@@ -111,25 +111,18 @@ def _recorded(explorer: Explorer, model: dict[str, Any], question: dict[str, Any
         steps = {"factor": STEPS, **dict.fromkeys(map(str, layers), FEW_STEPS)}
         if len(maps) <= MOST_HEADS:
             steps |= dict.fromkeys(maps, FEW_STEPS)
+    moved: dict[str, list[dict[str, Any]]] = {place: [] for place in steps}
+    for place, values in steps.items():
+        for value in values:
+            at = {"heads" if "." in place else "layers": {place: value}}
+            lambdas = {"factor": value} if place == "factor" else at
+            moved[place].append({"value": value, "run": _shortened(explorer.run({**question, "lambdas": lambdas}))})
     return {
         **{name: runs[-1][name] for name in _SHARED},
         "maps": {place: base64.b64encode(data).decode() for place, data in maps.items()},
         "runs": [_shortened(run) for run in runs],
-        "moved": {
-            place: [
-                {"value": value, "run": _shortened(explorer.run({**question, "lambdas": _lambdas(place, value)}))}
-                for value in values
-            ]
-            for place, values in steps.items()
-        },
+        "moved": moved,
     }
-
-
-def _lambdas(place: str, value: float) -> dict[str, Any]:
-    """Return a question's λ at one place: "factor", a layer such as "2", or a head such as "2.1"."""
-    if place == "factor":
-        return {"factor": value}
-    return {"heads" if "." in place else "layers": {place: value}}
 
 
 def _shortened(value: Any) -> Any:

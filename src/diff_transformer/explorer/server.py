@@ -1,7 +1,6 @@
 """Serves the page and answers its questions on this machine alone, to who knows the token in the address."""
 
 import asyncio
-import json
 import secrets
 import socket
 import traceback
@@ -19,15 +18,16 @@ from starlette.routing import Route
 from diff_transformer.explorer.explorer import Explorer
 from diff_transformer.explorer.page import page_html
 from diff_transformer.utils.bound_socket import root_url
+from diff_transformer.utils.files import parse_json
 
 LARGEST_QUESTION = 2_000_000  # bytes
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "frame-ancestors 'none'",  # beside the page's own
-    "Referrer-Policy": "no-referrer",  # the address has the token in it
-    "X-Content-Type-Options": "nosniff",
-}
+_HEADERS = [
+    ("Cache-Control", "no-store"),
+    ("Content-Security-Policy", "frame-ancestors 'none'"),  # beside the page's own
+    ("Referrer-Policy", "no-referrer"),  # the address has the token in it
+    ("X-Content-Type-Options", "nosniff"),
+]
 
 
 def make_app(
@@ -74,12 +74,10 @@ def make_app(
         status = error.status_code if isinstance(error, HTTPException) else 500
         return JSONResponse({"error": "There is nothing at this address."}, status_code=status)
 
-    app = Starlette(
+    return Starlette(
         routes=[route for name, explorer in explorers.items() for route in routes(name, explorer)],
         exception_handlers={HTTPException: refuse},
     )
-    app.add_middleware(_Headers)
-    return app
 
 
 def _path(token: str, name: str) -> str:
@@ -88,7 +86,8 @@ def _path(token: str, name: str) -> str:
 
 async def _answered(ask: Callable[[Any], Any], request: Request, thread: Executor) -> Response:
     try:
-        found = await asyncio.get_running_loop().run_in_executor(thread, ask, _parsed(await _body(request)))
+        question = parse_json(await _body(request), "The question")
+        found = await asyncio.get_running_loop().run_in_executor(thread, ask, question)
     except ValueError as error:
         return JSONResponse({"error": str(error)}, status_code=400)
     except ClientDisconnect:
@@ -104,22 +103,6 @@ async def _answered(ask: Callable[[Any], Any], request: Request, thread: Executo
     return JSONResponse(found)
 
 
-class _Headers:
-    """Adds headers to every answer."""
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def send_with_headers(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                extra = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
-                message = {**message, "headers": [*message["headers"], *extra]}
-            await send(message)
-
-        await self.app(scope, receive, send_with_headers)
-
-
 async def _body(request: Request) -> bytes:
     body = b""
     async for part in request.stream():
@@ -127,27 +110,6 @@ async def _body(request: Request) -> bytes:
         if len(body) > LARGEST_QUESTION:
             raise ValueError(f"A question has {LARGEST_QUESTION:,} bytes at most.")
     return body
-
-
-def _parsed(body: bytes) -> Any:
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no JSON.")
-
-    try:
-        return json.loads(body, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"A question must be JSON: {error}") from None
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server, which says when it answers."""
-
-    ready: Callable[[], None] | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.ready is not None:
-            self.ready()
 
 
 class ExplorerServer:
@@ -171,14 +133,11 @@ class ExplorerServer:
         # Whoever listens to others has told them a name or an address of this machine that is not known here.
         self._thread = ThreadPoolExecutor(1, "explorer")
         app = make_app(explorers, token, self._thread, _LOOPBACK if host in _LOOPBACK else None)
-        self._server = _Server(
-            uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
-        )
+        settings: dict[str, Any] = {"access_log": False, "lifespan": "off", "timeout_graceful_shutdown": 1}
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="critical", headers=_HEADERS, **settings))
 
-    def serve(self, ready: Callable[[], None] | None = None) -> None:
-        """Answer until Ctrl-C, SIGTERM or :meth:`stop`; `ready` is called as soon as it does. In the main thread Ctrl-C
-        ends in a KeyboardInterrupt."""
-        self._server.ready = ready
+    def serve(self) -> None:
+        """Answer until Ctrl-C, SIGTERM or :meth:`stop`. In the main thread Ctrl-C ends in a KeyboardInterrupt."""
         try:
             self._server.run(sockets=[self._socket])
         finally:

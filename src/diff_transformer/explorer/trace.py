@@ -4,21 +4,21 @@ Maps of all heads at once would take gigabytes at 2,048 tokens. A trace of one o
 which is small, and computes a head's maps from it with ``diff_attention_maps``.
 """
 
+import base64
 import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import max_pool2d
 
 from diff_transformer.ops import diff_attention_maps
 from diff_transformer.utils.suggestions import quoted
 
 MAGIC = b"DTM1"  # of the binary form of a head's maps
-_WEIGHTS_AT_ONCE = 1 << 18  # of each map that are measured together
 
 
 class HeadMaps(NamedTuple):
@@ -42,17 +42,81 @@ class HeadMaps(NamedTuple):
         return self.first - self.lam.unsqueeze(-1) * self.second
 
 
-class Maps(Protocol):
-    """The maps of a run, computed when they are asked for."""
+@dataclass(frozen=True, eq=False)
+class RecomputedMaps:
+    """Maps of one of our models, computed from the input of each of its layers.
 
-    def of(self, layer: int, heads: slice, rows: slice) -> HeadMaps:
-        """Return the maps of some heads of a layer (both counted from 0) and of some rows, which are consecutive."""
-        ...
+    Attributes:
+        attentions: the attention of each layer.
+        normed: the input of each, (1, N, D).
+        lambdas: λ of each layer in this run, broadcastable to (1, H, N), or None.
+        position_embeddings: cos and sin.
+    """
+
+    attentions: Sequence[Any]
+    normed: Sequence[Tensor]
+    lambdas: Sequence[Tensor | None]
+    position_embeddings: tuple[Tensor, Tensor]
+    _last: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def of(self, layer: int, heads: slice, first_row: int = 0) -> HeadMaps:
+        """Return the maps of some heads of a layer, both counted from 0, from a row on."""
+        attention, lam = self.attentions[layer], self.lambdas[layer]
+        queries, keys = self._projected(layer)
+        if lam is None:  # the one query of a head stands for both
+            q, k = queries.transpose(1, 2).unsqueeze(2), keys.unsqueeze(2)
+        else:
+            q = attention.split_queries(queries)  # (1, G, r + 1, N, d)
+            k = attention.split_keys(keys)  # (1, H_kv, 1 or 2, N, d)
+        ratio, length = attention.ratio, q.shape[3]
+        count = q.shape[1] * ratio
+        chosen = torch.arange(count, device=q.device)[heads]
+        group = chosen // ratio
+        q = torch.stack((q[:, group, chosen % ratio], q[:, group, -1]), dim=2)
+        lam = None if lam is None else lam.expand(1, count, length)[:, chosen, first_row:]
+        maps = diff_attention_maps(
+            q[:, :, :, first_row:],
+            k[:, chosen // (count // k.shape[1])],
+            0.0 if lam is None else lam,
+            is_causal=True,
+            scale=attention.scaling,
+            window=attention.sliding_window,
+        )
+        return HeadMaps(maps[0][0], None, None) if lam is None else HeadMaps(maps[0][0], maps[1][0], lam[0])
+
+    def _projected(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Project queries and keys of a layer; the last ones are kept, as one head after another is asked for."""
+        if layer not in self._last:
+            queries, keys, _ = self.attentions[layer].project(self.normed[layer], self.position_embeddings)
+            self._last.clear()
+            self._last[layer] = queries, keys
+        return self._last[layer]
 
     @property
     def bytes(self) -> int:
         """The memory that is held for them."""
-        ...
+        return sum(x.nbytes for x in self.normed)
+
+
+@dataclass(frozen=True, eq=False)
+class ReturnedMaps:
+    """The maps that a model of transformers returned, each (A, N, N) of a layer."""
+
+    layers: Sequence[Tensor]
+
+    def of(self, layer: int, heads: slice, first_row: int = 0) -> HeadMaps:
+        """Return the maps of some heads of a layer, both counted from 0, from a row on."""
+        maps = self.layers[layer][heads, first_row:]
+        return HeadMaps(maps.to(torch.promote_types(maps.dtype, torch.float32)), None, None)
+
+    @property
+    def bytes(self) -> int:
+        """The memory that is held for them."""
+        return sum(x.nbytes for x in self.layers)
+
+
+Maps: TypeAlias = RecomputedMaps | ReturnedMaps
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,104 +148,13 @@ class Trace:
         terms = before.exp() * (before - after)
         return max(0.0, terms.where(before > -math.inf, torch.zeros_like(terms)).sum().item())
 
-    @property
-    def bytes(self) -> int:
-        """The memory that the trace holds, about."""
-        return self.maps.bytes + sum(x.nbytes for x in (self.next_log_probabilities, self.token_losses))
-
-
-@dataclass(frozen=True, eq=False)
-class RecomputedMaps:
-    """Maps of one of our models, computed from the input of each of its layers.
-
-    Attributes:
-        attentions: the attention of each layer.
-        normed: the input of each, (1, N, D).
-        lambdas: λ of each layer in this run, broadcastable to (1, H, N), or None.
-        position_embeddings: cos and sin.
-    """
-
-    attentions: Sequence[Any]
-    normed: Sequence[Tensor]
-    lambdas: Sequence[Tensor | None]
-    position_embeddings: tuple[Tensor, Tensor]
-    _last: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-    @torch.no_grad()
-    def of(self, layer: int, heads: slice, rows: slice) -> HeadMaps:
-        attention, lam = self.attentions[layer], self.lambdas[layer]
-        queries, keys = self._projected(layer)
-        if lam is None:
-            q = queries.transpose(1, 2).unsqueeze(2)  # (1, A, 1, N, d)
-            k = keys.unsqueeze(2)
-        else:
-            q = attention.split_queries(queries)  # (1, G, r + 1, N, d)
-            k = attention.split_keys(keys)  # (1, H_kv, 1 or 2, S, d)
-        ratio, length = attention.ratio, q.shape[3]
-        count = q.shape[1] * ratio
-        first_row, last_row, _ = rows.indices(length)
-        chosen = torch.arange(count, device=q.device)[heads]
-        # Causality is counted from the end of the keys, so the last row asked for is the last key.
-        q = q[:, :, :, first_row:last_row]
-        k = k[:, chosen // (count // k.shape[1]), :, :last_row]
-        if lam is None:
-            # Two heads take the places of the two maps, so that no map is computed for nothing.
-            pairs = torch.arange(chosen.numel() + chosen.numel() % 2).clamp(max=chosen.numel() - 1).view(-1, 2)
-            q, k = q[:, chosen][:, pairs, 0], k[:, pairs, 0]
-        else:
-            signal, noise = q[:, chosen // ratio, chosen % ratio], q[:, chosen // ratio, -1]
-            q = torch.stack((signal, noise), dim=2)  # (1, chosen, 2, rows, d)
-            lam = lam.expand(1, -1, length) if lam.dim() else lam.expand(1, count, length)
-            lam = lam[:, chosen, first_row:last_row]
-        maps = diff_attention_maps(
-            q,
-            k,
-            0.0 if lam is None else lam,
-            is_causal=True,
-            scale=attention.scaling,
-            window=attention.sliding_window,
-        )
-        first, second = (a[0] if last_row == length else pad(a[0], (0, length - last_row)) for a in maps[:2])
-        if lam is None:
-            return HeadMaps(torch.stack((first, second), dim=1).flatten(0, 1)[: chosen.numel()], None, None)
-        return HeadMaps(first, second, lam[0])
-
-    def _projected(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Project queries and keys of a layer; the last ones are kept, as one head after another is asked for."""
-        if layer not in self._last:
-            queries, keys, _ = self.attentions[layer].project(self.normed[layer], self.position_embeddings)
-            self._last.clear()
-            self._last[layer] = queries, keys
-        return self._last[layer]
-
-    @property
-    def bytes(self) -> int:
-        return sum(x.nbytes for x in self.normed)
-
-
-@dataclass(frozen=True, eq=False)
-class ReturnedMaps:
-    """The maps that a model of transformers returned, each (A, N, N) of a layer."""
-
-    layers: Sequence[Tensor]
-
-    def of(self, layer: int, heads: slice, rows: slice) -> HeadMaps:
-        maps = self.layers[layer][heads, rows]
-        return HeadMaps(maps.to(torch.promote_types(maps.dtype, torch.float32)), None, None)
-
-    @property
-    def bytes(self) -> int:
-        return sum(x.nbytes for x in self.layers)
-
 
 def encode_maps(maps: HeadMaps, first_row: int) -> bytes:
     """Write the maps of one head, (1, N − R, N) with R = ``first_row``, as web/src/decode.js reads them.
 
-    Little-endian, without padding:
-
-        4 bytes             "DTM1" uint32 × 3          N, the first row R that is in it, the number of maps M (1 or 2)
-        float32 × (N − R)   λ of each row, if M is 2 float16 × …         for each map its rows R … N − 1, of row i the
-        weights i + 1 that causality allows
+    Little-endian, without padding: "DTM1"; as uint32 N, the first row R, and the number of maps M, 1 or 2; if M is 2, λ
+    of each row in float32; then for each map its rows R … N − 1 in float16, of row i the i + 1 weights that causality
+    allows.
 
     A weight in float16 is off by 1/2048 of itself at most, or by 3e-8 if it is smaller than 6e-5.
     """
@@ -222,77 +195,43 @@ class Answer:
         """
         if raw is None:
             return None
-        if not isinstance(raw, dict) or set(raw) != {"query", "begin", "end"}:
-            raise ValueError('answer must be an object with "query", "begin" and "end".')
-        query, begin, end = raw["query"], raw["begin"], raw["end"]
-        if any(isinstance(x, bool) or not isinstance(x, int) for x in (query, begin, end)):
-            raise ValueError(f"The positions of an answer are whole numbers, got {quoted((query, begin, end))}.")
-        if not 0 <= begin < end <= query + 1 <= length:
+        place: list[Any] = [raw.get(name) if isinstance(raw, dict) else None for name in ("query", "begin", "end")]
+        query, begin, end = place
+        if any(type(x) is not int for x in place) or not 0 <= begin < end <= query + 1 <= length:
             raise ValueError(
-                f"An answer at tokens {begin} … {end - 1} cannot be seen from token {query} of a text of {length}; "
-                "they are counted from 0, and a token sees itself and those before it."
+                'answer must have "query", "begin" and "end", positions with 0 ≤ begin < end ≤ query + 1 ≤ '
+                f"{length}, as the text has {length} tokens and one sees itself and those before it; got {quoted(raw)}."
             )
         return cls(query, begin, end)
 
 
-@dataclass(frozen=True, eq=False)
-class HeadNumbers:
-    """The numbers and pictures in the grid of heads.
+def head_numbers(trace: Trace, layers: int, heads: int, answer: Answer | None, size: int) -> dict[str, Any]:
+    """Measure all heads for the grid of heads.
 
-    Attributes:
-        removed: (layers, H), the part of A1's weight that the subtraction takes away: the mean over rows of Σ min(A1,
-            λA2); the row sums of A1 are 1. None for ordinary attention.
-        on_answer: (layers, H), the share of the row's absolute weights that lie on the answer; None without one.
-        pictures: (layers, H, P, P) int8, the map pooled to P × P and scaled to −127 … 127; P ≤ size.
+    Returns:
+        "removed": by layer and head, the part of A1's weight that the subtraction takes away: the mean over rows of
+        Σ min(A1, λA2), which is Σ A1 − Σ max(A1 − λA2, 0); the row sums of A1 are 1. None for ordinary attention.
+        "on_answer": the share of the answer's row that lies on it (`answer_shares`); None without one. "pictures": of
+        each head the map pooled to at most size × size and scaled to −127 … 127, as int8 in base64; "picture_size":
+        their side.
     """
-
-    removed: Tensor | None
-    on_answer: Tensor | None
-    pictures: Tensor
-
-
-def head_numbers(trace: Trace, layers: int, heads: int, answer: Answer | None, size: int) -> HeadNumbers:
-    """Measure all heads of a trace. ``size`` is the side of a picture in pixels at most."""
-    # Two heads of ordinary attention have as many maps as a differential one.
-    together = 2 if trace.lambdas is None else 1
-    each = [
-        _measured(trace, layer, slice(head, min(head + together, heads)), size)
-        for layer in range(layers)
-        for head in range(0, heads, together)
-    ]
-    shape = (layers, heads)
-    pictures = pictures_of(torch.cat([extremes for _, extremes in each]))
-    removed = [removed for removed, _ in each if removed is not None]
-    return HeadNumbers(
-        removed=torch.cat(removed).view(shape) if removed else None,
-        on_answer=None if answer is None else answer_shares(trace.maps, layers, answer),
-        pictures=pictures.unflatten(0, shape),
-    )
-
-
-def _measured(trace: Trace, layer: int, heads: slice, size: int) -> tuple[Tensor | None, Tensor]:
-    """Measure the weight that the subtraction removes from some heads, (H,), and pool their maps to (H, P, P). Some
-    rows at a time: rows that fit into the processor's cache take half the time.
-    """
-    length = len(trace.tokens)
-    pixel = -(-length // size)
-    rows = pixel * max(1, _WEIGHTS_AT_ONCE // (pixel * length))
+    pixel = -(-len(trace.tokens) // size)
     removed, extremes = [], []
-    for start in range(0, length, rows):
-        maps = trace.maps.of(layer, heads, slice(start, min(length, start + rows)))
-        difference = maps.difference
-        extremes.append(pooled(difference, pixel).cpu())
-        if maps.second is not None:
-            removed.append(removed_weight(maps.first, difference).cpu())
-    return torch.cat(removed, dim=1).mean(1) if removed else None, torch.cat(extremes, dim=1)
-
-
-def removed_weight(first: Tensor, difference: Tensor) -> Tensor:
-    """Return the part of A1's weight that λA2 takes away in each row, (…, R): in 0 … 1; 0 if λ is not positive.
-
-    Σ min(A1, λA2), which is Σ A1 − Σ max(A1 − λA2, 0).
-    """
-    return (first.sum(-1) - difference.clamp(min=0).sum(-1)).clamp(min=0)
+    for layer in range(layers):
+        for head in range(heads):
+            maps = trace.maps.of(layer, slice(head, head + 1))
+            difference = maps.difference
+            extremes.append(pooled(difference, pixel).cpu())
+            if maps.second is not None:
+                taken = maps.first.sum(-1) - difference.clamp(min=0).sum(-1)
+                removed.append(taken.clamp(min=0).mean().item())
+    pictures = pictures_of(torch.cat(extremes))
+    return {
+        "removed": [removed[heads * layer : heads * (layer + 1)] for layer in range(layers)] if removed else None,
+        "on_answer": None if answer is None else answer_shares(trace.maps, layers, answer).tolist(),
+        "picture_size": pictures.shape[-1],
+        "pictures": base64.b64encode(pictures.numpy().tobytes()).decode(),
+    }
 
 
 def answer_shares(maps: Maps, layers: int, answer: Answer) -> Tensor:
@@ -301,22 +240,18 @@ def answer_shares(maps: Maps, layers: int, answer: Answer) -> Tensor:
     This is the measure "attention_to_answer_share" of `diff-lab reproduce table3`, head by head. A row without
     any weight, as λ = 1 can leave, gives 0.
     """
-    rows = [maps.of(layer, slice(None), slice(answer.query, answer.query + 1)) for layer in range(layers)]
+    rows = [maps.of(layer, slice(None), answer.query) for layer in range(layers)]
     sizes = torch.stack([row.difference[:, 0].abs().cpu() for row in rows])
     whole = sizes.sum(-1)
     return sizes[..., answer.begin : answer.end].sum(-1) / whole.where(whole > 0, torch.ones_like(whole))
 
 
-def pooled(rows: Tensor, pixel: int) -> Tensor:
-    """Pool (H, R, N) to (H, ⌈R / pixel⌉, ⌈N / pixel⌉): of pixel × pixel weights the largest in size, with its sign.
+def pooled(maps: Tensor, pixel: int) -> Tensor:
+    """Pool (H, N, N) to (H, ⌈N / pixel⌉, ⌈N / pixel⌉): of pixel × pixel weights the largest in size, with its sign.
 
     A mean would hide the single bright token that a head looks at.
     """
-    count, *size = rows.shape
-    high, wide = (-(-side // pixel) for side in size)
-    padded = torch.nn.functional.pad(rows, (0, wide * pixel - size[1], 0, high * pixel - size[0]))
-    blocks = padded.view(count, high, pixel, wide, pixel)
-    highest, lowest = blocks.amax(2).amax(-1), blocks.amin(2).amin(-1)
+    highest, lowest = max_pool2d(maps, pixel, ceil_mode=True), -max_pool2d(-maps, pixel, ceil_mode=True)
     return torch.where(highest >= -lowest, highest, lowest)
 
 

@@ -1,62 +1,34 @@
 """Turns text into tokens and tokens into a page's pieces, and refuses text that is not usable with a sentence."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from diff_transformer.utils.suggestions import did_you_mean, quoted
 from diff_transformer.utils.token_texts import TokenNames
-
-LONGEST_TEXT = 200_000  # characters; a text of more has more tokens than can be shown
-
-
-class Vocabulary(Protocol):
-    """The tokens that a model reads and writes, as text.
-
-    Attributes:
-        between: the text between the pieces, which are the tokens' own.
-        note: a hint on how to write such a text; may be empty.
-    """
-
-    between: str
-    note: str
-
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text. Raises ValueError, with a sentence, for a text that has none."""
-        ...
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens."""
-        ...
-
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text that each token adds."""
-        ...
-
-    def piece_after(self, tokens: Sequence[int], token: int) -> str:
-        """Return the text that a token adds to others."""
-        ...
-
-    def __eq__(self, other: object) -> bool: ...
 
 
 class TokenizerVocabulary:
     """A tokenizer of transformers."""
 
-    between = note = ""
+    between = ""  # of the pieces of a text, which are the tokens' own
+    note = ""  # a hint on how to write a text
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._names = TokenNames(tokenizer)
 
     def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text. Raises ValueError, with a sentence, for one that has none."""
         check_text(text)
         return list(self.tokenizer(text)["input_ids"])
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text that each token adds."""
         names = self._names.of(tokens)
         return [name or self._own(token) for name, token in zip(names, tokens, strict=True)]
 
     def piece_after(self, tokens: Sequence[int], token: int) -> str:
+        """Return the text that a token adds to others."""
         return self._names.after(tokens, token) or self._own(token)
 
     def _own(self, token: int) -> str:
@@ -64,14 +36,15 @@ class TokenizerVocabulary:
         return str(self.tokenizer.convert_ids_to_tokens(token))
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
         if not tokens:
             return ""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TokenizerVocabulary) and self.tokenizer.get_vocab() == other.tokenizer.get_vocab()
-
-    __hash__ = None  # type: ignore[assignment]  # compared by what it holds
+    @property
+    def words(self) -> dict[str, int]:
+        """The tokens by their names."""
+        return dict(self.tokenizer.get_vocab())
 
 
 class WordVocabulary:
@@ -110,18 +83,14 @@ class WordVocabulary:
         # The output layer may have more rows than the task has tokens.
         return self.words[token] if token < len(self.words) else f"#{token}"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, WordVocabulary) and self.words == other.words
 
-    __hash__ = None  # type: ignore[assignment]  # compared by what it holds
+Vocabulary: TypeAlias = TokenizerVocabulary | WordVocabulary
 
 
 def check_text(text: object) -> None:
-    """Refuse a value that is no text, too long a text, and text that is no Unicode, each with a sentence."""
+    """Refuse a value that is no text, and text that is no Unicode, each with a sentence."""
     if not isinstance(text, str):
         raise ValueError(f"text must be a string, got {type(text).__name__}.")
-    if len(text) > LONGEST_TEXT:
-        raise ValueError(f"The text has {len(text):,} characters; the explorer takes {LONGEST_TEXT:,} at most.")
     try:
         text.encode()
     except UnicodeEncodeError as error:

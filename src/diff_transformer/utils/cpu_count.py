@@ -46,33 +46,19 @@ def _allowed() -> int:
 
 
 def _quotas(membership: Path, mount: Path) -> Iterator[float]:
-    """Yield the processors' worth of time of each control group around this process (Linux; versions 1 and 2)."""
+    """Yield the processors' worth of time of each control group around this process (Linux; version 2)."""
     for line in _lines(membership):
         _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root = mount
-        elif "cpu" in controllers.split(","):
-            root = mount / "cpu"
-        else:
+        if controllers:  # of version 1
             continue
         # In a container its own group may be the root of what is mounted, whatever the path says.
-        group = root / path.lstrip("/")
+        group = mount / path.lstrip("/")
         for folder in (group, *group.parents):
-            quota = _quota(folder)
-            if quota is not None:
-                yield quota
-            if folder == root:
+            limit = [word for text in _lines(folder / "cpu.max") for word in text.split()]
+            if len(limit) == 2 and all(map(str.isdecimal, limit)):  # else "max", or there is no such file
+                yield int(limit[0]) / int(limit[1])
+            if folder == mount:
                 break
-
-
-def _quota(folder: Path) -> float | None:
-    """Return the processors' worth of time of one control group; None if nothing limits it."""
-    limit = [word for line in _lines(folder / "cpu.max") for word in line.split()]
-    if not limit:
-        limit = [*_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]
-    if len(limit) != 2 or not all(word.isdecimal() for word in limit) or int(limit[1]) == 0:
-        return None  # "max", −1, or no such file
-    return int(limit[0]) / int(limit[1])
 
 
 def _lines(path: Path) -> list[str]:

@@ -96,25 +96,19 @@ def free_bytes(path: Path) -> int:
 
 def is_full_disk(error: BaseException) -> bool:
     """Return whether an error of Python or of a library means that a disk is full."""
-    if getattr(error, "errno", None) in _FULL:
-        return True
-    return any(os.strerror(number) in str(error) for number in _FULL)
+    return getattr(error, "errno", None) in _FULL or any(os.strerror(number) in str(error) for number in _FULL)
 
 
 def full_disk(error: BaseException, path: Path, size: int | None = None) -> str | None:
-    """Say that the disk of `path` is full, if an error of Python or of a library means that; None for any other.
+    """Say that the disk of `path` is full, if an error means that; None for any other.
 
     `size` is how many bytes the file or folder takes, if known.
     """
     if not is_full_disk(error):
         return None
     reason = " ".join(str(error).split())
-    takes = "" if size is None else f"it takes {_readable(size)}, and "
-    return f"there is no room for it ({reason}); {takes}{_readable(free_bytes(path))} are free"
-
-
-def _readable(count: int) -> str:
-    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
+    takes = "" if size is None else f"it takes {size / 1e9:,.3f} GB, and "
+    return f"there is no room for it ({reason}); {takes}{free_bytes(path) / 1e9:,.3f} GB are free"
 
 
 @contextmanager
@@ -153,7 +147,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
     Raises FileExistsError if there is something at `target`, before or after.
     """
     refuse_existing(target)
-    # The process is in the name: an interrupted making of `target` that is to go on may have the name without it.
+    # The process is in the name, as two may make `target` at the same time.
     unfinished = target.with_name(f"{_UNFINISHED}{target.name}-{os.getpid()}")
     unfinished.mkdir(parents=True)
     try:

@@ -1,24 +1,19 @@
-"""Computes SHA-256 digests: for the manifest of a folder, and remembered for files that others may change."""
+"""Computes SHA-256 digests, and writes and reads the manifest of a folder."""
 
 import hashlib
 import json
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from diff_transformer.utils.files import files_in, read_json, write_atomically
+from diff_transformer.utils.files import files_in, read_json
 
 MANIFEST = "complete.json"
 _BLOCK = 1 << 20  # bytes that are read at a time
-_BATCH = 1000  # files that wait for a thread at a time
 _THREADS = min(8, os.cpu_count() or 1)  # hashing releases Python's lock, and more threads do not help a disk
-# A file that was changed so few nanoseconds ago may change again without a new time: file systems' clocks are coarse.
-_UNSETTLED = 2_000_000_000
 
 
 def sizes_in(folder: Path) -> dict[str, int]:
@@ -111,47 +106,7 @@ def sha256_of(file: str | Path, prefix: bytes = b"") -> str:
     return digest.hexdigest()
 
 
-def file_digests(files: Sequence[str], record: Path) -> list[str]:
-    """Return the SHA-256 of the ending and content of each file, in hexadecimal digits.
-
-    `record` remembers the digests by the absolute paths in `files`, also those from before an error or Ctrl-C. If the
-    record cannot be written, nothing is remembered.
-    """
-    stamps = {file: _stamp(file) for file in files}
-    known = {file: digest for file, (*stamp, digest) in _read_record(record).items() if stamp == stamps.get(file)}
-    digests, missing = dict(known), [file for file in files if file not in known]
-    try:
-        with ThreadPoolExecutor(_THREADS) as threads:
-            for start in range(0, len(missing), _BATCH):
-                batch = missing[start : start + _BATCH]
-                for file, digest in zip(batch, threads.map(_digest, batch), strict=True):
-                    digests[file] = digest
-                    # Whether what was read is what the stamp stands for, and will be.
-                    if _stamp(file) == stamps[file] and stamps[file][1] < time.time_ns() - _UNSETTLED:
-                        known[file] = digest
-    finally:
-        if missing:
-            # Somebody else's cache cannot be written, nor a full disk; the text can be read all the same.
-            with suppress(OSError):
-                record.parent.mkdir(parents=True, exist_ok=True)
-                entries = {file: (*stamps[file], digest) for file, digest in known.items()}
-                write_atomically(record, json.dumps(entries), concurrent=True)
-    return [digests[file] for file in files]
-
-
-def _digest(file: str) -> str:
-    return sha256_of(file, prefix=os.path.splitext(file)[1].lower().encode())
-
-
-def _stamp(file: str) -> list[int]:
-    """Return a file's size in bytes, and the time of its last change in nanoseconds, to tell whether it has changed."""
-    status = os.stat(file)
-    return [status.st_size, status.st_mtime_ns]
-
-
-def _read_record(record: Path) -> dict[str, tuple[int, int, str]]:
-    """Return size, time and SHA-256 by path; nothing if the record is damaged, or is one of an earlier version."""
-    try:
-        return {path: (size, changed, digest) for path, (size, changed, digest) in read_json(record).items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+def file_digests(files: Sequence[str]) -> list[str]:
+    """Return the SHA-256 of the ending and content of each file, in hexadecimal digits."""
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return list(threads.map(lambda file: sha256_of(file, os.path.splitext(file)[1].lower().encode()), files))

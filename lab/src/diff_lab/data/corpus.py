@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from diff_lab.data.prepared_cache import cache_key
-from diff_transformer.utils.files import cache_folder, parse_json
+from diff_transformer.utils.files import parse_json
 from diff_transformer.utils.manifest import file_digests
 from diff_transformer.utils.suggestions import quoted, some
 
@@ -71,7 +70,6 @@ class TextFiles:
             "text/*.txt" or "text/**/*.txt", which is read like a folder of its matches. None means the source files of
             Python's standard library, a document a file.
         field: the key of a `.jsonl` line and the column of a `.parquet` file that hold the text.
-        cache: the folder of all caches, in which the files' hashes are remembered; `cache_folder()` unless given.
 
     Raises:
         FileNotFoundError: a path does not exist, or a pattern matches no text.
@@ -81,7 +79,6 @@ class TextFiles:
 
     paths: Sequence[str | Path] | None
     field: str = "text"
-    cache: Path | None = None
 
     def __post_init__(self) -> None:
         for path in self.paths or ():
@@ -119,12 +116,11 @@ class TextFiles:
                 raise ValueError(_not_utf8(files[number:], error)) from None
 
     def fingerprint(self) -> str:
-        """Hash the content, see `Corpus`. A file is read only if its size or time has changed since it was hashed."""
+        """Hash the content, see `Corpus`."""
         digest_of_all = hashlib.sha256(self.field.encode())
-        record = f"{cache_key(self.paths is None, *(os.path.abspath(path) for path in self.paths or ()))}.stamps"
         here = os.getcwd()
         files = [os.path.join(here, file) for file in self.files()]
-        for digest in file_digests(files, (self.cache or cache_folder()) / "sources" / record):
+        for digest in file_digests(files):
             digest_of_all.update(bytes.fromhex(digest))
         return digest_of_all.hexdigest()
 

@@ -135,7 +135,7 @@ class TextData(DataSection):
         return len(self._loaded_tokenizer())
 
     def build(self, request: DataRequest) -> Data:
-        text: Corpus = TextFiles(self.paths, self.text_field, self._folder)
+        text: Corpus = TextFiles(self.paths, self.text_field)
         if self.dataset is not None:
             text = HubDataset(self.dataset, self.dataset_config, self.dataset_split, self.text_field)
         with plain_connection_errors(request.timeout_minutes):  # rank 0 looks whether the text has changed
