@@ -35,12 +35,14 @@ class Hopper:
         kernels: what runs in the place of the kernels.
         checked: the passes that were checked, in order.
         is_capturing: whether a graph is captured.
+        capability: its compute capability.
     """
 
     def __init__(self) -> None:
         self.kernels: Callable[[Request, Norm], Tensor] = right
         self.checked: list[str] = []
         self.is_capturing = False
+        self.capability = 9, 0
 
     def attend(self, request: Request, norm: Norm) -> Tensor:
         passes = {queries: name for name, queries in DECODING.items()} | {LENGTH: FORWARD}
@@ -53,7 +55,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Hopper:
     device, compare = Hopper(), gpu_check._compare
     for place, name, value in (
         (torch.cuda, "current_device", lambda: 0),
-        (torch.cuda, "get_device_capability", lambda *_: (9, 0)),
+        (torch.cuda, "get_device_capability", lambda *_: device.capability),
         (torch.cuda, "get_device_name", lambda *_: "NVIDIA Faked"),
         (torch.cuda, "is_current_stream_capturing", lambda: device.is_capturing),
         (gpu_check, "_compare", lambda family, _: compare(family, CPU)),
@@ -210,6 +212,21 @@ def test_nothing_is_checked_while_a_graph_is_captured(gpu: Hopper) -> None:
     assert chosen() == "triton"
     gpu.is_capturing = True
     assert chosen() == "triton"  # known by now
+
+
+def test_which_devices_the_kernels_run_on(gpu: Hopper, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reason() -> str | None:
+        with FakeTensorMode():
+            return backends.explain("cuda", torch.bfloat16)["triton"]
+
+    for gpu.capability in ((8, 0), (8, 6), (9, 0), (10, 0), (12, 0)):
+        assert reason() is None
+    gpu.capability = 7, 5
+    assert reason() == "it needs compute capability 8.0 or more, got 7.5"
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert "ROCm" in str(reason())
+    monkeypatch.setattr(triton_backend, "triton_is_installed", lambda: False)
+    assert reason() == "the package triton is not installed"
 
 
 def test_the_kernels_can_be_switched_off(gpu: Hopper, monkeypatch: pytest.MonkeyPatch) -> None:

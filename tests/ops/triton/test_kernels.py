@@ -937,7 +937,7 @@ def attend(dtype: torch.dtype = torch.float32, d: int = 4, dv: int = 8) -> Tenso
     return diff_attention(q, q, v, 0.5, backend="triton")
 
 
-def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons() -> None:
     attend()
     with pytest.raises(ValueError, match=r"'triton' cannot run.*float32.*torch.float64"):
         attend(torch.float64)
@@ -945,31 +945,9 @@ def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     for d, dv in ((129, 8), (4, 257)):
         with pytest.raises(ValueError, match=rf"'triton' cannot run.*128.*256.* d {d} and dv {dv}"):
             attend(d=d, dv=dv)
-    with monkeypatch.context() as patch:
-        patch.setattr(triton_backend, "interpreted", lambda: False)
-        with pytest.raises(ValueError, match=r"'triton' cannot run.*on a CUDA device, got cpu"):
-            attend()
-    with monkeypatch.context() as patch:
-        patch.setattr(triton_backend, "triton_is_installed", lambda: False)
-        with pytest.raises(ValueError, match=r"'triton' cannot run.*triton is not installed"):
-            attend()
     meta = torch.empty(1, 1, 2, 3, 4, device="meta")
     with pytest.raises(ValueError, match=r"'triton' cannot run.*on a CUDA device, got meta"):
         diff_attention(meta, meta, meta[:, :, 0], 0.5, backend="triton")
-
-
-def test_reasons_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What only a device could say, with a device made up."""
-
-    def reason(capability: tuple[int, int], hip: str | None = None) -> str | None:
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-        monkeypatch.setattr(torch.version, "hip", hip)
-        return triton_backend._reason_against_device("cuda", 0, torch.bfloat16)
-
-    for capability in ((8, 0), (8, 6), (9, 0), (10, 0), (12, 0)):
-        assert reason(capability) is None
-    assert reason((7, 5)) == "it needs compute capability 8.0 or more, got 7.5"
-    assert "ROCm" in str(reason((9, 0), "6.4"))
 
 
 @pytest.mark.parametrize(
