@@ -24,6 +24,7 @@ from transformers import (
 from diff_lab.data import byte_tokenizer
 from diff_transformer.convert import convert_from
 from diff_transformer.nn import AnnealedLambda
+from full_run import short_run
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -88,7 +89,7 @@ def llama(tmp_path: Path) -> LlamaForCausalLM:
     return model.float()
 
 
-@pytest.mark.parametrize("attention_type", ["diff_v2", "dex", None])
+@pytest.mark.parametrize("attention_type", short_run(["diff_v2", "dex", None], ["dex"]))
 def test_the_trainer_trains_a_converted_llama_on(
     attention_type: str | None, llama: LlamaForCausalLM, tmp_path: Path
 ) -> None:

@@ -191,7 +191,7 @@ def test_methods_train(kind: str, method: str, make: Any, tokens: Any, train: An
 
 
 @pytest.mark.parametrize(
-    "imports", short_run(["diff_transformer, peft", "peft, diff_transformer"], ["diff_transformer, peft"])
+    "imports", short_run(["diff_transformer, peft", "peft, diff_transformer"], ["peft, diff_transformer"])
 )
 def test_peft_knows_the_layers_whichever_is_imported_first(imports: str) -> None:
     code = (
