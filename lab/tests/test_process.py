@@ -61,6 +61,7 @@ def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @needs_glibc
+@pytest.mark.all
 def test_workers_that_train_keep_it(forked_workers: None) -> None:
     with WorkerPool[int](2, Progress()) as workers:
         workers.add(Job("one", pages_of_use))
