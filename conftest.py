@@ -104,13 +104,19 @@ def keep_what_is_loaded() -> None:
 
 
 @pytest.fixture
+def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with one processor, so that trainings stay in this process: others would have to import torch."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+
+
+@pytest.fixture
 def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers of a machine with two cores, forked off a process that has imported everything, and not begun anew."""
+    """Workers of a machine with two processors, forked off a process that has imported everything."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(forked.PRELOADED)
     monkeypatch.syspath_prepend(Path(__file__).parent)  # where workers find the jobs of a test: lab.tests…
     monkeypatch.setattr("diff_lab.experiments.worker_pool.START", "forkserver")
     # Each of two has one thread, as every test.
-    monkeypatch.setattr("diff_lab.experiments.worker_pool.usable_processors", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
 
 
 @pytest.fixture(autouse=True)

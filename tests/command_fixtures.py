@@ -27,9 +27,8 @@ def call(*arguments: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainings stay in this process unless a test asks for more: others would have to import torch."""
-    monkeypatch.setattr("diff_lab.experiments.runner.default_workers", lambda *_, **__: 1)
+def _one_worker(one_worker: None) -> None:
+    """For every test of a command."""
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Files and folders that appear under their names only when they are complete."""
+"""Files and folders that appear under their names only when they are complete, and JSON that somebody hands us."""
 
 import os
 import stat
@@ -13,7 +13,9 @@ from diff_transformer.utils.files import (
     clean_up,
     clean_up_all,
     commit,
+    parse_json,
     present_folders,
+    read_json,
     unfinished_path,
     write_atomically,
 )
@@ -46,11 +48,13 @@ def test_a_file_replaces_the_old_one_when_it_is_on_the_disk(tmp_path: Path, disk
 
 
 @pytest.mark.parametrize("error", [OSError, Interrupted])
-def test_a_failed_file_leaves_the_old_one_and_nothing_else(tmp_path: Path, error: type[BaseException]) -> None:
+def test_what_failed_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: type[BaseException]) -> None:
     file = tmp_path / "a.txt"
     file.write_text("old")
     with pytest.raises(error), atomic_file(file) as unfinished:
         fail(unfinished, error)
+    with pytest.raises(error), atomic_directory(tmp_path / "folder") as folder:
+        fail(folder / "a", error)
     assert file.read_text() == "old"
     assert names(tmp_path) == ["a.txt"]
 
@@ -91,13 +95,6 @@ def test_a_folder_has_its_name_when_it_is_on_the_disk(tmp_path: Path, disk: Any)
     assert names(target.parent) == ["folder"]
     assert disk.moved == [target]
     assert {target.parent.stat().st_ino, tmp_path.stat().st_ino} <= disk.flushed  # the new names as well
-
-
-@pytest.mark.parametrize("error", [OSError, Interrupted])
-def test_a_failed_folder_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
-    with pytest.raises(error), atomic_directory(tmp_path / "folder") as folder:
-        fail(folder / "a", error)
-    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
@@ -144,12 +141,50 @@ def test_a_parent_that_cannot_be_read_does_not_undo_a_finished_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a home folder of mode 0711: its names cannot be flushed, and need not be."""
+    open_any = os.open
 
-    def refuse(folder: Path) -> None:
-        if tmp_path.is_relative_to(folder):
-            raise PermissionError(folder)
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+        if tmp_path.is_relative_to(path):
+            raise PermissionError(path)
+        return open_any(path, *arguments, **options)
 
-    monkeypatch.setattr("diff_transformer.utils.files.flush_names", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with atomic_directory(tmp_path / "made") as unfinished:
         (unfinished / "file").write_text("whole")
     assert names(tmp_path) == ["made"]
+
+
+DEEP = "[" * 200_000 + "]" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (DEEP, "lists in lists too deep"),
+        ('{"a": ' * 200_000, "lists in lists too deep"),
+        ("{", "not JSON"),
+        ("", "not JSON"),
+        ("9" * 5000, "not JSON: .*Exceeds the limit"),
+        (b"\xff{}", "UTF-8 text: .* at byte 0"),
+    ],
+    ids=["deep", "deep objects", "half", "nothing", "digits", "bytes"],
+)
+def test_json_that_cannot_be_read_is_one_sentence_with_its_place(
+    data: str | bytes, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=f"line 3 .*{message}") as caught:
+        parse_json(data, "line 3")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+    file = tmp_path / "config.json"
+    file.write_bytes(data.encode() if isinstance(data, str) else data)
+    with pytest.raises(ValueError, match=f"config.json .*{message}"):
+        read_json(file)
+
+
+def test_json_that_can_be_read_is(tmp_path: Path) -> None:
+    for encoding in ("utf-8", "utf-8-sig"):
+        (tmp_path / "a.json").write_text('{"λ": [1, null]}', encoding=encoding)
+        assert read_json(tmp_path / "a.json") == {"λ": [1, None]}
+    with pytest.raises(FileNotFoundError, match=r"b\.json does not exist"):
+        read_json(tmp_path / "b.json")

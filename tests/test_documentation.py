@@ -1,11 +1,13 @@
-"""What the pages of docs/ say of names, commands, files and numbers is true, and their code runs."""
+"""What the README and the pages of docs/ say of names, commands, files and numbers is true, and their code runs."""
 
 import doctest
 import importlib
 import inspect
-import logging
+import os
 import re
+import runpy
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ import typer
 
 import diff_transformer
 import fill_readme
+from cost_tables import costs
 from diff_lab.cli import app as lab_app
 from diff_lab.data import byte_tokenizer
-from diff_lab.experiments.experiment import EXPERIMENTS, PAPER, find_experiment
+from diff_lab.experiments.experiment import EXPERIMENTS
 from diff_lab.measure.document_losses import WHOLE
 from diff_lab.measure.many_shot import ACCURACY as MANY_SHOT
 from diff_lab.report.findings import findings
@@ -37,11 +40,10 @@ ROOT = Path(__file__).resolve().parents[1]
 OF_THE_SITE = [name for name in pages_and_pictures(ROOT) if name.startswith("docs/") and name.endswith(".md")]
 OTHERS = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "llms.txt")
 PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in (*OF_THE_SITE, *OTHERS)}
-# Pages whose code needs files or a server, with the tests that run it; the README's is run by tests/test_readme.py.
+# Pages whose code needs files or a server, with the tests that run it.
 WITH_TESTS_OF_THEIR_OWN = {
     "docs/training.md": "lab/tests/test_training_page.py",
     "docs/serving.md": "tests/test_serving_page.py",
-    "README.md": "tests/test_readme.py",
     "docs/dex.md": "tests/test_documentation.py",  # below
     "docs/converting.md": "tests/test_documentation.py",
     "docs/explorer.md": "tests/test_documentation.py",
@@ -54,7 +56,7 @@ FENCES = [
 BLOCKS = [
     (page, code) for page, language, code in FENCES if language == "python" and page not in WITH_TESTS_OF_THEIR_OWN
 ]
-# Lines of indented code and of blocks, which are commands; a backslash continues an indented one.
+# Lines of indented code and of the README's blocks, which are commands; a backslash continues an indented one.
 SHELL = [
     (page, line)
     for page, text in PAGES.items()
@@ -64,19 +66,26 @@ SHELL = [
         flags=re.MULTILINE,
     )
 ]
-# The library's public names, by the last part of each.
-PUBLIC = {
-    name.rpartition(".")[2]: name
-    for page, text in PAGES.items()
-    if page.startswith("docs/api/")
-    for name in re.findall(r"^::: (diff_transformer\.\S+)$", text, flags=re.MULTILINE)
-}
+README_SHELL = [code for page, language, code in FENCES if (page, language) == ("README.md", "bash")]
+SHELL += [("README.md", line) for code in README_SHELL for line in code.splitlines()]
+# The names that the API pages document, and of the library's those that have an example, by the last part of each.
+DOCUMENTED = {name for text in PAGES.values() for name in re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE)}
+PUBLIC = {name.rpartition(".")[2]: name for name in sorted(DOCUMENTED) if name.startswith("diff_transformer.")}
 NOT_RUN = {
     "explore",  # shows a notebook's widget
     "export_onnx",  # takes seconds
 }
-README_BLOCKS = [code for page, language, code in FENCES if (page, language) == ("README.md", "bash")]
-SHELL += [("README.md", line) for code in README_BLOCKS for line in code.splitlines()]
+PROGRAMS: dict[str, Any] = {"diff-transformer": app, "diff-lab": lab_app}
+
+
+def code_of(page: str, language: str = "python") -> list[str]:
+    return [code for one, other, code in FENCES if (one, other) == (page, language)]
+
+
+def run_code(code: str, page: str, **names: Any) -> dict[str, Any]:
+    namespace = {"__name__": "page", **names}
+    exec(compile(code, page, "exec"), namespace)
+    return namespace
 
 
 def named(name: str) -> Any:
@@ -96,46 +105,72 @@ def test_a_public_name_has_an_example_that_runs(name: str, tmp_path: Path, monke
     assert outcome.attempted == (0 if name in NOT_RUN else len(example.examples))
 
 
+def test_the_api_has_every_public_name() -> None:
+    assert all(named(name).__doc__ for name in DOCUMENTED)
+    for package in ("diff_transformer", "diff_transformer.ops", "diff_transformer.nn"):
+        assert set(importlib.import_module(package).__all__) - {"__version__"} <= PUBLIC.keys()
+
+
 @pytest.mark.parametrize(("page", "code"), BLOCKS, ids=[page for page, _ in BLOCKS])
 def test_code_runs(page: str, code: str) -> None:
-    torch.manual_seed(0)
-    exec(compile(code, page, "exec"), {"__name__": "page"})
+    run_code(code, page)
 
 
 def test_there_is_no_code_that_no_test_runs() -> None:
-    assert {page for page, _ in BLOCKS} >= {"docs/index.md", "docs/own-model.md", "docs/transformers.md"}
+    assert {page for page, _ in BLOCKS} >= {"README.md", "docs/index.md", "docs/own-model.md", "docs/transformers.md"}
     for page, language, _ in FENCES:
-        assert language == "python" or page in WITH_TESTS_OF_THEIR_OWN, (
-            f"{page} has code in {language or 'no language'}"
-        )
+        assert language == "python" or page in {*WITH_TESTS_OF_THEIR_OWN, "README.md"}, f"{page}: {language}"
     for page, file in WITH_TESTS_OF_THEIR_OWN.items():
         assert Path(page).name in (ROOT / file).read_text(encoding="utf-8")
 
 
-def test_the_code_of_dex_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From where the page begins, the folder of a Llama, converted; with two steps in place of a hundred."""
+@pytest.fixture
+def llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a page begins: a folder with that of a Llama, which is the working directory."""
     monkeypatch.chdir(tmp_path)
-    config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained("llama")
+    sizes = {"vocab_size": 257, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(**sizes, num_hidden_layers=1, eos_token_id=256)
+    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained("llama")
     byte_tokenizer().save_pretrained("llama")
+    return tmp_path
+
+
+def test_the_code_of_dex_runs(llama: Path) -> None:
+    """With two steps in place of a hundred."""
     convert_from("llama", Path("llama"), Path("llama-dex"), attention_type="dex")
-    code, freezing = re.findall(r"^```python\n(.*?)^```", PAGES["docs/dex.md"], flags=re.DOTALL | re.MULTILINE)
+    code, freezing = code_of("docs/dex.md")
     shorter = code.replace("max_steps=100", "max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True")
     assert shorter != code
     tokens = torch.arange(8)
-    dataset = [{"input_ids": tokens, "labels": tokens}] * 4
-    namespace: dict[str, Any] = {"__name__": "page", "dataset": dataset}
-    exec(compile(shorter, "docs/dex.md", "exec"), namespace)
-    assert (tmp_path / "trained" / "model.safetensors").is_file()
-    exec(compile(freezing, "docs/dex.md", "exec"), namespace)
-    trained = {name for name, parameter in namespace["model"].named_parameters() if parameter.requires_grad}
+    names = run_code(shorter, "docs/dex.md", dataset=[{"input_ids": tokens, "labels": tokens}] * 4)
+    assert (llama / "trained" / "model.safetensors").is_file()
+    model = run_code(freezing, "docs/dex.md", **names)["model"]
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained == {f"model.layers.0.self_attn.dex.{name}" for name in ("weight", "lam.learned")}
 
 
+@pytest.mark.usefixtures("llama")
+def test_what_was_converted_is_loaded(caplog: Any) -> None:
+    convert_from("llama", Path("llama"), Path("DST"), attention_type="diff_v2")
+    (code,) = code_of("docs/converting.md")
+    names, ours = run_code(code, "docs/converting.md"), diff_transformer.DiffTransformerForCausalLM
+    model = names["model"]
+    assert names["text"].startswith("Call me")
+    assert (type(model), model.config.attention_type, model.dtype) == (ours, "diff_v2", torch.bfloat16)
+    auto = transformers.AutoModelForCausalLM
+    assert type(auto.from_pretrained("DST", trust_remote_code=True)) is type(ours.from_pretrained("DST")) is ours
+    # What the page warns of.
+    assert type(auto.from_pretrained("llama")) is transformers.LlamaForCausalLM
+    transformers.utils.logging.enable_propagation()
+    try:
+        assert ours.from_pretrained("llama").config.attention_type == "diff"
+    finally:
+        transformers.utils.logging.disable_propagation()
+    assert "a model of type `llama`" in caplog.text
+
+
 def test_the_examples_of_the_explorer_are_read(tmp_path: Path) -> None:
-    (code,) = re.findall(r"^```json\n(.*?)^```", PAGES["docs/explorer.md"], flags=re.DOTALL | re.MULTILINE)
+    (code,) = code_of("docs/explorer.md", "json")
     (tmp_path / "examples.json").write_text(code, encoding="utf-8")
     known = read_examples(tmp_path / "examples.json")
     (example,) = known.questions
@@ -143,37 +178,6 @@ def test_the_examples_of_the_explorer_are_read(tmp_path: Path) -> None:
     words = example.text.split()
     assert (words[example.answer.query], words[example.answer.begin]) == ("k0", "v3")
     assert known.floor == 0.3
-
-
-def test_what_was_converted_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = transformers.LlamaConfig(
-        vocab_size=257,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        eos_token_id=256,
-    )
-    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained("llama")
-    byte_tokenizer().save_pretrained("llama")
-    convert_from("llama", Path("llama"), Path("DST"), attention_type="diff_v2")
-    (code,) = re.findall(r"^```python\n(.*?)^```", PAGES["docs/converting.md"], flags=re.DOTALL | re.MULTILINE)
-    namespace: dict[str, Any] = {"__name__": "page"}
-    exec(compile(code, "docs/converting.md", "exec"), namespace)
-    model, ours = namespace["model"], diff_transformer.DiffTransformerForCausalLM
-    assert namespace["text"].startswith("Call me")
-    assert (type(model), model.config.attention_type, model.dtype) == (ours, "diff_v2", torch.bfloat16)
-    auto = transformers.AutoModelForCausalLM
-    assert type(auto.from_pretrained("DST", trust_remote_code=True)) is type(ours.from_pretrained("DST")) is ours
-    # What the page warns of.
-    assert type(auto.from_pretrained("llama")) is transformers.LlamaForCausalLM
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    assert ours.from_pretrained("llama").config.attention_type == "diff"
-    assert "a model of type `llama`" in caplog.text
-
-
-PROGRAMS: dict[str, Any] = {"diff-transformer": app, "diff-lab": lab_app}
 
 
 def page_commands() -> list[Any]:
@@ -185,17 +189,23 @@ def page_commands() -> list[Any]:
             words = shlex.split(part.replace("[", "").replace("]", ""), comments=True)
             if "diff_lab.train" in words:
                 words = ["diff-lab", "train", *words[words.index("diff_lab.train") + 1 :]]
-            if words[0] in PROGRAMS:
+            if words[0] in PROGRAMS and len(words) > 1:
                 found.append(pytest.param(words, id=f"{page}: {part.split('  ')[0]}"))
     return found
 
 
+@pytest.fixture
+def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory with the recipes of docs/training.md, which its commands name."""
+    for name, recipe in zip(("mine", "further"), code_of("docs/training.md", "yaml"), strict=True):
+        (tmp_path / f"{name}.yaml").write_text(recipe, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("recipes")
 @pytest.mark.parametrize("words", page_commands())
 def test_commands_are_as_the_page_has_them(words: list[str]) -> None:
-    program, *words = words
-    if not words:
-        return
-    name, *arguments = words
+    program, name, *arguments = words
     assert name in PROGRAMS[program].COMMANDS
     group: Any = typer.main.get_command(PROGRAMS[program].app)
     command = group.get_command(None, name)
@@ -206,8 +216,13 @@ def test_commands_are_as_the_page_has_them(words: list[str]) -> None:
     positional = [word for word in arguments if not word.startswith("-")]
     if name == "reproduce" and positional and positional[0] != "NAME":
         assert positional[0] in {*EXPERIMENTS, "all"}
-    if name in ("train", "plan", "prepare") and positional[0] in shipped_recipes():
-        load_recipe(positional[0], [])
+    if name in ("train", "plan", "prepare") and positional[0] != "RECIPE":
+        load_recipe(positional[0], [word for word in positional[1:] if re.match(r"(model|data|train)\.\w+=", word)])
+
+
+def test_every_command_is_on_its_page() -> None:
+    listed = re.findall(r"^    diff-transformer (\w+)", PAGES["docs/command-line.md"], flags=re.MULTILINE)
+    assert set(listed) == set(app.COMMANDS)
 
 
 def test_other_programs_find_what_they_are_given() -> None:
@@ -227,35 +242,47 @@ def test_other_programs_find_what_they_are_given() -> None:
             assert set(names.split(",")) <= extras[folder], f"{page}: {line}"
 
 
-@pytest.mark.parametrize("page", PAGES)
+TUTORIALS = [file.relative_to(ROOT).as_posix() for file in ROOT.glob("docs/tutorials/*.py")]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *TUTORIALS])
 def test_links_lead_to_files(page: str) -> None:
-    folder = (ROOT / page).parent
-    for link in re.findall(r"\]\((?!https?:|mailto:|#)([^)#\s]+)", PAGES[page]):
+    for link in re.findall(r"\]\((?!https?:|mailto:|#)([^)#\s]+)", (ROOT / page).read_text(encoding="utf-8")):
         if link != "explorer-page.html":  # made when the site is built
-            assert (folder / link).exists(), link
+            assert (ROOT / page).parent.joinpath(link).exists(), link
 
 
-def test_every_command_is_on_its_page() -> None:
-    listed = re.findall(r"^    diff-transformer (\w+)", PAGES["docs/command-line.md"], flags=re.MULTILINE)
-    assert set(listed) == set(app.COMMANDS)
+def test_the_readme_is_short_and_begins_with_installing_and_looking() -> None:
+    readme = PAGES["README.md"]
+    assert readme.count("\n") <= 120
+    first_screen = readme.split("```python")[0]
+    assert all(words in first_screen for words in ("pip install", "diff-transformer explore"))
+    # And it has the words that people search for.
+    searched = ("drop-in", "KV cache", "perplexity", "few-shot", "fine-tune", "hyperparameter", "speedup", "DiffLlama")
+    assert not [word for word in searched if word not in readme]
 
 
-def test_the_api_has_every_public_name() -> None:
-    documented = {name for text in PAGES.values() for name in re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE)}
-    for name in documented:
-        module, _, attribute = name.rpartition(".")
-        assert getattr(importlib.import_module(module), attribute).__doc__, name
-    last = {name.rpartition(".")[2] for name in documented}
-    for package in ("diff_transformer", "diff_transformer.ops", "diff_transformer.nn"):
-        assert set(importlib.import_module(package).__all__) - {"__version__"} <= last
+def test_filled_in_numbers_are_those_that_were_measured(tmp_path: Path) -> None:
+    """fill_readme.py, on a copy of what it reads and writes, changes nothing."""
+    for name in ("docs", "lab/benchmarks", "lab/results"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    runpy.run_path(str(tmp_path / "lab" / "benchmarks" / "fill_readme.py"), run_name="__main__")
+    for copy in tmp_path.rglob("*.md"):
+        page = copy.relative_to(tmp_path)
+        # The trained models are not copied: links to them lead out of the copy.
+        text = copy.read_text(encoding="utf-8").replace(os.path.relpath(ROOT, copy.parent), "..")
+        assert text == (ROOT / page).read_text(encoding="utf-8"), f"run lab/benchmarks/fill_readme.py for {page}"
+    with pytest.raises(ValueError, match="must hold <!-- none --> … <!-- /none --> once"):
+        fill_readme.replace_sections(tmp_path / "README.md", {"none": ""})
 
 
-def test_filled_in_numbers_are_those_that_were_measured() -> None:
-    documents = map(read_json, (fill_readme.MODEL, fill_readme.AMX_MODEL))
-    for path, parts in fill_readme.pages_parts(fill_readme.measured_experiments(), *documents).items():
-        text = path.read_text(encoding="utf-8")
-        for name, part in parts.items():
-            assert f"<!-- {name} -->\n{part}\n<!-- /{name} -->" in text, f"run lab/benchmarks/fill_readme.py for {path}"
+def test_no_number_is_of_a_checkout_with_changes() -> None:
+    operator, model = read_json(fill_readme.OPERATOR), read_json(fill_readme.MODEL)
+    dirty = {**model, "commit": f"{model['commit']}-dirty"}
+    table = costs([(operator, model), (operator, dirty)])
+    assert "dirty" not in PAGES["README.md"] + table
+    assert table.count("| – |") == 2
 
 
 def verdicts(experiment: str, name: str, variant: str, against: str = "softmax") -> set[str]:
@@ -277,6 +304,10 @@ def test_what_the_choice_rests_on_was_found() -> None:
         assert (headlines[ahead].interval or (0.0, 0.0))[0] > 0
     low, high = headlines["table2"].interval or (1.0, -1.0)
     assert low < 0 < high
+    # Only comparisons that a correction for their number leaves are known, as the README says.
+    known = re.search(r"<!-- known -->(.*)<!-- /known -->", PAGES["README.md"], flags=re.DOTALL)
+    assert known is not None
+    assert re.findall(r"^- \[([^\]]+)\]", known[1], flags=re.MULTILINE) == ["V2", "Table 3"]
 
 
 def test_the_choice_names_every_attention_type() -> None:
@@ -290,50 +321,22 @@ def test_the_paper_s_page_names_every_experiment_and_files_that_exist() -> None:
     assert set(re.findall(r"`diff-lab reproduce (\w+)`", page)) == of_the_paper
     for file in re.findall(r"`([\w/]+\.py)`", page):
         assert any((ROOT / house / file).is_file() for house in ("src/diff_transformer", "lab/src")), file
-    for name in re.findall(r"`(paper-[\w.]+)`", page):
-        assert name in shipped_recipes()
-    assert all(PAPER in find_experiment(name).presets for name in of_the_paper)
-
-
-def test_limits_are_limits() -> None:
-    """A few sentences of docs/concepts/limits.md."""
-    sizes = {"hidden_size": 30, "num_attention_heads": 3, "head_dim": 10}
-    for name, spec in ATTENTION_TYPES.items():
-        if spec.even_heads:
-            with pytest.raises(ValueError, match="even"):
-                diff_transformer.DiffTransformerConfig(attention_type=name, **sizes)
-        else:
-            groups = 1 if spec.grouped else None
-            diff_transformer.DiffTransformerConfig(attention_type=name, num_noise_heads=groups, **sizes)
-    assert ATTENTION_TYPES["dex"].parallel_refusal is not None
+    assert set(re.findall(r"`(paper-[\w.]+)`", page)) <= set(shipped_recipes())
 
 
 def test_the_counts_of_the_cost_page_are_those_of_the_layers() -> None:
     """And the λ_init of docs/concepts/layer.md."""
     page, D, A, d = PAGES["docs/concepts/cost.md"], 64, 4, 16
-
-    def parameters(name: str) -> int:
-        return sum(each.numel() for each in ATTENTION_TYPES[name].layer_class()(D, A, 1).parameters())
-
-    assert "4d numbers for λ and 2d for the norm" in page
-    assert parameters("diff") - parameters("softmax") == 4 * d + 2 * d
-    assert "A · d · D for the" in page
-    assert "A · D for W_λ" in page
-    assert parameters("diff_v2") - parameters("softmax") == A * d * D + A * D
     sizes = {"hidden_size": D, "num_attention_heads": A, "head_dim": d, "num_hidden_layers": 1}
-    products = {
-        name: ATTENTION_TYPES[name].attention_products(
-            diff_transformer.DiffTransformerConfig(attention_type=name, **sizes)
-        )
-        for name in ("diff", "softmax", "diff_v2")
-    }
+    parameters, products = {}, {}
+    for name in ("diff", "softmax", "diff_v2"):
+        spec, config = ATTENTION_TYPES[name], diff_transformer.DiffTransformerConfig(attention_type=name, **sizes)
+        parameters[name] = sum(each.numel() for each in spec.layer_class()(D, A, 1).parameters())
+        products[name] = spec.attention_products(config)
+    for sentence in ("4d numbers for λ and 2d for the norm", "A · d · D for the", "A · D for W_λ"):
+        assert sentence in page
+    assert parameters["diff"] - parameters["softmax"] == 4 * d + 2 * d
+    assert parameters["diff_v2"] - parameters["softmax"] == A * d * D + A * D
     assert products == {"diff": A // 2 * 4 * d, "softmax": A // 2 * 4 * d, "diff_v2": A * 3 * d}
     assert lambda_init_schedule(1) == pytest.approx(0.2)
     assert 0.79 < lambda_init_schedule(28) < 0.8
-
-
-def test_the_demo_takes_as_long_as_the_start_page_says() -> None:
-    from diff_lab.cli.experiment_commands import demo
-
-    (minutes,) = re.findall(r"(\d+ to \d+ minutes)\n    make demo", PAGES["docs/index.md"])
-    assert f"takes {minutes}" in " ".join(str(demo.__doc__).split())

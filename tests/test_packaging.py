@@ -4,8 +4,6 @@ import functools
 import os
 import platform
 import re
-import shutil
-import site
 import subprocess
 import sys
 import venv
@@ -15,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diff_transformer import diff_attention, shipped_models
+from diff_transformer import diff_attention
 from diff_transformer._version import __version__
 from diff_transformer.ops.cpu import cpu_build
 
@@ -23,17 +21,6 @@ sdist = pytest.importorskip("hatchling.builders.sdist")
 wheel = pytest.importorskip("hatchling.builders.wheel")
 
 ROOT = Path(__file__).resolve().parents[1]
-WEIGHTS = "src/diff_transformer/weights"
-# The files of a model, as lab/benchmarks/pack_weights.py writes them.
-FILES = (
-    "README.md",
-    "card.json",
-    "config.json",
-    "held_out.jsonl",
-    "model.safetensors",
-    "recipe.yaml",
-    "tokenizer.json",
-)
 
 
 def included(builder: type, root: Path) -> set[str]:
@@ -41,26 +28,27 @@ def included(builder: type, root: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("root", "package"), [(ROOT, "diff_transformer"), (ROOT / "lab", "diff_lab")], ids=["library", "laboratory"]
+    ("builder", "root", "package"),
+    [
+        (wheel.WheelBuilder, ROOT, "diff_transformer"),
+        (wheel.WheelBuilder, ROOT / "lab", "diff_lab"),
+        (sdist.SdistBuilder, ROOT, "src/diff_transformer"),
+    ],
 )
-def test_a_wheel_has_all_that_its_package_reads(root: Path, package: str) -> None:
-    paths = included(wheel.WheelBuilder, root)
-    read = {file.relative_to(root / "src").as_posix() for file in (root / "src").rglob("*") if file.is_file()}
-    assert {path for path in read if "__pycache__" not in path} <= paths
-    assert {path.partition("/")[0] for path in paths} == {package}
+def test_a_distribution_has_all_that_its_package_reads(builder: type, root: Path, package: str) -> None:
+    """With the trained models, whatever .gitignore leaves out."""
+    paths, folder = included(builder, root), root / "src" / Path(package).name
+    read = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+    assert {f"{package}/{path}" for path in read if "__pycache__" not in path} <= paths
+    assert package.startswith("src/") or {path.partition("/")[0] for path in paths} == {package}
 
 
-def test_the_wheels_have_models_the_explorers_bundle_and_recipes() -> None:
-    paths = included(wheel.WheelBuilder, ROOT)
-    model_files = {path for path in paths if path.startswith("diff_transformer/weights/")}
-    assert len(model_files) == sum(file.is_file() for file in shipped_models.WEIGHTS.rglob("*"))
-    bundle = {"explorer.js", "explorer.css", "LICENSES.txt"}
-    assert {f"diff_transformer/explorer/bundle/{name}" for name in bundle} <= paths
+def test_recipes_are_in_the_wheel_and_all_sources_in_the_source_distribution() -> None:
     recipes = {f"diff_lab/recipes/{file.name}" for file in (ROOT / "lab" / "recipes").iterdir()}
     assert recipes
     assert recipes <= included(wheel.WheelBuilder, ROOT / "lab")
     sources = included(sdist.SdistBuilder, ROOT)
-    assert {"web/build.mjs", "web/src/main.js", "lab/pyproject.toml", "lab/tests/test_files.py"} <= sources
+    assert {"web/build.mjs", "web/src/main.js", "lab/pyproject.toml", "lab/tests/test_process.py"} <= sources
     assert not [path for path in sources if "node_modules" in path]
 
 
@@ -79,7 +67,8 @@ class FreshEnvironment:
         packages = folder / "venv" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
         others = folder / "others"
         others.mkdir()
-        for path in (path for installed in site.getsitepackages() for path in Path(installed).iterdir()):
+        installed = [Path(path) for path in sys.path if path.endswith("site-packages")]
+        for path in (path for folder in installed for path in folder.iterdir()):
             if not path.name.startswith(("diff_transformer", "diff_lab", "_editable", "__pycache__")):
                 (others / path.name).symlink_to(path)
         (packages / "others.pth").write_text(str(others), encoding="utf-8")
@@ -120,7 +109,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [Path(next(wheel.WheelBuilder(str(root)).build(directory=str(folder)))) for root in (ROOT, ROOT / "lab")]
 
 
-@pytest.mark.slow
+@pytest.mark.all
 def test_the_library_alone(wheels: list[Path], tmp_path: Path) -> None:
     """Every module is imported, and the commands run, where the laboratory is not installed."""
     environment = FreshEnvironment(tmp_path, wheels[0])
@@ -140,7 +129,6 @@ def test_the_library_alone(wheels: list[Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.all
-@pytest.mark.slow
 def test_both_together(wheels: list[Path], tmp_path: Path) -> None:
     """A recipe of the laboratory's wheel is trained, and its card says how."""
     environment = FreshEnvironment(tmp_path, *wheels)
@@ -189,7 +177,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.all
-@pytest.mark.slow
 def test_a_wheel_with_the_kernel_needs_no_compiler(
     compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +195,6 @@ def test_a_wheel_with_the_kernel_needs_no_compiler(
 
 
 @pytest.mark.all
-@pytest.mark.slow
 def test_what_every_processor_runs_is_for_every_processor(compiled: Path, tmp_path: Path) -> None:
     """Functions that objects of several instruction sets hold alike, of which the linker kept one, and initialisers."""
     with zipfile.ZipFile(compiled) as archive:
@@ -227,7 +213,6 @@ def test_what_every_processor_runs_is_for_every_processor(compiled: Path, tmp_pa
 
 
 @pytest.mark.all
-@pytest.mark.slow
 def test_auditwheel_names_the_linux_of_the_wheel(compiled: Path, tmp_path: Path) -> None:
     pytest.importorskip("auditwheel")
     options = ["--strip", "--exclude", "libtorch_cpu.so", "--wheel-dir", str(tmp_path)]
@@ -240,7 +225,6 @@ def test_auditwheel_names_the_linux_of_the_wheel(compiled: Path, tmp_path: Path)
 
 
 @pytest.mark.all
-@pytest.mark.slow
 def test_the_hubs_library_loads_the_kernel_from_disk(tmp_path: Path) -> None:
     """Beside the package's own, whose bits it computes."""
     kernels = pytest.importorskip("kernels")
@@ -258,17 +242,3 @@ def test_the_hubs_library_loads_the_kernel_from_disk(tmp_path: Path) -> None:
     assert all(map(torch.equal, *gradients))
     with pytest.raises(ValueError, match=r"q, k and v must have 5, 5 and 4 axes, got q \(70, 16\)"):
         kernel.diff_attention(tensors[0][0, 0, 0], *tensors[1:], 0.3)
-
-
-@pytest.mark.parametrize(
-    ("builder", "prefix"), [(wheel.WheelBuilder, ""), (sdist.SdistBuilder, "src/")], ids=["wheel", "sdist"]
-)
-def test_every_file_of_a_model_is_packaged(builder: type, prefix: str, tmp_path: Path) -> None:
-    """Whatever .gitignore leaves out."""
-    for name in ("pyproject.toml", ".gitignore", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
-    folder = tmp_path / WEIGHTS / "novels-diff"
-    folder.mkdir(parents=True)
-    for name in FILES:
-        (folder / name).write_text("", encoding="utf-8")
-    assert {f"{prefix}diff_transformer/weights/novels-diff/{name}" for name in FILES} <= included(builder, tmp_path)

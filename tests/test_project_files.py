@@ -37,46 +37,35 @@ def test_files_are_as_their_readers_want_them(schema: str) -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *files]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-
-
-def test_every_such_file_is_checked() -> None:
     found = {path.relative_to(ROOT).as_posix() for path in (ROOT / ".github").rglob("*.yml")}
     assert found == {path for path in SCHEMAS if path.startswith(".github")}
 
 
-def test_the_repository_has_one_address() -> None:
+def test_the_repository_has_one_address_and_one_version() -> None:
     """That of pyproject.toml, which the site reads as well."""
     assert set(URLS) == {"Repository", "Documentation", "Changelog", "Issues"}
     repository = URLS["Repository"]
     assert all(URLS[name].startswith(repository) for name in ("Changelog", "Issues"))
-    assert read("CITATION.cff")["repository-code"] == repository
-    assert read("CITATION.cff")["url"] == URLS["Documentation"]
+    citation = read("CITATION.cff")
+    assert (citation["repository-code"], citation["url"]) == (repository, URLS["Documentation"])
+    assert citation["version"] == __version__
+    assert f'license = "{citation["license"]}"' in PROJECT
     for path in ("SECURITY.md", "CODE_OF_CONDUCT.md", ".github/ISSUE_TEMPLATE/config.yml"):
         named = re.findall(r"https://github\.com/[\w-]+/[\w-]+", (ROOT / path).read_text(encoding="utf-8"))
         assert set(named) == {repository}, path
-
-
-def test_the_citation_is_of_this_version() -> None:
-    citation = read("CITATION.cff")
-    assert citation["version"] == __version__
-    assert f'license = "{citation["license"]}"' in PROJECT
 
 
 def test_the_style_of_a_commit_is_that_of_make_test() -> None:
     (ruff,) = read(".pre-commit-config.yaml")["repos"]
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     assert f"\nruff=={ruff['rev'].removeprefix('v')}\n" in constraints
-    style = re.search(r"^style: setup\n((?:\t.+\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert style is not None
-    commands = re.findall(r"\$\(BIN\)/(ruff \w+)", style[1])
+    commands = re.findall(r"\$\(BIN\)/(ruff \w+)", (ROOT / "Makefile").read_text(encoding="utf-8"))
     assert [hook["id"].replace("-", " ") for hook in ruff["hooks"]] == commands
 
 
 def test_a_release_is_tested_built_checked_and_trusted() -> None:
     jobs = read(".github/workflows/release.yml")["jobs"]
-    assert jobs["build"]["needs"] == "test"
-    assert jobs["wheels"]["needs"] == "test"
-    assert jobs["publish"]["needs"] == ["build", "wheels"]
+    assert [jobs[name]["needs"] for name in ("build", "wheels", "publish")] == ["test", "test", ["build", "wheels"]]
     assert [step["run"] for step in jobs["test"]["steps"] if "run" in step] == [".ci/run test-all"]
     commands = [step["run"] for step in jobs["build"]["steps"] if "run" in step]
     assert commands[-2:] == [
@@ -88,28 +77,23 @@ def test_a_release_is_tested_built_checked_and_trusted() -> None:
     assert not any("permissions" in jobs[name] for name in ("test", "build", "wheels"))
     assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
     (check,) = (command for command in commands if command.startswith("grep"))
-    version = re.search(r'^version = "(.+)"$', PROJECT, flags=re.MULTILINE)
-    assert version is not None
     command = ["bash", "-c", check]
-    for tag, code in ((f"v{version[1]}", 0), ("v999", 1)):
+    for tag, code in ((f"v{__version__}", 0), ("v999", 1)):
         done = subprocess.run(command, cwd=ROOT, env={"GITHUB_REF_NAME": tag, "PATH": "/usr/bin:/bin"}, check=False)
         assert done.returncode == code
-
-
-def test_the_site_that_is_published_is_that_of_make_docs() -> None:
-    jobs = read(".github/workflows/docs.yml")["jobs"]
-    assert {"run": "make docs"} in jobs["build"]["steps"]
-    (upload,) = (step for step in jobs["build"]["steps"] if "upload-pages" in step.get("uses", ""))
+    # The site that is published is that of `make docs`.
+    site = read(".github/workflows/docs.yml")["jobs"]
+    assert {"run": "make docs"} in site["build"]["steps"]
+    (upload,) = (step for step in site["build"]["steps"] if "upload-pages" in step.get("uses", ""))
     assert upload["with"]["path"] == "build/site"
-    assert jobs["publish"]["needs"] == "build"
-    assert jobs["publish"]["permissions"] == {"pages": "write", "id-token": "write"}
+    assert site["publish"]["needs"] == "build"
+    assert site["publish"]["permissions"] == {"pages": "write", "id-token": "write"}
 
 
 def test_the_documentation_can_be_built_with_the_versions_that_are_pinned() -> None:
-    extra = re.search(r"^docs = \[\n(.*?)^\]", PROJECT, flags=re.MULTILINE | re.DOTALL)
-    assert extra is not None
+    (extra,) = re.findall(r"^docs = \[\n(.*?)^\]", PROJECT, flags=re.MULTILINE | re.DOTALL)
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    for name in re.findall(r'"([\w-]+)>=', extra[1]):
+    for name in re.findall(r'"([\w-]+)>=', extra):
         assert f"\n{name}==" in constraints, name
         if sys.version_info >= (3, 11):
             assert f"\n{name}=={metadata.version(name)}" in constraints, name

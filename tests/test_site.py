@@ -16,7 +16,6 @@ if sys.version_info < (3, 11):
     pytest.skip("zensical needs Python 3.11", allow_module_level=True)
 
 import build_site
-import docstring_roles
 import site_pages
 import tutorial_pages
 
@@ -76,7 +75,7 @@ def pages(site: Path) -> dict[Path, Page]:
     return {file: Page(file) for file in site.rglob("*.html")}
 
 
-@pytest.mark.slow
+@pytest.mark.all
 def test_links_and_anchors_lead_somewhere(site: Path, pages: dict[Path, Page]) -> None:
     broken = []
     for file, page in pages.items():
@@ -93,7 +92,7 @@ def test_links_and_anchors_lead_somewhere(site: Path, pages: dict[Path, Page]) -
     assert not broken
 
 
-@pytest.mark.slow
+@pytest.mark.all
 def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[Path, Page]) -> None:
     for file, page in pages.items():
         for tag, name, address in page.leads:
@@ -105,7 +104,6 @@ def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[Path, Page]) -
 
 
 @pytest.mark.all
-@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 def test_pages_fit_a_phone_and_show_their_equations(site: Path, pages: dict[Path, Page]) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
@@ -127,27 +125,24 @@ def test_pages_fit_a_phone_and_show_their_equations(site: Path, pages: dict[Path
     assert not [address for address in asked if not address.startswith(("file:", "data:", "blob:"))]
 
 
-@pytest.mark.slow
+@pytest.mark.all
 def test_the_api_comes_from_the_docstrings(site: Path, pages: dict[Path, Page]) -> None:
-    text = (site / "api" / "operator.html").read_text(encoding="utf-8")
+    file = site / "api" / "operator.html"
+    text, links = file.read_text(encoding="utf-8"), {address for _, _, address in pages[file].leads}
     assert "aligned to the <em>end</em> of the keys" in text
-    assert "diff_transformer.diff_attention" in pages[site / "api" / "operator.html"].places
-    assert ":func:" not in text  # a role has become a link
-    links = {address for _, _, address in pages[site / "api" / "operator.html"].leads}
-    assert "#diff_transformer.diff_attention" in links
+    assert "diff_transformer.diff_attention" in pages[file].places
+    assert "#diff_transformer.diff_attention" in links  # a role has become a link
     assert r"\operatorname{softmax}" in text  # which KaTeX sets, as the page comes with it
-    assert any(address.endswith("katex.min.js") for _, _, address in pages[site / "api" / "operator.html"].leads)
-
-
-@pytest.mark.slow
-def test_what_a_function_returns_is_one_entry(site: Path) -> None:
-    """Lines of its text would be values of their own otherwise."""
+    assert any(address.endswith("katex.min.js") for address in links)
     for file in (site / "api").glob("*.html"):
-        for returned in re.findall(r"Returns:</span>(.*?)</ul>", file.read_text(encoding="utf-8"), flags=re.DOTALL):
+        text = file.read_text(encoding="utf-8")
+        assert not re.search(":(func|class|meth|mod|attr):", text), file.name
+        # What a function returns is one entry: lines of its text would be values of their own otherwise.
+        for returned in re.findall(r"Returns:</span>(.*?)</ul>", text, flags=re.DOTALL):
             assert returned.count("<li") == 1, f"{file.name}: {returned}"
 
 
-@pytest.mark.slow
+@pytest.mark.all
 def test_the_search_finds_words_and_shows_no_latex(site: Path) -> None:
     items = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
     for words in ("KV cache", "perplexity", "few-shot"):
@@ -158,7 +153,7 @@ def test_the_search_finds_words_and_shows_no_latex(site: Path) -> None:
     assert any("Choose a head" in item["text"] for item in items)
 
 
-@pytest.mark.slow
+@pytest.mark.all
 def test_every_page_is_in_the_navigation(pages: dict[Path, Page], site: Path) -> None:
     """By the links of the start page: one that nothing leads to would be there in vain."""
     settings = yaml.safe_load((ROOT / "website" / "mkdocs.yml").read_text(encoding="utf-8"))
@@ -169,6 +164,7 @@ def test_every_page_is_in_the_navigation(pages: dict[Path, Page], site: Path) ->
     assert listed == written - of_experiments - {"tutorials/index.md"}
     leads = {address for _, _, address in pages[site / "results" / "index.html"].leads}
     assert {path.removeprefix("results/").replace(".md", ".html") for path in of_experiments} <= leads
+    assert {f"../tutorials/{path.name}" for path in (site / "tutorials").glob("*.html")} <= leads
     assert {path.relative_to(site).with_suffix(".md").as_posix() for path in pages} >= written
 
 
@@ -184,66 +180,48 @@ def test_what_git_ignores_is_no_page(tmp_path: Path) -> None:
     assert site_pages.pages_and_pictures(tmp_path) == {"docs/a new one.md": "a new one.md", "docs/page.md": "page.md"}
 
 
-def test_the_tabs_are_in_order() -> None:
-    settings = yaml.safe_load((ROOT / "website" / "mkdocs.yml").read_text(encoding="utf-8"))
-    tabs = [name for section in settings["nav"] for name in section]
-    assert tabs[:8] == ["Start", "Tutorials", "How-to", "Concepts", "Explorer", "Results", "API", "Log"]
-
-
-def test_tutorials_are_listed_where_there_are_any() -> None:
-    lesson = tutorial_pages.Tutorial("docs/tutorials/from_scratch.py", "From scratch", "")
-    urls = {"Repository": REPOSITORY, "Documentation": "https://example.org/"}
-    (section,) = (one for one in build_site.site_settings(urls, [lesson])["nav"] if "Tutorials" in one)
-    assert section["Tutorials"][-1] == {"From scratch": "tutorials/from-scratch.md"}
-    if not (ROOT / "docs" / "tutorials").is_dir():
-        assert not any("Tutorials" in one for one in build_site.site_settings(urls, [])["nav"])
-
-
-def test_tutorials_come_in_the_order_of_their_contents(tmp_path: Path) -> None:
-    folder = tmp_path / "docs" / "tutorials"
-    folder.mkdir(parents=True)
-    for name in ("a", "b", "c"):
-        (folder / f"{name}.py").write_text(LESSON, encoding="utf-8")
-    (folder / "README.md").write_text("[the second](b.py)", encoding="utf-8")
-    found = tutorial_pages.tutorials(tmp_path, REPOSITORY, None)
-    assert [lesson.target for lesson in found] == [f"tutorials/{name}.md" for name in ("b", "a", "c")]
-
-
-def test_a_tutorial_becomes_a_page(tmp_path: Path) -> None:
+@pytest.fixture
+def lesson_file(tmp_path: Path) -> Path:
     file = tmp_path / "docs" / "tutorials" / "a_lesson.py"
     file.parent.mkdir(parents=True)
     file.write_text(LESSON, encoding="utf-8")
-    (lesson,) = tutorial_pages.tutorials(tmp_path, REPOSITORY, None)
+    return file
+
+
+def test_tutorials_become_pages_in_the_order_of_their_contents(lesson_file: Path, tmp_path: Path) -> None:
+    for name in ("b", "c"):
+        (lesson_file.parent / f"{name}.py").write_text(LESSON, encoding="utf-8")
+    (lesson_file.parent / "README.md").write_text("[the second](b.py)", encoding="utf-8")
+    first, lesson, last = tutorial_pages.tutorials(tmp_path, REPOSITORY, None)
+    assert (first.target, last.target) == ("tutorials/b.md", "tutorials/c.md")
     assert (lesson.title, lesson.target) == ("A lesson", "tutorials/a-lesson.md")
     assert "```python\nvalue = 1\n```" in lesson.text
     assert "%config" not in lesson.text
     assert f"{REPOSITORY}/blob/main/docs/tutorials/a_lesson.py" in lesson.text
     assert lesson.text.endswith("## More\n")
-    file.write_text("# %%\nvalue = 1\n", encoding="utf-8")
+    lesson_file.write_text("# %%\nvalue = 1\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"a_lesson\.py must begin with a heading, got"):
         tutorial_pages.tutorials(tmp_path, REPOSITORY, None)
 
 
-@pytest.mark.slow
-def test_a_tutorial_is_run_once(tmp_path: Path) -> None:
+@pytest.mark.all
+def test_a_tutorial_is_run_once(lesson_file: Path, tmp_path: Path) -> None:
     drawing = "from IPython.display import SVG, display\nprint('said')\ndisplay(SVG('<svg xmlns=\"x\"/>'))\n"
     drawing += "from pathlib import Path\nPath('written').touch()\n"
     drawing += "print(sorted(path.name for path in Path('../..').iterdir()))\n"
     drawing += '\n# %% tags=["needs-a_package_of_nobody"]\nimport a_package_of_nobody\n'
-    file = tmp_path / "docs" / "tutorials" / "a_lesson.py"
-    file.parent.mkdir(parents=True)
-    file.write_text(LESSON.replace("value = 1\n", drawing), encoding="utf-8")
+    lesson_file.write_text(LESSON.replace("value = 1\n", drawing), encoding="utf-8")
     (lesson,) = tutorial_pages.tutorials(tmp_path, REPOSITORY, tmp_path / "run")
     assert "```text\nsaid\n" in lesson.text
     assert "['docs', 'examples', 'lab']" in lesson.text
-    assert list(file.parent.iterdir()) == [file]  # what it writes is gone with the copy of its place
+    assert list(lesson_file.parent.iterdir()) == [lesson_file]  # what it writes is gone with the copy of its place
     assert "```python\nimport a_package_of_nobody\n```" in lesson.text  # shown, and not run
     assert list(lesson.pictures) == ["a-lesson-1-1.svg"]
     assert "](a-lesson-1-1.svg)" in lesson.text
-    assert [path.suffix for path in (tmp_path / "run").iterdir()] == [".ipynb"]
-    written = next((tmp_path / "run").iterdir()).stat().st_mtime_ns
+    (notebook,) = (tmp_path / "run").iterdir()
+    written = notebook.stat().st_mtime_ns
     assert tutorial_pages.tutorials(tmp_path, REPOSITORY, tmp_path / "run") == [lesson]
-    assert next((tmp_path / "run").iterdir()).stat().st_mtime_ns == written
+    assert notebook.stat().st_mtime_ns == written
 
 
 TARGETS = {
@@ -275,13 +253,6 @@ def test_links_are_those_of_the_site(source: str, text: str, moved: str, tmp_pat
 def test_a_link_to_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"docs/page\.md links to none\.md, which does not exist\."):
         site_pages.on_the_site("[a](none.md)", "docs/page.md", tmp_path, TARGETS, REPOSITORY)
-
-
-def test_roles_become_links_where_a_page_documents_the_name(tmp_path: Path) -> None:
-    (tmp_path / "operator.md").write_text("# Title\n\n::: package.attend\n", encoding="utf-8")
-    extension = docstring_roles.DocstringRoles(str(tmp_path))
-    rewritten = docstring_roles._ROLE.sub(extension._link, ":func:`attend`, :func:`~package.attend`, :class:`Other`")
-    assert rewritten == "[`attend`][package.attend], [`attend`][package.attend], `Other`"
 
 
 def test_what_browsers_load_is_of_the_version_that_is_named() -> None:

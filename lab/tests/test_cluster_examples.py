@@ -17,18 +17,6 @@ from diff_lab.train import load_recipe
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "cluster"
 # pip puts the program beside the interpreter, which need not be on the path.
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-SBATCH = shutil.which("sbatch")
-# As much of a cluster as sbatch wants to know before it asks the controller, which there is none of.
-NO_CLUSTER = """
-ClusterName=none
-SlurmctldHost=localhost
-SlurmctldPort=9
-AuthType=auth/none
-NodeName=node[1-4] CPUs=128 Gres=gpu:8
-GresTypes=gpu
-PartitionName=main Nodes=ALL Default=YES
-MessageTimeout=5
-"""
 
 
 def started(command: list[str]) -> Any:
@@ -79,23 +67,6 @@ def test_slurm_starts_torchrun_on_every_machine(slurm: dict[str, str], tmp_path:
     refused = subprocess.run(script, env=slurm, capture_output=True, text=True, check=False)
     assert refused.returncode != 0
     assert "the recipe, as in: sbatch train.sbatch" in refused.stderr
-
-
-@pytest.mark.skipif(SBATCH is None, reason="sbatch is not installed")
-def test_slurm_knows_the_options(tmp_path: Path) -> None:
-    (tmp_path / "slurm.conf").write_text(NO_CLUSTER, encoding="utf-8")
-    script = (FOLDER / "train.sbatch").read_text(encoding="utf-8")
-
-    def said(text: str) -> str:
-        (tmp_path / "job").write_text(text, encoding="utf-8")
-        command = [str(SBATCH), "--test-only", str(tmp_path / "job"), "recipe.yaml", "run"]
-        settings = {**os.environ, "SLURM_CONF": str(tmp_path / "slurm.conf")}
-        return subprocess.run(command, env=settings, capture_output=True, text=True, check=False).stderr.strip()
-
-    # All options are read before that.
-    assert said(script).startswith("allocation failure: Unable to contact slurm controller")
-    assert "unrecognized option '--requeueing'" in said(script.replace("--requeue", "--requeueing"))
-    assert "Invalid --signal specification" in said(script.replace("TERM@600", "TERM@soon"))
 
 
 @pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed")
@@ -155,12 +126,3 @@ def test_skypilot_starts_torchrun() -> None:
     assert of_the_module(parsed) == ["$RECIPE", "--output", "$OUTPUT", "--resume", "auto"]
     assert all(task["envs"][name].startswith("/shared/") for name in ("RECIPE", "OUTPUT"))
     assert (FOLDER / task["workdir"] / "constraints.txt").is_file()
-
-
-def test_skypilot_reads_its_task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))  # where it keeps what it knows of clouds
-    monkeypatch.chdir(FOLDER)
-    sky = pytest.importorskip("sky")
-    task = sky.Task.from_yaml("skypilot.yaml")
-    assert task.num_nodes == 1
-    assert {name for resources in task.resources for name in resources.accelerators} == {"H100"}

@@ -1,3 +1,5 @@
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,11 +32,10 @@ def test_a_short_commit() -> None:
     assert short_commit("0123456789abcdef-dirty") == "0123456789ab-dirty"
 
 
-def test_the_commit_is_this_projects_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = tmp_path / "results.py"
-    module.write_text("")
-    monkeypatch.setattr(environment, "__file__", str(module))
-    assert environment.git_commit() is None
+def test_the_commit_is_this_projects_or_none(tmp_path: Path) -> None:
+    module = Path(shutil.copy(environment.__file__, tmp_path / "results.py"))
+    git_commit = runpy.run_path(str(module))["git_commit"]
+    assert git_commit() is None
 
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
@@ -42,12 +43,10 @@ def test_the_commit_is_this_projects_or_none(tmp_path: Path, monkeypatch: pytest
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     git("init", "-q")
-    (tmp_path / "other").write_text("")
-    git("add", "other")
-    git("commit", "-qm", "somebody else's")
-    assert environment.git_commit() is None, "a file that their repository does not track is not theirs"
+    git("commit", "-qm", "somebody else's", "--allow-empty")
+    assert git_commit() is None, "a file that their repository does not track is not theirs"
     git("add", "results.py")
     git("commit", "-qm", "ours")
-    assert environment.git_commit() == git("rev-parse", "HEAD")
+    assert git_commit() == git("rev-parse", "HEAD")
     module.write_text("changed")
-    assert environment.git_commit() == git("rev-parse", "HEAD") + "-dirty"
+    assert git_commit() == git("rev-parse", "HEAD") + "-dirty"

@@ -1,21 +1,19 @@
-"""What docs/training.md says of keys, commands and files is true, and its code runs."""
+"""What docs/training.md says of keys and files is true, and its code runs."""
 
 import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
-import typer
 from accelerate.state import AcceleratorState
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from diff_lab.cli.app import COMMANDS, app
 from diff_lab.data import byte_tokenizer
 from diff_lab.train import load_recipe, shipped_recipes, train
 from diff_lab.train.data_kinds import KINDS
@@ -33,7 +31,6 @@ SECTIONS: dict[str, list[type[BaseModel]]] = {
     "data": [*KINDS.values()],
     "train": [TrainRecipe],
 }
-SHELL = re.findall(r"^    (\S[^\n]*)", PAGE, flags=re.MULTILINE)
 
 
 @pytest.fixture(autouse=True)
@@ -149,57 +146,7 @@ def test_a_converted_llama_is_trained_on(elsewhere: Path, monkeypatch: pytest.Mo
             check_init_from(parse_recipe(settings))
 
 
-def commands() -> list[list[str]]:
-    """The page's commands of ours, by their words; those of launchers from where ours begin."""
-    invocations = []
-    for line in SHELL:
-        words = shlex.split(line, comments=True)
-        if words[0] == "diff-lab":
-            invocations.append(words[1:])
-        elif "diff_lab.train" in words:
-            assert words[0] in ("torchrun", "accelerate")
-            assert words[words.index("diff_lab.train") - 1] == "-m"
-            invocations.append(["train", *words[words.index("diff_lab.train") + 1 :]])
-    return invocations
-
-
-@pytest.mark.parametrize("words", commands(), ids=" ".join)
-def test_commands_are_as_the_page_has_them(words: list[str], elsewhere: Path) -> None:
-    name, *arguments = words
-    assert name in COMMANDS
-    command: Any = typer.main.get_command(app).get_command(None, name)  # type: ignore[attr-defined]  # a group
-    if name == "tokenizer":
-        command = command.commands[arguments.pop(0)]
-    options = {option for parameter in command.params for option in parameter.opts}
-    assert {word for word in arguments if word.startswith("--")} <= options
-    if name in ("train", "plan", "prepare"):
-        recipe, overrides = arguments[0], [word for word in arguments[1:] if "=" in word]
-        assert recipe in ("mine.yaml", "further.yaml", *shipped_recipes())
-        load_recipe(recipe, overrides)
-
-
-def test_there_are_commands() -> None:
-    assert {words[0] for words in commands()} == {"prepare", "train", "plan", "report", "tokenizer"}
-    assert sum(line.startswith("python examples/") for line in SHELL) == 3
-
-
 def test_shipped_recipes_are_named() -> None:
     for name in shipped_recipes():
         paper = re.fullmatch(r"paper-[\d.]+[mb]", name)
         assert paper or f"`{name}`" in PAGE, name
-
-
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)\)", PAGE))))
-def test_links_lead_somewhere(target: str) -> None:
-    assert (ROOT / "docs" / target).exists()
-
-
-@pytest.mark.parametrize("anchor", sorted(set(re.findall(r"\]\(#([^)]+)\)", PAGE))))
-def test_anchors_are_headings(anchor: str) -> None:
-    headings = re.findall(r"^#+ (.+)$", PAGE, flags=re.MULTILINE)
-    assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_examples_that_are_named_are_run() -> None:
-    for path in re.findall(r"python (examples/\w+\.py)", PAGE):
-        assert (ROOT / path).is_file()

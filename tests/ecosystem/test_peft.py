@@ -7,31 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
-from peft import (
-    AdaLoraConfig,
-    C3AConfig,
-    FourierFTConfig,
-    HRAConfig,
-    IA3Config,
-    LNTuningConfig,
-    LoHaConfig,
-    LoKrConfig,
-    LoraConfig,
-    MissConfig,
-    OFTConfig,
-    PeftConfig,
-    PeftModel,
-    PrefixTuningConfig,
-    PromptEncoderConfig,
-    PromptTuningConfig,
-    RandLoraConfig,
-    TaskType,
-    VBLoRAConfig,
-    VeraConfig,
-    get_peft_model,
-)
+from peft import LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, TaskType, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from transformers import DynamicCache
@@ -66,51 +45,35 @@ def adapted(model: Any) -> Iterator[tuple[str, Any]]:
             yield name.removeprefix("base_model.model."), module
 
 
-def test_only_the_adapters_are_trained(kind: str, make: Any, tokens: Any, train: Any) -> None:
-    model = get_peft_model(make(kind), lora())
+def test_adapters_are_trained_saved_loaded_and_merged(
+    kind: str, make: Any, tokens: Any, train: Any, check: Any, tmp_path: Path
+) -> None:
+    model, inputs = get_peft_model(make(kind), lora()), tokens()
     before = copies(model)
-    losses = train(model, tokens())
+    losses = train(model, inputs)
     assert losses[-1] < losses[0] - 0.05
     for name, parameter in model.named_parameters():
-        changed = not torch.equal(parameter, before[name])
-        assert changed == (".lora_" in name), name
+        assert torch.equal(parameter, before[name]) != (".lora_" in name), name
     assert sum(".lora_B." in name for name in before) == 2 * len(PROJECTIONS)
+    expected = model(inputs).logits.detach()
 
-
-def test_a_saved_adapter_loads_onto_the_same_model(
-    kind: str, make: Any, tokens: Any, train: Any, tmp_path: Path
-) -> None:
-    model = get_peft_model(make(kind), lora())
-    train(model, tokens())
     model.save_pretrained(tmp_path)
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".md", ".safetensors"]
-    loaded = PeftModel.from_pretrained(make(kind), tmp_path)
-    inputs = tokens()
-    assert torch.equal(loaded(inputs).logits, model(inputs).logits)
+    assert torch.equal(PeftModel.from_pretrained(make(kind), tmp_path)(inputs).logits, expected)
     with model.disable_adapter():
         assert torch.equal(model(inputs).logits, make(kind)(inputs).logits)
-        assert not torch.equal(model(inputs).logits, loaded(inputs).logits)
+        assert not torch.equal(model(inputs).logits, expected)
 
-
-def test_merged_weights_give_the_same_logits(kind: str, make: Any, tokens: Any, train: Any, check: Any) -> None:
-    model = get_peft_model(make(kind), lora())
-    train(model, tokens())
-    inputs = tokens()
-    expected = model(inputs).logits.detach()
     products = {
         f"{name}.weight": module.scaling["default"] * module.lora_B["default"].weight @ module.lora_A["default"].weight
         for name, module in adapted(model)
     }
-    merged = model.merge_and_unload()
+    merged, original = model.merge_and_unload(), make(kind)
     assert type(merged) is DiffTransformerForCausalLM
     check(merged(inputs).logits, expected)
-    original = make(kind)
     for name, parameter in merged.named_parameters():
-        weight = original.get_parameter(name)
-        if name in products:
-            check(parameter, weight + products[name])
-        else:
-            assert torch.equal(parameter, weight), name
+        check(parameter, original.get_parameter(name) + products.get(name, 0.0))
+        assert name in products or torch.equal(parameter, original.get_parameter(name)), name
     assert len(products) == 2 * len(PROJECTIONS)
 
 
@@ -154,32 +117,27 @@ def test_lambda_can_be_trained_beside_the_adapters(
         assert all(p.dtype == torch.float32 for name, p in merged.named_parameters() if ".lam." in name)
 
 
-def test_the_headwise_norm_can_be_trained_beside_the_adapters(make: Any, tokens: Any, train: Any, check: Any) -> None:
-    """The operator applies the norm itself, but for a wrapper's, which is called."""
-    model = get_peft_model(make("diff"), lora(modules_to_save=["head_norm"]))
+@pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")  # PEFT's word for any norm but torch's
+@pytest.mark.parametrize("way", ["beside the adapters", "LN tuning"])
+@pytest.mark.parametrize("implementation", ["diff_attention", "sdpa"])
+def test_the_headwise_norm_can_be_trained(
+    implementation: str, way: str, make: Any, tokens: Any, train: Any, check: Any
+) -> None:
+    """The operator applies the norm itself, but a wrapper's, with its call and weight and nothing else, is called."""
+    tuning = peft.LNTuningConfig(target_modules=["head_norm"], task_type=TaskType.CAUSAL_LM)
+    config = tuning if way == "LN tuning" else lora(modules_to_save=["head_norm"])
+    model = get_peft_model(make("diff", attn_implementation=implementation), config)
     inputs = tokens()
-    train(model, inputs)
+    check(model(inputs).logits, make("diff")(inputs).logits)
+    losses = train(model, inputs)
+    assert losses[-1] < losses[0]
     expected = model(inputs).logits.detach()
     with model.disable_adapter():
-        assert torch.equal(model(inputs).logits, make("diff")(inputs).logits)
+        check(model(inputs).logits, make("diff")(inputs).logits)
     merged = model.merge_and_unload()
     check(merged(inputs).logits, expected)
     name = "model.layers.0.self_attn.head_norm.weight"
     assert not torch.equal(merged.get_parameter(name), make("diff").get_parameter(name))
-
-
-@pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")  # PEFT's word for any norm but torch's
-@pytest.mark.parametrize("implementation", ["diff_attention", "sdpa"])
-def test_the_headwise_norm_can_be_tuned(implementation: str, make: Any, tokens: Any, train: Any, check: Any) -> None:
-    """By LN tuning, whose wrapper has the norm's call and weight, and nothing else of it."""
-    model = make("diff", attn_implementation=implementation)
-    tuned = get_peft_model(model, LNTuningConfig(target_modules=["head_norm"], task_type=TaskType.CAUSAL_LM))
-    inputs = tokens()
-    check(tuned(inputs).logits, make("diff")(inputs).logits)
-    losses = train(tuned, inputs)
-    assert losses[-1] < losses[0]
-    expected = tuned(inputs).logits.detach()
-    check(tuned.merge_and_unload()(inputs).logits, expected)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -195,55 +153,45 @@ def test_single_tokens_can_be_trained(tied: bool, make: Any, tokens: Any, train:
     assert rows == ([3, 256] if tied else [256])
 
 
-# Methods that find their layers themselves, and the layers that they adapt, which are those of a Llama.
-METHODS: dict[str, tuple[PeftConfig, set[str]]] = {
-    "LoRA": (LoraConfig(r=2), {"q_proj", "v_proj"}),
-    "IA3": (IA3Config(), {"k_proj", "v_proj", "down_proj"}),
-    "LoHa": (LoHaConfig(r=2), {"q_proj", "v_proj"}),
-    "AdaLoRA": (AdaLoraConfig(init_r=2, target_r=1, total_step=9), {"q_proj", "v_proj"}),
-    "VeRA": (VeraConfig(r=2), {"q_proj", "v_proj"}),
+# PEFT's methods; all but prompts and P-tuning find their layers themselves, which are those of a Llama.
+METHODS: dict[str, peft.PeftConfig] = {
+    "LoRA": LoraConfig(r=2),
+    "IA3": peft.IA3Config(),
+    "LoHa": peft.LoHaConfig(r=2),
+    "AdaLoRA": peft.AdaLoraConfig(init_r=2, target_r=1, total_step=9),
+    "VeRA": peft.VeraConfig(r=2),
+    "C3A": peft.C3AConfig(block_size=4),
+    "DoRA": LoraConfig(r=2, use_dora=True),
+    "FourierFT": peft.FourierFTConfig(n_frequency=10, scaling=20.0),
+    "HRA": peft.HRAConfig(r=4),
+    "LN tuning": peft.LNTuningConfig(),
+    "LoKr": peft.LoKrConfig(r=2),
+    "MiSS": peft.MissConfig(r=4),
+    "OFT": peft.OFTConfig(oft_block_size=4),
+    "P-tuning": peft.PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=8),
+    "PiSSA": LoraConfig(r=2, init_lora_weights="pissa"),
+    "prompt tuning": PromptTuningConfig(num_virtual_tokens=3),
+    "RandLoRA": peft.RandLoraConfig(r=2),
+    "VB-LoRA": peft.VBLoRAConfig(vector_length=4, num_vectors=8),
 }
+ADAPTED = {name: {"q_proj", "v_proj"} for name in ("LoRA", "LoHa", "AdaLoRA", "VeRA")}
+ADAPTED["IA3"] = {"k_proj", "v_proj", "down_proj"}
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_layers_need_not_be_named(kind: str, method: str, make: Any, tokens: Any, train: Any) -> None:
-    config, layers = METHODS[method]
-    model = get_peft_model(make(kind), copy.deepcopy(config))
-    adapted = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
-    assert adapted == layers
+@pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")  # PEFT's word for any norm but torch's
+@pytest.mark.parametrize("method", short_run(METHODS, [*ADAPTED, "DoRA", "prompt tuning"]))
+def test_methods_train(kind: str, method: str, make: Any, tokens: Any, train: Any) -> None:
+    config = copy.deepcopy(METHODS[method])
+    config.task_type = TaskType.CAUSAL_LM
+    model = get_peft_model(make(kind), config)
+    layers = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
+    assert layers == ADAPTED.get(method, layers)
     losses = train(model, tokens())
     assert losses[-1] < losses[0]
 
 
-# More of PEFT's methods; all but prompts and P-tuning find their layers themselves.
-MORE_METHODS: dict[str, PeftConfig] = {
-    "C3A": C3AConfig(block_size=4),
-    "DoRA": LoraConfig(r=2, use_dora=True),
-    "FourierFT": FourierFTConfig(n_frequency=10, scaling=20.0),
-    "HRA": HRAConfig(r=4),
-    "LN tuning": LNTuningConfig(),
-    "LoKr": LoKrConfig(r=2),
-    "MiSS": MissConfig(r=4),
-    "OFT": OFTConfig(oft_block_size=4),
-    "P-tuning": PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=8),
-    "PiSSA": LoraConfig(r=2, init_lora_weights="pissa"),
-    "prompt tuning": PromptTuningConfig(num_virtual_tokens=3),
-    "RandLoRA": RandLoraConfig(r=2),
-    "VB-LoRA": VBLoRAConfig(vector_length=4, num_vectors=8),
-}
-
-
-@pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")  # PEFT's word for any norm but torch's
-@pytest.mark.parametrize("method", short_run(MORE_METHODS, ["DoRA", "prompt tuning"]))
-def test_more_methods_train(kind: str, method: str, make: Any, tokens: Any, train: Any) -> None:
-    config = copy.deepcopy(MORE_METHODS[method])
-    config.task_type = TaskType.CAUSAL_LM
-    losses = train(get_peft_model(make(kind), config), tokens())
-    assert losses[-1] < losses[0]
-
-
 @pytest.mark.parametrize(
-    "imports", short_run(["diff_transformer, peft", "peft, diff_transformer"], ["diff_transformer, peft"])
+    "imports", short_run(["diff_transformer, peft", "peft, diff_transformer"], ["peft, diff_transformer"])
 )
 def test_peft_knows_the_layers_whichever_is_imported_first(imports: str) -> None:
     code = (

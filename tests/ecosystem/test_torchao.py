@@ -9,17 +9,11 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from torchao.quantization import Int8WeightOnlyConfig, quantize_
+from torchao.quantization import Int8WeightOnlyConfig
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from diff_transformer import DiffTransformerForCausalLM
 from tiny_model import PAIRED
-
-# A weight is off by at most half a step, 1/255 of the largest entry of its row, so a product with the weights likewise.
-# Seven such products lie on the way through each of two layers; as errors of random sign they add to √14 of one, 1.5 %.
-# Three times that, as scores are exponents and enlarge it where attention is sharp, and twice again in bfloat16, whose
-# own roundings of 1/256 are as large. Another test below holds the answers to those of rounded weights.
-BUDGET = {torch.float32: 0.045, torch.bfloat16: 0.09}
 
 # transformers has renamed what PEFT asks a model for.
 pytestmark = pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning")
@@ -51,18 +45,16 @@ def quantised(model: nn.Module) -> set[str]:
     return names
 
 
-def off(answer: Tensor, expected: Tensor) -> float:
-    """The error's norm relative to the expected norm."""
-    return ((answer.double() - expected.double()).norm() / expected.double().norm()).item()
-
-
-def load(folder: Path, dtype: torch.dtype, **settings: Any) -> Any:
-    config = TorchAoConfig(Int8WeightOnlyConfig(), **settings)
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    config = TorchAoConfig(Int8WeightOnlyConfig())
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, quantization_config=config)
 
 
-@pytest.mark.parametrize("dtype", list(BUDGET))
-def test_a_checkpoint_loads_in_int8(kind: str, dtype: torch.dtype, make: Any, tokens: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_checkpoint_loads_in_int8(
+    kind: str, dtype: torch.dtype, make: Any, tokens: Any, check: Any, tmp_path: Path
+) -> None:
+    """Which is a rounding of the weights, and nothing else."""
     model = make(kind).to(dtype).eval()
     model.save_pretrained(tmp_path)
     loaded = load(tmp_path, dtype)
@@ -76,40 +68,18 @@ def test_a_checkpoint_loads_in_int8(kind: str, dtype: torch.dtype, make: Any, to
         assert loaded.get_parameter(name).dtype == (torch.float32 if ".lam." in name else dtype), name
     assert loaded.lambdas() == model.lambdas()
     inputs = tokens()
-    with torch.no_grad():
-        expected, answer = model(inputs).logits, loaded(inputs).logits
-    assert 0.001 < off(answer, expected) < BUDGET[dtype]
+    if dtype == torch.float32:
+        with torch.no_grad():
+            answer, plain, expected = (each(inputs).logits for each in (loaded, model, rounded(model, loaded)))
+        check(answer, expected)
+        assert not torch.equal(answer, plain)
     written = loaded.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=5, do_sample=False)
     assert written.shape == (2, 14)
 
 
-def test_int8_is_a_rounding_of_the_weights_and_nothing_else(
-    kind: str, make: Any, tokens: Any, check: Any, tmp_path: Path
-) -> None:
-    model = make(kind).eval()
-    model.save_pretrained(tmp_path)
-    inputs = tokens()
-    with torch.no_grad():
-        loaded = load(tmp_path, torch.float32)
-        expected = rounded(model, loaded)(inputs).logits
-        check(loaded(inputs).logits, expected)
-        assert off(model(inputs).logits, expected) > 0.001
-
-
-def test_a_live_model_is_quantised_alike(kind: str, make: Any, tokens: Any, tmp_path: Path) -> None:
-    model = make(kind).eval()
-    model.save_pretrained(tmp_path)
-    loaded = load(tmp_path, torch.float32)
-    live = make(kind).eval()
-    quantize_(live, Int8WeightOnlyConfig(), filter_fn=lambda module, name: name in quantised(loaded))
-    inputs = tokens()
-    with torch.no_grad():
-        assert torch.equal(live(inputs).logits, loaded(inputs).logits)
-
-
 def test_an_int8_model_is_saved_and_loaded_as_it_is(kind: str, make: Any, tokens: Any, tmp_path: Path) -> None:
     make(kind).save_pretrained(tmp_path / "whole")
-    loaded = load(tmp_path / "whole", torch.float32)
+    loaded = load(tmp_path / "whole")
     loaded.save_pretrained(tmp_path / "int8")
     assert not list((tmp_path / "int8").glob("*.bin"))
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "int8")
@@ -122,7 +92,7 @@ def test_an_int8_model_is_saved_and_loaded_as_it_is(kind: str, make: Any, tokens
 def test_adapters_train_on_int8_weights(kind: str, make: Any, tokens: Any, train: Any, tmp_path: Path) -> None:
     """Small adapters in float32 over weights that are rounded and stay as they are."""
     make(kind).save_pretrained(tmp_path)
-    base = load(tmp_path, torch.float32)
+    base = load(tmp_path)
     inputs = tokens()
     with torch.no_grad():
         before = base(inputs).logits
@@ -132,14 +102,3 @@ def test_adapters_train_on_int8_weights(kind: str, make: Any, tokens: Any, train
     assert losses[-1] < losses[0] - 0.05
     with torch.no_grad(), model.disable_adapter():
         assert torch.equal(model(inputs).logits, before)
-
-
-def test_the_projection_of_lambda_can_be_left_alone(make: Any, tokens: Any, check: Any, tmp_path: Path) -> None:
-    model = make("diff_v2").eval()
-    model.save_pretrained(tmp_path)
-    loaded = load(tmp_path, torch.float32, modules_to_not_convert=[".*lambda_proj", "lm_head"])
-    unquantised = {name for name, _ in linear_layers(model)} - quantised(loaded)
-    assert unquantised == {"lm_head", "model.layers.0.self_attn.lambda_proj", "model.layers.1.self_attn.lambda_proj"}
-    inputs = tokens()
-    with torch.no_grad():
-        check(loaded(inputs).logits, rounded(model, loaded)(inputs).logits)

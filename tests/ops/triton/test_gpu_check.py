@@ -1,22 +1,24 @@
 """The check of the Triton kernels before `auto` takes them, with a device made up and kernels that fail in each way."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from diff_transformer import diff_attention
 from diff_transformer.ops import backends
 from diff_transformer.ops.attention_request import Norm, Request
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.reference import reference_attention
 from diff_transformer.ops.triton import gpu_check, triton_backend
 from diff_transformer.ops.triton.gpu_check import DECODING, FORWARD, TRAINING, Family, reason_against_family
-from faked_cuda import fake_device, request_on_cuda
+from full_run import short_run
 
 CPU = torch.device("cpu")
+LENGTH, LONG_CACHE = 40, 64
 ONE_QUERY = next(iter(DECODING))
 
 
@@ -26,20 +28,58 @@ def right(request: Request, norm: Norm) -> Tensor:
     return rms_norm(reference_attention(request), norm.weight, norm.eps)
 
 
+class Hopper:
+    """A GPU made up, of which nothing is known yet: checks run on the CPU, at small sizes, with kernels that are right.
+
+    Attributes:
+        kernels: what runs in the place of the kernels.
+        checked: the passes that were checked, in order.
+        is_capturing: whether a graph is captured.
+        capability: its compute capability.
+    """
+
+    def __init__(self) -> None:
+        self.kernels: Callable[[Request, Norm], Tensor] = right
+        self.checked: list[str] = []
+        self.is_capturing = False
+        self.capability = 9, 0
+
+    def attend(self, request: Request, norm: Norm) -> Tensor:
+        passes = {queries: name for name, queries in DECODING.items()} | {LENGTH: FORWARD}
+        self.checked.append(TRAINING if request.needs_gradient else passes[request.n])
+        return self.kernels(request, norm)
+
+
 @pytest.fixture(autouse=True)
-def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Kernels that are right, on a device made up; the passes that were checked, in order."""
-    fake_device(monkeypatch)
-    done: list[str] = []
-    compare = gpu_check._compare
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Hopper:
+    device, compare = Hopper(), gpu_check._compare
+    for place, name, value in (
+        (torch.cuda, "current_device", lambda: 0),
+        (torch.cuda, "get_device_capability", lambda *_: device.capability),
+        (torch.cuda, "get_device_name", lambda *_: "NVIDIA Faked"),
+        (torch.cuda, "is_current_stream_capturing", lambda: device.is_capturing),
+        (gpu_check, "_compare", lambda family, _: compare(family, CPU)),
+        (gpu_check, "LENGTH", LENGTH),
+        (gpu_check, "LONG_CACHE", LONG_CACHE),
+        (gpu_check, "_reasons", {}),
+        (gpu_check, "triton_attention", device.attend),
+    ):
+        monkeypatch.setattr(place, name, value)
+    monkeypatch.delenv(gpu_check.SWITCH, raising=False)
+    return device
 
-    def recorded(family: Family, device: torch.device) -> str | None:
-        done.append(family.pass_)
-        return compare(family, device)
 
-    monkeypatch.setattr(gpu_check, "_compare", recorded)
-    monkeypatch.setattr(gpu_check, "triton_attention", right)
-    return done
+def chosen(
+    n: int = LENGTH, s: int | None = None, *, d: int = 16, dtype: torch.dtype = torch.float16, ratio: int = 1,
+    gradient: bool = False,
+) -> str:  # fmt: skip
+    """Which backend `auto` takes for tensors without numbers, on the device."""
+    s = n if s is None else s
+    with FakeTensorMode():
+        q = torch.empty(1, 2 // ratio, ratio + 1, n, d, dtype=dtype, device="cuda", requires_grad=gradient)
+        k, v = (torch.empty(*size, dtype=dtype, device="cuda") for size in ((1, 1, 2, s, d), (1, 1, s, 2 * d)))
+        lam = torch.empty(1, 2, n, device="cuda")
+    return backends.choose(Request(q, k, v, lam, None, True, 1.0, None, None))
 
 
 class OutOfResources(Exception):  # noqa: N818
@@ -71,38 +111,34 @@ FAILURES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_kernels_that_fail_are_not_taken_and_it_is_said_once(failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, message = FAILURES[failure]
-    monkeypatch.setattr(gpu_check, "triton_attention", fake)
+def test_kernels_that_fail_are_not_taken_and_it_is_said_once(failure: str, gpu: Hopper) -> None:
+    gpu.kernels, message = FAILURES[failure]
     with pytest.warns(UserWarning, match=f"'triton' failed its check on NVIDIA Faked.*float16.*{message}") as caught:
-        assert [backends.choose(request_on_cuda()) for _ in range(2)] == ["sdpa"] * 2
+        assert [chosen() for _ in range(2)] == ["sdpa"] * 2
     assert len(caught) == 1
 
 
-def test_each_family_is_checked_once_and_by_itself(checks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_family_is_checked_once_and_by_itself(gpu: Hopper) -> None:
     """A failure of one keeps the others."""
-    monkeypatch.setattr(
-        gpu_check,
-        "triton_attention",
-        lambda request, norm: right(request, norm) * (2.0 if request.needs_gradient else 1.0),
-    )
+    gpu.kernels = lambda request, norm: right(request, norm) * (2.0 if request.needs_gradient else 1.0)
     with pytest.warns(UserWarning, match="training: the output is wrong"):
-        assert backends.choose(request_on_cuda(gradient=True)) == "sdpa"
+        assert chosen(gradient=True) == "sdpa"
     for _ in range(2):
-        assert backends.choose(request_on_cuda()) == "triton"
-        assert backends.choose(request_on_cuda(d=64)) == "triton"
-        assert backends.choose(request_on_cuda(d=50)) == "triton"  # of the family of 64
-        assert backends.choose(request_on_cuda(ratio=2)) == "triton"
-    assert checks == [TRAINING, FORWARD, FORWARD, FORWARD]
+        # A width of 50 is of the family of 64.
+        assert [chosen(), chosen(d=64), chosen(d=50), chosen(ratio=2)] == ["triton"] * 4
+    assert gpu.checked == [TRAINING, FORWARD, FORWARD, FORWARD]
 
 
-def test_float32_is_checked_again_where_torch_multiplies_it_otherwise(
-    checks: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_float32_is_checked_again_where_torch_multiplies_it_otherwise(gpu: Hopper) -> None:
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
     for precision in ("ieee", "tf32", "ieee"):
-        monkeypatch.setattr(gpu_check, "precision_of", lambda _, precision=precision: precision)
-        assert backends.choose(request_on_cuda(dtype=torch.float32)) == "triton"
-    assert checks == [FORWARD, FORWARD]
+        settings.fp32_precision = precision
+        try:
+            assert chosen(dtype=torch.float32) == "triton"
+        finally:
+            settings.fp32_precision = before
+    assert gpu.checked == [FORWARD, FORWARD]
 
 
 @pytest.mark.parametrize(
@@ -119,28 +155,25 @@ def test_float32_is_checked_again_where_torch_multiplies_it_otherwise(
     ],
     ids=str,
 )
-def test_which_pass_is_checked(checks: list[str], sizes: dict[str, Any], pass_: str) -> None:
-    assert backends.choose(request_on_cuda(**sizes)) == "triton"
-    assert checks == [pass_]
+def test_which_pass_is_checked(gpu: Hopper, sizes: dict[str, Any], pass_: str) -> None:
+    assert chosen(**sizes) == "triton"
+    assert gpu.checked == [pass_]
 
 
 @pytest.mark.parametrize("name", ["lam", "q", "v", "norm_weight"])
-def test_every_gradient_is_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_gradient_is_looked_at(name: str, gpu: Hopper) -> None:
     def wrong(request: Request, norm: Norm) -> Tensor:
         leaf = norm.weight if name == "norm_weight" else getattr(request, name)
         leaf.register_hook(lambda gradient: gradient * 1.5)
         return right(request, norm)
 
-    monkeypatch.setattr(gpu_check, "triton_attention", wrong)
+    gpu.kernels = wrong
     reason = reason_against_family(Family(torch.float32, 16, 32, "", TRAINING), CPU)
     assert str(reason).startswith(f"the gradient of {name} is wrong")
 
 
-def test_the_output_of_a_norm_does_not_hide_a_wrong_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    def doubled(request: Request, norm: Norm) -> Tensor:
-        return rms_norm(2 * reference_attention(request), norm.weight, norm.eps)
-
-    monkeypatch.setattr(gpu_check, "triton_attention", doubled)
+def test_the_output_of_a_norm_does_not_hide_a_wrong_scale(gpu: Hopper) -> None:
+    gpu.kernels = lambda request, norm: rms_norm(2 * reference_attention(request), norm.weight, norm.eps)
     assert "the output is wrong" in str(reason_against_family(Family(torch.bfloat16, 16, 32, "", FORWARD), CPU))
 
 
@@ -148,43 +181,58 @@ def test_the_output_of_a_norm_does_not_hide_a_wrong_scale(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("mask", "in_groups"), [("", False), ("boolean", False), ("additive", False), ("boolean", True)]
 )
-@pytest.mark.parametrize("pass_", [FORWARD, TRAINING, *DECODING])
+@pytest.mark.parametrize("pass_", short_run([FORWARD, TRAINING, *DECODING], [FORWARD, ONE_QUERY]))
 def test_the_real_kernels_pass_in_the_interpreter(
-    mask: str, in_groups: bool, pass_: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    mask: str, in_groups: bool, pass_: str, dtype: torch.dtype, gpu: Hopper
 ) -> None:
     pytest.importorskip("triton")
     if not triton_backend.interpreted():
         pytest.skip("there is a GPU: the kernels do not run on the CPU")
-    monkeypatch.setattr(gpu_check, "triton_attention", triton_backend.triton_attention)
+    gpu.kernels = triton_backend.triton_attention
     assert reason_against_family(Family(dtype, 16, 32, mask, pass_, in_groups), CPU) is None
 
 
-def test_a_full_device_says_nothing_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_device_says_nothing_of_the_kernels(gpu: Hopper) -> None:
     def full(request: Request, norm: Norm) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(gpu_check, "triton_attention", full)
+    gpu.kernels = full
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert backends.choose(request_on_cuda()) == "sdpa"
-    monkeypatch.setattr(gpu_check, "triton_attention", right)
-    assert backends.choose(request_on_cuda()) == "triton"
+        assert chosen() == "sdpa"
+    gpu.kernels = right
+    assert chosen() == "triton"
 
 
-def test_nothing_is_checked_while_a_graph_is_captured(checks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        assert backends.choose(request_on_cuda()) == "sdpa"
-    assert checks == []
-    assert backends.choose(request_on_cuda()) == "triton"
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert backends.choose(request_on_cuda()) == "triton"  # known by now
+def test_nothing_is_checked_while_a_graph_is_captured(gpu: Hopper) -> None:
+    gpu.is_capturing = True
+    assert chosen() == "sdpa"
+    assert gpu.checked == []
+    gpu.is_capturing = False
+    assert chosen() == "triton"
+    gpu.is_capturing = True
+    assert chosen() == "triton"  # known by now
 
 
-def test_the_kernels_can_be_switched_off(checks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_devices_the_kernels_run_on(gpu: Hopper, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reason() -> str | None:
+        with FakeTensorMode():
+            return backends.explain("cuda", torch.bfloat16)["triton"]
+
+    for gpu.capability in ((8, 0), (8, 6), (9, 0), (10, 0), (12, 0)):
+        assert reason() is None
+    gpu.capability = 7, 5
+    assert reason() == "it needs compute capability 8.0 or more, got 7.5"
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert "ROCm" in str(reason())
+    monkeypatch.setattr(triton_backend, "triton_is_installed", lambda: False)
+    assert reason() == "the package triton is not installed"
+
+
+def test_the_kernels_can_be_switched_off(gpu: Hopper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIFF_TRANSFORMER_TRITON", "0")
-    assert backends.choose(request_on_cuda()) == "sdpa"
-    assert checks == []
+    assert chosen() == "sdpa"
+    assert gpu.checked == []
     assert gpu_check.status() == "switched off by DIFF_TRANSFORMER_TRITON=0"
 
 
@@ -207,14 +255,16 @@ def test_the_check_disturbs_nothing() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_torch_compile_keeps_the_verdict_as_a_constant(checks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_compile_keeps_the_verdict_as_a_constant(gpu: Hopper) -> None:
     """In one graph, though nothing of the check can be traced. The request is on the CPU here."""
-    monkeypatch.setattr(backends, "available_to_auto", lambda: False)
-    monkeypatch.setattr(backends, "_loses_gradient", lambda name, request: not gpu_check.kernels_are_right(request))
+
+    def answered(q: Tensor, v: Tensor) -> Tensor:
+        request = Request(q, q, v, torch.ones(1, 1, 5), None, True, 1.0, None, None)
+        return v + 1 if gpu_check.kernels_are_right(request) else v
+
     torch._dynamo.reset()
-    compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
-    q, v = torch.randn(1, 1, 2, 5, 16), torch.randn(1, 1, 5, 32)
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(q, q, v, 0.5), diff_attention(q, q, v, 0.5))
-    assert checks == [FORWARD, ONE_QUERY, "decoding 16 rows"]
+    v = torch.randn(1, 1, 5, 32)
+    compiled = torch.compile(answered, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(torch.randn(1, 1, 2, 5, 16), v), v + 1)
+    assert gpu.checked == [FORWARD, *DECODING][:3]
     torch._dynamo.reset()

@@ -11,15 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from budget import Case, Problem, build, prepared, ungrouped
 from cases import CASES, case
 from counted_operators import Operators
 from diff_transformer import diff_attention
-from diff_transformer.ops.triton import triton_backend
 from diff_transformer.ops.triton.triton_backend import interpreted
-from diff_transformer.ops.visibility import segment_bounds_from
 from nonfinite_problems import check_output, check_pair, spoil
 
 pytestmark = [
@@ -299,26 +296,6 @@ MACHINERY = {
 }
 
 
-@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
-@pytest.mark.parametrize("request_", MACHINERY)
-def test_opcheck(request_: str, norm: bool) -> None:
-    problem, size = on_gpu(MACHINERY[request_]), MACHINERY[request_]
-    lam = problem.lam.expand(size.batch, size.heads, size.queries)
-    mask, ends = problem.options.get("attn_mask"), problem.options.get("cu_seqlens")
-    documents = None if ends is None else segment_bounds_from(ends, size.keys)
-    weight = torch.randn(size.dv, device="cuda") if norm else None
-    tensors, scale = (problem.q, problem.k, problem.v, lam), size.d**-0.5
-    hiding = (mask, True, scale, size.window, documents)
-    for keep in (True, False):
-        leaves = [x.detach().requires_grad_(keep) for x in tensors]
-        of_norm = weight if weight is None else weight.detach().requires_grad_(keep)
-        torch.library.opcheck(triton_backend.forward, (*leaves, *hiding, of_norm, 1e-5, 0.7, keep))
-    out, plain, *saved = triton_backend.forward(*tensors, *hiding, weight, 1e-5, 0.7, True)
-    saved = (plain if norm else out, *saved)
-    settings = (True, scale, size.window, 1e-5, 0.7)
-    torch.library.opcheck(triton_backend.backward, (problem.dout, *tensors, mask, documents, weight, *saved, *settings))
-
-
 @pytest.mark.parametrize("request_", MACHINERY)
 def test_compiled_in_one_graph(request_: str) -> None:
     """By inductor, forward and backward, and without gradients."""
@@ -343,24 +320,6 @@ def test_compiled_for_changing_lengths() -> None:
         for name, value in problem.solve(compiled, backend="triton").items():
             torch.testing.assert_close(value, eager[name], rtol=1e-2, atol=1e-2, msg=name)
     torch._dynamo.reset()
-
-
-def test_autocast_and_checkpointing() -> None:
-    problem, weight = on_gpu(replace(SIZES, queries=130, keys=130)), torch.randn(128, device="cuda")
-    plain = problem.solve(diff_attention, backend="triton", norm_weight=weight)
-    leaves = [
-        x.detach().requires_grad_() for x in (problem.q.float(), problem.k.float(), problem.v.float(), problem.lam)
-    ]
-
-    def attend(*tensors: Tensor) -> Tensor:
-        return diff_attention(*tensors, **problem.options, norm_weight=weight, backend="triton")
-
-    for checkpointed in (False, True):
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            out = checkpoint(attend, *leaves, use_reentrant=False) if checkpointed else attend(*leaves)
-        gradients = torch.autograd.grad(out, leaves, problem.dout)
-        for value, (name, expected) in zip((out, *gradients), plain.items(), strict=True):
-            assert torch.equal(value, expected.to(value.dtype)), name
 
 
 # CUDA graphs, streams, devices.
