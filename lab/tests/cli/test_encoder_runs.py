@@ -61,7 +61,7 @@ def test_training_and_numbers(run: Run, trained: Path, text: Path, tmp_path: Pat
         right += int((logits[found].argmax(-1) == batch["labels"][found]).sum())
         targets += int(found.sum())
     answers = label_scores(model, batches.validation_batches(), masked=True)
-    assert (answers.right, answers.targets) == (right, targets)
+    assert (answers.accuracy, answers.targets) == (right / targets, targets)
     assert answers.loss == pytest.approx(nats / targets, rel=1e-4) == pytest.approx(last["validation/loss"], rel=1e-4)
     assert run("eval", trained, "--output", tmp_path / "own.json").exit_code == 0
     own = {record.name: record.value for record in read_results(tmp_path / "own.json").records}

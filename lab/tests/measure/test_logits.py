@@ -14,7 +14,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from corpora import written
 from diff_lab.data import RetrievalBatches, TextBatches, byte_tokenizer, prepare
-from diff_lab.measure import attention_logits as room
 from diff_lab.measure.attention_logits import (
     BITS,
     GRANULARITIES,
@@ -25,6 +24,7 @@ from diff_lab.measure.attention_logits import (
 )
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_lab.measure.outliers import (
+    MEDIAN,
     MEDIAN_ERROR,
     TOPS,
     Magnitudes,
@@ -83,14 +83,8 @@ def model(request: pytest.FixtureRequest) -> Any:
     return build(request.param)
 
 
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of one to three queries."""
-    monkeypatch.setitem(room._LOGITS, "cpu", 2 * 16 * 12)
-
-
 @torch.no_grad()
-def test_whole_logits_are_ordinary_attention(model: Any, small_blocks: None) -> None:
+def test_whole_logits_are_ordinary_attention(model: Any) -> None:
     """Packed documents, padding, a causal row, and tokens after a cache: as torch's own attention answers."""
     tokens = Windows().tokens[0]
     padding = torch.ones_like(tokens)
@@ -137,7 +131,7 @@ def logits_of(model: Any, batch: dict[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_outliers_are_those_of_all_visible_logits(kind: str, small_blocks: None) -> None:
+def test_outliers_are_those_of_all_visible_logits(kind: str) -> None:
     model, data = build(kind), Windows()
     logits = torch.cat([logits_of(model, batch) for batch in data.validation_batches()]).abs().sort().values
     records = records_of("outliers", model, data)
@@ -161,8 +155,8 @@ def test_hidden_states_are_those_after_each_layer(model: Any) -> None:
     expected = torch.cat([state.flatten() for state in states]).abs().sort().values
     magnitudes = activation_outliers(model, Windows())["hidden_states"]
     assert magnitudes.count == len(expected) == 2 * 2 * 24 * 24
-    for rank in TOPS:
-        assert magnitudes.largest(rank) == pytest.approx(expected[-rank].item(), rel=1e-5)
+    ranks = magnitudes.ranks()
+    assert [ranks[rank] for rank in TOPS] == pytest.approx([expected[-rank].item() for rank in TOPS], rel=1e-5)
 
 
 def test_llama_and_diffllama_have_the_logits_of_ours() -> None:
@@ -171,7 +165,7 @@ def test_llama_and_diffllama_have_the_logits_of_ours() -> None:
     softmax.load_state_dict(source.state_dict())
     ours, theirs = (activation_outliers(model, Windows())["attention_logits"] for model in (softmax, source))
     assert theirs.count == ours.count
-    assert [theirs.largest(rank) for rank in TOPS] == pytest.approx([ours.largest(rank) for rank in TOPS], rel=1e-4)
+    assert theirs.ranks() == pytest.approx(ours.ranks(), rel=1e-3)
     assert activation_outliers(build("DiffLlama"), Windows())["attention_logits"].count == ours.count
 
 
@@ -189,26 +183,25 @@ def test_magnitudes_in_parts_are_those_of_the_whole(spread: float) -> None:
     values = torch.randn(5001) * torch.logspace(-6, 6, 5001) * spread
     values[10:40] = 0
     values[50:60] = values[:10]
-    magnitudes, sizes = Magnitudes(torch.device("cpu"), keep=7), values.abs().sort().values
+    magnitudes, sizes = Magnitudes(torch.device("cpu")), values.abs().sort().values
     for part in values.split(613):
         magnitudes.add(part)
     assert magnitudes.count == 5001
-    assert [magnitudes.largest(rank) for rank in range(1, 8)] == sizes.flip(0)[:7].tolist()
-    assert magnitudes.median() == pytest.approx(sizes[2500].item(), rel=MEDIAN_ERROR)
+    ranks = magnitudes.ranks()
+    assert ranks.pop(MEDIAN) == pytest.approx(sizes[2500].item(), rel=MEDIAN_ERROR)
+    assert ranks == {rank: sizes[-rank].item() for rank in TOPS}
 
 
 def test_magnitudes_of_what_is_seen_alone() -> None:
     magnitudes = Magnitudes(torch.device("cpu"))
     magnitudes.add(torch.tensor([[1.0, -5.0, 9.0], [2.0, 3.0, -9.0]]), torch.tensor([True, True, False]))
-    assert (magnitudes.count, magnitudes.largest(1), magnitudes.largest(4)) == (4, 5.0, 1.0)
-    assert magnitudes.median() == pytest.approx(2.0, rel=MEDIAN_ERROR)
-    with pytest.raises(ValueError, match=r"^of 4 values the 4 largest are kept, got rank 5\.$"):
-        magnitudes.largest(5)
+    assert magnitudes.count == 4
+    assert magnitudes.ranks() == {1: 5.0, 2: 3.0, 3: 2.0, MEDIAN: pytest.approx(2.0, rel=MEDIAN_ERROR)}
     magnitudes.add(torch.tensor([math.nan, -math.inf]))
     with pytest.raises(ValueError, match=r"^2 of 6 values are not finite\.$"):
-        magnitudes.median()
+        magnitudes.ranks()
     with pytest.raises(ValueError, match=r"^there is no median of no values\.$"):
-        Magnitudes(torch.device("cpu")).median()
+        Magnitudes(torch.device("cpu")).ranks()
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -241,7 +234,7 @@ def expected_heads(attention: Any, batch: dict[str, Tensor], hidden: Tensor, tab
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @torch.no_grad()
-def test_four_bits_against_the_formula(granularity: Any, small_blocks: None) -> None:
+def test_four_bits_against_the_formula(granularity: Any) -> None:
     model = build("diff")
     layer, batch = model.model.layers[0], next(Windows().validation_batches())
     hidden = layer.input_layernorm(model.model.embed_tokens(batch["input_ids"]))
@@ -283,17 +276,20 @@ def test_what_a_sequence_gets_does_not_depend_on_the_batch() -> None:
         check_rounding(model(tokens[1:], use_cache=False).logits, both[1:])
 
 
-def test_records_of_the_retrieval_task() -> None:
-    batches = RetrievalBatches(num_pairs=2, length=24, batch_size=4)
-    sizes = {**SIZES, "vocab_size": batches.vocab_size}
-    model = DiffTransformerForCausalLM(DiffTransformerConfig(**sizes)).eval()
-    records = records_of("quantised", model, batches, sequences=8)
-    assert len(records) == 1 + 2 * len(BITS) * len(GRANULARITIES)
-    unquantised = records["quantised/accuracy", "whole"]
-    four = records["quantised/accuracy", "4 bits, per row"]
-    drop = records["quantised/accuracy_drop", "4 bits, per row"]
-    assert drop.value == unquantised.value - four.value
-    assert (unquantised.better, drop.better, unquantised.n) == ("higher", "lower", 16)
+@pytest.mark.parametrize("name", ["outliers", "gradients", "quantised"])
+def test_a_model_of_the_retrieval_task_is_measured(name: str) -> None:
+    """With the defaults, of fewer sequences than they ask for."""
+    batches = RetrievalBatches(num_pairs=2, length=24, batch_size=4, validation_sequences=8)
+    model = DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "vocab_size": batches.vocab_size})).eval()
+    records = records_of(name, model, batches, **({"sequences": 8} if name == "quantised" else {}))
+    assert {record.variant for record in records.values()} == {"ours"}
+    if name == "quantised":
+        assert len(records) == 1 + 2 * len(BITS) * len(GRANULARITIES)
+        unquantised = records["quantised/accuracy", "whole"]
+        four = records["quantised/accuracy", "4 bits, per row"]
+        drop = records["quantised/accuracy_drop", "4 bits, per row"]
+        assert drop.value == unquantised.value - four.value
+        assert (unquantised.better, drop.better, unquantised.n) == ("higher", "lower", 16)
 
 
 def test_records_of_text(tmp_path: Path) -> None:
@@ -325,18 +321,7 @@ def test_records_of_text(tmp_path: Path) -> None:
     assert fewer["quantised/loss", "whole"].n <= 40 - 3
 
 
-@pytest.mark.parametrize("name", ["outliers", "gradients"])
-def test_a_model_of_the_retrieval_task_is_measured(name: str) -> None:
-    """With the defaults, of fewer sequences than they ask for."""
-    batches = RetrievalBatches(num_pairs=2, length=24, batch_size=4, validation_sequences=8)
-    model = DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "vocab_size": batches.vocab_size})).eval()
-    records = MeasurementRequest(name=name).run(EvalInput(model=model, variant="mine", batches=batches))
-    assert {(record.variant, record.name.startswith(name.removesuffix("s"))) for record in records} == {("mine", True)}
-
-
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match=r"16, 8, 6, 4 bits per tensor or per row, got 5 bits per row\.$"):
-        quantised_implementation(5, "row")
     model, tokens = build("softmax"), Windows().tokens[0]
     with attending(model, WHOLE_LOGITS):
         with pytest.raises(ValueError, match=r"^softcap .* 'whole_logits' does not compute it .*, got 30\.0\.$"):

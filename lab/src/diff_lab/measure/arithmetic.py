@@ -69,8 +69,6 @@ class Arithmetic(Measurement):
 
     needs = None
 
-    operations: Count = Field(default=4, description="operations of the longest sums")
-    largest: Count = Field(default=9, description="the largest number in a sum")
     problems: Count = Field(default=256, description="problems of each number of operations, at most")
     examples: int = Field(default=0, ge=0, description="solved problems before each")
     new_tokens: Count | None = Field(default=None, description="tokens of an answer; a solution's unless given")
@@ -83,7 +81,7 @@ class Arithmetic(Measurement):
             raise ValueError("Arithmetic is asked in text, and this model has no tokenizer.")
         batches = measured.batches
         if not isinstance(batches, ArithmeticBatches):
-            batches = ArithmeticBatches(self.operations, 1 << 20, largest=self.largest)
+            batches = ArithmeticBatches()
         seed = 0  # the same problems for the models of all seeds, which the documents of the records need
         numbers = range(1, batches.operations + 1)
         solved = solve(
@@ -93,36 +91,34 @@ class Arithmetic(Measurement):
             examples=batches.examples(self.examples, seed),
             new_tokens=self.new_tokens or batches.longest_solution,
         )
-        records = _records(solved, measured, NO_COORDINATES)
+        parts = {NO_COORDINATES: solved}
         for number in numbers:
-            part = [answer for answer in solved if answer.problem.operations == number]
-            records += _records(part, measured, Coordinates(operations=number))
+            parts[Coordinates(operations=number)] = [one for one in solved if one.problem.operations == number]
+        records = []
+        for coordinates, answers in parts.items():
+            right, lengths = [one.right for one in answers], [float(one.tokens) for one in answers]
+            endless = sum(not one.ended for one in answers)
+            # Without a seed: the problems are the same, and models of different seeds are compared by problem.
+            shared: dict[str, Any] = {"seed": None, "coordinates": coordinates}
+            records += [
+                proportion_record(
+                    measured,
+                    EXACT_MATCH,
+                    right,
+                    method="Wilson's score interval over problems",
+                    documents=tuple((float(value), 1.0) for value in right),
+                    **shared,
+                ),
+                measured.record(
+                    ANSWER_LENGTH,
+                    sum(lengths) / len(lengths),
+                    interval=mean_interval(lengths),
+                    n=len(lengths),
+                    unit="tokens",
+                    better="lower",
+                    method=f"Student's t over problems; {endless} answers ran into the limit and count with it",
+                    documents=tuple((value, 1.0) for value in lengths),
+                    **shared,
+                ),
+            ]
         return records
-
-
-def _records(solved: Sequence[Solved], measured: EvalInput, coordinates: Coordinates) -> list[Result]:
-    right, lengths = [answer.right for answer in solved], [float(answer.tokens) for answer in solved]
-    endless = sum(not answer.ended for answer in solved)
-    return [
-        proportion_record(
-            measured,
-            EXACT_MATCH,
-            right,
-            seed=None,
-            coordinates=coordinates,
-            method="Wilson's score interval over problems",
-            documents=tuple((float(value), 1.0) for value in right),
-        ),
-        measured.record(
-            ANSWER_LENGTH,
-            sum(lengths) / len(lengths),
-            seed=None,
-            coordinates=coordinates,
-            interval=mean_interval(lengths),
-            n=len(lengths),
-            unit="tokens",
-            better="lower",
-            method=f"Student's t over problems; {endless} answers ran into the limit and count with it",
-            documents=tuple((value, 1.0) for value in lengths),
-        ),
-    ]

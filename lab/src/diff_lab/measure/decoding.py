@@ -1,6 +1,5 @@
-"""Decodes greedily, freely or along the tokens of given labels, and computes the exact likelihoods of labels."""
+"""Decodes greedily, freely or along the tokens of given labels."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -104,36 +103,3 @@ def greedy_label(model: Any, trie: LabelTrie, prompt: Tensor, cache: Any = None)
     )
     answer = tuple(output[0, len(prompt) :].tolist())
     return next(number for number, label in enumerate(trie.labels) if answer[: len(label)] == label)
-
-
-@torch.no_grad()
-def label_log_likelihoods(
-    model: Any, trie: LabelTrie, prompt: Tensor, cache: Any = None, batch_size: int = 32
-) -> tuple[Tensor, Tensor]:
-    """Return the log-likelihood of every label after a prompt, exactly, free and constrained: both (labels,) float32.
-
-    The *free* one is log p(label | prompt) = Σ_t log p(t | prompt, label before t) over the whole vocabulary. The
-    *constrained* one normalises each p over the tokens that may follow along the trie, so that the labels' likelihoods
-    add up to 1; greedy decoding takes its largest factor first and may miss its largest product. The prompt and its
-    cache are as in `greedy_label`; each label of a batch takes a copy of the cache.
-    """
-    known = 0 if cache is None else cache.get_seq_length()
-    start = model(input_ids=prompt[None, known:].to(model.device), past_key_values=cache, use_cache=True)
-    first = start.logits[0, -1].float().log_softmax(-1).cpu()
-    free, constrained = torch.zeros(2, len(trie.labels)).unbind()
-    for begin in range(0, len(trie.labels), batch_size):
-        labels = trie.labels[begin : begin + batch_size]
-        tokens = torch.tensor([[*label, *[0] * (trie.depth - len(label))] for label in labels])
-        scores = first.expand(len(labels), 1, -1)
-        if trie.depth > 1:
-            copied = copy.deepcopy(start.past_key_values)
-            copied.batch_repeat_interleave(len(labels))
-            # What stands behind the end of a shorter label is seen by nothing that counts.
-            output = model(input_ids=tokens[:, :-1].to(model.device), past_key_values=copied, use_cache=True)
-            scores = torch.cat((scores, output.logits.float().log_softmax(-1).cpu()), dim=1)
-        for row, label in enumerate(labels):
-            for depth, token in enumerate(label):
-                score = scores[row, depth]
-                free[begin + row] += score[token]
-                constrained[begin + row] += score[token] - score[trie.following(label[:depth])].logsumexp(0)
-    return free, constrained
