@@ -1,6 +1,5 @@
 """AR-hit and the loss by position: against their definitions, written out, for our models and transformers' own."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from diff_lab.measure.document_losses import (
     chosen_documents,
     frequent_bigrams,
     position_losses,
-    position_marks,
     repeat_losses,
     repeated,
     token_losses,
@@ -54,33 +52,17 @@ def row_losses(model: Any, row: np.ndarray) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "llama", "diffllama"])
-def test_losses_of_rows_of_other_lengths(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that stand together, the shorter ones with something after their end, and rows that do not."""
+def test_losses_of_rows_of_other_lengths(kind: str) -> None:
+    """Rows that stand together, the shorter ones with something after their end."""
     model, random = a_model(kind), np.random.default_rng(0)
     rows = [random.integers(1, VOCABULARY, size=size) for size in (5, 17, 2, 17, 9)]
-    batched = token_losses(model, rows)
-    monkeypatch.setattr("diff_lab.measure.document_losses._LOGITS", 1)
-    separate = token_losses(model, rows)
-    for row, one, other in zip(rows, batched, separate, strict=True):
-        expected = row_losses(model, row)
-        assert one == pytest.approx(expected, rel=1e-4, abs=1e-5)
-        assert other == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    for row, losses in zip(rows, token_losses(model, rows), strict=True):
+        assert losses == pytest.approx(row_losses(model, row), rel=1e-4, abs=1e-5)
 
 
-def test_rows_that_have_no_losses() -> None:
-    model = a_model("softmax")
-    with pytest.raises(ValueError, match=r"two tokens or more, all of them below 260, got 1 of up to 3\.$"):
-        token_losses(model, [np.array([3])])
-    with pytest.raises(ValueError, match=r"below 260, got 2 of up to 260\.$"):
-        token_losses(model, [np.array([3, 260])])
-
-
-def test_whole_documents_of_both_parts(batches: TextBatches) -> None:
-    tokenizer = byte_tokenizer()
-    parts = [[tokenizer.decode(document[:-1]) for document in batches.documents(training=t)] for t in (True, False)]
-    assert sorted(parts[0] + parts[1]) == sorted(TEXT)
-    assert min(map(len, parts)) > 3
-    assert sum(len(document) for document in batches.documents(training=True)) == batches.train_tokens
+def test_a_token_that_the_model_has_not() -> None:
+    with pytest.raises(ValueError, match=r"has the token 260, and the model has 260 tokens\.$"):
+        token_losses(a_model("softmax"), [np.array([3, 260])])
 
 
 def test_documents_are_spread_evenly() -> None:
@@ -104,21 +86,14 @@ def test_hits_are_those_of_the_definition(seed: int) -> None:
     assert 0 < hits.sum() < len(hits)
 
 
-def test_an_example_of_hits() -> None:
-    #       a  b  c  a  b  d  a  a  a      a pair of the same token may overlap with itself
-    row = np.array([7, 8, 9, 7, 8, 5, 7, 7, 7])
-    assert repeated(bigrams(row)).tolist() == [False, False, False, True, False, False, False, True]
-
-
 @pytest.mark.parametrize("chunk", [1, 3, 1 << 24])
-def test_frequent_bigrams(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frequent_bigrams(chunk: int) -> None:
     """Counted within documents, never across the end of one, in parts of any size."""
-    monkeypatch.setattr("diff_lab.measure.document_losses._CHUNK", chunk)
     documents = [np.array(list(text.encode()), dtype=np.uint16) for text in ("abab", "ba", "abc", "b", "ab")]
     pair = {name: int(bigrams(np.array([ord(c) for c in name]))[0]) for name in ("ab", "ba", "bc")}
-    assert frequent_bigrams(documents, 3).tolist() == [pair["ab"]]
-    assert sorted(frequent_bigrams(documents, 1)) == sorted([pair["ab"], pair["ba"]])
-    assert len(frequent_bigrams(documents, 4)) == 0
+    assert frequent_bigrams(documents, 3, chunk).tolist() == [pair["ab"]]
+    assert sorted(frequent_bigrams(documents, 1, chunk)) == sorted([pair["ab"], pair["ba"]])
+    assert len(frequent_bigrams(documents, 4, chunk)) == 0
 
 
 @pytest.mark.parametrize("kind", ["diff", "softmax", "llama"])
@@ -209,18 +184,3 @@ def test_position_records(batches: TextBatches) -> None:
         records_of("positions", model, batches, first=49)
     with pytest.raises(ValueError, match="two documents of 4000 tokens or more"):
         records_of("positions", model, batches, length=4000)
-
-
-@pytest.mark.parametrize(("length", "first", "marks"), [(48, 8, [8, 16, 32, 48]), (64, 64, [64]), (64, 32, [32, 64])])
-def test_marks(length: int, first: int, marks: list[int]) -> None:
-    assert position_marks(length, first) == marks
-
-
-@pytest.mark.parametrize(("name", "options"), [("repeats", {"frequent": 30}), ("positions", {"first": 16})])
-def test_any_model_of_text_is_measured(name: str, options: dict[str, int], batches: TextBatches) -> None:
-    measurement = MeasurementRequest(name=name, options=options).resolve()
-    assert measurement.any_model
-    assert measurement.needs == "text"
-    records = measurement.run(EvalInput(model=a_model("llama"), variant="mine", batches=batches))
-    assert {record.variant for record in records} == {"mine"}
-    assert all(math.isfinite(record.value) for record in records)

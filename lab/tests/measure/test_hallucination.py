@@ -49,8 +49,7 @@ class Scripted:
         return Judgement(supported=self.rule(source, answer), reply="said", tokens=12)
 
 
-@pytest.mark.parametrize("kind", ["diff", "llama"])
-@pytest.mark.parametrize("pads", [True, False])
+@pytest.mark.parametrize(("kind", "pads"), [("diff", True), ("llama", False)])
 def test_greedy_answers_are_the_likeliest_tokens(kind: str, pads: bool) -> None:
     """Prompts of different lengths in batches give what each gives alone, token by token without a cache."""
     model, tokenizer = make(kind), byte_tokenizer()

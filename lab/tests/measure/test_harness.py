@@ -1,6 +1,5 @@
 """lm-evaluation-harness on our models and on others: its scores are the models' own, and its answers become records."""
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +26,6 @@ from diff_lab.measure.harness import (
     task_names,
     wrap_model,
 )
-from diff_lab.measure.question_files import Question, read_lines
 from diff_lab.record import Result
 from diff_lab.statistics import proportion_interval
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
@@ -163,74 +161,14 @@ def test_examples_stand_before_a_question_and_are_never_the_question(small: Any,
     assert seen[0] == seen[1]
 
 
-BAD_LINES = {
-    "is not JSON": '{"question": "x"',
-    "lists in lists too deep": "[" * 100_000,
-    "must be an object": '["question"]',
-    "cannot take nothing for choices": '{"question": "x", "answer": 0}',
-    "cannot take nothing for answer": '{"question": "x", "choices": ["a", "b"]}',
-    "lacks a field 'question' or 'context'": '{"choices": ["a", "b"], "answer": 0}',
-    "cannot take ['a'] for choices (two or more texts": '{"question": "x", "choices": ["a"], "answer": 0}',
-    "cannot take ['a', ' '] for choices": '{"question": "x", "choices": ["a", " "], "answer": 0}',
-    "cannot take 'ab' for choices": '{"question": "x", "choices": "ab", "answer": 0}',
-    "'choices' must differ": '{"question": "x", "choices": ["a", "a"], "answer": 0}',
-    "'answer' must be the number of a choice, 0 to 1, got 2": '{"question": "x", "choices": ["a", "b"], "answer": 2}',
-    "cannot take -1 for answer (the number": '{"question": "x", "choices": ["a", "b"], "answer": -1}',
-    "cannot take 'a' for answer": '{"question": "x", "choices": ["a", "b"], "answer": "a"}',
-    "cannot take True for answer": '{"question": "x", "choices": ["a", "b"], "answer": true}',
-    "cannot take '' for question": '{"question": "", "choices": ["a", "b"], "answer": 0}',
-    "cannot take 3 for context": '{"context": 3, "choices": ["a", "b"], "answer": 0}',
-    "…": json.dumps({"question": "x", "choices": [["word"] * 100_000]}),
-}
-
-
-@pytest.mark.parametrize("message", list(BAD_LINES))
-def test_a_bad_line_is_named(message: str, tmp_path: Path) -> None:
-    path = tmp_path / "q.jsonl"
-    path.write_text(f"{json.dumps(QUESTIONS[0])}\n\n{BAD_LINES[message]}\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="line 3") as caught:
-        load_tasks([str(path)])
-    assert message in str(caught.value)
-    assert str(path) in str(caught.value)
-
-
-def test_questions_are_read_as_they_stand(tmp_path: Path) -> None:
-    path = tmp_path / "q.jsonl"
-
-    def prompts() -> list[str]:
-        return [question.prompt for question in read_lines(path, Question, "questions")]
-
-    path.write_text("\r\n".join(map(json.dumps, QUESTIONS)) + "\n\n", encoding="utf-8")
-    assert prompts() == PROMPTS
-    path.write_text("\r\n".join(map(json.dumps, QUESTIONS)), encoding="utf-8-sig")
-    assert prompts() == PROMPTS
-    # A separator that splitlines() would take for the end of a line.
-    path.write_text('{"context": "a\u2028b", "choices": ["c", "d"], "answer": 0}', encoding="utf-8")
-    assert prompts() == ["a\u2028b"]
-
-
-def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no file of questions at '.*nowhere\.jsonl'"):
-        load_tasks([str(tmp_path / "nowhere.jsonl")])
-    (tmp_path / "empty.jsonl").write_text("\n\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="holds no questions"):
-        load_tasks([str(tmp_path / "empty.jsonl")])
-    (tmp_path / "latin.jsonl").write_bytes(b'{"context": "\xe9"}')
-    with pytest.raises(ValueError, match="is not UTF-8 text"):
-        load_tasks([str(tmp_path / "latin.jsonl")])
-    with pytest.raises(FileNotFoundError, match="The folder of tasks"):
-        load_tasks(["mine"], [tmp_path / "none"])
-
-
-def test_the_same_task_twice_is_refused(file: str) -> None:
+def test_names_that_are_refused(file: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'mine' is named twice"):
         load_tasks([file, str(Path(file).parent / ".." / Path(file).parent.name / "mine.jsonl")])
-
-
-def test_own_questions_do_not_stand_beside_the_paper(tmp_path: Path) -> None:
     path = str(write_lines(tmp_path / "piqa.jsonl", QUESTIONS))
     with pytest.raises(ValueError, match=r"piqa\.jsonl' has the name of the paper's task 'piqa', of other"):
         load_tasks([path])
+    with pytest.raises(FileNotFoundError, match="The folder of tasks"):
+        load_tasks(["mine"], [tmp_path / "none"])
 
 
 @pytest.mark.all

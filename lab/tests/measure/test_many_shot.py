@@ -9,7 +9,6 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.data import ManyShotBatches, RetrievalBatches
-from diff_lab.experiments.experiment import find_experiment
 from diff_lab.measure.many_shot import (
     EpisodeOrders,
     Episodes,
@@ -18,7 +17,7 @@ from diff_lab.measure.many_shot import (
     order_accuracies,
     order_results,
 )
-from diff_lab.measure.measurement import EvalInput, MeasurementRequest, read_options
+from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_lab.statistics import variance_beyond_chance
 
 TASK = ManyShotBatches(classes=3, labels=3, words=6, item_length=1, noise=0.0)
@@ -118,11 +117,6 @@ def test_less_than_chance_has_no_spread_and_a_range_is_of_ten_orders() -> None:
 
 
 def test_measures_of_episodes(counter: Counter) -> None:
-    for kind, name in ((Episodes, "fig6"), (EpisodeOrders, "fig7")):
-        experiment = find_experiment(name)
-        preset = experiment.presets["cpu"]
-        (request,) = experiment.requests(preset)
-        assert request.resolve() == read_options(kind, preset.options, name)
     measured = EvalInput(model=counter, variant="it", batches=TASK, seed=4)
     records = Episodes(shots=(2, 6), noises=(0.0,), episodes=3, queries=4).run(measured)
     for record, count in zip(records, (2, 6), strict=True):

@@ -7,7 +7,15 @@ import pytest
 
 from corpora import written
 from diff_lab.data import TextBatches, TextFiles, byte_tokenizer, prepare
-from diff_lab.measure.question_files import Source, cloze_questions, held_out_sources, read_sources
+from diff_lab.measure.question_files import (
+    Line,
+    Question,
+    Source,
+    cloze_questions,
+    held_out_sources,
+    read_lines,
+    read_sources,
+)
 from harness_tasks import write_lines
 
 LINES = [
@@ -17,8 +25,11 @@ LINES = [
 ]
 
 
-def test_a_file_is_read_as_it_stands(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "d.jsonl", LINES)
+@pytest.mark.parametrize(("end", "encoding"), [("\n", "utf-8"), ("\r\n\r\n", "utf-8"), ("\n", "utf-8-sig")])
+def test_a_file_is_read_as_it_stands(tmp_path: Path, end: str, encoding: str) -> None:
+    """A separator that splitlines() would take for the end of a line is none."""
+    path = tmp_path / "d.jsonl"
+    path.write_text(end.join(json.dumps(line, ensure_ascii=False) for line in LINES), encoding=encoding)
     assert read_sources(path, 9, 99) == [
         Source(document="One. Two.", question="How many?", reference="two"),
         Source(document="Three.\u2028Four."),
@@ -52,28 +63,35 @@ def test_a_long_document_ends_with_a_sentence(tmp_path: Path, characters: int, e
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("kind", "line", "message"),
     [
-        ('{"document": "x"', "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
-        ('["x"]', "must be an object with fields such as 'document'"),
-        ('{"question": "x"}', "cannot take nothing for document"),
-        ('{"document": " "}', "cannot take ' ' for document (a text that is not empty)"),
-        ('{"document": null}', "cannot take nothing for document"),
-        ('{"document": "x", "question": 3}', "cannot take 3 for question"),
-        ('{"document": "x", "reference": ["a"]}', "cannot take ['a'] for reference"),
+        (Source, '{"document": "x"', "is not JSON"),
+        (Source, "[" * 100_000, "is not JSON"),
+        (Source, '["x"]', "must be an object with fields such as 'document'"),
+        (Source, '{"question": "x"}', "cannot take nothing for document"),
+        (Source, '{"document": " "}', "cannot take ' ' for document (a text that is not empty)"),
+        (Source, '{"document": "x", "question": 3}', "cannot take 3 for question"),
+        (Question, '{"question": "x", "answer": 0}', "cannot take nothing for choices"),
+        (Question, '{"choices": ["a", "b"], "answer": 0}', "lacks a field 'question' or 'context'"),
+        (Question, '{"question": "x", "choices": ["a"], "answer": 0}', "cannot take ['a'] for choices (two or more"),
+        (Question, '{"question": "x", "choices": ["a", "a"], "answer": 0}', "'choices' must differ"),
+        (Question, '{"question": "x", "choices": ["a", "b"], "answer": 2}', "number of a choice, 0 to 1, got 2"),
+        (Question, '{"question": "x", "choices": ["a", "b"], "answer": true}', "cannot take True for answer"),
+        (Question, json.dumps({"question": "x", "choices": [["word"] * 100_000]}), "…"),
     ],
+    ids=range(13),
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+def test_a_bad_line_is_named(tmp_path: Path, kind: type[Line], line: str, message: str) -> None:
     path = tmp_path / "d.jsonl"
-    path.write_text(f"{json.dumps(LINES[0])}\n\n{line}\n", encoding="utf-8")
+    right = {"document": "x", "context": "x", "choices": ["a", "b"], "answer": 0}
+    path.write_text(f"{json.dumps(right)}\n\n{line}\n", encoding="utf-8")
     with pytest.raises(ValueError, match="line 3") as caught:
-        read_sources(path, 1, 99)
+        read_lines(path, kind, "lines")
     assert message in str(caught.value)
     assert len(str(caught.value)) < 300
 
 
-def test_what_is_no_set_of_documents(tmp_path: Path) -> None:
+def test_what_is_no_file_of_lines(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no file of documents at '.*nowhere\.jsonl'"):
         read_sources(tmp_path / "nowhere.jsonl", 1, 99)
     (tmp_path / "empty.jsonl").write_text("\n \n", encoding="utf-8")

@@ -7,7 +7,6 @@ count among the *others*. The paper follows Arora et al., "Zoology" (arXiv 2312.
 frequency on a pair is left out; here it is the setting `frequent`.
 """
 
-import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -30,7 +29,6 @@ CUMULATIVE_LOSS = "positions/cumulative_loss"
 WHOLE, AR_HIT, OTHER = REPEAT_COLUMNS = ("repeats/loss", "repeats/ar_hit", "repeats/other")
 # Logits to hold at a time, in float32.
 _LOGITS = 1 << 27
-_CHUNK = 1 << 24  # bigrams of the training text that are counted at a time
 
 Parts = Sequence[tuple[float, float]]  # the summed loss and the number of tokens of each document
 
@@ -54,17 +52,11 @@ def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return −ln p of each token of each row but the first, given those before it: (n − 1,) float64 in nats.
 
     Rows of similar lengths go through the model together, without a mask: causal attention does not see the padding
-    after the end of a shorter one. Raises ValueError for a row of fewer than two tokens, or a token the model has not.
+    after the end of a shorter one. Raises ValueError for a token that the model has not.
     """
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    for row in rows:
-        if len(row) < 2 or int(row.max()) >= vocabulary:
-            raise ValueError(
-                f"A row must have two tokens or more, all of them below {vocabulary}, got {len(row)} of up to "
-                f"{int(row.max()) if len(row) else 'none'}."
-            )
-    # Nothing is to be padded: a model's rule for what is not told may look for padding tokens.
-    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    if (largest := max(int(row.max()) for row in rows)) >= vocabulary:
+        raise ValueError(f"The text has the token {largest}, and the model has {vocabulary} tokens.")
     device = next(model.parameters()).device
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     losses: list[np.ndarray] = [np.empty(0)] * len(rows)
@@ -73,7 +65,7 @@ def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
         batch, order = order[:count], order[count:]
         tokens = [torch.from_numpy(rows[index].astype(np.int64)) for index in batch]
         input_ids = pad_sequence(tokens, batch_first=True).to(device)
-        logits = model(input_ids=input_ids, **options).logits
+        logits = model(input_ids=input_ids, use_cache=False).logits
         for number, index in enumerate(batch):
             size = len(rows[index])
             loss = F.cross_entropy(logits[number, : size - 1].float(), input_ids[number, 1:size], reduction="none")
@@ -169,10 +161,11 @@ def repeated(pairs: np.ndarray) -> np.ndarray:
     return seen
 
 
-def frequent_bigrams(documents: Iterable[np.ndarray], most: int) -> np.ndarray:
-    """Return the bigrams that stand more than `most` times in all documents together, sorted."""
+def frequent_bigrams(documents: Iterable[np.ndarray], most: int, chunk: int = 1 << 24) -> np.ndarray:
+    """Return the bigrams that stand more than `most` times in all documents together, sorted; about `chunk` bigrams are
+    counted at a time."""
     numbers, counts = np.empty(0, np.int64), np.empty(0, np.int64)
-    for parts in grouped(map(bigrams, documents), len, _CHUNK):
+    for parts in grouped(map(bigrams, documents), len, chunk):
         new_numbers, new_counts = np.unique(np.concatenate(parts), return_counts=True)
         numbers, indices = np.unique(np.concatenate([numbers, new_numbers]), return_inverse=True)
         counts = np.bincount(indices, weights=np.concatenate([counts, new_counts])).astype(np.int64)
