@@ -8,14 +8,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from diff_lab.data import ArithmeticBatches, byte_tokenizer
-from diff_lab.data.arithmetic_task import is_held_out, solved
-from diff_lab.measure.arithmetic import (
-    ANSWER_LENGTH,
-    EXACT_MATCH,
-    Arithmetic,
-    Solved,
-    solve,
-)
+from diff_lab.data.arithmetic_task import is_held_out
+from diff_lab.measure.arithmetic import ANSWER_LENGTH, EXACT_MATCH, Arithmetic, is_right
 from diff_lab.measure.measurement import EvalInput
 from diff_lab.measure.standard import Standard
 from diff_lab.statistics import mean_interval, proportion_interval
@@ -24,7 +18,6 @@ from tiny_model import KINDS, SIZES
 from writing_model import WritingModel
 
 MODEL: dict[str, Any] = {**SIZES, "vocab_size": 257, "max_position_embeddings": 300, "initializer_range": 0.4}
-PROBLEM = solved([7, 9, 3], ["+", "-"])  # 13
 
 
 def make(kind: str) -> Any:
@@ -51,25 +44,12 @@ def make(kind: str) -> Any:
     ],
 )
 def test_what_counts_is_the_last_result(text: str, right: bool) -> None:
-    assert Solved(PROBLEM, text, len(text), True).right is right
-
-
-def test_lengths_and_ends() -> None:
-    """An answer ends with the text, with the line, or not at all."""
-    prompts, texts = [], iter(["#13", "#13\n2", "#13;;;"])
-    model = WritingModel(lambda prompt: prompts.append(prompt) or next(texts))  # type: ignore[func-returns-value]
-    examples = [solved([1, 2], ["+"]), solved([4, 4], ["-"])]
-    answers = solve(model, byte_tokenizer(), [PROBLEM] * 3, examples=examples, new_tokens=6)
-    assert [(one.text, one.tokens, one.ended, one.right) for one in answers] == [
-        ("#13", 3, True, True),
-        ("#13", 3, True, True),
-        ("#13;;;", 6, False, False),
-    ]
-    assert prompts == ["1+2=1+2=3;#3\n4-4=4-4=0;#0\n7+9-3="] * 3
+    assert is_right(text, 13) is right
 
 
 def test_records_of_problems_that_are_held_out() -> None:
-    """A model whose answers are known: endless where the problem has two operations, else right."""
+    """A model whose answers are known: endless where the problem has two operations, else right; it goes on after a
+    line of three."""
     batches = ArithmeticBatches(3)
     problems = {problem.question: problem for number in (1, 2, 3) for problem in batches.sample(12, number, 0)}
     assert len(problems) == 36
@@ -77,8 +57,13 @@ def test_records_of_problems_that_are_held_out() -> None:
 
     def reply(prompt: str) -> str:
         *examples, question = prompt.split("\n")
-        assert [is_held_out(example.partition("=")[0] + "=") for example in examples] == [False, False]
-        return "?" * 999 if problems[question].operations == 2 else problems[question].solution
+        assert len(examples) == 2
+        for example in examples:
+            asked, equals, solution = example.partition("=")
+            assert not is_held_out(asked + equals)
+            assert is_right(solution, eval(asked))  # of a sum
+        problem = problems[question]
+        return ["", problem.solution, "?" * 999, f"{problem.solution}\n2+2="][problem.operations]
 
     measured = EvalInput(model=WritingModel(reply), variant="it", tokenizer=byte_tokenizer(), batches=batches)
     records = Arithmetic(problems=12, examples=2).run(measured)

@@ -7,7 +7,7 @@ count among the *others*. The paper follows Arora et al., "Zoology" (arXiv 2312.
 frequency on a pair is left out; here it is the setting `frequent`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,29 +89,6 @@ def loss_record(name: str, parts: Parts, measured: EvalInput, coordinates: Coord
     )
 
 
-def position_marks(length: int, first: int) -> list[int]:
-    """Return the positions first, 2·first, 4·first … up to `length`, which is always the last."""
-    return [*(first << n for n in range(length.bit_length()) if first << n < length), length]
-
-
-def position_losses(model: Any, documents: Sequence[np.ndarray], length: int, windows: int = 1) -> np.ndarray:
-    """Return −ln p of each token of documents' first contexts, by its position: (documents, length − 1, 2) float64.
-
-    That is the summed loss of the tokens with 1, 2 … length − 1 tokens before them, and how many they are, in at most
-    `windows` contexts of a document, none of which is shorter.
-    """
-    rows, owners = [], []
-    for number, document in enumerate(documents):
-        for window in range(min(windows, len(document) // length)):
-            rows.append(document[window * length : (window + 1) * length])
-            owners.append(number)
-    sums = np.zeros((len(documents), length - 1, 2))
-    for owner, losses in zip(owners, token_losses(model, rows), strict=True):
-        sums[owner, :, 0] += losses
-        sums[owner, :, 1] += 1
-    return sums
-
-
 class Positions(Measurement):
     """Loss by position in long documents, and cumulated up to it (Figure 4), in nats per token.
 
@@ -136,10 +113,19 @@ class Positions(Measurement):
 
     def run(self, measured: EvalInput) -> list[Result]:
         documents, length = self.check(measured.batches, None)
-        sums = position_losses(measured.model, documents, length, self.windows)
+        rows, owners = [], []
+        for number, document in enumerate(documents):
+            for window in range(min(self.windows, len(document) // length)):
+                rows.append(document[window * length : (window + 1) * length])
+                owners.append(number)
+        sums = np.zeros((len(documents), length - 1, 2))  # at each position the losses, and how many there are
+        for owner, losses in zip(owners, token_losses(measured.model, rows), strict=True):
+            sums[owner, :, 0] += losses
+            sums[owner, :, 1] += 1
         records = []
         before = 1  # the token at the very beginning is not predicted
-        for mark in position_marks(length, self.first):
+        marks = [self.first << n for n in range(length.bit_length()) if self.first << n < length]
+        for mark in (*marks, length):
             cumulated, between = sums[:, : mark - 1].sum(1), sums[:, before - 1 : mark - 1].sum(1)
             records.append(loss_record(CUMULATIVE_LOSS, cumulated, measured, Coordinates(first_tokens=mark)))
             records.append(loss_record("positions/loss", between, measured, Coordinates(position=(before, mark - 1))))
@@ -153,14 +139,6 @@ def bigrams(tokens: np.ndarray) -> np.ndarray:
     return wide[:-1] << 32 | wide[1:]
 
 
-def repeated(pairs: np.ndarray) -> np.ndarray:
-    """Return which of the numbers (n,) stand earlier in the row already: (n,) bool."""
-    _, first = np.unique(pairs, return_index=True)
-    seen = np.ones(len(pairs), dtype=bool)
-    seen[first] = False
-    return seen
-
-
 def frequent_bigrams(documents: Iterable[np.ndarray], most: int, chunk: int = 1 << 24) -> np.ndarray:
     """Return the bigrams that stand more than `most` times in all documents together, sorted; about `chunk` bigrams are
     counted at a time."""
@@ -170,33 +148,6 @@ def frequent_bigrams(documents: Iterable[np.ndarray], most: int, chunk: int = 1 
         numbers, indices = np.unique(np.concatenate([numbers, new_numbers]), return_inverse=True)
         counts = np.bincount(indices, weights=np.concatenate([counts, new_counts])).astype(np.int64)
     return numbers[counts > most]
-
-
-def repeat_losses(
-    model: Any, documents: Sequence[np.ndarray], frequent: np.ndarray, length: int
-) -> dict[str, np.ndarray]:
-    """Return the summed loss and the number of tokens of each document, (documents, 2), of "hit" and of "other".
-
-    Longer documents are cut into contexts of `length`, each of which begins anew; `frequent` bigrams are no hits.
-    """
-    contexts = list(_contexts(documents, frequent, length))
-    sums = {name: np.zeros((len(documents), 2)) for name in ("hit", "other")}
-    for (owner, _, hits), losses in zip(contexts, token_losses(model, [row for _, row, _ in contexts]), strict=True):
-        for name, chosen in (("hit", hits), ("other", ~hits)):
-            sums[name][owner] += losses[chosen].sum(), chosen.sum()
-    return sums
-
-
-def _contexts(
-    documents: Sequence[np.ndarray], frequent: np.ndarray, length: int
-) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield each context with the number of its document, and which of its tokens but the first are hits."""
-    for number, document in enumerate(documents):
-        # Contexts overlap by one token, so that each but the first is predicted once.
-        for start in range(0, len(document) - 1, length - 1):
-            row = document[start : start + length]
-            pairs = bigrams(row)
-            yield number, row, repeated(pairs) & ~np.isin(pairs, frequent)
 
 
 class Repeats(Measurement):
@@ -209,29 +160,42 @@ class Repeats(Measurement):
     frequent: Count = Field(default=100, description="how often a bigram may stand in the text and be left in the hits")
     longest: Count = Field(default=16384, description="tokens of a document, at most")
 
-    def check(self, batches: Batches | None, tokenizer: Any) -> tuple[list[np.ndarray], np.ndarray, int]:
-        """Return the documents, the bigrams left out of the hits, and the tokens of a context. Raises ValueError for
-        too few documents, or no hit or no other token in them.
+    def check(self, batches: Batches | None, tokenizer: Any) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """Return each context with the number of its document, and which of its tokens but the first are hits. Raises
+        ValueError for too few documents, or no hit or no other token in them.
         """
         text = text_part(batches)
         documents = [document[: self.longest] for document in chosen_documents(text.documents(), 2, self.documents)]
         # The training part says which bigrams are frequent; the measured part where there is none.
         frequent = frequent_bigrams(text.documents(training=bool(text.train_tokens)), self.frequent)
-        length = self.length or text.length
-        marked = [hits for _, _, hits in _contexts(documents, frequent, length)]
-        hit, tokens = sum(int(hits.sum()) for hits in marked), sum(map(len, marked))
+        length, contexts = self.length or text.length, []
+        for number, document in enumerate(documents):
+            # Contexts overlap by one token, so that each but the first is predicted once.
+            for start in range(0, len(document) - 1, length - 1):
+                row = document[start : start + length]
+                pairs = bigrams(row)
+                _, first = np.unique(pairs, return_index=True)
+                hits = ~np.isin(pairs, frequent)
+                hits[first] = False
+                contexts.append((number, row, hits))
+        hit, tokens = sum(int(hits.sum()) for *_, hits in contexts), sum(len(hits) for *_, hits in contexts)
         for name, count in {"hit": hit, "other": tokens - hit}.items():
             if not count:
                 raise ValueError(
                     f"None of {tokens} tokens is a {name!r} token where bigrams that occur more than {self.frequent} "
                     "times in the text are no hits: give more text, or another limit as `frequent`."
                 )
-        return documents, frequent, length
+        return contexts
 
     def run(self, measured: EvalInput) -> list[Result]:
-        parts = repeat_losses(measured.model, *self.check(measured.batches, None))
-        hit, other = parts["hit"], parts["other"]
+        contexts = self.check(measured.batches, None)
+        # Of each document the summed loss and the number of tokens, of hits and of others.
+        hit, other = np.zeros((2, contexts[-1][0] + 1, 2))
+        losses_of_contexts = token_losses(measured.model, [row for _, row, _ in contexts])
+        for (number, _, hits), losses in zip(contexts, losses_of_contexts, strict=True):
+            hit[number] += losses[hits].sum(), hits.sum()
+            other[number] += losses[~hits].sum(), (~hits).sum()
         columns = zip(REPEAT_COLUMNS, (hit + other, hit, other), strict=True)
         records = [loss_record(name, column, measured) for name, column in columns]
-        tokens, hits = (record.n or 0 for record in records[:2])
-        return [*records, measured.record("repeats/share", hits / tokens, n=tokens)]
+        tokens, found = (record.n or 0 for record in records[:2])
+        return [*records, measured.record("repeats/share", found / tokens, n=tokens)]
