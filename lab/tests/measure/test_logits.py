@@ -28,7 +28,6 @@ from diff_lab.measure.outliers import (
     MEDIAN_ERROR,
     TOPS,
     Magnitudes,
-    activation_outliers,
 )
 from diff_lab.measure.standard import first_tokens, language_loss
 from diff_lab.record import Result
@@ -153,20 +152,21 @@ def test_hidden_states_are_those_after_each_layer(model: Any) -> None:
         states += model(batch["input_ids"], output_hidden_states=True, **inputs).hidden_states[1:-1]
     hook.remove()
     expected = torch.cat([state.flatten() for state in states]).abs().sort().values
-    magnitudes = activation_outliers(model, Windows())["hidden_states"]
-    assert magnitudes.count == len(expected) == 2 * 2 * 24 * 24
-    ranks = magnitudes.ranks()
-    assert [ranks[rank] for rank in TOPS] == pytest.approx([expected[-rank].item() for rank in TOPS], rel=1e-5)
+    records = records_of("outliers", model, Windows())
+    for rank in TOPS:
+        record = records["outliers/hidden_states", f"top-{rank}"]
+        assert record.n == len(expected) == 2 * 2 * 24 * 24
+        assert record.value == pytest.approx(expected[-rank].item(), rel=1e-5)
 
 
 def test_llama_and_diffllama_have_the_logits_of_ours() -> None:
     """The softmax with Llama's weights shows Llama's logits. DiffLlama's second call by the same queries adds none."""
     source, softmax = build("Llama"), build("softmax")
     softmax.load_state_dict(source.state_dict())
-    ours, theirs = (activation_outliers(model, Windows())["attention_logits"] for model in (softmax, source))
-    assert theirs.count == ours.count
-    assert theirs.ranks() == pytest.approx(ours.ranks(), rel=1e-3)
-    assert activation_outliers(build("DiffLlama"), Windows())["attention_logits"].count == ours.count
+    ours, theirs, diffllama = (records_of("outliers", one, Windows()) for one in (softmax, source, build("DiffLlama")))
+    for place, record in ours.items():
+        assert (theirs[place].value, theirs[place].n) == (pytest.approx(record.value, rel=1e-3), record.n)
+        assert diffllama[place].n == record.n
 
 
 def test_so_many_tokens_and_no_more() -> None:
@@ -174,8 +174,8 @@ def test_so_many_tokens_and_no_more() -> None:
     assert lengths == [(2, 12), (1, 12), (1, 4)]
     assert [tuple(b["position_ids"].shape) for b in first_tokens(Windows(3), 12)] == [(1, 12)]
     assert sum(batch["input_ids"].numel() for batch in first_tokens(Windows(3), 999)) == 72
-    hidden = activation_outliers(build("diff"), Windows(3), tokens=40)["hidden_states"]
-    assert hidden.count == 40 * 2 * 24
+    records = records_of("outliers", build("diff"), Windows(3), tokens=40)
+    assert records["outliers/hidden_states", "median"].n == 40 * 2 * 24
 
 
 @pytest.mark.parametrize("spread", [1.0, 1e-30, 1e30])
@@ -321,6 +321,6 @@ def test_refusals() -> None:
         ALL_ATTENTION_FUNCTIONS[WHOLE_LOGITS](attention, q, q, q, None, s_aux=torch.ones(4))
     model._supports_attention_backend = False
     with pytest.raises(ValueError, match=r"^DiffTransformerForCausalLM computes attention by itself"):
-        activation_outliers(model, Windows())
+        records_of("outliers", model, Windows())
     with pytest.raises(ValueError, match=r"^There is no measurement for data of type Windows\.$"):
         records_of("quantised", build("diff"), Windows())

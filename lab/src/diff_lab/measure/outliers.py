@@ -8,7 +8,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.data import Batches
 from diff_lab.measure.attention_logits import attending, register_logits
 from diff_lab.measure.measurement import Count, EvalInput, Measurement
 from diff_lab.measure.standard import first_tokens
@@ -69,50 +68,46 @@ class Magnitudes:
         return {**largest, MEDIAN: ends.view(torch.float32).mean().item()}
 
 
-@torch.no_grad()
-def activation_outliers(model: Any, batches: Batches, tokens: int = TOKENS) -> dict[str, Magnitudes]:
-    """Measure the sizes of a model's attention logits and hidden states on the first so many tokens of validation data.
+class Outliers(Measurement):
+    """The largest attention logits and hidden states, at their ranks, and their medians, at "median" (Table 5).
 
     "attention_logits" are q·k/√d as the softmax gets them, of the keys that a query sees, of all heads (of both maps,
-    if there are two) and layers; "hidden_states" the residual stream after each layer, before the final norm. Raises
-    ValueError for a model that does not attend through transformers' interface.
+    if there are two) and layers; "hidden_states" the residual stream after each layer, before the final norm.
     """
-    device = next(model.parameters()).device
-    logits, hidden_states = Magnitudes(device), Magnitudes(device)
-    last_query: Tensor | None = None
-    left = 0
-
-    def record(query: Tensor, of_sequence: Tensor, seen: Tensor) -> Tensor:
-        nonlocal last_query, left
-        # DiffLlama attends twice by the very same queries, to one half of its values and to the other.
-        if query is not last_query:
-            last_query, left = query, len(query)
-        if left:
-            logits.add(of_sequence, seen)
-            left -= 1
-        return of_sequence
-
-    def note(_: nn.Module, __: Any, output: Any) -> None:
-        hidden_states.add(output[0] if isinstance(output, tuple) else output)
-
-    register_logits(RECORDED_LOGITS, record)
-    with attending(model, RECORDED_LOGITS), ExitStack() as undo:
-        for layer in model.get_decoder().layers:
-            undo.callback(layer.register_forward_hook(note).remove)
-        for batch in first_tokens(batches, tokens):
-            inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
-            model(**inputs, use_cache=False, logits_to_keep=1)
-    return {"attention_logits": logits, "hidden_states": hidden_states}
-
-
-class Outliers(Measurement):
-    """The largest attention logits and hidden states, at their ranks, and their medians, at "median" (Table 5)."""
 
     tokens: Count = Field(default=TOKENS, description="tokens that are read, at most")
 
+    @torch.no_grad()
     def run(self, measured: EvalInput) -> list[Result]:
+        """Take the numbers. Raises ValueError for a model that does not attend through transformers' interface."""
+        model = measured.model
+        device = next(model.parameters()).device
+        logits, hidden_states = Magnitudes(device), Magnitudes(device)
+        last_query: Tensor | None = None
+        left = 0
+
+        def record(query: Tensor, of_sequence: Tensor, seen: Tensor) -> Tensor:
+            nonlocal last_query, left
+            # DiffLlama attends twice by the very same queries, to one half of its values and to the other.
+            if query is not last_query:
+                last_query, left = query, len(query)
+            if left:
+                logits.add(of_sequence, seen)
+                left -= 1
+            return of_sequence
+
+        def note(_: nn.Module, __: Any, output: Any) -> None:
+            hidden_states.add(output[0] if isinstance(output, tuple) else output)
+
+        register_logits(RECORDED_LOGITS, record)
+        with attending(model, RECORDED_LOGITS), ExitStack() as undo:
+            for layer in model.get_decoder().layers:
+                undo.callback(layer.register_forward_hook(note).remove)
+            for batch in first_tokens(measured.data, self.tokens):
+                inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
+                model(**inputs, use_cache=False, logits_to_keep=1)
         records = []
-        for name, sizes in activation_outliers(measured.model, measured.data, self.tokens).items():
+        for name, sizes in (("attention_logits", logits), ("hidden_states", hidden_states)):
             for rank, value in sizes.ranks().items():
                 better = None if rank == MEDIAN else "lower"
                 fields = {"n": sizes.count, "better": better, "coordinates": Coordinates(rank=rank), "method": METHOD}
