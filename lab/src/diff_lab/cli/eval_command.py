@@ -97,18 +97,15 @@ def evaluate_measures(
         console.say(f"Measured on {HELD_OUT} in the model's folder, text that was kept from training.")
         text = [folder / HELD_OUT]
     reads_text = bool(text) or (takes_data and isinstance(required_recipe(folder).data, TextData))
-    if "text" in needs and not reads_text:
-        raise ValueError(
-            f"The measure {needs['text']} needs text, and the run was trained on none: name some by --text."
-        )
+    if not reads_text and (name := needs.get("text")):
+        raise ValueError(f"The measure {name} needs text, and the run was trained on none: name some by --text.")
     corpus = TextFiles(text) if text else None
     tokenizer = load_tokenizer(folder) if reads_text or (folder / "tokenizer.json").is_file() else None
     console.say(f"Loading {shown_folder(folder)} …")
     model = load_model(folder, device, auto_class)
     batches = None
     if corpus is not None:
-        context = getattr(model.config, "max_position_embeddings", DEFAULT_LENGTH)
-        batches = text_batches(folder, corpus, tokenizer, context)
+        batches = text_batches(folder, corpus, tokenizer, model)
     elif takes_data:
         batches = batches_of(folder, tokenizer)
     console.say(f"Taking the measurement {', '.join(names)} …" if names else "Measuring …")
@@ -231,20 +228,19 @@ def batches_of(folder: Path, tokenizer: Any = None) -> "Batches":
     return build_data(recipe, own).batches
 
 
-def text_batches(folder: Path, corpus: "Corpus", tokenizer: Any, context: int) -> "Batches":
-    """Return all of a text, to measure the model in a folder on; it reads `context` tokens at most."""
+def text_batches(folder: Path, corpus: "Corpus", tokenizer: Any, model: Any) -> "Batches":
+    """Return all of a text, to measure the model in a folder on."""
     from diff_lab.data import MaskedTextBatches, TextBatches, prepare
-    from diff_lab.train.data_kinds import MaskedTextData
     from diff_transformer.cli.checkpoints import auto_class_of
 
     recipe = find_recipe(folder)
+    context = getattr(model.config, "max_position_embeddings", DEFAULT_LENGTH)
     length = recipe.data.length if recipe else min(context, DEFAULT_LENGTH)
     cache = prepare(corpus, tokenizer)
     batches = TextBatches(cache, tokenizer, length=length, batch_size=BATCH_SIZE, validation_fraction=1)
     if auto_class_of(folder) != "AutoModelForMaskedLM":
         return batches
-    data = recipe.data if recipe else None
-    fraction = data.mask_fraction if isinstance(data, MaskedTextData) else MaskedTextBatches.mask_fraction
+    fraction = getattr(recipe and recipe.data, "mask_fraction", MaskedTextBatches.mask_fraction)
     return MaskedTextBatches(batches, tokenizer, mask_fraction=fraction)
 
 

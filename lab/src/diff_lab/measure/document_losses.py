@@ -30,8 +30,6 @@ WHOLE, AR_HIT, OTHER = REPEAT_COLUMNS = ("repeats/loss", "repeats/ar_hit", "repe
 # Logits to hold at a time, in float32.
 _LOGITS = 1 << 27
 
-Parts = Sequence[tuple[float, float]]  # the summed loss and the number of tokens of each document
-
 
 def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) -> list[np.ndarray]:
     """Choose at most `most` of the documents with `shortest` tokens or more, spread evenly over their order. Raises
@@ -73,9 +71,11 @@ def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
     return losses
 
 
-def loss_record(name: str, parts: Parts, measured: EvalInput, coordinates: Coordinates = NO_COORDINATES) -> Result:
-    """Return the mean loss of a token, with the interval over documents."""
-    total, count = np.sum(parts, axis=0)
+def loss_record(name: str, sums: np.ndarray, measured: EvalInput, coordinates: Coordinates = NO_COORDINATES) -> Result:
+    """Return the mean loss of a token, of each document's summed loss and number of tokens (documents, 2), with the
+    interval over documents."""
+    parts = [(float(loss), float(tokens)) for loss, tokens in sums]
+    total, count = sums.sum(0)
     return measured.record(
         name,
         float(total / count),
@@ -85,7 +85,7 @@ def loss_record(name: str, parts: Parts, measured: EvalInput, coordinates: Coord
         better="lower",
         coordinates=coordinates,
         method="bootstrap over documents",
-        documents=tuple((float(loss), float(tokens)) for loss, tokens in parts),
+        documents=tuple(parts),
     )
 
 

@@ -93,14 +93,9 @@ BOOTSTRAP = 1000
 def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, Any]:
     """Load tasks by name; fetch their data if it is not in the cache.
 
-    Args:
-        names: of tasks, groups or tags of lm_eval, or of YAML tasks in `include`; NAME.jsonl is a file of questions.
-        include: folders of YAML tasks, which come before lm_eval's own.
-
-    Raises:
-        FileNotFoundError: a file or a folder is not there.
-        ValueError: an unknown name, the same one twice, a file named like a task of Table 1, or a task that cannot be
-            read.
+    The names are of tasks, groups or tags of lm_eval, or of YAML tasks in the folders `include`, which come before
+    lm_eval's own; NAME.jsonl is a file of questions. Raises FileNotFoundError, or ValueError for an unknown name, the
+    same one twice, a file named like a task of Table 1, or a task that cannot be read.
     """
     for folder in include:
         if not folder.is_dir():
@@ -167,12 +162,11 @@ def measure_tasks(
     """Measure tasks from `load_tasks` one after the other; the results of each come as soon as it is done.
 
     They are a record for each metric of a task, of a group also for its members, and a sentence on the texts that were
-    too long for the model and lost their beginning, or "".
-
-    `limit` takes only the first so many questions of each task. `num_fewshot` examples stand before each question,
-    unless the task rules them out; its own number unless given. Texts are padded on the right, which causal attention
-    does not see; without a token that begins a text, the one that ends a text takes its place. Raises ValueError for a
-    tokenizer that does not fit the model, or a task that cannot be run on it.
+    too long for the model and lost their beginning, or "". `limit` takes only the first so many questions of each task.
+    `num_fewshot` examples stand before each question, unless the task rules them out; its own number unless given.
+    Texts are padded on the right, which causal attention does not see; without a token that begins a text, the one that
+    ends a text takes its place. Raises ValueError for a tokenizer that does not fit the model, or a task that cannot be
+    run on it.
     """
     language_model = wrap_model(model, tokenizer, batch_size)
 

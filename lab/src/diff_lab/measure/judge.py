@@ -106,7 +106,14 @@ class EndpointJudge:
             raise ValueError("A judge's address holds neither a password nor a query; keys go into a variable.")
         if not options.judge_model.strip():
             raise ValueError(f"A judge needs a model's name as judge_model, got {options.judge_model!r}.")
-        self._key = read_key(options.judge_key) if options.judge_key else ""
+        if options.judge_key and not options.judge_key.isidentifier():  # the key itself, which no message may show
+            raise ValueError("judge_key is the name of an environment variable; the given text is no name of one.")
+        self._key = os.environ.get(options.judge_key, "").strip()
+        if options.judge_key and not re.fullmatch("[!-~]+", self._key):
+            raise ValueError(
+                f"The environment variable {options.judge_key!r}, which holds the judge's key, is not set or has "
+                "characters that no key has."
+            )
         try:
             import openai
         except ImportError:
@@ -161,19 +168,6 @@ class EndpointJudge:
     def _without_key(self, text: str) -> str:
         """Take the key out of a server's message: some repeat a key that they do not accept."""
         return text.replace(self._key, "[key]") if self._key else text
-
-
-def read_key(variable: str) -> str:
-    """Read a key from an environment variable. Raises ValueError, without the key, if none can be read."""
-    if not variable.isidentifier():  # it may be the key itself, which no message may show
-        raise ValueError("The judge's key is read from an environment variable; the given text is no name of one.")
-    key = os.environ.get(variable, "").strip()
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise ValueError(
-            f"The environment variable {variable!r}, which holds the judge's key, is not set or has characters that no "
-            "key has."
-        )
-    return key
 
 
 # `name` says who judges, and with which settings: what was judged under another name is judged again. `judge` decides

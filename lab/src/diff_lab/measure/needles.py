@@ -134,8 +134,8 @@ class NeedleMeasurement(Measurement):
                 "Needles are hidden in text or among the tokens of the retrieval task, and the model was trained on "
                 "neither; name a text with --text."
             )
-        sizes = {"length": self.length or length, "needles": self.needles, "queried": self.queried, "digits": digits}
-        return NeedleTask(tokenizer, text, **sizes)
+        length = self.length or length
+        return NeedleTask(tokenizer, text, length=length, needles=self.needles, queried=self.queried, digits=digits)
 
     def by_depth(
         self,

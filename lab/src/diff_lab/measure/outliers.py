@@ -64,8 +64,10 @@ class Magnitudes:
         below = self._counts[:_BINS].cumsum(0)
         index = torch.searchsorted(below, (below[-1] + 1) // 2).to(torch.int32)
         ends = torch.stack((index, index + 1)) << _DROPPED_BITS
-        largest = {rank: self._largest[rank - 1].item() for rank in TOPS if rank <= len(self._largest)}
-        return {**largest, MEDIAN: ends.view(torch.float32).mean().item()}
+        largest: dict[int | str, float] = {
+            rank: self._largest[rank - 1].item() for rank in TOPS if rank <= len(self._largest)
+        }
+        return largest | {MEDIAN: ends.view(torch.float32).mean().item()}
 
 
 class Outliers(Measurement):
