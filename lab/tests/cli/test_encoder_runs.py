@@ -12,10 +12,11 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from commands import fails
-from diff_lab.cli.eval_command import batches_of
 from diff_lab.data import MaskedTextBatches
 from diff_lab.measure.standard import label_scores
 from diff_lab.results_files import read_results
+from diff_lab.train import build_data, load_recipe
+from diff_transformer.cli.checkpoints import load_tokenizer
 from diff_transformer.utils.files import read_metrics
 
 Run = Callable[..., Any]
@@ -50,7 +51,7 @@ def test_training_and_numbers(run: Run, trained: Path, text: Path, tmp_path: Pat
     assert len(last["logit_max"]) == len(last["norm_input_rms"]) == 2
     # The numbers of training, of `eval`, and those taken by hand agree.
     model = AutoModelForMaskedLM.from_pretrained(trained / "model").eval()
-    batches = batches_of(trained / "model")
+    batches = build_data(load_recipe(trained / "recipe.yaml"), load_tokenizer(trained / "model")).batches
     assert isinstance(batches, MaskedTextBatches)
     nats = right = targets = 0
     for batch in batches.validation_batches():

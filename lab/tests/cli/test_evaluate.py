@@ -12,11 +12,11 @@ import pytest
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from commands import fails
-from diff_lab.cli.eval_command import batches_of
 from diff_lab.cli.recipe_options import find_recipe
 from diff_lab.data import byte_tokenizer
+from diff_lab.data.batches import IGNORED
 from diff_lab.results_files import read_results
-from diff_lab.train import load_recipe
+from diff_lab.train import build_data, load_recipe
 from diff_transformer.utils.files import read_metrics
 from harness_tasks import write_lines, write_task
 
@@ -35,11 +35,15 @@ def test_a_run_is_measured_with_its_own_tokenizer(run: Callable[..., Any], tmp_p
         "data.length=16",
     ]
     assert run("train", "tiny", *settings, "--output", folder).exit_code == 0
-    trained = AutoTokenizer.from_pretrained(folder / "model")
     text.write_text("QUITE ANOTHER TEXT, IN WHICH OTHER PAIRS OF LETTERS ARE FREQUENT. " * 200, encoding="utf-8")
-    batch = next(iter(batches_of(folder / "model").validation_batches()))
-    read = trained.decode(batch["input_ids"][0])
-    assert read in text.read_text(encoding="utf-8")
+    output = tmp_path / "results.json"
+    assert run("eval", folder, "--output", output).exit_code == 0
+    recipe, counts = load_recipe(folder / "recipe.yaml"), []
+    for tokenizer in (AutoTokenizer.from_pretrained(folder / "model"), None):
+        batches = build_data(recipe, tokenizer).batches.validation_batches()
+        counts.append(sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches))
+    assert {record.n for record in read_results(output).records} == {counts[0]}
+    assert counts[0] != counts[1], "a tokenizer that is trained on the new text tells nothing"
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,9 @@ from diff_transformer.cli.console import Checkpoint, Device, optional
 from diff_transformer.shipped_models import HELD_OUT
 
 if TYPE_CHECKING:
-    from diff_lab.data import Batches, Corpus
+    from diff_lab.data import Batches
     from diff_lab.measure.measurement import Measurement
     from diff_lab.record import Result, ResultsFile
-    from diff_lab.train import Recipe
 
 
 def evaluate_tasks(
@@ -64,10 +63,11 @@ def evaluate_measures(
     checkpoint: Path, text: list[Path] | None, names: list[str], option_texts: list[str], device: str | None
 ) -> "Iterator[tuple[ResultsFile, Table]]":
     """Yield the results of all named measurements, or else of the standard one, at once, and their table."""
-    from diff_lab.data import TextFiles
+    from diff_lab.data import MaskedTextBatches, TextBatches, TextFiles, prepare
     from diff_lab.measure.measurement import EvalInput
     from diff_lab.report.tables import demo_table, measure_table
     from diff_lab.results_files import capture_results
+    from diff_lab.train import build_data
     from diff_lab.train.data_kinds import TextData
     from diff_transformer.cli.checkpoints import (
         auto_class_of,
@@ -88,7 +88,8 @@ def evaluate_measures(
         raise ValueError(f"--text does not go with the measure {', '.join(measures)}, which takes no text.")
     folder = find_checkpoint(checkpoint, ours=not all(measure.any_model for measure in measures.values()))
     auto_class = auto_class_of(folder)
-    if auto_class == "AutoModelForMaskedLM" and names:
+    is_encoder = auto_class == "AutoModelForMaskedLM"
+    if is_encoder and names:
         raise ValueError(
             f"{str(folder)!r} holds an encoder, which does not predict the next token: eval without --measure tells "
             "its accuracy and loss at hidden tokens."
@@ -96,18 +97,28 @@ def evaluate_measures(
     if takes_data and not text and (folder / HELD_OUT).is_file():
         console.say(f"Measured on {HELD_OUT} in the model's folder, text that was kept from training.")
         text = [folder / HELD_OUT]
-    reads_text = bool(text) or (takes_data and isinstance(required_recipe(folder).data, TextData))
+    recipe = find_recipe(folder)
+    if takes_data and not text and recipe is None:
+        raise ValueError(f"No recipe.yaml belongs to {str(folder)!r} and tells its data; name a text with --text.")
+    reads_text = bool(text) or (takes_data and recipe is not None and isinstance(recipe.data, TextData))
     if not reads_text and (name := needs.get("text")):
         raise ValueError(f"The measure {name} needs text, and the run was trained on none: name some by --text.")
     corpus = TextFiles(text) if text else None
     tokenizer = load_tokenizer(folder) if reads_text or (folder / "tokenizer.json").is_file() else None
     console.say(f"Loading {shown_folder(folder)} …")
     model = load_model(folder, device, auto_class)
-    batches = None
+    batches: Batches | None = None
     if corpus is not None:
-        batches = text_batches(folder, corpus, tokenizer, model)
-    elif takes_data:
-        batches = batches_of(folder, tokenizer)
+        context = getattr(model.config, "max_position_embeddings", DEFAULT_LENGTH)
+        length = recipe.data.length if recipe else min(context, DEFAULT_LENGTH)
+        cache = prepare(corpus, tokenizer)
+        batches = TextBatches(cache, tokenizer, length=length, batch_size=BATCH_SIZE, validation_fraction=1)
+        if is_encoder:
+            fraction = getattr(recipe and recipe.data, "mask_fraction", MaskedTextBatches.mask_fraction)
+            batches = MaskedTextBatches(batches, tokenizer, mask_fraction=fraction)
+    elif takes_data and recipe is not None:
+        # A tokenizer that is trained again on text that has changed since would give the model other tokens.
+        batches = build_data(recipe, tokenizer if reads_text else None).batches
     console.say(f"Taking the measurement {', '.join(names)} …" if names else "Measuring …")
     records: list[Result] = []
     variant = getattr(model.config, "attention_type", model.config.model_type)
@@ -121,8 +132,7 @@ def evaluate_measures(
         records = [replace(record, documents=()) for record in records]
     title = f"{', '.join(names) or 'Evaluation'} of {shown_folder(folder)}"
     results = capture_results(title, settings, records, str(model.device))
-    recipe = None if text else find_recipe(folder)
-    if recipe is not None:  # the data is the run's own, so chance and floor of its task are known
+    if recipe is not None and not text:  # the data is the run's own, so chance and floor of its task are known
         baselines = chain(*(measure.baselines(recipe) for measure in measures.values()))
         results = replace(results, baselines=tuple(baselines))
     yield results, measure_table(results) if names else demo_table(results)
@@ -214,39 +224,3 @@ def evaluate(
     finally:
         if table is not None:
             console.output().print(table)
-
-
-def batches_of(folder: Path, tokenizer: Any = None) -> "Batches":
-    """Return the run's training data: text is read with the model's own tokenizer, which is loaded unless given."""
-    from diff_lab.train import build_data
-    from diff_lab.train.data_kinds import TextData
-    from diff_transformer.cli.checkpoints import load_tokenizer
-
-    recipe = required_recipe(folder)
-    # A tokenizer that is trained again on text that has changed since would give the model other tokens.
-    own = (tokenizer or load_tokenizer(folder)) if isinstance(recipe.data, TextData) else None
-    return build_data(recipe, own).batches
-
-
-def text_batches(folder: Path, corpus: "Corpus", tokenizer: Any, model: Any) -> "Batches":
-    """Return all of a text, to measure the model in a folder on."""
-    from diff_lab.data import MaskedTextBatches, TextBatches, prepare
-    from diff_transformer.cli.checkpoints import auto_class_of
-
-    recipe = find_recipe(folder)
-    context = getattr(model.config, "max_position_embeddings", DEFAULT_LENGTH)
-    length = recipe.data.length if recipe else min(context, DEFAULT_LENGTH)
-    cache = prepare(corpus, tokenizer)
-    batches = TextBatches(cache, tokenizer, length=length, batch_size=BATCH_SIZE, validation_fraction=1)
-    if auto_class_of(folder) != "AutoModelForMaskedLM":
-        return batches
-    fraction = getattr(recipe and recipe.data, "mask_fraction", MaskedTextBatches.mask_fraction)
-    return MaskedTextBatches(batches, tokenizer, mask_fraction=fraction)
-
-
-def required_recipe(folder: Path) -> "Recipe":
-    """Return the recipe of the model in the folder, with its data. Raises ValueError if there is none."""
-    recipe = find_recipe(folder)
-    if recipe is None:
-        raise ValueError(f"No recipe.yaml belongs to {str(folder)!r} and tells its data; name a text with --text.")
-    return recipe
