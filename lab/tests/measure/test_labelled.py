@@ -10,7 +10,7 @@ import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from diff_lab.data import byte_tokenizer
-from diff_lab.measure.decoding import LabelTrie, greedy_label
+from diff_lab.measure.decoding import greedy_label
 from diff_lab.measure.many_shot import ManyShot, ManyShotOrders, drawn_orders
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
@@ -78,9 +78,9 @@ def written(shown: Rows, asked: Rows) -> tuple[str, list[str]]:
 def of_whole_prompts(reader: Any, shown: Rows, asked: Rows) -> list[bool]:
     """Whether the greedy label is right, after a text that is read from its beginning for each question."""
     tokenizer = byte_tokenizer()
-    trie = LabelTrie([tokenizer.encode(f" {label}\n") for label in LABELS])
+    encoded = [tuple(tokenizer.encode(f" {label}\n")) for label in LABELS]
     before, ends = written(shown, asked)
-    labels = [LABELS[greedy_label(reader, trie, torch.tensor(tokenizer.encode(before + end)))] for end in ends]
+    labels = [LABELS[greedy_label(reader, encoded, torch.tensor(tokenizer.encode(before + end)))] for end in ends]
     return [label == right for label, (_, right) in zip(labels, asked, strict=True)]
 
 

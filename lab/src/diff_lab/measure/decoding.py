@@ -60,46 +60,29 @@ def greedy_answers(
             yield answer[:stop]
 
 
-class LabelTrie:
-    """The tokens of labels, by their prefixes. A label ends with a token that says so, such as a line's end. Raises
-    ValueError for a label that another begins with."""
-
-    def __init__(self, labels: Sequence[Sequence[int]]) -> None:
-        self.labels = [tuple(label) for label in labels]
-        self.depth = max(map(len, self.labels))
-        self._following: dict[tuple[int, ...], dict[int, None]] = {}  # a set in the order of the labels
-        for label in self.labels:
-            for depth, token in enumerate(label):
-                self._following.setdefault(label[:depth], {})[token] = None
-        for number, label in enumerate(self.labels):
-            if not label or label in self._following or label in self.labels[:number]:
-                raise ValueError(
-                    f"Label {number} must not be empty, equal to another label or the beginning of one, got the tokens "
-                    f"{label}."
-                )
-
-    def following(self, tokens: tuple[int, ...]) -> list[int]:
-        """Return the tokens that may follow the beginning of a label; none after a complete label."""
-        return list(self._following.get(tokens, {}))
-
-
 @torch.no_grad()
-def greedy_label(model: Any, trie: LabelTrie, prompt: Tensor, cache: Any = None) -> int:
-    """Return the number of the label that greedy decoding along the trie arrives at after a prompt (N,).
+def greedy_label(model: Any, labels: Sequence[tuple[int, ...]], prompt: Tensor, cache: Any = None) -> int:
+    """Return the number of the label that greedy decoding along the tokens of labels arrives at after a prompt (N,).
 
-    The cache of the prompt's first tokens, from an earlier call of the model, is changed.
+    A label ends with a token that says so, such as a line's end, so that none begins with another. The cache of the
+    prompt's first tokens, from an earlier call of the model, is changed.
     """
-    end = trie.labels[0][-1]  # what stands behind a label that is shorter than the longest
+    end = labels[0][-1]  # what stands behind a label that is shorter than the longest
+
+    def following(_: int, tokens: Tensor) -> list[int]:
+        begun = tuple(tokens[len(prompt) :].tolist())
+        return [label[len(begun)] for label in labels if label[: len(begun)] == begun != label] or [end]
+
     output = model.generate(
         prompt[None].to(model.device),
         attention_mask=torch.ones_like(prompt)[None].to(model.device),
         past_key_values=cache,
-        prefix_allowed_tokens_fn=lambda _, tokens: trie.following(tuple(tokens[len(prompt) :].tolist())) or [end],
+        prefix_allowed_tokens_fn=following,
         do_sample=False,
         num_beams=1,
-        max_new_tokens=trie.depth,
+        max_new_tokens=max(map(len, labels)),
         eos_token_id=None,
         pad_token_id=end,
     )
     answer = tuple(output[0, len(prompt) :].tolist())
-    return next(number for number, label in enumerate(trie.labels) if answer[: len(label)] == label)
+    return next(number for number, label in enumerate(labels) if answer[: len(label)] == label)

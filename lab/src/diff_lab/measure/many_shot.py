@@ -22,7 +22,7 @@ from transformers import DynamicCache
 from diff_lab.coordinates import Coordinates
 from diff_lab.data import Episode, LabelledText, ManyShotBatches, read_labelled
 from diff_lab.measure.accuracy import proportion_record, share_record
-from diff_lab.measure.decoding import LabelTrie, greedy_label
+from diff_lab.measure.decoding import greedy_label
 from diff_lab.measure.measurement import Count, Counts, EvalInput, Measurement, Several, Shares, Text, data_of
 from diff_lab.record import Baseline, Result
 from diff_lab.statistics import mean_interval, variance_beyond_chance
@@ -182,12 +182,12 @@ def guessing(name: str, coordinates: Coordinates, recipe: Any, **fields: Any) ->
 
 @dataclass(frozen=True)
 class LabelledPrompt:
-    """Demonstrations (N,) and questions in a model's tokens, and the numbers of the right labels in a trie of all."""
+    """Demonstrations (N,), questions and all labels in a model's tokens, and the numbers of the right labels."""
 
     demonstrations: Tensor
     questions: list[Tensor]
     answers: list[int]
-    trie: LabelTrie
+    labels: list[tuple[int, ...]]
 
     def right(self, model: Any) -> list[bool]:
         """Return which questions get their right label, by greedy decoding along the labels.
@@ -198,7 +198,7 @@ class LabelledPrompt:
         with torch.no_grad():
             model(input_ids=self.demonstrations[None].to(model.device), past_key_values=read, use_cache=True)
         return [
-            greedy_label(model, self.trie, torch.cat((self.demonstrations, question)), copy.deepcopy(read)) == answer
+            greedy_label(model, self.labels, torch.cat((self.demonstrations, question)), copy.deepcopy(read)) == answer
             for question, answer in zip(self.questions, self.answers, strict=True)
         ]
 
@@ -238,13 +238,13 @@ class LabelledMeasurement(Measurement):
             return list(tokenizer.encode(text, add_special_tokens=False))
 
         # A label stands after a space, with the end of the line.
-        trie = LabelTrie([encode(f" {label}\n") for label in task.labels])
+        labels = [tuple(encode(f" {label}\n")) for label in task.labels]
         # Some tokenizers, such as Llama's, begin a text with a token of their own.
         begin = [token for token in tokenizer.encode("")[:1] if token == tokenizer.bos_token_id]
         demonstrations = "".join(task.demonstration(*task.train[number]) for number in shown)
         prefix = torch.tensor(begin + encode(demonstrations))
         questions = [torch.tensor(encode(task.query(task.test[number][0]))) for number in asked]
-        longest = len(prefix) + max(map(len, questions)) + trie.depth
+        longest = len(prefix) + max(map(len, questions)) + max(map(len, labels))
         positions = measured.model.config.max_position_embeddings
         if longest > positions:
             raise ValueError(
@@ -252,7 +252,7 @@ class LabelledMeasurement(Measurement):
                 "for fewer shots."
             )
         answers = [task.labels.index(task.test[number][1]) for number in asked]
-        return LabelledPrompt(prefix, questions, answers, trie)
+        return LabelledPrompt(prefix, questions, answers, labels)
 
 
 class ManyShot(LabelledMeasurement):
