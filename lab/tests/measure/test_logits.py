@@ -200,8 +200,6 @@ def test_magnitudes_of_what_is_seen_alone() -> None:
     magnitudes.add(torch.tensor([math.nan, -math.inf]))
     with pytest.raises(ValueError, match=r"^2 of 6 values are not finite\.$"):
         magnitudes.ranks()
-    with pytest.raises(ValueError, match=r"^there is no median of no values\.$"):
-        Magnitudes(torch.device("cpu")).ranks()
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -310,11 +308,9 @@ def test_records_of_text(tmp_path: Path) -> None:
 
 def test_refusals() -> None:
     model, tokens = build("softmax"), Windows().tokens[0]
-    with attending(model, WHOLE_LOGITS):
-        with pytest.raises(ValueError, match=r"^softcap .* 'whole_logits' does not compute it .*, got 30\.0\.$"):
-            model(tokens, use_cache=False, softcap=30.0)
-        with pytest.raises(ValueError, match=r"takes a boolean mask .*, got torch.float64\.$"):
-            model(tokens, use_cache=False, attention_mask=torch.zeros(2, 1, 12, 12, dtype=torch.float64))
+    softcap = r"^softcap .* 'whole_logits' does not compute it .*, got 30\.0\.$"
+    with attending(model, WHOLE_LOGITS), pytest.raises(ValueError, match=softcap):
+        model(tokens, use_cache=False, softcap=30.0)
     # What a model of transformers may say by itself.
     attention, q = build("Llama").model.layers[0].self_attn, torch.randn(1, 4, 3, 6)
     with pytest.raises(ValueError, match=r"^'whole_logits' .* LlamaAttention asks for s_aux\.$"):

@@ -46,9 +46,6 @@ def register_logits(name: str, change: Callable[[Tensor, Tensor, Tensor], Tensor
         for argument in _NOT_ORDINARY:
             if kwargs.get(argument) is not None:
                 raise ValueError(f"{name!r} is ordinary attention, and {type(module).__name__} asks for {argument}.")
-        if attention_mask is not None and getattr(attention_mask, "dtype", None) != torch.bool:
-            kind = getattr(attention_mask, "dtype", type(attention_mask).__name__)
-            raise ValueError(f"{name!r} takes a boolean mask (True = may attend) or none, got {kind}.")
         (batch, _, n, width), s = query.shape, key.shape[2]
         scale = width**-0.5 if kwargs.get("scaling") is None else kwargs["scaling"]
         if attention_mask is None:

@@ -15,12 +15,10 @@ def check_vocabulary(model: Any, tokenizer: Any) -> None:
 
 
 def prompt_tokens(model: Any, tokenizer: Any, prompts: Sequence[str], new_tokens: int) -> list[list[int]]:
-    """Return the tokens of each prompt. Raises ValueError, before anything is generated, if a prompt is empty or leaves
-    no room for `new_tokens` in the model's context, or the vocabulary is not the model's."""
+    """Return the tokens of each prompt. Raises ValueError, before anything is generated, if a prompt leaves no room for
+    `new_tokens` in the model's context, or the vocabulary is not the model's."""
     check_vocabulary(model, tokenizer)
     rows = [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
-    if not all(rows):
-        raise ValueError("A prompt has no tokens, and the model has nothing to continue.")
     most = model.config.max_position_embeddings - new_tokens
     long = [len(row) for row in rows if len(row) > most]
     if long:

@@ -56,11 +56,9 @@ class Magnitudes:
 
     def ranks(self) -> dict[int | str, float]:
         """Return the values of the ranks `TOPS`, as far as there are so many, and at "median" the median, or the lower
-        of the two in the middle. Raises ValueError without values, or for one that is not finite."""
+        of the two in the middle. Raises ValueError for a value that is not finite."""
         if broken := int(self._counts[_NOT_FINITE:_BINS].sum()):
             raise ValueError(f"{broken} of {self.count} values are not finite.")
-        if not self.count:
-            raise ValueError("there is no median of no values.")
         below = self._counts[:_BINS].cumsum(0)
         index = torch.searchsorted(below, (below[-1] + 1) // 2).to(torch.int32)
         ends = torch.stack((index, index + 1)) << _DROPPED_BITS
