@@ -12,17 +12,12 @@ from typing import Any
 
 @dataclass
 class Reply:
-    """What the server does with one request: the bytes it sends, after `wait` seconds, in pieces `pause` apart."""
+    """What the server does with one request: the bytes it sends, after `wait` seconds."""
 
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     wait: float = 0.0
-    pause: float = 0.0
-    # Of the length that it promises, so much is sent before the connection breaks.
-    share: float = 1.0
-    # What stands behind the status; its usual words unless given.
-    reason: str | None = None
 
 
 def says(content: Any, **usage: int) -> Reply:
@@ -68,17 +63,12 @@ def judge_server() -> Iterator[JudgeServer]:
             reply = server.answer(self.path, {name.title(): value for name, value in self.headers.items()}, data)
             time.sleep(reply.wait)
             try:
-                self.send_response(reply.status, reply.reason)
+                self.send_response(reply.status)
                 self.send_header("Content-Length", str(len(reply.body)))
                 for name, value in reply.headers.items():
                     self.send_header(name.replace("_", "-"), value)
                 self.end_headers()
-                sent = reply.body[: int(len(reply.body) * reply.share)]
-                step = max(1, len(sent) // 10) if reply.pause else max(1, len(sent))
-                for start in range(0, len(sent), step):
-                    self.wfile.write(sent[start : start + step])
-                    self.wfile.flush()
-                    time.sleep(reply.pause)
+                self.wfile.write(reply.body)
             except (BrokenPipeError, ConnectionResetError):
                 pass  # whoever asked has gone, which is what some tests are about
 

@@ -12,10 +12,11 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from commands import fails
-from diff_lab.cli.eval_command import batches_of
 from diff_lab.data import MaskedTextBatches
 from diff_lab.measure.standard import label_scores
 from diff_lab.results_files import read_results
+from diff_lab.train import build_data, load_recipe
+from diff_transformer.cli.checkpoints import load_tokenizer
 from diff_transformer.utils.files import read_metrics
 
 Run = Callable[..., Any]
@@ -50,7 +51,7 @@ def test_training_and_numbers(run: Run, trained: Path, text: Path, tmp_path: Pat
     assert len(last["logit_max"]) == len(last["norm_input_rms"]) == 2
     # The numbers of training, of `eval`, and those taken by hand agree.
     model = AutoModelForMaskedLM.from_pretrained(trained / "model").eval()
-    batches = batches_of(trained / "model")
+    batches = build_data(load_recipe(trained / "recipe.yaml"), load_tokenizer(trained / "model")).batches
     assert isinstance(batches, MaskedTextBatches)
     nats = right = targets = 0
     for batch in batches.validation_batches():
@@ -61,7 +62,7 @@ def test_training_and_numbers(run: Run, trained: Path, text: Path, tmp_path: Pat
         right += int((logits[found].argmax(-1) == batch["labels"][found]).sum())
         targets += int(found.sum())
     answers = label_scores(model, batches.validation_batches(), masked=True)
-    assert (answers.right, answers.targets) == (right, targets)
+    assert (answers.accuracy, answers.targets) == (right / targets, targets)
     assert answers.loss == pytest.approx(nats / targets, rel=1e-4) == pytest.approx(last["validation/loss"], rel=1e-4)
     assert run("eval", trained, "--output", tmp_path / "own.json").exit_code == 0
     own = {record.name: record.value for record in read_results(tmp_path / "own.json").records}

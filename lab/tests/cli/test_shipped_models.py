@@ -239,8 +239,8 @@ def test_eval_takes_a_name_and_the_text_beside_the_model(
     result = run("eval", "novels-diff", "--output", tmp_path / "results.json")
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
-        "Loading novels-diff …",
         "Measured on held_out.jsonl in the model's folder, text that was kept from training.",
+        "Loading novels-diff …",
         "Measuring …",
     ]
     files = (tmp_path / "results.json", weights / "novels-diff" / "results.json")

@@ -186,7 +186,7 @@ def test_the_papers_training_and_its_own_settings() -> None:
     (judged,) = checked("table4")[0].evaluations
     assert "judge=https://api.openai.com/v1" in judged
     assert "judge_model=gpt-4o" in judged
-    assert "sources=xsum,cnn_dm,multi_news,qasper,hotpotqa,2wikimqa" in judged
+    assert "sources=xsum.jsonl,cnn_dm.jsonl,multi_news.jsonl,qasper.jsonl,hotpotqa.jsonl,2wikimqa.jsonl" in judged
 
 
 def small(**settings: Any) -> list[PaperVariant]:

@@ -1,6 +1,5 @@
 """Answers to sums: what counts as right, how long an answer is, and any model with a tokenizer can be asked."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,23 +8,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from diff_lab.data import ArithmeticBatches, byte_tokenizer
-from diff_lab.data.arithmetic_task import is_held_out, solved
-from diff_lab.measure import arithmetic
-from diff_lab.measure.arithmetic import (
-    ANSWER_LENGTH,
-    EXACT_MATCH,
-    Arithmetic,
-    Solved,
-    solve,
-)
+from diff_lab.data.arithmetic_task import is_held_out
+from diff_lab.measure.arithmetic import ANSWER_LENGTH, EXACT_MATCH, Arithmetic, is_right
 from diff_lab.measure.measurement import EvalInput
 from diff_lab.measure.standard import Standard
 from diff_lab.statistics import mean_interval, proportion_interval
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from tiny_model import KINDS, SIZES
+from writing_model import WritingModel
 
 MODEL: dict[str, Any] = {**SIZES, "vocab_size": 257, "max_position_embeddings": 300, "initializer_range": 0.4}
-PROBLEM = solved([7, 9, 3], ["+", "-"])  # 13
 
 
 def make(kind: str) -> Any:
@@ -52,72 +44,54 @@ def make(kind: str) -> Any:
     ],
 )
 def test_what_counts_is_the_last_result(text: str, right: bool) -> None:
-    assert Solved(PROBLEM, text, len(text), True).right is right
+    assert is_right(text, 13) is right
 
 
-def test_lengths_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer ends with the text, with the line, or not at all."""
-    prompts: list[str] = []
-
-    def write(model: Any, tokenizer: Any, rows: Any, new_tokens: int, *, batch_size: int) -> Iterator[list[int]]:
-        prompts.extend(tokenizer.decode(row) for row in rows)
-        assert new_tokens == 6
-        for text in ("#13", "#13\n2", "#13;;;"):
-            yield tokenizer(text)["input_ids"]
-
-    monkeypatch.setattr(arithmetic, "greedy_answers", write)
-    examples = [solved([1, 2], ["+"]), solved([4, 4], ["-"])]
-    answers = solve(make("diff"), byte_tokenizer(), [PROBLEM] * 3, examples=examples, new_tokens=6)
-    assert [(one.text, one.tokens, one.ended, one.right) for one in answers] == [
-        ("#13", 3, True, True),
-        ("#13", 3, True, True),
-        ("#13;;;", 6, False, False),
-    ]
-    assert prompts == ["1+2=1+2=3;#3\n4-4=4-4=0;#0\n7+9-3="] * 3
-
-
-@pytest.mark.parametrize("kind", ["diff", "llama"])
-def test_records_of_problems_that_are_held_out(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model whose answers are known: right where the problem has an odd number of operations."""
-    problems_solved: list[Any] = []
-
-    def know(model: Any, tokenizer: Any, problems: Any, *, examples: Any, new_tokens: int) -> list[Solved]:
-        problems_solved.extend(problems)
-        assert [is_held_out(example.question) for example in examples] == [False, False]
-        return [
-            Solved(problem, problem.solution if problem.operations % 2 else "?" * 9, 9 * problem.operations, number > 0)
-            for number, problem in enumerate(problems)
-        ]
-
-    monkeypatch.setattr(arithmetic, "solve", know)
+def test_records_of_problems_that_are_held_out() -> None:
+    """A model whose answers are known: endless where the problem has two operations, else right; it goes on after a
+    line of three."""
     batches = ArithmeticBatches(3)
-    measured = EvalInput(model=make(kind), variant=kind, tokenizer=byte_tokenizer(), batches=batches)
+    problems = {problem.question: problem for number in (1, 2, 3) for problem in batches.sample(12, number, 0)}
+    assert len(problems) == 36
+    assert all(map(is_held_out, problems))
+
+    def reply(prompt: str) -> str:
+        *examples, question = prompt.split("\n")
+        assert len(examples) == 2
+        for example in examples:
+            asked, equals, solution = example.partition("=")
+            assert not is_held_out(asked + equals)
+            assert is_right(solution, eval(asked))  # of a sum
+        problem = problems[question]
+        return ["", problem.solution, "?" * 999, f"{problem.solution}\n2+2="][problem.operations]
+
+    measured = EvalInput(model=WritingModel(reply), variant="it", tokenizer=byte_tokenizer(), batches=batches)
     records = Arithmetic(problems=12, examples=2).run(measured)
-    assert len({problem.question for problem in problems_solved}) == 36
-    assert all(is_held_out(problem.question) for problem in problems_solved)
     by_name = {(record.name, record.coordinates.label): record for record in records}
     assert list(by_name) == [
         (name, label)
         for label in ("", "1 operation", "2 operations", "3 operations")
         for name in (EXACT_MATCH, ANSWER_LENGTH)
     ]
-    assert {(record.variant, record.seed) for record in records} == {(kind, None)}
+    assert {(record.variant, record.seed) for record in records} == {("it", None)}
     overall = by_name[EXACT_MATCH, ""]
     assert (overall.value, overall.interval, overall.n) == (24 / 36, proportion_interval(24, 36), 36)
     assert by_name[EXACT_MATCH, "2 operations"].value == 0
     lengths = by_name[ANSWER_LENGTH, ""]
-    assert lengths.value == 18
-    assert lengths.interval == mean_interval([9.0] * 12 + [18.0] * 12 + [27.0] * 12)
-    assert "; 1 answers ran into the limit" in lengths.method
+    expected = [
+        float(batches.longest_solution if one.operations == 2 else len(one.solution)) for one in problems.values()
+    ]
+    assert (lengths.value, lengths.interval) == (sum(expected) / 36, mean_interval(expected))
+    assert "; 12 answers ran into the limit" in lengths.method
     assert (overall.better, lengths.better) == ("higher", "lower")
     assert len(overall.documents) == 36
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "llama"])
 def test_the_measure_runs_on_any_checkpoint(kind: str) -> None:
-    arithmetic = Arithmetic(problems=3, operations=2, examples=1)
+    arithmetic = Arithmetic(problems=2, examples=1)
     records = arithmetic.run(EvalInput(model=make(kind), variant=kind, tokenizer=byte_tokenizer()))
-    assert records[0].n == 6
+    assert records[0].n == 8
     assert records[0].value == 0
     with pytest.raises(ValueError, match="this model has no tokenizer"):
         arithmetic.run(EvalInput(model=make(kind), variant=kind))

@@ -1,6 +1,8 @@
 """AR-hit and the loss by position: against their definitions, written out, for our models and transformers' own."""
 
-import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,10 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, Lla
 from corpora import written
 from diff_lab.data import TextBatches, byte_tokenizer, prepare
 from diff_lab.measure.document_losses import (
+    CUMULATIVE_LOSS,
     bigrams,
     chosen_documents,
     frequent_bigrams,
-    position_losses,
-    position_marks,
-    repeat_losses,
-    repeated,
     token_losses,
 )
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
@@ -53,34 +52,13 @@ def row_losses(model: Any, row: np.ndarray) -> list[float]:
     return [-log[position, int(row[position + 1])].item() for position in range(len(row) - 1)]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "llama", "diffllama"])
-def test_losses_of_rows_of_other_lengths(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that stand together, the shorter ones with something after their end, and rows that do not."""
-    model, random = a_model(kind), np.random.default_rng(0)
-    rows = [random.integers(1, VOCABULARY, size=size) for size in (5, 17, 2, 17, 9)]
-    batched = token_losses(model, rows)
-    monkeypatch.setattr("diff_lab.measure.document_losses._LOGITS", 1)
-    separate = token_losses(model, rows)
-    for row, one, other in zip(rows, batched, separate, strict=True):
-        expected = row_losses(model, row)
-        assert one == pytest.approx(expected, rel=1e-4, abs=1e-5)
-        assert other == pytest.approx(expected, rel=1e-4, abs=1e-5)
+def of_documents(parts: Sequence[Sequence[float]]) -> Any:
+    return pytest.approx(np.array(parts), rel=1e-4, abs=1e-5)
 
 
-def test_rows_that_have_no_losses() -> None:
-    model = a_model("softmax")
-    with pytest.raises(ValueError, match=r"two tokens or more, all of them below 260, got 1 of up to 3\.$"):
-        token_losses(model, [np.array([3])])
-    with pytest.raises(ValueError, match=r"below 260, got 2 of up to 260\.$"):
-        token_losses(model, [np.array([3, 260])])
-
-
-def test_whole_documents_of_both_parts(batches: TextBatches) -> None:
-    tokenizer = byte_tokenizer()
-    parts = [[tokenizer.decode(document[:-1]) for document in batches.documents(training=t)] for t in (True, False)]
-    assert sorted(parts[0] + parts[1]) == sorted(TEXT)
-    assert min(map(len, parts)) > 3
-    assert sum(len(document) for document in batches.documents(training=True)) == batches.train_tokens
+def test_a_token_that_the_model_has_not() -> None:
+    with pytest.raises(ValueError, match=r"has the token 260, and the model has 260 tokens\.$"):
+        token_losses(a_model("softmax"), [np.array([3, 260])])
 
 
 def test_documents_are_spread_evenly() -> None:
@@ -91,136 +69,81 @@ def test_documents_are_spread_evenly() -> None:
         chosen_documents(documents, 9, 3)
 
 
-def hits_by_definition(row: list[int]) -> list[bool]:
-    """For each token but the first: some s < t with x_(s−1) = x_(t−1) and x_s = x_t."""
-    return [any((row[s - 1], row[s]) == (row[t - 1], row[t]) for s in range(1, t)) for t in range(1, len(row))]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_hits_are_those_of_the_definition(seed: int) -> None:
-    row = np.random.default_rng(seed).integers(0, 6, size=40).astype(np.uint16)
-    hits = repeated(bigrams(row))
-    assert hits.tolist() == hits_by_definition(row.tolist())
-    assert 0 < hits.sum() < len(hits)
-
-
-def test_an_example_of_hits() -> None:
-    #       a  b  c  a  b  d  a  a  a      a pair of the same token may overlap with itself
-    row = np.array([7, 8, 9, 7, 8, 5, 7, 7, 7])
-    assert repeated(bigrams(row)).tolist() == [False, False, False, True, False, False, False, True]
-
-
-@pytest.mark.parametrize("chunk", [1, 3, 1 << 24])
-def test_frequent_bigrams(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted within documents, never across the end of one, in parts of any size."""
-    monkeypatch.setattr("diff_lab.measure.document_losses._CHUNK", chunk)
-    documents = [np.array(list(text.encode()), dtype=np.uint16) for text in ("abab", "ba", "abc", "b", "ab")]
-    pair = {name: int(bigrams(np.array([ord(c) for c in name]))[0]) for name in ("ab", "ba", "bc")}
-    assert frequent_bigrams(documents, 3).tolist() == [pair["ab"]]
-    assert sorted(frequent_bigrams(documents, 1)) == sorted([pair["ab"], pair["ba"]])
-    assert len(frequent_bigrams(documents, 4)) == 0
-
-
-@pytest.mark.parametrize("kind", ["diff", "softmax", "llama"])
-def test_repeat_losses_by_definition(kind: str) -> None:
-    model, random, length = a_model(kind), np.random.default_rng(1), 9
-    documents = [random.integers(1, 5, size=size).astype(np.uint16) for size in (21, 9, 2, 10)]
-    frequent = frequent_bigrams(documents, 3)
-    assert 0 < len(frequent) < 16
-    parts = repeat_losses(model, documents, frequent, length)
-    for number, document in enumerate(documents):
-        expected = {"hit": [0.0, 0], "other": [0.0, 0]}
-        for start in range(0, len(document) - 1, length - 1):
-            row = document[start : start + length]
-            for position, (loss, hit) in enumerate(
-                zip(row_losses(model, row), hits_by_definition(row.tolist()), strict=True)
-            ):
-                rare = int(row[position]) << 32 | int(row[position + 1])
-                name = "hit" if hit and rare not in frequent else "other"
-                expected[name][0] += loss
-                expected[name][1] += 1
-        for name, (total, count) in expected.items():
-            assert parts[name][number].tolist() == pytest.approx((total, count), rel=1e-4)
-    assert sum(count for part in parts.values() for _, count in part) == sum(
-        len(document) - 1 for document in documents
-    )
-
-
-def records_of(name: str, model: Any, batches: TextBatches, seed: int = 0, **options: Any) -> list[Result]:
-    measured = EvalInput(model=model, variant=model.config.attention_type, batches=batches, seed=seed)
+def records_of(name: str, model: Any, batches: TextBatches, **options: Any) -> list[Result]:
+    measured = EvalInput(model=model, variant="mine", batches=batches, seed=3)
     return MeasurementRequest(name=name, options=options).run(measured)
 
 
-def test_repeat_records(batches: TextBatches) -> None:
-    model = a_model("diff")
-    records = {record.name: record for record in records_of("repeats", model, batches, seed=3, frequent=30)}
-    assert records.keys() == {"repeats/loss", "repeats/ar_hit", "repeats/other", "repeats/share"}
-    hit, other, loss = (records[f"repeats/{name}"] for name in ("ar_hit", "other", "loss"))
-    assert loss.n == hit.n + other.n == sum(len(document) - 1 for document in batches.documents())
-    assert loss.value == pytest.approx((hit.value * hit.n + other.value * other.n) / loss.n)
-    assert records["repeats/share"].value == hit.n / loss.n
-    for record in (hit, other, loss):
-        assert (record.variant, record.seed, record.better, record.unit) == ("diff", 3, "lower", "nats/token")
-        assert len(record.documents) == len(list(batches.documents()))
+@pytest.mark.parametrize("kind", [*KINDS, "llama", "diffllama"])
+def test_repeats_by_definition(kind: str, batches: TextBatches) -> None:
+    """A hit completes a pair that stands earlier in its context, and at most so often in the training text."""
+    model, most, length, longest = a_model(kind), 30, 48, 100
+    pairs = [pair for document in batches.documents(training=True) for pair in pairwise(document.tolist())]
+    frequent = {pair for pair, count in Counter(pairs).items() if count > most}
+    parts: dict[str, list[list[float]]] = {"ar_hit": [], "other": []}
+    for document in batches.documents():
+        sums: dict[str, list[float]] = {name: [0.0, 0] for name in parts}
+        for start in range(0, min(len(document), longest) - 1, length - 1):
+            row = document[start : min(start + length, longest)]
+            of_row = list(pairwise(row.tolist()))
+            for number, (pair, loss) in enumerate(zip(of_row, row_losses(model, row), strict=True)):
+                name = "ar_hit" if pair in of_row[:number] and pair not in frequent else "other"
+                sums[name] = [sums[name][0] + loss, sums[name][1] + 1]
+        for name, both in sums.items():
+            parts[name].append(both)
+    parts["loss"] = np.sum([parts["ar_hit"], parts["other"]], axis=0).tolist()
+    records = {one.name: one for one in records_of("repeats", model, batches, frequent=most, longest=longest)}
+    share = records.pop("repeats/share")
+    assert records.keys() == {f"repeats/{name}" for name in parts}
+    for name, of_each in parts.items():
+        record = records[f"repeats/{name}"]
+        total, count = np.sum(of_each, axis=0)
+        assert np.array(record.documents) == of_documents(of_each)
+        assert (record.variant, record.seed, record.better, record.unit) == ("mine", 3, "lower", "nats/token")
+        assert (record.value, record.n) == (pytest.approx(total / count, rel=1e-4), count)
+        assert record.interval is not None
         assert record.interval[0] < record.value < record.interval[1]
-    fewer = {record.name: record for record in records_of("repeats", model, batches, frequent=3)}
-    assert fewer["repeats/ar_hit"].n < hit.n
-    assert fewer["repeats/loss"].value == loss.value
+    assert share.value == np.sum(parts["ar_hit"], axis=0)[1] / share.n
+
+
+def test_no_hits_are_an_error(batches: TextBatches) -> None:
     with pytest.raises(
         ValueError, match=r"is a 'hit' token where bigrams that occur more than 1 times in the text are no hits: "
     ):
-        records_of("repeats", model, batches, frequent=1, length=2)
+        records_of("repeats", a_model("diff"), batches, frequent=1, length=2)
 
 
-@pytest.mark.parametrize("kind", ["diff", "diffllama"])
-def test_position_losses_by_definition(kind: str) -> None:
-    model, random = a_model(kind), np.random.default_rng(2)
-    documents = [random.integers(1, VOCABULARY, size=size).astype(np.uint16) for size in (20, 9, 17)]
-    sums = position_losses(model, documents, 8, windows=2)
-    assert sums.shape == (3, 7, 2)
-    for number, windows in ((0, 2), (1, 1), (2, 2)):
-        expected = [row_losses(model, documents[number][8 * window : 8 * window + 8]) for window in range(windows)]
-        assert sums[number, :, 0] == pytest.approx(np.sum(expected, axis=0), rel=1e-4)
-        assert (sums[number, :, 1] == windows).all()
+@pytest.mark.parametrize("chunk", [1, 3, 1 << 24])
+def test_frequent_bigrams(chunk: int) -> None:
+    """Counted within documents, never across the end of one, in parts of any size."""
+    documents = [np.array(list(text.encode()), dtype=np.uint16) for text in ("abab", "ba", "abc", "b", "ab")]
+    pair = {name: int(bigrams(np.array([ord(c) for c in name]))[0]) for name in ("ab", "ba", "bc")}
+    assert frequent_bigrams(documents, 3, chunk).tolist() == [pair["ab"]]
+    assert sorted(frequent_bigrams(documents, 1, chunk)) == sorted([pair["ab"], pair["ba"]])
+    assert len(frequent_bigrams(documents, 4, chunk)) == 0
 
 
-def test_position_records(batches: TextBatches) -> None:
-    model = a_model("softmax")
-    records = records_of("positions", model, batches, seed=1, first=8)
-    by_label = {(record.name, record.coordinates.label): record for record in records}
-    assert list(by_label) == [
-        (f"positions/{name}", label)
-        for pair in ((8, "1–7"), (16, "8–15"), (32, "16–31"), (48, "32–47"))
-        for name, label in (("cumulative_loss", f"first {pair[0]} tokens"), ("loss", f"position {pair[1]}"))
-    ]
-    overall, parts = (
-        by_label["positions/cumulative_loss", "first 48 tokens"],
-        [r for r in records if r.name == "positions/loss"],
-    )
-    assert overall.n == sum(part.n for part in parts)
-    assert overall.value == pytest.approx(sum(part.value * part.n for part in parts) / overall.n)
-    assert overall.interval[0] < overall.value < overall.interval[1]
-    assert all(len(record.documents) == len(overall.documents) for record in records)
-    # The first validation document, by the definition.
-    first = records[0].documents[0]
-    row = next(batches.documents())
-    assert first == pytest.approx((sum(row_losses(model, row[:8])), 7), rel=1e-4)
-    with pytest.raises(ValueError, match=r"first must lie in 2 … length = 48, got 49\.$"):
-        records_of("positions", model, batches, first=49)
-    with pytest.raises(ValueError, match="two documents of 4000 tokens or more"):
-        records_of("positions", model, batches, length=4000)
-
-
-@pytest.mark.parametrize(("length", "first", "marks"), [(48, 8, [8, 16, 32, 48]), (64, 64, [64]), (64, 32, [32, 64])])
-def test_marks(length: int, first: int, marks: list[int]) -> None:
-    assert position_marks(length, first) == marks
-
-
-@pytest.mark.parametrize(("name", "options"), [("repeats", {"frequent": 30}), ("positions", {"first": 16})])
-def test_any_model_of_text_is_measured(name: str, options: dict[str, int], batches: TextBatches) -> None:
-    measurement = MeasurementRequest(name=name, options=options).resolve()
-    assert measurement.any_model
-    assert measurement.needs == "text"
-    records = measurement.run(EvalInput(model=a_model("llama"), variant="mine", batches=batches))
-    assert {record.variant for record in records} == {"mine"}
-    assert all(math.isfinite(record.value) for record in records)
+@pytest.mark.parametrize("kind", ["softmax", "diffllama"])
+def test_positions_by_definition(kind: str, batches: TextBatches) -> None:
+    model, length = a_model(kind), 48
+    long = [document for document in batches.documents() if len(document) >= length]
+    losses = []  # of each document, (windows, length − 1)
+    for document in long:
+        starts = range(0, min(2 * length, len(document) // length * length), length)
+        losses.append(np.array([row_losses(model, document[start : start + length]) for start in starts]))
+    records = records_of("positions", model, batches, first=8, windows=2)
+    places = [(8, 1, "1–7"), (16, 8, "8–15"), (32, 16, "16–31"), (48, 32, "32–47")]
+    for (mark, first, label), cumulative, between in zip(places, records[::2], records[1::2], strict=True):
+        assert (cumulative.name, cumulative.coordinates.label) == (CUMULATIVE_LOSS, f"first {mark} tokens")
+        assert (between.name, between.coordinates.label) == ("positions/loss", f"position {label}")
+        for record, begin in ((cumulative, 0), (between, first - 1)):
+            parts = [(each[:, begin : mark - 1].sum(), each[:, begin : mark - 1].size) for each in losses]
+            assert np.array(record.documents) == of_documents(parts)
+            assert record.value == pytest.approx(np.sum(parts, axis=0)[0] / (record.n or 0), rel=1e-4)
+            assert record.interval is not None
+    for options, message in (
+        ({"first": 49}, r"first must lie in 2 … length = 48, got 49\.$"),
+        ({"length": 4000}, "two documents of 4000 tokens or more"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            records_of("positions", model, batches, **options)

@@ -1,7 +1,6 @@
 """Table 4's protocol from the document to the record: greedy answers, judges, and what was judged before."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,28 +10,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from diff_lab.data import byte_tokenizer
-from diff_lab.measure import hallucination
 from diff_lab.measure.decoding import greedy_answers, prompt_tokens
-from diff_lab.measure.hallucination import (
-    Account,
-    Hallucination,
-    Judgements,
-    answer_of,
-    hallucination_records,
-    judged_answers,
-    prompt_of,
-)
-from diff_lab.measure.judge import (
-    TASK,
-    EndpointJudge,
-    JudgeError,
-    Judgement,
-    JudgeOptions,
-    LocalJudge,
-    WordsJudge,
-    evidence,
-    judge_of,
-)
+from diff_lab.measure.hallucination import Hallucination, Judgements, answer_of, hallucination_records, prompt_of
+from diff_lab.measure.judge import EndpointJudge, JudgeError, Judgement, JudgeOptions, WordsJudge, judge_of
 from diff_lab.measure.measurement import EvalInput, read_options
 from diff_lab.measure.question_files import Source
 from diff_lab.statistics import proportion_interval
@@ -66,24 +46,10 @@ class Scripted:
 
     def judge(self, source: Source, answer: str) -> Judgement:
         self.asked.append((source, answer))
-        return Judgement(supported=self.rule(source, answer), reply="said", prompt_tokens=10, reply_tokens=2)
+        return Judgement(supported=self.rule(source, answer), reply="said", tokens=12)
 
 
-@pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the model is made to write, in place of what weights without training do."""
-    texts = ["Bergen\nQuestion: next", "Snow falls.\n\nDocument:", "The sun"]
-
-    def write(model: Any, tokenizer: Any, rows: Any, *args: Any) -> Iterator[list[int]]:
-        for text in texts[: len(rows)]:
-            yield tokenizer(text)["input_ids"]
-
-    monkeypatch.setattr(hallucination, "greedy_answers", write)
-    return texts
-
-
-@pytest.mark.parametrize("kind", ["diff", "llama"])
-@pytest.mark.parametrize("pads", [True, False])
+@pytest.mark.parametrize(("kind", "pads"), [("diff", True), ("llama", False)])
 def test_greedy_answers_are_the_likeliest_tokens(kind: str, pads: bool) -> None:
     """Prompts of different lengths in batches give what each gives alone, token by token without a cache."""
     model, tokenizer = make(kind), byte_tokenizer()
@@ -121,16 +87,9 @@ def test_prompts_without_room_are_refused_before_any_work() -> None:
     with pytest.raises(ValueError, match=r"1 of 2 prompts are too long: the longest has 151 tokens, .* 160 .* 150 bef"):
         prompt_tokens(model, tokenizer, ["a", "b" * 151], 10)
     assert len(prompt_tokens(model, tokenizer, ["b" * 150], 10)[0]) == 150
-    with pytest.raises(ValueError, match="A prompt has no tokens"):
-        prompt_tokens(model, tokenizer, ["a", ""], 10)
     model.config.vocab_size = 100
     with pytest.raises(ValueError, match="tokenizer has 257 tokens, the model only 100"):
         prompt_tokens(model, tokenizer, ["a"], 10)
-    judge = Scripted()
-    long = Source(document="x" * 200)
-    with pytest.raises(ValueError, match="too long"):
-        list(judged_answers(make("diff"), tokenizer, [*SOURCES, long], Judgements(judge), new_tokens=16))
-    assert judge.asked == []
 
 
 def test_an_answer_is_a_line_and_a_summary_a_paragraph() -> None:
@@ -142,133 +101,75 @@ def test_an_answer_is_a_line_and_a_summary_a_paragraph() -> None:
     assert "question" not in prompt_of(summary).lower()
 
 
-def test_silence_is_not_support(written: list[str], tmp_path: Path) -> None:
-    written[1] = " …!\n\nSnow"
-    judge = Scripted(lambda source, answer: None if answer == "The sun" else True)
-    for _ in "12":  # a reply without a verdict is kept as well
-        judgements = Judgements(judge, tmp_path / "judgements.jsonl")
-        judged = list(judged_answers(make("diff"), byte_tokenizer(), SOURCES, judgements, new_tokens=8))
-        assert [judgement.supported for _, judgement in judged] == [True, False, None]
-        assert [answer for _, answer in judge.asked] == ["Bergen", "The sun"]
-    (record,) = hallucination_records(DIFF, judged, "mine", judge.name)[:1]
+def test_silence_and_replies_without_a_verdict() -> None:
+    """A silent answer is not supported; what holds no verdict is left out."""
+    supported = {"Bergen": True, " …!": False, "The sun": None}
+    judged = [(answer, Judgement(supported=verdict, reply="", tokens=8)) for answer, verdict in supported.items()]
+    record, silent, cost = hallucination_records(DIFF, judged, "mine", "scripted")
     assert (record.name, record.variant, record.value, record.n) == ("hallucination/mine", "diff", 0.5, 2)
     assert record.interval == proportion_interval(1, 2)
     assert record.better == "higher"
     assert record.documents == ((1, 1), (0, 1), (0, 0))
-    silent = hallucination_records(DIFF, judged, "mine", judge.name)[1]
-    assert (silent.name, silent.value, silent.n) == ("hallucination/mine/silent_answers", 1 / 3, 3)
-    cost = hallucination_records(DIFF, judged, "mine", judge.name)[2]
-    assert (cost.name, cost.value, cost.unit) == ("hallucination/mine/judge_tokens", 24, "tokens")
     assert "judge: scripted; 1 answers state nothing" in record.method
     assert "1 replies without a verdict are left out" in record.method
-    with pytest.raises(ValueError, match="None of the 2 replies of the judge 'scripted' holds a verdict"):
-        hallucination_records(DIFF, [("a", Judgement(supported=None, reply="said"))] * 2, "mine", "scripted")
+    assert (silent.name, silent.value, silent.n) == ("hallucination/mine/silent_answers", 1 / 3, 3)
+    assert (cost.name, cost.value, cost.unit) == ("hallucination/mine/judge_tokens", 24, "tokens")
+    with pytest.raises(ValueError, match="None of the 1 replies of the judge 'scripted' holds a verdict"):
+        hallucination_records(DIFF, judged[2:], "mine", "scripted")
 
 
-def test_nothing_is_asked_twice(tmp_path: Path, written: list[str]) -> None:
+def test_nothing_is_asked_twice(tmp_path: Path) -> None:
     path = tmp_path / "judgements.jsonl"
-    arguments = (make("diff"), byte_tokenizer(), SOURCES)
 
     def failing(source: Source, answer: str) -> bool:
-        if answer == "The sun":
+        if answer == "down":
             raise JudgeError("down")
         return answer == "Bergen"
 
-    judge = Scripted(failing)
+    judgements = Judgements(Scripted(failing), path)  # type: ignore[arg-type]  # a stand-in
+    assert judgements.of(SOURCES[0], "Bergen").supported
+    assert not judgements.of(SOURCES[1], "tw\u2028o \ud83d").supported
     with pytest.raises(JudgeError, match="down"):
-        list(judged_answers(*arguments, Judgements(judge, path), new_tokens=8))
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+        judgements.of(SOURCES[2], "down")
+    lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
     assert [(line["answer"], line["supported"], line["judge"]) for line in lines] == [
         ("Bergen", True, "scripted"),
-        ("Snow falls.", False, "scripted"),
+        ("tw\u2028o \ud83d", False, "scripted"),
     ]
-    judge = Scripted()
-    judgements = Judgements(judge, path)
-    judged = list(judged_answers(*arguments, judgements, new_tokens=8))
-    assert [judgement.supported for _, judgement in judged] == [True, False, True]
-    assert [answer for _, answer in judge.asked] == ["The sun"]
-    assert judgements.account == Account(1, 2, 10, 2, judgements.account.seconds)
-    summary = "1 judgements asked for and 2 kept from before; 10 tokens read and 2 written in 0 s"
-    assert str(judgements.account) == summary
     # The same answer about the same document is not asked about again; another one, or of another judge, is.
-    judgements.of(SOURCES[0], "Bergen")
-    assert len(judge.asked) == 1
-    judgements.of(SOURCES[0], "Oslo")
-    judgements.of(Source(document="Another", question="Where?", reference="Bergen"), "Bergen")
-    assert len(judge.asked) == 3
-    other = Scripted()
+    judge, other = Scripted(), Scripted()
     other.name = "another"
-    Judgements(other, path).of(SOURCES[0], "Bergen")
+    again, of_other = Judgements(judge, path), Judgements(other, path)  # type: ignore[arg-type]  # stand-ins
+    for source, answer in ((SOURCES[0], "Bergen"), (SOURCES[1], "tw\u2028o \ud83d")):
+        assert again.of(source, answer) == judgements.of(source, answer)
+    assert judge.asked == []
+    again.of(SOURCES[0], "Oslo")
+    again.of(Source(document="Another", question="Where?", reference="Bergen"), "Bergen")
+    assert len(judge.asked) == 2
+    of_other.of(SOURCES[0], "Bergen")
     assert len(other.asked) == 1
 
 
 def test_half_a_line_is_asked_again_and_foreign_files_are_left_alone(tmp_path: Path) -> None:
-    path, answers = tmp_path / "j.jsonl", ["one", "tw\u2028o", "\ud83d"]
-    judgements = Judgements(Scripted(), path)
-    for answer in answers:
+    path = tmp_path / "j.jsonl"
+    judge = Scripted()
+    judgements = Judgements(judge, path)  # type: ignore[arg-type]  # a stand-in
+    for answer in ("one", "two"):
         judgements.of(SOURCES[0], answer)
     complete = path.read_bytes()
     path.write_bytes(complete[:-20])
-    judge = Scripted()
-    again = Judgements(judge, path)
-    for answer in answers:
+    again = Judgements(judge, path)  # type: ignore[arg-type]  # a stand-in
+    for answer in ("one", "two"):
         again.of(SOURCES[0], answer)
-    assert [answer for _, answer in judge.asked] == ["\ud83d"]
-    assert [json.loads(line)["key"] for line in path.read_bytes().splitlines()] == [
-        json.loads(line)["key"] for line in complete.splitlines()
-    ]
+    assert [answer for _, answer in judge.asked] == ["one", "two", "two"]
+    assert path.read_bytes() == complete
     for foreign in ('{"text": "a"}', "hello", "[1]", '{"key": "a", "supported": 1.5, "reply": "x"}'):
         path.write_text(f"{foreign}\n")
         with pytest.raises(ValueError, match="line 1 is no judgement"):
-            Judgements(judge, path)
+            Judgements(judge, path)  # type: ignore[arg-type]  # a stand-in
         assert path.read_text() == f"{foreign}\n"
     with pytest.raises(FileNotFoundError, match=r"^The folder of the file of judgements .* does not exist"):
-        Judgements(judge, tmp_path / "none" / "j.jsonl")
-
-
-def test_a_local_judge_compares_two_words() -> None:
-    model, tokenizer = make("llama"), byte_tokenizer()
-    model.config.max_position_embeddings = 1000
-    judge = LocalJudge(model, tokenizer, "mine")
-    assert judge.name == "mine (yes or no by likelihood)"
-    judgement = judge.judge(SOURCES[0], "Bergen")
-    question = (
-        f"{TASK}\n\n{evidence(SOURCES[0], 'Bergen')}\n\nDoes everything in the answer follow from the document? "
-        "Reply with yes or no.\nReply:"
-    )
-    scores = {}
-    for word in ("yes", "no"):
-        tokens = tokenizer(f"{question} {word}")["input_ids"]
-        with torch.no_grad():
-            logits = model(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
-        positions = range(len(tokens) - len(word) - 1, len(tokens))
-        scores[word] = sum(float(logits[position - 1, tokens[position]]) for position in positions)
-    assert judgement.supported == (scores["yes"] > scores["no"])
-    assert float(judgement.reply.rpartition("=")[2]) == pytest.approx(scores["yes"] - scores["no"], abs=1e-3)
-    assert judgement.prompt_tokens == len(question.encode())
-
-
-def test_a_local_judge_that_chats_is_asked_in_its_own_form() -> None:
-    model, tokenizer = make("llama"), byte_tokenizer()
-    model.config.max_position_embeddings = 1000
-    tokenizer.chat_template = (
-        "{% for message in messages %}<u>{{ message.content }}</u>{% endfor %}"
-        "{% if add_generation_prompt %}<a>{% endif %}"
-    )
-    read: list[Any] = []
-    model.register_forward_pre_hook(lambda _, args, named: read.append(named["input_ids"]), with_kwargs=True)
-    LocalJudge(model, tokenizer, "mine").judge(SOURCES[0], "Bergen")
-    question, replies = read
-    assert tokenizer.decode(question[0]).startswith("<u>You compare")
-    assert tokenizer.decode(question[0]).endswith("</u><a>")
-    # The last letter of "yes" is predicted, never read.
-    assert [tokenizer.decode(row) for row in replies] == ["ye", "no"]
-
-
-def test_a_local_judge_with_a_short_context_says_so() -> None:
-    judge = LocalJudge(make("llama"), byte_tokenizer(), "mine")
-    with pytest.raises(JudgeError, match="has room for 160; have the documents cut"):
-        judge.judge(SOURCES[0], "Bergen")
+        Judgements(WordsJudge(), tmp_path / "none" / "j.jsonl")
 
 
 def test_words_are_looked_up() -> None:
@@ -278,7 +179,7 @@ def test_words_are_looked_up() -> None:
     assert (judgement.supported, judgement.reply) == (False, "not in the document: oslo, not, ever")
 
 
-def test_judges_are_chosen_by_what_they_are_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_judges_are_chosen_by_what_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(**options: Any) -> Any:
         return judge_of(read_options(JudgeOptions, options, "It"))
 
@@ -292,14 +193,8 @@ def test_judges_are_chosen_by_what_they_are_called(monkeypatch: pytest.MonkeyPat
         chosen(judge="http://host", judge_model="m", judge_key=none)
     with pytest.raises(ValueError, match="cannot take 'x' for judge_body"):
         chosen(judge="http://host", judge_model="m", judge_key="", judge_body="x")
-    with pytest.raises(ValueError, match="nowhere' is neither an address, nor 'words', nor the folder of a model"):
-        chosen(judge=str(tmp_path / "nowhere"))
-    make("llama").float().save_pretrained(tmp_path)
-    byte_tokenizer().save_pretrained(tmp_path)
-    local = chosen(judge=str(tmp_path))
-    assert isinstance(local, LocalJudge)
-    local.model.config.max_position_embeddings = 1000
-    assert local.judge(SOURCES[0], "Bergen").supported in (True, False)
+    with pytest.raises(ValueError, match="A judge is 'words' or an address with http:// or https://, got 'nowhere'"):
+        chosen(judge="nowhere")
 
 
 @pytest.mark.parametrize("kind", ["diff", "llama"])
@@ -328,5 +223,5 @@ def test_the_measure_runs_on_any_checkpoint(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no tokenizer"):
         Hallucination(**options).run(replace(measured, tokenizer=None))
     for sources in ("", " , ", f"{tmp_path / 'first.jsonl'},{tmp_path / 'first.jsonl'}"):
-        with pytest.raises(ValueError, match="Name documents, each once"):
+        with pytest.raises(ValueError, match="files of documents, each once"):
             Hallucination(**{**options, "sources": sources}).run(measured)

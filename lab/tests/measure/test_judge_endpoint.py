@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from diff_lab.measure.judge import EndpointJudge, JudgeError, evidence, read_verdict
+from diff_lab.measure.judge import EndpointJudge, JudgeError, JudgeOptions, evidence, read_verdict
 from diff_lab.measure.question_files import Source
 from judge_server import JudgeServer, Reply, fails, judge_server, says
 
@@ -25,8 +25,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
         yield running
 
 
-def a_judge(server: JudgeServer, **settings: Any) -> EndpointJudge:
-    return EndpointJudge(server.url, "a-judge", **settings)
+def a_judge(url: str, *, retries: int = 0, **options: Any) -> EndpointJudge:
+    settings = {"model": "a-judge", **options}
+    return EndpointJudge(JudgeOptions(judge=url, **{f"judge_{name}": settings[name] for name in settings}), retries)
 
 
 @pytest.mark.parametrize(
@@ -50,11 +51,11 @@ def test_a_verdict_is_the_last_line_and_nothing_else(reply: str, verdict: bool |
 
 
 def test_what_is_asked_and_what_comes_back(server: JudgeServer) -> None:
-    server.replies = [says("No.\nVERDICT: UNSUPPORTED", prompt_tokens=90, completion_tokens=7), says("Hm.")]
-    judge = a_judge(server, body={"max_tokens": None, "max_completion_tokens": 50})
+    server.replies = [says("No.\nVERDICT: UNSUPPORTED", total_tokens=97), says("Hm.")]
+    judge = a_judge(server.url, body={"max_tokens": None, "max_completion_tokens": 50})
     judgement = judge.judge(SOURCE, "It rains in Oslo.")
     assert (judgement.supported, judgement.reply) == (False, "No.\nVERDICT: UNSUPPORTED")
-    assert (judgement.prompt_tokens, judgement.reply_tokens) == (90, 7)
+    assert judgement.tokens == 97
     assert server.paths == ["/v1/chat/completions"]
     (request,) = server.requests
     assert request.keys() == {"model", "messages", "temperature", "max_completion_tokens"}
@@ -66,6 +67,8 @@ def test_what_is_asked_and_what_comes_back(server: JudgeServer) -> None:
     # A reply without a verdict is a judgement that cannot be read; it is not asked for again.
     assert judge.judge(SOURCE, "x").supported is None
     assert len(server.requests) == 2
+    a_judge(server.url, key="").judge(SOURCE, "x")
+    assert "Authorization" not in server.headers[2]
 
 
 def test_a_judge_sees_the_reference_of_a_question_alone() -> None:
@@ -75,16 +78,11 @@ def test_a_judge_sees_the_reference_of_a_question_alone() -> None:
     assert "question" not in summary
 
 
-def test_no_key_is_sent_to_a_server_that_needs_none(server: JudgeServer) -> None:
-    a_judge(server, key_variable=None).judge(SOURCE, "x")
-    assert "Authorization" not in server.headers[0]
-
-
 @pytest.mark.parametrize("reply", [fails(429), Reply(status=503, body=b"<html>down</html>")])
 def test_a_server_that_is_overloaded_is_asked_again(server: JudgeServer, reply: Reply) -> None:
     reply = replace(reply, headers={"Retry-After": "0.01"})
     server.replies = [reply] * 2
-    assert a_judge(server).judge(SOURCE, "x").supported is True
+    assert a_judge(server.url, retries=2).judge(SOURCE, "x").supported is True
     assert len(server.requests) == 3
 
 
@@ -102,14 +100,14 @@ def test_a_server_that_is_overloaded_is_asked_again(server: JudgeServer, reply: 
 )
 def test_what_is_no_chat_completion_is_an_error(server: JudgeServer, body: bytes) -> None:
     server.replies = [Reply(body=body, headers={"Content-Type": "application/json"})]
-    with pytest.raises(JudgeError, match=r"^The judge at http://127.0.0.1:\d+/v1 (failed|does not answer with a chat)"):
-        a_judge(server, attempts=1).judge(SOURCE, "x")
+    with pytest.raises(JudgeError, match=r"^The judge at http://127.0.0.1:\d+/v1 failed: "):
+        a_judge(server.url).judge(SOURCE, "x")
 
 
 def test_slow_replies_end_with_the_time_that_was_given(server: JudgeServer) -> None:
     server.replies = [replace(says("VERDICT: SUPPORTED"), wait=5)]
     with pytest.raises(JudgeError, match=r"failed: Request timed out"):
-        a_judge(server, timeout=0.4, attempts=1).judge(SOURCE, "x")
+        a_judge(server.url, timeout=0.4).judge(SOURCE, "x")
 
 
 def test_nobody_listens() -> None:
@@ -117,15 +115,13 @@ def test_nobody_listens() -> None:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(JudgeError, match=r"failed: Connection error.*refused"):
-        EndpointJudge(url, "m", key_variable=None, attempts=1).judge(SOURCE, "x")
+        a_judge(url, key="").judge(SOURCE, "x")
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
-def test_a_refusal_is_final_and_hides_the_key(server: JudgeServer, status: int) -> None:
-    server.replies = [fails(status, f"Bearer {KEY} is\nnot welcome")]
-    with pytest.raises(JudgeError, match=rf"failed: .*{status}.*Bearer \[key\] is") as caught:
-        a_judge(server).judge(SOURCE, "x")
-    assert KEY not in str(caught.value)
+def test_a_refusal_is_final(server: JudgeServer) -> None:
+    server.replies = [fails(401, f"Bearer {KEY} is\nnot welcome")]
+    with pytest.raises(JudgeError, match=r"failed: .*401.*Bearer \[key\] is"):
+        a_judge(server.url, retries=5).judge(SOURCE, "x")
     assert len(server.requests) == 1
 
 
@@ -134,7 +130,7 @@ def test_a_redirect_is_not_followed_with_the_key(server: JudgeServer) -> None:
         for status in (301, 302, 303, 307, 308):
             server.replies = [Reply(status=status, headers={"Location": f"{other.url}/chat/completions"})]
             with pytest.raises(JudgeError, match="failed: "):
-                a_judge(server, attempts=1).judge(SOURCE, "x")
+                a_judge(server.url).judge(SOURCE, "x")
         assert other.requests == []
 
 
@@ -149,7 +145,7 @@ def test_no_proxy_is_asked_for_an_address_of_this_machine(
             monkeypatch.setenv(name, proxy.url.removesuffix("/v1"))
         monkeypatch.delenv("no_proxy", raising=False)
         with contextlib.suppress(JudgeError):  # the server listens at the first two alone
-            EndpointJudge(f"http://{host}:{port}/v1", "m", attempts=1).judge(SOURCE, "x")
+            a_judge(f"http://{host}:{port}/v1").judge(SOURCE, "x")
         assert proxy.requests == []
     assert len(server.requests) == (host in ("127.0.0.1", "localhost"))
 
@@ -159,7 +155,7 @@ def test_the_key_is_nowhere(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     server.replies = [says(f"{KEY}\nVERDICT: SUPPORTED"), fails(500, KEY)]
-    judge = a_judge(server, attempts=1)
+    judge = a_judge(server.url)
     shown = [repr(judge), judge.name, repr(judge.judge(SOURCE, "x"))]
     with pytest.raises(JudgeError) as caught:
         judge.judge(SOURCE, "x")
@@ -175,30 +171,28 @@ def test_settings_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BAD", f"{KEY}\u2028x")
     monkeypatch.setenv("INSIDE", f"{KEY}\r\nHost: x")
     monkeypatch.delenv("NONE", raising=False)
-    for url in ("ftp://x", "127.0.0.1:80", "http://", "https://me:pw@host/v1", "https://host/v1?key=1"):
-        with pytest.raises(ValueError, match="judge's address"):
-            EndpointJudge(url, "m", key_variable="GOOD")
-    with pytest.raises(ValueError, match="'NONE' that holds the judge's key is not set"):
-        EndpointJudge("http://x", "m", key_variable="NONE")
-    with pytest.raises(ValueError, match="the given text is no name of one") as caught:
-        EndpointJudge("http://x", "m", key_variable=KEY)
-    assert KEY not in str(caught.value)
-    for variable in ("BAD", "INSIDE"):
-        with pytest.raises(ValueError, match=f"'{variable}' holds characters that no key has") as caught:
-            EndpointJudge("http://x", "m", key_variable=variable)
+    for url in ("ftp://x", "127.0.0.1:80", "http://"):
+        with pytest.raises(ValueError, match="A judge is 'words' or an address with"):
+            a_judge(url, key="GOOD")
+    for url in ("https://me:pw@host/v1", "https://host/v1?key=1"):
+        with pytest.raises(ValueError, match="neither a password nor a query"):
+            a_judge(url, key="GOOD")
+    for variable in ("NONE", "BAD", "INSIDE"):
+        with pytest.raises(ValueError, match=f"'{variable}', which holds the judge's key, is not set or") as caught:
+            a_judge("http://x", key=variable)
         assert KEY not in str(caught.value)
-    for settings in ({"attempts": 0}, {"timeout": 0.0}, {"timeout": float("inf")}):
-        with pytest.raises(ValueError, match="at least one attempt and a time above 0"):
-            EndpointJudge("http://x", "m", key_variable="GOOD", **settings)  # type: ignore[arg-type]  # of both kinds
+    with pytest.raises(ValueError, match="the given text is no name of one") as caught:
+        a_judge("http://x", key=KEY)
+    assert KEY not in str(caught.value)
     with pytest.raises(ValueError, match="needs a model's name"):
-        EndpointJudge("http://x", " ", key_variable="GOOD")
+        a_judge("http://x", model=" ", key="GOOD")
 
 
 def test_the_name_tells_settings_apart() -> None:
     names = {
-        EndpointJudge("http://x", model, key_variable=None, body=body).name
+        a_judge("http://x", model=model, key="", body=body).name
         for model in ("m", "n")
-        for body in (None, {"temperature": 1}, {"max_tokens": 9})
+        for body in ({}, {"temperature": 1}, {"max_tokens": 9})
     }
     assert len(names) == 6
     assert json.loads(sorted(names)[0].partition(" ")[2])["temperature"] in (0, 1)

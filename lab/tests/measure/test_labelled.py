@@ -9,16 +9,9 @@ import pytest
 import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from diff_lab.data import LabelledText, byte_tokenizer
-from diff_lab.measure import many_shot
-from diff_lab.measure.decoding import LabelTrie, label_log_likelihoods
-from diff_lab.measure.many_shot import (
-    ManyShot,
-    ManyShotOrders,
-    drawn_orders,
-    labelled_answers,
-    labelled_prompt,
-)
+from diff_lab.data import byte_tokenizer
+from diff_lab.measure.decoding import greedy_label
+from diff_lab.measure.many_shot import ManyShot, ManyShotOrders, drawn_orders
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from full_run import short_run
@@ -30,14 +23,9 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 1,
     "num_attention_heads": 4,
 }
-QUESTIONS = LabelledText(
-    "trec",
-    train=tuple((f"what is {n} ?", ("number", "entity", "number two")[n % 3]) for n in range(9)),
-    test=tuple((f"who is {n} ?", ("number", "entity", "number two")[n % 3]) for n in range(6)),
-    labels=("entity", "number", "number two"),
-    input_name="Question",
-    label_name="Type",
-)
+LABELS = ("entity", "human", "number")
+TRAIN = [(f"what is {n} ?", LABELS[n % 3]) for n in range(9)]
+TEST = [(f"who is {n} ?", LABELS[n % 3]) for n in range(6)]
 
 
 @pytest.fixture(params=short_run(["diff", "llama", "diffllama"], ["diff"]))
@@ -52,37 +40,16 @@ def reader(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def questions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Options that name a folder, which holds QUESTIONS."""
-    monkeypatch.setattr(many_shot, "read_labelled", lambda task, folder: QUESTIONS)
-    return {"folder": "here"}
+def questions(tmp_path: Path) -> dict[str, Any]:
+    """Options that name a folder with the files of TREC."""
+    short = {"entity": "ENTY", "human": "HUM", "number": "NUM"}
+    for part, rows in (("train", TRAIN), ("test", TEST)):
+        (tmp_path / f"{part}.txt").write_text("".join(f"{short[label]}:x {text}\n" for text, label in rows))
+    return {"folder": str(tmp_path)}
 
 
 def of_model(model: Any, tokenizer: Any = None, seed: int = 0) -> EvalInput:
     return EvalInput(model=model, variant="it", tokenizer=tokenizer or byte_tokenizer(), seed=seed)
-
-
-def test_labelled_answers_equal_those_of_whole_prompts(reader: Any) -> None:
-    """The prompt of shared demonstrations, read once, against the whole text of each question."""
-    shown, questions = QUESTIONS.train[2:6], QUESTIONS.test
-    prompt = labelled_prompt(of_model(reader), QUESTIONS, shown, questions)
-    right = labelled_answers(reader, prompt, exact=True)
-    assert len(labelled_answers(reader, prompt)) == 6
-    assert right == of_whole_prompts(reader, shown, questions)
-
-
-def of_whole_prompts(reader: Any, shown: Rows, questions: Rows) -> list[bool]:
-    """Whether the likeliest label is right, after a text that is read from its beginning for each question."""
-    tokenizer = byte_tokenizer()
-    trie = LabelTrie([tokenizer.encode(f" {label}\n") for label in QUESTIONS.labels])
-    before = "".join(QUESTIONS.demonstration(*row) for row in shown)
-    assert before.count("\n==\n") == len(shown)
-    right = []
-    for text, label in questions:
-        prompt = torch.tensor(tokenizer.encode(before + QUESTIONS.query(text)))
-        likelihoods = label_log_likelihoods(reader, trie, prompt)[1]
-        right.append(QUESTIONS.labels[int(likelihoods.argmax())] == label)
-    return right
 
 
 class Listening:
@@ -101,48 +68,57 @@ class Listening:
         return list(self.tokenizer.encode(text, **options))
 
 
-def written(shown: Rows, questions: Rows) -> tuple[str, list[str]]:
+def written(shown: Rows, asked: Rows) -> tuple[str, list[str]]:
     """What a prompt must be in words."""
     return "".join(f"Question: {text}\nType: {label}\n==\n" for text, label in shown), [
-        f"Question: {text}\nType:" for text, _ in questions
+        f"Question: {text}\nType:" for text, _ in asked
     ]
+
+
+def of_whole_prompts(reader: Any, shown: Rows, asked: Rows) -> list[bool]:
+    """Whether the greedy label is right, after a text that is read from its beginning for each question."""
+    tokenizer = byte_tokenizer()
+    encoded = [tuple(tokenizer.encode(f" {label}\n")) for label in LABELS]
+    before, ends = written(shown, asked)
+    labels = [LABELS[greedy_label(reader, encoded, torch.tensor(tokenizer.encode(before + end)))] for end in ends]
+    return [label == right for label, (_, right) in zip(labels, asked, strict=True)]
 
 
 def test_fewer_shots_are_the_first_of_more(reader: Any, questions: dict[str, Any]) -> None:
     heard = Listening()
-    records = ManyShot(**questions, shots=(2, 4), queries=6, exact=True).run(of_model(reader, heard, seed=2))
+    records = ManyShot(**questions, shots=(2, 4), queries=6).run(of_model(reader, heard, seed=2))
     random = np.random.default_rng(2)
-    shown = [QUESTIONS.train[n] for n in random.permutation(9)]
-    drawn = [QUESTIONS.test[n] for n in random.permutation(6)]
+    shown = [TRAIN[n] for n in random.permutation(9)]
+    drawn = [TEST[n] for n in random.permutation(6)]
     assert heard.prompts == [written(shown[:count], drawn) for count in (2, 4)]
     for record, count in zip(records, (2, 4), strict=True):
         assert record.value == np.mean(of_whole_prompts(reader, shown[:count], drawn))
-        assert (record.n, record.coordinates.label, record.seed) == (6, f"{count} shots", 2)
+        assert (record.name, record.n, record.seed) == ("many_shot/trec", 6, 2)
+        assert record.coordinates.label == f"{count} shots"
 
 
 def test_orders_of_the_same_demonstrations(reader: Any, questions: dict[str, Any]) -> None:
     """Against whole prompts, one for each order and each of its own questions; the statistics written out."""
     heard = Listening()
-    measurement = ManyShotOrders(**questions, shots=6, orders=3, queries=5, sets=2, exact=True)
+    measurement = ManyShotOrders(**questions, shots=6, orders=3, queries=5, sets=2)
     records = measurement.run(of_model(reader, heard, seed=7))
     prompts, shares = [], np.zeros((2, 2, 3))  # kinds, sets, orders
     for number in range(2):
         random = np.random.default_rng((7, number))
-        shown = [QUESTIONS.train[n] for n in random.permutation(9)[:6]]
-        classes = torch.tensor([QUESTIONS.labels.index(label) for _, label in shown])
+        shown = [TRAIN[n] for n in random.permutation(9)[:6]]
+        classes = torch.tensor([LABELS.index(label) for _, label in shown])
         for row, kind in enumerate(("random", "alternating")):
             for column, order in enumerate(drawn_orders(classes, 3, kind, 7)):
-                drawn = [QUESTIONS.test[n] for n in random.integers(6, size=5)]
+                drawn = [TEST[n] for n in random.integers(6, size=5)]
                 ordered = [shown[n] for n in order]
                 prompts.append(written(ordered, drawn))
                 shares[row, number, column] = np.mean(of_whole_prompts(reader, ordered, drawn))
     assert heard.prompts == prompts
     assert len({before for before, _ in prompts}) == 12
     assert np.ptp(shares, axis=2).any(), "all orders alike would tell nothing"
-    chance = (shares * (1 - shares) / 4).mean(2)
     of_sets = {
         "range": np.ptp(shares, axis=2),
-        "variance": shares.var(2, ddof=1) - chance,
+        "variance": shares.var(2, ddof=1) - (shares * (1 - shares) / 4).mean(2),
         "mean": shares.mean(2),
     }
     expected = {}
@@ -156,22 +132,6 @@ def test_orders_of_the_same_demonstrations(reader: Any, questions: dict[str, Any
     assert all((record.n, record.seed) == (2, 7) and record.interval is not None for record in records)
 
 
-def test_the_measure_reads_a_folder(reader: Any, tmp_path: Path) -> None:
-    rows = "".join(f"HUM:ind who was {n} ?\nNUM:date when was {n} ?\n" for n in range(6))
-    (tmp_path / "train.txt").write_text(rows)
-    (tmp_path / "test.txt").write_text(rows)
-    records = ManyShot(folder=str(tmp_path), shots=(2, 4), queries=5).run(of_model(reader))
-    assert [(record.name, record.coordinates.label, record.n) for record in records] == [
-        ("many_shot/trec", "2 shots", 5),
-        ("many_shot/trec", "4 shots", 5),
-    ]
-    records = ManyShotOrders(folder=str(tmp_path), shots=3, orders=2, queries=4).run(of_model(reader))
-    names = ("range", "variance", "spread", "mean")
-    assert [record.name for record in records] == [f"many_shot/trec_order_{name}" for name in names] * 2
-    assert [record.interval for record in records] == [None] * 8, "one set of demonstrations"
-    assert ManyShotOrders.any_model
-
-
 def test_what_is_refused(reader: Any, questions: dict[str, Any]) -> None:
     def refused(name: str, message: str, **options: Any) -> None:
         with pytest.raises(ValueError, match=message):
@@ -179,7 +139,6 @@ def test_what_is_refused(reader: Any, questions: dict[str, Any]) -> None:
 
     refused("many_shot", "shots must be between 1 and 9, the texts of trec, got 10", shots=[1, 10], queries=1)
     refused("many_shot", "queries must be between 1 and 6, the texts of trec, got 7", shots=[1], queries=7)
-    refused("many_shot", "many_shot cannot take 0 for queries", queries=0)
     enough = {"shots": 3, "orders": 2, "queries": 2, "sets": 1}
     refused("many_shot_orders", "shots must be between 1 and 9, the texts of trec, got 10", **{**enough, "shots": 10})
     for name, count in enough.items():

@@ -1,5 +1,6 @@
 """Needles in text and among tokens, on models whose answers are known and on tiny ones through the whole protocol."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,18 +9,17 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import diff_lab.measure.retrieval as retrieval
 from diff_lab.data import ManyShotBatches, NeedleBatches, NeedleTask, RetrievalBatches, byte_tokenizer
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_lab.measure.needles import (
     DEPTHS,
     Needles,
-    attention_records,
     document_attention,
     haystack,
     needle_answers,
 )
-from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM, attention_maps
+from writing_model import WritingModel
 
 TEXT = " ".join(f"Sentence {n} says little." for n in range(300))
 TOKENIZER = byte_tokenizer()
@@ -34,36 +34,24 @@ SIZES: dict[str, Any] = {
 }
 
 
-class Reader:
-    """Answers a prompt with what `reply` makes of its context's needles and its question."""
+def reads(reply: Callable[[dict[str, str], list[str]], str], positions: int = 600) -> WritingModel:
+    """A model that answers with what `reply` makes of the numbers in the context and the cities of the question."""
 
-    device = torch.device("cpu")
-    config = SimpleNamespace(max_position_embeddings=600)
-    generation_config = SimpleNamespace(eos_token_id=256)
+    def answer(prompt: str) -> str:
+        context, _, question = prompt.rpartition("\nWhat")
+        lines = [line.split() for line in context.split("\n") if line.startswith("The special magic")]
+        hidden = {words[3]: words[-1] for words in lines}
+        asked = question.replace("?", " ").replace(",", " ").split()
+        return reply(hidden, [city for city in hidden if city in asked])
 
-    def __init__(self, reply: Any) -> None:
-        self.reply = reply
-
-    def generate(self, input_ids: Tensor, attention_mask: Tensor, generation_config: Any) -> Tensor:
-        assert not generation_config.do_sample
-        new_tokens, rows = generation_config.max_new_tokens, []
-        for row, mask in zip(input_ids, attention_mask, strict=True):
-            prompt = TOKENIZER.decode(row[mask.bool()])
-            context, _, question = prompt.rpartition("\nWhat")
-            lines = [line.split() for line in context.split("\n") if line.startswith("The special magic")]
-            hidden = {words[3]: words[-1] for words in lines}
-            cities = [city for city in hidden if city in question.replace("?", " ").replace(",", " ").split()]
-            rows.append([*TOKENIZER.encode(self.reply(hidden, cities)), 256][:new_tokens])
-        longest = max(map(len, rows))
-        rows = [row + [256] * (longest - len(row)) for row in rows]
-        return torch.cat((input_ids, torch.tensor(rows)), dim=1)
+    return WritingModel(answer, positions)
 
 
 def test_a_city_counts_when_its_number_is_in_the_answer() -> None:
     documents = TASK.sample(7, seed=0)
-    knows = Reader(lambda hidden, cities: ", ".join(f"{city} has {hidden[city]}" for city in cities))
+    knows = reads(lambda hidden, cities: ", ".join(f"{city} has {hidden[city]}" for city in cities))
     assert needle_answers(knows, TOKENIZER, documents, batch_size=3) == [[True, True]] * 7
-    half = Reader(lambda hidden, cities: hidden[cities[0]])
+    half = reads(lambda hidden, cities: hidden[cities[0]])
     answers = needle_answers(half, TOKENIZER, documents)
     assert all(sorted(row) == [False, True] for row in answers)
     batches = NeedleBatches(None, TASK, TASK, documents=1, vocab_size=257)
@@ -80,71 +68,38 @@ def test_a_city_counts_when_its_number_is_in_the_answer() -> None:
 def test_listing_all_numbers_does_not_fit_into_an_answer() -> None:
     """Of many needles: an answer has room for the numbers that are asked for and a few tokens more."""
     task = NeedleTask(TOKENIZER, TEXT, length=1100, needles=9, queried=1, digits=7)
-    lists = Reader(lambda hidden, cities: " ".join(sorted(hidden.values())))
-    lists.config = SimpleNamespace(max_position_embeddings=1200)
+    lists = reads(lambda hidden, cities: " ".join(sorted(hidden.values())), positions=1200)
     answers = needle_answers(lists, TOKENIZER, task.sample(12, seed=0))
     assert 0 < sum(row[0] for row in answers) < 12
 
 
-@pytest.mark.parametrize("kind", ["diff", "llama"])
-def test_real_models_answer(kind: str) -> None:
-    torch.manual_seed(0)
-    if kind == "diff":
-        model: Any = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, pad_token_id=256, eos_token_id=256))
-    else:
-        model = LlamaForCausalLM(LlamaConfig(**SIZES, pad_token_id=256, eos_token_id=256))
-    documents = TASK.sample(2, seed=0)
-    assert needle_answers(model.eval(), TOKENIZER, documents) == [[False, False]] * 2
-    model.config.max_position_embeddings = 300
+def test_a_document_that_is_too_long() -> None:
+    model = LlamaForCausalLM(LlamaConfig(**{**SIZES, "max_position_embeddings": 300}))
     with pytest.raises(ValueError, match="tokens and the model 300 positions"):
-        needle_answers(model, TOKENIZER, documents)
+        needle_answers(model, TOKENIZER, TASK.sample(2, seed=0))
 
 
-def test_attention_to_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One head puts 0.1 on each digit of the answer, −0.3 on the needle's first word and 0.2 on the text's last token
-    before the question; a second head attends to itself."""
-    documents = TASK.sample(3, seed=0)
-
-    def fake(model: Any, input_ids: Tensor) -> list[Tensor]:
-        maps = torch.zeros(len(input_ids), 2, input_ids.shape[1], input_ids.shape[1])
-        for row, tokens in enumerate(input_ids.tolist()):
-            (document,) = [found for found in documents if list(found.tokens) == tokens[: len(found.tokens)]]
-            for query, (begin, end), (first, _) in zip(
-                document.query_positions, document.answer_spans, document.needle_spans, strict=True
-            ):
-                assert TOKENIZER.decode(tokens[begin:end]) in document.numbers
-                maps[row, 0, query, begin:end] = 0.1
-                maps[row, 0, query, first] = -0.3
-                maps[row, 0, query, document.context_length] = 0.2  # the question is no noise
-                maps[row, 0, query, 0 if first else 30] += 0.2
-                maps[row, 1, query, query] = 1
-        return [maps] * 2
-
-    monkeypatch.setattr(retrieval, "applied_maps", fake)
-    mass = document_attention(torch.nn.Linear(1, 1), documents, batch_size=2)
-    expected = {"answer_signed": 0.3, "answer_share": 0.3, "noise_signed": 0.2, "noise_share": 0.2}
-    for name, value in expected.items():
-        torch.testing.assert_close(getattr(mass, name), torch.full((3, 2), value / 2), msg=name)
-    records = attention_records(EvalInput(model=None, variant="diff", seed=4), [("depth 0 %", mass)])
-    assert all((record.coordinates.label, record.seed, record.n) == ("depth 0 %", 4, 3) for record in records)
-    found: dict[str, Any] = {record.name: (record.value, record.better) for record in records}
-    assert found == {
-        "needles/attention_to_answer_share": (pytest.approx(0.15), "higher"),
-        "needles/attention_to_answer_signed": (pytest.approx(0.15), "higher"),
-        "needles/attention_noise_share": (pytest.approx(0.1), "lower"),
-        "needles/attention_noise_signed": (pytest.approx(0.1), "lower"),
-    }
-
-
-def test_maps_of_a_real_model() -> None:
+@torch.no_grad()
+def test_attention_to_the_numbers() -> None:
+    """Of every query by itself, on the maps that the model gives: the question is no noise, nor the asked needle."""
     torch.manual_seed(0)
-    model = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, attention_type="softmax")).eval()
-    mass = document_attention(model, TASK.sample(2, seed=0))
-    # A softmax is positive and adds up to 1, so both definitions are the same, and most of it is on the context.
-    torch.testing.assert_close(mass.answer_signed, mass.answer_share)
-    torch.testing.assert_close(mass.noise_signed, mass.noise_share)
-    assert (mass.answer_share > 0).all()
-    assert (mass.noise_share > 0.5).all()
+    sizes = {**SIZES, "initializer_range": 0.3}
+    model, documents = DiffTransformerForCausalLM(DiffTransformerConfig(**sizes)).eval(), TASK.sample(2, seed=0)
+    mass = document_attention(model, documents)
+    for row, document in enumerate(documents):
+        maps = torch.stack([layer.difference for layer in attention_maps(model, torch.tensor([document.tokens]))])
+        parts = zip(document.query_positions, document.answer_spans, document.needle_spans, strict=True)
+        for number, (query, answer, needle) in enumerate(parts):
+            assert TOKENIZER.decode(document.tokens[slice(*answer)]) in document.numbers
+            weights, sizes_of = maps[:, 0, :, query], maps[:, 0, :, query].abs()
+            noise = [place for place in range(document.context_length) if place not in range(*needle)]
+            expected = [
+                weights[..., slice(*answer)].sum(-1),
+                sizes_of[..., slice(*answer)].sum(-1) / sizes_of.sum(-1),
+                weights[..., noise].sum(-1),
+                sizes_of[..., noise].sum(-1) / sizes_of.sum(-1),
+            ]
+            torch.testing.assert_close(mass[row, number], torch.stack(expected).mean((1, 2)))
 
 
 class Knows(torch.nn.Module):
@@ -180,15 +135,31 @@ def test_text_and_tokens_are_told_apart() -> None:
         Needles().run(EvalInput(model=None, variant="it", batches=ManyShotBatches()))
 
 
-def test_the_measures_run_on_the_data_of_a_run() -> None:
-    """Of a run on needle documents; and of plain text, by the blocks of its validation."""
+@pytest.mark.parametrize("kind", ["diff", "llama"])
+def test_the_measures_run_on_the_data_of_a_run(kind: str) -> None:
     torch.manual_seed(0)
-    model = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, pad_token_id=256, eos_token_id=256)).eval()
+    ends = {"pad_token_id": 256, "eos_token_id": 256}
+    if kind == "diff":
+        model: Any = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, **ends)).eval()
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**SIZES, **ends)).eval()
     batches = NeedleBatches(None, TASK, TASK, documents=1, vocab_size=257)
-    sizes = {"needles": 2, "queried": 1, "digits": 3, "length": 420, "samples": 1}
-    for name, count in (("needles", 2 + len(DEPTHS)), ("needle_attention", 1 + 4 * len(DEPTHS))):
-        measured = EvalInput(model=model, variant="it", batches=batches, tokenizer=TOKENIZER)
-        assert len(MeasurementRequest(name=name, options=sizes).run(measured)) == count
+    options = {"needles": 2, "queried": 1, "length": 420, "samples": 1}
+    measured = EvalInput(model=model, variant="it", batches=batches, tokenizer=TOKENIZER, seed=4)
+    records = MeasurementRequest(name="needles", options=options).run(measured)
+    assert [record.value for record in records] == [0.0] * (2 + len(DEPTHS))
+    if kind == "diff":
+        first, *others = MeasurementRequest(name="needle_attention", options=options).run(measured)
+        assert (first.name, first.value) == ("needles/attention_task_accuracy", 0.0)
+        depths = [f"depth {depth} %" for depth in (0, 25, 50, 75, 100)]
+        assert {(record.name, record.coordinates.label) for record in others} == {
+            (f"needles/attention_{kind}_{definition}", depth)
+            for kind in ("to_answer", "noise")
+            for definition in ("share", "signed")
+            for depth in depths
+        }
+        assert {(record.n, record.seed) for record in others} == {(1, 4)}
+        assert {record.better for record in others if "noise" in record.name} == {"lower"}
 
 
 def test_a_haystack_is_the_blocks_text() -> None:

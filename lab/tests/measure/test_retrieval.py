@@ -1,22 +1,18 @@
 """Accuracy and Table 3's measures on models and maps whose answers are known."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
-import diff_lab.measure.retrieval as room
 from diff_lab.data import ManyShotBatches, RetrievalBatches
-from diff_lab.experiments.experiment import find_experiment
 from diff_lab.measure.accuracy import ratio_samples
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_lab.measure.retrieval import (
+    ATTENTION,
     RetrievalLengths,
-    applied_maps,
     attention_mass,
     retrieval_answers,
     retrieval_records,
@@ -24,8 +20,7 @@ from diff_lab.measure.retrieval import (
 from diff_lab.measure.standard import validation_callback
 from diff_lab.record import Result
 from diff_lab.statistics import bootstrap_interval, mean_interval
-from diff_transformer.convert import convert_from
-from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM, attention_maps
 
 TASK = RetrievalBatches(num_pairs=3, length=40, num_keys=8, num_values=8, num_noise=8)
 
@@ -57,34 +52,35 @@ def test_each_query_is_judged_at_its_own_place() -> None:
     assert (~right).nonzero().tolist() == [[2, 1]]
 
 
-def test_attention_mass_by_both_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each query puts 0.5 on its answer, −0.25 on one noise token and 0.25 on itself, in one head of two; the other
-    head looks at the asked needle's key alone, which is neither answer nor noise."""
-    sample = TASK.sample(5, 0)
-    n, queries = sample.answer_spans.shape
-    maps = torch.zeros(n, 2, TASK.length, TASK.length)
-    for row in range(n):
-        noise = next(p for p in range(TASK.context_length) if int(sample.input_ids[row, p]) >= TASK.first_noise)
-        for q in range(queries):
-            query, answer = int(sample.query_positions[row, q]), int(sample.answer_spans[row, q])
-            maps[row, 0, query, answer], maps[row, 0, query, noise], maps[row, 0, query, query] = 0.5, -0.25, 0.25
-            maps[row, 1, query, answer - 1] = 1.0
-    layers = iter([maps[:3], maps[3:]])
+def a_model(batches: RetrievalBatches, **settings: Any) -> DiffTransformerForCausalLM:
+    torch.manual_seed(2)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = DiffTransformerConfig(vocab_size=batches.vocab_size, initializer_range=0.5, **sizes, **settings)
+    return DiffTransformerForCausalLM(config).eval()
 
-    def fake(model: Any, input_ids: Tensor) -> list[Tensor]:
-        return [next(layers)]
 
-    monkeypatch.setattr(room, "applied_maps", fake)
-    mass = attention_mass(Oracle(), sample, TASK.context_length, batch_size=3)
-    expected = {"answer_signed": 0.5, "answer_share": 0.5, "noise_signed": -0.25, "noise_share": 0.25}
-    for name, value in expected.items():
-        torch.testing.assert_close(getattr(mass, name), torch.full((n, queries), value / 2), msg=name)
+@torch.no_grad()
+def test_attention_mass_by_both_definitions() -> None:
+    """Of every query by itself, on the maps that the model gives: noise is all of the context but the asked needle."""
+    sample, model = TASK.sample(5, 0), a_model(TASK)
+    mass = attention_mass(model, sample, TASK.context_length, batch_size=3)
+    maps = torch.stack([layer.difference for layer in attention_maps(model, sample.input_ids)])
+    for row, (queries, answers) in enumerate(zip(sample.query_positions, sample.answer_spans, strict=True)):
+        for number, (query, answer) in enumerate(zip(queries.tolist(), answers.tolist(), strict=True)):
+            weights = maps[:, row, :, query]
+            noise = [place for place in range(TASK.context_length) if place not in (answer - 1, answer)]
+            expected = [
+                weights[..., answer].mean(),
+                (weights[..., answer].abs() / weights.abs().sum(-1)).mean(),
+                weights[..., noise].sum(-1).mean(),
+                (weights[..., noise].abs().sum(-1) / weights.abs().sum(-1)).mean(),
+            ]
+            torch.testing.assert_close(mass[row, number], torch.stack(expected))
+    assert list(ATTENTION.values()) == ["higher", "higher", "lower", "lower"]
 
 
 def test_records_of_a_real_model() -> None:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = DiffTransformerForCausalLM(DiffTransformerConfig(vocab_size=TASK.vocab_size, **sizes)).eval()
+    model = a_model(TASK)
     records = retrieval_records(EvalInput(model=model, variant="diff", seed=3), TASK, 20)
     by_name: dict[str, list[Any]] = {}
     for record in records:
@@ -133,12 +129,7 @@ BATCHES = RetrievalBatches(num_pairs=2, length=24, num_keys=2, num_values=2, num
 
 @pytest.fixture(scope="module")
 def longer() -> DiffTransformerForCausalLM:
-    torch.manual_seed(2)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = DiffTransformerConfig(
-        vocab_size=BATCHES.vocab_size, max_position_embeddings=256, initializer_range=0.5, **sizes
-    )
-    return DiffTransformerForCausalLM(config).eval()
+    return a_model(BATCHES, max_position_embeddings=256)
 
 
 def measured(longer: DiffTransformerForCausalLM, seed: int = 0, **options: Any) -> list[Result]:
@@ -163,12 +154,6 @@ def test_each_context_is_so_many_times_as_long(longer: DiffTransformerForCausalL
     assert records[0].value != records[1].value
 
 
-def test_the_measure_of_lengths_is_the_experiments() -> None:
-    experiment = find_experiment("length_generalisation")
-    (request,) = experiment.requests(experiment.presets["cpu"])
-    assert request.resolve() == RetrievalLengths()
-
-
 def test_what_lengths_refuse(longer: DiffTransformerForCausalLM) -> None:
     other = ManyShotBatches(4, classes=2, labels=2, words=4)
     of_other = EvalInput(model=longer, variant="it", batches=other)
@@ -179,54 +164,3 @@ def test_what_lengths_refuse(longer: DiffTransformerForCausalLM) -> None:
     for options, name in (({"factors": [2, 0]}, "factors"), ({"sequences": 0}, "sequences")):
         with pytest.raises(ValueError, match=rf"cannot take .* for {name} .*greater than or equal to 1\.$"):
             measured(longer, **options)
-
-
-MAP_SIZES: dict[str, Any] = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-}
-
-
-@pytest.mark.parametrize("kind", ["llama", "diffllama"])
-def test_maps_of_models_of_transformers(kind: Any, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    theirs: Any = {
-        "llama": lambda: LlamaForCausalLM(LlamaConfig(**MAP_SIZES)),
-        "diffllama": lambda: DiffLlamaForCausalLM(DiffLlamaConfig(**MAP_SIZES)),
-    }[kind]().eval()
-    with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
-            if "q_proj" in name or "k_proj" in name:
-                parameter.mul_(20)  # maps that are far from even
-            if "lambda" in name:
-                parameter.normal_(std=0.4)
-    theirs.save_pretrained(tmp_path / "theirs")
-    convert_from(kind, tmp_path / "theirs", tmp_path / "ours")
-    ours = DiffTransformerForCausalLM.from_pretrained(tmp_path / "ours").eval()
-    tokens = torch.randint(40, (3, 13))
-    implementation = theirs.config._attn_implementation
-    maps, expected = applied_maps(theirs, tokens), applied_maps(ours, tokens)
-    assert theirs.config._attn_implementation == implementation
-    assert len(maps) == len(expected) == 2
-    for one, other in zip(maps, expected, strict=True):
-        assert one.shape == other.shape == (3, 2 if kind == "diffllama" else 4, 13, 13)
-        # Heads may stand in another order.
-        torch.testing.assert_close(one.mean(1), other.mean(1))
-        torch.testing.assert_close(one.square().mean(1), other.square().mean(1))
-    assert (maps[0].amin() < -1e-3) == (kind == "diffllama")
-
-
-def test_a_model_without_maps_is_refused() -> None:
-    class Mute:
-        config = SimpleNamespace(_attn_implementation="eager", model_type="mute")
-
-        def __call__(self, **_: Any) -> Any:
-            return SimpleNamespace(attentions=None)
-
-    with pytest.raises(ValueError, match="Mute returns no attentions"):
-        applied_maps(Mute(), torch.zeros(1, 3, dtype=torch.long))

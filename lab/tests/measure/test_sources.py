@@ -1,16 +1,21 @@
-"""Documents: from a file, line by line, and the paper's sets through the `datasets` library."""
+"""Documents and questions: from a file, line by line, and from held-out text."""
 
 import json
-import zipfile
 from pathlib import Path
-from typing import Any
 
-import datasets
 import pytest
 
 from corpora import written
 from diff_lab.data import TextBatches, TextFiles, byte_tokenizer, prepare
-from diff_lab.measure.question_files import PAPER_SETS, HubSet, Source, cloze_questions, held_out_sources, read_sources
+from diff_lab.measure.question_files import (
+    Line,
+    Question,
+    Source,
+    cloze_questions,
+    held_out_sources,
+    read_lines,
+    read_sources,
+)
 from harness_tasks import write_lines
 
 LINES = [
@@ -20,9 +25,12 @@ LINES = [
 ]
 
 
-def test_a_file_is_read_as_it_stands(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "d.jsonl", LINES)
-    assert read_sources(str(path)) == [
+@pytest.mark.parametrize(("end", "encoding"), [("\n", "utf-8"), ("\r\n\r\n", "utf-8"), ("\n", "utf-8-sig")])
+def test_a_file_is_read_as_it_stands(tmp_path: Path, end: str, encoding: str) -> None:
+    """A separator that splitlines() would take for the end of a line is none."""
+    path = tmp_path / "d.jsonl"
+    path.write_text(end.join(json.dumps(line, ensure_ascii=False) for line in LINES), encoding=encoding)
+    assert read_sources(path, 9, 99) == [
         Source(document="One. Two.", question="How many?", reference="two"),
         Source(document="Three.\u2028Four."),
         Source(document="Five"),
@@ -30,13 +38,12 @@ def test_a_file_is_read_as_it_stands(tmp_path: Path) -> None:
 
 
 def test_some_are_drawn_and_all_read_the_same(tmp_path: Path) -> None:
-    path = str(write_lines(tmp_path / "d.jsonl", [{"document": f"{number:02}"} for number in range(50)]))
-    drawn = [source.document for source in read_sources(path, limit=10)]
+    path = write_lines(tmp_path / "d.jsonl", [{"document": f"{number:02}"} for number in range(50)])
+    drawn = [source.document for source in read_sources(path, 10, 99)]
     assert len(set(drawn)) == 10
     assert drawn == sorted(drawn) != [f"{number:02}" for number in range(10)]
-    assert drawn == [source.document for source in read_sources(path, limit=10)]
-    assert drawn != [source.document for source in read_sources(path, limit=10, seed=1)]
-    assert len(read_sources(path, limit=100)) == 50
+    assert drawn == [source.document for source in read_sources(path, 10, 99)]
+    assert len(read_sources(path, 100, 99)) == 50
 
 
 @pytest.mark.parametrize(
@@ -49,98 +56,50 @@ def test_some_are_drawn_and_all_read_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_a_long_document_ends_with_a_sentence(tmp_path: Path, characters: int, expected: str) -> None:
-    path = str(write_lines(tmp_path / "d.jsonl", [{"document": "It rains. It snows! Does it?"}]))
-    assert read_sources(path, characters=characters)[0].document == expected
+    path = write_lines(tmp_path / "d.jsonl", [{"document": "It rains. It snows! Does it?"}])
+    assert read_sources(path, 1, characters)[0].document == expected
     write_lines(tmp_path / "d.jsonl", [{"document": "A. " + "x" * 50}])  # one sentence, which is cut
-    assert read_sources(path, characters=20)[0].document == "A. " + "x" * 17
+    assert read_sources(path, 1, 20)[0].document == "A. " + "x" * 17
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("kind", "line", "message"),
     [
-        ('{"document": "x"', "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
-        ('["x"]', "must be an object with fields such as 'document'"),
-        ('{"question": "x"}', "cannot take nothing for document"),
-        ('{"document": " "}', "cannot take ' ' for document (a text that is not empty)"),
-        ('{"document": null}', "cannot take nothing for document"),
-        ('{"document": "x", "question": 3}', "cannot take 3 for question"),
-        ('{"document": "x", "reference": ["a"]}', "cannot take ['a'] for reference"),
+        (Source, '{"document": "x"', "is not JSON"),
+        (Source, "[" * 100_000, "is not JSON"),
+        (Source, '["x"]', "must be an object with fields such as 'document'"),
+        (Source, '{"question": "x"}', "cannot take nothing for document"),
+        (Source, '{"document": " "}', "cannot take ' ' for document (a text that is not empty)"),
+        (Source, '{"document": "x", "question": 3}', "cannot take 3 for question"),
+        (Question, '{"question": "x", "answer": 0}', "cannot take nothing for choices"),
+        (Question, '{"choices": ["a", "b"], "answer": 0}', "lacks a field 'question' or 'context'"),
+        (Question, '{"question": "x", "choices": ["a"], "answer": 0}', "cannot take ['a'] for choices (two or more"),
+        (Question, '{"question": "x", "choices": ["a", "a"], "answer": 0}', "'choices' must differ"),
+        (Question, '{"question": "x", "choices": ["a", "b"], "answer": 2}', "number of a choice, 0 to 1, got 2"),
+        (Question, '{"question": "x", "choices": ["a", "b"], "answer": true}', "cannot take True for answer"),
+        (Question, json.dumps({"question": "x", "choices": [["word"] * 100_000]}), "…"),
     ],
+    ids=range(13),
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+def test_a_bad_line_is_named(tmp_path: Path, kind: type[Line], line: str, message: str) -> None:
     path = tmp_path / "d.jsonl"
-    path.write_text(f"{json.dumps(LINES[0])}\n\n{line}\n", encoding="utf-8")
+    right = {"document": "x", "context": "x", "choices": ["a", "b"], "answer": 0}
+    path.write_text(f"{json.dumps(right)}\n\n{line}\n", encoding="utf-8")
     with pytest.raises(ValueError, match="line 3") as caught:
-        read_sources(str(path))
+        read_lines(path, kind, "lines")
     assert message in str(caught.value)
     assert len(str(caught.value)) < 300
 
 
-def test_what_is_no_set_of_documents(tmp_path: Path) -> None:
+def test_what_is_no_file_of_lines(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no file of documents at '.*nowhere\.jsonl'"):
-        read_sources(str(tmp_path / "nowhere.jsonl"))
+        read_sources(tmp_path / "nowhere.jsonl", 1, 99)
     (tmp_path / "empty.jsonl").write_text("\n \n", encoding="utf-8")
     with pytest.raises(ValueError, match="holds no documents"):
-        read_sources(str(tmp_path / "empty.jsonl"))
+        read_sources(tmp_path / "empty.jsonl", 1, 99)
     (tmp_path / "latin.jsonl").write_bytes(b'{"document": "\xe9"}')
     with pytest.raises(ValueError, match="is not UTF-8 text"):
-        read_sources(str(tmp_path / "latin.jsonl"))
-    with pytest.raises(ValueError, match=r"no documents called 'xsun'; name a \.jsonl file, or one of xsum, cnn_dm"):
-        read_sources("xsun")
-
-
-def test_the_papers_sets_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the columns that the sets have on the Hub; nothing here reaches it."""
-    loads: list[dict[str, Any]] = []
-
-    def load_dataset(**arguments: Any) -> Any:
-        loads.append(arguments)
-        return rows
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    rows = datasets.Dataset.from_list([{"document": "A.", "summary": "a", "id": "1"}])
-    assert read_sources("xsum") == [Source(document="A.", reference="a")]
-    rows = datasets.Dataset.from_list(
-        [{"article": text, "highlights": text.lower(), "id": text} for text in ("A.", "  ", "B.")]
-    )
-    assert read_sources("cnn_dm") == [Source(document="A.", reference="a."), Source(document="B.", reference="b.")]
-    rows = datasets.Dataset.from_list([{"context": "C.", "input": "Who?", "answers": ["c", "d"]}])
-    assert read_sources("hotpotqa") == [Source(document="C.", question="Who?", reference="c")]
-    assert read_sources("multi_news") == [Source(document="C.", reference="c")]
-    with pytest.raises(ValueError, match="'xsum' has no column 'document', only 'context', 'input', 'answers'"):
-        read_sources("xsum")
-    assert loads[0] == {"path": "EdinburghNLP/xsum", "revision": "refs/convert/parquet", "split": "test"}
-    assert loads[2]["data_files"].startswith("zip://data/hotpotqa.jsonl::https://huggingface.co/")
-
-
-def test_a_set_inside_an_archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`datasets` itself, on an archive like LongBench's that lies here."""
-    lines = [{"context": f"Document {n}.", "input": f"Number {n}?", "answers": [str(n), "x"]} for n in range(5)]
-    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
-        archive.write(write_lines(tmp_path / "qasper.jsonl", lines), "data/qasper.jsonl")
-    local = {
-        "path": "json",
-        "data_files": f"zip://data/qasper.jsonl::{tmp_path / 'data.zip'}",
-        "split": "train",
-        "cache_dir": str(tmp_path / "cache"),
-    }
-    monkeypatch.setitem(PAPER_SETS, "qasper", HubSet(load=local, columns=PAPER_SETS["qasper"].columns))
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)  # or an archive is taken for something on a network
-    sources = read_sources("qasper", limit=3)
-    assert len(sources) == 3
-    assert all(source.question == f"Number {source.reference}?" for source in sources)
-
-
-def test_a_set_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(**arguments: Any) -> None:
-        raise ConnectionError("Couldn't reach\nthe Hub")
-
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(
-        ValueError, match=r"'qasper' cannot be had .*; write its .* \.jsonl file .*: Couldn't reach the Hub$"
-    ):
-        read_sources("qasper")
+        read_sources(tmp_path / "latin.jsonl", 1, 99)
 
 
 def test_documents_from_held_out_text(tmp_path: Path) -> None:

@@ -17,10 +17,9 @@ from diff_transformer.cli.console import Checkpoint, Device, optional
 from diff_transformer.shipped_models import HELD_OUT
 
 if TYPE_CHECKING:
-    from diff_lab.data import Batches, Corpus
+    from diff_lab.data import Batches
     from diff_lab.measure.measurement import Measurement
     from diff_lab.record import Result, ResultsFile
-    from diff_lab.train import Recipe
 
 
 def evaluate_tasks(
@@ -47,13 +46,9 @@ def evaluate_tasks(
     variant = getattr(model.config, "attention_type", model.config.model_type)
     settings: dict[str, Any] = {"checkpoint": shown_folder(folder), "tasks": names, **options, "notes": []}
     records: list[Any] = []
-    for done in measure_tasks(model, tokenizer, loaded, variant, **options):
-        records += done.records
-        if done.cut:
-            settings["notes"].append(
-                f"{done.name}: {done.cut:,} of {done.requests:,} texts were longer than the model's context and lost "
-                "their beginning."
-            )
+    for found, note in measure_tasks(model, tokenizer, loaded, variant, **options):
+        records += found
+        settings["notes"] += [note] if note else []
         average = table_1_average(records)
         shown = [*records, average] if average else records
         settings["published"] = published(shown)
@@ -68,10 +63,11 @@ def evaluate_measures(
     checkpoint: Path, text: list[Path] | None, names: list[str], option_texts: list[str], device: str | None
 ) -> "Iterator[tuple[ResultsFile, Table]]":
     """Yield the results of all named measurements, or else of the standard one, at once, and their table."""
-    from diff_lab.data import TextFiles
+    from diff_lab.data import MaskedTextBatches, TextBatches, TextFiles, prepare
     from diff_lab.measure.measurement import EvalInput
     from diff_lab.report.tables import demo_table, measure_table
     from diff_lab.results_files import capture_results
+    from diff_lab.train import build_data
     from diff_lab.train.data_kinds import TextData
     from diff_transformer.cli.checkpoints import (
         auto_class_of,
@@ -81,84 +77,65 @@ def evaluate_measures(
         shown_folder,
     )
 
-    named = _are_measurements(names)
-    if not named:
+    if not names:
         console.refuse("a measurement without a name", {"--option": option_texts})
-    measures = read_measurements(names if named else ["standard"], option_texts)
-    for name, measure in measures.items():
-        if measure.needs == "training":
-            raise ValueError(f"The measure {name} is taken of an experiment's runs, by diff-lab reproduce.")
-    takes_data = any(measure.needs for measure in measures.values())
+    measures = read_measurements(names or ["standard"], option_texts)
+    needs = {measure.needs: name for name, measure in measures.items()}
+    if "training" in needs:
+        raise ValueError(f"The measure {needs['training']} is taken of an experiment's runs, by diff-lab reproduce.")
+    takes_data = bool(needs.keys() - {None})
     if text and not takes_data:
         raise ValueError(f"--text does not go with the measure {', '.join(measures)}, which takes no text.")
     folder = find_checkpoint(checkpoint, ours=not all(measure.any_model for measure in measures.values()))
-    is_encoder = auto_class_of(folder) == "AutoModelForMaskedLM"
-    if is_encoder and named:
+    auto_class = auto_class_of(folder)
+    is_encoder = auto_class == "AutoModelForMaskedLM"
+    if is_encoder and names:
         raise ValueError(
             f"{str(folder)!r} holds an encoder, which does not predict the next token: eval without --measure tells "
             "its accuracy and loss at hidden tokens."
         )
-    shown, held_out = shown_folder(folder), folder / HELD_OUT
-    uses_held_out = takes_data and not text and held_out.is_file()
-    if uses_held_out:
-        text = [held_out]
-    reads_text = bool(text) or (takes_data and isinstance(required_recipe(folder).data, TextData))
-    if takes_data and not reads_text:
-        for name, measure in measures.items():
-            if measure.needs == "text":
-                raise ValueError(
-                    f"The measure {name} needs text, and the run was trained on none: name some by --text."
-                )
+    if takes_data and not text and (folder / HELD_OUT).is_file():
+        console.say(f"Measured on {HELD_OUT} in the model's folder, text that was kept from training.")
+        text = [folder / HELD_OUT]
+    recipe = find_recipe(folder)
+    if takes_data and not text and recipe is None:
+        raise ValueError(f"No recipe.yaml belongs to {str(folder)!r} and tells its data; name a text with --text.")
+    reads_text = bool(text) or (takes_data and recipe is not None and isinstance(recipe.data, TextData))
+    if not reads_text and (name := needs.get("text")):
+        raise ValueError(f"The measure {name} needs text, and the run was trained on none: name some by --text.")
     corpus = TextFiles(text) if text else None
     tokenizer = load_tokenizer(folder) if reads_text or (folder / "tokenizer.json").is_file() else None
-    console.say(f"Loading {shown} …")
-    model = load_model(folder, device, "AutoModelForMaskedLM" if is_encoder else "AutoModelForCausalLM")
-    variant = getattr(model.config, "attention_type", model.config.model_type)
-    context = getattr(model.config, "max_position_embeddings", None)
-    if uses_held_out:
-        console.say(f"Measured on {HELD_OUT} in the model's folder, text that was kept from training.")
-    batches = None
-    if takes_data:
-        batches = batches_of(folder, tokenizer) if corpus is None else text_batches(folder, corpus, tokenizer, context)
-    console.say(f"Taking the measurement {', '.join(measures)} …" if named else "Measuring …")
+    console.say(f"Loading {shown_folder(folder)} …")
+    model = load_model(folder, device, auto_class)
+    batches: Batches | None = None
+    if corpus is not None:
+        context = getattr(model.config, "max_position_embeddings", DEFAULT_LENGTH)
+        length = recipe.data.length if recipe else min(context, DEFAULT_LENGTH)
+        cache = prepare(corpus, tokenizer)
+        batches = TextBatches(cache, tokenizer, length=length, batch_size=BATCH_SIZE, validation_fraction=1)
+        if is_encoder:
+            fraction = getattr(recipe and recipe.data, "mask_fraction", MaskedTextBatches.mask_fraction)
+            batches = MaskedTextBatches(batches, tokenizer, mask_fraction=fraction)
+    elif takes_data and recipe is not None:
+        # A tokenizer that is trained again on text that has changed since would give the model other tokens.
+        batches = build_data(recipe, tokenizer if reads_text else None).batches
+    console.say(f"Taking the measurement {', '.join(names)} …" if names else "Measuring …")
     records: list[Result] = []
+    variant = getattr(model.config, "attention_type", model.config.model_type)
     for measure in measures.values():
         data = batches if measure.needs else None
         measured = EvalInput(model=model, variant=variant, batches=data, tokenizer=tokenizer)
         records += measure.run(measured)
-    settings: dict[str, Any] = {"checkpoint": shown, "text": text}
-    title = f"{', '.join(measures)} of {shown}" if named else f"Evaluation of {shown}"
-    if named:
+    settings: dict[str, Any] = {"checkpoint": shown_folder(folder), "text": text}
+    if names:
         settings["measures"] = {name: measure.model_dump(mode="json") for name, measure in measures.items()}
         records = [replace(record, documents=()) for record in records]
-    elif names:
-        available = ", ".join(dict.fromkeys(record.name for record in records))
-        records = [record for record in records if record.name in names]
-        if not records:
-            raise ValueError(f"Nothing of {', '.join(names)} is measured on this data, only {available}.")
+    title = f"{', '.join(names) or 'Evaluation'} of {shown_folder(folder)}"
     results = capture_results(title, settings, records, str(model.device))
-    recipe = None if text else find_recipe(folder)
-    if recipe is not None:  # the data is the run's own, so chance and floor of its task are known
+    if recipe is not None and not text:  # the data is the run's own, so chance and floor of its task are known
         baselines = chain(*(measure.baselines(recipe) for measure in measures.values()))
         results = replace(results, baselines=tuple(baselines))
-    yield results, measure_table(results) if named else demo_table(results)
-
-
-def _are_measurements(names: list[str]) -> bool:
-    """Return whether the names are of measurements, and not of the standard one's numbers, or none."""
-    from diff_lab.measure.measurement import MEASUREMENTS
-    from diff_lab.report.tables import STANDARD
-    from diff_transformer.utils.suggestions import did_you_mean
-
-    known = [*MEASUREMENTS, *STANDARD]
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known, f"; known are {', '.join(known)}.")
-            raise ValueError(f"There is no measure {name!r}{hint}")
-    kinds = {name in MEASUREMENTS for name in names}
-    if len(kinds) > 1:
-        raise ValueError(f"--measure names measurements or single numbers, not both: {', '.join(names)}.")
-    return kinds == {True}
+    yield results, measure_table(results) if names else demo_table(results)
 
 
 def read_measurements(names: list[str], option_texts: list[str]) -> "dict[str, Measurement]":
@@ -190,7 +167,7 @@ def evaluate(
         typer.Option(
             metavar="NAME",
             help="Take this measurement instead, e.g. repeats, outliers or needles, most of them on any causal "
-            "language model of transformers; or show this number only, e.g. language/bits_per_byte. May be repeated.",
+            "language model of transformers. May be repeated.",
         ),
     ] = None,
     option: Annotated[
@@ -247,40 +224,3 @@ def evaluate(
     finally:
         if table is not None:
             console.output().print(table)
-
-
-def batches_of(folder: Path, tokenizer: Any = None) -> "Batches":
-    """Return the run's training data: text is read with the model's own tokenizer, which is loaded unless given."""
-    from diff_lab.train import build_data
-    from diff_lab.train.data_kinds import TextData
-    from diff_transformer.cli.checkpoints import load_tokenizer
-
-    recipe = required_recipe(folder)
-    # A tokenizer that is trained again on text that has changed since would give the model other tokens.
-    own = (tokenizer or load_tokenizer(folder)) if isinstance(recipe.data, TextData) else None
-    return build_data(recipe, own).batches
-
-
-def text_batches(folder: Path, corpus: "Corpus", tokenizer: Any, context: int | None) -> "Batches":
-    """Return all of a text, to measure the model in a folder on; it reads `context` tokens at most, if known."""
-    from diff_lab.data import MaskedTextBatches, TextBatches, prepare
-    from diff_lab.train.data_kinds import MaskedTextData
-    from diff_transformer.cli.checkpoints import auto_class_of
-
-    recipe = find_recipe(folder)
-    length = recipe.data.length if recipe else min(context or DEFAULT_LENGTH, DEFAULT_LENGTH)
-    cache = prepare(corpus, tokenizer)
-    batches = TextBatches(cache, tokenizer, length=length, batch_size=BATCH_SIZE, validation_fraction=1)
-    if auto_class_of(folder) != "AutoModelForMaskedLM":
-        return batches
-    data = recipe.data if recipe else None
-    fraction = data.mask_fraction if isinstance(data, MaskedTextData) else MaskedTextBatches.mask_fraction
-    return MaskedTextBatches(batches, tokenizer, mask_fraction=fraction)
-
-
-def required_recipe(folder: Path) -> "Recipe":
-    """Return the recipe of the model in the folder, with its data. Raises ValueError if there is none."""
-    recipe = find_recipe(folder)
-    if recipe is None:
-        raise ValueError(f"No recipe.yaml belongs to {str(folder)!r} and tells its data; name a text with --text.")
-    return recipe

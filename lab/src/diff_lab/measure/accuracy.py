@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import Any, TypedDict
+from typing import Any
 
 from torch import Tensor
 
@@ -52,15 +52,7 @@ def proportion_record(measured: EvalInput, name: str, right: Sequence[bool], **f
     return measured.record(name, sum(right) / len(right), interval=interval, n=len(right), better="higher", **fields)
 
 
-class Levels(TypedDict):
-    """The levels of a `Baseline`."""
-
-    chance: float
-    floor: float
-    by_elimination: float | None
-
-
-def token_levels(pairs: int, queries: int, values: int, *, repeats: bool = False) -> Levels:
+def token_levels(pairs: int, queries: int, values: int, *, repeats: bool = False) -> dict[str, Any]:
     """Return the levels of the retrieval task over all queries in random order, with earlier right answers in view.
 
     Elimination leaves out the values already given to other keys, and copies the answer to a key that was already asked
@@ -69,24 +61,24 @@ def token_levels(pairs: int, queries: int, values: int, *, repeats: bool = False
     eliminated = None
     if queries > 1:
         eliminated = fmean(_by_elimination(pairs, queries, values, repeats))
-    return Levels(chance=1 / values, floor=most_frequent(pairs, values), by_elimination=eliminated)
+    return {"chance": 1 / values, "floor": most_frequent(pairs, values), "by_elimination": eliminated}
 
 
-def joint_levels(pairs: int, queries: int, values: int) -> Levels:
+def joint_levels(pairs: int, queries: int, values: int) -> dict[str, Any]:
     """Return the levels of the share of sequences whose queries, all different, are all answered right.
 
     The best answers without binding are the most frequent values one after the other, each as often as it occurs.
     """
     all_right = float(right_ways(pairs, values, queries)[pairs]) / math.perm(pairs, queries)
-    return Levels(chance=values**-queries, floor=all_right, by_elimination=None)
+    return {"chance": values**-queries, "floor": all_right}
 
 
-def text_levels(needles: int, queried: int, digits: int, *, joint: bool = False) -> Levels:
+def text_levels(needles: int, queried: int, digits: int, *, joint: bool = False) -> dict[str, Any]:
     """Return the levels of needles in text, whose blind answer lists as many of its numbers as are asked for, at
     random. `joint` is whether all numbers of a question have to be right."""
     floor = 1 / math.comb(needles, queried) if joint else queried / needles
     guess = 1 / (9 * 10 ** (digits - 1))  # the first digit is not 0
-    return Levels(chance=guess**queried if joint else guess, floor=max(floor, guess), by_elimination=None)
+    return {"chance": guess**queried if joint else guess, "floor": max(floor, guess)}
 
 
 def _by_elimination(pairs: int, queries: int, values: int, repeats: bool) -> Iterator[float]:

@@ -1,14 +1,12 @@
 """Asks for sums worked out step by step: how often the result is right, and how long the answer is (Appendix C)."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
-from diff_lab.data.arithmetic_task import ArithmeticBatches, ArithmeticProblem
+from diff_lab.data.arithmetic_task import ArithmeticBatches
 from diff_lab.measure.accuracy import proportion_record
 from diff_lab.measure.decoding import greedy_answers, prompt_tokens
 from diff_lab.measure.measurement import Count, EvalInput, Measurement
@@ -20,47 +18,10 @@ ANSWER_LENGTH = "arithmetic/answer_length"
 _RESULT = re.compile(r"#\s*(-?\d+)\s*$")
 
 
-@dataclass(frozen=True)
-class Solved:
-    """A model's answer to a problem, up to a line break, and its number of tokens without the one that ends it. `ended`
-    is false if it ran into the limit.
-    """
-
-    problem: ArithmeticProblem
-    text: str
-    tokens: int
-    ended: bool
-
-    @property
-    def right(self) -> bool:
-        """Whether the text ends with the right result behind a "#"."""
-        result = _RESULT.search(self.text)
-        return result is not None and int(result[1]) == self.problem.result
-
-
-def solve(
-    model: Any,
-    tokenizer: Any,
-    problems: Sequence[ArithmeticProblem],
-    *,
-    examples: Sequence[ArithmeticProblem] = (),
-    new_tokens: int = 64,
-) -> list[Solved]:
-    """Have a model answer problems greedily, in at most `new_tokens` tokens each.
-
-    Solved examples stand before each problem, a line for each, for a model that was not trained on them. Raises
-    ValueError if a problem with its examples does not fit the model's context.
-    """
-    before = "".join(f"{example.question}{example.solution}\n" for example in examples)
-    rows = prompt_tokens(model, tokenizer, [before + problem.question for problem in problems], new_tokens)
-    answers = greedy_answers(model, tokenizer, rows, new_tokens, batch_size=64)
-    solved = []
-    for problem, tokens in zip(problems, answers, strict=True):
-        text = tokenizer.decode(tokens, skip_special_tokens=True)
-        line, broken, _ = text.partition("\n")
-        count = len(tokenizer(line, add_special_tokens=False)["input_ids"]) if broken else len(tokens)
-        solved.append(Solved(problem, line, count, ended=bool(broken) or len(tokens) < new_tokens))
-    return solved
+def is_right(text: str, result: int) -> bool:
+    """Return whether an answer ends with the right result behind a "#"."""
+    found = _RESULT.search(text)
+    return found is not None and int(found[1]) == result
 
 
 class Arithmetic(Measurement):
@@ -69,8 +30,6 @@ class Arithmetic(Measurement):
 
     needs = None
 
-    operations: Count = Field(default=4, description="operations of the longest sums")
-    largest: Count = Field(default=9, description="the largest number in a sum")
     problems: Count = Field(default=256, description="problems of each number of operations, at most")
     examples: int = Field(default=0, ge=0, description="solved problems before each")
     new_tokens: Count | None = Field(default=None, description="tokens of an answer; a solution's unless given")
@@ -81,48 +40,50 @@ class Arithmetic(Measurement):
         """
         if measured.tokenizer is None:
             raise ValueError("Arithmetic is asked in text, and this model has no tokenizer.")
-        batches = measured.batches
+        model, tokenizer, batches = measured.model, measured.tokenizer, measured.batches
         if not isinstance(batches, ArithmeticBatches):
-            batches = ArithmeticBatches(self.operations, 1 << 20, largest=self.largest)
+            batches = ArithmeticBatches()
+        new_tokens = self.new_tokens or batches.longest_solution
         seed = 0  # the same problems for the models of all seeds, which the documents of the records need
         numbers = range(1, batches.operations + 1)
-        solved = solve(
-            measured.model,
-            measured.tokenizer,
-            [problem for number in numbers for problem in batches.sample(self.problems, number, seed)],
-            examples=batches.examples(self.examples, seed),
-            new_tokens=self.new_tokens or batches.longest_solution,
-        )
-        records = _records(solved, measured, NO_COORDINATES)
-        for number in numbers:
-            part = [answer for answer in solved if answer.problem.operations == number]
-            records += _records(part, measured, Coordinates(operations=number))
+        problems = [problem for number in numbers for problem in batches.sample(self.problems, number, seed)]
+        # A line for each, for a model that was not trained on them.
+        examples = "".join(f"{one.question}{one.solution}\n" for one in batches.examples(self.examples, seed))
+        rows = prompt_tokens(model, tokenizer, [examples + problem.question for problem in problems], new_tokens)
+        # Whether each answer, up to a line break, is right, how many tokens it has, and whether it ran into the limit.
+        parts: dict[Coordinates, list[tuple[bool, float, bool]]] = {NO_COORDINATES: []}
+        answers = greedy_answers(model, tokenizer, rows, new_tokens, batch_size=64)
+        for problem, tokens in zip(problems, answers, strict=True):
+            line, broken, _ = tokenizer.decode(tokens, skip_special_tokens=True).partition("\n")
+            length = len(tokenizer(line, add_special_tokens=False)["input_ids"]) if broken else len(tokens)
+            endless = not broken and len(tokens) == new_tokens
+            for coordinates in (NO_COORDINATES, Coordinates(operations=problem.operations)):
+                answer = (is_right(line, problem.result), float(length), endless)
+                parts.setdefault(coordinates, []).append(answer)
+        records = []
+        for coordinates, found in parts.items():
+            right, lengths, limited = zip(*found, strict=True)
+            # Without a seed: the problems are the same, and models of different seeds are compared by problem.
+            shared: dict[str, Any] = {"seed": None, "coordinates": coordinates}
+            records += [
+                proportion_record(
+                    measured,
+                    EXACT_MATCH,
+                    right,
+                    method="Wilson's score interval over problems",
+                    documents=tuple((float(value), 1.0) for value in right),
+                    **shared,
+                ),
+                measured.record(
+                    ANSWER_LENGTH,
+                    sum(lengths) / len(lengths),
+                    interval=mean_interval(lengths),
+                    n=len(lengths),
+                    unit="tokens",
+                    better="lower",
+                    method=f"Student's t over problems; {sum(limited)} answers ran into the limit and count with it",
+                    documents=tuple((value, 1.0) for value in lengths),
+                    **shared,
+                ),
+            ]
         return records
-
-
-def _records(solved: Sequence[Solved], measured: EvalInput, coordinates: Coordinates) -> list[Result]:
-    right, lengths = [answer.right for answer in solved], [float(answer.tokens) for answer in solved]
-    endless = sum(not answer.ended for answer in solved)
-    return [
-        proportion_record(
-            measured,
-            EXACT_MATCH,
-            right,
-            seed=None,
-            coordinates=coordinates,
-            method="Wilson's score interval over problems",
-            documents=tuple((float(value), 1.0) for value in right),
-        ),
-        measured.record(
-            ANSWER_LENGTH,
-            sum(lengths) / len(lengths),
-            seed=None,
-            coordinates=coordinates,
-            interval=mean_interval(lengths),
-            n=len(lengths),
-            unit="tokens",
-            better="lower",
-            method=f"Student's t over problems; {endless} answers ran into the limit and count with it",
-            documents=tuple((value, 1.0) for value in lengths),
-        ),
-    ]

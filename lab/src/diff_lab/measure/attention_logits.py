@@ -5,15 +5,14 @@ steps: "dynamic absmax". The paper does not say which logits share a step. Here 
 query in one head and map, or each tensor, all logits of a layer for one sequence; in either case only those that are
 seen.
 
-Each is an attention implementation that this module registers with transformers under the name that
-:func:`quantised_implementation` gives, so anything that runs a model can run it so: ``model.set_attn_implementation``.
+Each is an attention implementation of transformers, by the name that :func:`quantised_implementation` gives.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -29,32 +28,16 @@ from diff_lab.measure.standard import first_tokens, label_scores
 from diff_lab.record import Result
 from diff_transformer.model.interface_attention import attention_implementation
 
-# Logits to hold at a time: few for a processor's caches, many for a GPU, which is slow to start.
-_LOGITS = {"cpu": 1 << 22}
-_LOGITS_ELSEWHERE = 1 << 26
 # Arguments by which some models change their logits, or what these are divided by, inside the attention call.
 _NOT_ORDINARY = ("softcap", "s_aux")
 
 
-class LogitBlock(NamedTuple):
-    """The logits of some queries (B, H, rows, keys): q·k times the scale, in float32 at least, of hidden keys too.
+def register_logits(name: str, change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    """Make an attention known to transformers by a name, whose logits pass through a function before the softmax.
 
-    `seen`, which can be broadcast to that, says which keys the queries see.
+    The function gets the queries of the call (B, H, N, d), and of each sequence in turn the logits (H, N, S), in
+    float32 at least, with the keys that each query sees, (N, S) boolean; of hidden keys there are logits too.
     """
-
-    logits: Tensor
-    seen: Tensor
-
-
-class Call(NamedTuple):
-    """One call of an implementation: the queries (B, H, N, d), and the logits, computed anew each time."""
-
-    query: Tensor
-    blocks: Callable[[], Iterator[LogitBlock]]
-
-
-def register_logits(name: str, logits_of: Callable[[Call], Iterator[LogitBlock]]) -> None:
-    """Make an attention known to transformers by a name: `logits_of` gives the blocks that the softmax is taken of."""
 
     def forward(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
@@ -63,13 +46,24 @@ def register_logits(name: str, logits_of: Callable[[Call], Iterator[LogitBlock]]
         for argument in _NOT_ORDINARY:
             if kwargs.get(argument) is not None:
                 raise ValueError(f"{name!r} is ordinary attention, and {type(module).__name__} asks for {argument}.")
-        if attention_mask is not None and getattr(attention_mask, "dtype", None) != torch.bool:
-            kind = getattr(attention_mask, "dtype", type(attention_mask).__name__)
-            raise ValueError(f"{name!r} takes a boolean mask (True = may attend) or none, got {kind}.")
-        scaling = kwargs.get("scaling")
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        call = Call(query, partial(logit_blocks, query, key, attention_mask, scale))
-        return _weigh(logits_of(call), value).transpose(1, 2), None
+        (batch, _, n, width), s = query.shape, key.shape[2]
+        scale = width**-0.5 if kwargs.get("scaling") is None else kwargs["scaling"]
+        if attention_mask is None:
+            # A single query sees all keys, of several each its own key and those before; the first is the first's.
+            attention_mask = query.new_ones(1, 1, n, s, dtype=torch.bool).tril(0 if n > 1 else s)
+        masks = attention_mask[:, 0].expand(batch, -1, -1)
+        outs = []
+        for q, k, v, seen in zip(query, key, value, masks, strict=True):
+            dtype = torch.promote_types(q.dtype, torch.float32)
+            with torch.autocast(q.device.type, enabled=False):
+                # The queries of a group meet the same keys: one product, (H_kv, G·N, S).
+                grouped = q.unflatten(0, (len(k), -1)).flatten(1, 2).to(dtype) * scale
+                logits = (grouped @ k.to(dtype).mT).reshape(len(q), n, s)
+            logits = change(query, logits, seen)
+            # Not −∞: a query at padding sees nothing, and no key may weigh "not a number" there.
+            weights = logits.masked_fill(~seen, torch.finfo(dtype).min).softmax(-1).to(v.dtype)
+            outs.append((weights.reshape(len(v), -1, s) @ v).reshape(len(q), n, -1))
+        return torch.stack(outs).transpose(1, 2), None
 
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, sdpa_mask)
@@ -88,44 +82,6 @@ def attending(model: Any, name: str) -> Iterator[None]:
         yield
 
 
-def logit_blocks(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Iterator[LogitBlock]:
-    """Yield the logits of queries (B, H, N, d) and keys (B, H_kv, S, d), part by part, up to the last key that is seen.
-
-    The mask is boolean (B or 1, 1, N, S), True = may attend. Without one a single query sees all keys, of several each
-    its own key and those before; the first key is the first query's.
-    """
-    n, s = query.shape[2], key.shape[2]
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    rows = max(1, _LOGITS.get(query.device.type, _LOGITS_ELSEWHERE) // (query.shape[0] * query.shape[1] * s))
-    position = torch.arange(s, device=query.device)
-    # The last key that each query sees.
-    last = torch.arange(n, device=query.device) if n > 1 else position[-1:]
-    if mask is not None:
-        last = (mask.any(0).any(0) * (position + 1)).amax(-1) - 1
-    for start in range(0, n, rows):
-        stop = min(n, start + rows)
-        width = max(1, int(last[start:stop].max()) + 1)
-        with torch.autocast(query.device.type, enabled=False):
-            # The queries of a group meet the same keys: one product, (B, H_kv, G·rows, keys).
-            some = query[:, :, start:stop].unflatten(1, (key.shape[1], -1)).flatten(2, 3).to(dtype) * scale
-            logits = (some @ key[:, :, :width].to(dtype).mT).unflatten(2, (-1, stop - start)).flatten(1, 2)
-        seen = position[:width] <= last[start:stop, None] if mask is None else mask[:, :, start:stop, :width]
-        yield LogitBlock(logits, seen)
-
-
-def _weigh(blocks: Iterator[LogitBlock], value: Tensor) -> Tensor:
-    """Compute softmax(logits) V, (B, H, N, dv), in the values' dtype; the softmax in float32 at least."""
-    outs = []
-    for logits, seen in blocks:
-        # Not −∞: a query at padding sees nothing, and no key may weigh "not a number" there.
-        hidden = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
-        weights = torch.softmax(hidden, dim=-1).to(value.dtype)
-        width, groups = weights.shape[-1], value.shape[1]
-        out = weights.unflatten(1, (groups, -1)).flatten(2, 3) @ value[:, :, :width]
-        outs.append(out.unflatten(2, (-1, weights.shape[2])).flatten(1, 2))
-    return torch.cat(outs, dim=2)
-
-
 Granularity = Literal["tensor", "row"]
 GRANULARITIES: tuple[Granularity, ...] = ("tensor", "row")
 BITS = (16, 8, 6, 4)
@@ -136,13 +92,7 @@ _UNITS = {"loss": "nats/token", "accuracy": ""}
 
 
 def quantised_implementation(bits: int, granularity: Granularity) -> str:
-    """Return the name of an attention implementation, for ``set_attn_implementation``. Raises ValueError for other bits
-    than 16, 8, 6 or 4, and for a granularity other than "tensor" or "row"."""
-    if bits not in BITS or granularity not in GRANULARITIES:
-        raise ValueError(
-            f"logits are quantised to {', '.join(map(str, BITS))} bits per {' or per '.join(GRANULARITIES)}, "
-            f"got {bits} bits per {granularity}."
-        )
+    """Return the name of the implementation with one of `BITS` and of `GRANULARITIES`."""
     return f"quantised_logits_{bits}_per_{granularity}"
 
 
@@ -154,24 +104,17 @@ def quantise(x: Tensor, largest: Tensor, bits: int) -> Tensor:
     return torch.round(x / step) * step
 
 
-def _largest_of_rows(block: LogitBlock) -> Tensor:
-    return block.logits.abs().masked_fill(~block.seen, 0.0).amax(-1, keepdim=True)
+def _quantised(_: Tensor, logits: Tensor, seen: Tensor, *, bits: int, granularity: Granularity) -> Tensor:
+    sizes = logits.abs().masked_fill(~seen, 0.0)
+    largest = sizes.amax() if granularity == "tensor" else sizes.amax(-1, keepdim=True)
+    return quantise(logits, largest, bits)
 
 
-def _quantised(call: Call, bits: int, granularity: Granularity) -> Iterator[LogitBlock]:
-    largest = None
-    if granularity == "tensor":
-        rows = [_largest_of_rows(block).amax((1, 2), keepdim=True) for block in call.blocks()]
-        largest = torch.cat(rows, dim=2).amax(2, keepdim=True)  # (B, 1, 1, 1)
-    for block in call.blocks():
-        of_block = _largest_of_rows(block) if largest is None else largest
-        yield block._replace(logits=quantise(block.logits, of_block, bits))
-
-
-register_logits(WHOLE_LOGITS, lambda call: call.blocks())
+register_logits(WHOLE_LOGITS, lambda query, logits, seen: logits)
 for _bits, _granularity in product(BITS, GRANULARITIES):
-    _logits_of = partial(_quantised, bits=_bits, granularity=_granularity)
-    register_logits(quantised_implementation(_bits, _granularity), _logits_of)
+    register_logits(
+        quantised_implementation(_bits, _granularity), partial(_quantised, bits=_bits, granularity=_granularity)
+    )
 
 
 class Quantised(Measurement):

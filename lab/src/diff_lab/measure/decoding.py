@@ -1,6 +1,5 @@
-"""Decodes greedily, freely or along the tokens of given labels, and computes the exact likelihoods of labels."""
+"""Decodes greedily, freely or along the tokens of given labels."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,12 +15,10 @@ def check_vocabulary(model: Any, tokenizer: Any) -> None:
 
 
 def prompt_tokens(model: Any, tokenizer: Any, prompts: Sequence[str], new_tokens: int) -> list[list[int]]:
-    """Return the tokens of each prompt. Raises ValueError, before anything is generated, if a prompt is empty or leaves
-    no room for `new_tokens` in the model's context, or the vocabulary is not the model's."""
+    """Return the tokens of each prompt. Raises ValueError, before anything is generated, if a prompt leaves no room for
+    `new_tokens` in the model's context, or the vocabulary is not the model's."""
     check_vocabulary(model, tokenizer)
     rows = [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
-    if not all(rows):
-        raise ValueError("A prompt has no tokens, and the model has nothing to continue.")
     most = model.config.max_position_embeddings - new_tokens
     long = [len(row) for row in rows if len(row) > most]
     if long:
@@ -61,79 +58,29 @@ def greedy_answers(
             yield answer[:stop]
 
 
-class LabelTrie:
-    """The tokens of labels, by their prefixes. A label ends with a token that says so, such as a line's end. Raises
-    ValueError for a label that another begins with."""
-
-    def __init__(self, labels: Sequence[Sequence[int]]) -> None:
-        self.labels = [tuple(label) for label in labels]
-        self.depth = max(map(len, self.labels))
-        self._following: dict[tuple[int, ...], dict[int, None]] = {}  # a set in the order of the labels
-        for label in self.labels:
-            for depth, token in enumerate(label):
-                self._following.setdefault(label[:depth], {})[token] = None
-        for number, label in enumerate(self.labels):
-            if not label or label in self._following or label in self.labels[:number]:
-                raise ValueError(
-                    f"Label {number} must not be empty, equal to another label or the beginning of one, got the tokens "
-                    f"{label}."
-                )
-
-    def following(self, tokens: tuple[int, ...]) -> list[int]:
-        """Return the tokens that may follow the beginning of a label; none after a complete label."""
-        return list(self._following.get(tokens, {}))
-
-
 @torch.no_grad()
-def greedy_label(model: Any, trie: LabelTrie, prompt: Tensor, cache: Any = None) -> int:
-    """Return the number of the label that greedy decoding along the trie arrives at after a prompt (N,).
+def greedy_label(model: Any, labels: Sequence[tuple[int, ...]], prompt: Tensor, cache: Any = None) -> int:
+    """Return the number of the label that greedy decoding along the tokens of labels arrives at after a prompt (N,).
 
-    The cache of the prompt's first tokens, from an earlier call of the model, is changed.
+    A label ends with a token that says so, such as a line's end, so that none begins with another. The cache of the
+    prompt's first tokens, from an earlier call of the model, is changed.
     """
-    end = trie.labels[0][-1]  # what stands behind a label that is shorter than the longest
+    end = labels[0][-1]  # what stands behind a label that is shorter than the longest
+
+    def following(_: int, tokens: Tensor) -> list[int]:
+        begun = tuple(tokens[len(prompt) :].tolist())
+        return [label[len(begun)] for label in labels if label[: len(begun)] == begun != label] or [end]
+
     output = model.generate(
         prompt[None].to(model.device),
         attention_mask=torch.ones_like(prompt)[None].to(model.device),
         past_key_values=cache,
-        prefix_allowed_tokens_fn=lambda _, tokens: trie.following(tuple(tokens[len(prompt) :].tolist())) or [end],
+        prefix_allowed_tokens_fn=following,
         do_sample=False,
         num_beams=1,
-        max_new_tokens=trie.depth,
+        max_new_tokens=max(map(len, labels)),
         eos_token_id=None,
         pad_token_id=end,
     )
     answer = tuple(output[0, len(prompt) :].tolist())
-    return next(number for number, label in enumerate(trie.labels) if answer[: len(label)] == label)
-
-
-@torch.no_grad()
-def label_log_likelihoods(
-    model: Any, trie: LabelTrie, prompt: Tensor, cache: Any = None, batch_size: int = 32
-) -> tuple[Tensor, Tensor]:
-    """Return the log-likelihood of every label after a prompt, exactly, free and constrained: both (labels,) float32.
-
-    The *free* one is log p(label | prompt) = Σ_t log p(t | prompt, label before t) over the whole vocabulary. The
-    *constrained* one normalises each p over the tokens that may follow along the trie, so that the labels' likelihoods
-    add up to 1; greedy decoding takes its largest factor first and may miss its largest product. The prompt and its
-    cache are as in `greedy_label`; each label of a batch takes a copy of the cache.
-    """
-    known = 0 if cache is None else cache.get_seq_length()
-    start = model(input_ids=prompt[None, known:].to(model.device), past_key_values=cache, use_cache=True)
-    first = start.logits[0, -1].float().log_softmax(-1).cpu()
-    free, constrained = torch.zeros(2, len(trie.labels)).unbind()
-    for begin in range(0, len(trie.labels), batch_size):
-        labels = trie.labels[begin : begin + batch_size]
-        tokens = torch.tensor([[*label, *[0] * (trie.depth - len(label))] for label in labels])
-        scores = first.expand(len(labels), 1, -1)
-        if trie.depth > 1:
-            copied = copy.deepcopy(start.past_key_values)
-            copied.batch_repeat_interleave(len(labels))
-            # What stands behind the end of a shorter label is seen by nothing that counts.
-            output = model(input_ids=tokens[:, :-1].to(model.device), past_key_values=copied, use_cache=True)
-            scores = torch.cat((scores, output.logits.float().log_softmax(-1).cpu()), dim=1)
-        for row, label in enumerate(labels):
-            for depth, token in enumerate(label):
-                score = scores[row, depth]
-                free[begin + row] += score[token]
-                constrained[begin + row] += score[token] - score[trie.following(label[:depth])].logsumexp(0)
-    return free, constrained
+    return next(number for number, label in enumerate(labels) if answer[: len(label)] == label)

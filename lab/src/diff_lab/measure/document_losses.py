@@ -7,8 +7,7 @@ count among the *others*. The paper follows Arora et al., "Zoology" (arXiv 2312.
 frequency on a pair is left out; here it is the setting `frequent`.
 """
 
-import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,6 @@ CUMULATIVE_LOSS = "positions/cumulative_loss"
 WHOLE, AR_HIT, OTHER = REPEAT_COLUMNS = ("repeats/loss", "repeats/ar_hit", "repeats/other")
 # Logits to hold at a time, in float32.
 _LOGITS = 1 << 27
-_CHUNK = 1 << 24  # bigrams of the training text that are counted at a time
-
-Parts = Sequence[tuple[float, float]]  # the summed loss and the number of tokens of each document
 
 
 def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) -> list[np.ndarray]:
@@ -54,17 +50,11 @@ def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return −ln p of each token of each row but the first, given those before it: (n − 1,) float64 in nats.
 
     Rows of similar lengths go through the model together, without a mask: causal attention does not see the padding
-    after the end of a shorter one. Raises ValueError for a row of fewer than two tokens, or a token the model has not.
+    after the end of a shorter one. Raises ValueError for a token that the model has not.
     """
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    for row in rows:
-        if len(row) < 2 or int(row.max()) >= vocabulary:
-            raise ValueError(
-                f"A row must have two tokens or more, all of them below {vocabulary}, got {len(row)} of up to "
-                f"{int(row.max()) if len(row) else 'none'}."
-            )
-    # Nothing is to be padded: a model's rule for what is not told may look for padding tokens.
-    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    if (largest := max(int(row.max()) for row in rows)) >= vocabulary:
+        raise ValueError(f"The text has the token {largest}, and the model has {vocabulary} tokens.")
     device = next(model.parameters()).device
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     losses: list[np.ndarray] = [np.empty(0)] * len(rows)
@@ -73,7 +63,7 @@ def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
         batch, order = order[:count], order[count:]
         tokens = [torch.from_numpy(rows[index].astype(np.int64)) for index in batch]
         input_ids = pad_sequence(tokens, batch_first=True).to(device)
-        logits = model(input_ids=input_ids, **options).logits
+        logits = model(input_ids=input_ids, use_cache=False).logits
         for number, index in enumerate(batch):
             size = len(rows[index])
             loss = F.cross_entropy(logits[number, : size - 1].float(), input_ids[number, 1:size], reduction="none")
@@ -81,9 +71,11 @@ def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
     return losses
 
 
-def loss_record(name: str, parts: Parts, measured: EvalInput, coordinates: Coordinates = NO_COORDINATES) -> Result:
-    """Return the mean loss of a token, with the interval over documents."""
-    total, count = np.sum(parts, axis=0)
+def loss_record(name: str, sums: np.ndarray, measured: EvalInput, coordinates: Coordinates = NO_COORDINATES) -> Result:
+    """Return the mean loss of a token, of each document's summed loss and number of tokens (documents, 2), with the
+    interval over documents."""
+    parts = [(float(loss), float(tokens)) for loss, tokens in sums]
+    total, count = sums.sum(0)
     return measured.record(
         name,
         float(total / count),
@@ -93,31 +85,8 @@ def loss_record(name: str, parts: Parts, measured: EvalInput, coordinates: Coord
         better="lower",
         coordinates=coordinates,
         method="bootstrap over documents",
-        documents=tuple((float(loss), float(tokens)) for loss, tokens in parts),
+        documents=tuple(parts),
     )
-
-
-def position_marks(length: int, first: int) -> list[int]:
-    """Return the positions first, 2·first, 4·first … up to `length`, which is always the last."""
-    return [*(first << n for n in range(length.bit_length()) if first << n < length), length]
-
-
-def position_losses(model: Any, documents: Sequence[np.ndarray], length: int, windows: int = 1) -> np.ndarray:
-    """Return −ln p of each token of documents' first contexts, by its position: (documents, length − 1, 2) float64.
-
-    That is the summed loss of the tokens with 1, 2 … length − 1 tokens before them, and how many they are, in at most
-    `windows` contexts of a document, none of which is shorter.
-    """
-    rows, owners = [], []
-    for number, document in enumerate(documents):
-        for window in range(min(windows, len(document) // length)):
-            rows.append(document[window * length : (window + 1) * length])
-            owners.append(number)
-    sums = np.zeros((len(documents), length - 1, 2))
-    for owner, losses in zip(owners, token_losses(model, rows), strict=True):
-        sums[owner, :, 0] += losses
-        sums[owner, :, 1] += 1
-    return sums
 
 
 class Positions(Measurement):
@@ -144,10 +113,19 @@ class Positions(Measurement):
 
     def run(self, measured: EvalInput) -> list[Result]:
         documents, length = self.check(measured.batches, None)
-        sums = position_losses(measured.model, documents, length, self.windows)
+        rows, owners = [], []
+        for number, document in enumerate(documents):
+            for window in range(min(self.windows, len(document) // length)):
+                rows.append(document[window * length : (window + 1) * length])
+                owners.append(number)
+        sums = np.zeros((len(documents), length - 1, 2))  # at each position the losses, and how many there are
+        for owner, losses in zip(owners, token_losses(measured.model, rows), strict=True):
+            sums[owner, :, 0] += losses
+            sums[owner, :, 1] += 1
         records = []
         before = 1  # the token at the very beginning is not predicted
-        for mark in position_marks(length, self.first):
+        marks = [self.first << n for n in range(length.bit_length()) if self.first << n < length]
+        for mark in (*marks, length):
             cumulated, between = sums[:, : mark - 1].sum(1), sums[:, before - 1 : mark - 1].sum(1)
             records.append(loss_record(CUMULATIVE_LOSS, cumulated, measured, Coordinates(first_tokens=mark)))
             records.append(loss_record("positions/loss", between, measured, Coordinates(position=(before, mark - 1))))
@@ -161,49 +139,15 @@ def bigrams(tokens: np.ndarray) -> np.ndarray:
     return wide[:-1] << 32 | wide[1:]
 
 
-def repeated(pairs: np.ndarray) -> np.ndarray:
-    """Return which of the numbers (n,) stand earlier in the row already: (n,) bool."""
-    _, first = np.unique(pairs, return_index=True)
-    seen = np.ones(len(pairs), dtype=bool)
-    seen[first] = False
-    return seen
-
-
-def frequent_bigrams(documents: Iterable[np.ndarray], most: int) -> np.ndarray:
-    """Return the bigrams that stand more than `most` times in all documents together, sorted."""
+def frequent_bigrams(documents: Iterable[np.ndarray], most: int, chunk: int = 1 << 24) -> np.ndarray:
+    """Return the bigrams that stand more than `most` times in all documents together, sorted; about `chunk` bigrams are
+    counted at a time."""
     numbers, counts = np.empty(0, np.int64), np.empty(0, np.int64)
-    for parts in grouped(map(bigrams, documents), len, _CHUNK):
+    for parts in grouped(map(bigrams, documents), len, chunk):
         new_numbers, new_counts = np.unique(np.concatenate(parts), return_counts=True)
         numbers, indices = np.unique(np.concatenate([numbers, new_numbers]), return_inverse=True)
         counts = np.bincount(indices, weights=np.concatenate([counts, new_counts])).astype(np.int64)
     return numbers[counts > most]
-
-
-def repeat_losses(
-    model: Any, documents: Sequence[np.ndarray], frequent: np.ndarray, length: int
-) -> dict[str, np.ndarray]:
-    """Return the summed loss and the number of tokens of each document, (documents, 2), of "hit" and of "other".
-
-    Longer documents are cut into contexts of `length`, each of which begins anew; `frequent` bigrams are no hits.
-    """
-    contexts = list(_contexts(documents, frequent, length))
-    sums = {name: np.zeros((len(documents), 2)) for name in ("hit", "other")}
-    for (owner, _, hits), losses in zip(contexts, token_losses(model, [row for _, row, _ in contexts]), strict=True):
-        for name, chosen in (("hit", hits), ("other", ~hits)):
-            sums[name][owner] += losses[chosen].sum(), chosen.sum()
-    return sums
-
-
-def _contexts(
-    documents: Sequence[np.ndarray], frequent: np.ndarray, length: int
-) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield each context with the number of its document, and which of its tokens but the first are hits."""
-    for number, document in enumerate(documents):
-        # Contexts overlap by one token, so that each but the first is predicted once.
-        for start in range(0, len(document) - 1, length - 1):
-            row = document[start : start + length]
-            pairs = bigrams(row)
-            yield number, row, repeated(pairs) & ~np.isin(pairs, frequent)
 
 
 class Repeats(Measurement):
@@ -216,29 +160,42 @@ class Repeats(Measurement):
     frequent: Count = Field(default=100, description="how often a bigram may stand in the text and be left in the hits")
     longest: Count = Field(default=16384, description="tokens of a document, at most")
 
-    def check(self, batches: Batches | None, tokenizer: Any) -> tuple[list[np.ndarray], np.ndarray, int]:
-        """Return the documents, the bigrams left out of the hits, and the tokens of a context. Raises ValueError for
-        too few documents, or no hit or no other token in them.
+    def check(self, batches: Batches | None, tokenizer: Any) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """Return each context with the number of its document, and which of its tokens but the first are hits. Raises
+        ValueError for too few documents, or no hit or no other token in them.
         """
         text = text_part(batches)
         documents = [document[: self.longest] for document in chosen_documents(text.documents(), 2, self.documents)]
         # The training part says which bigrams are frequent; the measured part where there is none.
         frequent = frequent_bigrams(text.documents(training=bool(text.train_tokens)), self.frequent)
-        length = self.length or text.length
-        marked = [hits for _, _, hits in _contexts(documents, frequent, length)]
-        hit, tokens = sum(int(hits.sum()) for hits in marked), sum(map(len, marked))
+        length, contexts = self.length or text.length, []
+        for number, document in enumerate(documents):
+            # Contexts overlap by one token, so that each but the first is predicted once.
+            for start in range(0, len(document) - 1, length - 1):
+                row = document[start : start + length]
+                pairs = bigrams(row)
+                _, first = np.unique(pairs, return_index=True)
+                hits = ~np.isin(pairs, frequent)
+                hits[first] = False
+                contexts.append((number, row, hits))
+        hit, tokens = sum(int(hits.sum()) for *_, hits in contexts), sum(len(hits) for *_, hits in contexts)
         for name, count in {"hit": hit, "other": tokens - hit}.items():
             if not count:
                 raise ValueError(
                     f"None of {tokens} tokens is a {name!r} token where bigrams that occur more than {self.frequent} "
                     "times in the text are no hits: give more text, or another limit as `frequent`."
                 )
-        return documents, frequent, length
+        return contexts
 
     def run(self, measured: EvalInput) -> list[Result]:
-        parts = repeat_losses(measured.model, *self.check(measured.batches, None))
-        hit, other = parts["hit"], parts["other"]
+        contexts = self.check(measured.batches, None)
+        # Of each document the summed loss and the number of tokens, of hits and of others.
+        hit, other = np.zeros((2, contexts[-1][0] + 1, 2))
+        losses_of_contexts = token_losses(measured.model, [row for _, row, _ in contexts])
+        for (number, _, hits), losses in zip(contexts, losses_of_contexts, strict=True):
+            hit[number] += losses[hits].sum(), hits.sum()
+            other[number] += losses[~hits].sum(), (~hits).sum()
         columns = zip(REPEAT_COLUMNS, (hit + other, hit, other), strict=True)
         records = [loss_record(name, column, measured) for name, column in columns]
-        tokens, hits = (record.n or 0 for record in records[:2])
-        return [*records, measured.record("repeats/share", hits / tokens, n=tokens)]
+        tokens, found = (record.n or 0 for record in records[:2])
+        return [*records, measured.record("repeats/share", found / tokens, n=tokens)]

@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,93 +14,53 @@ from diff_lab.measure.accuracy import proportion_record
 from diff_lab.measure.decoding import greedy_answers, prompt_tokens
 from diff_lab.measure.judge import FORM, TASK, Judge, Judgement, JudgeOptions, evidence, judge_of
 from diff_lab.measure.measurement import Count, EvalInput, Measurement, Text
-from diff_lab.measure.question_files import PAPER_SETS, Source, held_out_sources, read_sources
+from diff_lab.measure.question_files import Source, held_out_sources, read_sources
 from diff_lab.measure.standard import text_part
 from diff_lab.record import Result
 from diff_transformer.utils.files import parse_json
-
-
-@dataclass
-class Account:
-    """The cost of judging so far: new judgements, with the judge's tokens read and written and its seconds, and known
-    judgements of an earlier run or an equal answer.
-    """
-
-    new_judgements: int = 0
-    known_judgements: int = 0
-    prompt_tokens: int = 0
-    reply_tokens: int = 0
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        return (
-            f"{self.new_judgements:,} judgements asked for and {self.known_judgements:,} kept from before; "
-            f"{self.prompt_tokens:,} tokens read and {self.reply_tokens:,} written in {self.seconds:,.0f} s"
-        )
 
 
 class Judgements:
     """A judge with a memory: each judgement is written down, so that none is asked for twice.
 
     The .jsonl file `path` may exist: each judgement is added, and on the disk, as soon as it is made. A line holds the
-    judge's name, the key of the judged answer, the reply and its cost. Without a path nothing is written. Two processes
-    that use one file at once lose nothing but may ask the same. Raises FileNotFoundError if the file's folder does not
-    exist, and ValueError, which names the line, if the file holds something else.
+    judge's name, the key of the judged answer and the reply. Without a path nothing is written. Two processes that use
+    one file at once lose nothing but may ask the same. Raises FileNotFoundError if the file's folder does not exist,
+    and ValueError, which names the line, if the file holds something else.
     """
 
     def __init__(self, judge: Judge, path: Path | None = None) -> None:
-        self.judge, self.path, self.account = judge, path, Account()
-        self._known = {} if path is None else read_judgements(path)
+        self.judge, self.path = judge, path
+        self._known: dict[str, Judgement] = {}
+        if path is not None and not path.parent.is_dir():
+            raise FileNotFoundError(f"The folder of the file of judgements {str(path)!r} does not exist.")
+        if path is None or not path.exists():
+            return
+        data = path.read_bytes()
+        complete = data.rfind(b"\n") + 1
+        if complete < len(data):  # a kill in the middle of a line: that judgement is asked for again
+            with path.open("r+b") as file:
+                file.truncate(complete)
+        for number, line in enumerate(data[:complete].split(b"\n")[:-1], start=1):
+            try:
+                kept = parse_json(line, str(path))
+                self._known[kept["key"]] = Judgement.model_validate(kept)
+            except (ValueError, TypeError, KeyError):
+                raise ValueError(
+                    f"{path}, line {number} is no judgement; name a new file, or one that this command has written."
+                ) from None
 
     def of(self, source: Source, answer: str) -> Judgement:
         """Return the judgement of one answer, asked for if it is not known. Raises JudgeError as the judge."""
         # Who judges, and all that it reads.
         key = hashlib.sha256(json.dumps([self.judge.name, TASK, FORM, evidence(source, answer)]).encode()).hexdigest()
-        if key in self._known:
-            self.account.known_judgements += 1
-        else:
-            begun = time.monotonic()
+        if key not in self._known:
             judgement = self._known[key] = self.judge.judge(source, answer)
-            seconds = time.monotonic() - begun
-            self.account.new_judgements += 1
-            self.account.prompt_tokens += judgement.prompt_tokens
-            self.account.reply_tokens += judgement.reply_tokens
-            self.account.seconds += seconds
             if self.path is not None:
                 line = {"key": key, "judge": self.judge.name, "question": source.question, "answer": answer}
-                costs = {**judgement.model_dump(), "seconds": round(seconds, 3)}
                 with self.path.open("ab") as file:
-                    file.write(json.dumps(line | costs, ensure_ascii=True).encode() + b"\n")
+                    file.write(json.dumps(line | judgement.model_dump(), ensure_ascii=True).encode() + b"\n")
         return self._known[key]
-
-
-class KeptJudgement(Judgement):
-    """A judgement as a file holds it."""
-
-    key: str
-
-
-def read_judgements(path: Path) -> dict[str, Judgement]:
-    """Read the judgements of a file by key, after cutting off half a line that a kill has left at its end."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"The folder of the file of judgements {str(path)!r} does not exist.")
-    if not path.exists():
-        return {}
-    data = path.read_bytes()
-    complete = data.rfind(b"\n") + 1
-    if complete < len(data):  # a kill in the middle of a line: that judgement is asked for again
-        with path.open("r+b") as file:
-            file.truncate(complete)
-    judgements: dict[str, Judgement] = {}
-    for number, line in enumerate(data[:complete].split(b"\n")[:-1], start=1):
-        try:
-            kept = KeptJudgement.model_validate(parse_json(line, str(path)))
-            judgements[kept.key] = kept
-        except ValueError:
-            raise ValueError(
-                f"{path}, line {number} is no judgement; name a new file, or one that this command has written."
-            ) from None
-    return judgements
 
 
 def prompt_of(source: Source) -> str:
@@ -126,28 +84,6 @@ def states_nothing(answer: str) -> bool:
     return not any(map(str.isalnum, answer))
 
 
-def judged_answers(
-    model: Any,
-    tokenizer: Any,
-    sources: Sequence[Source],
-    judgements: Judgements,
-    *,
-    new_tokens: int = 128,
-    batch_size: int = 16,
-) -> Iterator[tuple[str, Judgement]]:
-    """Have a model answer greedily and its answers judged, a batch after the other.
-
-    An answer without a letter or a digit states nothing. It is not supported, and no judge is asked: a model that stays
-    silent would be the best one otherwise. Raises ValueError, before anything is written, if a document does not fit
-    the model's context, and JudgeError if the judge cannot be asked; the same call goes on from there.
-    """
-    rows = prompt_tokens(model, tokenizer, [prompt_of(source) for source in sources], new_tokens)
-    for source, tokens in zip(sources, greedy_answers(model, tokenizer, rows, new_tokens, batch_size), strict=True):
-        answer = answer_of(source, tokenizer.decode(tokens, skip_special_tokens=True))
-        silence = Judgement(supported=False, reply="")
-        yield answer, silence if states_nothing(answer) else judgements.of(source, answer)
-
-
 def hallucination_records(
     measured: EvalInput, judged: Sequence[tuple[str, Judgement]], name: str, judge: str
 ) -> list[Result]:
@@ -161,7 +97,7 @@ def hallucination_records(
     if not readable:
         raise ValueError(f"None of the {len(judged)} replies of the judge {judge!r} holds a verdict.")
     silent = sum(states_nothing(answer) for answer, _ in judged)
-    cost = sum(judgement.prompt_tokens + judgement.reply_tokens for _, judgement in judged)
+    cost = sum(judgement.tokens for _, judgement in judged)
     name = f"hallucination/{name}"
     accuracy = proportion_record(
         measured,
@@ -182,53 +118,50 @@ def hallucination_records(
 
 
 class Hallucination(JudgeOptions, Measurement):
-    """The share of answers about documents that a judge finds supported by them (Table 4)."""
+    """The share of answers about documents that a judge finds supported by them (Table 4).
+
+    An answer without a letter or a digit states nothing. It is not supported, and no judge is asked: a model that stays
+    silent would be the best one otherwise.
+    """
 
     needs = None
 
     sources: Text = Field(
-        default="",
-        description=f".jsonl files or {', '.join(PAPER_SETS)}, separated by commas; nothing for an experiment's text",
+        default="", description=".jsonl files, separated by commas; nothing for an experiment's held-out text"
     )
     documents: Count = Field(default=100, description="documents of each set, at most")
     characters: Count = Field(default=8000, description="characters of a document, at most")
     new_tokens: Count = Field(default=128, description="tokens of an answer, at most")
     judgements: Text = Field(default="judgements.jsonl", description="the file of all judgements; nothing for none")
 
-    def sets(self, batches: Batches | None, tokenizer: Any) -> dict[str, list[Source]]:
-        """Return the documents of the options; of an experiment's run, pieces of its held-out text unless they name
-        any. Raises ValueError if there are none, or two sets of one name; a file is called by its stem."""
-        size = {"limit": self.documents, "characters": self.characters}
+    def check(self, batches: Batches | None, tokenizer: Any) -> tuple[Judge, dict[str, list[Source]]]:
+        """Return the judge, and the documents by the name of their set: the stem of a file, or "held_out" for pieces of
+        an experiment's text. Raises ValueError if there are none, or two sets of one name.
+        """
+        judge = judge_of(self)
         if not self.sources and batches is not None:
-            return {"held_out": held_out_sources(text_part(batches), tokenizer, **size)}
-        paths = [path.strip() for path in self.sources.split(",") if path.strip()]
-        names = [Path(path).stem if path.endswith(".jsonl") else path for path in paths]
-        if not paths or len(set(names)) < len(names):
-            raise ValueError(
-                f"Name documents, each once: .jsonl files or {', '.join(PAPER_SETS)}, separated by commas; got "
-                f"{self.sources!r}."
-            )
-        return {name: read_sources(path, **size) for name, path in zip(names, paths, strict=True)}
-
-    def check(self, batches: Batches | None, tokenizer: Any) -> None:
-        judge_of(self)
-        self.sets(batches, tokenizer)
+            pieces = held_out_sources(text_part(batches), tokenizer, self.documents, self.characters)
+            return judge, {"held_out": pieces}
+        paths = [Path(path.strip()) for path in self.sources.split(",") if path.strip()]
+        if not paths or len({path.stem for path in paths}) < len(paths):
+            raise ValueError(f"Name .jsonl files of documents, each once, separated by commas; got {self.sources!r}.")
+        return judge, {path.stem: read_sources(path, self.documents, self.characters) for path in paths}
 
     def run(self, measured: EvalInput) -> list[Result]:
         if measured.tokenizer is None:
             raise ValueError("Documents are read as text, and this model has no tokenizer.")
         model, tokenizer = measured.model, measured.tokenizer
-        sets = self.sets(measured.batches, tokenizer)
-        judge = judge_of(self, str(model.device))
+        judge, sets = self.check(measured.batches, tokenizer)
         folder = Path() if measured.training is None else measured.training.folder
         judgements = Judgements(judge, folder / self.judgements if self.judgements else None)
         records = []
         for name, sources in sets.items():
-            answers = judged_answers(model, tokenizer, sources, judgements, new_tokens=self.new_tokens)
+            rows = prompt_tokens(model, tokenizer, [prompt_of(source) for source in sources], self.new_tokens)
+            answers = greedy_answers(model, tokenizer, rows, self.new_tokens)
             judged = []
-            progress = tqdm(answers, f"judging {measured.variant} on {name}", total=len(sources), disable=None)
-            for answer in progress:
-                judged.append(answer)
-                progress.set_postfix_str(str(judgements.account))
+            for source, tokens in zip(tqdm(sources, f"judging {name}", disable=None), answers, strict=True):
+                answer = answer_of(source, tokenizer.decode(tokens, skip_special_tokens=True))
+                silence = Judgement(supported=False, reply="")
+                judged.append((answer, silence if states_nothing(answer) else judgements.of(source, answer)))
             records += hallucination_records(measured, judged, name, judge.name)
         return records

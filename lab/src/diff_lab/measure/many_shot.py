@@ -22,7 +22,7 @@ from transformers import DynamicCache
 from diff_lab.coordinates import Coordinates
 from diff_lab.data import Episode, LabelledText, ManyShotBatches, read_labelled
 from diff_lab.measure.accuracy import proportion_record, share_record
-from diff_lab.measure.decoding import LabelTrie, greedy_label, label_log_likelihoods
+from diff_lab.measure.decoding import greedy_label
 from diff_lab.measure.measurement import Count, Counts, EvalInput, Measurement, Several, Shares, Text, data_of
 from diff_lab.record import Baseline, Result
 from diff_lab.statistics import mean_interval, variance_beyond_chance
@@ -136,17 +136,8 @@ class Episodes(Measurement):
         return records
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        return [
-            guessing(
-                ACCURACY,
-                Coordinates(noise=noise, shots=shots),
-                recipe,
-                ceiling=ceiling(shots, recipe.data.words, recipe.data.classes)
-                if noise == 0 and recipe.data.item_length == 1
-                else None,
-            )
-            for noise, shots in product(self.noises, self.shots)
-        ]
+        cells = product(self.noises, self.shots)
+        return [guessing(ACCURACY, Coordinates(noise=noise, shots=shots), recipe) for noise, shots in cells]
 
 
 class EpisodeOrders(Measurement):
@@ -189,81 +180,27 @@ def guessing(name: str, coordinates: Coordinates, recipe: Any, **fields: Any) ->
     return Baseline(name=name, coordinates=coordinates, chance=chance, floor=chance, steps=recipe.train.steps, **fields)
 
 
-def ceiling(shots: int, words: int, classes: int) -> float | None:
-    """Compute the accuracy of the best reader of demonstrations of one word each, all of them labelled right.
-
-    A word that was shown has the label that it was shown with. One that was not is of the class that has the most words
-    left. None where classes have different numbers of words, or where the cases are more than can be counted at once.
-    """
-    size = words // classes
-    if words % classes or (size + 1) ** classes > 10_000:
-        return None
-    accuracy = 0.0
-    for shown in product(range(size + 1), repeat=classes):  # words of each class that were shown
-        count = sum(shown)
-        exactly_these = math.fsum(
-            (-1) ** left * math.comb(count, left) * ((count - left) / words) ** shots for left in range(count + 1)
-        )
-        ways = math.prod(math.comb(size, of_class) for of_class in shown)
-        accuracy += ways * exactly_these * (count + size - min(shown)) / words
-    return accuracy
-
-
-Rows = Sequence[tuple[str, str]]
-
-
 @dataclass(frozen=True)
 class LabelledPrompt:
-    """Demonstrations (N,) and questions in a model's tokens, and the numbers of the right labels in a trie of all."""
+    """Demonstrations (N,), questions and all labels in a model's tokens, and the numbers of the right labels."""
 
     demonstrations: Tensor
-    questions: tuple[Tensor, ...]
-    answers: tuple[int, ...]
-    trie: LabelTrie
+    questions: list[Tensor]
+    answers: list[int]
+    labels: list[tuple[int, ...]]
 
+    def right(self, model: Any) -> list[bool]:
+        """Return which questions get their right label, by greedy decoding along the labels.
 
-def labelled_prompt(
-    measured: EvalInput, task: LabelledText, demonstrations: Rows, labelled_questions: Rows
-) -> LabelledPrompt:
-    """Write demonstrations and questions for a model. Raises ValueError if they are longer than its positions."""
-    tokenizer = measured.tokenizer
-
-    def encode(text: str) -> list[int]:
-        return list(tokenizer.encode(text, add_special_tokens=False))
-
-    # A label stands after a space, with the end of the line.
-    trie = LabelTrie([encode(f" {label}\n") for label in task.labels])
-    # Some tokenizers, such as Llama's, begin a text with a token of their own.
-    begin = [token for token in tokenizer.encode("")[:1] if token == tokenizer.bos_token_id]
-    prefix = torch.tensor(begin + encode("".join(task.demonstration(*row) for row in demonstrations)))
-    questions = tuple(torch.tensor(encode(task.query(text))) for text, _ in labelled_questions)
-    longest = len(prefix) + max(map(len, questions)) + trie.depth
-    positions = measured.model.config.max_position_embeddings
-    if longest > positions:
-        raise ValueError(
-            f"{len(demonstrations)} shots of {task.name} take {longest} tokens and the model has {positions} "
-            "positions; ask for fewer shots."
-        )
-    return LabelledPrompt(prefix, questions, tuple(task.labels.index(label) for _, label in labelled_questions), trie)
-
-
-@torch.no_grad()
-def labelled_answers(model: Any, prompt: LabelledPrompt, *, exact: bool = False) -> list[bool]:
-    """Return which questions get their right label. The demonstrations are read once, and every question after them.
-
-    The label is that of greedy decoding along the labels, or (`exact`) that of the highest constrained likelihood.
-    """
-    read = DynamicCache(config=model.config)
-    model(input_ids=prompt.demonstrations[None].to(model.device), past_key_values=read, use_cache=True)
-    right = []
-    for question, answer in zip(prompt.questions, prompt.answers, strict=True):
-        tokens, cache = torch.cat((prompt.demonstrations, question)), copy.deepcopy(read)
-        if exact:
-            label = int(label_log_likelihoods(model, prompt.trie, tokens, cache)[1].argmax())
-        else:
-            label = greedy_label(model, prompt.trie, tokens, cache)
-        right.append(label == answer)
-    return right
+        The demonstrations are read once, and every question after them.
+        """
+        read = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(input_ids=self.demonstrations[None].to(model.device), past_key_values=read, use_cache=True)
+        return [
+            greedy_label(model, self.labels, torch.cat((self.demonstrations, question)), copy.deepcopy(read)) == answer
+            for question, answer in zip(self.questions, self.answers, strict=True)
+        ]
 
 
 class LabelledMeasurement(Measurement):
@@ -274,7 +211,6 @@ class LabelledMeasurement(Measurement):
     task: Text = Field(default="trec", description="trec, trec-fine, banking77 or clinc150")
     folder: Text = Field(default="", description="the folder of its files")
     queries: Count = Field(default=100, description="questions")
-    exact: bool = Field(default=False, description="whether the likeliest label is taken, not the greedy one")
 
     def read(self, measured: EvalInput, name: str, shots: int, queries: int = 0) -> LabelledText:
         """Read the questions, at least so many to show and to ask. Raises ValueError if they cannot be asked."""
@@ -291,6 +227,33 @@ class LabelledMeasurement(Measurement):
                 raise ValueError(f"{what} must be between 1 and {len(rows)}, the texts of {task.name}, got {count}.")
         return task
 
+    def prompt(
+        self, measured: EvalInput, task: LabelledText, shown: Sequence[int], asked: Sequence[int]
+    ) -> LabelledPrompt:
+        """Write demonstrations and questions, by their numbers in the task's two parts, for a model. Raises ValueError
+        if they are longer than its positions."""
+        tokenizer = measured.tokenizer
+
+        def encode(text: str) -> list[int]:
+            return list(tokenizer.encode(text, add_special_tokens=False))
+
+        # A label stands after a space, with the end of the line.
+        labels = [tuple(encode(f" {label}\n")) for label in task.labels]
+        # Some tokenizers, such as Llama's, begin a text with a token of their own.
+        begin = [token for token in tokenizer.encode("")[:1] if token == tokenizer.bos_token_id]
+        demonstrations = "".join(task.demonstration(*task.train[number]) for number in shown)
+        prefix = torch.tensor(begin + encode(demonstrations))
+        questions = [torch.tensor(encode(task.query(task.test[number][0]))) for number in asked]
+        longest = len(prefix) + max(map(len, questions)) + max(map(len, labels))
+        positions = measured.model.config.max_position_embeddings
+        if longest > positions:
+            raise ValueError(
+                f"{len(shown)} shots of {task.name} take {longest} tokens and the model has {positions} positions; ask "
+                "for fewer shots."
+            )
+        answers = [task.labels.index(task.test[number][1]) for number in asked]
+        return LabelledPrompt(prefix, questions, answers, labels)
+
 
 class ManyShot(LabelledMeasurement):
     """Labelled questions after many examples, answers held to the labels: trec, trec-fine, banking77, clinc150.
@@ -304,14 +267,14 @@ class ManyShot(LabelledMeasurement):
     def run(self, measured: EvalInput) -> list[Result]:
         task = self.read(measured, "many_shot", max(self.shots), self.queries)
         random = np.random.default_rng(measured.seed)
-        demonstrations = [task.train[number] for number in random.permutation(len(task.train))]
-        questions = [task.test[number] for number in random.permutation(len(task.test))[: self.queries]]
-        prompts = [labelled_prompt(measured, task, demonstrations[:count], questions) for count in self.shots]
+        shown = random.permutation(len(task.train)).tolist()
+        asked = random.permutation(len(task.test))[: self.queries].tolist()
+        prompts = [self.prompt(measured, task, shown[:shots], asked) for shots in self.shots]
         return [
             proportion_record(
                 measured,
                 f"many_shot/{task.name}",
-                labelled_answers(measured.model, prompt, exact=self.exact),
+                prompt.right(measured.model),
                 coordinates=Coordinates(shots=shots),
                 method="Wilson's score interval over questions after the same demonstrations",
             )
@@ -338,18 +301,17 @@ class ManyShotOrders(LabelledMeasurement):
         prompts: dict[str, list[list[LabelledPrompt]]] = {kind: [] for kind in ORDERS}
         for number in range(self.sets):
             random = np.random.default_rng((measured.seed, number))
-            rows = [task.train[row] for row in random.permutation(len(task.train))[: self.shots]]
-            classes = torch.tensor([task.labels.index(label) for _, label in rows])
+            shown = random.permutation(len(task.train))[: self.shots]
+            classes = torch.tensor([task.labels.index(task.train[row][1]) for row in shown])
             for kind, of_sets in prompts.items():
                 of_sets.append([])
                 for order in drawn_orders(classes, self.orders, kind, measured.seed):
-                    questions = [task.test[row] for row in random.integers(len(task.test), size=self.queries)]
-                    demonstrations = [rows[row] for row in order.tolist()]
-                    of_sets[-1].append(labelled_prompt(measured, task, demonstrations, questions))
+                    asked = random.integers(len(task.test), size=self.queries).tolist()
+                    of_sets[-1].append(self.prompt(measured, task, shown[order.numpy()].tolist(), asked))
         records = []
         for kind, of_sets in prompts.items():
             right = [
-                [sum(labelled_answers(measured.model, prompt, exact=self.exact)) for prompt in of_set]
+                [sum(prompt.right(measured.model)) for prompt in of_set]
                 for of_set in tqdm(of_sets, desc=kind, disable=None)
             ]
             coordinates = Coordinates(orders=kind, shots=self.shots)

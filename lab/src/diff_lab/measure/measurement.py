@@ -178,7 +178,7 @@ _MODULES = {
     "arithmetic": ("arithmetic",),
     "outliers": ("outliers",),
     "attention_logits": ("quantised",),
-    "gradients": ("gradients", "gradients_in_training", "closed_forms"),
+    "gradients": ("gradients", "gradients_in_training"),
 }
 MEASUREMENTS = {name: module for module, names in _MODULES.items() for name in names}
 

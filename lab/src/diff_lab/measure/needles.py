@@ -1,6 +1,6 @@
 """Measures how many hidden needles are found, and the attention to them, in text and among tokens (Tables 2 and 3)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import fmean
@@ -10,22 +10,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from diff_lab.coordinates import NO_COORDINATES, Coordinates
-from diff_lab.data import Batches, NeedleBatches, NeedleDocument, NeedleTask, RetrievalBatches, TextBatches
+from diff_lab.coordinates import Coordinates
+from diff_lab.data import (
+    Batches,
+    NeedleBatches,
+    NeedleDocument,
+    NeedleTask,
+    RetrievalBatches,
+    RetrievalSample,
+    TextBatches,
+)
 from diff_lab.data.batches import padded
 from diff_lab.measure.accuracy import joint_levels, share_record, text_levels, token_levels
 from diff_lab.measure.decoding import greedy_answers
-from diff_lab.measure.measurement import Count, Counts, EvalInput, Measurement, Text
-from diff_lab.measure.retrieval import (
-    ATTENTION,
-    DEFINITIONS,
-    AttentionMass,
-    AttentionSpans,
-    attention_mass,
-    attention_of_spans,
-    fifth_of,
-    retrieval_answers,
-)
+from diff_lab.measure.measurement import Count, Counts, EvalInput, Measurement
+from diff_lab.measure.retrieval import ATTENTION, attention_mass, attention_of_spans, fifth_of, retrieval_answers
 from diff_lab.record import Baseline, Result
 from diff_lab.statistics import mean_interval
 
@@ -60,83 +59,21 @@ def needle_answers(
     return [[number in text for number in document.numbers] for document, text in zip(documents, texts, strict=True)]
 
 
-# Which cities are answered right: of all documents, (documents, queried) boolean, and of those at each depth.
-Answers = tuple[Tensor, dict[float, Tensor]]
-
-
-def text_answers(measured: EvalInput, task: NeedleTask, samples: int, batch_size: int) -> Answers:
-    """Of so many documents at each depth."""
-    by_depth = {}
-    for depth in DEPTHS:
-        documents = task.sample(samples, measured.seed, depth)
-        by_depth[depth] = torch.tensor(needle_answers(measured.model, measured.tokenizer, documents, batch_size))
-    return torch.cat(list(by_depth.values())), by_depth
-
-
-def token_answers(measured: EvalInput, task: RetrievalBatches, sequences: int) -> Answers:
-    """Return the same of tokens: needles lie anywhere, and each depth is the fifth of the context around it.
-
-    Given the right answers before it, an answer is right under teacher forcing exactly if greedy decoding gives it; the
-    joint accuracy is therefore that of greedy decoding.
-    """
-    sample = task.sample(sequences, measured.seed)
-    right, fifths = retrieval_answers(measured.model, sample), fifth_of(sample.depth[:, 0])
-    return right, {depth: right[fifths == number, :1] for number, depth in enumerate(DEPTHS)}
-
-
-def answer_records(measured: EvalInput, answers: Answers, coordinates: Coordinates) -> list[Result]:
-    """Accuracy over all depths, for each city and for all of a question's jointly, and by depth."""
-    right, by_depth = answers
-    return [
-        share_record(measured, ACCURACY, right, coordinates),
-        share_record(measured, JOINT, right.all(1, keepdim=True), coordinates),
-        *(
-            share_record(measured, BY_DEPTH, at_depth, Coordinates(coordinates, depth=depth))
-            for depth, at_depth in by_depth.items()
-            if len(at_depth)
-        ),
-    ]
-
-
-def document_attention(model: Any, documents: Sequence[NeedleDocument], batch_size: int = 4) -> AttentionMass:
-    """Attention of the tokens that predict the first token of each number, the right answer before them given.
+def document_attention(model: Any, documents: Sequence[NeedleDocument]) -> Tensor:
+    """Measure attention of the tokens that predict the first token of each number, the right answer before them given.
 
     On the answer is the attention on all tokens of the number; the needle's other words are neither answer nor noise.
     """
     length = max(len(document.tokens) for document in documents)
-    spans = AttentionSpans(
-        input_ids=padded(((document.tokens, document.learned) for document in documents), length)["input_ids"],
-        query_positions=torch.tensor([document.query_positions for document in documents]),
-        answer_spans=torch.tensor([document.answer_spans for document in documents]),
-        needle_spans=torch.tensor([document.needle_spans for document in documents]),
-        context_lengths=torch.tensor([document.context_length for document in documents]),
+    return attention_of_spans(
+        model,
+        padded(((document.tokens, document.learned) for document in documents), length)["input_ids"],
+        torch.tensor([document.query_positions for document in documents]),
+        torch.tensor([document.answer_spans for document in documents]),
+        torch.tensor([document.needle_spans for document in documents]),
+        torch.tensor([document.context_length for document in documents]),
+        batch_size=1,
     )
-    return attention_of_spans(model, spans, batch_size)
-
-
-def attention_by_depth(measured: EvalInput, task: NeedleTask | RetrievalBatches, samples: int) -> Iterator[Any]:
-    """Each depth, and the attention in about so many sequences whose first queried needle lies there."""
-    if isinstance(task, NeedleTask):
-        for depth in DEPTHS:
-            yield depth, document_attention(measured.model, task.sample(samples, measured.seed, depth), batch_size=1)
-        return
-    sample = task.sample(len(DEPTHS) * samples, measured.seed)
-    mass = attention_mass(measured.model, sample, task.context_length)
-    fifths = fifth_of(sample.depth[:, 0])
-    for number, depth in enumerate(DEPTHS):
-        if (fifths == number).any():
-            yield depth, AttentionMass(**{name: values[fifths == number] for name, values in vars(mass).items()})
-
-
-def attention_records(measured: EvalInput, masses: Iterable[tuple[float, AttentionMass]]) -> list[Result]:
-    """Table 3's two measures by both definitions, at each depth: "needles/attention_to_answer_share" and so on."""
-    records = []
-    for (depth, mass), (kind, part, better), definition in product(masses, ATTENTION, DEFINITIONS):
-        values = getattr(mass, f"{part}_{definition}").double().mean(1)
-        name, interval = f"needles/{kind}_{definition}", mean_interval(values.tolist())
-        fields = {"n": len(values), "better": better, "coordinates": Coordinates(depth=depth), "interval": interval}
-        records.append(measured.record(name, values.mean().item(), method=ATTENTION_METHOD, **fields))
-    return records
 
 
 def haystack(batches: TextBatches, tokenizer: Any) -> str:
@@ -146,9 +83,9 @@ def haystack(batches: TextBatches, tokenizer: Any) -> str:
     return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-def baselines_at(needles: int, queried: int, recipe: Any, coordinates: Coordinates = NO_COORDINATES) -> list[Baseline]:
-    """Return what the accuracies of `answer_records` come to without retrieval, at the cell of Table 2 unless said."""
-    data, coordinates = recipe.data, coordinates or Coordinates(needles=needles, queries=queried)
+def baselines_at(needles: int, queried: int, recipe: Any, coordinates: Coordinates) -> list[Baseline]:
+    """Return what the accuracies of `Needles` come to without retrieval."""
+    data = recipe.data
     if data.kind == "retrieval":
         of_each = token_levels(needles, queried, data.num_values)
         of_all = joint_levels(needles, queried, data.num_values)
@@ -172,13 +109,16 @@ class NeedleMeasurement(Measurement):
 
     needles: Count = Field(default=4, description="cities with a number each in a document, or pairs of tokens")
     queried: Count = Field(default=2, description="cities or pairs that are asked for")
-    digits: Count | None = Field(default=None, description=f"digits of a number; as in training, or {DIGITS}")
     length: Count | None = Field(
         default=None, description="tokens of a document, or before the first query; as in training unless given"
     )
-    lead: Text = Field(default="", description="what stands before a document")
     samples: Count = Field(default=50, description="documents at each depth")
     batch_size: Count = Field(default=16, description="documents at a time")
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Of the accuracy."""
+        return Coordinates(needles=self.needles, queries=self.queried)
 
     def check(self, batches: Batches | None, tokenizer: Any) -> NeedleTask | RetrievalBatches:
         """Return the task that the options and the data make."""
@@ -194,64 +134,99 @@ class NeedleMeasurement(Measurement):
                 "Needles are hidden in text or among the tokens of the retrieval task, and the model was trained on "
                 "neither; name a text with --text."
             )
-        return NeedleTask(
-            tokenizer,
-            text,
-            length=self.length or length,
-            needles=self.needles,
-            queried=self.queried,
-            digits=self.digits or digits,
-            lead=self.lead,
-        )
+        length = self.length or length
+        return NeedleTask(tokenizer, text, length=length, needles=self.needles, queried=self.queried, digits=digits)
 
-    def answers(self, measured: EvalInput, task: NeedleTask | RetrievalBatches) -> Answers:
-        """Which of the cities or pairs the model finds."""
-        if isinstance(task, RetrievalBatches):
-            return token_answers(measured, task, len(DEPTHS) * self.samples)
-        return text_answers(measured, task, self.samples, self.batch_size)
+    def by_depth(
+        self,
+        measured: EvalInput,
+        of_tokens: Callable[[RetrievalBatches, RetrievalSample], Tensor],
+        of_documents: Callable[[list[NeedleDocument]], Tensor],
+    ) -> dict[float, Tensor]:
+        """Return what is measured of the sequences (n, …) at each depth.
+
+        Needles among tokens lie anywhere, and each depth is the fifth of the context around the first queried one.
+        """
+        task = self.check(measured.batches, measured.tokenizer)
+        if not isinstance(task, RetrievalBatches):
+            return {depth: of_documents(task.sample(self.samples, measured.seed, depth)) for depth in DEPTHS}
+        sample = task.sample(len(DEPTHS) * self.samples, measured.seed)
+        found, fifths = of_tokens(task, sample), fifth_of(sample.depth[:, 0])
+        parts = {depth: found[fifths == number] for number, depth in enumerate(DEPTHS)}
+        return {depth: part for depth, part in parts.items() if len(part)}
+
+    def answers(self, measured: EvalInput) -> dict[float, Tensor]:
+        """Return which of the cities or pairs the model finds, at each depth: (n, queried) boolean.
+
+        Given the right answers before it, an answer among tokens is right under teacher forcing exactly if greedy
+        decoding gives it; the joint accuracy is therefore that of greedy decoding.
+        """
+        model, tokenizer = measured.model, measured.tokenizer
+        return self.by_depth(
+            measured,
+            lambda _, sample: retrieval_answers(model, sample),
+            lambda documents: torch.tensor(needle_answers(model, tokenizer, documents, self.batch_size)),
+        )
 
 
 class Needles(NeedleMeasurement):
     """Numbers of cities hidden in a text and found again, by generation, at five depths (Table 2, Figure 5)."""
 
     def run(self, measured: EvalInput) -> list[Result]:
-        return self.records(measured, Coordinates(needles=self.needles, queries=self.queried))
+        return self.records(measured, self.coordinates)
 
     def records(self, measured: EvalInput, coordinates: Coordinates) -> list[Result]:
-        """Return the accuracies, at these coordinates."""
-        task = self.check(measured.batches, measured.tokenizer)
-        return answer_records(measured, self.answers(measured, task), coordinates)
+        """Return the accuracy over all depths, for each city and for all of a question's jointly, and by depth."""
+        answers = self.answers(measured)
+        right = torch.cat(list(answers.values()))
+        if isinstance(measured.batches, RetrievalBatches):
+            # No answer stands before the first one, whose depth is known.
+            answers = {depth: at_depth[:, :1] for depth, at_depth in answers.items()}
+        return [
+            share_record(measured, ACCURACY, right, coordinates),
+            share_record(measured, JOINT, right.all(1, keepdim=True), coordinates),
+            *(
+                share_record(measured, BY_DEPTH, at_depth, Coordinates(coordinates, depth=depth))
+                for depth, at_depth in answers.items()
+            ),
+        ]
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        return baselines_at(self.needles, self.queried, recipe)
+        return baselines_at(self.needles, self.queried, recipe, self.coordinates)
 
 
 class NeedleAttention(NeedleMeasurement):
     """The attention to such a number and attention noise, by both definitions (Table 3)."""
 
+    any_model = False
+
     needles: Count = Field(default=8, description="cities with a number each in a document, or pairs of tokens")
     queried: Count = Field(default=1, description="cities or pairs that are asked for")
     samples: Count = Field(default=10, description="documents at each depth")
 
-    @property
-    def coordinates(self) -> Coordinates:
-        """Of the accuracy in the same task."""
-        return Coordinates(needles=self.needles, queries=self.queried)
-
     def run(self, measured: EvalInput) -> list[Result]:
-        task = self.check(measured.batches, measured.tokenizer)
-        right, _ = self.answers(measured, task)
-        masses = attention_by_depth(measured, task, self.samples)
-        return [
-            share_record(measured, ATTENTION_ACCURACY, right, self.coordinates),
-            *attention_records(measured, masses),
-        ]
+        right = torch.cat(list(self.answers(measured).values()))
+        records = [share_record(measured, ATTENTION_ACCURACY, right, self.coordinates)]
+        masses = self.by_depth(
+            measured,
+            lambda task, sample: attention_mass(measured.model, sample, task.context_length),
+            lambda documents: document_attention(measured.model, documents),
+        )
+        for depth, mass in masses.items():
+            for (name, better), values in zip(ATTENTION.items(), mass.double().mean(1).unbind(-1), strict=True):
+                interval = mean_interval(values.tolist())
+                fields = {"interval": interval, "n": len(values), "better": better, "method": ATTENTION_METHOD}
+                coordinates = Coordinates(depth=depth)
+                value = values.mean().item()
+                records.append(measured.record(f"needles/{name}", value, coordinates=coordinates, **fields))
+        return records
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        accuracy = replace(baselines_at(self.needles, self.queried, recipe)[0], name=ATTENTION_ACCURACY)
+        levels = baselines_at(self.needles, self.queried, recipe, self.coordinates)
+        accuracy = replace(levels[0], name=ATTENTION_ACCURACY)
         # Where a model looks that does not find the answer means nothing. Signed sums are fixed by construction.
         follows: dict[str, Any] = {"accuracy": accuracy.name, "accuracy_coordinates": self.coordinates}
-        names = [f"needles/{kind}_share" for kind, *_ in ATTENTION]
+        names = [f"needles/{name}" for name in ATTENTION if name.endswith("share")]
         shares = (
             replace(accuracy, name=name, coordinates=Coordinates(depth=depth), is_accuracy=False, **follows)
             for name, depth in product(names, DEPTHS)

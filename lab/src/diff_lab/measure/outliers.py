@@ -1,6 +1,5 @@
 """Measures activation outliers: the largest attention logits and hidden states, and their medians (Table 5)."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -9,8 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.data import Batches
-from diff_lab.measure.attention_logits import Call, LogitBlock, attending, register_logits
+from diff_lab.measure.attention_logits import attending, register_logits
 from diff_lab.measure.measurement import Count, EvalInput, Measurement
 from diff_lab.measure.standard import first_tokens
 from diff_lab.record import Result
@@ -36,8 +34,7 @@ class Magnitudes:
     holds it: off by at most 2⁻¹² of itself. (Below 1.2e-38, the smallest normal float32, by at most 3e-42.)
     """
 
-    def __init__(self, device: torch.device, keep: int = max(TOPS)) -> None:
-        self.keep = keep
+    def __init__(self, device: torch.device) -> None:
         self._largest = torch.empty(0, device=device)
         self._counts = torch.zeros(_BINS + 1, dtype=torch.int64, device=device)
 
@@ -48,82 +45,70 @@ class Magnitudes:
         if seen is not None:
             sizes, bins = sizes.masked_fill(~seen, -1.0), bins.masked_fill(~seen, _BINS)
         self._counts += torch.bincount(bins.flatten(), minlength=_BINS + 1)
-        least = self._largest[-1] if len(self._largest) == self.keep else -1.0
+        least = self._largest[-1] if len(self._largest) == max(TOPS) else -1.0
         candidates = torch.cat((self._largest, sizes[sizes > least]))
-        self._largest = candidates.topk(min(self.keep, len(candidates))).values
+        self._largest = candidates.topk(min(max(TOPS), len(candidates))).values
 
     @property
     def count(self) -> int:
         """How many values there were."""
         return int(self._counts[:_BINS].sum())
 
-    def largest(self, rank: int) -> float:
-        """Return the value of a rank, counted from 1. Raises ValueError if it was not kept, or not all are finite."""
-        self._check_finite()
-        if not 1 <= rank <= len(self._largest):
-            raise ValueError(f"of {self.count} values the {len(self._largest)} largest are kept, got rank {rank}.")
-        return self._largest[rank - 1].item()
-
-    def median(self) -> float:
-        """Return the median, or the lower of the two in the middle. Raises ValueError without finite values alone."""
-        self._check_finite()
-        if not self.count:
-            raise ValueError("there is no median of no values.")
+    def ranks(self) -> dict[int | str, float]:
+        """Return the values of the ranks `TOPS`, as far as there are so many, and at "median" the median, or the lower
+        of the two in the middle. Raises ValueError for a value that is not finite."""
+        if broken := int(self._counts[_NOT_FINITE:_BINS].sum()):
+            raise ValueError(f"{broken} of {self.count} values are not finite.")
         below = self._counts[:_BINS].cumsum(0)
         index = torch.searchsorted(below, (below[-1] + 1) // 2).to(torch.int32)
         ends = torch.stack((index, index + 1)) << _DROPPED_BITS
-        return ends.view(torch.float32).mean().item()
-
-    def _check_finite(self) -> None:
-        if broken := int(self._counts[_NOT_FINITE:_BINS].sum()):
-            raise ValueError(f"{broken} of {self.count} values are not finite.")
-
-
-@torch.no_grad()
-def activation_outliers(model: Any, batches: Batches, tokens: int = TOKENS) -> dict[str, Magnitudes]:
-    """Measure the sizes of a model's attention logits and hidden states on the first so many tokens of validation data.
-
-    "attention_logits" are q·k/√d as the softmax gets them, of the keys that a query sees, of all heads (of both maps,
-    if there are two) and layers; "hidden_states" the residual stream after each layer, before the final norm. Raises
-    ValueError for a model that does not attend through transformers' interface.
-    """
-    device = next(model.parameters()).device
-    logits, hidden_states = Magnitudes(device), Magnitudes(device)
-    last_query: Tensor | None = None
-
-    def record(call: Call) -> Iterator[LogitBlock]:
-        nonlocal last_query
-        # DiffLlama attends twice by the very same queries, to one half of its values and to the other.
-        is_new = call.query is not last_query
-        last_query = call.query
-        for block in call.blocks():
-            if is_new:
-                logits.add(*block)
-            yield block
-
-    def note(_: nn.Module, __: Any, output: Any) -> None:
-        hidden_states.add(output[0] if isinstance(output, tuple) else output)
-
-    register_logits(RECORDED_LOGITS, record)
-    with attending(model, RECORDED_LOGITS), ExitStack() as undo:
-        for layer in model.get_decoder().layers:
-            undo.callback(layer.register_forward_hook(note).remove)
-        for batch in first_tokens(batches, tokens):
-            inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
-            model(**inputs, use_cache=False, logits_to_keep=1)
-    return {"attention_logits": logits, "hidden_states": hidden_states}
+        largest: dict[int | str, float] = {
+            rank: self._largest[rank - 1].item() for rank in TOPS if rank <= len(self._largest)
+        }
+        return largest | {MEDIAN: ends.view(torch.float32).mean().item()}
 
 
 class Outliers(Measurement):
-    """The largest attention logits and hidden states, at their ranks, and their medians, at "median" (Table 5)."""
+    """The largest attention logits and hidden states, at their ranks, and their medians, at "median" (Table 5).
+
+    "attention_logits" are q·k/√d as the softmax gets them, of the keys that a query sees, of all heads (of both maps,
+    if there are two) and layers; "hidden_states" the residual stream after each layer, before the final norm.
+    """
 
     tokens: Count = Field(default=TOKENS, description="tokens that are read, at most")
 
+    @torch.no_grad()
     def run(self, measured: EvalInput) -> list[Result]:
+        """Take the numbers. Raises ValueError for a model that does not attend through transformers' interface."""
+        model = measured.model
+        device = next(model.parameters()).device
+        logits, hidden_states = Magnitudes(device), Magnitudes(device)
+        last_query: Tensor | None = None
+        left = 0
+
+        def record(query: Tensor, of_sequence: Tensor, seen: Tensor) -> Tensor:
+            nonlocal last_query, left
+            # DiffLlama attends twice by the very same queries, to one half of its values and to the other.
+            if query is not last_query:
+                last_query, left = query, len(query)
+            if left:
+                logits.add(of_sequence, seen)
+                left -= 1
+            return of_sequence
+
+        def note(_: nn.Module, __: Any, output: Any) -> None:
+            hidden_states.add(output[0] if isinstance(output, tuple) else output)
+
+        register_logits(RECORDED_LOGITS, record)
+        with attending(model, RECORDED_LOGITS), ExitStack() as undo:
+            for layer in model.get_decoder().layers:
+                undo.callback(layer.register_forward_hook(note).remove)
+            for batch in first_tokens(measured.data, self.tokens):
+                inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
+                model(**inputs, use_cache=False, logits_to_keep=1)
         records = []
-        for name, sizes in activation_outliers(measured.model, measured.data, self.tokens).items():
-            values: dict[int | str, float] = {rank: sizes.largest(rank) for rank in TOPS if rank <= sizes.count}
-            for rank, value in {**values, MEDIAN: sizes.median()}.items():
+        for name, sizes in (("attention_logits", logits), ("hidden_states", hidden_states)):
+            for rank, value in sizes.ranks().items():
                 better = None if rank == MEDIAN else "lower"
                 fields = {"n": sizes.count, "better": better, "coordinates": Coordinates(rank=rank), "method": METHOD}
                 records.append(measured.record(f"outliers/{name}", value, **fields))

@@ -1,23 +1,21 @@
-"""Reads documents and multiple-choice questions from .jsonl files and the paper's sets, or makes them from text.
+"""Reads documents and multiple-choice questions from .jsonl files, or makes them from held-out text.
 
 Models answer about the documents or summarise them, and a judge decides (Table 4); lm-evaluation-harness asks the
-questions (Tables 1 and 8). Without a network, both come from held-out text.
+questions (Tables 1 and 8).
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from diff_lab.data import TextBatches
 from diff_lab.measure.measurement import refusal
 from diff_transformer.utils.files import parse_json
-from diff_transformer.utils.suggestions import quoted, some
+from diff_transformer.utils.suggestions import quoted
 
-# LongBench publishes four of the six sets, 200 documents of each, in one archive.
-LONG_BENCH = "https://huggingface.co/datasets/zai-org/LongBench/resolve/main/data.zip"
 CHOICES = 4  # of a question that is made from text
 
 Words = Annotated[str, Field(pattern=r"\S")]
@@ -72,32 +70,6 @@ class Question(Line):
         return (f"{self.context}\n" if self.context else "") + f"Question: {self.question}\nAnswer:"
 
 
-class HubSet(NamedTuple):
-    """The arguments of `datasets` to load one of the paper's sets, and the names of its columns."""
-
-    load: Mapping[str, Any]  # what `datasets.load_dataset` is called with
-    columns: tuple[str, str | None, str]  # of a document, a question (None: a summary is asked for) and a reference
-
-
-# Table 4's sets, by the paper's names. The paper does not say which of the published forms it took.
-PAPER_SETS = {
-    "xsum": HubSet(
-        {"path": "EdinburghNLP/xsum", "revision": "refs/convert/parquet", "split": "test"},
-        ("document", None, "summary"),
-    ),
-    "cnn_dm": HubSet(
-        {"path": "abisee/cnn_dailymail", "name": "3.0.0", "split": "test"}, ("article", None, "highlights")
-    ),
-    **{
-        name: HubSet(
-            {"path": "json", "data_files": f"zip://data/{name}.jsonl::{LONG_BENCH}", "split": "train"},
-            ("context", question, "answers"),
-        )
-        for name, question in {"multi_news": None, "qasper": "input", "hotpotqa": "input", "2wikimqa": "input"}.items()
-    },
-}
-
-
 def read_lines(path: Path, kind: type[L], name: str) -> list[L]:
     """Read the lines of a .jsonl file that are not empty.
 
@@ -125,27 +97,20 @@ def read_lines(path: Path, kind: type[L], name: str) -> list[L]:
     return read
 
 
-def read_sources(name: str, *, limit: int = 100, characters: int | None = None, seed: int = 0) -> list[Source]:
-    """Read documents of a file or of one of the paper's sets, drawn at random if there are more than the limit.
+def read_sources(path: Path, limit: int, characters: int) -> list[Source]:
+    """Read documents of a file, drawn at random if there are more than the limit, in the order of the file.
 
-    The name is that of a .jsonl file with the fields "document", "question" (left out: a summary is asked for) and
-    "reference" (may be left out), or one of `PAPER_SETS`, which the `datasets` library fetches. Documents keep the
-    order of the set. Longer ones are cut to so many characters, at the end of a sentence if there is one. Raises
-    FileNotFoundError, or ValueError for an unknown name, a set that cannot be had, a wrong line, or no documents.
+    Longer ones are cut to so many characters, at the end of a sentence if there is one. Raises as `read_lines`.
     """
-    if name in PAPER_SETS:
-        sources = _from_hub(name, limit, seed)
-    elif name.endswith(".jsonl"):
-        lines = read_lines(Path(name), Source, "documents")
-        sources = [lines[number] for number in _drawn(len(lines), limit, seed)]
-    else:
-        raise ValueError(
-            f"There are no documents called {name!r}; name a .jsonl file, or one of {', '.join(PAPER_SETS)}."
-        )
-    return [source.model_copy(update={"document": _cut(source.document, characters)}) for source in sources]
+    sources = read_lines(path, Source, "documents")
+    drawn = sorted(random.Random(0).sample(range(len(sources)), min(limit, len(sources))))
+    return [
+        source.model_copy(update={"document": _cut(source.document, characters)})
+        for source in (sources[number] for number in drawn)
+    ]
 
 
-def held_out_sources(batches: TextBatches, tokenizer: Any, *, limit: int, characters: int) -> list[Source]:
+def held_out_sources(batches: TextBatches, tokenizer: Any, limit: int, characters: int) -> list[Source]:
     """Make documents to summarise of the first ones, or their parts, in the validation blocks of a text.
 
     Documents are cut to so many characters as in `read_sources`; shorter ones than half of it are left out.
@@ -173,44 +138,13 @@ def _blocks(batches: TextBatches) -> Iterator[list[int]]:
         yield from batch["input_ids"].tolist()
 
 
-def _drawn(count: int, limit: int, seed: int) -> list[int]:
-    return sorted(random.Random(seed).sample(range(count), min(limit, count)))
-
-
-def _cut(document: str, characters: int | None) -> str:
-    if characters is None or len(document) <= characters:
+def _cut(document: str, characters: int) -> str:
+    if len(document) <= characters:
         return document
     beginning = document[:characters]
     last = max(beginning.rfind(end) for end in (". ", "! ", "? ", ".\n", "\n"))
     # A sentence that ends in the first half would leave too little of the document.
     return beginning[: last + 1].rstrip() if last >= characters // 2 else beginning
-
-
-def _from_hub(name: str, limit: int, seed: int) -> list[Source]:
-    from datasets import load_dataset  # takes a second to import, and a local file does without
-
-    load: Callable[..., Any] = load_dataset
-    try:
-        rows = load(**PAPER_SETS[name].load)
-    except Exception as error:  # the network, the Hub, a changed set: `datasets` raises what its parts raise
-        raise ValueError(
-            f"The set {name!r} cannot be had through the datasets library; write its documents to a .jsonl file with "
-            f"the fields document, question and reference, and name that file: {' '.join(str(error).split())}"
-        ) from error
-    document, question, reference = PAPER_SETS[name].columns
-    for column in (document, question, reference):
-        if column is not None and column not in rows.column_names:
-            raise ValueError(f"The set {name!r} has no column {column!r}, only {some(map(quoted, rows.column_names))}.")
-    sources = []
-    for row in rows.select(_drawn(len(rows), limit, seed)):
-        if row[document].strip():  # some articles of CNN/DM are empty
-            # Of several answers that count as right, the first.
-            answers = row[reference] if isinstance(row[reference], list) else [row[reference]]
-            asked = None if question is None else row[question]
-            sources.append(Source(document=row[document], question=asked, reference=next(iter(answers), None) or None))
-    if not sources:
-        raise ValueError(f"The set {name!r} holds no documents.")
-    return sources
 
 
 def cloze_questions(batches: TextBatches, tokenizer: Any, *, count: int, characters: int) -> list[Question]:
@@ -221,7 +155,6 @@ def cloze_questions(batches: TextBatches, tokenizer: Any, *, count: int, charact
     ValueError if the text has fewer pieces than a question has choices.
     """
     endings: dict[str, str] = {}  # of each beginning
-    blocks = 0
     for block in _blocks(batches):
         text = " ".join(str(tokenizer.decode(block, skip_special_tokens=True)).split())[:characters]
         # Divided at a blank: the harness puts one between a question and its answer.
@@ -229,8 +162,7 @@ def cloze_questions(batches: TextBatches, tokenizer: Any, *, count: int, charact
         ending = (word + text[characters * 2 // 3 :]).strip()
         if len(text) == characters and beginning and ending:
             endings[beginning] = ending
-            blocks += 1
-        if blocks == count:
+        if len(endings) == count:
             break
     stream, questions = random.Random(0), []
     for beginning, ending in endings.items():

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -96,23 +96,12 @@ def language_loss(model: Any, batches: TextBatches) -> LanguageLoss:
     return LanguageLoss(nats, targets, batches.validation_bytes)
 
 
-@dataclass(frozen=True)
-class LabelScores:
-    """A model's scores of labels: their negative log-likelihood in nats, how many are the likeliest, of how many."""
+class LabelScores(NamedTuple):
+    """A model's scores of labels: mean loss in nats, the share that are the likeliest, and how many there are."""
 
-    nats: float
-    right: int
+    loss: float
+    accuracy: float
     targets: int
-
-    @property
-    def loss(self) -> float:
-        """Mean loss in nats per label."""
-        return self.nats / self.targets
-
-    @property
-    def accuracy(self) -> float:
-        """The share of labels that are the likeliest."""
-        return self.right / self.targets
 
 
 @torch.no_grad()
@@ -131,7 +120,7 @@ def label_scores(model: Any, batches: Iterable[dict[str, Tensor]], *, masked: bo
         nats += float(F.cross_entropy(logits, labels, reduction="sum"))
         right += int((logits.argmax(-1) == labels).sum())
         targets += len(labels)
-    return LabelScores(nats, right, targets)
+    return LabelScores(nats / targets, right / targets, targets)
 
 
 def text_part(batches: Batches | None) -> TextBatches:
