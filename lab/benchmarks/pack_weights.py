@@ -29,7 +29,7 @@ from diff_lab.cli.eval_command import evaluate_measures
 from diff_lab.cli.exported_card import shared_model
 from diff_lab.cli.recipe_options import find_recipe
 from diff_lab.data import TextFiles
-from diff_lab.data.split import DOCUMENT, split, with_digests
+from diff_lab.data.split import DOCUMENT, document_row, split
 from diff_lab.experiments.run_store import TRAINED
 from diff_lab.measure.standard import LANGUAGE_LOSS
 from diff_lab.record import CardRecord, ResultsFile
@@ -233,7 +233,7 @@ def documents_of(recipe: Recipe) -> list[Document]:
     files = [Path(file) for file in corpus.files()]
     if any(file.suffix.lower() != ".txt" for file in files):
         raise ValueError("The text of a model that the package ships is .txt files, of which passages are taken.")
-    rows = [row for _, row in with_digests(corpus.pieces()) if row is not None]
+    rows = list(map(document_row, corpus.documents()))
     trained = split(np.array(rows, dtype=DOCUMENT), data.validation_fraction).tolist()
     return [Document(file, size, part) for file, (size, _), part in zip(files, rows, trained, strict=True)]
 

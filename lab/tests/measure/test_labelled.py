@@ -157,9 +157,9 @@ def test_orders_of_the_same_demonstrations(reader: Any, questions: dict[str, Any
 
 
 def test_the_measure_reads_a_folder(reader: Any, tmp_path: Path) -> None:
-    rows = "".join(f"HUM:ind who was {n} ?\nNUM:date when was {n} ?\n" for n in range(6))
-    (tmp_path / "train.txt").write_text(rows)
-    (tmp_path / "test.txt").write_text(rows)
+    rows = "text,label\n" + "".join(f"who was {n} ?,human\nwhen was {n} ?,number\n" for n in range(6))
+    (tmp_path / "train.csv").write_text(rows)
+    (tmp_path / "test.csv").write_text(rows)
     records = ManyShot(folder=str(tmp_path), shots=(2, 4), queries=5).run(of_model(reader))
     assert [(record.name, record.coordinates.label, record.n) for record in records] == [
         ("many_shot/trec", "2 shots", 5),

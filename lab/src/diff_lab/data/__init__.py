@@ -11,7 +11,7 @@ from diff_lab.data.retrieval_task import RetrievalBatches, RetrievalSample
 from diff_lab.data.split import training_text, validation_text
 from diff_lab.data.text_batches import TextBatches
 from diff_lab.data.token_cache import Tell, TokenCache, prepare, token_dtype
-from diff_lab.data.tokenizers import byte_tokenizer, bytes_of_tokens, encode_documents, train_bpe, trained_bpe
+from diff_lab.data.tokenizers import byte_tokenizer, train_bpe, trained_bpe
 from diff_transformer.utils.files import cache_folder
 
 __all__ = [
@@ -34,9 +34,7 @@ __all__ = [
     "TextFiles",
     "TokenCache",
     "byte_tokenizer",
-    "bytes_of_tokens",
     "cache_folder",
-    "encode_documents",
     "prepare",
     "read_labelled",
     "token_dtype",
