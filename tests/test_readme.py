@@ -111,7 +111,7 @@ def test_numbers_of_a_gpu_are_filled_in(filler: Any, tmp_path: Path) -> None:
     parts = filler.cuda_parts(operator, device(read_json(filler.MODEL), "softmax"))
     shown, explained = parts[filler.COST_PAGE], parts[filler.BACKENDS_PAGE]
     assert set(shown) == {"cuda model"}
-    places = {"costs", "speed", "throughput", "decode", "memory", "thresholds"}
+    places = {"costs", "speed", "throughput", "decode", "memory"}
     assert set(explained) == {f"cuda {place}" for place in places}
     assert "| attention, decode, d 64, 2,048 tokens |" in explained["cuda costs"]
     assert re.findall(r"[|] (\w+, [a-z+ ]+),", parts[filler.README]["cuda costs"]) == [
@@ -123,7 +123,6 @@ def test_numbers_of_a_gpu_are_filled_in(filler: Any, tmp_path: Path) -> None:
     assert "noted of the bench operator" in explained["cuda speed"]
     assert "noted of the bench model" in shown["cuda model"]
     assert explained["cuda throughput"] == "Not measured."
-    assert explained["cuda thresholds"].count("training step") == 2
     path = tmp_path / "page.md"
     path.write_text("".join(f"<!-- {name} -->\nstale\n<!-- /{name} -->\n" for name in explained), encoding="utf-8")
     replace_sections(path, explained)

@@ -129,8 +129,6 @@ def backends_parts(operator: dict[str, Any], amx_operator: dict[str, Any]) -> di
         for prefix, document in (("", operator), ("amx ", amx_operator))
         for name, part in {
             "speed": speed_table(document),
-            "thresholds": page_part("thresholds", document),
-            "heads": page_part("one_head", document) or "Not measured.",
             "memory": page_part("memory", document) or "Not measured.",
         }.items()
     } | {
@@ -189,9 +187,6 @@ def cuda_parts(operator: dict[str, Any] | None, model: dict[str, Any] | None) ->
         backends["cuda costs"] = "\n".join(lines)
         of_training = (line for line in lines[2:] if "backward" in line or "training" in line)
         readme["cuda costs"] = "\n".join([*lines[:2], *of_training])
-    thresholds = [one for document in (operator, model) if document is not None for one in document["thresholds"]]
-    if thresholds:
-        backends["cuda thresholds"] = page_part("thresholds", {"thresholds": thresholds})
     return {README: readme, COST_PAGE: cost, BACKENDS_PAGE: backends}
 
 

@@ -159,7 +159,7 @@ def compile_ahead(sizes: Sizes, job: Job) -> str | None:
     try:
         needed = kernel_resources.resources(launch, sizes.capability)
     except Exception as error:  # triton and ptxas each raise their own
-        return _said(error)
+        return said(error)
     if needed.spilled:
         return f"it spills {needed.spilled} bytes"
     limit = kernel_resources.SHARED_MEMORY.get(sizes.capability)
@@ -168,7 +168,8 @@ def compile_ahead(sizes: Sizes, job: Job) -> str | None:
     return None
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """An error as a reason: its kind, and the first line that it says."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
@@ -252,7 +253,7 @@ def _time_kernel(
             try:
                 taken = milliseconds(with_blocks(plan, kernel, blocks).run, device)
             except Exception as error:  # as compile_ahead
-                reason = _said(error)
+                reason = said(error)
         rows.append({"kernel": kernel, "d": d, "blocks": list(blocks), "milliseconds": taken, "reason": reason})
         print(rows[-1], flush=True)
 
