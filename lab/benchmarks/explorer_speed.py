@@ -62,9 +62,8 @@ def random_pair(layers: int, heads: int, width: int, context: int) -> Explorer:
 
 
 def shipped_pair() -> Explorer:
-    """The package's pair with the longest context."""
-    explorers = [build_explorer(*pair, None, None) for pair in shipped_pairs().values()]
-    return max(explorers, key=lambda explorer: explorer.sides["left"].model.most_tokens)
+    """The package's pair that reads words, any of which make a text."""
+    return build_explorer(*shipped_pairs()["needles"], None, None)
 
 
 def text_of(explorer: Explorer, length: int, number: int) -> str:

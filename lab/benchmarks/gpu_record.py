@@ -65,7 +65,6 @@ class Sizes:
     operator: Mapping[str, Any] = field(
         default_factory=lambda: {
             "passes": ("forward", "forward+backward", "decode"),
-            "decode_batches": (1,),
             # Without flex and the memory-efficient kernel, which took 2.1 and 4.0 of flash's time in the first record,
             # and the time that d 128 needs.
             "candidates": (
@@ -93,7 +92,6 @@ REHEARSAL = Sizes(
         "heads": 2,
         "dtypes": ("float32",),
         "passes": ("forward", "forward+backward", "decode"),
-        "decode_batches": (1,),
         "candidates": ("sdpa_split_v",),
         "rounds": 5,
         "grouped_length": 0,
@@ -190,7 +188,7 @@ def operator(stage: Stage) -> None:
         head_dims=tuple(dict.fromkeys(width for _, width in parts)),
         **stage.sizes.operator,
     )
-    one_by_one = [replace(settings, lengths=(n,), caches=(n,), head_dims=(width,)) for n, width in parts]
+    one_by_one = [replace(settings, lengths=(n,), head_dims=(width,)) for n, width in parts]
     _measure_parts(stage, "operator", settings, measure_operator, one_by_one)
 
 

@@ -35,8 +35,6 @@ def tiny() -> OperatorSettings:
         heads=4,
         head_dims=(8,),
         lengths=(12, 40),
-        caches=(24,),
-        decode_batches=(1, 2),
         candidates=("blockwise", "sdpa_split_v"),
         rounds=5,
         grouped_length=20,

@@ -35,8 +35,7 @@ CUDA = torch.device("cuda")
 
 def test_the_operator(notes: Any, tmp_path: Path) -> None:
     settings = OperatorSettings.on(
-        "cuda", heads=4, head_dims=(64, 128), tokens=512, lengths=(256, 512), caches=(512,), decode_batches=(1,),
-        rounds=5, memory_length=512,
+        "cuda", heads=4, head_dims=(64, 128), tokens=512, lengths=(256, 512), rounds=5, memory_length=512,
     )  # fmt: skip
     document = measure_operator(settings, notes)
     rows = notes.rows
@@ -56,7 +55,7 @@ def test_the_operator(notes: Any, tmp_path: Path) -> None:
 
 def test_whole_models(notes: Any) -> None:
     settings = ModelSettings.on(
-        "cuda", tokens=256, lengths=(128, 256), contexts=(64,), hidden_size=256, intermediate_size=512, layers=2,
+        "cuda", tokens=256, lengths=(128, 256), hidden_size=256, intermediate_size=512, layers=2,
         head_dim=64, vocabulary=500, rounds=5,
     )  # fmt: skip
     document = measure_model(settings, notes)

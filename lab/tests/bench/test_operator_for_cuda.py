@@ -46,8 +46,8 @@ def believed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tiny(**chosen: Any) -> OperatorSettings:
-    sizes = {"heads": 4, "head_dims": (8,), "lengths": (24,), "caches": (40,), "decode_batches": (1,)}
-    return OperatorSettings.on("cuda", **sizes, tokens=48, rounds=5, grouped_length=20, **chosen)
+    sizes = {"heads": 4, "head_dims": (8,), "lengths": (24,), "grouped_length": 20}
+    return OperatorSettings.on("cuda", **sizes, tokens=48, rounds=5, **chosen)
 
 
 def test_defaults_are_the_devices(believed: None) -> None:
@@ -63,7 +63,7 @@ def test_defaults_are_the_devices(believed: None) -> None:
 
 def test_what_is_given_goes_before_the_devices(believed: None) -> None:
     chosen = OperatorSettings.on("cuda", batch=3, lengths=(512,), head_dims=(64,), passes=("forward", "decode"))
-    assert [shape.batch for shape, _ in chosen.cases()] == [3] * (1 + len(chosen.caches))
+    assert [shape.batch for shape, _ in chosen.cases()] == [3] * 2
     assert chosen.square(chosen.memory_length, 64) == Shape(3, 16, 64, 16384, 16384)
     with pytest.raises(ValueError, match="tokens must be 1 or more, got 0"):
         OperatorSettings.on("cuda", tokens=0)

@@ -1,12 +1,15 @@
+import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import fresh
 from diff_lab.bench.benchmark import FORWARD, TRAINING
 from diff_lab.bench.operator_problem import Shape
-from diff_lab.bench.peak_memory import measure_memory, peak_of_run
+from diff_lab.bench.peak_memory import measure_memory
 
 CPU = torch.device("cpu")
 # Large tensors of little work: a process's own pages come and go by a few MiB, on a busy machine too.
@@ -25,7 +28,16 @@ def check(part: dict[str, Any]) -> None:
 
 @here
 def test_the_peak_of_a_run() -> None:
-    check(peak_of_run("blockwise", SHAPE, "float32", TRAINING, CPU, torch.get_num_threads()))
+    code = """
+        import json, torch
+        from diff_lab.bench.operator_problem import Shape
+        from diff_lab.bench.peak_memory import peak_of_run
+        shape = Shape(batch=64, heads=4, width=64, queries=256, keys=256)
+        print(json.dumps(peak_of_run("blockwise", shape, "float32", "forward + backward", torch.device("cpu"), 1)))
+    """
+    done = fresh.run(textwrap.dedent(code))
+    assert done.returncode == 0, done.stderr
+    check(json.loads(done.stdout))
 
 
 @here

@@ -42,7 +42,7 @@ def test_bench_operator(run: Run, tmp_path: Path) -> None:
     assert "part 1 of 3: forward, float32, length 12, batch 3" in result.stderr
     document = json.loads((tmp_path / "operator-cpu.json").read_text(encoding="utf-8"))
     assert document["title"] == "bench operator"
-    assert document["settings"]["decode_batches"] == [3]
+    assert document["settings"]["batch"] == 3
     assert (tmp_path / "operator-cpu.md").is_file()
 
 

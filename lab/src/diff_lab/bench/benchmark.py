@@ -1,4 +1,4 @@
-"""Defines common parts of both benchmarks: settings and their checks, rows of results, thresholds, timing of a case."""
+"""Defines common parts of both benchmarks: settings and their checks, rows of results, timing of a case."""
 
 import operator
 import statistics
@@ -34,7 +34,7 @@ class BenchSettings:
     PASSES: ClassVar[Mapping[str, str]] = {}
     ON_CUDA: ClassVar[Mapping[str, Any]] = {}
     # The smallest values of the numbers that need not be just 1 or more.
-    LEAST: ClassVar[Mapping[str, int]] = {"rounds": LEAST_ROUNDS, "memory_length": 0}
+    LEAST: ClassVar[Mapping[str, int]] = {"rounds": LEAST_ROUNDS, "memory_length": 0, "grouped_length": 0}
 
     device: str = "cpu"
     dtypes: tuple[str, ...] = tuple(DTYPES)
@@ -49,12 +49,8 @@ class BenchSettings:
         """Return the device's defaults with the chosen settings. A chosen batch holds at all lengths."""
         check_device(device)
         defaults = cls.ON_CUDA if torch.device(device).type == "cuda" else {}
-        return cls(device=device, **{**defaults, **cls.implied_by(chosen), **chosen})
-
-    @classmethod
-    def implied_by(cls, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that follow from the chosen ones."""
-        return {"tokens": None} if "batch" in chosen else {}
+        tokens = {"tokens": None} if "batch" in chosen else {}
+        return cls(device=device, **{**defaults, **tokens, **chosen})
 
     def __post_init__(self) -> None:
         check_device(self.device)

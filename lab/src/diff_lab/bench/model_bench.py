@@ -40,8 +40,8 @@ Checked = dict[tuple[str, int, str], dict[str, BenchRow]]
 class ModelSettings(BenchSettings):
     """Settings of the benchmark of whole models, besides those of both benchmarks. The sizes are the Transformer's.
 
-    `lengths` are those of a forward pass and of a training step; when decoding the cache holds so many tokens as
-    `contexts` has. Results are checked on models with `check_layers` and `check_vocabulary`, by default those measured.
+    `lengths` are those of a sequence, and when decoding of the cache. Results are checked on models with `check_layers`
+    and `check_vocabulary`, by default those measured.
     """
 
     PASSES: ClassVar = {"forward": FORWARD, "step": STEP, "decode": DECODE}
@@ -50,7 +50,6 @@ class ModelSettings(BenchSettings):
         "dtypes": ("bfloat16",),
         "tokens": 4096,
         "lengths": (2048, 4096),
-        "contexts": (2048, 4096),
         "hidden_size": 3072,
         "intermediate_size": 8192,
         "layers": 12,
@@ -62,8 +61,7 @@ class ModelSettings(BenchSettings):
     }
 
     passes: tuple[str, ...] = tuple(PASSES)
-    lengths: tuple[int, ...] = (1024,)
-    contexts: tuple[int, ...] = (2048,)
+    lengths: tuple[int, ...] = (1024, 2048)
     hidden_size: int = 512
     intermediate_size: int = 1376
     layers: int = 8
@@ -72,12 +70,6 @@ class ModelSettings(BenchSettings):
     compile: bool = False
     check_layers: int | None = None
     check_vocabulary: int | None = None
-
-    @classmethod
-    def implied_by(cls, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        passes = {"passes": ("forward", "step")} if chosen.get("compile") else {}
-        contexts = {"contexts": chosen["lengths"]} if "lengths" in chosen else {}
-        return {**super().implied_by(chosen), **passes, **contexts}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,8 +90,7 @@ class ModelSettings(BenchSettings):
 
     def cases(self) -> list[tuple[str, int]]:
         """Return each pass, by its name in results, with each length."""
-        passes = [self.PASSES[name] for name in self.passes]
-        return [(name, length) for name in passes for length in (self.contexts if name == DECODE else self.lengths)]
+        return [(self.PASSES[name], length) for name in self.passes for length in self.lengths]
 
     def batch_of(self, pass_: str, length: int) -> int:
         """Return the sequences at a time."""
@@ -116,7 +107,7 @@ class ModelSettings(BenchSettings):
             "num_attention_heads": heads,
             "num_key_value_heads": heads,
             "head_dim": self.head_dim,
-            "max_position_embeddings": max(*self.lengths, *(context + 1 for context in self.contexts)),
+            "max_position_embeddings": max(self.lengths) + 1,
         }
 
 

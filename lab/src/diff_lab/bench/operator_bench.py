@@ -53,20 +53,17 @@ class OperatorSettings(BenchSettings):
     """Settings of the benchmark of the operator, besides those of both benchmarks.
 
     `heads` are the Transformer's, of which two make a differential head, and `head_dims` the widths of a query.
-    `lengths` are those of a causal sequence; when decoding, one query sees so many keys as `caches` has, for each of
-    `decode_batches`. Grouped differential attention is measured at `grouped_length`, and peak memory at
-    `memory_length`, 0 for none.
+    `lengths` are those of a causal sequence; when decoding, one query sees so many keys in each of `batch` sequences.
+    Grouped differential attention is measured at `grouped_length`, and peak memory at `memory_length`, 0 for none.
     """
 
     PASSES: ClassVar = {"forward": FORWARD, "backward": BACKWARD, "forward+backward": TRAINING, "decode": DECODE}
-    LEAST: ClassVar = {**BenchSettings.LEAST, "grouped_length": 0}
     # A constant number of tokens keeps a GPU busy at short lengths.
     ON_CUDA: ClassVar = {
         "dtypes": ("bfloat16",),
         "tokens": 16384,
         "head_dims": (64, 128),
         "lengths": (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536),
-        "caches": (512, 2048, 8192, 32768, 65536),
         "passes": tuple(PASSES),
     }
 
@@ -74,16 +71,8 @@ class OperatorSettings(BenchSettings):
     heads: int = 16
     head_dims: tuple[int, ...] = (64,)
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
-    caches: tuple[int, ...] = (512, 2048, 8192)
-    decode_batches: tuple[int, ...] = (1, 8)
     grouped_length: int = 2048
     memory_length: int = 16384
-
-    @classmethod
-    def implied_by(cls, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        batches = {"decode_batches": (chosen["batch"],)} if "batch" in chosen else {}
-        caches = {"caches": chosen["lengths"]} if "lengths" in chosen else {}
-        return {**super().implied_by(chosen), **batches, **caches}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,13 +89,11 @@ class OperatorSettings(BenchSettings):
 
     def cases(self) -> Iterator[tuple[Shape, list[str]]]:
         """Yield each shape, with the passes to run on it."""
-        for width in self.head_dims:
+        for width, length in itertools.product(self.head_dims, self.lengths):
             if self.causal_passes:
-                for length in self.lengths:
-                    yield self.square(length, width), self.causal_passes
-            for batch, length in itertools.product(self.decode_batches, self.caches):
-                if "decode" in self.passes:
-                    yield Shape(batch, self.heads, width, 1, length), [DECODE]
+                yield self.square(length, width), self.causal_passes
+            if "decode" in self.passes:
+                yield Shape(self.batch, self.heads, width, 1, length), [DECODE]
 
     def square(self, length: int, width: int) -> Shape:
         """Return the shape of a causal sequence."""

@@ -23,15 +23,14 @@ def bench(
         list[int] | None,
         optional(
             "Length of the sequence, and when decoding of the cache; may be repeated.",
-            "256 to 8192, decoding 512, 2048, 8192; for the model 1024, decoding 2048; "
-            "on CUDA 512 to 65536; for the model 2048 and 4096",
+            "256 to 8192; for the model 1024 and 2048; on CUDA 512 to 65536; for the model 2048 and 4096",
         ),
     ] = None,
     batch: Annotated[
         int | None,
         optional(
             "Sequences at a time.",
-            "1; the operator decodes 1 and 8; on CUDA 16384 tokens for the operator, 4096 for the model",
+            "1; on CUDA 16384 tokens for the operator, 4096 for the model, but when decoding",
         ),
     ] = None,
     heads: Annotated[
@@ -64,7 +63,7 @@ def bench(
 ) -> None:
     """Measure times relative to the Transformer's, in alternated runs, after checking that all results are right.
 
-    It takes about twelve minutes (operator) or five (model) on two processor cores. With `--device cuda` the default
+    It takes about twelve minutes (operator) or ten (model) on two processor cores. With `--device cuda` the default
     sizes are larger, and how long they take is not known. A candidate with wrong results is not timed, and the command
     ends with an error that names it.
     """
