@@ -33,17 +33,7 @@ def results_path(folder: Path, kind: str, device: str) -> Path:
     except OSError as error:
         reason = "it is a file" if folder.is_file() else error.strerror or str(error)
         raise ValueError(f"the output must be a folder that can be written, got {str(folder)!r}: {reason}.") from None
-    path = folder / f"{kind}-{torch.device(device).type}.json"
-    if path.exists():
-        try:
-            title = read_json(path).get("title")
-        except (OSError, ValueError, AttributeError):  # AttributeError: JSON that is not an object
-            title = None
-        if title != f"bench {kind}":
-            raise ValueError(
-                f"{str(path)!r} is no result of bench {kind} and would be replaced; name another output folder."
-            )
-    return path
+    return folder / f"{kind}-{torch.device(device).type}.json"
 
 
 def write_document(path: Path, document: Document) -> tuple[Path, Path]:

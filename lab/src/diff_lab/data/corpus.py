@@ -56,6 +56,7 @@ class TextFiles:
             Python's standard library, a document a file.
         field: the key of a `.jsonl` line and the column of a `.parquet` file that hold the text.
         cache: the folder of all caches, in which the files' hashes are remembered; `cache_folder()` unless given.
+        known: the fingerprint, which is then not found out again.
 
     Raises:
         FileNotFoundError: a path does not exist, or a pattern matches no text.
@@ -66,6 +67,7 @@ class TextFiles:
     paths: Sequence[str | Path] | None
     field: str = "text"
     cache: Path | None = None
+    known: str | None = None
 
     def __post_init__(self) -> None:
         for path in self.paths or ():
@@ -100,6 +102,8 @@ class TextFiles:
 
     def fingerprint(self) -> str:
         """Hash the content, see `Corpus`. A file is read only if its size or time has changed since it was hashed."""
+        if self.known is not None:
+            return self.known
         digest_of_all = hashlib.sha256(self.field.encode())
         record = f"{cache_key(self.paths is None, *(os.path.abspath(path) for path in self.paths or ()))}.stamps"
         here = os.getcwd()
@@ -107,24 +111,6 @@ class TextFiles:
         for digest in file_digests(files, (self.cache or cache_folder()) / "sources" / record):
             digest_of_all.update(bytes.fromhex(digest))
         return digest_of_all.hexdigest()
-
-
-@dataclass(frozen=True)
-class Fingerprinted:
-    """A corpus whose fingerprint is known, which no process has to find out again."""
-
-    corpus: Corpus
-    known: str
-
-    @property
-    def name(self) -> str:
-        return self.corpus.name
-
-    def documents(self, skip: int = 0) -> Iterator[str]:
-        return self.corpus.documents(skip)
-
-    def fingerprint(self) -> str:
-        return self.known
 
 
 @dataclass(frozen=True)
@@ -138,6 +124,7 @@ class HubDataset:
     config: str | None = None  # which of its configurations; None where it has one
     split: str = "train"
     field: str = "text"  # the column that holds the text
+    known: str | None = None  # the fingerprint, which is then not found out again
 
     @property
     def name(self) -> str:
@@ -156,6 +143,8 @@ class HubDataset:
     def fingerprint(self) -> str:
         from datasets import load_dataset_builder
 
+        if self.known is not None:
+            return self.known
         builder = self._loaded(load_dataset_builder)
         # The hash is of the data files' versions on the Hub, or of their names and times in a folder.
         parts = (self.dataset, builder.config_id, str(builder.hash), self.split, self.field)

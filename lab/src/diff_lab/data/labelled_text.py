@@ -51,23 +51,26 @@ def read_labelled(name: str, folder: str | Path) -> LabelledText:
 
 
 def _rows(folder: Path, part: str) -> tuple[tuple[str, str], ...]:
-    import pandas  # takes a second to import, and only this reader needs it
+    from pyarrow import ArrowException, csv, json, parquet  # `datasets` brings it
 
+    words = csv.ConvertOptions(column_types={"text": "string", "label": "string"})
     readers: dict[str, Callable[[Path], Any]] = {
-        f"{part}.csv": partial(pandas.read_csv, dtype=str, keep_default_na=False, encoding="utf-8-sig"),
-        f"{part}.jsonl": partial(pandas.read_json, lines=True, dtype=False),
-        f"{part}.parquet": pandas.read_parquet,
+        f"{part}.csv": partial(
+            csv.read_csv, parse_options=csv.ParseOptions(newlines_in_values=True), convert_options=words
+        ),
+        f"{part}.jsonl": json.read_json,
+        f"{part}.parquet": parquet.read_table,
     }
     file = next((folder / name for name in readers if (folder / name).is_file()), None)
     if file is None:
         raise FileNotFoundError(f"{str(folder)!r} holds no {' or '.join(readers)}.")
     try:
         table = readers[file.name](file)
-    except (ValueError, OSError) as error:
+    except (ArrowException, OSError) as error:
         raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
-    if not {"text", "label"} <= set(table):
-        raise ValueError(f"{file} has no columns 'text' and 'label', but {some(map(quoted, table))}.")
-    rows = list(zip(table["text"], table["label"], strict=True))
+    if not {"text", "label"} <= set(table.column_names):
+        raise ValueError(f"{file} has no columns 'text' and 'label', but {some(map(quoted, table.column_names))}.")
+    rows = list(zip(table["text"].to_pylist(), table["label"].to_pylist(), strict=True))
     if not rows:
         raise ValueError(f"{file} has no rows.")
     for number, row in enumerate(rows, start=1):
