@@ -266,10 +266,8 @@ def _measure_throughput(preset: Preset, progress: Progress) -> list[Result]:
     settings = ModelSettings.on(passes=("forward", "step"), candidates=(DIFF,), **preset.options)
     records = []
     for seed in range(preset.seeds):
-        repetition = f"repetition {seed + 1} of {preset.seeds}"
-        recorder = Recorder(
-            tell=lambda text, repetition=repetition: progress.tell(f"{repetition}, {text}"), show=lambda text: None
-        )
+        progress.tell(f"repetition {seed + 1} of {preset.seeds}")
+        recorder = Recorder(progress.tell, show=lambda row: None)
         measure_model(settings, recorder)
         refuse_wrong(recorder.rows)
         records += throughput_records(recorder.rows, seed)
