@@ -1,6 +1,6 @@
 """Train an encoder on labelled questions: a classifier of them, a search among them, and a reranker of what it finds.
 
-    python examples/encoder.py --data FOLDER --output runs/encoder                     # a folder with TREC's files
+    python examples/encoder.py --data FOLDER --output runs/encoder                     # questions and their classes
     python examples/encoder.py --data FOLDER --task banking77 --attention softmax      # another task, the Transformer
 
 The encoder first learns to find hidden tokens of the questions. From there a classifier is trained, whose pooled tokens
@@ -25,8 +25,8 @@ from diff_transformer import (
 )
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-parser.add_argument("--data", default="trec", help="the folder with the task's files")
-parser.add_argument("--task", default="trec", choices=("trec", "trec-fine", "banking77", "clinc150"))
+parser.add_argument("--data", default="trec", help="folder with train.csv and test.csv, columns text and label")
+parser.add_argument("--task", default="trec", help="name of the task")
 parser.add_argument("--output", default="runs/encoder", help="folder for the classifier and the reranker")
 parser.add_argument("--attention", default="diff", choices=("diff", "diff_v2", "softmax"), help="softmax: Transformer")
 parser.add_argument("--masked-steps", type=int, default=300, help="steps that find hidden tokens; 0: none")

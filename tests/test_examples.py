@@ -141,14 +141,14 @@ def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_questions(folder: Path) -> None:
-    """TREC's files, in which a question's word tells its class."""
-    words = {"HUM:ind": "Who", "LOC:city": "Where", "NUM:date": "When", "DESC:reason": "Why"}
+    """Questions whose first word tells their class."""
+    words = {"human": "Who", "location": "Where", "number": "When", "description": "Why"}
     things = ("cat", "dog", "house", "river", "king", "song", "stone", "tree", "ship", "town")
-    for name, numbers in (("train.txt", range(5)), ("test.txt", range(5, 7))):
+    for name, numbers in (("train.csv", range(5)), ("test.csv", range(5, 7))):
         lines = [
-            f"{label} {word} is {thing} {n} ?" for n in numbers for thing in things for label, word in words.items()
+            f"{word} is {thing} {n} ?,{label}" for n in numbers for thing in things for label, word in words.items()
         ]
-        (folder / name).write_text("\n".join(lines), encoding="latin-1")
+        (folder / name).write_text("\n".join(["text,label", *lines]), encoding="utf-8")
 
 
 @pytest.mark.all

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from concept_tables import attention_types, known, measured_variants
-from cost_tables import costs
 from diff_lab.bench.bench_pages import (
     base_of,
     grouped_table,
@@ -66,6 +65,19 @@ KERNELS_PAGE, PAPER_PAGE = ROOT / "docs" / "kernels.md", ROOT / "docs" / "concep
 MODELS_PAGE = ROOT / "docs" / "trained-models.md"
 
 
+# Rows of the table of costs, of the operator's and of the whole model's results: a label, and which ratios a row holds.
+OPERATOR_ROWS = (
+    ("attention, forward, {} tokens", "auto", "forward", 2048),
+    ("attention, forward and backward, {} tokens", "auto", "forward + backward", 2048),
+)
+MODEL_ROWS = (
+    ("34M parameters, training step, {} tokens", "diff", "training step", 1024),
+    ("34M parameters, decoding one token, {} keys", "diff", "decode", 2048),
+)
+DTYPES = ("float32", "bfloat16")
+OTHER = "DiffLlama"
+
+
 def measured_experiments() -> list[ExperimentResults]:
     """All results, of every preset, each with what the definition of its experiment says of it, in a report's order."""
     return read_experiments([RESULTS], as_defined)
@@ -100,6 +112,59 @@ def _pair(values: tuple[float, float]) -> str:
     return ", ".join(format_number(value) for value in values)
 
 
+def costs(processors: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
+    """Format the times relative to the Transformer's, and those of transformers' DiffLlama beside them.
+
+    Results of a checkout with changes are left out: nobody could repeat them.
+
+    Args:
+        processors: the results of `bench operator` and `bench model` on each processor.
+    """
+    # Names without threads and without what is said of every processor.
+    names = [str(operator["device"]).partition(",")[0].replace("(R)", "") for operator, _ in processors]
+    devices = [name.removesuffix(" Processor") for name in names]
+    lines = [f"| | {' | '.join(devices)} | transformers' {OTHER} |", "|---|" + "---|" * (len(devices) + 1)]
+    clean = [[one for one in pair if not (one["commit"] or "-dirty").endswith("-dirty")] for pair in processors]
+    for which, rows in enumerate((OPERATOR_ROWS, MODEL_ROWS)):
+        documents = [pair[which] if pair[which] in kept else None for pair, kept in zip(processors, clean, strict=True)]
+        for label, candidate, pass_, length in rows:
+            ours = [_cost(document, candidate, pass_, length) for document in documents]
+            others = [
+                _ratio(document, OTHER, pass_, length, dtype)
+                for document in documents
+                if document is not None
+                for dtype in DTYPES
+            ]
+            span = f"{min(others):.2f}–{max(others):.2f}"
+            lines.append(f"| {label.format(f'{length:,}')} | {' | '.join(ours)} | {span} |")
+    commits = ", ".join(dict.fromkeys(short_commit(document["commit"]) for kept in clean for document in kept))
+    missing = " –: measured of a checkout with changes alone." if any(len(kept) < 2 for kept in clean) else ""
+    note = (
+        f"{' / '.join(DTYPES)}, lower is better. Two threads, batch 1, heads of 64; on the EPYC torch's attention "
+        f"gains little from bfloat16. `diff-lab bench operator` and `bench model`, commits {commits}; "
+        f"[all sizes](docs/backends.md#what-was-measured).{missing}"
+    )
+    return "\n".join(lines) + "\n\n" + note
+
+
+def _cost(document: Mapping[str, Any] | None, candidate: str, pass_: str, length: int) -> str:
+    if document is None:
+        return "–"
+    return " / ".join(f"{_ratio(document, candidate, pass_, length, dtype):.2f}" for dtype in DTYPES)
+
+
+def _ratio(document: Mapping[str, Any], candidate: str, pass_: str, length: int, dtype: str) -> float:
+    found = [
+        row["ratio"]
+        for row in document["rows"]
+        if (row["candidate"], row["pass"], row["dtype"], row["against"]) == (candidate, pass_, dtype, "softmax")
+        and (row["shape"]["keys"] if "keys" in row["shape"] else row["shape"]["length"]) == length
+        and row["shape"]["batch"] == 1
+    ]
+    (ratio,) = found
+    return float(ratio)
+
+
 def speed_table(document: dict[str, Any]) -> str:
     """The operator's times."""
     note = (
@@ -129,8 +194,6 @@ def backends_parts(operator: dict[str, Any], amx_operator: dict[str, Any]) -> di
         for prefix, document in (("", operator), ("amx ", amx_operator))
         for name, part in {
             "speed": speed_table(document),
-            "thresholds": page_part("thresholds", document),
-            "heads": page_part("one_head", document) or "Not measured.",
             "memory": page_part("memory", document) or "Not measured.",
         }.items()
     } | {
@@ -189,9 +252,6 @@ def cuda_parts(operator: dict[str, Any] | None, model: dict[str, Any] | None) ->
         backends["cuda costs"] = "\n".join(lines)
         of_training = (line for line in lines[2:] if "backward" in line or "training" in line)
         readme["cuda costs"] = "\n".join([*lines[:2], *of_training])
-    thresholds = [one for document in (operator, model) if document is not None for one in document["thresholds"]]
-    if thresholds:
-        backends["cuda thresholds"] = page_part("thresholds", {"thresholds": thresholds})
     return {README: readme, COST_PAGE: cost, BACKENDS_PAGE: backends}
 
 

@@ -1,6 +1,6 @@
 """Pack a trained run as a model that comes with the package, src/diff_transformer/weights/NAME.
 
-    python lab/benchmarks/pack_weights.py novels-diff RUN
+    python lab/benchmarks/pack_weights.py novels-diff RUN --commit SHA
     python lab/benchmarks/fill_readme.py
 
 NAME is a family, "novels" or "needles", and the run's attention type. The folder has all that `from_pretrained` loads,
@@ -29,8 +29,7 @@ from diff_lab.cli.eval_command import evaluate_measures
 from diff_lab.cli.exported_card import shared_model
 from diff_lab.cli.recipe_options import find_recipe
 from diff_lab.data import TextFiles
-from diff_lab.data.split import DOCUMENT, split, with_digests
-from diff_lab.experiments.run_store import TRAINED
+from diff_lab.data.split import DOCUMENT, document_row, split
 from diff_lab.measure.standard import LANGUAGE_LOSS
 from diff_lab.record import CardRecord, ResultsFile
 from diff_lab.report.model_card import model_card
@@ -55,7 +54,6 @@ from diff_transformer.utils.files import (
     unfinished_path,
 )
 
-LARGEST_TOTAL = 12_000_000  # bytes of all models together
 HELD_OUT_CHARACTERS = 50_000
 # Held-out novels whose authors died after 1955, so that their text is protected in Europe: it does not come along.
 PROTECTED = ("ENG19180_Lewis",)
@@ -112,14 +110,11 @@ FAMILIES = {
 }
 
 
-def pack(
-    name: str, run: Path, root: Path = WEIGHTS, *, trained_at: str | None = None, overwrite: bool = False
-) -> tuple[Path, ResultsFile]:
+def pack(name: str, run: Path, root: Path, trained_at: str, *, overwrite: bool) -> tuple[Path, ResultsFile]:
     """Write the finished run in the folder `run` as the model `name` in the folder `root`.
 
-    `trained_at` is the commit of the code that trained it, which the runs of experiments tell themselves. Returns the
-    model's folder and its results. Raises ValueError or OSError, with `root` as it was, where the run does not suit the
-    name, is not finished, or would make the models larger than LARGEST_TOTAL together.
+    `trained_at` is the commit of the code that trained it. Returns the model's folder and its results. Raises
+    ValueError or OSError, with `root` as it was, where the run does not suit the name or is not finished.
     """
     family = family_of(name)
     target = root / name
@@ -134,7 +129,6 @@ def pack(
             f"The run in {str(run)!r} has attention type {recipe.model.attention_type!r} and data of the kind "
             f"{recipe.data.kind!r}, which is not what {name} means."
         )
-    code = trained_at or recorded_commit(folder.parent)
     validation = last_validation(folder.parent)
     documents = documents_of(recipe) if family.kind == "text" else []
     passages = held_out_passages(documents)
@@ -159,18 +153,11 @@ def pack(
             write_weights(model, unfinished, family.dtype)
             results = with_rounding(measured(unfinished, name), results, family.dtype)
         write_json(unfinished / "results.json", results)
-        record = card_record(family, recipe, model, documents, commit=code, validation=validation)
+        record = card_record(family, recipe, model, documents, commit=trained_at, validation=validation)
         write_json(unfinished / CARD_RECORD, record)
         shared = shared_model(Exported(name, model, tokenizer, "AutoModelForCausalLM"), "shipped", public)
         card = model_card(shared, public.model_dump(mode="json"), [results], facts=record)
         write_text(unfinished / "README.md", card)
-        others = (file for file in files_in(root) if not {target, unfinished} & set(file.parents))
-        total = sum(file.stat().st_size for file in [*others, *files_in(unfinished)])
-        if total > LARGEST_TOTAL:
-            raise ValueError(
-                f"With {name} the models would take {total:,} bytes together, and the package may ship "
-                f"{LARGEST_TOTAL:,}."
-            )
         commit(unfinished, target, replace=True)
     finally:
         clean_up(target)
@@ -184,16 +171,6 @@ def family_of(name: str) -> Family:
         known = [f"{each}-{kind}" for each in FAMILIES for kind in ATTENTION_TYPES]
         raise ValueError(f"A model that the package ships cannot be called {name!r}, only {', '.join(known)}.")
     return FAMILIES[family]
-
-
-def recorded_commit(run: Path) -> str:
-    """The commit of the code that trained a run of an experiment. Raises ValueError where it is not known."""
-    trained = run.parent / TRAINED
-    known = read_json(trained)["commit"] if trained.is_file() else None
-    if known is None or known.endswith("-dirty"):
-        because = "nothing says it" if known is None else f"{known} was changed"
-        raise ValueError(f"Name the commit that trained {str(run)!r} by --commit: {because}.")
-    return str(known)
 
 
 def last_validation(run: Path) -> dict[str, float]:
@@ -233,7 +210,7 @@ def documents_of(recipe: Recipe) -> list[Document]:
     files = [Path(file) for file in corpus.files()]
     if any(file.suffix.lower() != ".txt" for file in files):
         raise ValueError("The text of a model that the package ships is .txt files, of which passages are taken.")
-    rows = [row for _, row in with_digests(corpus.pieces()) if row is not None]
+    rows = list(map(document_row, corpus.documents()))
     trained = split(np.array(rows, dtype=DOCUMENT), data.validation_fraction).tolist()
     return [Document(file, size, part) for file, (size, _), part in zip(files, rows, trained, strict=True)]
 
@@ -250,15 +227,11 @@ def held_out_passages(documents: Sequence[Document]) -> list[dict[str, str]]:
 
 def middle(text: str, size: int) -> str:
     """At most `size` characters from the middle of a text, whole paragraphs where these are not longer than that."""
-    start = max(0, (len(text) - size) // 2)
-    end = start + size
-    if start:
-        paragraph = text.find("\n\n", start, end)
-        start = start if paragraph < 0 else paragraph + 2
-    if end < len(text):
-        last = text.rfind("\n\n", start, end)
-        end = end if last < 0 else last
-    return text[start:end].strip("\n")
+    if len(text) <= size:
+        return text.strip("\n")
+    start = (len(text) - size) // 2
+    part = text[start : start + size]
+    return (part.partition("\n\n")[2].rpartition("\n\n")[0] or part).strip("\n")
 
 
 def write_weights(model: Any, folder: Path, dtype: torch.dtype) -> None:
@@ -284,26 +257,20 @@ def measured(folder: Path, name: str) -> ResultsFile:
 
 def with_rounding(stored: ResultsFile, exact: ResultsFile, dtype: torch.dtype) -> ResultsFile:
     """The results of rounded weights, with a note on those before. Raises ValueError where these are far off."""
+    name = str(dtype).removeprefix("torch.")
     after, before = (loss_of(results) for results in (stored, exact))
     if abs(after - before) > ROUNDING:
         raise ValueError(
-            f"Rounding the weights to {dtype_name(dtype)} changes the loss from {before:.4f} to {after:.4f} nats a "
+            f"Rounding the weights to {name} changes the loss from {before:.4f} to {after:.4f} nats a "
             f"token, by more than {ROUNDING}."
         )
-    note = (
-        f"Before the weights were rounded to {dtype_name(dtype)}, the loss on this text was {before:.4f} nats a token."
-    )
+    note = f"Before the weights were rounded to {name}, the loss on this text was {before:.4f} nats a token."
     return replace(stored, settings={**stored.settings, "notes": [note]})
 
 
 def loss_of(results: ResultsFile) -> float:
     """The loss in nats a token."""
     return next(record.value for record in results.records if record.name == LANGUAGE_LOSS)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype as configurations name it, such as "bfloat16"."""
-    return str(dtype).removeprefix("torch.")
 
 
 def card_record(family: Family, recipe: Recipe, model: Any, documents: Sequence[Document], **of_run: Any) -> CardRecord:
@@ -328,7 +295,7 @@ def card_record(family: Family, recipe: Recipe, model: Any, documents: Sequence[
         data_license=family.data_license,
         license=LICENSE,
         parameters=count,
-        dtype=dtype_name(family.dtype),
+        dtype=str(family.dtype).removeprefix("torch."),
         bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
         tolerance=family.tolerance,
         held_out=f"from the middle of {', '.join(shown)}" if shown else None,
@@ -340,23 +307,19 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help="such as novels-diff or needles-softmax")
     parser.add_argument("run", type=Path, help="the folder of a finished run")
-    parser.add_argument("--commit", help="of the code that trained the run, where the run does not tell")
+    parser.add_argument("--commit", required=True, help="of the code that trained the run")
     parser.add_argument("--output", type=Path, default=WEIGHTS, help="another folder of models, for a rehearsal")
     parser.add_argument("--overwrite", action="store_true", help="replace the model of that name")
     options = parser.parse_args(arguments)
     quiet_libraries()
     try:
-        folder, results = pack(
-            options.name, options.run, options.output, trained_at=options.commit, overwrite=options.overwrite
-        )
+        folder, results = pack(options.name, options.run, options.output, options.commit, overwrite=options.overwrite)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     overall = [f"{record.name}: {record.value:.4f}" for record in results.records if not record.coordinates]
     print("\n".join([*overall, *results.settings.get("notes", [])]))
     for file in files_in(folder):
         print(f"{file} ({file.stat().st_size:,} bytes)")
-    total = sum(file.stat().st_size for file in files_in(folder.parent))
-    print(f"all models: {total:,} of at most {LARGEST_TOTAL:,} bytes")
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ def compile_ahead(sizes: Sizes, job: Job) -> str | None:
     try:
         needed = kernel_resources.resources(launch, sizes.capability)
     except Exception as error:  # triton and ptxas each raise their own
-        return _said(error)
+        return said(error)
     if needed.spilled:
         return f"it spills {needed.spilled} bytes"
     limit = kernel_resources.SHARED_MEMORY.get(sizes.capability)
@@ -168,7 +168,8 @@ def compile_ahead(sizes: Sizes, job: Job) -> str | None:
     return None
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """An error as a reason: its kind, and the first line that it says."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
@@ -252,7 +253,7 @@ def _time_kernel(
             try:
                 taken = milliseconds(with_blocks(plan, kernel, blocks).run, device)
             except Exception as error:  # as compile_ahead
-                reason = _said(error)
+                reason = said(error)
         rows.append({"kernel": kernel, "d": d, "blocks": list(blocks), "milliseconds": taken, "reason": reason})
         print(rows[-1], flush=True)
 
@@ -278,23 +279,19 @@ def keep(sizes: Sizes, path: Path, fastest: Mapping[str, list[Any]]) -> dict[str
 
 def reasons(sizes: Sizes, d: int) -> Iterator[str]:
     """What is wrong with the kernels' results at a width."""
-    length = min(sizes.length, 1024)
+    device, length = torch.device(sizes.device), min(sizes.length, 1024)
     # In a rehearsal no device says its capability.
     on_device = functools.partial(problem_of, capability=sizes.capability)
     with mock.patch.object(triton_backend, "problem_of", on_device):
-        yield from _reasons(sizes, Shape(1, 4, d, length, length), (FORWARD, TRAINING))
-        yield from _reasons(sizes, Shape(1, 4, d, 1, length), (DECODE,))
-
-
-def _reasons(sizes: Sizes, shape: Shape, passes: tuple[str, ...]) -> Iterator[str]:
-    device = torch.device(sizes.device)
-    drawn = draw(shape, device)
-    check = AnswerCheck(drawn)
-    for pass_ in passes:
-        row = BenchRow(candidate="triton", pass_=pass_, dtype=str(sizes.dtype), shape=vars(shape))
-        row = check_candidate(candidates(device)["triton"], row, drawn.to(sizes.dtype), check, device)
-        if row.reason is not None:
-            yield f"{pass_}, {row.sizes}: {row.reason}, {row.error} times the allowed error"
+        for queries, passes in ((length, (FORWARD, TRAINING)), (1, (DECODE,))):
+            shape = Shape(1, 4, d, queries, length)
+            drawn = draw(shape, device)
+            check = AnswerCheck(drawn)
+            for pass_ in passes:
+                row = BenchRow(candidate="triton", pass_=pass_, dtype=str(sizes.dtype), shape=vars(shape))
+                row = check_candidate(candidates(device)["triton"], row, drawn.to(sizes.dtype), check, device)
+                if row.reason is not None:
+                    yield f"{pass_}, {row.sizes}: {row.reason}, {row.error} times the allowed error"
 
 
 @contextmanager

@@ -4,22 +4,17 @@ import gc
 
 import pytest
 
-from diff_lab.bench.benchmark import BenchRow
+from diff_lab.bench.benchmark import Recorder
 from diff_lab.bench.operator_bench import OperatorSettings
 
 
-class Notes:
-    """A watcher that writes down what it is told."""
+class Notes(Recorder):
+    """A recorder that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.stages: list[tuple[str, int, int]] = []
-        self.rows: list[BenchRow] = []
-
-    def stage(self, text: str, done: int, total: int) -> None:
-        self.stages.append((text, done, total))
-
-    def row(self, row: BenchRow) -> None:
-        self.rows.append(row)
+        self.lines: list[str] = []
+        self.shown: list[str] = []
+        super().__init__(self.lines.append, self.shown.append)
 
 
 @pytest.fixture
@@ -40,11 +35,8 @@ def tiny() -> OperatorSettings:
         heads=4,
         head_dims=(8,),
         lengths=(12, 40),
-        caches=(24,),
-        decode_batches=(1, 2),
         candidates=("blockwise", "sdpa_split_v"),
         rounds=5,
         grouped_length=20,
-        one_head_length=16,
         memory_length=0,
     )

@@ -13,6 +13,7 @@ from diff_lab.bench.bench_pages import (
     results_path,
     write_document,
 )
+from diff_lab.bench.benchmark import Recorder
 from diff_lab.bench.operator_bench import OperatorSettings, measure_operator
 from diff_transformer.ops import flex
 from diff_transformer.utils.files import read_json
@@ -20,16 +21,11 @@ from diff_transformer.utils.files import read_json
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    class Nobody:
-        def stage(self, text: str, done: int, total: int) -> None: ...
-
-        def row(self, row: Any) -> None: ...
-
     settings = OperatorSettings(
-        heads=2, head_dims=(8,), lengths=(12,), caches=(24,), decode_batches=(1,), rounds=5, memory_length=0,
+        heads=2, head_dims=(8,), lengths=(12,), rounds=5, memory_length=0,
         grouped_length=20, candidates=("blockwise", "flex"), passes=("forward+backward", "decode"),
     )  # fmt: skip
-    return measure_operator(settings, Nobody())[0]
+    return measure_operator(settings, Recorder())
 
 
 @pytest.mark.all
@@ -79,13 +75,6 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         results_path(file / "inside", "operator", "cpu")
     monkeypatch.setattr(bench_pages.os, "access", lambda path, mode: False)
     with pytest.raises(ValueError, match="it is read-only"):
-        results_path(tmp_path, "operator", "cpu")
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"title": "bench model"}', "{}"])
-def test_a_file_of_something_else_is_not_replaced(tmp_path: Path, content: str) -> None:
-    (tmp_path / "operator-cpu.json").write_text(content, encoding="utf-8")
-    with pytest.raises(ValueError, match="no result of bench operator and would be replaced"):
         results_path(tmp_path, "operator", "cpu")
 
 

@@ -7,14 +7,9 @@ import torch
 
 from diff_lab.bench import timing
 from diff_lab.bench.benchmark import FORWARD, BenchRow, BenchSettings, time_case
-from diff_lab.bench.timing import MOST_ROUNDS, EventClock, alternate, kernel_clock, spread, wall_clock
+from diff_lab.bench.timing import MOST_ROUNDS, EventClock, alternate, kernel_clock, wall_clock
 
 CLOCK = wall_clock(torch.device("cpu"))
-
-
-def test_spread_is_median_quartiles_and_extremes() -> None:
-    measured = spread([5.0, 1.0, 3.0, 2.0, 4.0])
-    assert (measured.median, measured.quartiles, measured.extremes) == (3.0, (2.0, 4.0), (1.0, 5.0))
 
 
 def test_every_candidate_runs_once_a_round_in_rotating_order() -> None:

@@ -39,11 +39,10 @@ def test_bench_operator(run: Run, tmp_path: Path) -> None:
     assert lines[0] == "forward, float32, batch 3, heads 2, width 8, queries 12, keys 12"
     assert [line.split()[0] for line in lines[1:4]] == ["softmax", "auto", "sdpa_split_v"]
     assert "decode, float32, batch 3, heads 2, width 8, queries 1, keys 12" in lines
-    assert any(line.startswith("threshold: forward, float32, all lengths: ") for line in lines)
-    assert "part 1 of 5: forward, float32, length 12, batch 3" in result.stderr
+    assert "part 1 of 3: forward, float32, length 12, batch 3" in result.stderr
     document = json.loads((tmp_path / "operator-cpu.json").read_text(encoding="utf-8"))
     assert document["title"] == "bench operator"
-    assert document["settings"]["decode_batches"] == [3]
+    assert document["settings"]["batch"] == 3
     assert (tmp_path / "operator-cpu.md").is_file()
 
 
@@ -54,7 +53,7 @@ def test_results_are_only_printed_unless_a_folder_is_named(
     once = [*TINY, "--pass", "forward", "--dtype", "float32"]
     result = run("bench", "operator", *once)
     assert result.exit_code == 0
-    assert "threshold: forward, float32" in result.stdout
+    assert "sdpa_split_v" in result.stdout
     assert "--output" in result.stderr
     assert list(tmp_path.iterdir()) == []
     fails(run("bench", "operator", *once, "--overwrite"), "--overwrite goes with --output")
@@ -91,10 +90,10 @@ def test_a_wrong_candidate_ends_with_its_name(run: Run, tmp_path: Path, monkeypa
 
 
 def test_interrupted_nothing_is_written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*args: Any) -> None:  # the rows are finished by then
+    def stop(*args: Any, **parts: Any) -> None:  # the rows are finished by then
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(operator_bench, "measure_one_head", stop)
+    monkeypatch.setattr(operator_bench.OperatorSettings, "document", stop)
     result = run("bench", "operator", *TINY, "--dtype", "float32", "--pass", "forward", "--output", tmp_path)
     assert result.exit_code == 130
     assert "sdpa_split_v" in result.stdout

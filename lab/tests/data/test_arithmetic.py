@@ -1,7 +1,6 @@
 """Sums worked out step by step: every solution is right, what is held out is never trained on, streams do not meet."""
 
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -59,19 +58,6 @@ def test_held_out_problems_are_never_trained_on() -> None:
     assert 0.05 < sum(map(is_held_out, every)) / len(every) < 0.2
 
 
-def test_batches_depend_on_the_step_and_the_seed_alone() -> None:
-    def batch(seed: int, step: int) -> list[tuple[str, str]]:
-        return problems_in(ArithmeticBatches(seed=seed, batch_size=8).train_batch(step))
-
-    assert batch(0, 3) == batch(0, 3)
-    assert batch(0, 3) != batch(1, 3)
-    assert batch(0, 3) != batch(0, 4)
-    first, second = (ArithmeticBatches(seed=seed, validation_problems=100) for seed in (0, 1))
-    for one, other in zip(first.validation_batches(), second.validation_batches(), strict=True):
-        assert torch.equal(one["input_ids"], other["input_ids"])
-    assert [len(batch["input_ids"]) for batch in first.validation_batches()] == [64, 36]
-
-
 def test_every_number_of_operations_is_as_frequent() -> None:
     questions = [question for question, _ in problems_in(ArithmeticBatches(4, batch_size=2000).train_batch(1))]
     counts = [sum(len(re.findall(r"[+-]", question)) == count for question in questions) for count in (1, 2, 3, 4)]
@@ -104,11 +90,7 @@ def test_the_longest_problem_fits_just(operations: int, largest: int) -> None:
     assert max(sizes) <= longest
 
 
-def test_numbers_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    for bad in ({"operations": 0}, {"batch_size": 0}, {"largest": 0}, {"validation_problems": 0}):
-        settings: dict[str, Any] = bad
-        with pytest.raises(ValueError, match="must be at least 1"):
-            ArithmeticBatches(**settings)
+def test_problems_that_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arithmetic_task, "HELD_OUT", 1 << 40)
     with pytest.raises(ValueError, match="so few problems with numbers up to 1 that none is left to hold out"):
         ArithmeticBatches(1, largest=1)

@@ -1,6 +1,8 @@
 """Text batches: pure, split by document, and with the right number of bytes."""
 
+import hashlib
 import itertools
+import json
 import random
 from pathlib import Path
 
@@ -10,9 +12,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from corpora import written
-from diff_lab.data import TextBatches, TextFiles, byte_tokenizer, prepare, token_cache, train_bpe, training_text
-from diff_lab.data.corpus import Piece
-from diff_lab.data.split import DOCUMENT, split, validation_text, with_digests
+from diff_lab.data import TextBatches, TextFiles, byte_tokenizer, prepare, train_bpe, training_text
+from diff_lab.data.split import DOCUMENT, document_row, split, validation_text
 
 DOCUMENTS = [f"document {number}: " + "".join(random.Random(number).choices("abcdé ", k=60)) for number in range(40)]
 
@@ -30,8 +31,7 @@ def text_batches(files: TextFiles, tokenizer: PreTrainedTokenizerFast | None = N
 
 def parts(documents: list[str], fraction: float) -> tuple[list[str], list[str]]:
     """Training and validation documents; nothing is cut."""
-    digests = [digest for _, digest in with_digests(Piece(document, ends=True) for document in documents)]
-    training = split(np.array(digests, dtype=DOCUMENT), fraction)
+    training = split(np.array(list(map(document_row, documents)), dtype=DOCUMENT), fraction)
     assert all(size in (0, len(document.encode())) for size, document in zip(training, documents, strict=True))
     sides: tuple[list[str], list[str]] = ([], [])
     for document, size in zip(documents, training, strict=True):
@@ -101,16 +101,11 @@ def test_each_validation_token_is_a_target_once_and_its_bytes_are_counted(
     assert batches.validation_bytes == sum(map(len, token_texts))
 
 
-@pytest.mark.parametrize(("limit", "rows"), [(8, 1), (16, 2), (39, 4), (1000, 5)])
-def test_validation_is_in_small_batches(
-    files: TextFiles, limit: int, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A training batch is divided among processes, a validation batch is not; the blocks are the same ones."""
-    everything = torch.cat([b["input_ids"] for b in text_batches(files, length=8).validation_batches()])
-    monkeypatch.setattr("diff_lab.data.text_batches._VALIDATION_TOKENS", limit)
-    some = [b["input_ids"] for b in text_batches(files, length=8, batch_size=5).validation_batches()]
-    assert {len(batch) for batch in some[:-1]} == {rows}
-    assert torch.equal(torch.cat(some), everything)
+def test_validation_is_in_small_batches(tmp_path: Path) -> None:
+    """A training batch is divided among processes, a validation batch is not."""
+    batches = text_batches(written(["word " * 20_000], tmp_path), length=8000, batch_size=9)
+    assert [len(batch["input_ids"]) for batch in batches.validation_batches()] == [2]
+    assert len(batches.train_batch(1)["input_ids"]) == 9
 
 
 def test_fewer_validation_tokens_are_spread_over_the_text(files: TextFiles) -> None:
@@ -141,11 +136,7 @@ class TestSplit:
         assert len(train) + len(validation) == len(copies)
 
     @pytest.mark.parametrize("others", [[], [" \n"], ["short é"]])
-    @pytest.mark.parametrize("at_a_time", [7, 60, 1000])
-    def test_one_document_is_cut(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: list[str], at_a_time: int
-    ) -> None:
-        monkeypatch.setattr(token_cache, "_BATCH_CHARACTERS", at_a_time)
+    def test_one_document_is_cut(self, tmp_path: Path, others: list[str]) -> None:
         text = "é" + "".join(str(number % 10) for number in range(198))
         files = written([*others, text], tmp_path / "text" if (tmp_path / "text").mkdir() is None else tmp_path)
         assert "".join(training_text(files, 0.001)) == "".join(document.strip() for document in others) + text[:-1]
@@ -207,3 +198,30 @@ def test_all_of_the_corpus_can_be_kept_for_validation(files: TextFiles) -> None:
     assert len(stream) - len(tokens) <= 8
     with pytest.raises(ValueError, match="no training text"):
         batches.train_batch(1)
+
+
+# What the first version made of the same text.
+@pytest.mark.parametrize(
+    ("name", "fraction", "content", "source", "print_of"),
+    [
+        ("", 0.1, "c55abb9a84d288ddb00f19b2c26e30b7", "5018523bd8e83240459de8ed265a4bf2", "90c33c2cba5f3158"),
+        ("c.txt", 0.2, "97c18affe88d6467ab3047ec47ef73e9", "6cf84d44f9b608f2213121365c68a86d", "dd3027be3a31cd65"),
+    ],
+    ids=["documents", "one document that is cut"],
+)
+def test_batches_are_what_they_always_were(
+    tmp_path: Path, name: str, fraction: float, content: str, source: str, print_of: str
+) -> None:
+    lines = [json.dumps({"text": f"document {number}: " + "é word " * (number * 7 % 23)}) for number in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    (tmp_path / "b.txt").write_text("  ")
+    (tmp_path / "c.txt").write_text("one more\n" * 30)
+    files = TextFiles([tmp_path / name])
+    assert files.fingerprint().startswith(print_of)
+    data = text_batches(files, batch_size=3, seed=5, validation_fraction=fraction)
+    digest = hashlib.sha256()
+    for batch in [*(data.train_batch(step) for step in range(1, 300)), *data.validation_batches()]:
+        for key in sorted(batch):
+            digest.update(batch[key].numpy().tobytes())
+    assert digest.hexdigest().startswith(content)
+    assert data.source.startswith(source)

@@ -1,66 +1,61 @@
-"""Documents from files, folders, the standard library and data sets, in pieces."""
+"""Documents from files, folders, the standard library and data sets."""
 
-import itertools
 import json
 import os
 from pathlib import Path
 
-import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from diff_lab.data import Corpus, HubDataset, TextFiles, corpus
-from diff_lab.data.corpus import PIECE
+from diff_lab.data import HubDataset, TextFiles
 
 
-def documents(source: Corpus, skip: int = 0) -> list[str]:
-    """Whole documents, the empty ones too."""
-    texts, begun = [], ""
-    for piece in source.pieces(skip):
-        begun += piece.text
-        if piece.ends:
-            texts.append(begun)
-            begun = ""
-    assert begun == ""
-    return texts
+def documents(*names: Path | str) -> list[str]:
+    return list(TextFiles([str(name) for name in names]).documents())
+
+
+def parquet(file: Path, **columns: list[str]) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table({name: pyarrow.array(cells) for name, cells in columns.items()}), file)
+    return file
 
 
 def test_the_default_is_the_source_of_the_standard_library() -> None:
-    found = documents(TextFiles(None))
+    found = list(TextFiles(None).documents())
     text = "\n".join(found)
     assert len(found) > 200
     assert "class JSONDecoder" in text
     assert "class _TestCase_" not in text  # no tests
-    assert found[100:] == documents(TextFiles(None), skip=100)
+    assert found[100:] == list(TextFiles(None).documents(skip=100))
 
 
-def test_a_txt_file_is_one_document(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("eins\nzwei", encoding="utf-8")
-    assert documents(TextFiles([tmp_path / "a.txt"])) == ["eins\nzwei"]
-
-
-def test_a_jsonl_line_is_a_document(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text('{"text": "one"}\n\n{"text": "two", "id": 3}\n{"text": ""}\n')
-    assert documents(TextFiles([str(file)])) == ["one", "two", ""]
-    file.write_text('{"body": "one"}\n')
-    assert documents(TextFiles([file], field="body")) == ["one"]
-
-
-def test_a_parquet_row_is_a_document(tmp_path: Path) -> None:
-    file = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"id": [1, 2], "text": ["one", "two"]}), file)
-    assert documents(TextFiles([file])) == ["one", "two"]
-
-
-def test_a_folder_is_searched_in_order_and_other_files_are_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("skip", range(9))
+def test_a_folder_is_read_in_order_and_documents_can_be_skipped(tmp_path: Path, skip: int) -> None:
+    """A `.txt` file, a line and a row are documents, empty where they hold white space; other files are left alone."""
     (tmp_path / "sub").mkdir()
-    (tmp_path / "b.txt").write_text("b")
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a"}))
-    (tmp_path / "sub" / "c.TXT").write_text("c")
+    (tmp_path / "a.txt").write_text("eins\nzwei", encoding="utf-8-sig")
+    lines = (
+        '{"text": "b"}',
+        "",
+        '\ufeff{"text": "c", "id": 3}',
+        '{"text": ""}',
+        '{"text": "\\n "}',
+    )  # two files, joined
+    (tmp_path / "b.jsonl").write_text("\n".join(lines), encoding="utf-8-sig")
+    (tmp_path / "c.jsonl").write_text("", encoding="utf-8-sig")
+    (tmp_path / "d.txt").write_text(" \n" * 30)
+    parquet(tmp_path / "e[1].parquet", text=["e\ufefff", "g"], id=["1", "2"])  # a name that could be a pattern
+    (tmp_path / "sub" / "h.TXT").write_text("h")
     (tmp_path / "notes.md").write_text("not this")
-    assert documents(TextFiles([tmp_path])) == ["a", "b", "c"]
+    read = TextFiles([tmp_path]).documents(skip)
+    assert list(read) == ["eins\nzwei", "b", "c", "", "", "", "e\ufefff", "g", "h"][skip:]
+    assert documents(tmp_path / "e[1].parquet") == ["e\ufefff", "g"]
+
+
+def test_another_field_holds_the_text(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": "one"}\n')
+    parquet(tmp_path / "b.parquet", body=["two"])
+    assert list(TextFiles([tmp_path], field="body").documents()) == ["one", "two"]
 
 
 def test_linked_folders_are_searched_once(tmp_path: Path) -> None:
@@ -72,61 +67,21 @@ def test_linked_folders_are_searched_once(tmp_path: Path) -> None:
     (text / "again").symlink_to(elsewhere / "inner")
     (text / "another name").symlink_to(text / "plain")
     (elsewhere / "back").symlink_to(text)
-    (text / "itself").symlink_to(text / "itself")
-    (text / "gone").symlink_to(tmp_path / "nowhere")
+    for name in ("itself", "gone", "gone.txt"):
+        (text / name).symlink_to(text / ("itself" if name == "itself" else "nowhere"))
     found = [os.path.relpath(file, text) for file in TextFiles([text]).files()]
     assert found == ["again/a.txt", "plain/a.txt"]
-
-
-def test_bad_input_is_one_clear_sentence(tmp_path: Path) -> None:
-    def message(error: type[Exception], *names: str) -> str:
-        with pytest.raises(error) as raised:
-            documents(TextFiles([tmp_path / name for name in names]))
-        assert "\n" not in str(raised.value)
-        return str(raised.value)
-
-    assert "no-such.txt" in message(FileNotFoundError, "no-such.txt")
-    (tmp_path / "a.pdf").write_text("x")
-    assert "a.pdf" in message(ValueError, "a.pdf")
-    assert ".parquet" in message(ValueError, "a.pdf")
-    (tmp_path / "folder").mkdir()
-    assert "holds no file" in message(ValueError, "folder")
-    assert "empty" in message(ValueError)
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 noir")
-    assert "not UTF-8" in message(ValueError, "latin.txt")
-    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"txt": "two"}\n')
-    assert "Line 2" in message(ValueError, "a.jsonl")
-    assert "only 'txt'" in message(ValueError, "a.jsonl")
-    (tmp_path / "b.jsonl").write_text("[1]\n")
-    assert "a list" in message(ValueError, "b.jsonl")
-    (tmp_path / "c.jsonl").write_text('{"text": 3}\n')
-    assert "not text" in message(ValueError, "c.jsonl")
-    (tmp_path / "d.jsonl").write_text("{oops\n")
-    assert "Line 1" in message(ValueError, "d.jsonl")
-    (tmp_path / "bad.parquet").write_text("not parquet")
-    assert "not a readable parquet file" in message(ValueError, "bad.parquet")
-    pyarrow.parquet.write_table(pyarrow.table({"body": ["one"]}), tmp_path / "b.parquet")
-    assert "no column 'text', only 'body'" in message(ValueError, "b.parquet")
-
-
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one", encoding="utf-8-sig")
-    line = json.dumps({"text": "two"})
-    (tmp_path / "b.jsonl").write_text(f"\ufeff{line}\n\ufeff{line}\n", encoding="utf-8")  # of two files, joined
-    (tmp_path / "c.jsonl").write_text("", encoding="utf-8-sig")
-    (tmp_path / "d.txt").write_text("a\ufeffb", encoding="utf-8")
-    assert documents(TextFiles([tmp_path])) == ["one", "two", "two", "a\ufeffb"]
 
 
 def test_what_is_hidden_in_a_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     for name in (".git/a.txt", "._b.txt"):
         (tmp_path / name).write_text("not this")
-    with pytest.raises(ValueError, match="holds no file"):
+    with pytest.raises(ValueError, match="There is no text in"):
         TextFiles([tmp_path])
     (tmp_path / "b.txt").write_text("this")
-    assert documents(TextFiles([tmp_path])) == ["this"]
-    assert documents(TextFiles([tmp_path / ".git", tmp_path / "._b.txt"])) == ["not this"] * 2  # who names it wants it
+    assert documents(tmp_path) == ["this"]
+    assert documents(tmp_path / ".git", tmp_path / "._b.txt") == ["not this"] * 2  # who names it wants it
 
 
 def test_a_name_may_be_a_pattern_or_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,130 +99,60 @@ def test_a_name_may_be_a_pattern_or_begin_at_home(tmp_path: Path, monkeypatch: p
         "~/text/**": ["a.txt", "b.txt", "c.jsonl", "sub/d.txt"],
         "~/text/sub/d.txt": ["sub/d.txt"],
     }
-    read = {path: documents(TextFiles([path])) for path in found}
-    assert read == found
+    assert {path: documents(path) for path in found} == found
     same = TextFiles([text / "a.txt", text / "b.txt"])
     assert TextFiles(["~/text/*.txt"]).fingerprint() == same.fingerprint()
     for path in ("~/text/*.parquet", "~/nowhere/*", "~/text/*.md"):
-        with pytest.raises(FileNotFoundError, match=r"^The pattern .* matches no file that ends in .*\.parquet\.$"):
+        with pytest.raises(FileNotFoundError, match=r"^There is no text in .*: a text file ends in .*\.parquet\.$"):
             TextFiles([path])
     with pytest.raises(FileNotFoundError, match=r"no text file or folder '~nobody-of-this-name/a\.txt'"):
         TextFiles(["~nobody-of-this-name/a.txt"])
 
 
-def test_all_files_that_are_not_utf8_are_told_at_once(tmp_path: Path) -> None:
-    for number in range(12):
-        # Behind what is read at a time, in the middle of a character there.
-        (tmp_path / f"{number:02}.txt").write_bytes(b"x" + "é".encode() * PIECE + b"caf\xe9 noir")
-    (tmp_path / "a.txt").write_text("é", encoding="utf-8")
-    (tmp_path / "b.jsonl").write_bytes(b'{"text": "\xff"}')
-    (tmp_path / "c.txt").write_bytes(b"\xe9")
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["one"]}), tmp_path / "d.parquet")
-    with pytest.raises(ValueError, match="UTF-8") as raised:
-        documents(TextFiles([tmp_path]))
-    message = str(raised.value)
-    assert message.startswith("14 files are not UTF-8 text: ")
-    assert f"00.txt' (invalid continuation byte at byte {2 * PIECE + 4})" in message
-    assert message.endswith("04.txt' (invalid continuation byte at byte 524292) and 9 more.")
-    with pytest.raises(ValueError, match=r"c\.txt' is not UTF-8 text: unexpected end of data at byte 0\.$"):
-        documents(TextFiles([tmp_path / "a.txt", tmp_path / "c.txt"]))
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("latin.txt", b"caf\xe9 noir", r"latin\.txt' is not UTF-8 text: invalid continuation byte at byte 3\.$"),
+        ("a.jsonl", b'{"text": "\xff"}', r"^Line 1 of .*a\.jsonl' is not UTF-8 text"),
+        ("a.jsonl", b'{"text": "one"}\n{"txt": "two"}\n', "^Line 2 of .* has no field 'text', only 'txt'"),
+        ("a.jsonl", b"[1]\n", "a list"),
+        ("a.jsonl", b'{"text": 3}\n', "not text"),
+        ("a.jsonl", b"{oops\n", "^Line 1 of .* is not JSON"),
+        ("a.jsonl", b'{"text": "one"}\n{"text": "a \\ud800"}\n', r"Line 2 of .*'\\ud800', which is not a Unicode"),
+        ("bad.parquet", b"not parquet", "not a readable parquet file"),
+        ("a.pdf", b"x", r"There is no text in .*a\.pdf': a text file ends in .*\.parquet"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(
+    tmp_path: Path, name: str, content: bytes, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as raised:
+        documents(tmp_path / name)
+    assert "\n" not in str(raised.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no-such\.txt"):
+        TextFiles([tmp_path / "no-such.txt"])
+    with pytest.raises(ValueError, match="The corpus is empty"):
+        TextFiles([])
+    with pytest.raises(ValueError, match="no column 'text', only 'body'"):
+        documents(parquet(tmp_path / "b.parquet", body=["one"]))
+    assert documents(parquet(tmp_path / "c.parquet", text=[])) == []
 
 
 def test_values_and_columns_are_quoted_in_short(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
-    for row in (
-        {"text": ["word"] * 100_000},
-        {"word" * 100_000: 1},
-        {f"column {n}": n for n in range(10_000)},
-        "a" * 10**6,
-    ):
+    for row in ({"text": ["word"] * 100_000}, {"word" * 100_000: 1}, {f"column {n}": n for n in range(10_000)}):
         file.write_text(json.dumps(row))
         with pytest.raises(ValueError, match=r"^Line 1 of .*a\.jsonl") as raised:
-            documents(TextFiles([file]))
+            documents(file)
         assert len(str(raised.value)) < 700
     with pytest.raises(FileNotFoundError, match="no text file or folder 'a text") as missing:
         TextFiles(["a text that is no name, but the text itself. " * 1000])
     assert len(str(missing.value)) < 400
-
-
-def test_a_file_name_is_no_pattern(tmp_path: Path) -> None:
-    file = tmp_path / "x[1].parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["one"]}), file)
-    assert documents(TextFiles([file])) == ["one"]
-
-
-def test_parquet_without_rows_and_broken_parquet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), file)
-    assert documents(TextFiles([file])) == []
-    file.write_text("not parquet")
-    with pytest.raises(ValueError, match="not a readable parquet file"):
-        documents(TextFiles([file]))
-    assert capfd.readouterr().err == ""
-
-
-def test_half_a_pair_is_not_text(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text('{"text": "one"}\n{"text": "a \\ud800"}\n')
-    with pytest.raises(ValueError, match=r"Line 2 of .*a\.jsonl.*'\\ud800', which is not a Unicode character"):
-        documents(TextFiles([file]))
-
-
-def test_a_long_document_comes_in_pieces_cut_where_no_token_is(tmp_path: Path) -> None:
-    words = [f"wörd{number}" for number in range(PIECE // 4)]
-    text = " ".join(words) + "\n" + "x" * PIECE + " end "
-    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
-    (tmp_path / "b.txt").write_text("b", encoding="utf-8")
-    pieces = list(TextFiles([tmp_path]).pieces())
-    assert [piece.ends for piece in pieces[-2:]] == [True, True]
-    assert len(pieces) > 4
-    assert "".join(piece.text for piece in pieces) == text + "b"
-    for before, after in itertools.pairwise(pieces[:-1]):
-        assert not before.text[-1].isspace()
-        assert after.text[0].isspace()
-        assert len(before.text) < 3 * PIECE
-
-
-def test_text_without_a_place_to_cut_is_cut_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "PIECE", 10)
-    monkeypatch.setattr(corpus, "_LONGEST_PIECE", 30)
-    (tmp_path / "a.txt").write_text("x" * 100)
-    assert [len(piece.text) for piece in TextFiles([tmp_path]).pieces()] == [30, 30, 30, 10]
-
-
-@pytest.mark.parametrize("ending", [".jsonl", ".parquet", "data set"])
-def test_a_row_is_cut_as_a_file_is(ending: str, tmp_path: Path) -> None:
-    texts = ["wörd " * PIECE, "", " \n" * PIECE, "x" * PIECE + " y" * PIECE, "short"]
-    for number, text in enumerate(texts):
-        (tmp_path / f"{number}.txt").write_text(text, encoding="utf-8")
-    (tmp_path / "rows").mkdir()
-    file = tmp_path / "rows" / ("train.jsonl" if ending == "data set" else f"train{ending}")
-    if ending == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), file)
-    else:
-        file.write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    source = HubDataset(str(file.parent)) if ending == "data set" else TextFiles([file])
-    expected = list(TextFiles([tmp_path / f"{number}.txt" for number in range(len(texts))]).pieces())
-    assert list(source.pieces()) == expected
-    assert len(expected) > 8
-    assert documents(source, skip=1) == ["", "", *texts[3:]]
-
-
-def test_a_document_of_white_space_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "PIECE", 10)
-    (tmp_path / "a.txt").write_text(" \n" * 30)
-    (tmp_path / "b.txt").write_text("")
-    (tmp_path / "c.jsonl").write_text('{"text": "\\n "}\n')
-    assert list(TextFiles([tmp_path]).pieces()) == [("", True)] * 3
-
-
-@pytest.mark.parametrize("skip", [0, 1, 2, 3, 4, 5, 6])
-def test_documents_can_be_skipped(tmp_path: Path, skip: int) -> None:
-    (tmp_path / "a.txt").write_text("a")
-    (tmp_path / "b.jsonl").write_text('{"text": "b"}\n{"text": "c"}\n{"text": ""}\n')
-    (tmp_path / "d.txt").write_text("d")
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["e", "f"]}), tmp_path / "e.parquet")
-    assert documents(TextFiles([tmp_path]), skip) == ["a", "b", "c", "", "d", "e", "f"][skip:]
 
 
 def test_a_fingerprint_is_of_the_content(tmp_path: Path) -> None:
@@ -294,9 +179,11 @@ class TestDataset:
         return str(tmp_path / "rows")
 
     def test_a_row_is_a_document(self, folder: str) -> None:
-        assert documents(HubDataset(folder)) == ["one", "", "three"]
-        assert documents(HubDataset(folder), skip=2) == ["three"]
-        assert documents(HubDataset(folder, split="test")) == ["four"]
+        assert list(HubDataset(folder).documents()) == ["one", "", "three"]
+        assert list(HubDataset(folder).documents(skip=2)) == ["three"]
+        assert list(HubDataset(folder, split="test").documents()) == ["four"]
+        with pytest.raises(ValueError, match=r"^Row 1 of the data set .* has no column 'body', only 'text'\.$"):
+            list(HubDataset(folder, field="body").documents())
 
     def test_a_fingerprint_is_of_the_split_and_the_column(self, folder: str) -> None:
         prints = {HubDataset(folder, split=split, field=field).fingerprint() for split in "ab" for field in "cd"}
@@ -308,20 +195,10 @@ class TestDataset:
             rf"^data.dataset='{folder}', data.dataset_config=None and data.dataset_split='foo' name no text that "
         )
         with pytest.raises(ValueError, match=rf"{settings}can be loaded: Bad split: foo\. Available splits: "):
-            documents(HubDataset(folder, split="foo"))
+            list(HubDataset(folder, split="foo").documents())
         settings = (
             r"data.dataset_config='other' and data.dataset_split='train' name no text that can be loaded: Builder"
         )
-        for read in (HubDataset(folder, "other").fingerprint, HubDataset(folder, "other").pieces().__next__):
+        for read in (HubDataset(folder, "other").fingerprint, HubDataset(folder, "other").documents().__next__):
             with pytest.raises(ValueError, match=settings):
                 read()
-
-    def test_a_column_that_a_row_lacks_is_named(self, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Of some data sets the columns are not known before their rows are read."""
-        monkeypatch.setattr(datasets.IterableDataset, "column_names", None)
-        with pytest.raises(ValueError, match=r"^Row 1 of the data set .* has no column 'body', only 'text'\.$"):
-            documents(HubDataset(folder, field="body"))
-
-    def test_a_column_that_is_not_there_is_named(self, folder: str) -> None:
-        with pytest.raises(ValueError, match=r"has no column 'body', only 'text'\."):
-            documents(HubDataset(folder, field="body"))

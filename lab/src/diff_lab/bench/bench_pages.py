@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from diff_lab.bench.benchmark import BASELINE, WRONG, BenchRow, Threshold
+from diff_lab.bench.benchmark import BASELINE, WRONG, number_text
 from diff_lab.results_files import short_commit, write_json, write_text
 from diff_transformer.utils.files import read_json
 
@@ -33,17 +33,7 @@ def results_path(folder: Path, kind: str, device: str) -> Path:
     except OSError as error:
         reason = "it is a file" if folder.is_file() else error.strerror or str(error)
         raise ValueError(f"the output must be a folder that can be written, got {str(folder)!r}: {reason}.") from None
-    path = folder / f"{kind}-{torch.device(device).type}.json"
-    if path.exists():
-        try:
-            title = read_json(path).get("title")
-        except (OSError, ValueError, AttributeError):  # AttributeError: JSON that is not an object
-            title = None
-        if title != f"bench {kind}":
-            raise ValueError(
-                f"{str(path)!r} is no result of bench {kind} and would be replaced; name another output folder."
-            )
-    return path
+    return folder / f"{kind}-{torch.device(device).type}.json"
 
 
 def write_document(path: Path, document: Document) -> tuple[Path, Path]:
@@ -93,26 +83,6 @@ def ratio_table(document: Document, *, quartiles: bool = False) -> str:
     return page_part("times", rows, _CASE_COLUMNS[document["title"]], [*names, last], digits, quartiles)
 
 
-def row_line(row: BenchRow) -> str:
-    """Return one row as a line of text."""
-    name = f"{row.candidate} ({row.backend})" if row.backend else row.candidate
-    if row.ratio is None or row.quartiles is None:
-        return f"{name:24} {row.reason}"
-    error = "" if row.error is None else f"   error {row.error:.2f} of the limit"
-    base = "" if row.against == BASELINE else f"   (relative to {row.against})"
-    rates = {"TFLOP/s": row.teraflops_per_second, "GB/s": row.gigabytes_per_second, "tokens/s": row.tokens_per_second}
-    rate = "".join(f"   {value:,.1f} {unit}" for unit, value in rates.items() if value is not None)
-    span = "[{:.2f}–{:.2f}]".format(*row.quartiles)
-    return f"{name:24} {row.ratio:6.2f} {span} {row.milliseconds:10.3f} ms{rate}{error}{base}"
-
-
-def threshold_line(threshold: Threshold) -> str:
-    """Return one threshold as a line of text."""
-    verdict = {None: "not measured", True: "holds", False: "does not hold"}[threshold.holds]
-    case = f" ({threshold.where})" if threshold.where else ""
-    return f"threshold: {threshold.text}: {_number(threshold.worst)}, limit {threshold.limit:.2f}: {verdict}{case}"
-
-
 def grouped_table(document: Document) -> str:
     """Return the table of times of grouped differential attention, whose rows are a part of their own."""
     return ratio_table({**document, "rows": document.get("grouped", [])}, quartiles=True)
@@ -143,10 +113,6 @@ def _has_widths(rows: Iterable[Row]) -> bool:
     return len({row["shape"]["width"] for row in rows}) > 1
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
-
-
 def replace_sections(path: Path, sections: Mapping[str, str]) -> None:
     """Write each text between ``<!-- name -->`` and ``<!-- /name -->`` of a Markdown file, in place of the old one."""
     text = path.read_text(encoding="utf-8")
@@ -165,7 +131,7 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters |= {"number": _number, "short_commit": short_commit}
+_ENVIRONMENT.filters |= {"number": number_text, "short_commit": short_commit}
 _ENVIRONMENT.globals |= {"baseline": BASELINE, "wrong": WRONG, "case_columns": _CASE_COLUMNS}
 _ENVIRONMENT.globals |= {"ratio_table": ratio_table, "grouped_table": grouped_table}
 _ENVIRONMENT.globals |= {"cases": _cases, "titles": _titles, "has_widths": _has_widths}

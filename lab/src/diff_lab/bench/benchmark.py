@@ -1,14 +1,14 @@
-"""Defines common parts of both benchmarks: settings and their checks, rows of results, thresholds, timing of a case."""
+"""Defines common parts of both benchmarks: settings and their checks, rows of results, timing of a case."""
 
 import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from diff_lab.bench.timing import LEAST_ROUNDS, Clock, Run, alternate, free_memory, spread, try_run
+from diff_lab.bench.timing import LEAST_ROUNDS, Clock, Run, alternate, free_memory, try_run
 from diff_lab.results_files import capture_environment
 from diff_transformer.utils.environment import check_device, installed_version
 
@@ -34,7 +34,7 @@ class BenchSettings:
     PASSES: ClassVar[Mapping[str, str]] = {}
     ON_CUDA: ClassVar[Mapping[str, Any]] = {}
     # The smallest values of the numbers that need not be just 1 or more.
-    LEAST: ClassVar[Mapping[str, int]] = {"rounds": LEAST_ROUNDS, "memory_length": 0}
+    LEAST: ClassVar[Mapping[str, int]] = {"rounds": LEAST_ROUNDS, "memory_length": 0, "grouped_length": 0}
 
     device: str = "cpu"
     dtypes: tuple[str, ...] = tuple(DTYPES)
@@ -49,12 +49,8 @@ class BenchSettings:
         """Return the device's defaults with the chosen settings. A chosen batch holds at all lengths."""
         check_device(device)
         defaults = cls.ON_CUDA if torch.device(device).type == "cuda" else {}
-        return cls(device=device, **{**defaults, **cls.implied_by(chosen), **chosen})
-
-    @classmethod
-    def implied_by(cls, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that follow from the chosen ones."""
-        return {"tokens": None} if "batch" in chosen else {}
+        tokens = {"tokens": None} if "batch" in chosen else {}
+        return cls(device=device, **{**defaults, **tokens, **chosen})
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -134,6 +130,18 @@ class BenchRow:
         """The shape in words."""
         return ", ".join(f"{name} {size}" for name, size in self.shape.items())
 
+    def __str__(self) -> str:
+        name = f"{self.candidate} ({self.backend})" if self.backend else self.candidate
+        if self.ratio is None or self.quartiles is None:
+            return f"{name:24} {self.reason}"
+        error = "" if self.error is None else f"   error {self.error:.2f} of the limit"
+        base = "" if self.against == BASELINE else f"   (relative to {self.against})"
+        units = {"teraflops": "TFLOP/s", "gigabytes": "GB/s", "tokens": "tokens/s"}
+        rates = {unit: getattr(self, f"{name}_per_second") for name, unit in units.items()}
+        rate = "".join(f"   {value:,.1f} {unit}" for unit, value in rates.items() if value is not None)
+        span = "[{:.2f}–{:.2f}]".format(*self.quartiles)
+        return f"{name:24} {self.ratio:6.2f} {span} {self.milliseconds:10.3f} ms{rate}{error}{base}"
+
     def checked(self, error: float | None, reason: str | None) -> "BenchRow":
         """Return the row with the outcome of the correctness check."""
         row = replace(self, error=error, reason=reason)
@@ -195,76 +203,48 @@ def time_case(
     for name, row in rows.items():
         for against in (base, (other_bases or {}).get(name)):
             if name in times and against in times:
-                ratios = spread(list(map(operator.truediv, times[name], times[against])))
+                ratios = list(map(operator.truediv, times[name], times[against]))
+                low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
                 seconds = statistics.median(times[name])
-                fields: dict[str, Any] = {"ratio": ratios.median, "quartiles": ratios.quartiles}
-                fields |= {"extremes": ratios.extremes, "rounds": len(times[name]), "milliseconds": seconds * 1e3}
+                fields: dict[str, Any] = {"ratio": middle, "quartiles": (low, high)}
+                fields |= {"extremes": (min(ratios), max(ratios)), "rounds": len(ratios), "milliseconds": seconds * 1e3}
                 finished.append(replace(row, against=against, **fields, **rates(seconds)))
             elif against == base:
                 finished.append(replace(row, against=base))
     return finished
 
 
-@dataclass(frozen=True, kw_only=True)
-class Threshold:
-    """A limit: the value furthest from it, the case of that value, and whether the limit holds (None: not measured)."""
-
-    text: str
-    limit: float
-    worst: float | None
-    where: str | None
-    holds: bool | None
+def number_text(value: float | None) -> str:
+    """Format a ratio, a dash where there is none."""
+    return "–" if value is None else f"{value:.2f}"
 
 
-def threshold(text: str, limit: float, values: Iterable[tuple[float, str]], *, at_least: bool = False) -> Threshold:
-    """Return whether all values, each with the case that it was measured in, keep an upper (or a lower) limit."""
-    worst, where = (min if at_least else max)(values, key=lambda value: value[0], default=(None, None))
-    holds = None if worst is None else worst >= limit if at_least else worst <= limit
-    return Threshold(text=text, limit=limit, worst=worst, where=where, holds=holds)
-
-
-def row_threshold(
-    text: str,
-    limit: float,
-    rows: Sequence[BenchRow],
-    value: Callable[[BenchRow], float | None] = lambda row: row.ratio,
-    *,
-    at_least: bool = False,
-) -> Threshold:
-    """Return a threshold on a value of each row, by default its ratio; a row without a ratio breaks it."""
-    for row in rows:
-        if row.ratio is None:
-            return Threshold(text=text, limit=limit, worst=None, where=f"{row.sizes}: {row.reason}", holds=False)
-    values = [(number, row.sizes) for row in rows if (number := value(row)) is not None]
-    return threshold(text, limit, values, at_least=at_least)
-
-
-class Watcher(Protocol):
-    """Is told of a benchmark's progress while it runs."""
-
-    def stage(self, text: str, done: int, total: int) -> None:
-        """Take note that part `done` of `total`, counted from 0, begins."""
-
-    def row(self, row: BenchRow) -> None:
-        """Take a finished row."""
-
-
+@dataclass
 class Recorder:
-    """Collects the rows of a benchmark, and tells a watcher of each stage and each row."""
+    """Collects the rows of a benchmark; `tell` is given a line for each of its parts, `show` each row as a line."""
 
-    def __init__(self, watcher: Watcher, stages: int) -> None:
-        self.rows: list[BenchRow] = []
-        self._watcher, self._done, self._stages = watcher, 0, stages
+    tell: Callable[[str], None] = print
+    show: Callable[[str], None] = print
+    parts: int = 0
+    rows: list[BenchRow] = field(default_factory=list)
+    _begun: int = 0
+    _case: str = ""
 
-    def stage(self, text: str) -> None:
-        self._watcher.stage(text, self._done, self._stages)
-        self._done += 1
+    def begin(self, text: str) -> None:
+        """Tell that the next part begins."""
+        self._begun += 1
+        self.tell(f"part {self._begun} of {self.parts}: {text}")
 
     def add(self, rows: Iterable[BenchRow]) -> None:
+        """Collect rows and show them, under a line for their case."""
         for row in rows:
             self.rows.append(row)
-            self.show(row)
+            self.show_row(row)
 
-    def show(self, row: BenchRow) -> None:
-        """Tell the watcher of a row that has its place elsewhere."""
-        self._watcher.row(row)
+    def show_row(self, row: BenchRow) -> None:
+        """Show a row that has its place elsewhere."""
+        case = f"{row.pass_}, {row.dtype}, {row.sizes}"
+        if case != self._case:
+            self.show(case)
+        self._case = case
+        self.show(f"  {row}")

@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,10 +20,7 @@ from diff_lab.bench.benchmark import (
     BenchRow,
     BenchSettings,
     Recorder,
-    Threshold,
-    Watcher,
     check_choice,
-    row_threshold,
     time_case,
 )
 from diff_lab.bench.timing import Run, free_memory, try_run, wall_clock
@@ -33,11 +30,6 @@ DIFF, LLAMA, DIFF_LLAMA = "diff", "Llama", "DiffLlama"
 # Candidates that get a second row, relative to another candidate than the baseline.
 OTHER_BASES = {DIFF_LLAMA: LLAMA}
 LEARNING_RATE = 1e-4
-CPU_LIMITS = {"float32": 1.0, "bfloat16": 1.05}
-CUDA_LIMIT, CUDA_LIMIT_LENGTH = 1.03, 4096
-PAPER_LAYERS = 28
-# Of the free memory, what models may take by the count below, which knows nothing of the allocator's gaps.
-MEMORY_SHARE = 0.85
 ROUNDINGS = 8  # to the dtype, on the way through a model
 
 # A row that is checked and not timed yet, of each model in a pass at a length in a dtype.
@@ -48,21 +40,19 @@ Checked = dict[tuple[str, int, str], dict[str, BenchRow]]
 class ModelSettings(BenchSettings):
     """Settings of the benchmark of whole models, besides those of both benchmarks. The sizes are the Transformer's.
 
-    `lengths` are those of a forward pass and of a training step; when decoding the cache holds so many tokens as
-    `contexts` has. Without `layers` there are as many as the device holds of all models together. Results are checked
-    on models with `check_layers` and `check_vocabulary`, by default those measured.
+    `lengths` are those of a sequence, and when decoding of the cache. Results are checked on models with `check_layers`
+    and `check_vocabulary`, by default those measured.
     """
 
     PASSES: ClassVar = {"forward": FORWARD, "step": STEP, "decode": DECODE}
-    # The paper's 3B models (Table 7): the sizes of a layer, and as many layers as the device holds.
+    # The layers of the paper's 3B models (Table 7), 12 of 28: 80 GB hold all models with their optimizers.
     ON_CUDA: ClassVar = {
         "dtypes": ("bfloat16",),
         "tokens": 4096,
         "lengths": (2048, 4096),
-        "contexts": (2048, 4096),
         "hidden_size": 3072,
         "intermediate_size": 8192,
-        "layers": None,
+        "layers": 12,
         "head_dim": 128,
         "vocabulary": 100_288,
         # Layers are all alike: a device holds one of them in float64 with all its gradients, beside copies of it.
@@ -71,28 +61,19 @@ class ModelSettings(BenchSettings):
     }
 
     passes: tuple[str, ...] = tuple(PASSES)
-    lengths: tuple[int, ...] = (1024,)
-    contexts: tuple[int, ...] = (2048,)
+    lengths: tuple[int, ...] = (1024, 2048)
     hidden_size: int = 512
     intermediate_size: int = 1376
-    layers: int | None = 8
+    layers: int = 8
     head_dim: int = 64
     vocabulary: int = 8192
     compile: bool = False
     check_layers: int | None = None
     check_vocabulary: int | None = None
 
-    @classmethod
-    def implied_by(cls, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        passes = {"passes": ("forward", "step")} if chosen.get("compile") else {}
-        contexts = {"contexts": chosen["lengths"]} if "lengths" in chosen else {}
-        return {**super().implied_by(chosen), **passes, **contexts}
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("candidate", self.candidates or (), MODELS)
-        if self.layers is None and not self.on_cuda:
-            raise ValueError("layers must be a number, got None: how many layers fit is found out on CUDA alone.")
         if self.compile and "decode" in self.passes:
             raise ValueError("compile does not go with the pass 'decode', whose cache grows; leave one of them out.")
 
@@ -109,8 +90,7 @@ class ModelSettings(BenchSettings):
 
     def cases(self) -> list[tuple[str, int]]:
         """Return each pass, by its name in results, with each length."""
-        passes = [self.PASSES[name] for name in self.passes]
-        return [(name, length) for name in passes for length in (self.contexts if name == DECODE else self.lengths)]
+        return [(self.PASSES[name], length) for name in self.passes for length in self.lengths]
 
     def batch_of(self, pass_: str, length: int) -> int:
         """Return the sequences at a time."""
@@ -127,7 +107,7 @@ class ModelSettings(BenchSettings):
             "num_attention_heads": heads,
             "num_key_value_heads": heads,
             "head_dim": self.head_dim,
-            "max_position_embeddings": max(*self.lengths, *(context + 1 for context in self.contexts)),
+            "max_position_embeddings": max(self.lengths) + 1,
         }
 
 
@@ -154,23 +134,6 @@ MODELS = {
     LLAMA: MeasuredModel("transformers' Llama, torch's SDPA", "eager", "sdpa", {"model_type": "llama"}),
     DIFF_LLAMA: MeasuredModel("transformers' DiffLlama, torch's SDPA", "eager", "sdpa", {"model_type": "diffllama"}),
 }
-
-
-def layers_that_fit(settings: ModelSettings, dtype: torch.dtype, free: int) -> int:
-    """Count the layers that all models can have together in so many free bytes while one takes a training step.
-
-    A model holds its weights and AdamW's two moments, the one that takes the step its gradients and activations too:
-    of a layer about 20 tensors of the hidden size and 4 of the intermediate size for each token, and of the logits one
-    in its dtype and three in float32.
-    """
-    size, models = dtype.itemsize, len(settings.names)
-    hidden, inner, vocabulary = settings.hidden_size, settings.intermediate_size, settings.vocabulary
-    tokens = max(settings.batch_of(STEP, length) * length for length in settings.lengths)
-    of_layer, of_ends = 4 * hidden**2 + 3 * hidden * inner, 2 * vocabulary * hidden
-    weights = (3 * models + 1) * size
-    fixed = weights * of_ends + tokens * vocabulary * (size + 3 * 4)
-    each = weights * of_layer + tokens * (20 * hidden + 4 * inner) * size
-    return max(1, min(PAPER_LAYERS, int((MEMORY_SHARE * free - fixed) // each)))
 
 
 def build(name: str, settings: ModelSettings) -> nn.Module:
@@ -253,40 +216,35 @@ def _rms(values: Tensor) -> Tensor:
     return values.square().mean().sqrt()
 
 
-def measure_model(settings: ModelSettings, watcher: Watcher) -> tuple[dict[str, Any], list[BenchRow]]:
-    """Return the document to write, and its rows."""
+def measure_model(settings: ModelSettings, recorder: Recorder) -> dict[str, Any]:
+    """Return the document to write."""
     cases, for_check = settings.cases(), settings.for_check
-    recorder = Recorder(watcher, (1 + len(settings.dtypes)) * len(cases))
+    recorder.parts = (1 + len(settings.dtypes)) * len(cases)
     checked: Checked = {}
     models = {name: build(name, for_check) for name in settings.names}
     for pass_, length in cases:
-        recorder.stage(f"check, {pass_}, {length} tokens")
+        recorder.begin(f"check, {pass_}, {length} tokens")
         checked |= _check(models, pass_, length, settings)
     del models
-    parameters: dict[str, int] = {}
-    notes = []
     for dtype in settings.dtypes:
         free_memory(settings.torch_device)
-        measured, models = _models(settings, DTYPES[dtype])
-        if settings.layers is None:
-            notes.append(f"{measured.layers} layers in {dtype}, as many as the device holds of all models together.")
+        models = {name: in_dtype(build(name, settings), DTYPES[dtype], settings) for name in settings.names}
         parameters = {name: sum(weight.numel() for weight in model.parameters()) for name, model in models.items()}
         for pass_, length in cases:
-            recorder.stage(f"{pass_}, {dtype}, {length} tokens")
-            recorder.add(_measure_case(models, checked[pass_, length, dtype], pass_, length, measured))
+            recorder.begin(f"{pass_}, {dtype}, {length} tokens")
+            recorder.add(_measure_case(models, checked[pass_, length, dtype], pass_, length, settings))
         del models
+    notes = []
     if for_check != settings:
         layers, vocabulary = for_check.layers, for_check.vocabulary
         notes.append(f"Results were checked with {layers} of the layers and a vocabulary of {vocabulary:,}.")
-    document = settings.document(
+    return settings.document(
         "bench model",
         notes,
         candidates={name: MODELS[name].about for name in parameters},
         parameters=parameters,
-        thresholds=step_thresholds(recorder.rows, on_cuda=settings.on_cuda),
         rows=recorder.rows,
     )
-    return document, recorder.rows
 
 
 def _check(models: dict[str, nn.Module], pass_: str, length: int, settings: ModelSettings) -> Checked:
@@ -303,44 +261,11 @@ def _check(models: dict[str, nn.Module], pass_: str, length: int, settings: Mode
     return checked
 
 
-def _models(settings: ModelSettings, dtype: torch.dtype) -> tuple[ModelSettings, dict[str, nn.Module]]:
-    """Return the models in a dtype, and the settings with their number of layers.
-
-    If that is left open it is first counted, then tried with the largest need, a training step of every model while the
-    others hold their optimizers' state; as long as that does not fit, a quarter of the layers go.
-    """
-    if settings.layers is not None:
-        return settings, {name: in_dtype(build(name, settings), dtype, settings) for name in settings.names}
-    device = settings.torch_device
-    layers = layers_that_fit(settings, dtype, torch.cuda.mem_get_info(device)[0])
-    while True:
-        chosen = replace(settings, layers=layers)
-        models, reason = try_run(device, _stepped_models, chosen, dtype)
-        if models is not None:
-            free_memory(device)
-            return chosen, models
-        if layers == 1:
-            raise ValueError(f"one layer of every model is too much here: {reason}.")
-        layers = layers * 3 // 4
-
-
-def _stepped_models(settings: ModelSettings, dtype: torch.dtype) -> dict[str, nn.Module]:
-    """Return the models, after each of them has taken the longest training step beside the others."""
-    torch.compiler.reset()
-    models = {name: in_dtype(build(name, settings), dtype, settings) for name in settings.names}
-    if "step" in settings.passes:
-        longest = max(settings.lengths, key=lambda length: settings.batch_of(STEP, length) * length)
-        for step in [timed_pass(model, STEP, longest, settings) for model in models.values()]:
-            step()
-    return models
-
-
 def _measure_case(
     models: dict[str, nn.Module], checked: dict[str, BenchRow], pass_: str, length: int, settings: ModelSettings
 ) -> list[BenchRow]:
     torch.compiler.reset()
     batch = settings.batch_of(pass_, length)
-    assert settings.layers is not None  # `_models` has chosen where it was left open
     shape = {"batch": batch, "length": length, "hidden": settings.hidden_size, "layers": settings.layers}
     tokens = batch * (1 if pass_ == DECODE else length)
     return time_case(
@@ -376,16 +301,3 @@ def timed_pass(model: nn.Module, pass_: str, length: int, settings: ModelSetting
         cache.crop(-1)
 
     return decode
-
-
-def step_thresholds(rows: Sequence[BenchRow], *, on_cuda: bool) -> list[Threshold]:
-    """Return the limits of DIFF's training step relative to the Transformer's."""
-    steps = [row for row in rows if (row.candidate, row.pass_, row.against) == (DIFF, STEP, BASELINE)]
-    if on_cuda:
-        text = f"{STEP}, bfloat16, length {CUDA_LIMIT_LENGTH}"
-        concerned = [row for row in steps if (row.dtype, row.shape["length"]) == ("bfloat16", CUDA_LIMIT_LENGTH)]
-        return [row_threshold(text, CUDA_LIMIT, concerned)]
-    return [
-        row_threshold(f"{STEP}, {dtype}", limit, [row for row in steps if row.dtype == dtype])
-        for dtype, limit in CPU_LIMITS.items()
-    ]

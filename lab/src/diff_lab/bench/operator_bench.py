@@ -1,11 +1,8 @@
 """Checks each candidate of `bench operator`, and times it relative to the Transformer's attention."""
 
 import itertools
-import math
-import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,17 +17,12 @@ from diff_lab.bench.benchmark import (
     BenchRow,
     BenchSettings,
     Recorder,
-    Threshold,
-    Watcher,
     check_choice,
-    row_threshold,
-    threshold,
     time_case,
 )
 from diff_lab.bench.operator_candidates import (
     AUTO,
     BASELINE_FLASH,
-    COMPOSITIONS,
     Candidate,
     backend_of_auto,
     candidates,
@@ -39,18 +31,12 @@ from diff_lab.bench.operator_candidates import (
     with_noise_maps_repeated,
 )
 from diff_lab.bench.operator_problem import AnswerCheck, OperatorProblem, Shape, draw, flops, matrix_peak
-from diff_lab.bench.peak_memory import measure_memory, memory_threshold
-from diff_lab.bench.timing import Run, alternate, free_memory, kernel_clock, spread, try_run, wall_clock
+from diff_lab.bench.peak_memory import measure_memory
+from diff_lab.bench.timing import free_memory, kernel_clock, try_run
 
-# Ranges of lengths in the thresholds of the CPU.
-MIDDLE, ALL = ("N 512 to 2048", 512, 2048), ("all lengths", 0, math.inf)
-# The lengths at which both widths are held to the thresholds of CUDA.
-CUDA_WIDTHS, CUDA_LENGTHS = (64, 128), range(4096, 16384 + 1)
 # Signal heads to a noise map in the case of grouped differential attention, and the backends that compute it once.
 RATIO = 4
 GROUPED_BACKENDS = {"cpu": ("cpu", "blockwise"), "cuda": ("triton", "blockwise")}
-# The share of a linear speed-up that one head has to reach on all threads.
-ONE_HEAD_SHARE = 0.75
 CUDA_NOTES = (
     "Times are the device's: between two CUDA events around a run, with other memory read before each run so that its "
     "inputs are not in the second-level cache, and launches enqueued ahead.",
@@ -60,7 +46,6 @@ CUDA_NOTES = (
     "the pairs are visible), 2.5 times as many backward. The peak is a matrix product of the same dtype, 8192 × 8192 × "
     "8192, measured in the same process.",
 )
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,20 +53,17 @@ class OperatorSettings(BenchSettings):
     """Settings of the benchmark of the operator, besides those of both benchmarks.
 
     `heads` are the Transformer's, of which two make a differential head, and `head_dims` the widths of a query.
-    `lengths` are those of a causal sequence; when decoding, one query sees so many keys as `caches` has, for each of
-    `decode_batches`. Grouped differential attention is measured at `grouped_length`, and peak memory at
-    `memory_length`, 0 for none.
+    `lengths` are those of a causal sequence; when decoding, one query sees so many keys in each of `batch` sequences.
+    Grouped differential attention is measured at `grouped_length`, and peak memory at `memory_length`, 0 for none.
     """
 
     PASSES: ClassVar = {"forward": FORWARD, "backward": BACKWARD, "forward+backward": TRAINING, "decode": DECODE}
-    LEAST: ClassVar = {**BenchSettings.LEAST, "grouped_length": 0}
     # A constant number of tokens keeps a GPU busy at short lengths.
     ON_CUDA: ClassVar = {
         "dtypes": ("bfloat16",),
         "tokens": 16384,
         "head_dims": (64, 128),
         "lengths": (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536),
-        "caches": (512, 2048, 8192, 32768, 65536),
         "passes": tuple(PASSES),
     }
 
@@ -89,17 +71,8 @@ class OperatorSettings(BenchSettings):
     heads: int = 16
     head_dims: tuple[int, ...] = (64,)
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
-    caches: tuple[int, ...] = (512, 2048, 8192)
-    decode_batches: tuple[int, ...] = (1, 8)
     grouped_length: int = 2048
-    one_head_length: int = 2048
     memory_length: int = 16384
-
-    @classmethod
-    def implied_by(cls, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        batches = {"decode_batches": (chosen["batch"],)} if "batch" in chosen else {}
-        caches = {"caches": chosen["lengths"]} if "lengths" in chosen else {}
-        return {**super().implied_by(chosen), **batches, **caches}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,13 +89,11 @@ class OperatorSettings(BenchSettings):
 
     def cases(self) -> Iterator[tuple[Shape, list[str]]]:
         """Yield each shape, with the passes to run on it."""
-        for width in self.head_dims:
+        for width, length in itertools.product(self.head_dims, self.lengths):
             if self.causal_passes:
-                for length in self.lengths:
-                    yield self.square(length, width), self.causal_passes
-            for batch, length in itertools.product(self.decode_batches, self.caches):
-                if "decode" in self.passes:
-                    yield Shape(batch, self.heads, width, 1, length), [DECODE]
+                yield self.square(length, width), self.causal_passes
+            if "decode" in self.passes:
+                yield Shape(self.batch, self.heads, width, 1, length), [DECODE]
 
     def square(self, length: int, width: int) -> Shape:
         """Return the shape of a causal sequence."""
@@ -140,21 +111,17 @@ class OperatorSettings(BenchSettings):
         return f"{pass_}, {dtype}, length {shape.keys}, batch {shape.batch}{width}"
 
 
-def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict[str, Any], list[BenchRow]]:
-    """Return the document to write, and its rows.
-
-    The last parts are heads in groups, one head on all threads (on the CPU), and memory.
-    """
+def measure_operator(settings: OperatorSettings, recorder: Recorder) -> dict[str, Any]:
+    """Return the document to write; the last parts are heads in groups, and memory."""
     device, cases = settings.torch_device, list(settings.cases())
     # A backward pass alone needs what a forward pass saved.
     from_inputs = [part for part in itertools.product(settings.dtypes, settings.causal_passes) if part[1] != BACKWARD]
     in_groups = _grouped_candidates(settings)
     grouped_parts = from_inputs if settings.grouped_length and len(in_groups) > 1 else []
-    one_head_parts = [] if settings.on_cuda else from_inputs
     shapes = [settings.square(settings.memory_length, width) for width in settings.head_dims if settings.memory_length]
     memory_parts = [(dtype, pass_, shape) for dtype, pass_ in from_inputs for shape in shapes]
     timed = sum(len(passes) for _, passes in cases) * len(settings.dtypes)
-    recorder = Recorder(watcher, timed + len(grouped_parts) + len(one_head_parts) + len(memory_parts))
+    recorder.parts = timed + len(grouped_parts) + len(memory_parts)
     peak = {dtype: matrix_peak(DTYPES[dtype], device) for dtype in settings.dtypes} if settings.on_cuda else {}
     known, always = candidates(device), (BASELINE, BASELINE_FLASH, AUTO)
     names = known if settings.candidates is None else (*always, *settings.candidates)
@@ -170,31 +137,21 @@ def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict
         for rows in _measure_shape(settings.grouped(), grouped_parts, in_groups, settings, recorder, ratio=RATIO):
             grouped += rows
             for row in rows:
-                (recorder.add([row]) if row.wrong else recorder.show(row))
+                (recorder.add([row]) if row.wrong else recorder.show_row(row))
         free_memory(device)
-    one_head: list[dict[str, Any]] = []
-    for dtype, pass_ in one_head_parts:
-        recorder.stage(f"one head on all threads, {pass_}, {dtype}")
-        row, parts = measure_one_head(settings, dtype, pass_)
-        one_head += parts
-        recorder.add([row] if row.wrong else [])
     memory: list[dict[str, Any]] = []
     for dtype, pass_, shape in memory_parts:
-        recorder.stage(f"memory, {settings.label(pass_, dtype, shape)}")
+        recorder.begin(f"memory, {settings.label(pass_, dtype, shape)}")
         memory += measure_memory((BASELINE, AUTO), shape, dtype, pass_, device)
-    cpu = [*cpu_thresholds(recorder.rows), one_head_threshold(one_head), memory_threshold(memory)]
-    document = settings.document(
+    return settings.document(
         "bench operator",
         CUDA_NOTES if settings.on_cuda else (),
         candidates={name: candidate.about for name, candidate in known.items()},
         peak_teraflops_per_second=peak,
-        thresholds=cuda_thresholds(recorder.rows) if settings.on_cuda else cpu,
         rows=recorder.rows,
         grouped=grouped,
-        one_head=one_head,
         memory=memory,
     )
-    return document, recorder.rows
 
 
 def _measure_shape(
@@ -211,7 +168,7 @@ def _measure_shape(
     drawn, reason = try_run(device, draw, shape, device, ratio)
     check = None if drawn is None else AnswerCheck(drawn)
     for dtype, pass_ in parts:
-        recorder.stage(f"{prefix}{settings.label(pass_, dtype, shape)}")
+        recorder.begin(f"{prefix}{settings.label(pass_, dtype, shape)}")
         row = BenchRow(candidate=BASELINE, pass_=pass_, dtype=dtype, shape=vars(shape))
         problem, reason = (None, reason) if drawn is None else try_run(device, drawn.to, DTYPES[dtype])
         if problem is None or check is None:
@@ -251,7 +208,7 @@ def _measure_case(
         settings,
         kernel_clock(device),
         rates=rates,
-        # The thresholds of CUDA are relative to the Transformer's flash kernel, where there is one.
+        # The ratios on CUDA are to the Transformer's flash kernel, where there is one.
         bases=(BASELINE_FLASH, BASELINE),
         expected_errors=lambda name: known[name].expected_errors(device),
     )
@@ -276,96 +233,3 @@ def check_candidate(
     expected = candidate.expected_errors(device)
     outcome = try_run(device, lambda: check.error(compute(candidate, problem, row.pass_)), expected_errors=expected)
     return row.checked(*outcome)
-
-
-def measure_one_head(settings: OperatorSettings, dtype: str, pass_: str) -> tuple[BenchRow, list[dict[str, Any]]]:
-    """Return a row of the check, and times on one thread divided by those on all; none if it failed."""
-    threads, length = torch.get_num_threads(), settings.one_head_length
-    shape = Shape(1, 2, settings.head_dims[0], length, length)
-    row = BenchRow(candidate=AUTO, pass_=pass_, dtype=dtype, shape=vars(shape))
-    if threads == 1:
-        return row, []
-    drawn = draw(shape, _CPU)
-    problem = drawn.to(DTYPES[dtype])
-    row = check_candidate(candidates()[AUTO], row, problem, AnswerCheck(drawn), _CPU)
-    if row.reason is not None:
-        return row, []
-    parts = []
-    try:
-        for name in (BASELINE, AUTO):
-            run = timed_run(candidates()[name], problem, pass_)
-            runs = {str(count): partial(_run_on_threads, count, run) for count in (1, threads)}
-            for limited in runs.values():
-                limited()
-            on_one, on_all = alternate(runs, wall_clock(_CPU), settings.rounds).values()
-            gain = spread(list(map(operator.truediv, on_one, on_all)))
-            part = {"candidate": name, "pass": pass_, "dtype": dtype, "length": length, "threads": threads}
-            part |= {"speed_up": gain.median, "quartiles": gain.quartiles, "milliseconds": spread(on_all).median * 1e3}
-            parts.append(part)
-    finally:
-        torch.set_num_threads(threads)
-    return row, parts
-
-
-def _run_on_threads(count: int, run: Run) -> object:
-    torch.set_num_threads(count)
-    return run()
-
-
-def one_head_threshold(parts: Sequence[dict[str, Any]]) -> Threshold:
-    """Return whether one head makes use of all threads."""
-    text = f"speed-up of one head by all threads, as a share of linear, at least {ONE_HEAD_SHARE}"
-    shares = [
-        (part["speed_up"] / part["threads"], f"{part['pass']}, {part['dtype']}, {part['threads']} threads")
-        for part in parts
-        if part["candidate"] == AUTO
-    ]
-    return threshold(text, ONE_HEAD_SHARE, shares, at_least=True)
-
-
-def cpu_thresholds(rows: Sequence[BenchRow]) -> list[Threshold]:
-    """Return the limits of the time of "auto" relative to the Transformer's, without those that no row concerns."""
-    limits: list[tuple[str, str, tuple[str, float, float], float]]
-    limits = [(FORWARD, "float32", MIDDLE, 1.0), (TRAINING, "float32", MIDDLE, 0.95)]
-    for dtype in DTYPES:
-        limits += [(FORWARD, dtype, ALL, 1.1), (TRAINING, dtype, ALL, 1.1), (DECODE, dtype, ALL, 1.05)]
-    thresholds = []
-    for pass_, dtype, (text, shortest, longest), limit in limits:
-        concerned = [row for row in rows if (row.candidate, row.pass_, row.dtype) == (AUTO, pass_, dtype)]
-        in_range = [row for row in concerned if shortest <= row.shape["keys"] <= longest]
-        thresholds.append(row_threshold(f"{pass_}, {dtype}, {text}", limit, in_range))
-    return [limit for limit in thresholds if limit.holds is not None]
-
-
-def cuda_thresholds(rows: Iterable[BenchRow]) -> list[Threshold]:
-    """Return the limits of "auto" in bfloat16 for each width: to flash, to the best composition, and when decoding."""
-    cases: dict[tuple[str, str], dict[str, BenchRow]] = {}
-    for row in rows:
-        if row.dtype == "bfloat16":
-            cases.setdefault((row.pass_, row.sizes), {})[row.candidate] = row
-
-    def relative(row: BenchRow, name: str) -> float | None:
-        """Return the ratio to another candidate of the case, from two ratios to one base, in which no drift remains."""
-        other = cases[row.pass_, row.sizes].get(name)
-        return None if other is None or row.ratio is None or other.ratio is None else row.ratio / other.ratio
-
-    def gain(row: BenchRow) -> float | None:
-        """Return how many times as long the fastest of the compositions takes as "auto"."""
-        ratios = [relative(row, name) for name in COMPOSITIONS]
-        return min((1 / ratio for ratio in ratios if ratio is not None), default=None)
-
-    thresholds = []
-    for width in CUDA_WIDTHS:
-        of_width = [case[AUTO] for case in cases.values() if AUTO in case and case[AUTO].shape["width"] == width]
-        long = [row for row in of_width if row.pass_ == TRAINING and row.shape["keys"] in CUDA_LENGTHS]
-        decoding = [row for row in of_width if row.pass_ == DECODE]
-        span = f"{TRAINING}, d {width}, N {CUDA_LENGTHS[0]} to {CUDA_LENGTHS[-1]}"
-        faster = f"{span}, times faster than the best composition, at least"
-        thresholds += [
-            row_threshold(f"{span}, relative to {BASELINE_FLASH}", 1.25, long, partial(relative, name=BASELINE_FLASH)),
-            row_threshold(faster, 1.4, long, gain, at_least=True),
-            row_threshold(
-                f"{DECODE}, d {width}, relative to {BASELINE}", 1.1, decoding, partial(relative, name=BASELINE)
-            ),
-        ]
-    return thresholds

@@ -14,12 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from diff_lab.bench.benchmark import BACKWARD, BASELINE, DECODE, FORWARD, TRAINING
+from diff_lab.bench.benchmark import BACKWARD, BASELINE, DECODE, TRAINING
 from diff_lab.bench.operator_problem import OperatorProblem
 from diff_transformer.ops import diff_attention
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.backends import BACKENDS, choose, reason_against
-from diff_transformer.ops.sdpa import sdpa_plan
 
 Inputs = tuple[Tensor, ...]
 # (inputs in the candidate's layout, λ (B, H, N), whether the queries are a causal sequence) → output.
@@ -31,24 +30,9 @@ AUTO, PLAIN, FLEX, DIFFLLAMA = "auto", "reference", "flex", "DiffLlama"
 # The compositions of torch's scaled_dot_product_attention (SDPA). Appendix A has the first two: one call a map with
 # values of 2d, or two calls a map, each with half of the values. The third is one call with padded queries.
 FULL_V, SPLIT_V, PADDED_Q = "sdpa_full_v", "sdpa_split_v", "sdpa_padded_q"
-# Both of Appendix A's compositions under all their names.
-COMPOSITIONS = {"sdpa", FULL_V, SPLIT_V}
-COMPOSITIONS |= {f"{name} {kernel}" for name in (FULL_V, SPLIT_V) for kernel in ("flash", "cuDNN", "efficient")}
-# The longest sequences at which slow candidates are timed on the CPU, and why not at longer ones. The compositions'
-# cost relative to the baseline hardly changes with the length, so a few long ones show it; they decode at any length.
-LONGEST_PLAIN = LONGEST_FLEX = 2048
-_LONG, _SHORT = {FORWARD: 8192, TRAINING: 4096}, {FORWARD: 2048, TRAINING: 2048}
-LONGEST = {
-    PLAIN: dict.fromkeys((FORWARD, BACKWARD, TRAINING), LONGEST_PLAIN),
-    FLEX: dict.fromkeys((FORWARD, BACKWARD, TRAINING, DECODE), LONGEST_FLEX),
-    FULL_V: _LONG,
-    SPLIT_V: _LONG,
-    DIFFLLAMA: _LONG,
-    PADDED_Q: _SHORT,
-    "sdpa": _SHORT,  # the same as one of the first two
-}
-HOLDS_SCORES = "it holds all scores"
-WHY_NOT_LONGER = {PLAIN: f"{HOLDS_SCORES}:", FLEX: "it compiles anew for every length:"}
+# The longest sequences at which slow candidates are timed on the CPU: their time relative to the baseline hardly grows
+# with the length. They decode at any length, but for flex, which compiles anew for every one.
+LONGEST = {PLAIN: 2048, FLEX: 2048, FULL_V: 2048, PADDED_Q: 2048, "sdpa": 2048, SPLIT_V: 4096, DIFFLLAMA: 4096}
 # On CUDA: all scores in float32, of which the plain formula holds about ten at a time, as a share of the memory.
 SCORES_SHARE = 1 / 16
 
@@ -71,19 +55,15 @@ class Candidate:
 
     def reason(self, problem: OperatorProblem, pass_: str) -> str | None:
         """Return why it does not run a case, or is not measured at its size; None if it is."""
-        device, dtype, shape, d = problem.q.device, problem.q.dtype, problem.shape, problem.shape.width
+        device, shape = problem.q.device, problem.shape
         if device.type == "cpu":
-            longest = LONGEST.get(self.name, {}).get(pass_, shape.keys)
-            fused = self.name != FULL_V or pass_ == DECODE or sdpa_plan("cpu", dtype, d, 2 * d, False).full_v
-            if not fused and shape.keys > LONGEST_PLAIN:
-                why = f"torch has no fused kernel for it here, and {HOLDS_SCORES}"
-                return f"{why}: measured up to length {LONGEST_PLAIN}"
-            if shape.keys > longest:
-                return f"{WHY_NOT_LONGER.get(self.name, pass_)} measured up to length {longest}"
+            longest = LONGEST.get(self.name, shape.keys)
+            if shape.keys > longest and (pass_ != DECODE or self.name == FLEX):
+                return f"it takes long: measured up to length {longest}"
         elif self.name == PLAIN:
             scores = 4 * shape.batch * shape.heads * shape.queries * shape.keys
             if scores > SCORES_SHARE * torch.cuda.get_device_properties(device).total_memory:
-                return f"{HOLDS_SCORES}, {scores / 2**30:.0f} GiB"
+                return f"it holds all scores, {scores / 2**30:.0f} GiB"
         return None if self.backend is None else reason_against(self.backend, _request(problem, pass_))
 
     def expected_errors(self, device: torch.device) -> tuple[type[Exception], ...]:

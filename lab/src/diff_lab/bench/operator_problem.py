@@ -7,6 +7,7 @@ independent, so the first and the last head of the first and the last sequence s
 """
 
 import functools
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diff_lab.bench.benchmark import BACKWARD, DECODE, FORWARD, TRAINING
-from diff_lab.bench.timing import alternate, kernel_clock, spread
+from diff_lab.bench.timing import alternate, kernel_clock
 from diff_transformer.ops.reference import ROUNDINGS, rms_by_position, rounding_band, share_of_allowed
 
 POSITIONS = 256  # in a block of the comparison
@@ -171,4 +172,4 @@ def matrix_peak(dtype: torch.dtype, device: torch.device, size: int = PEAK_SIZE)
     for _ in range(3):
         product()
     seconds = alternate({"product": product}, kernel_clock(device))["product"]
-    return 2 * size**3 / spread(seconds).median / 1e12
+    return 2 * size**3 / statistics.median(seconds) / 1e12

@@ -2,10 +2,8 @@
 
 import gc
 import math
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -123,21 +121,6 @@ class EventClock:
         self._enqueuing.setdefault(run, (time.perf_counter() - begin) / repeats)
         torch.cuda.synchronize(self._device)
         return sum(first.elapsed_time(last) for first, last in pairs) * 1e-3
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Median, quartiles and extremes of some values."""
-
-    median: float
-    quartiles: tuple[float, float]
-    extremes: tuple[float, float]
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Return the median, quartiles and extremes of two values or more."""
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Spread(middle, (low, high), (min(values), max(values)))
 
 
 def alternate(candidates: Mapping[str, Run], clock: Clock, rounds: int | None = None) -> dict[str, list[float]]:

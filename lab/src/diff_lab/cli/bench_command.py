@@ -1,18 +1,12 @@
 """The command `bench` measures the operator and whole models, relative to the Transformer."""
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from diff_transformer.cli import console
 from diff_transformer.cli.console import optional
-
-if TYPE_CHECKING:
-    from diff_lab.bench.benchmark import BenchRow
 
 # Settings that one of the two benchmarks has alone, with their options. Whole models have one size.
 ONLY_ONE = {"heads": "--heads", "head_dims": "--head-dim", "memory_length": "--memory-length", "compile": "--compile"}
@@ -29,15 +23,14 @@ def bench(
         list[int] | None,
         optional(
             "Length of the sequence, and when decoding of the cache; may be repeated.",
-            "256 to 8192, decoding 512, 2048, 8192; for the model 1024, decoding 2048; "
-            "on CUDA 512 to 65536; for the model 2048 and 4096",
+            "256 to 8192; for the model 1024 and 2048; on CUDA 512 to 65536; for the model 2048 and 4096",
         ),
     ] = None,
     batch: Annotated[
         int | None,
         optional(
             "Sequences at a time.",
-            "1; the operator decodes 1 and 8; on CUDA 16384 tokens for the operator, 4096 for the model",
+            "1; on CUDA 16384 tokens for the operator, 4096 for the model, but when decoding",
         ),
     ] = None,
     heads: Annotated[
@@ -70,7 +63,7 @@ def bench(
 ) -> None:
     """Measure times relative to the Transformer's, in alternated runs, after checking that all results are right.
 
-    It takes about twelve minutes (operator) or five (model) on two processor cores. With `--device cuda` the default
+    It takes about twelve minutes (operator) or ten (model) on two processor cores. With `--device cuda` the default
     sizes are larger, and how long they take is not known. A candidate with wrong results is not timed, and the command
     ends with an error that names it.
     """
@@ -79,8 +72,10 @@ def bench(
 
     import torch
 
-    from diff_lab.bench.bench_pages import results_path, threshold_line, write_document
-    from diff_lab.bench.benchmark import refuse_wrong
+    from diff_lab.bench.bench_pages import results_path, write_document
+    from diff_lab.bench.benchmark import Recorder, refuse_wrong
+    from diff_lab.bench.model_bench import ModelSettings, measure_model
+    from diff_lab.bench.operator_bench import OperatorSettings, measure_operator
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -98,68 +93,21 @@ def bench(
     }
     # The settings have defaults for what was not given.
     chosen = {name: value for name, value in options.items() if value not in (None, ())}
-    settings, measure_with = _benchmark(benchmark)
+    settings = OperatorSettings if benchmark == "operator" else ModelSettings
     for name, option in ONLY_ONE.items():
         if name in chosen and name not in settings.__dataclass_fields__:
             raise ValueError(f"{option} is an option of bench {'model' if benchmark == 'operator' else 'operator'}.")
     on_device = settings.on(device, **chosen)
     path = None if output is None else results_path(output, benchmark, device)
     if path is None:
-        console.messages().print("The results are printed and not written: --output names a folder for them.")
+        console.say("The results are printed and not written: --output names a folder for them.")
     else:
         console.refuse_existing((path, path.with_suffix(".md")), "results", overwrite=overwrite)
-    watcher = _BenchProgress(console.messages())
-    try:
-        document, rows = measure_with(on_device, watcher)
-    finally:
-        watcher.stop()
-    for threshold in document["thresholds"]:
-        console.print_line(threshold_line(threshold))
+    recorder = Recorder(tell=console.say, show=console.print_line)
+    if isinstance(on_device, OperatorSettings):
+        document = measure_operator(on_device, recorder)
+    else:
+        document = measure_model(on_device, recorder)
     if path is not None:
         console.print_line(f"written: {' '.join(map(str, write_document(path, document)))}")
-    refuse_wrong(rows)
-
-
-def _benchmark(benchmark: str) -> tuple[type[Any], Any]:
-    """Return the settings of a benchmark and its measurement, which takes them and a watcher."""
-    if benchmark == "operator":
-        from diff_lab.bench.operator_bench import OperatorSettings, measure_operator
-
-        return OperatorSettings, measure_operator
-    from diff_lab.bench.model_bench import ModelSettings, measure_model
-
-    return ModelSettings, measure_model
-
-
-class _BenchProgress:
-    """A `diff_lab.bench.benchmark.Watcher` that prints rows to stdout, under a line for their case."""
-
-    def __init__(self, messages: Console) -> None:
-        columns = (
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False),
-        )
-        # A thread that draws by itself would disturb what is measured.
-        options: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "disable": not messages.is_terminal}
-        self._messages, self._bar = messages, Progress(*columns, console=messages, **options)
-        self._task = self._bar.add_task("")
-        # If both are the same terminal, lines appear above the bar.
-        self._out = messages if messages.is_terminal and sys.stdout.isatty() else console.output()
-        self._case = ""
-        self.stop = self._bar.stop
-        self._bar.start()
-
-    def stage(self, text: str, done: int, total: int) -> None:
-        self._bar.update(self._task, description=text, completed=done, total=total, refresh=True)
-        if self._bar.disable:
-            self._messages.print(f"part {done + 1} of {total}: {text}", markup=False, soft_wrap=True)
-
-    def row(self, row: "BenchRow") -> None:
-        from diff_lab.bench.bench_pages import row_line
-
-        case = f"{row.pass_}, {row.dtype}, {row.sizes}"
-        heading = "" if case == self._case else f"{case}\n"
-        self._case = case
-        self._out.print(f"{heading}  {row_line(row)}", markup=False, soft_wrap=True)
+    refuse_wrong(recorder.rows)

@@ -47,7 +47,7 @@ def train_tokenizer(
         raise FileExistsError(f"--output must be a new folder inside one that exists, got {str(output)!r}.")
     corpus = TextFiles(text, field)
     with console.messages().status(f"Reading {corpus.name}"):
-        trained = train_bpe((piece.text for piece in corpus.pieces() if piece.text), vocab_size)
+        trained = train_bpe(filter(None, corpus.documents()), vocab_size)
     with atomic_directory(output) as folder:
         trained.save_pretrained(folder)
     console.print_line(f"{len(trained)} tokens: {output}")

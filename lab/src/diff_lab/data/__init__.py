@@ -2,7 +2,7 @@
 
 from diff_lab.data.arithmetic_task import ArithmeticBatches
 from diff_lab.data.batches import Batches
-from diff_lab.data.corpus import Corpus, Fingerprinted, HubDataset, TextFiles
+from diff_lab.data.corpus import Corpus, HubDataset, TextFiles
 from diff_lab.data.labelled_text import LabelledText, read_labelled
 from diff_lab.data.many_shot_task import Episode, ManyShotBatches
 from diff_lab.data.masked_text import MaskedTextBatches, with_mask_token
@@ -10,8 +10,8 @@ from diff_lab.data.needle_task import NeedleBatches, NeedleDocument, NeedleTask
 from diff_lab.data.retrieval_task import RetrievalBatches, RetrievalSample
 from diff_lab.data.split import training_text, validation_text
 from diff_lab.data.text_batches import TextBatches
-from diff_lab.data.token_cache import Tell, TokenCache, prepare, token_dtype
-from diff_lab.data.tokenizers import byte_tokenizer, bytes_of_tokens, encode_documents, train_bpe, trained_bpe
+from diff_lab.data.token_cache import Tell, TokenCache, prepare
+from diff_lab.data.tokenizers import byte_tokenizer, train_bpe, trained_bpe
 from diff_transformer.utils.files import cache_folder
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "Batches",
     "Corpus",
     "Episode",
-    "Fingerprinted",
     "HubDataset",
     "LabelledText",
     "ManyShotBatches",
@@ -34,12 +33,9 @@ __all__ = [
     "TextFiles",
     "TokenCache",
     "byte_tokenizer",
-    "bytes_of_tokens",
     "cache_folder",
-    "encode_documents",
     "prepare",
     "read_labelled",
-    "token_dtype",
     "train_bpe",
     "trained_bpe",
     "training_text",

@@ -1,19 +1,16 @@
-"""Reads documents a piece at a time: from files, Python's standard library, or a data set of the `datasets` library."""
+"""Reads documents: from files, Python's standard library, or a data set of the `datasets` library."""
 
 import codecs
 import glob
 import hashlib
-import heapq
-import itertools
 import os
-import re
 import sysconfig
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from diff_transformer.utils.files import parse_json
 from diff_transformer.utils.manifest import file_digests
@@ -21,27 +18,11 @@ from diff_transformer.utils.suggestions import quoted, some
 
 ENDINGS = (".txt", ".jsonl", ".parquet")
 
-# Characters of a long document that are read at a time, and how many more to look for where it can be cut.
-PIECE = 1 << 18
-_LONGEST_PIECE = 16 * PIECE
-_SEARCHED = 1 << 30  # bytes that are read for files that are not UTF-8 either, after the first
-
-# Before white space that follows something else: byte-level tokenizers never join the two, so the pieces' tokens are
-# those of the document.
-_CUT = re.compile(r"\S(?=\s)")
-
 # Folders of the standard library that are not its source: tests, installed packages, caches, bundled programs, and
 # two folders of generated tables (`encodings`, `pydoc_data`) that would make the corpus easier than code is.
 _NO_SOURCE = (
     "__pycache__ dist-packages encodings ensurepip idlelib lib2to3 pydoc_data site-packages test tests turtledemo"
 )
-
-
-class Piece(NamedTuple):
-    """A part of a document that fits in memory."""
-
-    text: str  # all of it has bytes: no half of a surrogate pair; empty for a document of white space
-    ends: bool  # whether the document ends with it
 
 
 class Corpus(Protocol):
@@ -51,8 +32,11 @@ class Corpus(Protocol):
     def name(self) -> str:
         """For messages."""
 
-    def pieces(self, skip: int = 0) -> Iterator[Piece]:
-        """Return the documents after the first `skip`, empty ones included, in pieces."""
+    def documents(self, skip: int = 0) -> Iterator[str]:
+        """Return the documents after the first `skip`; one of white space alone is empty.
+
+        All of a document has bytes: no half of a surrogate pair.
+        """
 
     def fingerprint(self) -> str:
         """Return a fingerprint of the content: the same documents in the same order give the same one."""
@@ -70,6 +54,7 @@ class TextFiles:
             "text/*.txt" or "text/**/*.txt", which is read like a folder of its matches. None means the source files of
             Python's standard library, a document a file.
         field: the key of a `.jsonl` line and the column of a `.parquet` file that hold the text.
+        known: the fingerprint, which is then not found out again.
 
     Raises:
         FileNotFoundError: a path does not exist, or a pattern matches no text.
@@ -79,6 +64,7 @@ class TextFiles:
 
     paths: Sequence[str | Path] | None
     field: str = "text"
+    known: str | None = None
 
     def __post_init__(self) -> None:
         for path in self.paths or ():
@@ -100,47 +86,27 @@ class TextFiles:
         by_parts = partial(str.split, sep=os.sep)
         return [file for path in self.paths for file in sorted(_text_files(path), key=by_parts)]
 
-    def pieces(self, skip: int = 0) -> Iterator[Piece]:
-        files = [Path(file) for file in self.files()]
-        for number, file in enumerate(files):
+    def documents(self, skip: int = 0) -> Iterator[str]:
+        for file in map(Path, self.files()):
             reader = _READERS[file.suffix.lower()]
             if skip and reader is _read_document:  # no need to read what is skipped
                 skip -= 1
                 continue
-            try:
-                for piece in reader(file, self.field):
-                    if not skip:
-                        yield piece
-                    skip -= skip > 0 and piece.ends
-            except UnicodeDecodeError as error:
-                raise ValueError(_not_utf8(files[number:], error)) from None
+            for document in reader(file, self.field):
+                if not skip:
+                    yield document
+                skip -= skip > 0
 
     def fingerprint(self) -> str:
         """Hash the content, see `Corpus`."""
+        if self.known is not None:
+            return self.known
         digest_of_all = hashlib.sha256(self.field.encode())
         here = os.getcwd()
         files = [os.path.join(here, file) for file in self.files()]
         for digest in file_digests(files):
             digest_of_all.update(bytes.fromhex(digest))
         return digest_of_all.hexdigest()
-
-
-@dataclass(frozen=True)
-class Fingerprinted:
-    """A corpus whose fingerprint is known, which no process has to find out again."""
-
-    corpus: Corpus
-    known: str
-
-    @property
-    def name(self) -> str:
-        return self.corpus.name
-
-    def pieces(self, skip: int = 0) -> Iterator[Piece]:
-        return self.corpus.pieces(skip)
-
-    def fingerprint(self) -> str:
-        return self.known
 
 
 @dataclass(frozen=True)
@@ -154,28 +120,27 @@ class HubDataset:
     config: str | None = None  # which of its configurations; None where it has one
     split: str = "train"
     field: str = "text"  # the column that holds the text
+    known: str | None = None  # the fingerprint, which is then not found out again
 
     @property
     def name(self) -> str:
         return f"data set {self.dataset!r} ({self.split})"
 
-    def pieces(self, skip: int = 0) -> Iterator[Piece]:
+    def documents(self, skip: int = 0) -> Iterator[str]:
         from datasets import load_dataset  # takes a second to import, and only this reader needs it
 
         rows = self._loaded(partial(load_dataset, split=self.split, streaming=True))
-        if rows.column_names is not None and self.field not in rows.column_names:
-            raise ValueError(
-                f"The {self.name} has no column {self.field!r}, only {some(map(quoted, rows.column_names))}."
-            )
         for number, row in enumerate(rows.skip(skip), start=skip + 1):
             location = f"Row {number} of the {self.name}"
-            if self.field not in row:  # the columns were not known before
+            if self.field not in row:
                 raise ValueError(f"{location} has no column {self.field!r}, only {some(map(quoted, row))}.")
-            yield from _row(row[self.field], location, self.field)
+            yield _row(row[self.field], location, self.field)
 
     def fingerprint(self) -> str:
         from datasets import load_dataset_builder
 
+        if self.known is not None:
+            return self.known
         builder = self._loaded(load_dataset_builder)
         # The hash is of the data files' versions on the Hub, or of their names and times in a folder.
         parts = (self.dataset, builder.config_id, str(builder.hash), self.split, self.field)
@@ -202,25 +167,19 @@ def _standard_library() -> list[Path]:
 def _text_files(path: str | Path) -> Iterator[str]:
     """Yield the readable files of `path`, in any order; as strings, to find a million files in seconds."""
     named = str(Path(os.path.expanduser(path)))
-    endings = ", ".join(ENDINGS)
-    found: Iterable[str]
-    missing: Exception
-    if os.path.isdir(named):
-        found, missing = _in_folder(named), ValueError(f"The folder {named!r} holds no file that ends in {endings}.")
-    elif os.path.exists(named):
-        found, missing = filter(_is_text, [named]), ValueError(f"Cannot read {named!r}: a text file ends in {endings}.")
-    elif glob.escape(named) != named:
-        matches = glob.glob(named, recursive=True)
-        inside = [file for match in matches for file in (_in_folder(match) if os.path.isdir(match) else [match])]
-        texts = sorted(file for file in inside if _is_text(file) and os.path.isfile(file))
+    exists = os.path.exists(named)
+    if not exists and glob.escape(named) == named:
+        raise FileNotFoundError(f"There is no text file or folder {quoted(named, 300)}.")
+    matches = [named] if exists else glob.glob(named, recursive=True)
+    inside = (file for match in matches for file in (_in_folder(match) if os.path.isdir(match) else [match]))
+    texts: Iterable[str] = filter(_is_text, inside)
+    if not exists:
         # "**" matches a folder and each file in it, and goes through links to folders, be it in circles.
-        found = {(os.path.realpath(os.path.dirname(file)), os.path.basename(file)): file for file in texts}.values()
-        missing = FileNotFoundError(f"The pattern {named!r} matches no file that ends in {endings}.")
-    else:
-        found, missing = (), FileNotFoundError(f"There is no text file or folder {quoted(named, 300)}.")
-    first = next(files := iter(found), None)
+        texts = {os.path.realpath(file): file for file in sorted(texts)}.values()
+    first = next(files := iter(texts), None)
     if first is None:
-        raise missing
+        error = ValueError if exists else FileNotFoundError
+        raise error(f"There is no text in {named!r}: a text file ends in {', '.join(ENDINGS)}.")
     yield first
     yield from files
 
@@ -230,98 +189,43 @@ def _is_text(file: str) -> bool:
 
 
 def _in_folder(path: str) -> Iterator[str]:
-    """Yield the readable files in a folder and those below it, in any order, without those that are hidden."""
-    folders = [path]
-    links: list[str] = []  # to folders; after all others, in order: which name a folder is found by is always the same
+    """Yield the readable files in a folder and those below it, each once, without those that are hidden."""
     seen = set()
-    while folders or links:
-        folder = folders.pop() if folders else heapq.heappop(links)
-        if (place := os.path.realpath(folder)) in seen:  # linked from two places, or from inside itself
-            continue
+    for folder, inner, names in os.walk(path, followlinks=True):
+        place = os.path.realpath(folder)
+        # Links to folders come last: which name a folder is found by is always the same.
+        shown = () if place in seen else (name for name in inner if not name.startswith("."))
+        inner[:] = sorted(shown, key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
+        if place not in seen:
+            files = (os.path.join(folder, name) for name in names if _is_text(name) and not name.startswith("."))
+            yield from filter(os.path.isfile, files)  # no link to nowhere
         seen.add(place)
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):  # what editors, systems and version control keep beside a text
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif entry.is_symlink() and os.path.isdir(entry.path):
-                    heapq.heappush(links, entry.path)
-                elif _is_text(entry.name) and entry.is_file():
-                    yield entry.path
 
 
-def _not_utf8(files: list[Path], error: UnicodeDecodeError) -> str:
-    """Describe files that are not UTF-8: the first, whose error is given, and others within ``_SEARCHED``."""
-    others = [file for file in files[1:] if file.suffix.lower() not in (".parquet", ".py")]  # source may say its own
-    sizes = itertools.accumulate(file.stat().st_size for file in others)
-    found = [(file, _undecodable(file)) for file, size in zip(others, sizes, strict=False) if size <= _SEARCHED]
-    wrong = [(files[0], _undecodable(files[0]) or error.reason), *((file, reason) for file, reason in found if reason)]
-    if len(wrong) == 1:
-        return f"{str(files[0])!r} is not UTF-8 text: {wrong[0][1]}."
-    named = some([f"{str(file)!r} ({reason})" for file, reason in wrong], most=5)
-    return f"{len(wrong)} files are not UTF-8 text: {named}."
+def _read_document(file: Path, field: str) -> Iterator[str]:
+    try:
+        # Source honours the encoding that the file declares.
+        with tokenize.open(file) if file.suffix.lower() == ".py" else file.open(encoding="utf-8-sig") as stream:
+            yield _or_empty(stream.read())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(file)!r} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
 
 
-def _undecodable(file: Path) -> str | None:
-    """Return the place and the reason if a file is not UTF-8, with a part of it in memory at a time."""
-    done, held = 0, b""
-    with file.open("rb") as stream:
-        while True:
-            held += (more := stream.read(PIECE))
-            try:
-                _, used = codecs.utf_8_decode(held, "strict", not more)
-            except UnicodeDecodeError as error:
-                return f"{error.reason} at byte {done + error.start}"
-            if not more:
-                return None
-            done, held = done + used, held[used:]
-
-
-def _read_document(file: Path, field: str) -> Iterator[Piece]:
-    # Source honours the encoding that the file declares.
-    with tokenize.open(file) if file.suffix.lower() == ".py" else file.open(encoding="utf-8-sig") as stream:
-        yield from _pieces(iter(partial(stream.read, PIECE), ""))
-
-
-def _pieces(parts: Iterator[str]) -> Iterator[Piece]:
-    """Yield the pieces of a document that comes in parts, about as long as the parts."""
-    held = next(parts, "")
-    blank = not held.strip()
-    for more in parts:
-        held += more
-        blank = blank and not more.strip()
-        cut = 0 if blank else _last_cut(held)
-        if cut:
-            yield Piece(held[:cut], ends=False)
-            held = held[cut:]
-    yield Piece("" if blank else held, ends=True)
-
-
-def _last_cut(text: str) -> int:
-    """Return the last place to cut that changes no token, or the end of a text that grew too long; 0 for nowhere."""
-    for width in (1 << 12, 2 * PIECE + 1):  # what lies before was searched when it was read
-        cuts = [match.end() for match in _CUT.finditer(text, max(0, len(text) - width))]
-        if cuts:
-            return cuts[-1]
-    return len(text) if len(text) >= _LONGEST_PIECE else 0
-
-
-def _read_jsonl(file: Path, field: str) -> Iterator[Piece]:
+def _read_jsonl(file: Path, field: str) -> Iterator[str]:
     # The json module rather than `datasets`: the error can name the line, and nothing is copied into a cache.
-    with file.open(encoding="utf-8-sig") as lines:
+    with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
+            if not line.removeprefix(codecs.BOM_UTF8).strip():
                 continue
             location = f"Line {number} of {str(file)!r}"
             row = parse_json(line, location)
             if not isinstance(row, dict) or field not in row:
                 holds = f"only {some(map(quoted, row))}" if isinstance(row, dict) else f"a {type(row).__name__}"
                 raise ValueError(f"{location} has no field {field!r}, {holds}.")
-            yield from _row(row[field], location, field)
+            yield _row(row[field], location, field)
 
 
-def _read_parquet(file: Path, field: str) -> Iterator[Piece]:
+def _read_parquet(file: Path, field: str) -> Iterator[str]:
     from pyarrow import ArrowException, parquet  # `datasets` brings it
 
     try:
@@ -331,18 +235,21 @@ def _read_parquet(file: Path, field: str) -> Iterator[Piece]:
                 raise ValueError(f"{str(file)!r} has no column {field!r}, only {some(map(quoted, columns))}.")
             batches = table.iter_batches(batch_size=64, columns=[field])
             for number, value in enumerate((value for batch in batches for value in batch.column(0)), start=1):
-                yield from _row(value.as_py(), f"Row {number} of {str(file)!r}", field)
+                yield _row(value.as_py(), f"Row {number} of {str(file)!r}", field)
     except (ArrowException, OSError) as error:
         message = " ".join(str(error).split())
         raise ValueError(f"{str(file)!r} is not a readable parquet file: {message}") from None
 
 
-def _row(text: object, location: str, field: str) -> Iterator[Piece]:
-    """Cut a document of a table like that of a file, as encoding takes a hundred times a text's memory."""
+def _row(text: object, location: str, field: str) -> str:
     if not isinstance(text, str):
         raise ValueError(f"{location}: {field!r} is {quoted(text)}, not text.")
     check_characters(text, f"{location}: {field!r}")
-    return _pieces(text[start : start + PIECE] for start in range(0, len(text), PIECE))
+    return _or_empty(text)
+
+
+def _or_empty(text: str) -> str:
+    return "" if text.isspace() else text
 
 
 def check_characters(text: str, location: str) -> None:
@@ -354,7 +261,7 @@ def check_characters(text: str, location: str) -> None:
         raise ValueError(f"{location} holds {half!r}, which is not a Unicode character.") from None
 
 
-_READERS: dict[str, Callable[[Path, str], Iterator[Piece]]] = {
+_READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
     ".txt": _read_document,
     ".py": _read_document,
     ".jsonl": _read_jsonl,

@@ -1,34 +1,24 @@
-"""Reads labelled questions for many-shot classification, of TREC, Banking-77 and CLINC-150, from their files."""
+"""Reads labelled texts for many-shot classification from tables of two columns."""
 
-import csv
-from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diff_transformer.utils.files import read_json
 from diff_transformer.utils.suggestions import quoted, some
 
 SEPARATOR = "\n==\n"
-
-# Words for TREC's classes of questions, which its files abbreviate.
-_TREC = {
-    "ABBR": "abbreviation",
-    "DESC": "description",
-    "ENTY": "entity",
-    "HUM": "human",
-    "LOC": "location",
-    "NUM": "number",
-}
+# The names that stand before a text and its label in a prompt, of the tasks of Figures 6 and 7 and of any other.
+_QUESTION, _UTTERANCE, _OTHER = ("Question", "Type"), ("utterance", "intent"), ("text", "label")
+_NAMES = {"trec": _QUESTION, "trec-fine": _QUESTION, "banking77": ("query", "intent"), "clinc150": _UTTERANCE}
 
 
 @dataclass(frozen=True)
 class LabelledText:
     """A classification task and how its prompts are written."""
 
-    name: str  # "trec", "trec-fine", "banking77" or "clinc150"
+    name: str  # such as "trec"
     train: tuple[tuple[str, str], ...]  # texts with their labels
     test: tuple[tuple[str, str], ...]
     labels: tuple[str, ...]  # all, sorted
@@ -45,85 +35,45 @@ class LabelledText:
 
 
 def read_labelled(name: str, folder: str | Path) -> LabelledText:
-    """Read a task from the files in which it is distributed.
+    """Read a task from the files "train" and "test" of a folder, `.csv`, `.jsonl` or `.parquet`.
 
-    "trec" and "trec-fine" (6 and 50 classes): train.txt or train_5500.label, test.txt or TREC_10.label. "banking77":
-    train.csv, test.csv. "clinc150": data_full.json, without the questions outside its 150 intents.
+    Their columns "text" and "label" hold the texts and the words of their labels.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: another name, or a file that is not of its format; the line is named.
+        ValueError: a file lacks these columns or has no rows, or a row is not two texts; the row is named.
     """
-    if name not in _READERS:
-        raise ValueError(f"There is no labelled text {name!r}, only {', '.join(map(repr, _READERS))}.")
-    read, input_name, label_name = _READERS[name]
-    train, test = (tuple(read(Path(folder), part)) for part in ("train", "test"))
-    if not train or not test:
-        raise ValueError(f"The {'test' if train else 'training'} part of {name} in {str(folder)!r} is empty.")
+    train, test = (_rows(Path(folder), part) for part in ("train", "test"))
     labels = tuple(sorted({label for _, label in train}))
     if unknown := sorted({label for _, label in test}.difference(labels)):
         raise ValueError(f"In {str(folder)!r} the test part of {name} alone has the label {quoted(unknown[0])}.")
-    return LabelledText(name, train, test, labels, input_name, label_name)
+    return LabelledText(name, train, test, labels, *_NAMES.get(name, _OTHER))
 
 
-Rows = Iterator[tuple[str, str]]
+def _rows(folder: Path, part: str) -> tuple[tuple[str, str], ...]:
+    from pyarrow import ArrowException, csv, json, parquet  # `datasets` brings it
 
-
-def _trec(folder: Path, part: str, fine: bool) -> Rows:
-    file = _find(folder, *{"train": ("train.txt", "train_5500.label"), "test": ("test.txt", "TREC_10.label")}[part])
-    # The files are in Latin-1, in which every byte is a character; only "\n" ends a line.
-    for number, line in enumerate(file.read_bytes().removeprefix(BOM_UTF8).decode("latin-1").split("\n"), 1):
-        name, _, text = line.strip().partition(" ")
-        coarse, _, fine_class = name.partition(":")
-        if coarse in _TREC and fine_class and text:
-            yield text, f"{_TREC[coarse]} {fine_class}" if fine else _TREC[coarse]
-        elif name:
-            expected = f"a line is COARSE:fine and a question, with {', '.join(_TREC)}"
-            raise ValueError(f"{file}, line {number}: {expected}; got {quoted(line)}.")
-
-
-def _banking77(folder: Path, part: str) -> Rows:
-    file = _find(folder, f"{part}.csv")
-    with file.open(encoding="utf-8-sig", newline="") as lines:
-        rows = csv.DictReader(lines)
-        if not {"text", "category"} <= set(rows.fieldnames or ()):
-            raise ValueError(
-                f"{file} has no columns 'text' and 'category', but {some(map(quoted, rows.fieldnames or ()))}."
-            )
-        for row in rows:
-            yield _pair([row["text"], row["category"]], f"{file}, line {rows.line_num}")
-
-
-def _clinc150(folder: Path, part: str) -> Rows:
-    file = _find(folder, "data_full.json")
+    words = csv.ConvertOptions(column_types={"text": "string", "label": "string"})
+    readers: dict[str, Callable[[Path], Any]] = {
+        f"{part}.csv": partial(
+            csv.read_csv, parse_options=csv.ParseOptions(newlines_in_values=True), convert_options=words
+        ),
+        f"{part}.jsonl": json.read_json,
+        f"{part}.parquet": parquet.read_table,
+    }
+    file = next((folder / name for name in readers if (folder / name).is_file()), None)
+    if file is None:
+        raise FileNotFoundError(f"{str(folder)!r} holds no {' or '.join(readers)}.")
     try:
-        rows = enumerate(read_json(file)[part], 1)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is not JSON with the lists 'train' and 'test': {error}.") from None
-    for number, row in rows:
-        yield _pair(row, f"{file}, row {number}")
-
-
-def _pair(row: Any, location: str) -> tuple[str, str]:
-    is_pair = isinstance(row, list) and len(row) == 2
-    if not is_pair or not all(isinstance(text, str) and text.strip() for text in row):
-        raise ValueError(
-            f"{location}: a text and its label are a list of two texts that are not empty, got {quoted(row)}."
-        )
-    text, label = row
-    return " ".join(text.split()), label.replace("_", " ").strip()
-
-
-def _find(folder: Path, *names: str) -> Path:
-    for name in names:
-        if (folder / name).is_file():
-            return folder / name
-    raise FileNotFoundError(f"{str(folder)!r} holds no {' or '.join(names)}.")
-
-
-_READERS: dict[str, tuple[Callable[[Path, str], Rows], str, str]] = {
-    "trec": (partial(_trec, fine=False), "Question", "Type"),
-    "trec-fine": (partial(_trec, fine=True), "Question", "Type"),
-    "banking77": (_banking77, "query", "intent"),
-    "clinc150": (_clinc150, "utterance", "intent"),
-}
+        table = readers[file.name](file)
+    except (ArrowException, OSError) as error:
+        raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
+    if not {"text", "label"} <= set(table.column_names):
+        raise ValueError(f"{file} has no columns 'text' and 'label', but {some(map(quoted, table.column_names))}.")
+    rows = list(zip(table["text"].to_pylist(), table["label"].to_pylist(), strict=True))
+    if not rows:
+        raise ValueError(f"{file} has no rows.")
+    for number, row in enumerate(rows, start=1):
+        if not all(isinstance(cell, str) and cell.strip() for cell in row):
+            raise ValueError(f"{file}, row {number}: a text and its label are not empty, got {quoted(list(row))}.")
+    return tuple((" ".join(text.split()), " ".join(label.split())) for text, label in rows)

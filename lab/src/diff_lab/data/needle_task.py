@@ -55,7 +55,6 @@ class NeedleDocument:
     answer_spans: tuple[tuple[int, int], ...]  # R spans (begin, end) of these numbers in the context
     needle_spans: tuple[tuple[int, int], ...]  # R spans of the needles that they stand in
     query_positions: tuple[int, ...]  # R positions in the last answer that each predict a number's first token
-    depth: float  # in 0 … 1, where in the haystack the needle of the first of these numbers lies
 
 
 @dataclass(eq=False, repr=False)
@@ -140,7 +139,7 @@ class NeedleTask:
         lines = [needle(city, value) for city, value in zip(cities, values, strict=True)]
         turns = [self._targets(random, count) for _ in range(self.turns)]
         text = self._text(random, self.length - self._most)
-        context, spans, depth = _hide(random, text, lines, turns[-1][0], depth)
+        context, spans = _hide(random, text, lines, turns[-1][0], depth)
 
         encoded = self._encode(context)
         tokens, learned = list(encoded.ids), [False] * len(encoded.ids)
@@ -168,7 +167,6 @@ class NeedleTask:
             answer_spans=tuple(_span(encoded.offsets, end - self.digits, end) for _, end in needle_spans),
             needle_spans=tuple(_span(encoded.offsets, begin, end) for begin, end in needle_spans),
             query_positions=tuple(prompt_length + first - 1 for first in firsts),
-            depth=depth,
         )
 
     def _targets(self, random: np.random.Generator, count: int) -> list[int]:
@@ -196,8 +194,8 @@ class NeedleTask:
 
 def _hide(
     random: np.random.Generator, text: str, lines: list[str], target: int, depth: float | None
-) -> tuple[str, list[tuple[int, int]], float]:
-    """Return the text with these lines in it, the characters of each, and how deep the line `target` lies."""
+) -> tuple[str, list[tuple[int, int]]]:
+    """Return the text with these lines in it, and the characters of each; `target` lies at `depth` if that is given."""
     positions = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
     if len(positions) < len(lines) + len(text) // _RARE:  # source code has few sentences, but lines
         positions = [0, *(match.end() for match in _LINE_END.finditer(text)), len(text)]
@@ -217,7 +215,7 @@ def _hide(
         follows = text[position : position + 1]
         hidden += lines[index] + ("" if follows in ("", "\n") else "\n")
         last = position
-    return hidden + text[last:], spans, int(chosen[target]) / max(1, len(text))
+    return hidden + text[last:], spans
 
 
 def _span(offsets: list[tuple[int, int]], begin: int, end: int) -> tuple[int, int]:

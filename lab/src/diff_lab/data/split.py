@@ -1,34 +1,23 @@
 """Divides the documents of a corpus into those to train on and those to validate with, by their content alone."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 
-from diff_lab.data.corpus import Corpus, Piece
+from diff_lab.data.corpus import Corpus
 
 SPLIT_VERSION = 2  # of the rule below, in the names of what is made by it
 
 # What is known of each document: bytes of UTF-8, and the first 64 bits of the SHA-256 of its text.
 DOCUMENT = np.dtype([("bytes", "<i8"), ("digest", "<u8")])
 
-# A piece, and the fields of `DOCUMENT` where its document ends; else None.
-DigestedPiece = tuple[Piece, tuple[int, int] | None]
 
-
-def with_digests(pieces: Iterable[Piece]) -> Iterator[DigestedPiece]:
-    """Yield the pieces, with the digests of their documents."""
-    digest, size = hashlib.sha256(), 0
-    for piece in pieces:
-        encoded = piece.text.encode()
-        digest.update(encoded)
-        size += len(encoded)
-        if not piece.ends:
-            yield piece, None
-            continue
-        yield piece, (size, int.from_bytes(digest.digest()[:8], "little"))
-        digest, size = hashlib.sha256(), 0
+def document_row(text: str) -> tuple[int, int]:
+    """Return the fields of `DOCUMENT` for a text."""
+    encoded = text.encode()
+    return len(encoded), int.from_bytes(hashlib.sha256(encoded).digest()[:8], "little")
 
 
 def split(documents: np.ndarray, validation_fraction: float) -> np.ndarray:
@@ -68,21 +57,14 @@ def split(documents: np.ndarray, validation_fraction: float) -> np.ndarray:
 
 
 def _part(corpus: Corpus, validation_fraction: float, *, validation: bool) -> Iterator[str]:
-    rows = [document for _, document in with_digests(corpus.pieces()) if document is not None]
-    training = split(np.array(rows, dtype=DOCUMENT), validation_fraction)
-    number = before = 0
-    for piece in corpus.pieces():
-        encoded = piece.text.encode()
+    rows = np.array([document_row(text) for text in corpus.documents()], dtype=DOCUMENT)
+    for text, boundary in zip(corpus.documents(), split(rows, validation_fraction), strict=True):
+        encoded = text.encode()
         # Of a character that is cut, neither side has anything.
-        boundary = min(len(encoded), max(0, int(training[number]) - before))
-        part = encoded[boundary:] if validation else encoded[:boundary]
-        if part:
+        if part := encoded[boundary:] if validation else encoded[:boundary]:
             yield part.decode(errors="ignore")
-        before += len(encoded)
-        if piece.ends:
-            number, before = number + 1, 0
 
 
-# The text to train on and the text to validate with, in pieces; the corpus is read twice. See `split`.
+# The text to train on and the text to validate with, document by document; the corpus is read twice. See `split`.
 training_text = partial(_part, validation=False)
 validation_text = partial(_part, validation=True)

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,14 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from diff_lab.data.batches import IGNORED
-from diff_lab.data.prepared_cache import build_cached, cache_key
-from diff_lab.data.split import SPLIT_VERSION, split
+from diff_lab.data.split import split
 from diff_lab.data.token_cache import TokenCache
 from diff_lab.data.tokenizers import bytes_of_tokens
 
-_TABLES_VERSION = 1
-_SOURCE = "source.sha256"
-_BATCH_TOKENS = 1 << 20  # whose sizes are added up together
 _VALIDATION_TOKENS = 1 << 14  # tokens
 
 
@@ -66,7 +61,10 @@ class TextBatches:
             )
         self.vocab_size = len(self.tokenizer)
         self._sizes = np.array(bytes_of_tokens(self.tokenizer))
-        self._train, self._validation, self.source = divided(self.cache, self.validation_fraction, self._sizes)
+        documents = self.cache.documents
+        self.source = hashlib.sha256(documents["digest"].tobytes()).hexdigest()
+        parts = _divided(self.cache.tokens, documents, self.validation_fraction, self._sizes)
+        self._train, self._validation = parts
         for part, packed in (("training", self._train), ("validation", self._validation)):
             if not packed.blocks(length) and not (part == "training" and self.validation_fraction == 1):
                 raise ValueError(
@@ -168,35 +166,7 @@ class Packed(NamedTuple):
         return {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
 
 
-def divided(cache: TokenCache, validation_fraction: float, sizes: np.ndarray) -> tuple[Packed, Packed, str]:
-    """Return the training and the validation part of a corpus, see `split`, and a hash of all documents' digests.
-
-    The tables are made once, by one process, beside the cache's folder. All others map them: a process holds the pages
-    of them that it reads, which it shares with the machine's other processes. `sizes`, (vocabulary,), says how many
-    bytes of text each token stands for.
-    """
-    vocabulary = hashlib.sha256(sizes.tobytes()).hexdigest()
-    key = cache_key(_TABLES_VERSION, SPLIT_VERSION, cache.folder.name, validation_fraction, vocabulary)
-    names, tables = ("training", "validation"), Packed._fields[1:]
-
-    def make(unfinished: Path) -> None:
-        documents = cache.documents
-        parts = _parts(cache.tokens, documents, validation_fraction, sizes)
-        for name, part in zip(names, parts, strict=True):
-            for table in tables:
-                np.save(unfinished / f"{name}-{table}.npy", getattr(part, table))
-        source = hashlib.sha256(documents["digest"].tobytes()).hexdigest()
-        (unfinished / _SOURCE).write_text(source, encoding="ascii")
-
-    folder = build_cached(cache.folder.parents[1] / "tables" / key, make)
-    training, validation = (
-        Packed(cache.tokens, *(np.load(folder / f"{name}-{table}.npy", mmap_mode="r") for table in tables))
-        for name in names
-    )
-    return training, validation, (folder / _SOURCE).read_text(encoding="ascii")
-
-
-def _parts(
+def _divided(
     tokens: np.ndarray, documents: np.ndarray, validation_fraction: float, sizes: np.ndarray
 ) -> tuple[Packed, Packed]:
     """Return the training and the validation part, which is behind it in a document that both share."""
@@ -214,17 +184,10 @@ def _parts(
 
 
 def _tokens_before_end(tokens: np.ndarray, size: int, sizes: np.ndarray) -> int:
-    """Return how many tokens there are before the last `size` bytes of a text.
-
-    Read from its end, a part at a time: the text may be larger than memory, and its held-out part is small.
-    """
-    for end in range(len(tokens), 0, -_BATCH_TOKENS):
-        start = max(0, end - _BATCH_TOKENS)
-        part = np.cumsum(sizes[tokens[start:end]][::-1])  # bytes from each token to the end, the last one first
-        if part[-1] > size:
-            return end - int(np.searchsorted(part, size, side="right"))
-        size -= int(part[-1])
-    return 0
+    """Return how many tokens there are before the last `size` bytes of a text that ends with the end of text."""
+    tail = tokens[-size - 1 :]  # every token but the last one has a byte or more
+    from_token = np.cumsum(sizes[tail][::-1])  # bytes from each token to the end, the last one first
+    return len(tokens) - int(np.searchsorted(from_token, size, side="right"))
 
 
 def shuffled(index: int, size: int, seed: tuple[int, ...]) -> int:

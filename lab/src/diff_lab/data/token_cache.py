@@ -1,10 +1,9 @@
 """Tokenises a corpus once, into files that are mapped into memory."""
 
-import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
@@ -12,16 +11,16 @@ from transformers import PreTrainedTokenizerFast
 from diff_lab.data.batches import grouped
 from diff_lab.data.corpus import Corpus
 from diff_lab.data.prepared_cache import build_cached, cache_key
-from diff_lab.data.split import DOCUMENT, with_digests
+from diff_lab.data.split import DOCUMENT, document_row
 from diff_lab.data.tokenizers import encode_documents, plain_text_tokenizer
 from diff_transformer.utils.files import cache_folder
 
-# A piece of a document in the cache: where its tokens end (a last piece's with the end of text), whether the document
-# ends with it, and, where it does, what `split` needs.
+# A document in the cache: where its tokens end, with the end of text, and what `split` needs. Earlier versions wrote a
+# record for each piece of a long document, of which the last one alone `ends` it.
 RECORD = np.dtype([("end", "<i8"), ("ends", "?"), *DOCUMENT.descr])
-_TOKENS, _PIECES, _SETTINGS = "tokens.bin", "pieces.bin", "cache.json"
+_TOKENS, _DOCUMENTS, _SETTINGS = "tokens.bin", "pieces.bin", "cache.json"
 _CACHE_VERSION = 1
-_BATCH_CHARACTERS = 1 << 22  # encoded together: many pieces for the threads, and bounded memory
+_BATCH_CHARACTERS = 1 << 22  # of documents that are encoded and written together
 
 # (documents, tokens) so far.
 Tell = Callable[[int, int], None]
@@ -40,8 +39,8 @@ class TokenCache(NamedTuple):
     @property
     def documents(self) -> np.ndarray:
         """(documents,) with the fields of `RECORD`, read from the file; an empty document has no tokens."""
-        pieces = np.fromfile(self.folder / _PIECES, dtype=RECORD)
-        return pieces[pieces["ends"]]
+        records = np.fromfile(self.folder / _DOCUMENTS, dtype=RECORD)
+        return records[records["ends"]]
 
 
 def prepare(
@@ -77,54 +76,34 @@ def token_dtype(vocabulary: int) -> np.dtype:
 
 def _tokenise(corpus: Corpus, tokenizer: PreTrainedTokenizerFast, folder: Path, tell: Tell | None) -> None:
     dtype = token_dtype(len(tokenizer))
-    with (folder / _TOKENS).open("ab") as tokens, (folder / _PIECES).open("ab") as pieces:
-        done = _cut_back(folder, tokens, pieces, dtype)
-        documents = int(done["ends"].sum())
-        for records, ids in _encoded(corpus, tokenizer, done, dtype):
-            # The tokens first: a piece that is listed has them.
-            tokens.write(ids.tobytes())
+    end_of_text = np.array([tokenizer.eos_token_id], dtype=dtype).tobytes()
+    with (folder / _TOKENS).open("ab") as tokens, (folder / _DOCUMENTS).open("ab") as documents:
+        count, total = _cut_back(folder, tokens, documents, dtype)
+        for batch in grouped(corpus.documents(count), len, _BATCH_CHARACTERS):
+            records = []
+            for text, ids in zip(batch, encode_documents(tokenizer, batch), strict=True):
+                if len(ids):
+                    tokens.writelines((ids.astype(dtype).tobytes(), end_of_text))
+                    total += len(ids) + 1
+                records.append((total, True, *document_row(text)))
+            # The tokens first: a document that is listed has them.
             tokens.flush()
-            pieces.write(records.tobytes())
-            pieces.flush()
-            documents += int(records["ends"].sum())
+            documents.write(np.array(records, dtype=RECORD).tobytes())
+            documents.flush()
+            count += len(batch)
             if tell is not None:
-                tell(documents, int(records["end"][-1]))
-        total = tokens.tell() // dtype.itemsize
+                tell(count, total)
     if not total:
         raise ValueError(f"The corpus is empty: {corpus.name} holds no text.")
     (folder / _SETTINGS).write_text(json.dumps({"dtype": dtype.name, "corpus": corpus.name}), encoding="utf-8")
 
 
-def _cut_back(folder: Path, tokens: BinaryIO, pieces: BinaryIO, dtype: np.dtype) -> np.ndarray:
-    """Cut an interrupted cache back to its complete pieces, and return their records."""
-    records = np.fromfile(folder / _PIECES, dtype=RECORD)  # a torn record at the end is not read
-    records = records[records["end"] * dtype.itemsize <= (folder / _TOKENS).stat().st_size]
-    pieces.truncate(len(records) * RECORD.itemsize)
-    tokens.truncate((int(records["end"][-1]) if len(records) else 0) * dtype.itemsize)
-    return records
-
-
-def _encoded(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerFast, done: np.ndarray, dtype: np.dtype
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield records and tokens of the pieces after those that are done, a batch at a time."""
-    ends = np.append(0, done["end"])
-    complete = int(np.flatnonzero(done["ends"]).max(initial=-1)) + 1  # pieces, those of documents that have ended
-    total, begin = int(ends[-1]), int(ends[complete])  # tokens, and those before the document that is being read
-    pieces = with_digests(corpus.pieces(int(done["ends"].sum())))
-    for _ in itertools.islice(pieces, len(done) - complete):
-        pass  # tokenised already, and needed for its document's digest
-    end_of_text = np.array([tokenizer.eos_token_id], dtype=dtype)
-    for batch in grouped(pieces, lambda piece: len(piece[0].text), _BATCH_CHARACTERS):
-        ids_of_batch = encode_documents(tokenizer, [piece.text for piece, _ in batch])
-        records: list[tuple[Any, ...]] = []
-        parts: list[np.ndarray] = []
-        for (piece, document), ids in zip(batch, ids_of_batch, strict=True):
-            total += len(ids)
-            parts.append(np.asarray(ids, dtype=dtype))
-            if piece.ends and total > begin:  # not of an empty document
-                total += 1
-                parts.append(end_of_text)
-            records.append((total, piece.ends, *(document or (0, 0))))
-            begin = total if piece.ends else begin
-        yield np.array(records, dtype=RECORD), np.concatenate(parts)
+def _cut_back(folder: Path, tokens: BinaryIO, documents: BinaryIO, dtype: np.dtype) -> tuple[int, int]:
+    """Cut an interrupted cache back to its complete documents; return how many there are, and their tokens."""
+    records = np.fromfile(folder / _DOCUMENTS, dtype=RECORD)  # a torn record at the end is not read
+    written = records["end"] * dtype.itemsize <= (folder / _TOKENS).stat().st_size
+    records = records[: int(np.flatnonzero(records["ends"] & written).max(initial=-1)) + 1]
+    total = int(records["end"].max(initial=0))
+    documents.truncate(len(records) * RECORD.itemsize)
+    tokens.truncate(total * dtype.itemsize)
+    return int(records["ends"].sum()), total

@@ -1,29 +1,31 @@
 """Makes byte-level tokenizers, for which every text has tokens, and the tokens give the text back exactly."""
 
-import itertools
 import re
-import threading
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from diff_lab.data.batches import grouped
 from diff_lab.data.corpus import Corpus, check_characters
 from diff_lab.data.prepared_cache import build_cached, cache_key
 from diff_lab.data.split import SPLIT_VERSION, training_text
 from diff_transformer.utils.files import cache_folder
-from diff_transformer.utils.short_lived_threads import in_short_lived_thread
 from diff_transformer.utils.token_texts import characters_of_bytes, is_byte_level, is_byte_token
 
 END_OF_TEXT = "<|endoftext|>"
 BYTES = 256
 
-# Characters, of which the longest words have twice as many in training.
-_LONGEST_WORD = 1 << 11
-# What a byte-level tokenizer takes for one word, or a part of it: letters, digits, other characters, white space.
-_IN_ONE_WORD = re.compile(r"[^\W\d_]+|\d+|(?:[^\w\s]|_)+|\s+")
+_LONGEST_WORD = 1 << 11  # characters of a word in training
+# Characters of a part of a document, of parts that are encoded together, and what each part counts for besides.
+_PART, _TOGETHER, _OVERHEAD = 1 << 18, 1 << 22, 1 << 10
+# Before white space that follows something else: byte-level tokenizers never join the two, so the parts' tokens are
+# those of the document.
+_CUT = re.compile(r"\S(?=\s)")
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -39,9 +41,7 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
     """Train byte-level byte-pair encoding on `documents`, which are read once.
 
     `vocab_size` is the number of tokens, with the 256 bytes and the end of text. A corpus that is too small for so many
-    merges gives fewer: `len(tokenizer)` is the number that counts. Words of many thousand characters, as in a genome
-    without line ends, are trained on in parts. Ctrl-C ends it at once; if the program does not end, the computation
-    goes on in a thread of its own, without effect.
+    merges gives fewer: `len(tokenizer)` is the number that counts.
 
     Raises:
         ValueError: `vocab_size` leaves no room for a merge, there are no documents, or one is not valid text.
@@ -49,7 +49,9 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
     if vocab_size <= BYTES + 1:
         raise ValueError(f"A BPE tokenizer must have more than {BYTES + 1} tokens, got vocab_size={vocab_size}.")
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    # A merge takes time by the square of a word's length, as in a genome without line ends.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.FixedLength(_LONGEST_WORD)])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
@@ -61,30 +63,9 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
     first = next(checked, None)
     if first is None:
         raise ValueError("There are no documents to train a tokenizer on.")
-    is_given_up = threading.Event()
-
-    def parts() -> Iterator[str]:
-        for document in itertools.chain([first], checked):
-            if is_given_up.is_set():
-                raise KeyboardInterrupt
-            yield from _without_long_words(document)
-
-    try:
-        # Its thread is not the one that Ctrl-C interrupts, and that would not be until the library has come to an end.
-        in_short_lived_thread(lambda: tokenizer.train_from_iterator(parts(), trainer=trainer))
-    finally:
-        is_given_up.set()
+    tokenizer.train_from_iterator(chain([first], checked), trainer=trainer)
+    tokenizer.pre_tokenizer = words
     return _wrap(tokenizer)
-
-
-def _without_long_words(text: str) -> Iterator[str]:
-    """Yield a text, with words of `_LONGEST_WORD` and more cut: a merge takes time by the square of a word's length."""
-    start = 0
-    for end in range(_LONGEST_WORD, len(text) + 1, _LONGEST_WORD):
-        if _IN_ONE_WORD.fullmatch(text, end - _LONGEST_WORD, end):
-            yield text[start:end]
-            start = end
-    yield text[start:]
 
 
 def trained_bpe(
@@ -102,15 +83,30 @@ def trained_bpe(
     return PreTrainedTokenizerFast.from_pretrained(build_cached((folder or cache_folder()) / "tokenizers" / key, make))
 
 
-def encode_documents(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> list[list[int]]:
+def encode_documents(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> list[np.ndarray]:
     """Tokenise each document, without an end of text. A literal "<|endoftext|>" in it is plain text. Raises ValueError
     if a document is not valid text."""
-    encoder, checked = plain_text_tokenizer(tokenizer), list(_checked(documents))
-    encoded: list[list[int]] = []
-    for start in range(0, len(checked), 64):  # a few at a time: an encoding takes far more memory than its ids
-        batch = encoder.encode_batch_fast(checked[start : start + 64], add_special_tokens=False)
-        encoded.extend(encoding.ids for encoding in batch)
-    return encoded
+    encoder = plain_text_tokenizer(tokenizer)
+    parts = ((number, part) for number, text in enumerate(_checked(documents)) for part in _parts(text))
+    encoded: list[list[np.ndarray]] = [[np.array([], dtype=np.uint32)] for _ in documents]
+    # A few at a time: an encoding takes far more memory than its ids.
+    for group in grouped(parts, lambda part: _OVERHEAD + len(part[1]), _TOGETHER):
+        encodings = encoder.encode_batch_fast([part for _, part in group], add_special_tokens=False)
+        for (number, _), encoding in zip(group, encodings, strict=True):
+            encoded[number].append(np.array(encoding.ids, dtype=np.uint32))
+    return [np.concatenate(ids) for ids in encoded]
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Yield a text in parts, each cut where it changes no token, but where a word is longer than many parts."""
+    start = 0
+    while len(text) - start > 2 * _PART:
+        longest = start + 16 * _PART
+        found = _CUT.search(text, start + _PART, longest)
+        end = found.end() if found else longest
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def plain_text_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:

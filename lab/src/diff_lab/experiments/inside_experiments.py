@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from diff_lab.bench.benchmark import FORWARD, STEP, BenchRow, refuse_wrong
+from diff_lab.bench.benchmark import FORWARD, STEP, BenchRow, Recorder, refuse_wrong
 from diff_lab.bench.model_bench import DIFF, ModelSettings, measure_model
 from diff_lab.coordinates import Coordinates
 from diff_lab.data import Batches
@@ -248,26 +248,16 @@ class ThroughputOptions(Options):
     check_vocabulary: Count | None = Field(default=None, description="vocabulary of those models")
 
 
-class _StageMessages:
-    """Tells the stages of the benchmark as messages; rows are shown when all repetitions are there."""
-
-    def __init__(self, progress: Progress, repetition: str) -> None:
-        self._progress, self._repetition = progress, repetition
-
-    def stage(self, text: str, done: int, total: int) -> None:
-        self._progress.tell(f"{self._repetition}, part {done + 1} of {total}: {text}")
-
-    def row(self, row: BenchRow) -> None: ...
-
-
 def _measure_throughput(preset: Preset, progress: Progress) -> list[Result]:
     """Measure a repetition for each seed: models built anew, checked, and timed in alternated runs."""
     settings = ModelSettings.on(passes=("forward", "step"), candidates=(DIFF,), **preset.options)
     records = []
     for seed in range(preset.seeds):
-        _, rows = measure_model(settings, _StageMessages(progress, f"repetition {seed + 1} of {preset.seeds}"))
-        refuse_wrong(rows)
-        records += throughput_records(rows, seed)
+        progress.tell(f"repetition {seed + 1} of {preset.seeds}")
+        recorder = Recorder(progress.tell, show=lambda row: None)
+        measure_model(settings, recorder)
+        refuse_wrong(recorder.rows)
+        records += throughput_records(recorder.rows, seed)
     return records
 
 
@@ -317,7 +307,7 @@ TABLE_7 = Experiment(
                 "--candidate diff --output runs/table7",
             ),
             remarks=(
-                "It has the sizes of the 3B models, and as many of their 28 layers as the GPU holds of both models. "
+                "It has the sizes of the 3B models, and 12 of their 28 layers. "
                 "The paper's 13B models are not measured; theirs, of DIFF and of the Transformer, in tokens per "
                 "second: "
                 + "; ".join(f"{name.split('/')[1]} {one:,} and {other:,}" for name, (one, other) in PAPER_13B.items())

@@ -1,7 +1,7 @@
 """Measures classification after many labelled examples, and how much their order matters (Figures 6 and 7).
 
 `episodes` and `episode_orders` show synthetic words, on models that were trained on such data; `many_shot` and
-`many_shot_orders` show questions of TREC, Banking-77 and CLINC-150 to any language model.
+`many_shot_orders` show labelled texts, such as TREC's, to any language model.
 """
 
 import copy
@@ -208,8 +208,8 @@ class LabelledMeasurement(Measurement):
 
     needs = None
 
-    task: Text = Field(default="trec", description="trec, trec-fine, banking77 or clinc150")
-    folder: Text = Field(default="", description="the folder of its files")
+    task: Text = Field(default="trec", description="its name: trec, banking77 or any other")
+    folder: Text = Field(default="", description="a folder with train.csv and test.csv, columns text and label")
     queries: Count = Field(default=100, description="questions")
 
     def read(self, measured: EvalInput, name: str, shots: int, queries: int = 0) -> LabelledText:
@@ -256,7 +256,7 @@ class LabelledMeasurement(Measurement):
 
 
 class ManyShot(LabelledMeasurement):
-    """Labelled questions after many examples, answers held to the labels: trec, trec-fine, banking77, clinc150.
+    """Labelled questions after many examples, answers held to the labels.
 
     Accuracy by the number of demonstrations (Figure 6): records "many_shot/trec". Demonstrations are drawn from the
     training part, more of them beginning with those that are fewer, and questions from the test part, the same for all.

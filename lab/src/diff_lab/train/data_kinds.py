@@ -6,7 +6,7 @@ A kind is a class here, listed in `AnyData`, and a file in `diff_lab.data` that 
 import os
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -17,7 +17,6 @@ from diff_lab.data import (
     ArithmeticBatches,
     Batches,
     Corpus,
-    Fingerprinted,
     HubDataset,
     ManyShotBatches,
     MaskedTextBatches,
@@ -135,11 +134,11 @@ class TextData(DataSection):
         return len(self._loaded_tokenizer())
 
     def build(self, request: DataRequest) -> Data:
-        text: Corpus = TextFiles(self.paths, self.text_field)
+        text: TextFiles | HubDataset = TextFiles(self.paths, self.text_field)
         if self.dataset is not None:
             text = HubDataset(self.dataset, self.dataset_config, self.dataset_split, self.text_field)
         with plain_connection_errors(request.timeout_minutes):  # rank 0 looks whether the text has changed
-            corpus = Fingerprinted(text, broadcast_from_rank0(text.fingerprint))
+            corpus = replace(text, known=broadcast_from_rank0(text.fingerprint))
         tokenizer = request.tokenizer or self._tokenizer(corpus)
         return Data(self._batches(corpus, tokenizer, request), tokenizer)
 
