@@ -216,11 +216,7 @@ def test_what_few_seeds_can_decide_is_told() -> None:
     assert remark_on_seeds([]) is None
     assert remark_on_seeds([over(3), over(1, claimed=False)]) is None
     assert "one seed" in (remark_on_seeds([over(3), over(1)]) or "")
-    assert "more than 6.4 times as large" in (remark_on_seeds([over(3), over(2)]) or "")
-    for times, expected in ((6.3, "inconclusive"), (6.4, "reproduced")):
-        apart = [-times + 0.5, -times - 0.5]  # the mean is so many times what they are apart
-        records = [*losses("diff", [3 + one for one in apart]), *losses("softmax", [3.0, 3.0])]
-        assert compare(records, "loss", "diff", "softmax").verdict == expected
+    assert "two seeds" in (remark_on_seeds([over(3), over(2)]) or "")
 
 
 # By scipy 1.17: the smallest n at which nct.sf(t.ppf(.975, n − 1), n − 1, effect · √n) ≥ .8.
