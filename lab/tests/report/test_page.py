@@ -75,7 +75,7 @@ def test_the_page_holds_everything_the_demo_measured(demo_page: Path) -> None:
     accuracy = next(label for label in page.labels if label.startswith("Validation: accuracy"))
     assert "retrieval-diff goes from 0.125 to 0.500" in accuracy
     assert "floor 0.34" in accuracy
-    assert any(label.startswith("λ, retrieval-diff by layer") and "ends at 0.60" in label for label in page.labels)
+    assert "λ of retrieval-diff: layer 1 goes from 0.200 to 0.200; layer 2 goes from 0.501 to 0.600." in page.labels
     # One seed decides nothing: no cell of the page is set apart from the others.
     assert "<td>" in demo_page.read_text(encoding="utf-8")
     assert "<td " not in demo_page.read_text(encoding="utf-8")
@@ -151,7 +151,7 @@ def test_a_run_that_is_still_starting_and_numbers_that_were_not_finite(tmp_path:
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     labels = Page(build_run_report([tmp_path])).labels
     assert any("goes from 2.000 to 1.000" in label for label in labels)
-    assert any("layer 1 ends at 0.25" in label for label in labels)
+    assert any("layer 1 goes from 0.250 to 0.250" in label for label in labels)
     assert not any(label.startswith("Validation") for label in labels), "one evaluation is no curve"
 
 

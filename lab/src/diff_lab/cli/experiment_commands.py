@@ -77,7 +77,7 @@ def demo(
     write_recorded_page(folder / "retrieval-diff", folder / "retrieval-softmax", explorer, text=question)
     page, numbers = build_run_report([folder]), folder / "results.json"
     results = read_results(numbers)
-    console.output().print(demo_table(results, short=True))
+    console.output().print(demo_table(results))
     models = sorted(path for path in folder.glob("*/model") if path.is_dir())
     for name, paths in {"page": [page], "explorer": [explorer], "numbers": [numbers], "models": models}.items():
         console.print_line(f"{name + ':':<10}{' '.join(map(str, paths))}")

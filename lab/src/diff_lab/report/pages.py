@@ -1,14 +1,9 @@
 """Writes reports from the files of results alone: of experiments, and of training runs, a demo's among them."""
 
-import itertools
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-
-from matplotlib import colormaps
-from matplotlib.colors import to_hex
 
 from diff_lab.learning import judge
 from diff_lab.record import ResultsFile, Samples
@@ -145,9 +140,8 @@ def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None =
     path = run_report_path(run_dirs, output)
     refuse_others(path, HTML_MARK)
     folders, demo = _all_runs(run_dirs), None
-    metrics = {
-        label: read_metrics(folder / "metrics.jsonl") for label, folder in zip(names_of(folders), folders, strict=True)
-    }
+    shared = Path(os.path.commonpath([folder.resolve().parent for folder in folders]))
+    metrics = {str(folder.resolve().relative_to(shared)): read_metrics(folder / "metrics.jsonl") for folder in folders}
     groups = {"Curves": metrics}
     title = f"Training of {len(metrics)} runs" if len(metrics) > 1 else f"Training of {next(iter(metrics))}"
     if len(run_dirs) == 1 and folders != [Path(run_dirs[0])]:
@@ -202,23 +196,13 @@ def _all_runs(run_dirs: Sequence[str | Path]) -> list[Path]:
     return list(found.values())
 
 
-def names_of(runs: Sequence[Path]) -> list[str]:
-    """Return as many of the last parts of each path as tell the runs apart."""
-    paths = [run.resolve() for run in runs]
-    for count in itertools.count(1):
-        names = ["/".join(path.parts[-count:]) for path in paths]
-        if len(set(names)) == len(names):
-            break
-    return names
-
-
 def _read_existing(path: Path, kind: type[T]) -> T | None:
     return read_record(path, kind) if path.is_file() else None
 
 
 def _curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], levels: Mapping[str, float]) -> Iterator[Drawing]:
     """Yield a figure of each loss and accuracy in the lines of metrics by run, with levels beside an accuracy, and one
-    of λ for each run. One evaluation, at the end, is no curve.
+    of λ in some layers for each run. One evaluation, at the end, is no curve.
     """
     validation = (key for lines in runs.values() for line in lines for key in line if key.startswith("validation/"))
     for key in dict.fromkeys(("loss", *validation)):
@@ -234,19 +218,11 @@ def _curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], levels: Mapping[str
             figure = line_plot(curves, title=title, ylabel=title.rpartition(": ")[2], levels=shown)
             caption = "Faint as logged, bold its running mean." * any(len(curve.x) > MANY for curve in curves)
             yield Drawing(figure, f"{title}: {'; '.join([*map(ends_in_words, curves), *shown])}.", caption)
-    for label, lines in runs.items():
-        logged = {line["step"]: line["lambdas"] for line in lines if None not in (line.get("lambdas") or [None])}
-        if logged:
-            yield _lambda_figure(logged, f"λ, {label}")
-
-
-def _lambda_figure(logged: Mapping[int, Sequence[float]], title: str) -> Drawing:
-    """Draw λ by layer over steps. Where layers are many, the legend names some, and the colours tell the others."""
-    layers = list(zip(*logged.values(), strict=True))
-    each, ramp = math.ceil(len(layers) / 8), colormaps["viridis"].resampled(len(layers) + 1)
-    lines = [
-        Series(f"{'_' if number % each else ''}layer {number + 1}", list(logged), values, to_hex(ramp(number)), "")
-        for number, values in enumerate(layers)
-    ]
-    ends = "; ".join(f"layer {number} ends at {values[-1]:.2f}" for number, values in enumerate(layers, start=1))
-    return Drawing(line_plot(lines, title=title, ylabel="λ"), f"{title} by layer over training: {ends}.")
+    for label, logged in runs.items():
+        lambdas = {line["step"]: line["lambdas"] for line in logged if None not in (line.get("lambdas") or [None])}
+        if lambdas:
+            layers = list(zip(*lambdas.values(), strict=True))
+            some = sorted({0, len(layers) // 2, len(layers) - 1})
+            curves = [Series(f"layer {number + 1}", list(lambdas), layers[number]) for number in some]
+            figure = line_plot(curves, title=f"λ, {label}", ylabel="λ")
+            yield Drawing(figure, f"λ of {label}: {'; '.join(map(ends_in_words, curves))}.")

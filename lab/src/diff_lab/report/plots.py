@@ -17,7 +17,6 @@ from typing import Any
 
 import matplotlib
 import pandas as pd  # type: ignore[import-untyped, unused-ignore]  # its types are a package apart
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
@@ -132,15 +131,6 @@ def variant_style(variant: str, marker: str = "o") -> dict[str, Any]:
     return {"colour": described and described.colour[0], "marker": described.marker if described else marker}
 
 
-def axes_of(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
-    """Make a figure of the common width, whole on a phone with legible text, and its axes. Long titles wrap."""
-    figure = Figure(figsize=(4.8, 3.3), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set(title=textwrap.fill(title, 48, break_long_words=False), xlabel=xlabel, ylabel=ylabel)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    return figure, axes
-
-
 @styled
 def line_plot(
     lines: Sequence[Series],
@@ -154,9 +144,12 @@ def line_plot(
     """Draw lines with bands for intervals, a cross above each NaN, and named levels across the figure.
 
     A line of many points without intervals is drawn faintly, with its running mean. The legend, below the plot, leaves
-    out labels that begin with "_".
+    out labels that begin with "_". The figure is whole on a phone with legible text.
     """
-    figure, axes = axes_of(title, xlabel, ylabel)
+    figure = Figure(figsize=(4.8, 3.3), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set(title=textwrap.fill(title, 48, break_long_words=False), xlabel=xlabel, ylabel=ylabel)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     for number, line in enumerate(lines):
         x, colour = line.x, line.colour or CYCLE[number % len(CYCLE)]
         style: dict[str, Any] = {"label": line.label, "linestyle": _DASHES[number % 4], "linewidth": 1.6}

@@ -26,8 +26,6 @@ STANDARD = (
     *("language/bits_per_byte", "language/validation_loss", "validation/accuracy", *CURVES),
     *(f"{task}/{name}" for task in ("retrieval", "language") for name in ("seconds", "parameters")),
 )
-# What the demo's table has in a terminal, where the page is to be looked at next.
-_SHORT = ("accuracy", "first_query_accuracy", "bits_per_byte", "validation_loss", "parameters", "seconds")
 NOTE = f"{wording.DIRECTIONS} [low, high]: 95 % interval"
 UNPAIRED = (
     "No verdict: only a difference over several paired seeds, as diff-lab reproduce measures it, tells which "
@@ -90,9 +88,7 @@ def verdict_table(results: ResultsFile) -> Table:
 
 
 def variants_table(settings: Mapping[str, Any]) -> Table:
-    """Return the trained variants of a results file's settings: sizes, learning rates, and the validation, a loss or an
-    accuracy, of the rates tried.
-    """
+    """Return the trained variants of a results file's settings: sizes, rates, and the validation at those tried."""
     trained = settings["variants"]
     columns = {
         "Variant": list(map(wording.trained_label, trained)),
@@ -159,15 +155,11 @@ def rows_of(records: Sequence[Result], *, by_coordinates: bool = True) -> list[M
     return rows
 
 
-def demo_table(results: ResultsFile, *, short: bool = False) -> Table:
+def demo_table(results: ResultsFile) -> Table:
     """Return all measures but the validation curves, the variants side by side, accuracies with their levels. Several
-    depths are a row with a range. A `short` one has no measures of parts and of attention.
+    depths are a row with a range.
     """
-    records = [
-        record
-        for record in results.records
-        if record.name not in CURVES and (not short or record.name.partition("/")[2] in _SHORT)
-    ]
+    records = [record for record in results.records if record.name not in CURVES]
     variants = wording.variants_of(records)
     levels = {level.name: f" ({wording.levels_text(level)})" for level in results.baselines if level.is_accuracy}
     rows: list[list[str]] = []
@@ -175,8 +167,7 @@ def demo_table(results: ResultsFile, *, short: bool = False) -> Table:
         rows.append([section.capitalize()])
         rows += [[row.label + levels.get(row.name, ""), *row.texts(variants)] for row in block]
     names = list(map(wording.variant_label, variants))
-    notes = [f"{NOTE}.", *([UNPAIRED] if len(variants) > 1 else [])]
-    notes += [wording.LEVELS] if results.baselines and not short else []
+    notes = [f"{NOTE}.", *([UNPAIRED] if len(variants) > 1 else []), *([wording.LEVELS] if results.baselines else [])]
     caption = "\n".join([*notes, f"Measured on {results.device}."])
     return Table.of_rows(["Measure", *names], rows, title=results.title, caption=caption, one_line=tuple(names))
 

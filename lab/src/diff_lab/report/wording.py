@@ -190,16 +190,11 @@ def _not_begun(row: Comparison) -> str:
     return f"{text} at {row.baseline.steps:,} steps" if text else ""
 
 
-def verdict_word(row: Comparison) -> str:
-    """Return what the verdict of a comparison is called; that it is on an exploratory question is said."""
-    if row.verdict is None:
-        return ANSWERS[None]
-    return f"open question: {ANSWERS[row.verdict]}" if row.exploratory else row.verdict
-
-
 def verdict_text(row: Comparison) -> str:
-    """Return the verdict with its remarks: "inconclusive: one seed", "reproduced: both still training at 180 steps"."""
-    return ": ".join(filter(None, (verdict_word(row), remarks(row))))
+    """Return the verdict with its remarks: "open question: yes", "reproduced: both still training at 180 steps"."""
+    answers = row.exploratory or row.verdict is None
+    verdict = ANSWERS[row.verdict] if answers else row.verdict
+    return ": ".join(filter(None, ("open question" if row.exploratory and row.verdict else "", verdict, remarks(row))))
 
 
 def remarks(row: Comparison) -> str:
