@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from diff_lab import statistics
 from diff_lab.record import Comparison, Result
 from diff_lab.statistics import (
     BOTH,
@@ -191,14 +190,6 @@ def test_seeds_needed_beside_what_they_do_not_make_narrower() -> None:
     assert power(needed) > 0.795
     assert power(needed - 1) < 0.805
     assert seeds_needed(differences, 0.03) is None
-
-
-def test_seeds_that_there_are_already_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    records = [*losses("diff", [2.9, 3.2, 2.8, 3.0]), *SOFTMAX]
-    for seeds, reported in ((3, None), (4, None), (5, 5)):
-        monkeypatch.setattr(statistics, "seeds_needed", lambda *_, seeds=seeds: seeds)
-        comparison = compare(records, "loss", "diff", "softmax")
-        assert (comparison.verdict, comparison.seeds_needed) == ("inconclusive", reported)
 
 
 def test_a_claim_is_the_papers_or_ours() -> None:

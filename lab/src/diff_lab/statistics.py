@@ -36,8 +36,6 @@ FURTHEST = 1000.0
 
 def proportion_interval(successes: int, n: int) -> Interval:
     """Return Wilson's 95 % score interval of a proportion: `successes` out of `n` independent trials."""
-    if n < 1 or not 0 <= successes <= n:
-        raise ValueError(f"successes must lie in 0 … n with n ≥ 1, got successes={successes}, n={n}")
     low, high = stats.binomtest(successes, n).proportion_ci(method="wilson")
     return float(low), float(high)
 
@@ -55,7 +53,8 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 
 
 def bootstrap_interval(
-    documents: Sequence[tuple[float, float]], against: Sequence[tuple[float, float]] | None = None
+    documents: Sequence[tuple[float, float]] | np.ndarray,
+    against: Sequence[tuple[float, float]] | np.ndarray | None = None,
 ) -> Interval | None:
     """Return the 95 % interval of Σ sum / Σ count of documents, resampled with replacement from a fixed seed.
 
@@ -123,15 +122,13 @@ def compare(
 ) -> Comparison:
     """Compare two variants in a measure, over the seeds for which both have a record.
 
-    The interval of the mean difference is Student's over seeds. If the records carry documents, it also allows for
-    other documents: a bootstrap over them, with the mean of all seeds for each, is added in squares, which is a little
-    too wide, as a seed's effect on a document counts in both. With one seed it is the bootstrap alone, and the verdict
-    stays open: other documents say nothing about other seeds.
+    The interval of the mean difference is Student's over seeds. If the records carry documents, a bootstrap over them
+    is added in squares, which is a little too wide, as a seed's effect on a document counts in both. With one seed it
+    is the bootstrap alone, and the verdict stays open: other documents say nothing about other seeds.
 
-    `variant` is the one that is claimed to be better; if nothing is `claimed`, there is a difference and no verdict. An
-    `exploratory` claim is a question that the paper leaves open; a number of `quality` says how well a variant has
-    learned; `paper` holds the paper's values of both, NaN if it gives none. Raises ValueError if the variants have no
-    seed in common, two records are of one seed, or a claim has no direction.
+    `variant` is the one that is claimed to be better; if nothing is `claimed`, there is a difference and no verdict.
+    `exploratory`, `quality` and `paper` are the comparison's. Raises ValueError if the variants have no seed in common,
+    two records are of one seed, or a claim has no direction.
     """
     compared = [one for one in records if (one.name, one.coordinates) == (name, coordinates)]
     for (measured, seed), count in Counter((one.variant, one.seed) for one in compared).items():
@@ -149,7 +146,7 @@ def compare(
     difference, interval, method = fmean(differences), mean_interval(differences), SEEDS if len(pairs) > 1 else ""
     over_seeds, other_documents = interval, 0.0
     if all(record.documents for pair in pairs for record in pair):
-        documents = [_over_seeds([pair[side] for pair in pairs]) for side in (0, 1)]
+        documents = [np.sum([pair[side].documents for pair in pairs], axis=0) for side in (0, 1)]
         drawn = bootstrap_interval(*documents)
         if drawn is None:
             interval, method, other_documents = None, "", math.inf
@@ -167,8 +164,6 @@ def compare(
             decided = verdict(over_seeds, better, seeds=len(pairs)) != "inconclusive"
             too_few_documents = decided or other_documents >= abs(difference)
         needed = None if too_few_documents else seeds_needed(differences, other_documents)
-        # A bootstrap's halves differ, so that by one of them the seeds there are may seem to be enough.
-        needed = needed if needed is not None and needed > len(pairs) else None
     return Comparison(
         name=name,
         variant=variant,
@@ -260,14 +255,6 @@ def _power(effect: float, seeds: int, floor: float) -> float:
     u = np.linspace(max(0.0, 1 - reach), 1 + reach, 401)
     power = stats.norm.cdf(effect * root - np.hypot(t_quantile(df) * u, floor * root))
     return float(integrate.simpson(stats.chi.pdf(u, df, scale=1 / math.sqrt(df)) * power, x=u))
-
-
-def _over_seeds(records: Sequence[Result]) -> list[tuple[float, float]]:
-    """Return the documents of several seeds together: sums and counts added, document by document."""
-    return [
-        (math.fsum(sums for sums, _ in document), math.fsum(counts for _, counts in document))
-        for document in zip(*(record.documents for record in records), strict=True)
-    ]
 
 
 @dataclass(frozen=True)

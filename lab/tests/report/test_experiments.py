@@ -21,6 +21,7 @@ from diff_lab.report.tables import variants_table
 from diff_lab.report.wording import note_words
 from diff_lab.results_files import write_json
 from diff_lab.statistics import compare
+from made_up_results import made_up, trained
 from table_cells import column
 
 PAIR = ("diff", "softmax")
@@ -58,34 +59,6 @@ def records(
     ]
 
 
-def file(measured: Sequence[Result], compared: Sequence[Comparison], name: str, **more: Any) -> ResultsFile:
-    variant = {"overrides": [], "parameters": 812_825, "shared_parameters": 812_345, "learning_rate": 0.003}
-    variants = [
-        {
-            **variant,
-            "name": variant_name,
-            "coordinates": {},
-            "tried": {"0.003": 1.5, "0.006": None},
-            "runs": {},
-            "diverged": [2],
-        }
-        for variant_name in PAIR
-    ]
-    settings = {"request": {"experiment": name, "preset": "cpu"}, "variants": variants, "seconds": 90.0}
-    return ResultsFile(
-        command=f"diff-lab reproduce {name}",
-        device="AMD EPYC 7763, 2 threads",
-        versions={"python": "3.11.7", "torch": "2.13.0"},
-        commit="0123456789abcdef0123456789abcdef01234567",
-        created="2026-01-01T12:00:00+00:00",
-        title=f"what {name} shows",
-        settings={**settings, **more},
-        records=tuple(measured),
-        comparisons=tuple(compared),
-        notes=(NOTE,),
-    )
-
-
 def outcomes() -> ResultsFile:
     """Every verdict, and none; variants that vary; the paper's values, one of them, and none."""
     measured, compared = [], []
@@ -98,7 +71,8 @@ def outcomes() -> ResultsFile:
     compared.append(compare(measured, "made_up/alone", *PAIR, paper=(0.606, math.nan)))
     measured += records("made_up/lost", (0.1, math.nan, 0.2), coordinates=Coordinates(part=EVIL))
     compared.append(compare(measured, "made_up/lost", *PAIR, coordinates=Coordinates(part=EVIL), paper=(318.0, 38.8)))
-    return replace(file(measured, compared, "table6"), headline=Headline(name="made_up/contrary", claim="DIFF wins"))
+    results = made_up("table6", measured, compared, trained(*PAIR), notes=[NOTE])
+    return replace(results, headline=Headline(name="made_up/contrary", claim="DIFF wins"))
 
 
 def steps() -> ResultsFile:
@@ -109,7 +83,7 @@ def steps() -> ResultsFile:
         measured += records("made_up/loss", apart, coordinates=Coordinates(step=step))
         compared.append(compare(measured, "made_up/loss", *PAIR, coordinates=Coordinates(step=step), paper=(1.0, 1.2)))
     headline = Headline(name="made_up/loss", coordinates=Coordinates(step=0))
-    return replace(file(measured, compared, "fig3", variants=[]), headline=headline)
+    return replace(made_up("fig3", measured, compared), headline=headline)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("results")
     write_json(place / "table6.json", outcomes())
     write_json(place / "fig3.json", steps())
-    write_json(place / "v2.json", file([], [], "v2", variants=[]))
+    write_json(place / "v2.json", made_up("v2", [], []))
     (place / "other.json").write_text('{"not": "ours"}', encoding="utf-8")
     build_results_report([place])
     return place
@@ -210,7 +184,7 @@ def test_the_document_opens_with_what_is_decided_and_then_what_is_not(folder: Pa
 def test_notes_have_words_for_the_names_of_records() -> None:
     measured = records("needles/accuracy_by_depth", (0.1, 0.2))
     note = "needles/accuracy_by_depth is what it says, in nats/token."
-    assert note_words(file(measured, [], "v2"), note) == "Accuracy by depth is what it says, in nats/token."
+    assert note_words(made_up("v2", measured, []), note) == "Accuracy by depth is what it says, in nats/token."
 
 
 def test_the_document_says_where_numbers_come_from(folder: Path) -> None:
@@ -283,8 +257,7 @@ def test_where_the_report_goes_and_two_presets_are_told_apart(tmp_path: Path) ->
     compared = [compare(records("a", OUTCOMES["contrary"]), "a", *PAIR)]
     for preset in ("cpu", "gpu"):
         (tmp_path / "all" / preset).mkdir(parents=True)
-        request = {"experiment": "table6", "preset": preset}
-        results = file([], compared, "table6", request=request, variants=[])
+        results = made_up("table6", [], compared, preset=preset)
         write_json(tmp_path / "all" / preset / "table6.json", replace(results, headline=Headline(name="a")))
     assert build_results_report([tmp_path / "all"]) == tmp_path / "all" / "RESULTS.md"
     for preset in ("cpu", "gpu"):
@@ -300,15 +273,14 @@ def test_where_the_report_goes_and_two_presets_are_told_apart(tmp_path: Path) ->
 def test_results_on_different_texts_stand_beside_each_other(tmp_path: Path) -> None:
     compared = [compare(records("a", OUTCOMES["inconclusive"]), "a", *PAIR)]
     for number, text in enumerate(([], ["/data/novels"], ["/data/книги", "/data/play.txt"])):
-        request = {"experiment": "language", "preset": "cpu", "text": text}
-        write_json(tmp_path / f"{number}.json", file([], compared, "language", request=request, variants=[]))
+        write_json(tmp_path / f"{number}.json", made_up("language", [], compared, text=text))
     build_results_report([tmp_path])
     titles = ("Language on Python code", "Language on novels", "Language on книги, play.txt")
     anchors = ("language-cpu", "language-cpu-novels", "language-cpu-книги-play.txt")
     for title, anchor in zip(titles, anchors, strict=True):
         assert f"[{title}](experiments/{anchor}.md)" in document(tmp_path)
         assert (tmp_path / "experiments" / f"{anchor}.md").is_file()
-    write_json(tmp_path / "3.json", file([], compared, "language", request=request, variants=[]))
+    write_json(tmp_path / "3.json", made_up("language", [], compared, text=text))
     with pytest.raises(ValueError, match=r"'language' with the preset 'cpu' on книги, play.txt; give one of them"):
         build_results_report([tmp_path])
 
@@ -317,7 +289,7 @@ def test_why_a_difference_is_not_known_is_said(tmp_path: Path) -> None:
     row = compare(records("a", OUTCOMES["inconclusive"]), "a", *PAIR)
     nothing = {"difference": math.nan, "ours": (math.nan, 1.0), "interval": None, "seeds_needed": None}
     apart = replace(row, **nothing, reason="the fits do not meet")
-    write_json(tmp_path / "fig3.json", file([], [apart], "fig3"))  # a run of it diverged besides
+    write_json(tmp_path / "fig3.json", made_up("fig3", [], [apart], trained(*PAIR)))  # a run of it diverged besides
     build_results_report([tmp_path])
     (table,) = [table for table in tables(document(tmp_path)) if "Difference" in table[0]]
     cells = dict(zip(*table, strict=True))
@@ -374,7 +346,7 @@ def test_runs_and_demos_are_none(tmp_path: Path, make_demo: Callable[[Path], Pat
 def test_titles_and_order(tmp_path: Path) -> None:
     names = ("recall", "fig8", "table10", "appendix_g", "table6", "lr_sensitivity", "fig10")
     for name in names:
-        write_json(tmp_path / f"{name}.json", file([], [], name))
+        write_json(tmp_path / f"{name}.json", made_up(name, [], []))
     assert [results.title for results in read_experiments([tmp_path])] == [
         "Table 6",
         "Table 10",
@@ -391,7 +363,7 @@ def test_the_headline_is_the_one_that_is_named_else_the_first_that_is_judged() -
     for name, differences in zip("abc", OUTCOMES.values(), strict=True):
         measured += records(name, differences)
         compared.append(compare(measured, name, *PAIR, claimed=name != "a", paper=(1.0, 2.0) if name == "c" else None))
-    results = file(measured, compared, "v2")
+    results = made_up("v2", measured, compared)
     assert [
         ExperimentResults("v2", "cpu", replace(results, headline=headline)).headline.name  # type: ignore[union-attr]
         for headline in (Headline(name="b"), None, Headline(name="b", variant="other"))
@@ -401,7 +373,5 @@ def test_the_headline_is_the_one_that_is_named_else_the_first_that_is_judged() -
 
 
 def test_heads_stand_with_the_variants_where_they_are_told() -> None:
-    settings = file([], [], "fig3").settings
-    assert column(variants_table(settings), "Heads × d") == ["–", "–"]
-    told = [{**one, "heads": heads, "head_dim": 8} for one, heads in zip(settings["variants"], (2, 4), strict=True)]
-    assert column(variants_table({**settings, "variants": told}), "Heads × d") == ["2 × 8", "4 × 8"]
+    for heads, cell in (({}, "–"), ({"heads": 2, "head_dim": 8}, "2 × 8")):
+        assert column(variants_table({"variants": trained(*PAIR, **heads)}), "Heads × d") == [cell] * 2

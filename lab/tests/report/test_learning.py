@@ -14,8 +14,9 @@ from diff_lab.record import OWN, Baseline, Headline, Result, ResultsFile
 from diff_lab.report.figures import experiment_figures
 from diff_lab.report.findings import ExperimentResults
 from diff_lab.report.pages import build_results_report
-from diff_lab.results_files import capture_results, write_json
+from diff_lab.results_files import write_json
 from diff_lab.statistics import compare, mean_interval
+from made_up_results import made_up, trained
 
 NAN = math.nan
 FAST, SLOW, FLAT = (0.2, 0.6, 0.8, 0.95, 0.95), (0.1, 0.2, 0.3, 0.6, 0.8), (0.1, 0.1, 0.1, 0.1, 0.1)
@@ -28,7 +29,7 @@ def results(
     name: str = ACCURACY_CURVE,
     baselines: Sequence[Baseline] = (LEVELS,),
     at: Coordinates = NO_COORDINATES,
-    **trained: Any,
+    **more: Any,
 ) -> ResultsFile:
     """The curves of each variant by seed, with a validation at every hundredth step, and a comparison of their ends."""
     records = []
@@ -42,24 +43,8 @@ def results(
             records.append(Result(name="x", value=values[-1] if values else 0.0, coordinates=at, **shared))
     first, *others = curves
     rows = [compare(records, "x", first, other, coordinates=at, quality=True) for other in others]
-    variants = [
-        {
-            "name": variant,
-            "coordinates": dict(at),
-            "parameters": 10,
-            "shared_parameters": 9,
-            "heads": 8,
-            "head_dim": 4,
-            "learning_rate": 1e-3,
-            "tried": {},
-            "diverged": [],
-            "differential": True,
-            **trained,
-        }
-        for variant in curves
-    ]
-    settings = {"request": {"experiment": "recall", "preset": OWN}, "variants": variants}
-    file = capture_results("t", settings, records, "cpu", comparisons=rows)
+    variants = trained(*curves, at=at, **more)
+    file = made_up("recall", records, rows, variants, preset=OWN)
     headline = Headline(name="x", variant=first, against=others[0], coordinates=at)
     return judge(replace(file, baselines=tuple(baselines), headline=headline))
 

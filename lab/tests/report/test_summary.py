@@ -8,10 +8,10 @@ import pytest
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.learning import ACCURACY_CURVE, judge
-from diff_lab.record import Baseline, Headline, Result, ResultsFile
+from diff_lab.record import Baseline, Headline, Result
 from diff_lab.report.findings import ExperimentResults, certainty, findings
-from diff_lab.results_files import capture_results
 from diff_lab.statistics import compare
+from made_up_results import made_up, trained
 
 CLAIM = "DIFF is better than the Transformer"
 FLAT = (0.9, 0.9, 0.9)
@@ -35,15 +35,8 @@ def found(
             for number, height in enumerate((curves or {}).get(variant, ()), start=1):
                 step = Coordinates(step=100 * number)
                 records.append(Result(name=ACCURACY_CURVE, value=height, better="higher", coordinates=step, **shared))
-    variants = [
-        {"name": variant, "coordinates": {}, "parameters": 12_345, "learning_rate": 1e-3}
-        for variant in ("diff", "softmax")
-    ]
-    for one in variants:
-        one |= {"shared_parameters": 9, "tried": {}, "diverged": []}
-    settings = {"request": {"experiment": name, "preset": "cpu"}, "variants": variants}
     rows = [compare(records, "x", "diff", "softmax", quality=True)]
-    file: ResultsFile = capture_results("t", settings, records, "cpu", comparisons=rows)
+    file = made_up(name, records, rows, trained("diff", "softmax", parameters=12_345, diverged=[]))
     levels = () if chance is None else (Baseline(name="x", chance=chance, floor=chance, steps=300),)
     return ExperimentResults(name, "cpu", judge(replace(file, headline=headline, baselines=levels)))
 

@@ -127,27 +127,18 @@ LEVELS = Baseline(name="a", chance=0.0625, floor=0.53125, by_elimination=0.76562
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        (
-            {"at_floor": ("softmax",)},
-            "not comparable: the Transformer is not shown to be above the floor at 1,000 steps",
-        ),
+        ({"at_floor": ("softmax",)}, "the Transformer is not shown to be above the floor"),
         (
             {"against": "softmax, half the heads", "at_elimination": ("softmax, half the heads",)},
-            "not comparable: the Transformer, half the heads is not shown to be above elimination at 1,000 steps",
+            "the Transformer, half the heads is not shown to be above elimination",
         ),
-        (
-            {"at_floor": ("diff", "softmax"), "exploratory": True},
-            "open question: not comparable: neither is shown to be above the floor at 1,000 steps",
-        ),
-        (
-            {"at_elimination": ("diff", "softmax")},
-            "not comparable: neither is shown to be above elimination at 1,000 steps",
-        ),
+        ({"at_floor": ("diff", "softmax")}, "neither is shown to be above the floor"),
+        ({"at_elimination": ("diff", "softmax")}, "neither is shown to be above elimination"),
     ],
 )
 def test_a_verdict_says_who_is_not_above_chance(settings: dict[str, Any], text: str) -> None:
-    row = judged(baseline=LEVELS, verdict="not comparable", **settings)
-    assert verdict_text(row) == text
+    row = judged(baseline=LEVELS, verdict="not comparable", exploratory=True, **settings)
+    assert verdict_text(row) == f"open question: not comparable: {text} at 1,000 steps"
 
 
 @pytest.mark.parametrize(

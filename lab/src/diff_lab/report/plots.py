@@ -162,10 +162,16 @@ def line_plot(
             axes.plot(x, line.y, color=colour, marker=marker, markersize=4.5, **style)
         known = [(at, *ends) for at, ends in zip(x, line.intervals, strict=False) if math.isfinite(sum(ends))]
         if known:
-            axes.fill_between(*zip(*known, strict=True), color=colour, alpha=0.17, linewidth=0)
+            places, low, high = zip(*known, strict=True)
+            axes.fill_between(places, low, high, color=colour, alpha=0.17, linewidth=0)
         lost = [at for at, y in zip(x, line.y, strict=True) if not math.isfinite(y)]
         if lost:
-            place = {"transform": axes.get_xaxis_transform(), "linestyle": "", "markersize": 7, "markeredgewidth": 1.6}
+            place: dict[str, Any] = {
+                "transform": axes.get_xaxis_transform(),
+                "linestyle": "",
+                "markersize": 7,
+                "markeredgewidth": 1.6,
+            }
             axes.plot(lost, [0.97 - 0.05 * number] * len(lost), color=colour, marker="x", **place)
     for (label, height), dash in zip((levels or {}).items(), itertools.cycle(("--", "-.", ":"))):
         axes.axhline(height, label=label, color=MUTED, linestyle=dash, linewidth=1.2, zorder=1)
