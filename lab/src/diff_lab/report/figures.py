@@ -81,10 +81,10 @@ def _mean_lines(data: pd.DataFrame, variants: Sequence[str]) -> list[Series]:
 
 
 def _caption(data: pd.DataFrame) -> str:
-    seeds = data.seed.nunique()
+    seeds, cross = data.seed.nunique(), " A cross above: diverged, or not known." * bool(data.value.isna().any())
     if seeds > 1:
-        return f"Mean of {seeds} seeds; bands are 95 % intervals (Student's t), cut at the axis."
-    return "One seed." + " Bands are 95 % intervals of the measurement." * bool(data.low.notna().any())
+        return f"Mean of {seeds} seeds; bands are 95 % intervals (Student's t), cut at the axis.{cross}"
+    return f"One seed.{' Bands are 95 % intervals of the measurement.' * bool(data.low.notna().any())}{cross}"
 
 
 def _limits(lines: Sequence[Series], *levels: float, begin: float = 0.0) -> tuple[float, float] | None:
@@ -197,7 +197,6 @@ def _compared_names(results: ExperimentResults, row: Comparison) -> list[str]:
 
 def _headline_line(results: ExperimentResults, row: Comparison, called: str) -> Drawing | None:
     """Return the first measure taken at three numbers of a coordinate or more, along the headline's own others."""
-    has_diverged = any(variant["diverged"] for variant in results.variants)
     for name in _compared_names(results, row):
         records = [record for record in results.file.records if record.name == name]
         line = _line_through(records, row.coordinates)
@@ -206,8 +205,7 @@ def _headline_line(results: ExperimentResults, row: Comparison, called: str) -> 
         coordinate, on_line = line
         label = on_line[0].coordinates.without(coordinate).label
         title = f"{wording.measure_words(name)}{f', {label}' if label else ''}"
-        missing = wording.DIVERGED if has_diverged else wording.NOT_KNOWN
-        drawing = _along(coordinate, on_line, f"{called}: {title}", results.file.baselines, missing)
+        drawing = _along(coordinate, on_line, f"{called}: {title}", results.file.baselines)
         return replace(drawing, name=slug(f"{results.anchor}-{title}"))
     return None
 
@@ -272,9 +270,7 @@ def _heat_maps(results: ExperimentResults, row: Comparison, called: str) -> Draw
     return Drawing(figure, f"{title}: {'; '.join(words)}.", caption, title, slug(f"{results.anchor}-depth"))
 
 
-def _along(
-    coordinate: str, records: Sequence[Result], title: str, baselines: Sequence[Baseline], missing: str
-) -> Drawing:
+def _along(coordinate: str, records: Sequence[Result], title: str, baselines: Sequence[Baseline]) -> Drawing:
     """Draw one measure's records, which differ in one coordinate alone, as a line for each variant over its numbers."""
     first, described, data = records[0], axis(coordinate), frame(records, coordinate)
     numbers = {record.coordinates: record.coordinates.position(coordinate) for record in records}
@@ -291,12 +287,9 @@ def _along(
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    words = "; ".join(map(ends_in_words, (*lines, *levels))).replace(wording.DIVERGED, missing)
-    caption = _caption(data)
-    if data.value.isna().any():
-        caption += f" A cross above: {'a run diverged' if missing == wording.DIVERGED else missing}."
+    words = "; ".join(map(ends_in_words, (*lines, *levels)))
     whole_title = f"{title} by {described.title}"
-    return Drawing(figure, f"{whole_title}: {measure}. {words}.", caption, whole_title)
+    return Drawing(figure, f"{whole_title}: {measure}. {words}.", _caption(data), whole_title)
 
 
 def _levels(name: str, numbers: Mapping[Coordinates, float], baselines: Sequence[Baseline]) -> Iterator[Series]:

@@ -189,21 +189,14 @@ class Finding:
     @property
     def values(self) -> str:
         """Both values, the first variant's first."""
-        word = wording.missing_word(self.row, self.results.variants)
-        values = " against ".join(wording.format_number(value, missing=word) for value in self.row.ours)
-        return f"{values} {self.row.unit}".strip()
-
-    @property
-    def difference(self) -> str:
-        """The difference with its interval."""
-        return wording.format_difference(self.row, self.results.variants)
+        return f"{' against '.join(map(wording.format_number, self.row.ours))} {self.row.unit}".strip()
 
     @property
     def sentence(self) -> str:
         """The claim, both values, their difference, and what limits it."""
         seeds = f"{len(self.row.differences)} seeds" if len(self.row.differences) > 1 else ""
         limits = "; ".join(filter(None, (seeds, wording.remarks(self.row))))
-        return f"{self.claim}: {self.values}, {self.difference} ({limits})."
+        return f"{self.claim}: {self.values}, {wording.format_difference(self.row)} ({limits})."
 
 
 def findings(all_results: Sequence[ExperimentResults]) -> list[Finding]:

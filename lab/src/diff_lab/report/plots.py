@@ -20,7 +20,6 @@ import pandas as pd  # type: ignore[import-untyped, unused-ignore]  # its types 
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from diff_lab.report import wording
 from diff_lab.report.wording import format_number
 from diff_transformer.attention_types import ATTENTION_TYPES
 
@@ -190,5 +189,4 @@ def line_plot(
 
 def ends_in_words(line: Series) -> str:
     """Return the ends of a line, for those who do not see it."""
-    first, last = (format_number(line.y[index], missing=wording.DIVERGED) for index in (0, -1))
-    return f"{line.label} goes from {first} to {last}"
+    return f"{line.label} goes from {format_number(line.y[0])} to {format_number(line.y[-1])}"

@@ -38,9 +38,8 @@ _PAPERS_NUMBERS = (
 )
 
 
-def comparison_table(comparisons: Sequence[Comparison], trained: Sequence[Mapping[str, Any]] = ()) -> Table:
-    """Return a row for each comparison: the paper's values, if any, beside ours. `trained` says which diverged."""
-    missing = [wording.missing_word(row, trained) for row in comparisons]
+def comparison_table(comparisons: Sequence[Comparison]) -> Table:
+    """Return a row for each comparison: the paper's values, if any, beside ours."""
     columns: dict[str, list[str]] = {
         "Measure": list(map(wording.measure_label, comparisons)),
         "First − second": [wording.pair_label(row.variant, row.against) for row in comparisons],
@@ -51,13 +50,10 @@ def comparison_table(comparisons: Sequence[Comparison], trained: Sequence[Mappin
             " / ".join(f"{value:,.6g}" if math.isfinite(value) else "–" for value in row.paper or (math.nan,))
             for row in comparisons
         ]
-    columns["Here"] = [
-        " / ".join(format_number(value, missing=word) for value in row.ours)
-        for row, word in zip(comparisons, missing, strict=True)
-    ]
+    columns["Here"] = [" / ".join(map(format_number, row.ours)) for row in comparisons]
     if any(map(wording.levels_of, comparisons)):
         columns["Chance / floor"] = [" / ".join(wording.level_cells(row)) for row in comparisons]
-    columns["Difference"] = [wording.format_difference(row, trained) for row in comparisons]
+    columns["Difference"] = list(map(wording.format_difference, comparisons))
     columns["Seeds"] = [str(len(row.differences)) for row in comparisons]
     columns["Verdict"] = list(map(wording.verdict_text, comparisons))
     return Table.of_columns(columns, one_line=("Paper", "Here", "Difference"))
@@ -83,15 +79,18 @@ def verdict_table(results: ResultsFile) -> Table:
     if any(row.quality and row.still_learning for row in rows):
         caption.append(wording.STILL_TRAINING)
     caption.append(f"Measured on {results.device}.")
-    table = comparison_table(rows, results.settings.get("variants", ()))
-    return replace(table, title=results.title, caption="\n".join(caption))
+    return replace(comparison_table(rows), title=results.title, caption="\n".join(caption))
 
 
 def variants_table(settings: Mapping[str, Any]) -> Table:
     """Return the trained variants of a results file's settings: sizes, rates, and the validation at those tried."""
     trained = settings["variants"]
     columns = {
-        "Variant": list(map(wording.trained_label, trained)),
+        "Variant": [
+            # With its size or rate, if there are several.
+            ", ".join(filter(None, (wording.variant_label(one["name"]), Coordinates(one["coordinates"]).label)))
+            for one in trained
+        ],
         "Parameters": [f"{variant['parameters']:,}" for variant in trained],
         "Without λ and norms": [f"{variant['shared_parameters']:,}" for variant in trained],
         # Results of early versions do not tell the heads.

@@ -1,10 +1,8 @@
 """Puts numbers, differences, variants and verdicts into words, the same in every table, figure and page."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from diff_lab.coordinates import Coordinates
 from diff_lab.learning import LAST_PART, MOST_ACCURACY, MOST_LOSS
 from diff_lab.record import Baseline, Comparison, Interval, Result, ResultsFile, Verdict
 from diff_transformer.attention_types import ATTENTION_TYPES
@@ -72,11 +70,6 @@ def variant_label(variant: str) -> str:
     return (ATTENTION_TYPES[kind].label if kind in ATTENTION_TYPES else kind) + comma + change
 
 
-def trained_label(trained: Mapping[str, Any]) -> str:
-    """Name a trained variant of a results file's settings, with its size or rate if there are several."""
-    return ", ".join(filter(None, (variant_label(trained["name"]), Coordinates(trained["coordinates"]).label)))
-
-
 def pair_label(variant: str, against: str, separator: str = " − ") -> str:
     """Return two variants, by default as they are subtracted."""
     return f"{variant_label(variant)}{separator}{variant_label(against)}"
@@ -137,10 +130,10 @@ def format_result(result: Result, *, separate_digits: bool = False) -> str:
     return format_number(result.value, digits) + (f" [{ends}]" if ends else "")
 
 
-def format_difference(row: Comparison, trained: Sequence[Mapping[str, Any]] = ()) -> str:
+def format_difference(row: Comparison) -> str:
     """Return the difference with its interval and telling decimals: "−0.02 [−0.04, +0.00]"; a word if not finite."""
     if not math.isfinite(row.difference):
-        return missing_word(row, trained)
+        return NOT_KNOWN
     ends: Interval | tuple[()] = row.interval or ()
     sizes = [abs(value) for value in (row.difference, *ends) if math.isfinite(value) and value]
     digits = max(0, 2 - math.floor(math.log10(max(sizes)))) if sizes else 3
@@ -148,14 +141,6 @@ def format_difference(row: Comparison, trained: Sequence[Mapping[str, Any]] = ()
     form = f"+.{digits}f" if digits <= 6 else "+.2e"
     numbers = [f"{value:{form}}".replace("-", "−") for value in (row.difference, *ends)]
     return numbers[0] + (f" [{numbers[1]}, {numbers[2]}]" if ends else ", no interval")
-
-
-def missing_word(row: Comparison, trained: Sequence[Mapping[str, Any]]) -> str:
-    """Return the word for a number that is not finite: "diverged" if a run of its variants, of its size, diverged."""
-    compared = [variant for variant in trained if variant["name"] in (row.variant, row.against)]
-    size = row.coordinates
-    same_size = [variant for variant in compared if size and Coordinates(variant["coordinates"]) == size]
-    return DIVERGED if not row.reason and any(variant["diverged"] for variant in same_size or compared) else NOT_KNOWN
 
 
 def levels_text(baseline: Baseline) -> str:
