@@ -71,13 +71,6 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|#~$])", r"\\\1", flat.replace("&", "&amp;"))
 
 
-def _markdown_code(text: str) -> str:
-    """Write text as it is typed, between more backticks than it holds."""
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    flat = " ".join(text.split())
-    return f"{fence} {flat} {fence}" if "`" in flat else f"{fence}{flat}{fence}"
-
-
 _ENVIRONMENT = Environment(
     loader=PackageLoader("diff_lab.report"),
     autoescape=select_autoescape(["html"]),
@@ -85,7 +78,7 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters |= {"md": escape_markdown, "code": _markdown_code}
+_ENVIRONMENT.filters["md"] = escape_markdown
 _ENVIRONMENT.globals |= {"html_mark": HTML_MARK, "markdown_mark": MARKDOWN_MARK}
 
 
