@@ -167,7 +167,7 @@ for variant in curves_of(file.records):
 ax.set(xlabel="training step", ylabel="validation accuracy")
 ax.legend(frameon=False, loc="lower right")
 for variant in curves_of(file.records):
-    print(variant.variant, "has levelled off" if variant.has_levelled_off else "is still training")
+    print(variant.variant, "was still training" if variant.is_still_training else "was level")
 
 # %% [markdown]
 # Whoever stops early gets another result, and not always the same one:
@@ -187,8 +187,8 @@ assert means["diff"][1] < means["softmax"][1]
 
 # %% [markdown]
 # After a tenth of the training DIFF is ahead, after a fifth the Transformer is, and in the end both find nearly all
-# needles. So beside a difference of quality stands who had not *levelled off*: whom the last part of the training still
-# gave more than a fixed amount. The verdict is that of the interval, "still training" is a remark beside it.
+# needles. So beside a difference of quality stands who was *still training*: whom the last part of the training still
+# gave more than a fixed amount. It is a remark: the verdict is that of the interval.
 
 # %%
 print(f"the limit: {MOST_ACCURACY} of accuracy over the last {LAST_PART:.0%} of the training")

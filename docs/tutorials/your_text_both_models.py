@@ -133,8 +133,8 @@ said = shell(f"diff-lab compare your-text.yaml {rates} --output {OUTPUT} --overw
 # %% [markdown]
 # ## What it says
 #
-# All of it is in one JSON file, with a report beside it (`RESULTS.md`, and `RESULTS.html` for the browser). The row
-# that the comparison is about is its headline: the loss on whole documents of the held-out text.
+# All of it is in one JSON file, with a report beside it (`RESULTS.md` and its figures). The row that the comparison is
+# about is its headline: the loss on whole documents of the held-out text.
 
 # %%
 results = read_results(Path(OUTPUT) / "recipe_your-text.json")
@@ -152,7 +152,7 @@ print("verdict:", row.verdict)
 # 1. **The interval.** It allows for other seeds and for other documents. If it holds 0, this run has not found a
 #    difference, however large the difference of the means looks.
 # 2. **The verdict.** Of a question that you ask, "reproduced" means yes, DIFF is better; "contrary" means no, the
-#    Transformer is. Where the table says "still training", one of the two had not levelled off when training ended:
+#    Transformer is. Where the table says "still training", one of the two was still improving when training ended:
 #    the difference is one of that moment, and a longer training may turn it round.
 # 3. **The curves.** They show the moment.
 

@@ -6,4 +6,4 @@ from diff_lab.report.documents import Table
 def column(table: Table, name: str) -> list[str]:
     """The texts of a column, without headings between rows."""
     index = table.head.index(name)
-    return [row[index].text for row in table.rows if len(row) > 1]
+    return [row[index] for row in table.rows if len(row) > 1]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from diff_lab import statistics
 from diff_lab.record import Comparison, Result
 from diff_lab.statistics import (
     BOTH,
@@ -193,14 +192,6 @@ def test_seeds_needed_beside_what_they_do_not_make_narrower() -> None:
     assert seeds_needed(differences, 0.03) is None
 
 
-def test_seeds_that_there_are_already_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    records = [*losses("diff", [2.9, 3.2, 2.8, 3.0]), *SOFTMAX]
-    for seeds, reported in ((3, None), (4, None), (5, 5)):
-        monkeypatch.setattr(statistics, "seeds_needed", lambda *_, seeds=seeds: seeds)
-        comparison = compare(records, "loss", "diff", "softmax")
-        assert (comparison.verdict, comparison.seeds_needed) == ("inconclusive", reported)
-
-
 def test_a_claim_is_the_papers_or_ours() -> None:
     records = [*losses("diff", [2.0, 2.1]), *SOFTMAX]
     assert compare(records, "loss", "diff", "softmax").exploratory is False
@@ -216,11 +207,7 @@ def test_what_few_seeds_can_decide_is_told() -> None:
     assert remark_on_seeds([]) is None
     assert remark_on_seeds([over(3), over(1, claimed=False)]) is None
     assert "one seed" in (remark_on_seeds([over(3), over(1)]) or "")
-    assert "more than 6.4 times as large" in (remark_on_seeds([over(3), over(2)]) or "")
-    for times, expected in ((6.3, "inconclusive"), (6.4, "reproduced")):
-        apart = [-times + 0.5, -times - 0.5]  # the mean is so many times what they are apart
-        records = [*losses("diff", [3 + one for one in apart]), *losses("softmax", [3.0, 3.0])]
-        assert compare(records, "loss", "diff", "softmax").verdict == expected
+    assert "two seeds" in (remark_on_seeds([over(3), over(2)]) or "")
 
 
 # By scipy 1.17: the smallest n at which nct.sf(t.ppf(.975, n − 1), n − 1, effect · √n) ≥ .8.

@@ -7,7 +7,6 @@ from diff_lab.statistics import (
     bootstrap_interval,
     mean_interval,
     proportion_interval,
-    t_quantile,
     variance_beyond_chance,
 )
 
@@ -27,13 +26,7 @@ def test_proportion_interval_is_wilsons(successes: int, n: int, interval: tuple[
     assert proportion_interval(successes, n) == pytest.approx(interval, abs=5e-5)
 
 
-@pytest.mark.parametrize(("successes", "n"), [(1, 0), (-1, 3), (4, 3)])
-def test_proportion_interval_refuses_impossible_counts(successes: int, n: int) -> None:
-    with pytest.raises(ValueError, match=f"successes={successes}, n={n}"):
-        proportion_interval(successes, n)
-
-
-# The 0.975 quantiles of Student's t as every table has them, both sides of where the expansion takes over.
+# The 0.975 quantiles of Student's t as every table has them.
 @pytest.mark.parametrize(
     ("df", "quantile"),
     [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (10, 2.2281), (30, 2.0423), (120, 1.9799)],
@@ -44,24 +37,6 @@ def test_mean_interval_is_students(df: int, quantile: float) -> None:
     spread = math.sqrt(sum((value - df / 2) ** 2 for value in values) / df / (df + 1))
     assert (low + high) / 2 == pytest.approx(df / 2)
     assert (high - low) / 2 / spread == pytest.approx(quantile, abs=6e-5)
-
-
-# Computed once by bisection of the finite sums for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4).
-@pytest.mark.parametrize(
-    ("df", "quantile"),
-    [
-        (1, 12.7062047361747),
-        (2, 4.3026527297495),
-        (3, 3.1824463052837),
-        (4, 2.7764451051978),
-        (9, 2.2621571627982),
-        (30, 2.0422724563012),
-        (119, 1.9800998764569),
-        (200, 1.9718962236339),
-    ],
-)
-def test_t_quantile_is_that_of_the_finite_sums(df: int, quantile: float) -> None:
-    assert t_quantile(df) == pytest.approx(quantile, abs=1e-9)
 
 
 def test_mean_interval_of_one_value_of_none_and_of_a_diverged_run() -> None:

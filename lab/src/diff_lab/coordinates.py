@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic_core import core_schema
+
 from diff_transformer.utils.suggestions import quoted
 
 # A number, a word, or the lowest and the highest of a range of numbers.
@@ -22,10 +24,8 @@ class Axis:
 
     def label(self, value: Coordinate) -> str:
         """Write a value by itself: "4 needles", "depth 0–20 %"."""
-        if isinstance(value, str):
-            return self.word.format(value)
-        phrase = self.phrase.removesuffix("s") if value == 1 else self.phrase
-        return phrase.format(self.text(value))
+        phrase = self.word if isinstance(value, str) else self.phrase
+        return (phrase.removesuffix("s") if value == 1 else phrase).format(self.text(value))
 
     def text(self, value: Coordinate) -> str:
         """Write a value as it stands beside the axis: "25 %", "0.5M", "0–20 %"."""
@@ -70,20 +70,17 @@ AXES = {
 
 
 class Coordinates(Mapping[str, Coordinate]):
-    """Names of axes with a number, a word or a range of numbers each; hashable.
+    """Names of axes with a number, a word or a range of numbers each; hashable, and equal in whatever order.
 
-    Two are equal if they have the same names with the same values, in whatever order. `more` come as well as `values`,
-    and in place of those with the same names. Raises ValueError for a value that is none of these.
+    `more` come in place of those of `values` with the same names. Raises ValueError for a value that is none of these.
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         self._values: dict[str, Coordinate] = {}
         for name, value in {**(values or {}), **more}.items():
             is_range = isinstance(value, list | tuple) and len(value) == 2
-            is_number = all(
-                isinstance(number, int | float) and not isinstance(number, bool)
-                for number in (value if is_range else (value,))
-            )
+            numbers = value if is_range else (value,)
+            is_number = all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers)
             if not (is_number or isinstance(value, str)):
                 raise ValueError(f"the coordinate {name} must be a number, a word or two numbers, got {quoted(value)}")
             self._values[name] = (value[0], value[1]) if is_range else value
@@ -122,9 +119,6 @@ class Coordinates(Mapping[str, Coordinate]):
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
         """Let pydantic read them from a mapping."""
-        # Here and not above: `info` writes an environment without what only reading needs.
-        from pydantic_core import core_schema
-
         return core_schema.no_info_after_validator_function(cls, core_schema.dict_schema())
 
 

@@ -4,22 +4,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import BeforeValidator
+
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
 
-
-class _NullAsNaN:
-    """Tells pydantic to read null, which files hold for a number that is not finite, as NaN."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        # Here and not above: `info` writes an environment without what only reading needs.
-        from pydantic_core import core_schema
-
-        return core_schema.no_info_before_validator_function(
-            lambda value: math.nan if value is None else value, handler(source)
-        )
-
-
-Number = Annotated[float, _NullAsNaN()]
+# Files hold null for a number that is not finite.
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 Interval = tuple[Number, Number]
 Better = Literal["higher", "lower"]
 # "still learning" stands in files of earlier versions alone; `judge` puts the interval's verdict in its place.
@@ -75,17 +65,13 @@ class Baseline(FileRecord):
     coordinates: Coordinates = NO_COORDINATES
     chance: Number  # of guessing among all possible answers
     ceiling: Number | None = None  # of reading the context as well as anybody could; None where that is not known
-    # Of knowing which answers occur in the context, and how often, without knowing which of them belongs to which
-    # question. Not below `chance`.
-    floor: Number
-    # Of leaving out, besides, the answers that were already given to other questions; None where none are in view.
-    by_elimination: Number | None = None
+    floor: Number  # of knowing which answers occur in the context, but not which belongs to which question
+    by_elimination: Number | None = None  # of leaving out, besides, the answers already given; None where none are
     steps: int  # of training, after which it was measured
     # The accuracy that is compared with these levels, if it is not the number itself.
     accuracy: str | None = None
     accuracy_coordinates: Coordinates = NO_COORDINATES
-    # Whether the number is an accuracy, and so stands beside these levels. Another one, such as a variance of
-    # accuracies, means nothing for a model at the floor.
+    # Another number, such as a variance of accuracies, does not stand beside these levels.
     is_accuracy: bool = True
 
     def levels(self) -> dict[str, float]:
@@ -112,12 +98,7 @@ class Headline(FileRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(FileRecord):
-    """Two variants in one number: the paper's values, ours, and the verdict.
-
-    The claim is that `variant` is the better one. The verdict is "reproduced" where all of the interval is on the
-    claim's side of 0, "contrary" where all of it is on the other, else "inconclusive". `judge` replaces it with "not
-    comparable" where the variants have not learned enough for the difference to mean anything.
-    """
+    """Two variants in one number: the paper's values, ours, and the verdict on the claim that `variant` is better."""
 
     name: str
     variant: str
@@ -132,19 +113,15 @@ class Comparison(FileRecord):
     better: Better | None = None  # None where nothing is claimed, and so nothing judged
     paper: tuple[Number, Number] | None = None  # the paper's values of the two; NaN for one it does not give
     verdict: Verdict | None = None
-    # With how many seeds, more than there are, a difference of this size and spread would come out in 80 % of such
-    # experiments, the documents staying as they are; where the verdict is "inconclusive" and the number can be told.
+    # With how many seeds, more than there are, such a difference would come out in 80 % of experiments on the same
+    # documents; where the verdict is "inconclusive" and the number can be told.
     seeds_needed: int | None = None
-    # The verdict is "inconclusive" for want of documents: over the seeds alone it would not be, or what other documents
-    # might do is as large as the difference, whatever the number of seeds.
-    documents_needed: bool = False
+    documents_needed: bool = False  # whether it is "inconclusive" for want of documents, whatever the number of seeds
     reason: str = ""  # why the difference is not known (NaN), where that is not that a run diverged
     exploratory: bool = False  # whether the claim is a question that the paper leaves open
-    # Whether the number says how well a variant has learned, such as an accuracy or a loss, so that a reader must know
-    # where one had not levelled off. Results of earlier versions do not tell.
-    quality: bool = False
+    quality: bool = False  # whether it says how well a variant has learned, such as an accuracy or a loss
     steps: int | None = None  # of the variants' training, where their validation curves are known
-    still_learning: tuple[str, ...] = ()  # which of the two had not levelled off by then
+    still_learning: tuple[str, ...] = ()  # which of the two were still training at its end
     baseline: Baseline | None = None  # what a model comes to that has not learned what is measured, if known
     at_floor: tuple[str, ...] = ()  # which of the two are not above its floor
     at_elimination: tuple[str, ...] = ()  # which are above its floor, and not above what elimination gives
@@ -169,19 +146,15 @@ class Environment(FileRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class ResultsFile(Environment):
-    """The content of a `results.json`: an environment, the settings of the run, its results, and their verdicts.
-
-    `notes` are sentences that a reader of the numbers must know. `headline` names the comparison that stands for the
-    experiment in an overview, `baselines` are the levels to read its accuracies against.
-    """
+    """The content of a `results.json`: an environment, the settings of the run, its results, and their verdicts."""
 
     title: str
     settings: dict[str, Any]
     records: tuple[Result, ...]
     comparisons: tuple[Comparison, ...] = ()
-    notes: tuple[str, ...] = ()
-    headline: Headline | None = None
-    baselines: tuple[Baseline, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences that a reader of the numbers must know
+    headline: Headline | None = None  # the comparison that stands for the experiment in an overview
+    baselines: tuple[Baseline, ...] = ()  # the levels to read its accuracies against
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +162,6 @@ class AttentionExample(FileRecord):
     """The content of an `attention.json`: the maps of one head of every variant, for one example.
 
     `maps[variant][map]` is an (N, N) matrix, rows are queries; positions count from 0, `layers` and `heads` from 1.
-    `answered` says which variants answer the query right; it is empty in files of earlier versions.
     """
 
     tokens: tuple[str, ...]
@@ -200,19 +172,13 @@ class AttentionExample(FileRecord):
     needle_positions: tuple[int, ...]
     maps: dict[str, dict[str, list[list[Number]]]]
     lambda_: Number
-    answered: dict[str, bool] = field(default_factory=dict)
+    answered: dict[str, bool] = field(default_factory=dict)  # which variants answer the query right
 
     def __post_init__(self) -> None:
-        if not self.layers.keys() == self.heads.keys() == self.maps.keys():
-            raise ValueError("layers, heads and maps must be of the same variants")
         size = len(self.tokens)
         positions = (self.query_position, *self.answer_positions, *self.needle_positions)
         if any(not 0 <= position < size for position in positions):
             raise ValueError(f"positions must lie in 0 … {size - 1}, got {positions}")
-        for variant, maps in self.maps.items():
-            for name, rows in maps.items():
-                if len(rows) != size or any(len(row) != size for row in rows):
-                    raise ValueError(f"the map {name} of {variant} must have {size} rows of {size} weights")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,12 +192,11 @@ class Samples(FileRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class CardRecord(FileRecord):
-    """The content of the `card.json` of a model that comes with the package: facts beside its recipe and its results,
-    for its model card and for programs.
+    """The content of the `card.json` of a model that comes with the package: facts beside its recipe and its results.
 
-    `commit` is of the code that trained it, `license` of the weights by its name on the Hub, `dtype` of the weights in
-    their file, which has so many `bytes`. `validation` are the numbers that training logged at its last step on the
-    held-out part of its data. Measured again on another processor, each number of `results.json` is within `tolerance`.
+    `commit` is of the code that trained it, `license` of the weights by its name on the Hub. `validation` are the
+    numbers that training logged at its last step. Measured again on another processor, each number of `results.json` is
+    within `tolerance`.
     """
 
     summary: str  # what it is, in a few words

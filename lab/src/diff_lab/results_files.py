@@ -1,7 +1,6 @@
 """Reads and writes the files of results, and captures the environment that they were measured in.
 
-Files are JSON without NaN: a number that is not finite is written as null and read back as NaN. Every file is written
-under a temporary name and then renamed, so that a reader never sees half of one.
+Files are JSON without NaN: a number that is not finite is written as null and read back as NaN.
 """
 
 import json
@@ -12,16 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from diff_lab.coordinates import NO_COORDINATES
 from diff_lab.record import Comparison, Environment, Result, ResultsFile
 from diff_transformer.utils.environment import device_name, git_commit, versions
 from diff_transformer.utils.files import finite, read_json, write_atomically
 from diff_transformer.utils.suggestions import quoted
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
 
 T = TypeVar("T")
 
@@ -113,8 +111,6 @@ def number_of(value: float | None) -> float:
 
 def read_record(path: str | Path, kind: type[T]) -> T:
     """Read a file that holds one record. Raises FileNotFoundError, or ValueError naming the file and the error."""
-    from pydantic import TypeAdapter, ValidationError
-
     try:
         # Of JSON pydantic takes a list for a tuple without taking a text for a number.
         return TypeAdapter(kind).validate_json(json.dumps(read_json(path)))
@@ -122,7 +118,7 @@ def read_record(path: str | Path, kind: type[T]) -> T:
         raise ValueError(f"{path}: {_sentence(error)}") from None
 
 
-def _sentence(error: "ValidationError") -> str:
+def _sentence(error: ValidationError) -> str:
     """Describe the first error in a file: its place, the expected value, and the value found."""
     problems = error.errors()
     first = problems[0]

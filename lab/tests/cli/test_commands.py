@@ -336,21 +336,14 @@ def test_report_sets_out_experiments(run: Run, tmp_path: Path) -> None:
     path = write_json(tmp_path / "recall.json", replace(results, headline=Headline(name="made_up/loss")))
     for paths in ([tmp_path], [path], [path, tmp_path]):
         result = run("report", *paths, "--overwrite")
-        assert (result.exit_code, len(result.stdout.splitlines())) == (0, 2)
-    assert result.stdout.splitlines() == [str(tmp_path.resolve() / name) for name in ("RESULTS.md", "RESULTS.html")]
+        assert (result.exit_code, result.stdout) == (0, f"{tmp_path.resolve() / 'RESULTS.md'}\n")
     assert "inconclusive" in (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
-    for name in ("RESULTS.md", "RESULTS.html"):
-        fails(run("report", tmp_path), f"{tmp_path / name}' is there already", "--overwrite")
-        (tmp_path / name).unlink()
+    fails(run("report", tmp_path), f"{tmp_path / 'RESULTS.md'}' is there already", "--overwrite")
+    (tmp_path / "RESULTS.md").unlink()
     fails(run("report", tmp_path), f"{tmp_path / 'figures'}", ".svg' is there already")
     (tmp_path / "none").mkdir()
     fails(run("report", tmp_path / "none", path, "--overwrite"), "holds no results of an experiment")
     fails(run("report", path, "--output", tmp_path / "page.txt"), "must end in .md")
-    page = tmp_path / "page" / "alone.html"
-    page.parent.mkdir()
-    assert run("report", path, "--output", page).stdout == f"{page}\n"
-    assert list(page.parent.iterdir()) == [page]
-    fails(run("report", path, "--output", page), "is there already")
 
 
 def test_info_tells_versions_and_what_can_run(run: Run) -> None:
@@ -406,7 +399,6 @@ def test_demo_ends_with_a_table_a_page_and_models(
     )
     assert [words for words in expected if words not in result.stderr] == []
     assert result.stderr.index("What to expect") < result.stderr.index("retrieval, DIFF: step 1 of 6, loss")
-    assert "At the end" in result.stderr, "what the curves show"
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "is missing" not in page
     assert json.loads((folder / "results.json").read_text(encoding="utf-8"))["settings"]["seed"] == 1
@@ -415,7 +407,7 @@ def test_demo_ends_with_a_table_a_page_and_models(
     assert [command.split()[0] for command in commands] == ["explore", "generate", "compare", "reproduce"]
     explore, generate, compare, reproduce = map(shlex.split, commands)
     assert run(*explore, "--output", tmp_path / "page.html").exit_code == 0
-    assert '<iframe srcdoc="' in page
+    assert 'href="explorer.html"' in page
     embedded = re.findall(r'id="explorer-data">(.*?)</script>', (folder / "explorer.html").read_text(encoding="utf-8"))
     explorer = json.loads(embedded[0])
     assert [model["label"] for model in explorer["models"].values()] == ["DIFF", "Transformer"]

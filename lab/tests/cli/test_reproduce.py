@@ -56,8 +56,8 @@ def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
             f"{variant['parameters']:,}" in line and f"{variant['shared_parameters']:,}" in line for line in lines
         )
     assert f"note: {note_words(written, written.notes[0])}" in result.stdout
-    document, page = tmp_path / "RESULTS.md", tmp_path / "RESULTS.html"
-    assert lines[-3:] == [f"numbers: {tmp_path / 'recall.json'}", f"report: {document}", f"report: {page}"]
+    document = tmp_path / "RESULTS.md"
+    assert lines[-2:] == [f"numbers: {tmp_path / 'recall.json'}", f"report: {document}"]
     report = document.read_text(encoding="utf-8")
     assert all(verdict_text(row).split(":")[0] in report for row in written.comparisons)
     linked = re.findall(r"\((figures/[^)]+)\)", report)

@@ -92,7 +92,7 @@ def test_samples_page_and_table(finished: Path) -> None:
     samples = read_record(finished / "samples.json", Samples)
     assert all((samples.prompt, samples.diff, samples.softmax))
     page = build_run_report([finished]).read_text(encoding="utf-8")
-    assert page.count("<svg") >= 4
+    assert page.count("<figure") >= 4
     assert len(demo_table(read_results(finished / "results.json")).rows) > 4
 
 

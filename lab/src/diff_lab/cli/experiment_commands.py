@@ -53,7 +53,6 @@ def demo(
     """
     from diff_lab.experiments.demo import ATTENTION, EXPLORER_PAGE, run_demo
     from diff_lab.record import AttentionExample
-    from diff_lab.report.findings import learning_sentences, loss_sentences
     from diff_lab.report.pages import build_run_report
     from diff_lab.report.tables import demo_table
     from diff_lab.results_files import read_record, read_results
@@ -72,22 +71,13 @@ def demo(
         progress=RunProgress(messages),
     )
     explorer = folder / EXPLORER_PAGE
-    # The question whose maps the report draws.
     asked = read_record(folder / ATTENTION, AttentionExample)
     query, begin = asked.query_position, asked.answer_positions[0]
-    question = Example(
-        "The question of the report", " ".join(asked.tokens[: query + 1]), Answer(query, begin, begin + 1)
-    )
+    question = Example("A question of the task", " ".join(asked.tokens[: query + 1]), Answer(query, begin, begin + 1))
     write_recorded_page(folder / "retrieval-diff", folder / "retrieval-softmax", explorer, text=question)
     page, numbers = build_run_report([folder]), folder / "results.json"
     results = read_results(numbers)
-    tokens = results.settings["language"]["data"]
-    for sentence in (
-        *learning_sentences(results.records, results.baselines),
-        *loss_sentences(results.records, tokens["batch_size"] * tokens["length"]),
-    ):
-        messages.print(sentence, markup=False, soft_wrap=True)
-    console.output().print(demo_table(results, short=True))
+    console.output().print(demo_table(results))
     models = sorted(path for path in folder.glob("*/model") if path.is_dir())
     for name, paths in {"page": [page], "explorer": [explorer], "numbers": [numbers], "models": models}.items():
         console.print_line(f"{name + ':':<10}{' '.join(map(str, paths))}")
@@ -139,7 +129,7 @@ def reproduce(
 
     Each variant is trained with every seed on the same data in the same order, with a learning rate chosen for it. An
     interrupted command resumes where it stopped; a run that two experiments need is trained once. The report of all
-    results in the output folder is written last: RESULTS.md with its figures, and RESULTS.html.
+    results in the output folder is written last: RESULTS.md with its figures.
     """
     if list_:
         console.output().print(_listing())
@@ -195,8 +185,7 @@ def reproduce(
 
     failed = _failed(requests, reproduce_one)
     if len(failed) < len(requests):
-        for path in build_results_report([folder], folder / DOCUMENT, as_defined):
-            console.print_line(f"report: {path}")
+        console.print_line(f"report: {build_results_report([folder], folder / DOCUMENT, as_defined)}")
     _refuse_failed(failed, len(requests), "carried out")
 
 
@@ -305,12 +294,10 @@ def _duration(minutes: float | None) -> str:
 
 def show_results(results: ResultsFile, path: Path) -> None:
     """Print the comparisons, the variants, the notes, and the path of the results."""
-    from diff_lab.report.tables import ends_table, variants_table, verdict_table
+    from diff_lab.report.tables import variants_table, verdict_table
     from diff_lab.report.wording import note_words
 
     out = console.output()
-    if (ends := ends_table(results)) is not None:
-        out.print(ends)
     out.print(verdict_table(results))
     if results.settings["variants"]:
         out.print(variants_table(results.settings))
@@ -359,7 +346,7 @@ def compare(
 
     Each variant is trained with every seed on the same data in the same order, with a learning rate chosen for it. An
     interrupted command resumes where it stopped; a run that is finished in the output folder is not trained again. The
-    report is RESULTS.md with its figures, and RESULTS.html.
+    report is RESULTS.md with its figures.
     """
     from diff_lab.experiments.recipe_comparison import check_options, compare_recipe, with_data
     from diff_lab.experiments.request import (
@@ -399,8 +386,7 @@ def compare(
         workers=workers,
     )
     show_results(results, path)
-    for written in build_results_report([folder], folder / DOCUMENT, as_defined):
-        console.print_line(f"report: {written}")
+    console.print_line(f"report: {build_results_report([folder], folder / DOCUMENT, as_defined)}")
 
 
 def _with_text(name: str, settings: list[str], text: list[Path]) -> "Recipe":
@@ -446,7 +432,7 @@ def report(
     output: Annotated[
         Path | None,
         optional(
-            "The file to write: a page, or of results a Markdown document (.md) or the page alone (.html).",
+            "The file to write: a page, or of results a Markdown document (.md).",
             "in the folder of the runs or results",
         ),
     ] = None,
@@ -456,7 +442,7 @@ def report(
     paper's.
 
     Of results there is a Markdown document (RESULTS.md) with a page of each experiment, METHOD.md and figures beside
-    it, and one page that holds everything (RESULTS.html), or with `--output RESULTS.html` this page alone.
+    it.
     """
     from diff_lab.report.findings import holds_experiments
     from diff_lab.report.pages import build_results_report, build_run_report, results_report_files, run_report_path
@@ -469,6 +455,5 @@ def report(
 
         written = build_results_report(paths, output, as_defined)
     else:
-        written = (build_run_report(paths, output),)
-    for path in written:
-        console.print_line(str(path))
+        written = build_run_report(paths, output)
+    console.print_line(str(written))

@@ -21,12 +21,11 @@ from diff_lab.experiments.experiment import (
     section,
 )
 from diff_lab.experiments.paper_preset import PaperPreset, Stage, evaluation
-from diff_lab.learning import LOSS_CURVE, TOKENS_FOR_EQUAL_LOSS, curves_of, steps_ratio
 from diff_lab.measure.document_losses import AR_HIT, OTHER, WHOLE, Repeats
 from diff_lab.measure.measurement import MeasurementRequest
 from diff_lab.measure.standard import GUESS, LANGUAGE_LOSS
 from diff_lab.record import Comparison, Headline, Interval, Result
-from diff_lab.statistics import FURTHEST, fits, mean_interval, seeds_needed, t_quantile, verdict
+from diff_lab.statistics import FURTHEST, fits, t_quantile, verdict
 
 
 def ratio_interval(sizes: np.ndarray, losses: np.ndarray, *, resamples: int = 1000) -> Interval | None:
@@ -60,8 +59,8 @@ LOST: Interval = (math.nan, math.nan)
 APART = f"the fits of these sizes do not fall with size, or do not meet within a factor of {FURTHEST:g}"
 UNSTEADY = f"in more than one in forty draws of the seeds, {APART}"
 SIZE = "training/parameters_without_lambda_and_norms"
-# The paper: DIFF of 6.8B is as good as a Transformer of 11B; 160B tokens do for DIFF what 251B do for the Transformer.
-PAPER_PARAMETERS, PAPER_TOKENS = 0.622, 0.637
+# The paper: DIFF of 6.8B is as good as a Transformer of 11B.
+PAPER_PARAMETERS = 0.622
 # Figure 3a's sizes with their losses, read off the figure: DIFF, Transformer.
 PAPER_SIZES = {
     0.83e9: ("paper-830m", (3.138, 3.170)),
@@ -93,7 +92,7 @@ def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
     largest = sizes[-1]
     # Of whole documents, so that the interval knows of others.
     by_document = compared_by(ComparisonRule(name=WHOLE), *rules((AR_HIT, OTHER), at=lambda size: size == largest))
-    return [*_by_size(records, sizes), *_by_tokens(records, largest), *by_document(records, preset)]
+    return [*_by_size(records, sizes), *by_document(records, preset)]
 
 
 def _by_size(records: Sequence[Result], sizes: Sequence[Coordinates]) -> list[Comparison]:
@@ -139,36 +138,10 @@ def _fitted(parameters: np.ndarray, losses: np.ndarray) -> float:
     return math.log(fits(parameters, losses[None])[0].equal_loss_ratio()) if np.isfinite(losses).all() else math.nan
 
 
-def _by_tokens(records: Sequence[Result], size: Coordinates) -> list[Comparison]:
-    """Compare the tokens for an equal loss, from the validation curves of a size, by Student's t over the seeds' log
-    ratios. It is the ratio of steps, as a step has as many tokens for both.
-    """
-    curves = {one.variant: one for one in curves_of(by_name(records, LOSS_CURVE)) if one.coordinates == size}
-    reached = steps_ratio(curves["diff"], curves["softmax"]) if {"diff", "softmax"} <= curves.keys() else None
-    if reached is None:  # records that no runs of this size have left
-        return []
-    logs = [math.log(one / other) for one, other in zip(*reached.steps, strict=True)]
-    reason = ""
-    if all(map(math.isfinite, logs)) and (reached.bound is not None or math.isnan(reached.ratio)):
-        logs, reason = [math.nan] * len(logs), "the curves give no more than a bound"
-    interval = mean_interval(logs)
-    bounds = None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
-    method = f"validation curves of {size.label}, Student's t over ln of the ratio, paired seeds"
-    needed, paper = seeds_needed(logs), (PAPER_TOKENS, 1.0)
-    return [
-        _share_comparison(
-            TOKENS_FOR_EQUAL_LOSS, fmean(logs), bounds, logs, needed, paper=paper, method=method, reason=reason
-        )
-    ]
-
-
 def _share_comparison(
-    name: str, log: float, interval: Interval | None, logs: Sequence[float], needed: int | None = None, **fields: Any
+    name: str, log: float, interval: Interval | None, logs: Sequence[float], **fields: Any
 ) -> Comparison:
-    """Compare a share of the Transformer's need with 1, from ln of the share and of each seed's, and its interval.
-
-    `needed` is the number of seeds that would decide it, by the statistic of the interval.
-    """
+    """Compare a share of the Transformer's need with 1, from ln of the share and of each seed's, and its interval."""
     ratio = math.exp(log)
     shifted = None if interval is None else (interval[0] - 1, interval[1] - 1)
     judged = verdict(shifted, "lower", seeds=len(logs))
@@ -183,7 +156,6 @@ def _share_comparison(
         differences=tuple(math.exp(one) - 1 for one in logs),
         interval=shifted,
         verdict=judged,
-        seeds_needed=needed if judged == "inconclusive" else None,
         **fields,
     )
 
@@ -239,11 +211,9 @@ FIG_3 = Experiment(
         f"{PARAMETERS} is read at the middle of the sizes (their geometric mean), with all parameters but λ and norms "
         f"counted; the paper reads it at 6.8B. Where {APART}, for one seed, for all, or for "
         "more than one in forty draws of the seeds, it is not known.",
-        f"{PARAMETERS} and {TOKENS_FOR_EQUAL_LOSS} are of {LANGUAGE_LOSS}. {language.FIXED_TEXT} The losses by size "
+        f"{PARAMETERS} is of {LANGUAGE_LOSS}. {language.FIXED_TEXT} The losses by size "
         f"({WHOLE}) are of whole documents, each in contexts of its own, and their intervals allow for other "
         "documents.",
-        f"{TOKENS_FOR_EQUAL_LOSS} compares two runs of one schedule and one learning rate: before its end a run has a "
-        "higher rate than one that ends there would have. It is of a fixed budget.",
         "The paper's gaps by size, read off Figure 3a: "
         + ", ".join(f"{first - second:+.3f} at {size.label}" for size, (first, second) in PAPER_LOSSES.items())
         + "; by tokens of training, read off Figure 3b: "

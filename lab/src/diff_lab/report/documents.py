@@ -1,8 +1,5 @@
-"""Holds tables of text for all their forms, and fills the templates of pages and Markdown documents."""
+"""Holds tables of text for a terminal and for Markdown, and fills the templates of pages and Markdown documents."""
 
-import functools
-import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,72 +8,44 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from diff_transformer.attention_types import ATTENTION_TYPES
-
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-# CSS variable → (light, dark). The variants' hues are Okabe and Ito's blue and vermilion, told apart by every kind of
-# colour vision; each shade has a contrast of at least 3 to the page behind it.
-THEME = {
-    "page": ("#ffffff", "#14171c"),
-    "ink": ("#1c2128", "#e6e9ee"),
-    "muted": ("#57606a", "#9aa4b0"),
-    "rule": ("#d4d9df", "#3a414b"),
-    **{name: described.colour for name, described in ATTENTION_TYPES.items()},
-    "fifth": ("#7a6a00", "#c9b22b"),
-    "sixth": ("#5b5bd6", "#9a9aff"),
-}
-# The same as CSS.
-LIGHT, DARK = ("".join(f"--{name}: {shades[side]}; " for name, shades in THEME.items()) for side in (0, 1))
 # What tells a report of this package from another file of the same name.
 HTML_MARK = '<meta name="generator" content="diff-transformer">'
 MARKDOWN_MARK = "<!-- Written by diff-lab report; it is replaced as a whole. -->"
 
 
-@dataclass(frozen=True)
-class Cell:
-    """Text of one cell; `anchor` makes it a link to a section or a page."""
-
-    text: str
-    anchor: str = ""
-
-    def markdown(self, page: str) -> str:
-        text = escape_markdown(self.text)
-        return f"[{text}]({page.format(self.anchor)})" if self.anchor else text
-
-
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Columns with a heading each, and rows of cells, or of a single one: a heading for the rows below it.
+    """Columns with a heading each, and rows of texts, or of a single one: a heading for the rows below it.
 
     In the terminal `title` and `caption` stand above and below, `right` names columns that are aligned to the right,
     and `one_line` those whose cells are not wrapped.
     """
 
     head: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[str, ...], ...]
     title: str = ""
     caption: str = ""
     right: tuple[str, ...] = ()
     one_line: tuple[str, ...] = ()
 
     @classmethod
-    def of_rows(cls, head: Sequence[str], rows: Sequence[Sequence[str | Cell]], **more: Any) -> "Table":
-        """Make a table from rows of text or cells; `more` are the other attributes."""
+    def of_rows(cls, head: Sequence[str], rows: Sequence[Sequence[str]], **more: Any) -> "Table":
+        """Make a table from rows of text; `more` are the other attributes."""
         assert all(len(row) in (1, len(head)) for row in rows)
-        cells = tuple(tuple(Cell(cell) if isinstance(cell, str) else cell for cell in row) for row in rows)
-        return cls(head=tuple(head), rows=cells, **more)
+        return cls(head=tuple(head), rows=tuple(map(tuple, rows)), **more)
 
     @classmethod
-    def of_columns(cls, columns: Mapping[str, Sequence[str | Cell]], **more: Any) -> "Table":
-        """Make a table from columns by heading, each with a text or cell for every row."""
+    def of_columns(cls, columns: Mapping[str, Sequence[str]], **more: Any) -> "Table":
+        """Make a table from columns by heading, each with a text for every row."""
         return cls.of_rows(tuple(columns), list(zip(*columns.values(), strict=True)), **more)
 
-    def markdown(self, page: str = "#{}") -> str:
-        """Return the table for a Markdown document, everything in it escaped; `page` makes links of anchors."""
-        rows = [[*(cell.markdown(page) for cell in row), *[""] * (len(self.head) - len(row))] for row in self.rows]
-        lines = [[escape_markdown(name) for name in self.head], ["---"] * len(self.head), *rows]
+    def markdown(self) -> str:
+        """Return the table for a Markdown document, everything in it escaped."""
+        rows = [[*map(escape_markdown, row), *[""] * (len(self.head) - len(row))] for row in self.rows]
+        lines = [list(map(escape_markdown, self.head)), ["---"] * len(self.head), *rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def __rich__(self) -> "RichTable":
@@ -92,7 +61,7 @@ class Table:
         for row in self.rows:
             if len(row) == 1:
                 table.add_section()
-            table.add_row(*(Text(cell.text, style="bold" if len(row) == 1 else "") for cell in row))
+            table.add_row(*(Text(cell, style="bold" if len(row) == 1 else "") for cell in row))
         return table
 
 
@@ -102,13 +71,6 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|#~$])", r"\\\1", flat.replace("&", "&amp;"))
 
 
-def _markdown_code(text: str) -> str:
-    """Write text as it is typed, between more backticks than it holds."""
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    flat = " ".join(text.split())
-    return f"{fence} {flat} {fence}" if "`" in flat else f"{fence}{flat}{fence}"
-
-
 _ENVIRONMENT = Environment(
     loader=PackageLoader("diff_lab.report"),
     autoescape=select_autoescape(["html"]),
@@ -116,30 +78,14 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters |= {
-    "md": escape_markdown,
-    "code": _markdown_code,
-    "pretty": functools.partial(json.dumps, indent=2, ensure_ascii=False),
-}
+_ENVIRONMENT.filters["md"] = escape_markdown
 _ENVIRONMENT.globals |= {"html_mark": HTML_MARK, "markdown_mark": MARKDOWN_MARK}
 
 
-def fill_page(template: str, **values: Any) -> str:
-    """Fill a page, every value escaped, and give its figures ids of their own: those drawn alike name parts alike."""
-    numbers = itertools.count(1)
-
-    def renamed(drawing: re.Match[str]) -> str:
-        prefix = f"figure{next(numbers)}-"
-        return re.sub(r'( id="| href="#|url\(#)', lambda match: match[1] + prefix, drawing[0])
-
-    page = _ENVIRONMENT.get_template(template).render(values, light=LIGHT, dark=DARK)
-    return re.sub(r"<svg .*?</svg>", renamed, page, flags=re.DOTALL)
-
-
-def fill_markdown(template: str, **values: Any) -> str:
-    """Fill a Markdown document: blocks with one blank line between them, whatever its template left out."""
+def fill(template: str, **values: Any) -> str:
+    """Fill a page, every value escaped, or a Markdown document, with one blank line where its template left more."""
     text = _ENVIRONMENT.get_template(template).render(values)
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    return text if template.endswith(".html") else re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def is_report(path: Path, mark: str) -> bool:

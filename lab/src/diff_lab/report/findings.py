@@ -1,18 +1,17 @@
-"""Reads what experiments found, and says it by one rule, whichever variant is ahead; so of a demo."""
+"""Reads what experiments found, and says it by one rule, whichever variant is ahead."""
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE, Curve, curves_of, judge, reported_accuracies
-from diff_lab.record import OWN, Baseline, Comparison, Result, ResultsFile
+from diff_lab.learning import judge
+from diff_lab.record import OWN, Comparison, ResultsFile
 from diff_lab.report import wording
 from diff_lab.results_files import read_results
 from diff_lab.statistics import holm, p_value
-from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.utils.files import read_json
 
 _KINDS = {"table": "Table", "fig": "Figure", "appendix": "Appendix"}
@@ -22,8 +21,8 @@ _IN_PAPER = re.compile(rf"({'|'.join(_KINDS)})_?(\d+|[a-z])")
 
 @dataclass(frozen=True)
 class ExperimentResults:
-    """The results of an experiment with one preset and one text: records, comparisons and notes. `says_standard` has
-    the title say that the text is Python's standard library, if the user named none.
+    """The results of an experiment with one preset and one text. `says_standard` has the title say that the text is
+    Python's standard library, if the user named none.
     """
 
     name: str
@@ -44,9 +43,7 @@ class ExperimentResults:
 
     @property
     def title(self) -> str:
-        """The paper's name, "Table 6", or, if it has none, the experiment's own. With a text of the user's: "Language
-        on novels"; beside such results, "Language on Python code".
-        """
+        """The paper's name, "Table 6", or the experiment's own; with a text of the user's, "Language on novels"."""
         if match := _IN_PAPER.fullmatch(self.name):
             title = f"{_KINDS[match[1]]} {match[2].upper()}"
         else:
@@ -57,7 +54,7 @@ class ExperimentResults:
 
     @property
     def is_own(self) -> bool:
-        """Whether a recipe of the user's was compared, and not an experiment of this project carried out."""
+        """Whether a recipe of the user's was compared."""
         return self.preset == OWN
 
     @property
@@ -162,8 +159,6 @@ def _order(results: ExperimentResults) -> tuple[int, int, str, str, str]:
 
 
 LEVEL = 0.05  # of a test
-# Two values of the demo that are no further apart than this count as equal: about what another validation would change.
-_SAME = 0.01
 
 
 @dataclass(frozen=True)
@@ -194,21 +189,14 @@ class Finding:
     @property
     def values(self) -> str:
         """Both values, the first variant's first."""
-        word = wording.missing_word(self.row, self.results.variants)
-        values = " against ".join(wording.format_number(value, missing=word) for value in self.row.ours)
-        return f"{values} {self.row.unit}".strip()
-
-    @property
-    def difference(self) -> str:
-        """The difference with its interval."""
-        return wording.format_difference(self.row, self.results.variants)
+        return f"{' against '.join(map(wording.format_number, self.row.ours))} {self.row.unit}".strip()
 
     @property
     def sentence(self) -> str:
         """The claim, both values, their difference, and what limits it."""
         seeds = f"{len(self.row.differences)} seeds" if len(self.row.differences) > 1 else ""
         limits = "; ".join(filter(None, (seeds, wording.remarks(self.row))))
-        return f"{self.claim}: {self.values}, {self.difference} ({limits})."
+        return f"{self.claim}: {self.values}, {wording.format_difference(self.row)} ({limits})."
 
 
 def findings(all_results: Sequence[ExperimentResults]) -> list[Finding]:
@@ -233,82 +221,11 @@ def certainty(all_results: Sequence[ExperimentResults], found: Sequence[Finding]
     tested = sum(one.p is not None for one in found)
     left = sum(one.p is not None and one.p < LEVEL for one in found)
     correction = f" After Holm's correction for these {tested}, {left} have a p below {LEVEL}." if tested > 1 else ""
+    of_models, of_comparisons = (
+        f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
+        for counts in (sizes, seeds)
+    )
     return (
-        f"The models have {_range(min(sizes), max(sizes))} parameters and the comparisons "
-        f"{_range(min(seeds), max(seeds))} seeds, so they say nothing of large models.{correction}"
+        f"The models have {of_models} parameters and the comparisons {of_comparisons} seeds, so they say nothing of "
+        f"large models.{correction}"
     )
-
-
-def _range(low: int, high: int) -> str:
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-# --- The demo: one seed, so its sentences describe two trainings and conclude nothing from them ---
-
-
-def _demo_curves(records: Sequence[Result], name: str) -> dict[str, Curve]:
-    """Return each variant's curve by its label, of its first seed; DIFF stands before the Transformer."""
-    found = [one for one in curves_of(records) if one.name == name]
-    found.sort(key=lambda one: not ATTENTION_TYPES[one.variant].differential)
-    return {wording.variant_label(one.variant): next(iter(one.by_seed.values())) for one in found}
-
-
-def learning_sentences(records: Sequence[Result], baselines: Sequence[Baseline]) -> list[str]:
-    """Say which of two variants first reaches the lowest and the highest reported accuracy, and how they end."""
-    curves, levels = _demo_curves(records, ACCURACY_CURVE), reported_accuracies(baselines)
-    if len(curves) != 2 or not levels:
-        return []
-    reached = [level for level in levels if any(math.isfinite(curve.steps_to(level)) for curve in curves.values())]
-    sentences = [_who_reaches(level, curves) for level in dict.fromkeys((*reached[:1], *reached[-1:]))]
-    (first, one), (second, other) = curves.items()
-    if not reached:
-        sentences.append(f"Neither reaches {levels[0]:.0%} within {one.steps[-1]:,} steps.")
-    if math.isfinite(one.final + other.final):
-        both = f"{first} has {one.final:.1%} and {_the(second)} {other.final:.1%}"
-        ahead = first if one.final > other.final else second
-        is_same = abs(one.final - other.final) <= _SAME
-        sentences.append(
-            f"At the end they are equal within a point: {both}."
-            if is_same
-            else f"At the end {_the(ahead)} is ahead: {both}."
-        )
-    return [re.sub(r"(\d)%", r"\1 %", sentence[:1].upper() + sentence[1:]) for sentence in sentences]
-
-
-def _who_reaches(level: float, curves: Mapping[str, Curve]) -> str:
-    """Write one sentence on a level that at least one of the two reaches."""
-    (sooner, soon), (later, late) = sorted(
-        ((label, curve.steps_to(level)) for label, curve in curves.items()),
-        key=lambda one: one[1] if math.isfinite(one[1]) else math.inf,
-    )
-    if math.isnan(late):
-        end = curves[later].steps[-1]
-        return f"{_the(sooner)} reaches {level:.0%} after {soon:,.0f} steps; {_the(later)} does not within {end:,}."
-    if round(soon) == round(late):
-        return f"Both reach {level:.0%} after {soon:,.0f} steps."
-    times = f" ({late / soon:.1f} times as many)" if late / soon >= 1.05 else ""
-    return f"{_the(sooner)} reaches {level:.0%} after {soon:,.0f} steps, {_the(later)} after {late:,.0f}{times}."
-
-
-def loss_sentences(records: Sequence[Result], tokens_per_step: int | None = None) -> list[str]:
-    """Say how the first variant's validation loss stands to the second's at the first validation and at the end."""
-    curves = _demo_curves(records, LOSS_CURVE)
-    if len(curves) != 2:
-        return []
-    (first, one), (second, other) = curves.items()
-    shared = [(step, one.at(step) - other.at(step)) for step in one.steps if step in other.steps]
-    differences = [(step, difference) for step, difference in shared if math.isfinite(difference)]
-    sentences = []
-    for when, (step, difference) in zip(
-        ("After", "At the end, after"), (*differences[:1], *differences[-1:]), strict=False
-    ):
-        tokens = f" ({step * tokens_per_step / 1e6:.2g} million tokens)" if tokens_per_step else ""
-        side = f"is {abs(difference):.2f} nats {'above' if difference > 0 else 'below'} that of {_the(second)}"
-        if abs(difference) <= _SAME:
-            side = f"equals that of {_the(second)} within {_SAME} nats"
-        sentences.append(f"{when} {step:,} steps{tokens}, {first}'s validation loss {side}.")
-    return sentences if len(differences) > 1 else sentences[-1:]
-
-
-def _the(label: str) -> str:
-    return f"the {label}" if label == "Transformer" else label

@@ -11,7 +11,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
 from diff_lab.record import CardRecord, Result, ResultsFile
-from diff_lab.report.documents import Table, fill_markdown
+from diff_lab.report.documents import Table, fill
 from diff_lab.report.tables import NOTE, UNPAIRED, rows_of
 from diff_lab.report.wording import LEVELS, levels_text, variant_label, variants_of
 from diff_transformer._version import INSTALL
@@ -84,7 +84,7 @@ def model_card(
     notes = [UNPAIRED if len(variants) > 1 else "No other model was measured beside it.", *([LEVELS] if levels else [])]
     caption = " ".join([f"{NOTE}.", *notes])
     described = ATTENTION_TYPES.get(model.variant)
-    return fill_markdown(
+    return fill(
         "model_card.md",
         front=front.to_yaml(),
         model=model,

@@ -1,4 +1,4 @@
-"""Sets out results as tables: comparisons and their verdicts, trained variants, validation curves, and measurements.
+"""Sets out results as tables: comparisons and their verdicts, trained variants, and measurements.
 
 Verdicts stand in the tables of comparisons alone. A single measurement does not tell which variant is better: that
 takes paired seeds, and is the verdict of `diff_lab.statistics.compare`.
@@ -9,24 +9,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from statistics import fmean
 from typing import Any
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
-from diff_lab.learning import (
-    ACCURACY_CURVE,
-    CURVES,
-    VariantCurves,
-    curves_of,
-    reported_accuracies,
-)
+from diff_lab.learning import CURVES
 from diff_lab.record import Comparison, Result, ResultsFile
 from diff_lab.report import wording
-from diff_lab.report.documents import Cell, Table
-from diff_lab.report.findings import Finding
+from diff_lab.report.documents import Table
 from diff_lab.report.wording import format_number
 from diff_lab.results_files import number_of
-from diff_lab.statistics import mean_interval
 
 # The numbers of the standard measurement, and of a demo.
 STANDARD = (
@@ -35,8 +26,6 @@ STANDARD = (
     *("language/bits_per_byte", "language/validation_loss", "validation/accuracy", *CURVES),
     *(f"{task}/{name}" for task in ("retrieval", "language") for name in ("seconds", "parameters")),
 )
-# What the demo's table has in a terminal, where the page is to be looked at next.
-_SHORT = ("accuracy", "first_query_accuracy", "bits_per_byte", "validation_loss", "parameters", "seconds")
 NOTE = f"{wording.DIRECTIONS} [low, high]: 95 % interval"
 UNPAIRED = (
     "No verdict: only a difference over several paired seeds, as diff-lab reproduce measures it, tells which "
@@ -47,34 +36,10 @@ _PAPERS_NUMBERS = (
     "and its prompts are not known, nor which accuracy it reports: acc_norm is assumed for HellaSwag and acc for all "
     "other tasks, as OpenLLaMA published its own row. A small model cannot be compared with them."
 )
-# Of curves with too few validations.
-TOO_FEW = (
-    "Where it is not known whether a variant has levelled off, though no run diverged, validations are too few to tell."
-)
 
 
-def findings_table(found: Sequence[Finding]) -> Table:
-    """Return a row for each finding whose interval excludes 0, whichever variant is ahead, with what limits it."""
-    head = ("Experiment", "Claim", "Holds", "First against second, difference", "p (Holm)", "Seeds", "Remark")
-    rows = [
-        (
-            Cell(one.name, anchor=one.results.anchor),
-            one.claim,
-            wording.ANSWERS[one.row.verdict],
-            f"{one.values}, {one.difference}",
-            "–" if one.p is None else format_number(one.p),
-            str(len(one.row.differences)),
-            wording.remarks(one.row) or "–",
-        )
-        for one in found
-        if one.is_decided
-    ]
-    return Table.of_rows(head, rows)
-
-
-def comparison_table(comparisons: Sequence[Comparison], trained: Sequence[Mapping[str, Any]] = ()) -> Table:
-    """Return a row for each comparison: the paper's values, if any, beside ours. `trained` says which diverged."""
-    missing = [wording.missing_word(row, trained) for row in comparisons]
+def comparison_table(comparisons: Sequence[Comparison]) -> Table:
+    """Return a row for each comparison: the paper's values, if any, beside ours."""
     columns: dict[str, list[str]] = {
         "Measure": list(map(wording.measure_label, comparisons)),
         "First − second": [wording.pair_label(row.variant, row.against) for row in comparisons],
@@ -85,13 +50,10 @@ def comparison_table(comparisons: Sequence[Comparison], trained: Sequence[Mappin
             " / ".join(f"{value:,.6g}" if math.isfinite(value) else "–" for value in row.paper or (math.nan,))
             for row in comparisons
         ]
-    columns["Here"] = [
-        " / ".join(format_number(value, missing=word) for value in row.ours)
-        for row, word in zip(comparisons, missing, strict=True)
-    ]
+    columns["Here"] = [" / ".join(map(format_number, row.ours)) for row in comparisons]
     if any(map(wording.levels_of, comparisons)):
         columns["Chance / floor"] = [" / ".join(wording.level_cells(row)) for row in comparisons]
-    columns["Difference"] = [wording.format_difference(row, trained) for row in comparisons]
+    columns["Difference"] = list(map(wording.format_difference, comparisons))
     columns["Seeds"] = [str(len(row.differences)) for row in comparisons]
     columns["Verdict"] = list(map(wording.verdict_text, comparisons))
     return Table.of_columns(columns, one_line=("Paper", "Here", "Difference"))
@@ -117,17 +79,18 @@ def verdict_table(results: ResultsFile) -> Table:
     if any(row.quality and row.still_learning for row in rows):
         caption.append(wording.STILL_TRAINING)
     caption.append(f"Measured on {results.device}.")
-    table = comparison_table(rows, results.settings.get("variants", ()))
-    return replace(table, title=results.title, caption="\n".join(caption))
+    return replace(comparison_table(rows), title=results.title, caption="\n".join(caption))
 
 
 def variants_table(settings: Mapping[str, Any]) -> Table:
-    """Return the trained variants of a results file's settings: sizes, learning rates, and the validation, a loss or an
-    accuracy, of the rates tried.
-    """
+    """Return the trained variants of a results file's settings: sizes, rates, and the validation at those tried."""
     trained = settings["variants"]
     columns = {
-        "Variant": list(map(wording.trained_label, trained)),
+        "Variant": [
+            # With its size or rate, if there are several.
+            ", ".join(filter(None, (wording.variant_label(one["name"]), Coordinates(one["coordinates"]).label)))
+            for one in trained
+        ],
         "Parameters": [f"{variant['parameters']:,}" for variant in trained],
         "Without λ and norms": [f"{variant['shared_parameters']:,}" for variant in trained],
         # Results of early versions do not tell the heads.
@@ -145,63 +108,7 @@ def variants_table(settings: Mapping[str, Any]) -> Table:
         ],
         "Diverged seeds": [", ".join(map(str, variant["diverged"])) or "none" for variant in trained],
     }
-    return Table.of_columns(columns, caption=wording.few_heads(trained))
-
-
-def ends_table(file: ResultsFile) -> Table | None:
-    """Return a row for each variant: its final validation, whether it has levelled off, and its steps to each reported
-    accuracy. None if the file holds no curves.
-    """
-    curves = curves_of(file.records)
-    if not curves:
-        return None
-    columns = {"Variant": [wording.variant_label(one.variant) for one in curves]}
-    if any(one.coordinates for one in curves):
-        columns["Part"] = [one.coordinates.label or "–" for one in curves]
-    columns["Steps"] = [f"{one.steps:,}" for one in curves]
-    columns["Seeds"] = [str(len(one.by_seed)) for one in curves]
-    columns["Ends at"] = list(map(_end, curves))
-    columns["Gain in the last fifth"] = list(map(_last_change, curves))
-    words = {True: "yes", False: "no", None: wording.NOT_KNOWN}
-    columns["Levelled off"] = [words[one.has_levelled_off] for one in curves]
-    if any(one.name == ACCURACY_CURVE for one in curves):
-        for level in reported_accuracies(file.baselines):
-            columns[f"Steps to {level:g}"] = [
-                _steps([curve.steps_to(level) for curve in one.by_seed.values()], one)
-                if one.name == ACCURACY_CURVE
-                else "–"
-                for one in curves
-            ]
-    too_few = any(one.has_levelled_off is None and all(map(math.isfinite, one.finals)) for one in curves)
-    return Table.of_columns(columns, title="How each variant ends", caption=TOO_FEW if too_few else "")
-
-
-def _end(curves: VariantCurves) -> str:
-    if not all(map(math.isfinite, curves.finals)):
-        return wording.DIVERGED
-    interval = mean_interval(curves.finals)
-    ends = f" [{', '.join(map(format_number, interval))}]" if interval else ""
-    return f"{wording.curve_word(curves)} {format_number(fmean(curves.finals))}{ends}"
-
-
-def _last_change(curves: VariantCurves) -> str:
-    change = curves.last_change()
-    if change is None:
-        return wording.NOT_KNOWN
-    text = f"{change:+.3f}" if curves.name == ACCURACY_CURVE else f"{100 * change:+.1f} %"
-    return text.replace("-", "−")
-
-
-def _steps(steps: Sequence[float], curves: VariantCurves) -> str:
-    """Return the mean over seeds: "640", "640 (2 of 3 seeds)", "at most 250" at the first one, "not within 1,000"."""
-    reached = [one for one in steps if math.isfinite(one)]
-    if len(reached) < len(steps) and not all(map(math.isfinite, curves.finals)):
-        return wording.DIVERGED
-    if not reached:
-        return f"not within {curves.steps:,}"
-    is_early = any(curve.steps[0] in steps for curve in curves.by_seed.values())
-    mean = f"{'at most ' if is_early else ''}{fmean(reached):,.0f}"
-    return mean if len(reached) == len(steps) else f"{mean} ({len(reached)} of {len(steps)} seeds)"
+    return Table.of_columns(columns)
 
 
 @dataclass(frozen=True)
@@ -247,15 +154,11 @@ def rows_of(records: Sequence[Result], *, by_coordinates: bool = True) -> list[M
     return rows
 
 
-def demo_table(results: ResultsFile, *, short: bool = False) -> Table:
+def demo_table(results: ResultsFile) -> Table:
     """Return all measures but the validation curves, the variants side by side, accuracies with their levels. Several
-    depths are a row with a range. A `short` one has no measures of parts and of attention.
+    depths are a row with a range.
     """
-    records = [
-        record
-        for record in results.records
-        if record.name not in CURVES and (not short or record.name.partition("/")[2] in _SHORT)
-    ]
+    records = [record for record in results.records if record.name not in CURVES]
     variants = wording.variants_of(records)
     levels = {level.name: f" ({wording.levels_text(level)})" for level in results.baselines if level.is_accuracy}
     rows: list[list[str]] = []
@@ -263,8 +166,7 @@ def demo_table(results: ResultsFile, *, short: bool = False) -> Table:
         rows.append([section.capitalize()])
         rows += [[row.label + levels.get(row.name, ""), *row.texts(variants)] for row in block]
     names = list(map(wording.variant_label, variants))
-    notes = [f"{NOTE}.", *([UNPAIRED] if len(variants) > 1 else [])]
-    notes += [wording.LEVELS] if results.baselines and not short else []
+    notes = [f"{NOTE}.", *([UNPAIRED] if len(variants) > 1 else []), *([wording.LEVELS] if results.baselines else [])]
     caption = "\n".join([*notes, f"Measured on {results.device}."])
     return Table.of_rows(["Measure", *names], rows, title=results.title, caption=caption, one_line=tuple(names))
 

@@ -1,11 +1,9 @@
 """Puts numbers, differences, variants and verdicts into words, the same in every table, figure and page."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from diff_lab.coordinates import Coordinates
-from diff_lab.learning import ACCURACY_CURVE, LAST_PART, MOST_ACCURACY, MOST_LOSS, VariantCurves
+from diff_lab.learning import LAST_PART, MOST_ACCURACY, MOST_LOSS
 from diff_lab.record import Baseline, Comparison, Interval, Result, ResultsFile, Verdict
 from diff_transformer.attention_types import ATTENTION_TYPES
 
@@ -52,31 +50,24 @@ LEVELS = (
     "and for attention and the order of demonstrations the accuracy in the same task."
 )
 STILL_TRAINING = (
-    "A variant has levelled off when, over the last "
-    f"{100 * LAST_PART:g} % of its training and on average over the seeds, it improves by no more than "
-    f"{MOST_ACCURACY:g} of validation accuracy or {100 * MOST_LOSS:g} % of its validation loss. Beside a difference in "
-    "an accuracy, in a loss, or in what follows from them, “still training” says which of the two had not: a longer "
-    "training goes further and may decide otherwise. It is a remark and changes no verdict. A learning rate that comes "
-    "down flattens every curve, and the limit for a loss is larger than some differences. Results without validation "
-    "curves, or with too few validations, do not tell."
+    "A variant is still training when, over the last "
+    f"{100 * LAST_PART:g} % of its training and on average over the seeds, it improves by more than "
+    f"{MOST_ACCURACY:g} of validation accuracy or {100 * MOST_LOSS:g} % of its validation loss. The remark stands "
+    "beside a difference in an accuracy, in a loss, or in what follows from them, and changes no verdict: a longer "
+    "training goes further and may decide otherwise. A learning rate that comes down flattens every curve, and the "
+    "limit for a loss is larger than some differences. Results without validation curves, or with too few validations, "
+    "do not tell."
 )
 UNCORRECTED = (
     "No verdict is corrected for the number of comparisons: without any true difference, one comparison in twenty "
     "comes out for one side or the other by chance."
 )
-# The authors of the paper advise at least this many heads for DIFF.
-ADVISED_HEADS = 8
 
 
 def variant_label(variant: str) -> str:
     """Return a variant's name for a reader; of "softmax, half the heads" the attention type stands first."""
     kind, comma, change = variant.partition(",")
     return (ATTENTION_TYPES[kind].label if kind in ATTENTION_TYPES else kind) + comma + change
-
-
-def trained_label(trained: Mapping[str, Any]) -> str:
-    """Name a trained variant of a results file's settings, with its size or rate if there are several."""
-    return ", ".join(filter(None, (variant_label(trained["name"]), Coordinates(trained["coordinates"]).label)))
 
 
 def pair_label(variant: str, against: str, separator: str = " − ") -> str:
@@ -117,11 +108,6 @@ def measure_label(row: Comparison) -> str:
     return measure_words(row.name) + part + unit_and_direction(row)
 
 
-def curve_word(curves: VariantCurves) -> str:
-    """Return the measure of validation curves, in a word."""
-    return "accuracy" if curves.name == ACCURACY_CURVE else "loss"
-
-
 def unit_and_direction(row: Comparison | Result) -> str:
     """Return the text after the name of a measure: " (nats) ↓"."""
     return (f" ({row.unit})" if row.unit else "") + ARROWS[row.better]
@@ -144,10 +130,10 @@ def format_result(result: Result, *, separate_digits: bool = False) -> str:
     return format_number(result.value, digits) + (f" [{ends}]" if ends else "")
 
 
-def format_difference(row: Comparison, trained: Sequence[Mapping[str, Any]] = ()) -> str:
+def format_difference(row: Comparison) -> str:
     """Return the difference with its interval and telling decimals: "−0.02 [−0.04, +0.00]"; a word if not finite."""
     if not math.isfinite(row.difference):
-        return missing_word(row, trained)
+        return NOT_KNOWN
     ends: Interval | tuple[()] = row.interval or ()
     sizes = [abs(value) for value in (row.difference, *ends) if math.isfinite(value) and value]
     digits = max(0, 2 - math.floor(math.log10(max(sizes)))) if sizes else 3
@@ -155,28 +141,6 @@ def format_difference(row: Comparison, trained: Sequence[Mapping[str, Any]] = ()
     form = f"+.{digits}f" if digits <= 6 else "+.2e"
     numbers = [f"{value:{form}}".replace("-", "−") for value in (row.difference, *ends)]
     return numbers[0] + (f" [{numbers[1]}, {numbers[2]}]" if ends else ", no interval")
-
-
-def missing_word(row: Comparison, trained: Sequence[Mapping[str, Any]]) -> str:
-    """Return the word for a number that is not finite: "diverged" if a run of its variants, of its size, diverged."""
-    compared = [variant for variant in trained if variant["name"] in (row.variant, row.against)]
-    size = row.coordinates
-    same_size = [variant for variant in compared if size and Coordinates(variant["coordinates"]) == size]
-    return DIVERGED if not row.reason and any(variant["diverged"] for variant in same_size or compared) else NOT_KNOWN
-
-
-def few_heads(trained: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence if DIFF has fewer heads than its authors advise; "" if it has enough."""
-    differential = [variant for variant in trained if variant.get("differential")]
-    few = [variant for variant in differential if variant["heads"] < ADVISED_HEADS]
-    if not few:
-        return ""
-    counts = ", ".join(f"{trained_label(variant)}: {variant['heads']}" for variant in few)
-    sentence = f"DIFF has fewer heads here than the {ADVISED_HEADS} or more that its authors advise ({counts})."
-    by_size = {Coordinates(variant["coordinates"]): variant["heads"] for variant in differential}
-    if len(set(by_size.values())) > 1:
-        sentence += " Their number differs between the sizes, so its effect cannot be separated from that of the size."
-    return sentence
 
 
 def levels_text(baseline: Baseline) -> str:
@@ -211,41 +175,33 @@ def _not_begun(row: Comparison) -> str:
     return f"{text} at {row.baseline.steps:,} steps" if text else ""
 
 
-def verdict_word(row: Comparison) -> str:
-    """Return what the verdict of a comparison is called; that it is on an exploratory question is said."""
-    if row.verdict is None:
-        return ANSWERS[None]
-    return f"open question: {ANSWERS[row.verdict]}" if row.exploratory else row.verdict
-
-
 def verdict_text(row: Comparison) -> str:
-    """Return the verdict with its remarks: "inconclusive: one seed", "reproduced: both still training at 180 steps"."""
-    return ": ".join(filter(None, (verdict_word(row), remarks(row))))
+    """Return the verdict with its remarks: "open question: yes", "reproduced: both still training at 180 steps"."""
+    answers = row.exploratory or row.verdict is None
+    verdict = ANSWERS[row.verdict] if answers else row.verdict
+    return ": ".join(filter(None, ("open question" if row.exploratory and row.verdict else "", verdict, remarks(row))))
 
 
 def remarks(row: Comparison) -> str:
     """Why a verdict does not decide, or what it would take, and who was still training; "" where there is nothing."""
     parts = [_limits(row)]
     if row.quality and row.still_learning and row.verdict is not None:
-        names = ["both"] if len(row.still_learning) == 2 else map(with_article, row.still_learning)
-        parts.append(f"{' and '.join(names)} still training at {row.steps:,} steps")
+        name = "both" if len(row.still_learning) == 2 else with_article(row.still_learning[0])
+        parts.append(f"{name} still training at {row.steps:,} steps")
     return "; ".join(filter(None, parts))
 
 
 def _limits(row: Comparison) -> str:
     if row.verdict == "not comparable":
         return _not_begun(row)
-    if row.verdict != "inconclusive":
-        return ""
-    if row.reason:
+    if row.verdict != "inconclusive" or row.reason:
         return row.reason
     if len(row.differences) < 2:
         return "one seed"
     if row.documents_needed:
         return "needs more documents"
-    if row.seeds_needed is None:
-        return ""
-    return f"{row.seeds_needed:,} seeds would find such a difference in 80 % of repetitions"
+    seeds = row.seeds_needed
+    return f"{seeds:,} seeds would find such a difference in 80 % of repetitions" if seeds else ""
 
 
 def with_article(variant: str) -> str:
