@@ -7,8 +7,6 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 SAME_WISH_SECONDS = 3.0  # a second signal within this time repeats the first one
@@ -68,7 +66,6 @@ class Interrupt:
     def __init__(self) -> None:
         self.signal: int | None = None
         self._first = math.inf  # when it came
-        self._raises = False
         self._handlers: dict[int, Any] = {}  # those before the block
         # torchrun's processes end with it, unless it was killed: then nobody would stop them.
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
@@ -87,20 +84,9 @@ class Interrupt:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    @contextmanager
-    def raised_at_once(self) -> Iterator[None]:
-        """Let a first signal raise TrainingInterrupted at once in this block, wherever the main thread is."""
-        self._raises = True
-        try:
-            yield
-        finally:
-            self._raises = False
-
     def _record(self, number: int, _: Any) -> None:
         if self.signal is None:
             self._first, self.signal = time.monotonic(), number
-            if self._raises:
-                raise TrainingInterrupted("Stopped at once.", number)
         elif time.monotonic() - self._first > SAME_WISH_SECONDS:
             self.__exit__()
             os.kill(os.getpid(), number)

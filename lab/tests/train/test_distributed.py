@@ -36,10 +36,10 @@ from full_run import short_run
 from small_runs import Watcher, small_recipe
 from tiny_model import KINDS
 
-WAYS = ("ddp", "fsdp", "tensor")
+WAYS = ("ddp", "fsdp")
 STEPS, HALF = 10, 5
 RUNS = [(kind, way) for kind in KINDS for way in WAYS]
-# Of `make test`; tests/model/test_tensor_parallel.py and tests/model/test_fsdp.py have the model there.
+# Of `make test`; tests/model/test_fsdp.py has the model there.
 SHORT_WAYS, SHORT_RUNS = ("fsdp",), (("diff", "ddp"), ("diff", "fsdp"))
 each_way = pytest.mark.parametrize("way", short_run(WAYS, SHORT_WAYS))
 
@@ -84,7 +84,7 @@ def first_weights(folder: Path, rank: int) -> None:
     group = DistributedContext.from_env(settings.train)
     model = build_model(settings, build_data(settings), without_weights=True)
     assert all(parameter.is_meta for parameter in model.parameters())
-    model, _ = group.parallelize(model, folder, lambda model: draw_weights(model, settings.train.seed))
+    model, _ = group.parallelize(model, lambda model: draw_weights(model, settings.train.seed))
     tensors = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
     tensors["frequencies"] = model.model.rotary_emb.inv_freq
     tensors["logits"] = model(torch.arange(7)[None]).logits
@@ -109,7 +109,7 @@ def travelling(folder: Path, rank: int) -> None:
     """In which dtypes the layers' weights come to a process with FSDP2 and bfloat16; λ is left in float32."""
     settings = recipe("diff", "fsdp", folder / "text", precision="bf16")
     group = DistributedContext.from_env(settings.train)
-    model, call = group.parallelize(build_model(settings, build_data(settings)), folder, lambda model: None)
+    model, call = group.parallelize(build_model(settings, build_data(settings)), lambda model: None)
     seen = {}
     for name, module in model.named_modules():
         if name in ("model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.lam", "lm_head"):
@@ -232,7 +232,6 @@ def test_the_run_says_what_is_used(spread: Path) -> None:
     assert shown["ddp"] == "2 processes (gloo, cpu): DDP, 100 % of the parameters on each, float32"
     # The root, two layers, and the λ of each.
     assert shown["fsdp"] == "2 processes (gloo, cpu): FSDP2, 5 units, 51 % of the parameters on each, float32"
-    assert shown["tensor"] == "2 processes (gloo, cpu): tensor parallelism, 51 % of the parameters on each, float32"
 
 
 @each_way
@@ -320,7 +319,6 @@ def test_variables_that_tell_of_one_process(environment: dict[str, str], monkeyp
         ({"ACCELERATE_USE_FSDP": "true"}, "auto", "fsdp"),
         ({"ACCELERATE_USE_FSDP": "false"}, "auto", "ddp"),
         ({"ACCELERATE_USE_FSDP": "true"}, "fsdp", "fsdp"),
-        ({}, "tensor", "tensor"),
     ],
 )
 def test_what_accelerate_launch_asks_for(
@@ -355,7 +353,6 @@ def test_a_signal_to_one_process_stops_all_and_weights_travel_in_bfloat16(spread
         (processes("ddp"), r"batch_size=6 cannot be divided among 2 processes and train.accumulation=2"),
         (processes("single", 1, precision="fp16"), r"'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'\."),
         (processes("fsdp", 3, "cuda", "fp16"), "'fp16' runs in one process or with .* 'ddp', not with 'fsdp'"),
-        (processes("tensor", 3, "cuda", "fp16"), "'fp16' runs in one process or with .* 'ddp', not with 'tensor'"),
         (processes("single", 1), None),
         (processes("ddp", 3, "cuda", "fp16"), None),
     ],

@@ -6,8 +6,6 @@ import re
 import shutil
 import signal
 import sys
-import threading
-import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -203,15 +201,6 @@ def test_a_signal_in_the_last_step_leaves_the_model_and_is_not_lost(tmp_path: Pa
     with pytest.raises(TrainingInterrupted, match=r"Stopped after the last step; .*model holds the trained model"):
         train(recipe(), tmp_path / "run", progress=Watcher(interrupt_after=6))
     assert_identical(tmp_path / "run" / "model", train(recipe(), tmp_path / "other").model_folder)
-
-
-def test_resuming_with_another_recipe_names_what_differs(tmp_path: Path) -> None:
-    train(recipe(), tmp_path / "run")
-    with pytest.raises(
-        ValueError,
-        match=r"differ in: train\.steps \(6, 8\), train\.seed \(0, 1\); choose .*--overwrite",
-    ):
-        train(recipe(steps=8, seed=1), tmp_path / "run", resume=True)
 
 
 def test_resuming_on_other_data_is_refused(tmp_path: Path) -> None:
@@ -485,16 +474,6 @@ def test_a_signal_leaves_an_evaluation_which_is_done_when_the_run_goes_on(tmp_pa
     assert timeless_metrics(run.folder) == timeless_metrics(whole.folder)
 
 
-def test_a_signal_leaves_an_evaluation_that_does_not_use_the_model(tmp_path: Path) -> None:
-    def evaluate(model: Any, step: int) -> dict[str, float]:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        time.sleep(60)
-        raise AssertionError("nobody has left the evaluation")
-
-    with pytest.raises(TrainingInterrupted, match=r"after step 4 of 6; .*step-000004 holds"):
-        train(recipe(evaluate_every=4), tmp_path / "run", on_evaluate=evaluate)
-
-
 def test_an_evaluation_that_fails_loses_nothing(tmp_path: Path) -> None:
     def evaluate(model: Any, step: int) -> dict[str, float]:
         raise RuntimeError("no such luck")
@@ -548,7 +527,7 @@ def test_one_overflow_in_fp16_is_all_optimizers(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_gradient_that_is_no_number_stops_the_run_before_it_spoils_the_weights(tmp_path: Path) -> None:
-    message = r"At step 1 the gradient norm became nan\. .* there is no checkpoint yet"
+    message = r"At step 1 the gradient norm became nan: .* there is no checkpoint yet"
     with pytest.raises(DivergenceError, match=message):
         train(recipe(model={"initializer_range": 1e30}), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()

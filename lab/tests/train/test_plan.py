@@ -1,21 +1,25 @@
-"""Plans: what they say, and what they refuse; nothing is read."""
+"""Plans: what they say and refuse, and that a step takes the memory that is planned; nothing is read."""
 
-import os
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from diff_lab.data import byte_tokenizer
-from diff_lab.train import load_recipe, shipped_recipes, train
-from diff_lab.train import plan as module
-from diff_lab.train.plan import CONTEXT, GIB, GPUS, USABLE, Plan, backend, gpu_named, peak_flops, vocabulary
-from diff_lab.train.recipe import build_config
-from diff_transformer.ops.backends import explain
-from diff_transformer.ops.cpu.cpu_backend import is_faster
+from diff_lab.train import Recipe, build_config, load_recipe, shipped_recipes, train
+from diff_lab.train.distributed import shard
+from diff_lab.train.plan import CONTEXT, GIB, GPUS, USABLE, Memory, Plan, gpu_named, meta_model, peak_flops, vocabulary
+from diff_lab.train.step import build_optimizers
+from diff_transformer.model import DiffTransformerForCausalLM
 from full_run import short_run
+from small_runs import small_recipe
 
 Pretend = Callable[[str], torch.device]
 
@@ -77,14 +81,12 @@ def test_each_paper_recipe_fits_what_its_comment_names(name: str) -> None:
 @pytest.mark.all
 def test_the_disk_of_checkpoints_is_that_of_real_ones(tmp_path: Path) -> None:
     for optimizer in ("adamw", "muon"):
-        settings = ["model.hidden_size=160", f"train.optimizer={optimizer}", "train.steps=2", "train.warmup_steps=0"]
-        recipe = load_recipe("tiny", [*settings, "train.checkpoint_every=1"])
+        settings = ["model.hidden_size=160", f"train.optimizer={optimizer}", "train.steps=1", "train.warmup_steps=0"]
+        recipe = load_recipe("tiny", settings)
         train(recipe, tmp_path / optimizer)
-        (newest, older) = (tmp_path / optimizer / "checkpoints").iterdir()
-        planned = Plan(recipe)
-        for folder in (newest, older):
-            real = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-            assert planned.checkpoint_bytes == pytest.approx(real, rel=0.03)
+        (folder,) = (tmp_path / optimizer / "checkpoints").iterdir()
+        real = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        assert Plan(recipe).checkpoint_bytes == pytest.approx(real, rel=0.03)
 
 
 def test_how_many_train_together() -> None:
@@ -92,60 +94,146 @@ def test_how_many_train_together() -> None:
     assert Plan(small, "l4").kind == "single"
     assert Plan(small, "l4", 4).kind == "ddp"
     assert Plan(load_recipe("small", ["train.parallel=fsdp"]), "l4", 4).kind == "fsdp"
-    tensor = Plan(load_recipe("small", ["train.parallel=tensor"]), "l4", 4)
-    assert (tensor.kind, tensor.micro_batch) == ("tensor", 4 * Plan(small, "l4", 4).micro_batch)
 
 
-def test_a_plan_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "peak_flops", lambda device, precision: 1e11)
-    planned = Plan(load_recipe("retrieval"))
-    assert (planned.device, planned.kind, planned.peak) == ("cpu", "single", 1e11)
-    assert planned.device_memory is not None
-    assert planned.ways[0].fits
-    monkeypatch.delattr(os, "sysconf")  # as on Windows
-    unknown = Plan(load_recipe("retrieval")).ways[0]
-    assert (unknown.fits, unknown.accumulation) == (None, None)
+def test_what_each_of_several_devices_holds() -> None:
+    """The shares of weights and optimizer are exact, the rest is of the right size."""
+    settings = ["data.length=4096", "data.batch_size=64", "train.precision=bf16"]
+
+    def memory(gpus: int, **overrides: Any) -> Memory:
+        more = [f"train.{name}={value}" for name, value in overrides.items()]
+        recipe = load_recipe("small", [*settings, f"data.batch_size={16 * gpus}", *more])
+        return Plan(recipe, "h200", gpus).ways[0].memory
+
+    alone, ddp, fsdp = memory(1), memory(4, parallel="ddp"), memory(4, parallel="fsdp")
+    total = Plan(load_recipe("small")).parameters
+    assert alone.optimizer == ddp.optimizer == 8 * total
+    assert ddp.gradients == 4 * total  # in DDP's buckets, from the beginning
+    assert fsdp.optimizer == alone.optimizer / 4
+    assert total < fsdp.weights < alone.weights  # its share in float32; the embedding and the head stay gathered
+    assert alone.activations == ddp.activations == fsdp.activations
+    accumulated = memory(4, parallel="fsdp", accumulation=2).gradients
+    assert total <= accumulated < 4 * total  # its share, and of the head all for a while
 
 
-def test_the_backend_is_what_would_be_chosen() -> None:
-    config = build_config(load_recipe("paper-3b"), 100)
-    wide = build_config(load_recipe("small", ["model.head_dim=256"]), 100)
-    assert backend(config, GPUS["h200"], half=True, packed=True, queries=4096) == "triton"
-    assert backend(config, GPUS["mi300x"], half=True, packed=True, queries=4096) == "sdpa"
-    assert backend(wide, GPUS["h200"], half=True, packed=True, queries=4096) == "sdpa"
-    softmax = build_config(load_recipe("paper-3b", ["model.attention_type=softmax"]), 100)
-    assert backend(softmax, GPUS["h200"], half=True, packed=True, queries=4096) == "sdpa"
-    assert backend(softmax, GPUS["h200"], half=False, packed=True, queries=4096) == "document"
-    assert backend(softmax, None, half=True, packed=True, queries=4096) == "document"
-    assert backend(softmax, None, half=False, packed=False, queries=4096) == "sdpa"
-    kernel = "cpu" if explain("cpu")["cpu"] is None and is_faster() else "blockwise"
-    narrow = {"attention_type": "softmax", "head_dim": 8, "num_attention_heads": 8}
-    for more, queries, expected in (
-        ({}, 64, "cpu"),
-        ({}, 63, "document"),
-        ({"head_dim": 10}, 64, "document"),
-        ({"attention_dropout": 0.1}, 64, "document"),
-    ):
-        settings = [f"model.{name}={value}" for name, value in {**narrow, **more}.items()]
-        chosen = backend(
-            build_config(load_recipe("small", settings), 100), None, half=True, packed=True, queries=queries
-        )
-        assert chosen == (expected if kernel == "cpu" else "document")
+class Alive(TorchDispatchMode):
+    """Counts the bytes of all tensors that are made under it, as long as they live, and remembers the most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.watch(tensor)
+        return result
+
+    def watch(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self.known:
+            return
+        self.known.add(storage._cdata)
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
+
+    def _forget(self, address: int, size: int) -> None:
+        self.known.discard(address)
+        self.now -= size
 
 
-@pytest.mark.parametrize(("packed", "queries"), [("true", 2 * 32), ("false", 32)], ids=["packed", "rows"])
-def test_packed_rows_are_one_sequence(packed: str, queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What computes attention depends on how many queries meet the keys at a time."""
-    counted = []
+def two_steps(model: Any, recipe: Recipe, begin: Callable[[], None] = lambda: None) -> None:
+    """The second one has the optimizer's state from the beginning; `begin` is called before each part."""
+    optimizers = build_optimizers(model, recipe.train)
+    tokens = torch.zeros(2, recipe.data.length, dtype=torch.long)
+    for _ in range(2):
+        for _ in range(recipe.train.accumulation):
+            begin()
+            with torch.autocast("cpu", torch.bfloat16, enabled=recipe.train.precision == "bf16"):
+                model(input_ids=tokens, labels=tokens, use_cache=False, chunked_loss=True).loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
 
-    def counting(*arguments: Any) -> str:
-        counted.append(arguments[-1])
-        return backend(*arguments)
 
-    monkeypatch.setattr(module, "backend", counting)
-    rows = ["data.length=32", "data.batch_size=4", "train.accumulation=2", f"data.isolate_documents={packed}"]
-    Plan(load_recipe("small", rows))
-    assert counted == [queries]
+def model_of(recipe: Recipe) -> DiffTransformerForCausalLM:
+    model = DiffTransformerForCausalLM(build_config(recipe, vocabulary(recipe))).train()
+    if recipe.train.gradient_checkpointing:  # whose new name transformers warns of where it exists
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    return model
+
+
+def long_or_large(length: int, batch_size: int, hidden_size: int = 64, **train: Any) -> Recipe:
+    sizes = {"hidden_size": hidden_size, "intermediate_size": 172, "num_hidden_layers": 4, "head_dim": 8}
+    data = {"length": length, "batch_size": batch_size, "num_keys": 100, "num_values": 100, "num_noise": 299}
+    return small_recipe(model=sizes | {"vocab_size": 500}, data=data, **train)
+
+
+@pytest.mark.parametrize(
+    ("about", "overrides", "length"),
+    [
+        ("activations", {}, 256),
+        ("weights", {}, 8),
+        ("activations", {"gradient_checkpointing": True}, 256),
+        ("weights", {"gradient_checkpointing": True}, 48),
+        ("activations", {"accumulation": 2, "precision": "bf16"}, 256),
+        ("weights", {"optimizer": "muon"}, 8),
+    ],
+)
+@pytest.mark.parametrize("attention_type", ["diff", "softmax"])
+def test_the_peak_of_a_step(attention_type: str, about: str, overrides: dict[str, Any], length: int) -> None:
+    recipe = long_or_large(length, 2 * overrides.get("accumulation", 1), **overrides)
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"attention_type": attention_type})})
+    memory = Plan(recipe).ways[recipe.train.gradient_checkpointing].memory
+    assert (memory.activations > memory.weights) == (about == "activations" and not recipe.train.gradient_checkpointing)
+    model, alive = model_of(recipe), Alive()
+    with alive:
+        for parameter in model.parameters():
+            alive.watch(parameter)
+        two_steps(model, recipe)
+    assert memory.total == pytest.approx(alive.most, rel=0.1)
+
+
+RANKS = 4
+
+
+@pytest.fixture
+def _ranks() -> Iterator[None]:
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")  # not promised by torch to stay
+    dist.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=RANKS)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_ranks")
+@pytest.mark.parametrize(
+    ("length", "parts", "precision", "checkpointing"),
+    short_run([(128, 1, "no", False), (128, 2, "bf16", True), (8, 2, "no", False)], [(8, 2, "no", False)]),
+    ids=["activations", "checkpointing", "gradients"],
+)
+def test_a_rank_holds_what_the_plan_says(length: int, parts: int, precision: str, checkpointing: bool) -> None:
+    tracker = pytest.importorskip("torch.distributed._tools.fsdp2_mem_tracker")  # nor this
+    settings = {"gradient_checkpointing": checkpointing, "accumulation": parts, "precision": precision}
+    recipe = long_or_large(length, 2 * RANKS * parts, hidden_size=128, parallel="fsdp", **settings)
+    planned = Plan(recipe, "h200", RANKS).ways[checkpointing].memory.total
+    model = model_of(recipe)
+    shard(model, "cpu", RANKS, precision)
+    memory = tracker.FSDPMemTracker(model, *build_optimizers(model, recipe.train))
+    with memory:
+        two_steps(model, recipe, memory.reset_mod_stats)
+    measured = memory.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    assert planned == pytest.approx(measured, rel=0.15)
+
+
+def test_nothing_takes_memory_on_the_meta_device() -> None:
+    model = meta_model(build_config(load_recipe("paper-830m"), vocab_size=100_277))
+    assert all(parameter.is_meta for parameter in model.parameters())
+    # The rotary frequencies are real: no checkpoint holds them.
+    assert sum(buffer.numel() for buffer in model.buffers() if not buffer.is_meta) <= 1 << 10
+    assert torch.zeros(1).device.type == "cpu"
 
 
 def test_the_vocabulary_of_a_tokenizer(tmp_path: Path) -> None:
@@ -168,32 +256,25 @@ def test_a_folder_without_a_readable_tokenizer(tmp_path: Path, recipe: str, cont
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("settings", "arguments", "message"),
     [
-        ({"gpu": "v100"}, "GPU 'v100' is not known; known ones are b200, h200"),
-        ({"gpu": "h200", "gpus": 0}, "the number of GPUs must be 1 or more, got 0"),
-        ({"gpus": 2}, "several processes are planned for GPUs, got 2"),
-        ({"gpu": "h200", "utilisation": 0.0}, "the utilisation must lie above 0 and not above 1, got 0.0"),
-        ({"gpu": "h200", "utilisation": 40.0}, "the utilisation must lie above 0 and not above 1, got 40.0"),
-        ({"gpu": "h200", "gpus": 3}, r"data\.batch_size=32 cannot be divided among 3 processes"),
+        ([], {"gpu": "v100"}, "GPU 'v100' is not known; known ones are b200, h200"),
+        ([], {"gpu": "h200", "gpus": 0}, "the number of GPUs must be 1 or more, got 0"),
+        ([], {"gpus": 2}, "several processes are planned for GPUs, got 2"),
+        ([], {"gpu": "h200", "utilisation": 0.0}, "the utilisation must lie above 0 and not above 1, got 0.0"),
+        ([], {"gpu": "h200", "utilisation": 40.0}, "the utilisation must lie above 0 and not above 1, got 40.0"),
+        ([], {"gpu": "h200", "gpus": 3}, r"data\.batch_size=32 cannot be divided among 3 processes"),
+        (["train.precision=fp16"], {}, "'fp16' needs a GPU"),
+        (
+            ["train.precision=fp16", "train.parallel=fsdp"],
+            {"gpu": "h200", "gpus": 2},
+            "'fp16' runs in one process or with .* 'ddp', not with",
+        ),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: dict[str, object], message: str) -> None:
+def test_what_makes_no_sense_is_refused(settings: list[str], arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Plan(load_recipe("small"), **arguments)  # type: ignore[arg-type]  # the wrong ones are meant
-
-
-def test_what_training_refuses_is_not_planned() -> None:
-    recipe = load_recipe("small", ["train.precision=fp16"])
-    with pytest.raises(ValueError, match="'fp16' needs a GPU"):
-        Plan(recipe)
-    assert Plan(recipe, "h200", 2).precision == "fp16"
-    for settings, gpus, message in (
-        (["train.precision=fp16", "train.parallel=fsdp"], 2, r"'fp16' runs in one process or with .* 'ddp', not with"),
-        (["train.parallel=tensor"], 3, "which 3 ranks cannot share evenly"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Plan(load_recipe("small", settings), "h200", gpus)
+        Plan(load_recipe("small", settings), **arguments)
 
 
 # Peaks of devices
@@ -214,13 +295,10 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
     [
         ("NVIDIA H200", "h200"),
         ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H100 PCIe", "h100-pcie"),
         ("NVIDIA A100-SXM4-80GB", "a100-80"),
         ("NVIDIA A100 80GB PCIe", "a100-80"),
         ("NVIDIA A100-PCIE-40GB", "a100-40"),
-        ("NVIDIA B200", "b200"),
         ("AMD Instinct MI300X", "mi300x"),
-        ("NVIDIA L40S", "l40s"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
     ],
 )
@@ -250,24 +328,17 @@ def test_tf32_counts_where_torch_uses_it(pretend: Pretend) -> None:
 def test_names_as_people_write_them() -> None:
     assert gpu_named("H200") is GPUS["h200"]
     assert gpu_named("RTX 4090") is gpu_named("rtx_4090") is GPUS["rtx-4090"]
-    with pytest.raises(ValueError, match="GPU 'v100' is not known; known ones are b200, h200, "):
-        gpu_named("v100")
 
 
 def test_every_line_is_plausible() -> None:
-    """Tensor cores are never slower than what stands beside them, and no name is taken for two lines."""
+    """Tensor cores are never slower than what stands beside them."""
     for gpu in GPUS.values():
         assert gpu.half >= 1.9 * gpu.tf32 >= 1.9 * gpu.float32
         assert 16 < gpu.memory_gib < 256
-        example = gpu.device_names.partition("(")[0]
         assert gpu.name == gpu.name.lower()
-        assert example.startswith(("NVIDIA", "AMD"))
 
 
-def test_the_cpu_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SIZE", 128)
-    monkeypatch.setattr(module, "_SECONDS", 0.01)
-    module._measured.cache_clear()
+def test_the_cpu_is_measured_once() -> None:
     state = torch.get_rng_state()
     peak = peak_flops(torch.device("cpu"), "no")
     assert peak is not None
@@ -275,4 +346,3 @@ def test_the_cpu_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak_flops(torch.device("cpu"), "no") == peak
     assert peak_flops(torch.device("cpu"), "fp16") is peak_flops(torch.device("meta"), "bf16") is None
     assert torch.equal(torch.get_rng_state(), state)
-    module._measured.cache_clear()

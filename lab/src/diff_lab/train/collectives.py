@@ -1,9 +1,7 @@
-"""Exchanges values and errors between the ranks of a run, and ends a rank if another one has ended or hangs."""
+"""Exchanges values and errors between the ranks of a run."""
 
-import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -92,36 +90,6 @@ def propagate_errors(group: Any = None) -> Iterator[None]:
         if remote is not None:
             remote_kind, message = remote
             raise remote_kind(f"Process {process}: {message}")
-
-
-class TimeLimit:
-    """Ends this process if a step of the whole group takes longer than it may.
-
-    A rank that waits for another inside gloo or NCCL cannot raise an error, so a thread waits: if more than `minutes`
-    pass between `begin` and `end`, it writes the sentence that `message` gives to stderr, and ends the process. A
-    process alone waits for nobody, and has no limit.
-    """
-
-    def __init__(self, minutes: float, message: Callable[[], str]) -> None:
-        self._seconds, self._message = 60 * minutes, message
-        self._timer: threading.Timer | None = None
-
-    def begin(self) -> None:
-        """Start counting the time."""
-        if count() > 1:
-            self._timer = threading.Timer(self._seconds, self._end_process)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def end(self) -> None:
-        """Stop counting the time until the next `begin`."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _end_process(self) -> None:
-        with suppress(OSError):  # nobody reads it any more
-            os.write(2, f"error: {self._message()}\n".encode(errors="replace"))
-        os._exit(2)  # as all errors of the command line
 
 
 @contextmanager

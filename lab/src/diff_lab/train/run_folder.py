@@ -9,7 +9,6 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from diff_lab.train.checkpoint import checkpoints_by_step
-from diff_lab.train.distributed import UNFINISHED_START
 from diff_lab.train.recipe import Recipe, differences, dump_recipe, load_recipe
 from diff_lab.train.run_setup import EXAMPLES, check_init_from
 from diff_transformer.utils.files import present_folders, unfinished_path, write_atomically
@@ -21,10 +20,9 @@ TENSORBOARD = "tensorboard"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
 LOCK = ".lock"
-DIVERGENCE = "divergence.json"
-# What a run writes; the recipe is deleted last, as it marks the folder as ours.
-_UNFINISHED = (UNFINISHED_START, f".unfinished-{MODEL}", f".replaced-{MODEL}")
-_OURS = (*_UNFINISHED, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, DIVERGENCE, EXAMPLES, RECIPE)
+# What a run writes, of earlier versions too; the recipe is deleted last, as it marks the folder as ours.
+_UNFINISHED = (".unfinished-start", f".unfinished-{MODEL}", f".replaced-{MODEL}")
+_OURS = (*_UNFINISHED, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, "divergence.json", EXAMPLES, RECIPE)
 _BEGUN = {unfinished_path(Path(RECIPE)).name, LOCK}  # all that a run leaves that was killed when it began
 _NAMED = 4  # how many differing settings a message names
 # Settings that no number of a run depends on, and where its text lies: the text itself is known by what it says.

@@ -37,7 +37,7 @@ def backward(
     """
     targets = (batch["labels"][:, 1:] != IGNORED).sum()
     # Gradients are averaged over the processes, so each process divides its own by fewer targets.
-    targets_per_process = targets / context.dp_size
+    targets_per_process = targets / context.count
     total = torch.zeros((), device=context.device)
     for part, rows in enumerate(split_rows(context.local_batch(batch), parts), start=1):
         # Under autocast, too: what checkpointing computes again uses the casts of the weights that are there already.
@@ -46,7 +46,7 @@ def backward(
             loss = loss_of_rows(call, rows, targets_per_process, context)
             scaler.scale(loss).backward()
         total += loss.detach()
-    return float(context.sum(total / context.dp_size))
+    return float(context.sum(total / context.count))
 
 
 def split_rows(rows: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
