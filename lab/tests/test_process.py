@@ -68,23 +68,6 @@ def test_workers_that_train_keep_it(forked_workers: None) -> None:
         assert [pages < FEW for _, pages in workers.results()] == [True, True]
 
 
-@needs_glibc
-def test_an_older_glibc_is_told_what_it_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = []
-
-    class Older:
-        @staticmethod
-        def mallopt(option: int, value: int) -> int:
-            told.append((option, value))
-            return int(option != -3 or value <= 32 << 20)
-
-    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: Older)
-    for name in ("GLIBC_TUNABLES", *(name for name in os.environ if name.startswith("MALLOC_"))):
-        monkeypatch.delenv(name, raising=False)
-    assert process.keep_freed_memory()
-    assert told == [(-3, 1 << 30), (-3, 32 << 20), (-1, (1 << 31) - 1)]
-
-
 @pytest.mark.parametrize(
     ("command", "expected"),
     [*((name, "kept\n") for name in ("demo", "train", "reproduce", "compare")), ("eval", ""), ("bench", "")],

@@ -14,7 +14,6 @@ SAME_WISH_SECONDS = 3.0  # a second signal within this time repeats the first on
 # Of <malloc.h>: from which size on memory comes from the system directly, and how much may lie free at the heap's end.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 _LARGEST, _MOST_FREE = 1 << 30, (1 << 31) - 1
-_LARGEST_BEFORE = 1 << 25  # what glibc allows before 2.35
 
 
 def keep_freed_memory() -> bool:
@@ -30,9 +29,8 @@ def keep_freed_memory() -> bool:
     if is_chosen or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or platform.libc_ver()[0] != "glibc":
         return False
     set_option = ctypes.CDLL(None).mallopt
-    # Both: the second alone would leave the first at 128 KiB, where glibc otherwise raises it as it goes.
-    is_set = set_option(_MMAP_THRESHOLD, _LARGEST) or set_option(_MMAP_THRESHOLD, _LARGEST_BEFORE)
-    return bool(is_set and set_option(_TRIM_THRESHOLD, _MOST_FREE))
+    # Both: the second alone would leave the first at 128 KiB. Before its version 2.35 glibc allows no such number.
+    return bool(set_option(_MMAP_THRESHOLD, _LARGEST) and set_option(_TRIM_THRESHOLD, _MOST_FREE))
 
 
 class TrainingInterrupted(KeyboardInterrupt):

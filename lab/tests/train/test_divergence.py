@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diff_lab.train import Data, DivergenceError, TrainingInterrupted, read_metrics, train
-from diff_lab.train.divergence import SpikeDetector
+from diff_lab.train.step import SpikeDetector
 from small_runs import Watcher, assert_equal, small_recipe, weights
 
 

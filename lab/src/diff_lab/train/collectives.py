@@ -1,6 +1,6 @@
 """Exchanges values and errors between the ranks of a run."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -20,33 +20,13 @@ def is_rank0() -> bool:
     return rank() == 0
 
 
-def count() -> int:
-    """Return how many ranks there are."""
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
 def all_gather_object(value: T, group: Any = None) -> list[T]:
     """Return every rank's value; each is pickled on its way. Called on every rank."""
     if not dist.is_initialized():
         return [value]
-    values: list[Any] = [None] * count()
+    values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value, group=group)
     return values
-
-
-def balanced_parts(sizes: Mapping[str, int], parts: int) -> dict[str, int]:
-    """Divide names among `parts` parts whose sizes are about equal. Returns the part of each name, from 0."""
-    totals = [0] * parts
-    part_of = {}
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        part_of[name] = totals.index(min(totals))
-        totals[part_of[name]] += sizes[name]
-    return part_of
-
-
-def local_part(sizes: Mapping[str, int]) -> list[str]:
-    """Return this rank's part of names with sizes that are divided among all ranks."""
-    return [name for name, part in balanced_parts(sizes, count()).items() if part == rank()]
 
 
 def on_rank0(compute: Callable[[], T], group: Any = None) -> T:

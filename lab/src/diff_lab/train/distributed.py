@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -71,30 +70,6 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-# Variables of launchers that tell of other processes where they are above this: torchrun's, and those of MPI.
-_TORCHRUN = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": -1}
-_MPI = dict.fromkeys(("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"), 1)
-
-
-def check_launcher() -> None:
-    """Raise ValueError if the environment tells of other ranks but not how to reach them, as in some notebooks."""
-    alone = {**_TORCHRUN, **_MPI}
-    numbers = (*alone, "MASTER_PORT") if "WORLD_SIZE" in os.environ else alone
-    values = {name: os.environ[name] for name in numbers if name in os.environ}
-    for name, value in values.items():
-        if not re.fullmatch(r"-1|\d+", value):
-            raise ValueError(f"{name} is {value!r} in the environment, where a launcher puts a whole number: unset it.")
-    found = [name for name in alone if name in values and int(values[name]) > alone[name]]
-    needed = ("MASTER_ADDR",) if _MPI.keys() & set(found) else ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    missing = [name for name in needed if not os.environ.get(name)]
-    is_joined = dist.is_initialized() or dist.is_mpi_available()  # or will be without an address
-    if found and missing and not is_joined:
-        raise ValueError(
-            f"The environment has a launcher's {', '.join(f'{name}={values[name]}' for name in found)} without "
-            f"{', '.join(missing)}: start several processes with torchrun, or unset {', '.join(found)} to train in one."
-        )
-
-
 Kind = Literal["single", "ddp", "fsdp"]
 
 
@@ -135,7 +110,6 @@ class DistributedContext:
                 f"The launcher asks for FSDP and the recipe for train.parallel {settings.parallel!r}: make "
                 "them equal, or leave the launcher's out."
             )
-        check_launcher()
         launched = int(os.environ.get("WORLD_SIZE", "1"))
         # Without a GPU, accelerate connects processes only where the CPU is asked for; else each would train alone.
         cpu = settings.device == "cpu" or not torch.accelerator.is_available()

@@ -29,13 +29,12 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
     mean of means and the root mean square of the rest.
 
     Returns:
-        A list of one number for each layer, by name:
-            "norm_input_rms": root mean square of the heads that enter the headwise norm, (A1 − λA2) V; it grows before
-                training of the first version becomes unstable. Only of differential attention whose λ is that of all
-                tokens ("diff", and "diff_grouped" without `token_lambda`); also without the norm.
-            "logit_max": the largest q·k/√d that any token sees, of both maps. "hidden_rms": root mean square of the
-            residual stream after the layer. "lambda_mean": the mean λ of tokens and heads, where each token has its
-            own ("diff_v2", and "diff_grouped" with `token_lambda`).
+        A list of one number for each layer, by name. "norm_input_rms": root mean square of the heads that enter the
+        headwise norm, (A1 − λA2) V, which grows before training of the first version becomes unstable; only of
+        differential attention whose λ is that of all tokens ("diff", and "diff_grouped" without `token_lambda`), also
+        without the norm. "logit_max": the largest q·k/√d that any token sees, of both maps. "hidden_rms": root mean
+        square of the residual stream after the layer. "lambda_mean": the mean λ of tokens and heads, where each token
+        has its own ("diff_v2", and "diff_grouped" with `token_lambda`).
     """
     tokens = {name: value for name, value in batch.items() if name != "labels"}
     ends = tokens.get("cu_seq_lens_q")

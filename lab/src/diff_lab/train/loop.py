@@ -28,13 +28,19 @@ from diff_lab.train.checkpoint import (
 )
 from diff_lab.train.collectives import all_gather_object, is_rank0, plain_connection_errors, propagate_errors
 from diff_lab.train.distributed import DistributedContext
-from diff_lab.train.divergence import DivergenceError, SpikeDetector
 from diff_lab.train.layer_statistics import measure_layers
 from diff_lab.train.plan import flops_per_token, peak_flops
 from diff_lab.train.progress import Metrics, Progress, default_progress, peak_memory
 from diff_lab.train.recipe import Recipe
 from diff_lab.train.run_setup import Data, build_data, build_model, draw_weights, write_examples
-from diff_lab.train.step import backward, build_optimizers, learning_rate, prefetched
+from diff_lab.train.step import (
+    DivergenceError,
+    SpikeDetector,
+    backward,
+    build_optimizers,
+    learning_rate,
+    prefetched,
+)
 from diff_transformer.utils.files import read_metrics
 
 # (model, step) → numbers to log, by name. The model is in evaluation mode and gradients are off.

@@ -3,7 +3,7 @@
 import functools
 import os
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -131,20 +131,6 @@ class Way:
     micro_batch: int | None = None  # sequences at a time with that one
 
 
-@dataclass(frozen=True)
-class StepLayout:
-    """The devices of a step, and how it is divided among them."""
-
-    kind: Kind  # what several devices do together, or "single"
-    devices: int
-    sequences: int  # that go through the model at a time on one device
-    length: int  # of each
-    parts: int  # how many such parts make a step (accumulation)
-    half: bool  # whether autocast computes in half precision
-    checkpointing: bool  # whether a layer is computed again in the backward pass
-    on_cpu: bool  # where optimizers make tensors of their own; a GPU's run in one kernel
-
-
 class Plan:
     """The cost of a recipe on one or more GPUs of `GPUS`, or on this "cpu".
 
@@ -189,17 +175,6 @@ class Plan:
         self.flops_per_token = flops_per_token(config, length)
         rows = recipe.data.batch_size // gpus
         self.micro_batch = rows // settings.accumulation  # sequences that a device takes at a time
-        layout = StepLayout(
-            kind=self.kind,
-            devices=gpus,
-            sequences=self.micro_batch,
-            length=length,
-            parts=settings.accumulation,
-            half=settings.precision != "no",
-            checkpointing=settings.gradient_checkpointing,
-            on_cpu=device is None,
-        )
-
         self.utilisation = utilisation
         self.peak: float | None  # FLOP/s of a device
         self.peak = peak_flops(planned_on, settings.precision) if device is None else device.peak(settings.precision)
@@ -215,15 +190,17 @@ class Plan:
             self.device_memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
         def way(checkpointing: bool) -> Way:
-            here = replace(layout, checkpointing=checkpointing)
-            memory = planned_memory(config, counts, here)
-            if self.device_memory is None:
-                return Way(checkpointing, memory)
+            def memory(parts: int) -> Memory:
+                tokens = rows // parts * length
+                return planned_memory(config, counts, context, tokens, parts, checkpointing)
+
+            planned, available = memory(settings.accumulation), self.device_memory
+            if available is None:
+                return Way(checkpointing, planned)
             for parts in (parts for parts in range(1, rows + 1) if rows % parts == 0):
-                smaller = planned_memory(config, counts, replace(here, sequences=rows // parts, parts=parts))
-                if smaller.total <= self.device_memory:
-                    return Way(checkpointing, memory, memory.total <= self.device_memory, parts, rows // parts)
-            return Way(checkpointing, memory, False)
+                if memory(parts).total <= available:
+                    return Way(checkpointing, planned, planned.total <= available, parts, rows // parts)
+            return Way(checkpointing, planned, False)
 
         self.ways = (way(False), way(True))  # without and with gradient checkpointing
 
@@ -303,46 +280,43 @@ def visible_pairs(length: int, window: int | None) -> int:
     return seen * (seen + 1) // 2 + (length - seen) * seen
 
 
-def planned_memory(config: DiffTransformerConfig, counts: WeightCounts, layout: StepLayout) -> Memory:
-    """Return a device's memory at the peak of a training step."""
-    tokens, is_fsdp = layout.sequences * layout.length, layout.kind == "fsdp"
-    item_size = 2 if layout.half else FLOAT  # of a number that a matrix product reads
-    share = 1 / layout.devices if is_fsdp else 1.0  # of all parameters
-    share_bytes, state = counts.total * FLOAT * share, counts.state * share
-    weights, gathered = share_bytes, 0.0
-    # Gradients that a layer adds, that the ends add, and that are there from the parts before.
-    layer_gradient, end_gradient, lasting_gradients = counts.layer * FLOAT * share, counts.ends * FLOAT, 0.0
+def planned_memory(
+    config: DiffTransformerConfig,
+    counts: WeightCounts,
+    context: DistributedContext,
+    tokens: int,
+    parts: int,
+    checkpointing: bool,
+) -> Memory:
+    """Return a device's memory at the peak of a step whose batch it takes in `parts` parts of so many tokens each."""
+    is_fsdp, half, on_cpu = context.kind == "fsdp", context.precision != "no", context.device.type == CPU
+    item_size = 2 if half else FLOAT  # of a number that a matrix product reads
+    share = 1 / context.count if is_fsdp else 1.0  # of all parameters
+    own, state = counts.total * FLOAT * share, counts.state * share
+    weights, gathered, end_gradient = own, 0.0, counts.ends * FLOAT
+    # The gradients of parts before are there from the beginning, as are the buckets that DDP sends.
+    lasting = own if is_fsdp or parts > 1 or context.kind == "ddp" else 0.0
     if is_fsdp:
         # The ends stay gathered in float32 from forward to backward, and of the layers there are two (the next one is
         # on its way) and the buffer they come in, in the products' dtype; the gradient of one, and its sum in float32
-        # on its way out. A device keeps its share of the gradients, but of the output head all until the backward pass
-        # is through; the embedding's comes when the layers have gone.
+        # on its way out. Of the output head's gradient a device has all until the backward pass is through.
         weights += counts.ends * FLOAT
         gathered = counts.layer * (4 * item_size + FLOAT)
         end_gradient = counts.head * FLOAT
-    elif layout.half:  # autocast keeps a copy of every matrix in the layers
-        weights += 2 * counts.layers * counts.layer_linear
-    if layout.parts > 1 or layout.kind == "ddp":  # the buckets that DDP sends are always there
-        layer_gradient, lasting_gradients = 0.0, share_bytes
-        end_gradient = end_gradient if is_fsdp else 0
-    computed_layer = tokens * layer_bytes(config, item_size)
-    saved_layer = tokens * config.hidden_size * FLOAT if layout.checkpointing else computed_layer
+    else:
+        weights += 2 * counts.layers * counts.layer_linear * half  # autocast keeps a copy of every matrix in the layers
+        end_gradient = 0 if lasting else end_gradient
+    computed = tokens * layer_bytes(config, item_size)
+    saved = tokens * config.hidden_size * FLOAT if checkpointing else computed
     # A layer's backward pass holds most in the feed-forward network: the gradients of the product's two factors, when
     # that of the product is no longer balanced by the product; and the stream's gradient, with autocast a copy of it.
-    stream = config.hidden_size * (FLOAT + (item_size if layout.half else 0))
+    stream = config.hidden_size * (FLOAT + item_size * half)
     in_layer = tokens * (2 * config.intermediate_size * item_size + stream) + counts.largest_of_layer * FLOAT
-    in_layer += gathered + computed_layer - saved_layer  # what checkpointing computes again
-    forward = counts.layers * saved_layer + tokens * 2 * (config.hidden_size + head_dim(config)) * FLOAT
-    moments = [Memory(weights, lasting_gradients, state, forward, loss_bytes(config, tokens, layout))]
-    # The backward pass goes through the layers from the last to the first: gradients come, activations go.
-    for done in (0, counts.layers - 1):
-        gradients = lasting_gradients + end_gradient + done * layer_gradient
-        moments.append(Memory(weights, gradients, state, (counts.layers - done) * saved_layer, in_layer))
-    all_gradients = lasting_gradients + counts.layers * layer_gradient + end_gradient
-    if is_fsdp:  # by the optimizer's step a device has nothing but its share
-        weights = all_gradients = share_bytes
-    moments.append(Memory(weights, all_gradients, state, 0, 2 * counts.largest * FLOAT if layout.on_cpu else 0))
-    return max(moments, key=lambda moment: moment.total)
+    in_layer += gathered + computed - saved  # what checkpointing computes again
+    workspace = max(in_layer + end_gradient, loss_bytes(config, tokens, half, on_cpu))
+    backward = Memory(weights, lasting, state, counts.layers * saved, workspace)
+    step = Memory(own, own, state, 0, 2 * counts.largest * FLOAT if on_cpu else 0)
+    return max(backward, step, key=lambda moment: moment.total)
 
 
 def layer_bytes(config: DiffTransformerConfig, item_size: int) -> int:
@@ -361,14 +335,14 @@ def layer_bytes(config: DiffTransformerConfig, item_size: int) -> int:
     return norms + (attention + 4 * config.intermediate_size) * item_size
 
 
-def loss_bytes(config: DiffTransformerConfig, tokens: int, layout: StepLayout) -> float:
+def loss_bytes(config: DiffTransformerConfig, tokens: int, half: bool, on_cpu: bool) -> float:
     """Return the most that the chunked cross-entropy holds: the gradients of its input and the head, a chunk of logits.
 
     In its backward both gradients are scaled, which makes copies of them.
     """
     gradients = (tokens + config.vocab_size) * config.hidden_size * FLOAT
-    rows = min(tokens, chunk_tokens(config.vocab_size, layout.on_cpu))
+    rows = min(tokens, chunk_tokens(config.vocab_size, on_cpu))
     chunk = rows * config.vocab_size * 2 * FLOAT  # the logits and their log-softmax
-    if layout.half:  # the chunk's logits or their gradient; the head's weight, and what a chunk adds to its gradient
+    if half:  # the chunk's logits or their gradient; the head's weight, and what a chunk adds to its gradient
         chunk += rows * config.vocab_size * 2 + 2 * config.vocab_size * config.hidden_size * 2
     return gradients + max(chunk, gradients)

@@ -8,11 +8,9 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from diff_lab.train.checkpoint import checkpoints_by_step
 from diff_lab.train.recipe import Recipe, differences, dump_recipe, load_recipe
 from diff_lab.train.run_setup import EXAMPLES, check_init_from
 from diff_transformer.utils.files import present_folders, unfinished_path, write_atomically
-from diff_transformer.utils.manifest import why_incomplete
 
 RECIPE = "recipe.yaml"
 METRICS = "metrics.jsonl"
@@ -59,14 +57,10 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
         changed = [text for text in changed if text.partition(" ")[0] not in _CHANGEABLE]
         if changed:
             more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-            checkpoints = reversed(checkpoints_by_step(folder / CHECKPOINTS).values())
-            model = [folder / MODEL] if (folder / MODEL).is_dir() else []
-            trained = next(iter([*model, *(path for path in checkpoints if why_incomplete(path) is None)]), None)
-            begin = f", with model.init_from={trained} to begin with its weights," if trained else ""
             raise ValueError(
                 f"The run in {str(folder)!r} was started with another recipe; (then, now) differ in: "
-                f"{', '.join(changed[:_NAMED])}{more}; choose another --output (in Python output_dir){begin} or "
-                "replace it with --overwrite (overwrite=True)."
+                f"{', '.join(changed[:_NAMED])}{more}; choose another --output (in Python output_dir), which may begin "
+                "with this run's weights (model.init_from), or replace it with --overwrite (overwrite=True)."
             )
         if (folder / MODEL).is_dir() and not present_folders(folder / CHECKPOINTS, "*"):
             raise FileExistsError(
