@@ -1,6 +1,5 @@
 """Plans: what they say and refuse, and that a step takes the memory that is planned; nothing is read."""
 
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,9 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from diff_lab.data import byte_tokenizer
 from diff_lab.train import Recipe, build_config, load_recipe, shipped_recipes, train
@@ -109,47 +105,20 @@ def test_what_each_of_several_devices_holds() -> None:
     assert total <= accumulated < 4 * total  # its share, and of the head all for a while
 
 
-class Alive(TorchDispatchMode):
-    """Counts the bytes of all tensors that are made under it, as long as they live, and remembers the most."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.most = 0
-        self.known: set[int] = set()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self.watch(tensor)
-        return result
-
-    def watch(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage._cdata in self.known:
-            return
-        self.known.add(storage._cdata)
-        self.now += storage.nbytes()
-        self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
-
-    def _forget(self, address: int, size: int) -> None:
-        self.known.discard(address)
-        self.now -= size
-
-
-def two_steps(model: Any, recipe: Recipe, begin: Callable[[], None] = lambda: None) -> None:
-    """The second one has the optimizer's state from the beginning; `begin` is called before each part."""
-    optimizers = build_optimizers(model, recipe.train)
+def measured_peak(memory: Any, model: Any, recipe: Recipe, optimizers: list[torch.optim.Optimizer]) -> int:
+    """The most bytes alive by torch's tracker in two steps: the second has the optimizer's state from the beginning."""
     tokens = torch.zeros(2, recipe.data.length, dtype=torch.long)
-    for _ in range(2):
-        for _ in range(recipe.train.accumulation):
-            begin()
-            with torch.autocast("cpu", torch.bfloat16, enabled=recipe.train.precision == "bf16"):
-                model(input_ids=tokens, labels=tokens, use_cache=False, chunked_loss=True).loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+    with memory:
+        for _ in range(2):
+            for _ in range(recipe.train.accumulation):
+                memory.reset_mod_stats()
+                with torch.autocast("cpu", torch.bfloat16, enabled=recipe.train.precision == "bf16"):
+                    model(input_ids=tokens, labels=tokens, use_cache=False, chunked_loss=True).loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    peak: int = memory.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    return peak
 
 
 def model_of(recipe: Recipe) -> DiffTransformerForCausalLM:
@@ -182,12 +151,11 @@ def test_the_peak_of_a_step(attention_type: str, about: str, overrides: dict[str
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"attention_type": attention_type})})
     memory = Plan(recipe).ways[recipe.train.gradient_checkpointing].memory
     assert (memory.activations > memory.weights) == (about == "activations" and not recipe.train.gradient_checkpointing)
-    model, alive = model_of(recipe), Alive()
-    with alive:
-        for parameter in model.parameters():
-            alive.watch(parameter)
-        two_steps(model, recipe)
-    assert memory.total == pytest.approx(alive.most, rel=0.1)
+    tracker = pytest.importorskip("torch.distributed._tools.mem_tracker")  # not promised by torch to stay
+    model = model_of(recipe)
+    optimizers, measured = build_optimizers(model, recipe.train), tracker.MemTracker()
+    measured.track_external(model)
+    assert memory.total == pytest.approx(measured_peak(measured, model, recipe, optimizers), rel=0.1)
 
 
 RANKS = 4
@@ -214,10 +182,8 @@ def test_a_rank_holds_what_the_plan_says(length: int, parts: int, precision: str
     planned = Plan(recipe, "h200", RANKS).ways[checkpointing].memory.total
     model = model_of(recipe)
     shard(model, "cpu", RANKS, precision)
-    memory = tracker.FSDPMemTracker(model, *build_optimizers(model, recipe.train))
-    with memory:
-        two_steps(model, recipe, memory.reset_mod_stats)
-    measured = memory.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    optimizers = build_optimizers(model, recipe.train)
+    measured = measured_peak(tracker.FSDPMemTracker(model, *optimizers), model, recipe, optimizers)
     assert planned == pytest.approx(measured, rel=0.15)
 
 

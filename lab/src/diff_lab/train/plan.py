@@ -293,7 +293,7 @@ def planned_memory(
     item_size = 2 if half else FLOAT  # of a number that a matrix product reads
     share = 1 / context.count if is_fsdp else 1.0  # of all parameters
     own, state = counts.total * FLOAT * share, counts.state * share
-    weights, gathered, end_gradient = own, 0.0, counts.ends * FLOAT
+    weights, gathered, end_gradient = own, 0.0, float(counts.ends * FLOAT)
     # The gradients of parts before are there from the beginning, as are the buckets that DDP sends.
     lasting = own if is_fsdp or parts > 1 or context.kind == "ddp" else 0.0
     if is_fsdp:

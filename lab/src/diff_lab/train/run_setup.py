@@ -203,10 +203,10 @@ def _examples(data: Data) -> dict[str, Any] | None:
         firsts = sample.query_positions[:, 0].tolist(), sample.answer_spans[:, 0].tolist()
         examples = []
         for number, (tokens, query, begin) in enumerate(zip(sample.input_ids, *firsts, strict=True), start=1):
-            text = [words[token] for token in tokens[: query + 1].tolist()]
-            title = f"Needles {number}: what was the value of {text[-1]}?"
+            seen = [words[token] for token in tokens[: query + 1].tolist()]
+            title = f"Needles {number}: what was the value of {seen[-1]}?"
             answer = {"query": query, "begin": begin, "end": begin + 1}
-            examples.append({"title": title, "text": " ".join(text), "answer": answer})
+            examples.append({"title": title, "text": " ".join(seen), "answer": answer})
         floor = most_frequent(batches.num_pairs, batches.num_values)
         return {"words": words, "note": _RETRIEVAL_NOTE, "floor": floor, "examples": examples}
     if isinstance(batches, NeedleBatches):

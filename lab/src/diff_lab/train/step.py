@@ -49,19 +49,16 @@ def backward(
     # Gradients are averaged over the processes, so each process divides its own by fewer targets.
     targets_per_process = targets / context.count
     total = torch.zeros((), device=context.device)
-    for part, rows in enumerate(split_rows(context.local_batch(batch), parts), start=1):
+    local = context.local_batch(batch)
+    for part in range(parts):
+        rows = {name: tensor.chunk(parts)[part] for name, tensor in local.items()}
         # Under autocast, too: what checkpointing computes again uses the casts of the weights that are there already.
-        exchange = nullcontext() if part == parts else context.no_gradient_exchange(call)
+        exchange = nullcontext() if part == parts - 1 else context.no_gradient_exchange(call)
         with exchange, context.autocast():
             loss = loss_of_rows(call, rows, targets_per_process, context)
             scaler.scale(loss).backward()
         total += loss.detach()
     return float(context.sum(total / context.count))
-
-
-def split_rows(rows: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
-    """Split the rows of a batch into equal parts."""
-    return [{name: tensor.chunk(parts)[part] for name, tensor in rows.items()} for part in range(parts)]
 
 
 def loss_of_rows(call: nn.Module, rows: dict[str, Tensor], items: Tensor, context: DistributedContext) -> Tensor:
