@@ -293,7 +293,7 @@ def planned_memory(
     item_size = 2 if half else FLOAT  # of a number that a matrix product reads
     share = 1 / context.count if is_fsdp else 1.0  # of all parameters
     own, state = counts.total * FLOAT * share, counts.state * share
-    weights, gathered, end_gradient = own, 0.0, float(counts.ends * FLOAT)
+    weights, gathered, end_gradient = own, 0.0, counts.ends * FLOAT
     # The gradients of parts before are there from the beginning, as are the buckets that DDP sends.
     lasting = own if is_fsdp or parts > 1 or context.kind == "ddp" else 0.0
     if is_fsdp:
@@ -312,8 +312,8 @@ def planned_memory(
     # that of the product is no longer balanced by the product; and the stream's gradient, with autocast a copy of it.
     stream = config.hidden_size * (FLOAT + item_size * half)
     in_layer = tokens * (2 * config.intermediate_size * item_size + stream) + counts.largest_of_layer * FLOAT
-    in_layer += gathered + computed - saved  # what checkpointing computes again
-    workspace = max(in_layer + end_gradient, loss_bytes(config, tokens, half, on_cpu))
+    again = gathered + computed - saved  # what checkpointing computes again
+    workspace = max(in_layer + again + end_gradient, loss_bytes(config, tokens, half, on_cpu))
     backward = Memory(weights, lasting, state, counts.layers * saved, workspace)
     step = Memory(own, own, state, 0, 2 * counts.largest * FLOAT if on_cpu else 0)
     return max(backward, step, key=lambda moment: moment.total)
