@@ -22,14 +22,14 @@ def keep_freed_memory() -> bool:
     glibc gives large freed memory back to the system, and takes it anew for the next step: of a step of a million
     parameters on a CPU a tenth of the time goes into pages that the system hands out again, filled with zeros. Kept
     memory goes back if more than 2 GiB lie free at the end of the heap, and when the process ends. Nothing is changed
-    if the C library is another one than glibc, nor if the environment says how glibc manages memory (``MALLOC_…``,
-    ``GLIBC_TUNABLES``).
+    if the C library is another one than glibc from 2.35 on, nor if the environment says how glibc manages memory
+    (``MALLOC_…``, ``GLIBC_TUNABLES``).
     """
     is_chosen = any(name.startswith("MALLOC_") for name in os.environ)
     if is_chosen or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or platform.libc_ver()[0] != "glibc":
         return False
     set_option = ctypes.CDLL(None).mallopt
-    # Both: the second alone would leave the first at 128 KiB. Before its version 2.35 glibc allows no such number.
+    # Both: the second alone would leave the first at 128 KiB. An older glibc takes no number as large.
     return bool(set_option(_MMAP_THRESHOLD, _LARGEST) and set_option(_TRIM_THRESHOLD, _MOST_FREE))
 
 
