@@ -18,7 +18,7 @@ PRELOADED = [
     "pytest",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
-    "torch.utils.tensorboard",
+    "tensorboard.summary.writer.record_writer",
     "frozen_heap",
 ]
 

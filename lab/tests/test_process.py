@@ -61,7 +61,6 @@ def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @needs_glibc
-@pytest.mark.all
 def test_workers_that_train_keep_it(forked_workers: None) -> None:
     with WorkerPool[int](2, Progress()) as workers:
         workers.add(Job("one", pages_of_use))
@@ -69,34 +68,27 @@ def test_workers_that_train_keep_it(forked_workers: None) -> None:
         assert [pages < FEW for _, pages in workers.results()] == [True, True]
 
 
-@needs_glibc
-def test_an_older_glibc_is_told_what_it_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = []
-
-    class Older:
-        @staticmethod
-        def mallopt(option: int, value: int) -> int:
-            told.append((option, value))
-            return int(option != -3 or value <= 32 << 20)
-
-    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: Older)
-    for name in ("GLIBC_TUNABLES", *(name for name in os.environ if name.startswith("MALLOC_"))):
-        monkeypatch.delenv(name, raising=False)
-    assert process.keep_freed_memory()
-    assert told == [(-3, 1 << 30), (-3, 32 << 20), (-1, (1 << 31) - 1)]
-
-
-def test_commands_that_train_keep_it_and_so_do_the_processes_of_a_launcher() -> None:
-    code = """
-import runpy, sys, diff_lab.cli as cli, diff_lab.process as process
-process.keep_freed_memory = cli.keep_freed_memory = lambda: print(sys.argv[1], "keeps")
-for command in ("demo", "train", "reproduce", "compare", "eval", "bench", "launched"):
-    sys.argv = ["diff-lab", command, "--unknown"]
-    try:
-        runpy.run_module("diff_lab.train", run_name="__main__") if command == "launched" else cli.main()
-    except SystemExit as end:
-        assert end.code == 2
-"""
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [*((name, "kept\n") for name in ("demo", "train", "reproduce", "compare")), ("eval", ""), ("bench", "")],
+)
+def test_commands_that_train_keep_it(command: str, expected: str) -> None:
+    code = (
+        "import sys, diff_lab.cli as cli\n"
+        f"sys.argv = ['diff-lab', {command!r}, '--unknown']\n"
+        "cli.keep_freed_memory = lambda: print('kept')\n"
+        "cli.main()"
+    )
     result = fresh.run(code)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == "".join(f"{name} keeps\n" for name in ("demo", "train", "reproduce", "compare", "launched"))
+    assert (result.returncode, result.stdout) == (2, expected)
+
+
+def test_processes_of_a_launcher_keep_it() -> None:
+    code = (
+        "import runpy, sys, diff_lab.process as module\n"
+        "sys.argv = ['-m', '--unknown']\n"
+        "module.keep_freed_memory = lambda: print('kept')\n"
+        "runpy.run_module('diff_lab.train', run_name='__main__')"
+    )
+    result = fresh.run(code)
+    assert (result.returncode, result.stdout) == (2, "kept\n")

@@ -108,7 +108,7 @@ def test_the_recipe_and_the_code_run(elsewhere: Path, capsys: pytest.CaptureFixt
     # What is in the folder of a run, the page explains.
     table = PAGE.split("## The run folder")[1].split("\n## ")[0]
     explained = set(re.findall(r"^\| `([\w.-]+)[/`]", table, flags=re.MULTILINE))
-    assert {path.name for path in Path("runs/short").iterdir()} == explained - {"divergence.json"}
+    assert {path.name for path in Path("runs/short").iterdir()} == explained
     (line, *_) = Path("runs/short/metrics.jsonl").read_text(encoding="utf-8").splitlines()
     table = PAGE.split("## Watching")[1].split("\n## ")[0]
     assert set(json.loads(line)) <= set(re.findall(r"`([\w/]+)`", table))

@@ -7,8 +7,6 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 SAME_WISH_SECONDS = 3.0  # a second signal within this time repeats the first one
@@ -16,7 +14,6 @@ SAME_WISH_SECONDS = 3.0  # a second signal within this time repeats the first on
 # Of <malloc.h>: from which size on memory comes from the system directly, and how much may lie free at the heap's end.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 _LARGEST, _MOST_FREE = 1 << 30, (1 << 31) - 1
-_LARGEST_BEFORE = 1 << 25  # what glibc allows before 2.35
 
 
 def keep_freed_memory() -> bool:
@@ -25,16 +22,15 @@ def keep_freed_memory() -> bool:
     glibc gives large freed memory back to the system, and takes it anew for the next step: of a step of a million
     parameters on a CPU a tenth of the time goes into pages that the system hands out again, filled with zeros. Kept
     memory goes back if more than 2 GiB lie free at the end of the heap, and when the process ends. Nothing is changed
-    if the C library is another one than glibc, nor if the environment says how glibc manages memory (``MALLOC_…``,
-    ``GLIBC_TUNABLES``).
+    if the C library is another one than glibc from 2.35 on, nor if the environment says how glibc manages memory
+    (``MALLOC_…``, ``GLIBC_TUNABLES``).
     """
     is_chosen = any(name.startswith("MALLOC_") for name in os.environ)
     if is_chosen or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or platform.libc_ver()[0] != "glibc":
         return False
     set_option = ctypes.CDLL(None).mallopt
-    # Both: the second alone would leave the first at 128 KiB, where glibc otherwise raises it as it goes.
-    is_set = set_option(_MMAP_THRESHOLD, _LARGEST) or set_option(_MMAP_THRESHOLD, _LARGEST_BEFORE)
-    return bool(is_set and set_option(_TRIM_THRESHOLD, _MOST_FREE))
+    # Both: the second alone would leave the first at 128 KiB. An older glibc takes no number as large.
+    return bool(set_option(_MMAP_THRESHOLD, _LARGEST) and set_option(_TRIM_THRESHOLD, _MOST_FREE))
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -68,7 +64,6 @@ class Interrupt:
     def __init__(self) -> None:
         self.signal: int | None = None
         self._first = math.inf  # when it came
-        self._raises = False
         self._handlers: dict[int, Any] = {}  # those before the block
         # torchrun's processes end with it, unless it was killed: then nobody would stop them.
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
@@ -87,20 +82,9 @@ class Interrupt:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    @contextmanager
-    def raised_at_once(self) -> Iterator[None]:
-        """Let a first signal raise TrainingInterrupted at once in this block, wherever the main thread is."""
-        self._raises = True
-        try:
-            yield
-        finally:
-            self._raises = False
-
     def _record(self, number: int, _: Any) -> None:
         if self.signal is None:
             self._first, self.signal = time.monotonic(), number
-            if self._raises:
-                raise TrainingInterrupted("Stopped at once.", number)
         elif time.monotonic() - self._first > SAME_WISH_SECONDS:
             self.__exit__()
             os.kill(os.getpid(), number)

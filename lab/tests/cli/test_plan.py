@@ -29,10 +29,9 @@ def test_a_plan_is_printed(run: Run) -> None:
 
 
 def test_settings_and_the_way_of_sharing_are_taken(run: Run) -> None:
-    printed = run("plan", "paper-830m", "train.accumulation=2", "--gpu", "l4", "--gpus", 4, "--parallel", "tensor")
-    assert "4 × l4, heads shared out (tensor)" in printed.stdout
-    assert "64 sequences at a time (train.accumulation=2)" in printed.stdout
-    assert "does not fit, not even one sequence at a time" not in printed.stdout
+    printed = run("plan", "paper-830m", "train.accumulation=2", "--gpu", "l4", "--gpus", 4, "--parallel", "fsdp")
+    assert "4 × l4, weights sharded (fsdp)" in printed.stdout
+    assert "16 sequences at a time (train.accumulation=2)" in printed.stdout
 
 
 def test_small_ones_are_told_in_small_units(run: Run) -> None:
@@ -63,7 +62,4 @@ def test_bad_input(run: Run) -> None:
     fails(run("plan", "paper-4b"), "There is no recipe 'paper-4b'")
     fails(run("plan", "tiny", "train.stepz=3"), "did you mean 'train.steps'?")
     fails(run("plan", "tiny", "--gpu", "l4", "--gpus", -1), "must be 1 or more, got -1")
-    fails(
-        run("plan", "tiny", "--parallel", "zero"),
-        "'train.parallel' is 'zero'; input should be 'auto', 'ddp', 'fsdp' or",
-    )
+    fails(run("plan", "tiny", "--parallel", "tensor"), "'train.parallel' is 'tensor'; input should be 'auto', 'ddp' or")

@@ -1,7 +1,5 @@
 """Checkpoints: complete or passed over, whatever happened while one was written."""
 
-import errno
-import hashlib
 import json
 import shutil
 import sys
@@ -14,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from diff_lab.train import collectives
 from diff_lab.train.checkpoint import (
     Checkpoints,
     RunState,
@@ -107,28 +104,16 @@ def test_a_torn_checkpoint_is_passed_over_with_a_message(folder: Path, name: str
     assert names(folder) == ["step-000001", "step-000002"]  # looking deletes nothing
 
 
-@pytest.mark.parametrize("manifest", ["[]", "3", "{}", '{"files": 3}', '{"files": {"state.json": "1"}}'])
-def test_a_manifest_that_is_none(folder: Path, manifest: str) -> None:
-    (folder / "step-000002" / "complete.json").write_text(manifest)
-    with pytest.warns(UserWarning, match="step-000002' cannot be used"):
-        assert Checkpoints(folder, keep=1).newest() == folder / "step-000001"
-
-
-def test_a_manifest_has_every_file_with_size_and_hash(two: Path) -> None:
-    entries = json.loads((two / "step-000002" / "complete.json").read_text())["files"]
-    assert sorted([*entries, "complete.json"]) == sorted((*FILES, *code_files()))
-    for name, entry in entries.items():
-        content = (two / "step-000002" / name).read_bytes()
-        assert entry == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def test_a_checkpoint_of_an_earlier_version_has_sizes_alone(folder: Path, model: Any, optimizers: Any) -> None:
-    for path in folder.iterdir():
+def test_a_checkpoint_of_an_earlier_version_is_read(folder: Path, model: Any, optimizers: Any) -> None:
+    detector: dict[str, Any] = {"losses": [3.0], "faults": 1, "overflows": 0}
+    former = {"data": "x", "step": 2, "seconds": 1.5, "scaler": None, "watch": detector}
+    (folder / "step-000002" / "state.json").write_text(json.dumps(former))
+    for path in folder.iterdir():  # the manifest has sizes alone
         sizes = {file.name: file.stat().st_size for file in path.iterdir() if file.name != "complete.json"}
         (path / "complete.json").write_text(json.dumps({"files": sizes}, indent=1))
     checkpoint = Checkpoints(folder, keep=1).newest()
     assert checkpoint == folder / "step-000002"
-    assert load_checkpoint(checkpoint, model, optimizers).step == 2
+    assert load_checkpoint(checkpoint, model, optimizers) == RunState("x", 2, 1.5, None, detector)
     (checkpoint / "state.json").write_text("{")
     with pytest.warns(UserWarning, match="state.json has 1 bytes instead of"):
         assert Checkpoints(folder, keep=1).newest() == folder / "step-000001"
@@ -192,9 +177,9 @@ def test_what_is_restored(two: Path, model: Any, optimizers: Any) -> None:
 
 def test_another_model_is_named_and_nothing_is_restored(two: Path, model: Any) -> None:
     for settings, message in (
-        ({"vocab_size": 31}, r"lm_head\.weight has shape \(29, 24\) in it and \(31, 24\) here"),
-        ({"num_hidden_layers": 2}, r"model\.layers\.1\..* is not in it, and here"),
-        ({"attention_type": "softmax"}, r"model\.layers\.0\.self_attn\..* is in it, and not here"),
+        ({"vocab_size": 31}, r"the shape of lm_head\.weight is \(29, 24\) in it and \(31, 24\) here"),
+        ({"num_hidden_layers": 2}, r"the shape of model\.layers\.1\..* is none in it and \(.*\) here"),
+        ({"attention_type": "softmax"}, r"the shape of model\.layers\.0\.self_attn\..* is \(.*\) in it and none here"),
     ):
         different = DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "num_hidden_layers": 1, **settings}))
         before = {name: tensor.clone() for name, tensor in different.state_dict().items()}
@@ -206,33 +191,22 @@ def test_another_model_is_named_and_nothing_is_restored(two: Path, model: Any) -
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"data": 3}', "data is 3"),
-        ('{"data": "x", "step": true}', "step is True"),
-        ('{"data": "x", "step": "1"}', "step is '1'"),
-        ('{"data": "x", "step": -1}', "step is -1"),
-        ('{"data": "x", "stap": 1}', "stap is 1"),
-        ('{"data": "x", "seconds": NaN}', "seconds is "),
-        ('{"data": "x", "scaler": []}', "scaler is "),
-        ('{"data": "x", "spike_detector": [3.0]}', "spike_detector is "),
-        ('{"data": "x", "watch": [3.0]}', "watch is "),
-        ("{", ""),
+        ('{"data": 3}', "data: "),
+        ('{"data": "x", "step": true}', "step: "),
+        ('{"data": "x", "step": "1"}', "step: "),
+        ('{"data": "x", "step": -1}', "step: "),
+        ('{"data": "x", "stap": 1}', "stap: "),
+        ('{"data": "x", "seconds": NaN}', "seconds: "),
+        ('{"data": "x", "watch": [3.0]}', "watch: "),
+        ("{", "Invalid JSON"),
         ("[]", ""),
-        ("\xff", ""),
+        ("\xff", "Invalid JSON"),
     ],
 )
 def test_a_state_is_checked(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "state.json").write_text(text, encoding="latin-1")
     with pytest.raises(ValueError, match=f"state.json' is not the state of a run: {reason}"):
         load_checkpoint(tmp_path, nn.Linear(1, 1), [])
-
-
-def test_a_state_of_an_earlier_version_is_read(folder: Path, model: Any, optimizers: Any) -> None:
-    file = folder / "step-000002" / "state.json"
-    detector = {"losses": [3.0], "faults": 1, "overflows": 0}
-    former = {"data": "x", "step": 2, "seconds": 1.5, "scaler": None, "watch": detector}
-    file.write_text(json.dumps(former, indent=1))
-    state = load_checkpoint(folder / "step-000002", model, optimizers)
-    assert state == RunState("x", 2, 1.5, None, detector)
 
 
 # A disk that is full
@@ -382,11 +356,3 @@ def test_killed_while_a_model_is_replaced(tmp_path: Path, killer: Killer) -> Non
         assert names(target.parent) == ["model"]
     assert contents == sorted(contents)
     assert set(contents) == {"1", "2"}
-
-
-def test_one_process_is_the_first_and_waits_for_nobody() -> None:
-    assert collectives.is_rank0()
-    assert collectives.all_gather_object("x") == ["x"]
-    with pytest.raises(OSError, match="mine") as raised, collectives.propagate_errors():
-        raise OSError(errno.EIO, "mine")
-    assert raised.value.errno == errno.EIO

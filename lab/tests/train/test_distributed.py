@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import ranks
@@ -36,10 +36,10 @@ from full_run import short_run
 from small_runs import Watcher, small_recipe
 from tiny_model import KINDS
 
-WAYS = ("ddp", "fsdp", "tensor")
+WAYS = ("ddp", "fsdp")
 STEPS, HALF = 10, 5
 RUNS = [(kind, way) for kind in KINDS for way in WAYS]
-# Of `make test`; tests/model/test_tensor_parallel.py has the model there.
+# Of `make test`; tests/model/test_fsdp.py has the model there.
 SHORT_WAYS, SHORT_RUNS = ("fsdp",), (("diff", "ddp"), ("diff", "fsdp"))
 each_way = pytest.mark.parametrize("way", short_run(WAYS, SHORT_WAYS))
 
@@ -84,7 +84,7 @@ def first_weights(folder: Path, rank: int) -> None:
     group = DistributedContext.from_env(settings.train)
     model = build_model(settings, build_data(settings), without_weights=True)
     assert all(parameter.is_meta for parameter in model.parameters())
-    model, _ = group.parallelize(model, folder, lambda model: draw_weights(model, settings.train.seed))
+    model, _ = group.parallelize(model, lambda model: draw_weights(model, settings.train.seed))
     tensors = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
     tensors["frequencies"] = model.model.rotary_emb.inv_freq
     tensors["logits"] = model(torch.arange(7)[None]).logits
@@ -109,7 +109,7 @@ def travelling(folder: Path, rank: int) -> None:
     """In which dtypes the layers' weights come to a process with FSDP2 and bfloat16; λ is left in float32."""
     settings = recipe("diff", "fsdp", folder / "text", precision="bf16")
     group = DistributedContext.from_env(settings.train)
-    model, call = group.parallelize(build_model(settings, build_data(settings)), folder, lambda model: None)
+    model, call = group.parallelize(build_model(settings, build_data(settings)), lambda model: None)
     seen = {}
     for name, module in model.named_modules():
         if name in ("model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.lam", "lm_head"):
@@ -232,7 +232,6 @@ def test_the_run_says_what_is_used(spread: Path) -> None:
     assert shown["ddp"] == "2 processes (gloo, cpu): DDP, 100 % of the parameters on each, float32"
     # The root, two layers, and the λ of each.
     assert shown["fsdp"] == "2 processes (gloo, cpu): FSDP2, 5 units, 51 % of the parameters on each, float32"
-    assert shown["tensor"] == "2 processes (gloo, cpu): tensor parallelism, 51 % of the parameters on each, float32"
 
 
 @each_way
@@ -278,18 +277,6 @@ RENDEZVOUS = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTE
     ("environment", "values", "message"),
     [
         (RENDEZVOUS, {}, r"2 processes were launched, but accelerate connects this one with 0 others"),
-        (
-            {"WORLD_SIZE": "2"},
-            {},
-            r"a launcher's WORLD_SIZE=2 without RANK, MASTER_ADDR, MASTER_PORT: .* unset WORLD_SIZE",
-        ),
-        ({"LOCAL_RANK": "0"}, {}, r"a launcher's LOCAL_RANK=0 without RANK, .* unset LOCAL_RANK to train in one"),
-        ({**RENDEZVOUS, "MASTER_PORT": "abc"}, {}, r"MASTER_PORT is 'abc' in the environment"),
-        ({"WORLD_SIZE": "1", "RANK": "1"}, {}, r"a launcher's RANK=1 without MASTER_ADDR, MASTER_PORT"),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, {}, r"a launcher's OMPI_COMM_WORLD_SIZE=2 without MASTER_ADDR: "),
-        ({"PMI_SIZE": "2", "WORLD_SIZE": "2"}, {}, r"a launcher's WORLD_SIZE=2, PMI_SIZE=2 without MASTER_ADDR: "),
-        ({"LOCAL_RANK": ""}, {}, r"LOCAL_RANK is '' in the environment, .* whole number"),
-        ({"WORLD_SIZE": "two"}, {}, r"WORLD_SIZE is 'two' in the environment, .* whole number"),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}, r"configured for DeepSpeed, which training does not use"),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {}, r"asks for mixed precision 'bf16' and the recipe .* 'no'"),
         ({"ACCELERATE_USE_FSDP": "true"}, {"parallel": "ddp"}, r"asks for FSDP and the recipe .* 'ddp'"),
@@ -306,13 +293,6 @@ def test_what_cannot_be(
         DistributedContext.from_env(settings(**values))
 
 
-@pytest.mark.parametrize("environment", [{"WORLD_SIZE": "1"}, {"RANK": "0"}, {"LOCAL_RANK": "-1"}, {"PMI_SIZE": "1"}])
-def test_variables_that_tell_of_one_process(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert DistributedContext.from_env(settings(device="cpu")).kind == "single"
-
-
 @pytest.mark.parametrize(
     ("environment", "parallel", "kind"),
     [
@@ -320,7 +300,6 @@ def test_variables_that_tell_of_one_process(environment: dict[str, str], monkeyp
         ({"ACCELERATE_USE_FSDP": "true"}, "auto", "fsdp"),
         ({"ACCELERATE_USE_FSDP": "false"}, "auto", "ddp"),
         ({"ACCELERATE_USE_FSDP": "true"}, "fsdp", "fsdp"),
-        ({}, "tensor", "tensor"),
     ],
 )
 def test_what_accelerate_launch_asks_for(
@@ -355,7 +334,6 @@ def test_a_signal_to_one_process_stops_all_and_weights_travel_in_bfloat16(spread
         (processes("ddp"), r"batch_size=6 cannot be divided among 2 processes and train.accumulation=2"),
         (processes("single", 1, precision="fp16"), r"'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'\."),
         (processes("fsdp", 3, "cuda", "fp16"), "'fp16' runs in one process or with .* 'ddp', not with 'fsdp'"),
-        (processes("tensor", 3, "cuda", "fp16"), "'fp16' runs in one process or with .* 'ddp', not with 'tensor'"),
         (processes("single", 1), None),
         (processes("ddp", 3, "cuda", "fp16"), None),
     ],
@@ -364,20 +342,6 @@ def test_what_cannot_share_a_batch_or_train_in_a_precision(context: DistributedC
     six = small_recipe(data={"batch_size": 6}, accumulation=2)
     with nullcontext() if message is None else pytest.raises(ValueError, match=message):
         context.check(six)
-
-
-@pytest.mark.parametrize("max_norm", [None, 1e9, 0.1])
-def test_clipping_in_one_process_is_torchs(max_norm: float | None) -> None:
-    torch.manual_seed(0)
-    models = [nn.Linear(5, 7) for _ in range(2)]
-    for model in models:
-        for parameter, size in zip(model.parameters(), (3.0, 0.5), strict=True):
-            parameter.grad = torch.full_like(parameter, size)
-    norm = processes("single", 1).clip(models[0].parameters(), max_norm)
-    expected = torch.nn.utils.clip_grad_norm_(models[1].parameters(), max_norm or float("inf"))
-    assert norm == pytest.approx(float(expected), rel=1e-6)
-    for one, two in zip(*(model.parameters() for model in models), strict=True):
-        torch.testing.assert_close(one.grad, two.grad)
 
 
 if __name__ == "__main__":

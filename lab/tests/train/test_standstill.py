@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import re
 import signal
 import sys
 from datetime import timedelta
@@ -27,8 +26,11 @@ RECIPE = small_recipe(data={"batch_size": 2}, steps=1000, evaluate_every=2, chec
 
 def on_a_rank() -> None:
     """Train until the second rank sends itself a signal after two steps."""
-    importlib.import_module("torch.utils.tensorboard")  # the first rank would load it while the other one waits
-    rank, folder = ranks.join()
+    importlib.import_module("tensorboard")  # the first rank would load it while the other one waits
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    rendezvous, waits = f"file://{folder / 'rendezvous'}", timedelta(minutes=MINUTES)
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=ranks.RANKS, timeout=waits)
 
     def evaluate(model: Any, step: int) -> dict[str, float]:
         if rank == 1:
@@ -43,14 +45,8 @@ def on_a_rank() -> None:
         os._exit(2)
 
 
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [
-        (signal.SIGKILL, "The other ranks of the run cannot be reached: "),
-        (signal.SIGSTOP, "error: The run has stood still after step 2 of 1000 for longer than "),
-    ],
-)
-def test_a_process_that_ends_or_hangs_ends_the_others(tmp_path: Path, number: int, message: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_ends_or_hangs_ends_the_others(tmp_path: Path, number: int) -> None:
     cpu_backend.reason_against_cpu_kernel()  # compiles it where it is not yet there, which takes longer than the limit
     (first, second), (log, _) = ranks.start(__file__, tmp_path, str(int(number)))
     try:
@@ -61,8 +57,8 @@ def test_a_process_that_ends_or_hangs_ends_the_others(tmp_path: Path, number: in
             process.kill()
             process.join()
     (line,) = [line for line in log.read_text().splitlines() if "train.timeout_minutes" in line]
-    assert line.startswith(message)
-    assert re.search(r"the same command with --resume( auto)? resumes", line)
+    assert line.startswith("The other ranks of the run cannot be reached: ")
+    assert "the same command with --resume auto resumes" in line
     assert "Traceback" not in log.read_text()
     assert (tmp_path / "run" / "checkpoints" / "step-000001" / "complete.json").is_file()
 

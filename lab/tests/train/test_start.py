@@ -78,12 +78,6 @@ def test_weights_of_half_precision_become_float32(data: Data, trained: tuple[Pat
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight.float())
 
 
-def test_a_resumed_run_needs_no_start(data: Data) -> None:
-    gone = recipe(init_from="gone")
-    model = build_model(gone, data, init_from=False)
-    assert torch.equal(model.lm_head.weight, build_model(recipe(), data).lm_head.weight)
-
-
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

@@ -19,7 +19,7 @@ def plan(
     ] = "cpu",
     utilisation: Annotated[float, typer.Option(help="The share of the GPUs' peak that training reaches.")] = 0.4,
     parallel: Annotated[
-        str | None, optional("How the run is parallel: ddp, fsdp or tensor.", "the recipe's train.parallel")
+        str | None, optional("How the run is parallel: ddp or fsdp.", "the recipe's train.parallel")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

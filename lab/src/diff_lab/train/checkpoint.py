@@ -5,7 +5,6 @@ any number of ranks in any sharding, whichever wrote it. A function called on on
 must see the same file system.
 """
 
-import copy
 import errno
 import json
 import os
@@ -19,28 +18,18 @@ from typing import Annotated, Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from pydantic import AliasChoices, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint import DefaultLoadPlanner, HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from diff_lab.train.collectives import (
-    all_gather_object,
-    balanced_parts,
-    count,
-    is_rank0,
-    local_part,
-    on_rank0,
-    propagate_errors,
-    rank,
-)
+from diff_lab.train.collectives import all_gather_object, is_rank0, on_rank0, propagate_errors, rank
 from diff_lab.train.distributed import reshard
 from diff_transformer.utils import manifest
 from diff_transformer.utils.files import (
@@ -50,10 +39,8 @@ from diff_transformer.utils.files import (
     free_bytes,
     full_disk,
     present_folders,
-    read_json,
     unfinished_path,
 )
-from diff_transformer.utils.suggestions import quoted
 
 _PREFIX = "step-"  # of the folder of a checkpoint
 _STATE, _OPTIMIZER, _RANDOM = "state.json", "optimizer", "random.safetensors"
@@ -77,14 +64,11 @@ class RunState:
 
 def _read_state(file: Path) -> RunState:
     try:
-        return RunState(**read_json(file))
+        return TypeAdapter(RunState).validate_json(file.read_bytes())
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        value = "missing" if problem["type"] == "missing" else quoted(problem["input"])
-        reason = f"{problem['loc'][0]} is {value}; {problem['msg']}"
-    except (ValueError, TypeError) as error:  # not JSON, or not an object
-        reason = str(error).rstrip(".")
-    raise ValueError(f"{str(file)!r} is not the state of a run: {reason}.")
+        reason = ": ".join([*map(str, problem["loc"]), problem["msg"]])
+        raise ValueError(f"{str(file)!r} is not the state of a run: {reason}.") from None
 
 
 @contextmanager
@@ -128,37 +112,25 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _is_sharded(tensors: dict[str, Tensor]) -> bool:
-    return any(isinstance(tensor, DTensor) for tensor in tensors.values())
-
-
 def save_model(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast | None) -> None:
     """Write configuration, weights and tokenizer as `from_pretrained` reads them.
 
-    The model is without DDP's wrapper. Its weights become one safetensors file, written by rank 0; those of a sharded
-    model (FSDP2, tensor parallelism) a file for each rank.
+    The model is without DDP's wrapper. Its weights become one safetensors file, which rank 0 writes: of a sharded model
+    it holds all of them meanwhile, in the memory of its host.
     """
-    weights = weights_of(model)
-    sharded = _is_sharded(weights)
+    weights: dict[str, Tensor] = {}
+    for name, tensor in weights_of(model).items():
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if is_rank0():
+            weights[name] = full.cpu()
 
     def save() -> None:
         with without_progress_bars():
-            if not sharded:
-                model.save_pretrained(folder, max_shard_size="1TB")
-            else:  # the files of `save_pretrained`, which itself would gather all weights on rank 0
-                config = copy.deepcopy(model.config)
-                # FSDP2 puts a class of its own before the model's.
-                classes = (kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
-                config.architectures, config.dtype = [next(classes).__name__], model.dtype
-                config.save_pretrained(folder)
-                if model.can_generate():
-                    model.generation_config.save_pretrained(folder)
+            model.save_pretrained(folder, state_dict=weights, max_shard_size="1TB")
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
 
     on_rank0(save)
-    if sharded:
-        write_weights(folder, weights)
 
 
 def save_training_state(
@@ -166,8 +138,9 @@ def save_training_state(
 ) -> None:
     """Write the parts of a checkpoint beside the model: optimizers, every rank's random numbers, progress."""
     tensors = optimizer_tensors(model, optimizers)
-    if _is_sharded(tensors):
-        write_sharded(folder / _OPTIMIZER, tensors)
+    if any(isinstance(tensor, DTensor) for tensor in tensors.values()):  # a file for each rank
+        writer = HuggingFaceStorageWriter(str(folder / _OPTIMIZER), save_distributed=True)
+        dcp.save(dict(tensors), storage_writer=writer)
     else:
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         on_rank0(lambda: save_file(contiguous, folder / f"{_OPTIMIZER}.safetensors"))
@@ -194,17 +167,14 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: Sequence[tor
             random = load_file(checkpoint / _RANDOM)
             weights = weights_of(model)
             expected = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-            saved = {
-                name: tuple(shape) for name, shape in files.shapes.items() if "/" not in name
-            }  # others: no weights
+            # In the files of one folder are the weights, and what has a "/" in its name.
+            saved = {name: tuple(shape) for name, shape in files.shapes.items() if "/" not in name}
             for name in sorted(expected.keys() | saved.keys()):
                 if expected.get(name) != saved.get(name):
-                    difference = f"has shape {saved.get(name)} in it and {expected.get(name)} here"
-                    if name not in expected or name not in saved:
-                        in_it, here = ("" if name in names else "not " for names in (saved, expected))
-                        difference = f"is {in_it}in it, and {here}here"
+                    in_it, here = (f"{shapes[name]}" if name in shapes else "none" for shapes in (saved, expected))
                     raise ValueError(
-                        f"The checkpoint {str(checkpoint)!r} is not one of this model: {name} {difference}."
+                        f"The checkpoint {str(checkpoint)!r} is not one of this model: the shape of {name} is {in_it} "
+                        f"in it and {here} here."
                     )
             # All optimizers are read before the weights change, so that what fails leaves the model as it was.
             states = [_read_optimizer(model, optimizer, optimizer_files) for optimizer in optimizers]
@@ -239,26 +209,6 @@ def _read_optimizer(
             state.setdefault(numbers[name], {})[key] = tensors[full_name]
     files.read(tensors)
     return dict(sorted(state.items()))  # as the optimizer itself makes it: what is sharded is written in this order
-
-
-def write_sharded(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Write each rank's parts of tensors into a file of its own."""
-    dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
-
-
-def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Write sharded tensors in full size, in the files and with the index that `from_pretrained` reads.
-
-    Each rank writes about the same number of bytes, and holds two copies of those and the one tensor being gathered.
-    """
-    parts = balanced_parts({name: bytes_of([tensor]) for name, tensor in tensors.items()}, min(count(), len(tensors)))
-    files = {name: part + 1 for name, part in parts.items()}  # the writer counts from 1
-    local = {}
-    for name, tensor in tensors.items():
-        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if parts[name] == rank():
-            local[name] = full.cpu()
-    dcp.save(local, storage_writer=HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files))
 
 
 class TensorFiles:
@@ -325,24 +275,12 @@ def collective_directory(target: Path, *, size: int | None = None, intact: str =
     on_rank0(lambda: clean_up(target))
 
 
-def write_manifest(folder: Path) -> None:
-    """Write the manifest, the last file of a folder. Each rank hashes its share of the files."""
-    names = local_part(on_rank0(lambda: manifest.sizes_in(folder)))
-    with propagate_errors():
-        digests = manifest.digests(folder, names)
-    all_digests = {name: digest for each in all_gather_object(digests) for name, digest in each.items()}
-    on_rank0(lambda: manifest.write_manifest(folder, all_digests))
-
-
 def validation_error(folder: Path) -> str | None:
     """Say why a folder is incomplete, or which file does not have the SHA-256 that its manifest says; or None.
 
-    Each rank reads its share of the files. All get the same answer.
+    Rank 0 reads the files. All get its answer.
     """
-    if reason := on_rank0(lambda: manifest.why_incomplete(folder)):
-        return reason
-    sizes = {name: size for name, (size, _) in on_rank0(lambda: manifest.read_manifest(folder)).items()}
-    return next(filter(None, all_gather_object(manifest.why_changed(folder, local_part(sizes)))), None)
+    return on_rank0(lambda: manifest.why_incomplete(folder) or manifest.why_changed(folder))
 
 
 class Checkpoints:
@@ -397,7 +335,7 @@ class Checkpoints:
         with collective_directory(target, size=size, intact=self.intact()) as folder:
             save_model(folder, model, tokenizer)
             save_training_state(folder, state, model, optimizers)
-            write_manifest(folder)
+            on_rank0(lambda: manifest.write_manifest(folder, manifest.digests(folder, manifest.sizes_in(folder))))
         self.last = target
         self._damaged.pop(state.step, None)
 

@@ -1,9 +1,7 @@
-"""Exchanges values and errors between the ranks of a run, and ends a rank if another one has ended or hangs."""
+"""Exchanges values and errors between the ranks of a run."""
 
-import os
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -22,33 +20,13 @@ def is_rank0() -> bool:
     return rank() == 0
 
 
-def count() -> int:
-    """Return how many ranks there are."""
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
 def all_gather_object(value: T, group: Any = None) -> list[T]:
     """Return every rank's value; each is pickled on its way. Called on every rank."""
     if not dist.is_initialized():
         return [value]
-    values: list[Any] = [None] * count()
+    values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value, group=group)
     return values
-
-
-def balanced_parts(sizes: Mapping[str, int], parts: int) -> dict[str, int]:
-    """Divide names among `parts` parts whose sizes are about equal. Returns the part of each name, from 0."""
-    totals = [0] * parts
-    part_of = {}
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        part_of[name] = totals.index(min(totals))
-        totals[part_of[name]] += sizes[name]
-    return part_of
-
-
-def local_part(sizes: Mapping[str, int]) -> list[str]:
-    """Return this rank's part of names with sizes that are divided among all ranks."""
-    return [name for name, part in balanced_parts(sizes, count()).items() if part == rank()]
 
 
 def on_rank0(compute: Callable[[], T], group: Any = None) -> T:
@@ -92,36 +70,6 @@ def propagate_errors(group: Any = None) -> Iterator[None]:
         if remote is not None:
             remote_kind, message = remote
             raise remote_kind(f"Process {process}: {message}")
-
-
-class TimeLimit:
-    """Ends this process if a step of the whole group takes longer than it may.
-
-    A rank that waits for another inside gloo or NCCL cannot raise an error, so a thread waits: if more than `minutes`
-    pass between `begin` and `end`, it writes the sentence that `message` gives to stderr, and ends the process. A
-    process alone waits for nobody, and has no limit.
-    """
-
-    def __init__(self, minutes: float, message: Callable[[], str]) -> None:
-        self._seconds, self._message = 60 * minutes, message
-        self._timer: threading.Timer | None = None
-
-    def begin(self) -> None:
-        """Start counting the time."""
-        if count() > 1:
-            self._timer = threading.Timer(self._seconds, self._end_process)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def end(self) -> None:
-        """Stop counting the time until the next `begin`."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _end_process(self) -> None:
-        with suppress(OSError):  # nobody reads it any more
-            os.write(2, f"error: {self._message()}\n".encode(errors="replace"))
-        os._exit(2)  # as all errors of the command line
 
 
 @contextmanager

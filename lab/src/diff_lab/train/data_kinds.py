@@ -55,16 +55,6 @@ class Data:
     tokenizer: PreTrainedTokenizerFast | None = None
 
 
-@dataclass(frozen=True)
-class DataRequest:
-    """A run's arguments to its data beside the settings of the recipe's `data` section; see `run_setup.build_data`."""
-
-    seed: int  # of the training batches
-    timeout_minutes: float  # how long a process waits for the others
-    tokenizer: PreTrainedTokenizerFast | None = None
-    tell: Tell | None = None
-
-
 class DataSection(Section):
     """Base of every kind of data, beside its settings `kind`, `length` and `batch_size`."""
 
@@ -79,8 +69,13 @@ class DataSection(Section):
         """Return the size of the vocabulary, as far as the settings tell it; raises ValueError if they do not."""
 
     @abstractmethod
-    def build(self, request: DataRequest) -> Data:
-        """Find or make the data; see :func:`diff_lab.train.run_setup.build_data`."""
+    def build(
+        self, seed: int, minutes: float, tokenizer: PreTrainedTokenizerFast | None = None, tell: Tell | None = None
+    ) -> Data:
+        """Find or make the data, with the seed of the training batches; see `diff_lab.train.run_setup.build_data`.
+
+        A process waits so many minutes for the others.
+        """
 
 
 class TextData(DataSection):
@@ -126,42 +121,36 @@ class TextData(DataSection):
             return len(byte_tokenizer())
         if self.vocab_size is not None:
             return self.vocab_size
-        if not Path(self._tokenizer_name).is_dir():
+        if not Path(os.path.expanduser(self.tokenizer)).is_dir():
             raise ValueError(
                 f"a plan downloads nothing, and data.tokenizer {self.tokenizer!r} is no folder: give its number of "
                 "tokens as model.vocab_size."
             )
-        return len(self._loaded_tokenizer())
+        return len(self._tokenizer())
 
-    def build(self, request: DataRequest) -> Data:
+    def build(
+        self, seed: int, minutes: float, tokenizer: PreTrainedTokenizerFast | None = None, tell: Tell | None = None
+    ) -> Data:
         text: TextFiles | HubDataset = TextFiles(self.paths, self.text_field)
         if self.dataset is not None:
             text = HubDataset(self.dataset, self.dataset_config, self.dataset_split, self.text_field)
-        with plain_connection_errors(request.timeout_minutes):  # rank 0 looks whether the text has changed
+        with plain_connection_errors(minutes):  # rank 0 looks whether the text has changed
             corpus = replace(text, known=broadcast_from_rank0(text.fingerprint))
-        tokenizer = request.tokenizer or self._tokenizer(corpus)
-        return Data(self._batches(corpus, tokenizer, request), tokenizer)
+        tokenizer = tokenizer or self._tokenizer(corpus)
+        return Data(self._batches(corpus, tokenizer, seed, tell, self.batch_size), tokenizer)
 
     @property
     def _folder(self) -> Path | None:
         return None if self.cache is None else Path(os.path.expanduser(self.cache))
 
-    @property
-    def _tokenizer_name(self) -> str:
-        """The folder of a tokenizer or its name on the Hub."""
-        return os.path.expanduser(self.tokenizer)
-
-    def _tokenizer(self, corpus: Corpus) -> PreTrainedTokenizerFast:
+    def _tokenizer(self, corpus: Corpus | None = None) -> PreTrainedTokenizerFast:
+        """Make the tokenizer, or load it from a folder or the Hub. A "bpe" is trained on the corpus."""
         if self.tokenizer == "bytes":
             return byte_tokenizer()
-        if self.vocab_size is not None:
+        if self.vocab_size is not None and corpus is not None:
             return trained_bpe(corpus, self.validation_fraction, self.vocab_size, self._folder)
-        return self._loaded_tokenizer()
-
-    def _loaded_tokenizer(self) -> PreTrainedTokenizerFast:
-        """Return the tokenizer in a folder or on the Hub."""
         try:
-            return AutoTokenizer.from_pretrained(self._tokenizer_name)
+            return AutoTokenizer.from_pretrained(os.path.expanduser(self.tokenizer))
         except Exception as error:  # of a damaged file: tokenizers raises nothing more specific
             raise ValueError(
                 f'data.tokenizer is "bytes", "bpe", or the folder or name of a tokenizer, and {self.tokenizer!r} '
@@ -169,13 +158,13 @@ class TextData(DataSection):
             ) from None
 
     def _batches(
-        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int | None = None
+        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, seed: int, tell: Tell | None, batch_size: int
     ) -> Batches:
         return TextBatches(
-            prepare(corpus, tokenizer, self._folder, request.tell),
+            prepare(corpus, tokenizer, self._folder, tell),
             tokenizer,
-            batch_size=batch_size or self.batch_size,
-            seed=request.seed,
+            batch_size=batch_size,
+            seed=seed,
             isolated=self.isolate_documents,
             **self.model_dump(include={"length", "validation_fraction", "validation_tokens"}),
         )
@@ -204,10 +193,10 @@ class NeedleData(TextData):
         return f"{super().describe()}, with needle documents among it"
 
     def _batches(
-        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int | None = None
+        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, seed: int, tell: Tell | None, batch_size: int
     ) -> Batches:
-        sequences = (batch_size or self.batch_size) - self.documents
-        text: Any = super()._batches(corpus, tokenizer, request, sequences) if sequences else None
+        sequences = batch_size - self.documents
+        text: Any = super()._batches(corpus, tokenizer, seed, tell, sequences) if sequences else None
 
         def task(read: Callable[[Corpus, float], Any], turns: int, vary: bool) -> NeedleTask:
             haystack = "".join(read(corpus, self.validation_fraction))
@@ -220,7 +209,7 @@ class NeedleData(TextData):
             task(validation_text, 1, vary=False),
             documents=self.documents,
             vocab_size=len(tokenizer),
-            seed=request.seed,
+            seed=seed,
             validation_documents=self.validation_documents,
         )
 
@@ -240,19 +229,17 @@ class MaskedTextData(TextData):
         return f"{super().describe()}, with hidden tokens"
 
     def vocabulary(self) -> int:
-        made_here = self.tokenizer == "bytes" or self.vocab_size is not None
-        if made_here or not Path(self._tokenizer_name).is_dir():  # where it raises
-            return super().vocabulary() + 1
-        return len(with_mask_token(self._loaded_tokenizer()))
+        plain = super().vocabulary()  # of what `_tokenizer` loads it has the mask token already
+        return plain + (self.tokenizer == "bytes" or self.vocab_size is not None)
 
-    def _tokenizer(self, corpus: Corpus) -> PreTrainedTokenizerFast:
+    def _tokenizer(self, corpus: Corpus | None = None) -> PreTrainedTokenizerFast:
         return with_mask_token(super()._tokenizer(corpus))
 
     def _batches(
-        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int | None = None
+        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, seed: int, tell: Tell | None, batch_size: int
     ) -> Batches:
-        text: Any = super()._batches(corpus, tokenizer, request, batch_size)
-        return MaskedTextBatches(text, tokenizer, mask_fraction=self.mask_fraction, seed=request.seed)
+        text: Any = super()._batches(corpus, tokenizer, seed, tell, batch_size)
+        return MaskedTextBatches(text, tokenizer, mask_fraction=self.mask_fraction, seed=seed)
 
 
 class GeneratedData(DataSection):
@@ -267,8 +254,8 @@ class GeneratedData(DataSection):
     def vocabulary(self) -> int:
         return self._generated().vocab_size
 
-    def build(self, request: DataRequest) -> Data:
-        batches = self._generated(seed=request.seed)
+    def build(self, seed: int, *_: Any) -> Data:
+        batches = self._generated(seed=seed)
         return Data(batches, getattr(batches, "tokenizer", None))
 
     def _generated(self, **arguments: int) -> Batches:

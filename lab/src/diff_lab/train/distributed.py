@@ -1,18 +1,11 @@
-"""Divides a run among several ranks: the model, the batch, and the gradients that they add up.
-
-Data parallelism (DDP, FSDP2) gives each rank some rows of a batch; tensor parallelism gives all of them the whole batch
-and each some of the heads. :meth:`DistributedContext.describe` reads the layout in use off the model.
-"""
+"""Divides a run among several ranks: the model (DDP, FSDP2), the rows of a batch, and the sum of their gradients."""
 
 import math
 import os
-import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -22,17 +15,13 @@ from accelerate.utils import parse_flag_from_env
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers import distributed as transformers_distributed
 
 from diff_lab.data.batches import flattened
-from diff_lab.train.collectives import is_rank0, plain_connection_errors
-from diff_lab.train.recipe import Precision, Recipe, TrainRecipe, build_config
-from diff_transformer.model.parallel_plan import check_ranks
+from diff_lab.train.collectives import plain_connection_errors
+from diff_lab.train.recipe import Precision, Recipe, TrainRecipe
 from diff_transformer.nn import KeepsFloat32
-
-UNFINISHED_START = ".unfinished-start"  # the folder in a run's through which tensor parallelism passes a model
 
 
 def shard(model: Any, device: str, count: int, precision: str) -> None:
@@ -81,36 +70,7 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor; all of it if it is not sharded."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-# Variables of launchers that tell of other processes where they are above this: torchrun's, and those of MPI.
-_TORCHRUN = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": -1}
-_MPI = dict.fromkeys(("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"), 1)
-
-
-def check_launcher() -> None:
-    """Raise ValueError if the environment tells of other ranks but not how to reach them, as in some notebooks."""
-    alone = {**_TORCHRUN, **_MPI}
-    numbers = (*alone, "MASTER_PORT") if "WORLD_SIZE" in os.environ else alone
-    values = {name: os.environ[name] for name in numbers if name in os.environ}
-    for name, value in values.items():
-        if not re.fullmatch(r"-1|\d+", value):
-            raise ValueError(f"{name} is {value!r} in the environment, where a launcher puts a whole number: unset it.")
-    found = [name for name in alone if name in values and int(values[name]) > alone[name]]
-    needed = ("MASTER_ADDR",) if _MPI.keys() & set(found) else ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    missing = [name for name in needed if not os.environ.get(name)]
-    is_joined = dist.is_initialized() or dist.is_mpi_available()  # or will be without an address
-    if found and missing and not is_joined:
-        raise ValueError(
-            f"The environment has a launcher's {', '.join(f'{name}={values[name]}' for name in found)} without "
-            f"{', '.join(missing)}: start several processes with torchrun, or unset {', '.join(found)} to train in one."
-        )
-
-
-Kind = Literal["single", "ddp", "fsdp", "tensor"]
+Kind = Literal["single", "ddp", "fsdp"]
 
 
 @dataclass(frozen=True)
@@ -137,7 +97,7 @@ class DistributedContext:
             if parse_flag_from_env(f"ACCELERATE_USE_{name.upper().replace('-', '_')}"):
                 raise ValueError(
                     f"The launcher is configured for {name}, which training does not use: train.parallel is "
-                    "'ddp', 'fsdp' or 'tensor'."
+                    "'ddp' or 'fsdp'."
                 )
         precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
         if precision not in ("no", settings.precision):
@@ -150,7 +110,6 @@ class DistributedContext:
                 f"The launcher asks for FSDP and the recipe for train.parallel {settings.parallel!r}: make "
                 "them equal, or leave the launcher's out."
             )
-        check_launcher()
         launched = int(os.environ.get("WORLD_SIZE", "1"))
         # Without a GPU, accelerate connects processes only where the CPU is asked for; else each would train alone.
         cpu = settings.device == "cpu" or not torch.accelerator.is_available()
@@ -162,50 +121,33 @@ class DistributedContext:
                 f"{launched} processes were launched, but accelerate connects this one with {count - 1} others: "
                 "start them with torchrun, or check the launcher's configuration."
             )
-        kind: Kind = "fsdp" if parse_flag_from_env("ACCELERATE_USE_FSDP") else "ddp"
-        if settings.parallel != "auto":
-            kind = settings.parallel
-        if count == 1:
-            kind = "single"
-        return cls(kind, state.device, state.process_index, count, settings.precision)
-
-    @property
-    def dp_size(self) -> int:
-        """The number of parts into which a batch is divided among the ranks (the data-parallel size)."""
-        return self.count if self.kind in ("ddp", "fsdp") else 1
+        kind = settings.parallel
+        if kind == "auto":
+            kind = "fsdp" if parse_flag_from_env("ACCELERATE_USE_FSDP") else "ddp"
+        return cls("single" if count == 1 else kind, state.device, state.process_index, count, settings.precision)
 
     def check(self, recipe: Recipe) -> None:
-        """Raise ValueError if the processes cannot train in this precision, or cannot share a recipe's model or
-        batch.
-        """
+        """Raise ValueError if the processes cannot train in this precision, or cannot share a recipe's batch."""
         if self.precision == "fp16" and self.device.type == "cpu":
             raise ValueError("train.precision 'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'.")
-        if self.precision == "fp16" and self.kind in ("fsdp", "tensor"):
+        if self.precision == "fp16" and self.kind == "fsdp":
             raise ValueError(
-                f"train.precision 'fp16' runs in one process or with train.parallel 'ddp', not with {self.kind!r}: "
-                "take 'bf16'."
+                "train.precision 'fp16' runs in one process or with train.parallel 'ddp', not with 'fsdp': take 'bf16'."
             )
         batch_size, accumulation = recipe.data.batch_size, recipe.train.accumulation
-        if self.kind == "tensor":
-            check_ranks(self.count, build_config(recipe, vocab_size=1))
-            if "tp_size" not in getattr(transformers_distributed.DistributedConfig, "__dataclass_fields__", {}):
-                raise ValueError("train.parallel 'tensor' needs a later release of transformers: pip install -U it.")
-        if batch_size % (self.dp_size * accumulation):
+        if batch_size % (self.count * accumulation):
             raise ValueError(
-                f"data.batch_size={batch_size} cannot be divided among {self.dp_size} processes and "
-                f"train.accumulation={accumulation}: it must be a multiple of {self.dp_size * accumulation}."
+                f"data.batch_size={batch_size} cannot be divided among {self.count} processes and "
+                f"train.accumulation={accumulation}: it must be a multiple of {self.count * accumulation}."
             )
 
-    def parallelize(self, model: Any, folder: Path, draw: Callable[[Any], None]) -> tuple[Any, nn.Module]:
+    def parallelize(self, model: Any, draw: Callable[[Any], None]) -> tuple[Any, nn.Module]:
         """Give this rank its part of a float32 model that is the same on every rank, on the CPU.
 
-        For "fsdp" it may be on the meta device: `draw` then gives it its first weights, once its shards exist. Tensor
-        parallelism puts the model into the run's folder for a moment. Returns the model, and the module to call in
-        training: the same, but for DDP's wrapper.
+        For "fsdp" it may be on the meta device: `draw` then gives it its first weights, once its shards exist. Returns
+        the model, and the module to call in training: the same, but for DDP's wrapper.
         """
-        if self.kind == "tensor":
-            model = self._tensor_parallel(model, folder)
-        elif self.kind == "fsdp":
+        if self.kind == "fsdp":
             on_meta = any(parameter.is_meta for parameter in model.parameters())
             shard(model, self.device.type, self.count, self.precision)
             if on_meta:
@@ -219,25 +161,9 @@ class DistributedContext:
         devices = None if self.device.type == "cpu" else [self.device]
         return model, DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
-    def _tensor_parallel(self, model: Any, folder: Path) -> Any:
-        """Save the model and load it again, since transformers divides a model by its plan while it loads one."""
-        start = folder / UNFINISHED_START
-        if is_rank0():
-            shutil.rmtree(start, ignore_errors=True)
-            model.save_pretrained(start)
-        self.wait()
-        plan: Any = transformers_distributed.DistributedConfig(tp_size=self.count)
-        divided = type(model).from_pretrained(start, dtype=torch.float32, distributed_config=plan)
-        self.wait()
-        if is_rank0():
-            shutil.rmtree(start)
-        return divided.train()
-
     def local_batch(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return this rank's rows of a batch."""
-        if self.dp_size == 1:
-            return batch
-        return {name: tensor.chunk(self.dp_size)[self.rank] for name, tensor in batch.items()}
+        return {name: tensor.chunk(self.count)[self.rank] for name, tensor in batch.items()}
 
     def model_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor | int]:
         """Put rows of a batch on this rank's device as the model takes them: packed documents in one row."""
@@ -259,8 +185,8 @@ class DistributedContext:
         return torch.autocast(self.device.type, dtype=dtype, enabled=self.precision != "no")
 
     def sum(self, numbers: Tensor) -> Tensor:
-        """Add up numbers, in place, over the ranks that divide a batch; they stay if none do."""
-        if self.dp_size > 1:
+        """Add up numbers, in place, over the ranks."""
+        if self.count > 1:
             dist.all_reduce(numbers)
         return numbers
 
@@ -278,26 +204,9 @@ class DistributedContext:
             dist.barrier()
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float | None) -> float:
-        """Scale the gradients down to a total norm of `max_norm` if it is larger; return the norm before.
-
-        A sharded gradient counts with its parts on all processes, any other with its value on one.
-        """
-        replicated: list[Tensor] = []
-        sharded: list[Tensor] = []
-        for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
-            is_sharded = isinstance(gradient, DTensor) and any(isinstance(each, Shard) for each in gradient.placements)
-            (sharded if is_sharded else replicated).append(local(gradient))
-        square = torch.nn.utils.get_total_norm(replicated).to(self.device).square()
-        if sharded:
-            sharded_square = torch.nn.utils.get_total_norm(sharded).to(self.device).square()
-            dist.all_reduce(sharded_square)
-            square = square + sharded_square
-        norm = square.sqrt()
-        if max_norm is not None:
-            scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-            for gradient in replicated + sharded:
-                gradient.mul_(scale)
-        return float(norm)
+        """Scale the gradients down to a total norm of `max_norm` if it is larger; return the norm before."""
+        norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def describe(self, model: Any, call: nn.Module) -> str:
         """Describe the layout that the model really uses: "2 processes (gloo, cpu): FSDP2, 3 units, 51 % on each"."""
@@ -305,10 +214,9 @@ class DistributedContext:
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         if self.count == 1:
             return f"1 process ({device}), {precision}"
-        share = sum(local(p).numel() for p in model.parameters()) / sum(p.numel() for p in model.parameters())
+        parts = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+        share = sum(part.numel() for part in parts) / sum(p.numel() for p in model.parameters())
         units = sum(isinstance(module, FSDPModule) for module in model.modules())
-        how = f"FSDP2, {units} units" if units else "tensor parallelism"
-        if isinstance(call, DistributedDataParallel):
-            how = "DDP"
+        how = "DDP" if isinstance(call, DistributedDataParallel) else f"FSDP2, {units} units"
         processes = f"{self.count} processes ({dist.get_backend()}, {device})"
         return f"{processes}: {how}, {math.ceil(100 * share)} % of the parameters on each, {precision}"

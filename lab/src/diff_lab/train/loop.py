@@ -26,21 +26,21 @@ from diff_lab.train.checkpoint import (
     save_model,
     weights_of,
 )
-from diff_lab.train.collectives import (
-    TimeLimit,
-    all_gather_object,
-    is_rank0,
-    plain_connection_errors,
-    propagate_errors,
-)
+from diff_lab.train.collectives import all_gather_object, is_rank0, plain_connection_errors, propagate_errors
 from diff_lab.train.distributed import DistributedContext
-from diff_lab.train.divergence import BadStep, DivergenceError, SpikeDetector, diagnose
-from diff_lab.train.layer_statistics import measure_layers, reduced
+from diff_lab.train.layer_statistics import measure_layers
 from diff_lab.train.plan import flops_per_token, peak_flops
 from diff_lab.train.progress import Metrics, Progress, default_progress, peak_memory
 from diff_lab.train.recipe import Recipe
 from diff_lab.train.run_setup import Data, build_data, build_model, draw_weights, write_examples
-from diff_lab.train.step import backward, build_optimizers, learning_rate, prefetched
+from diff_lab.train.step import (
+    DivergenceError,
+    SpikeDetector,
+    backward,
+    build_optimizers,
+    learning_rate,
+    prefetched,
+)
 from diff_transformer.utils.files import read_metrics
 
 # (model, step) → numbers to log, by name. The model is in evaluation mode and gradients are off.
@@ -71,10 +71,9 @@ def train(
 ) -> TrainedRun:
     """Train the model of a recipe.
 
-    Writes into `output_dir`: `recipe.yaml`, `metrics.jsonl`, `tensorboard/`, `checkpoints/step-000100/`, at the end
-    `model/`, and `divergence.json` if a step went wrong. If a launcher has started several ranks, all of them call
-    this; rank 0 writes. A resumed run ends with the very weights it would have had without the interruption (on one
-    device, with the same number of threads).
+    Writes into `output_dir`: `recipe.yaml`, `metrics.jsonl`, `tensorboard/`, `checkpoints/step-000100/`, and at the end
+    `model/`. If a launcher has started several ranks, all of them call this; rank 0 writes. A resumed run ends with the
+    very weights it would have had without the interruption (on one device, with the same number of threads).
 
     Args:
         output_dir: the folder of the run: new or empty, unless one of the next two says otherwise.
@@ -88,9 +87,10 @@ def train(
         FileExistsError, FileNotFoundError, ValueError: the folder or the input is not right; nothing has been written.
         DivergenceError: the loss or its gradient is not finite, or the loss jumped; the weights are those before.
         TrainingInterrupted: Ctrl-C, SIGTERM or the end of the terminal (SIGHUP, unless it is ignored); a checkpoint was
-            saved, and after the last step the model as well. An evaluation is left, and done when the run resumes.
+            saved, and after the last step the model as well. An evaluation is left before its next forward pass, and
+            done when the run resumes.
         OSError: the disk is full, or the folder was removed; none of the checkpoints to resume from is complete; or, as
-            ConnectionError, another rank has ended. One that hangs ends this process with a sentence on stderr.
+            ConnectionError, another rank has ended, or has hung for `train.timeout_minutes`.
     """
     with open_run(recipe, output_dir, resume=resume, overwrite=overwrite) as run:
         return run.train(data or build_data(recipe), progress, on_evaluate)
@@ -125,10 +125,8 @@ class TrainingRun:
     def train(self, data: Data, progress: Progress | None = None, on_evaluate: Evaluate | None = None) -> TrainedRun:
         """Train to the last step and save the model; see :func:`train`."""
         self._start_or_resume(data, progress, on_evaluate)
-        self.metrics = None
-        if is_rank0():
-            files = self.folder / run_folder.METRICS, self.folder / run_folder.TENSORBOARD
-            self.metrics = Metrics(*files, self.state.step)
+        files = self.folder / run_folder.METRICS, self.folder / run_folder.TENSORBOARD
+        self.metrics = Metrics(*files, self.state.step) if is_rank0() else None
         with self.metrics or nullcontext(), Interrupt() as interrupt:
             self.interrupt = interrupt
             self.progress.start(self.settings.steps, f"{self.recipe.name} · {self.recipe.model.attention_type}")
@@ -140,14 +138,11 @@ class TrainingRun:
                 self.call.train()
                 if self.state.unlogged is not None:
                     self._log_evaluated(self.state.unlogged)
-                    self.limit.end()
                     if self.context.any(self.state.unlogged is not None):
                         raise self._stopped(self.resumed_from)
                 for number, batch in prefetched(data.batches.train_batch, self.state.step + 1, self.settings.steps):
-                    self.limit.begin()
                     self._log(self._train_step(number, batch), batch)
                     stopping = self.context.any(interrupt.requested)
-                    self.limit.end()
                     if stopping or self._is_due(self.settings.checkpoint_every):
                         run_folder.require_run_folder(self.folder)
                         checkpoint = self._save()
@@ -155,7 +150,6 @@ class TrainingRun:
                         if stopping and self.context.any(is_left):
                             raise self._stopped(checkpoint)
             finally:
-                self.limit.end()
                 self.progress.stop()
             stopping = self.context.any(interrupt.requested)
         run = self._finish()
@@ -194,7 +188,7 @@ class TrainingRun:
             enable: Any = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
             enable()
         # `call` is the module to call in training: the model, or DDP's wrapper of it.
-        self.model, self.call = context.parallelize(model, self.folder, lambda each: draw_weights(each, settings.seed))
+        self.model, self.call = context.parallelize(model, lambda each: draw_weights(each, settings.seed))
         if settings.compile:
             for layer in self.model.model.layers:
                 layer.compile()
@@ -220,9 +214,7 @@ class TrainingRun:
             run_folder.continue_run_folder(self.folder, self.recipe)
         if is_rank0():
             write_examples(self.folder, data)
-        self.limit = TimeLimit(settings.timeout_minutes, self._standstill)
         self.tokens, self.seconds_logged = 0, self.state.seconds  # since the last logged step, and until it
-        self.layers: dict[str, list[float]] = {}  # the statistics that were logged last
 
     def _train_step(self, number: int, batch: dict[str, Tensor]) -> dict[str, Any]:
         """Change the weights by one batch, unless its loss or gradient goes wrong. Return the step's metrics."""
@@ -234,12 +226,12 @@ class TrainingRun:
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         norm = self.context.clip(self.model.parameters(), self.settings.max_grad_norm)
-        bad_step = self.detector.check(loss, norm)
-        if bad_step is not None:
-            self._report(bad_step, number, batch)
+        wrong = self.detector.check(loss, norm)
+        if wrong is not None:
+            self._report(f"At step {number} {wrong}: loss {loss:.4g}, gradient norm {norm:.4g}.")
         for optimizer in self.optimizers:
             # fp16's overflows are normal, and one in the gradients of one optimizer skips the step of all.
-            if bad_step is None and math.isfinite(norm):
+            if wrong is None and math.isfinite(norm):
                 self.scaler.step(optimizer)
             optimizer.zero_grad()
         self.scaler.update()
@@ -247,27 +239,23 @@ class TrainingRun:
         self.state.seconds += time.perf_counter() - started
         self.tokens += batch["input_ids"].numel()
         line = {"step": number, "loss": loss, "learning_rate": rate, "grad_norm": norm}
-        return line if bad_step is None else line | {"skipped": bad_step.reason}
+        return line if wrong is None else line | {"skipped": wrong}
 
-    def _report(self, bad_step: BadStep, number: int, batch: dict[str, Tensor]) -> None:
-        """Find the layer that went wrong, and raise DivergenceError unless the step may be skipped."""
-        settings, report = self.settings, self.folder / run_folder.DIVERGENCE
-        divergence = diagnose(
-            self.model, batch, self.context, bad_step, number, accumulation=settings.accumulation, before=self.layers
-        )
-        if is_rank0():
-            divergence.write(report)
-        if settings.on_divergence == "stop" or not self.detector.may_skip or divergence.weights_are_broken:
+    def _report(self, bad_step: str) -> None:
+        """Raise DivergenceError unless a bad step may be skipped."""
+        settings = self.settings
+        if settings.on_divergence == "stop" or not self.detector.may_skip:
             checkpoint = self.checkpoints.last
             resumable = f"the newest checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
             raise DivergenceError(
-                f"{divergence} All of it is in {report}; {resumable}. A lower train.learning_rate (now "
-                f"{settings.learning_rate}) or a longer warm-up usually helps, in a run of its own, which may start "
-                "from a checkpoint (model.init_from). This run resumes with --resume and train.on_divergence=skip, "
-                "which skips such steps, or with another train.max_loss_rise."
+                f"{bad_step} The numbers of each layer are in {self.folder / run_folder.METRICS}, and "
+                "transformers.debug_utils.DebugUnderflowOverflow names the first layer that is not finite; "
+                f"{resumable}. A lower train.learning_rate (now {settings.learning_rate}) or a longer warm-up usually "
+                "helps, in a run of its own, which may start from a checkpoint (model.init_from). This run resumes "
+                "with --resume and train.on_divergence=skip, which skips such steps, or another train.max_loss_rise."
             )
         if is_rank0():
-            self.warn(f"The step is skipped. {divergence}")
+            self.warn(f"The step is skipped. {bad_step}")
 
     def _log(self, line: dict[str, Any], batch: dict[str, Tensor]) -> None:
         """Show the progress, and log the step if it is due, with an evaluation and layer statistics if those are."""
@@ -287,8 +275,7 @@ class TrainingRun:
             # From one sequence of each process.
             row = {name: tensor[:1] for name, tensor in self.context.local_batch(batch).items()}
             with self.context.autocast():
-                self.layers = reduced(measure_layers(self.model, self.context.model_inputs(row)))
-            line |= self.layers
+                line |= measure_layers(self.model, self.context.model_inputs(row))
         if evaluates:
             self.state.unlogged = line
         self._log_evaluated(line)
@@ -313,12 +300,10 @@ class TrainingRun:
     def _evaluate(self, number: int) -> dict[str, float] | None:
         """Evaluate. Return None if it was left: a system that stops the run may not wait for its end."""
         assert self.on_evaluate is not None  # the caller's own check
-        self.limit.end()  # an evaluation may take as long as it likes
         self.model.eval()
         results, devices = None, [self.context.device] if self.context.device.type == "cuda" else []
         # Ranks that compute one forward pass together leave together, before it; of others each may leave alone.
-        together = self.context.kind in ("fsdp", "tensor")
-        alone = nullcontext() if together else self.interrupt.raised_at_once()
+        together = self.context.kind == "fsdp"
 
         def leave(*_: Any) -> None:
             requested = self.interrupt.requested
@@ -328,7 +313,7 @@ class TrainingRun:
         asked = self.model.register_forward_pre_hook(leave, prepend=True)
         try:
             # Training draws the same random numbers afterwards, whether all of an evaluation was done or a part twice.
-            with alone, torch.random.fork_rng(devices), torch.no_grad(), self.context.autocast():
+            with torch.random.fork_rng(devices), torch.no_grad(), self.context.autocast():
                 results = self.on_evaluate(self.model, number)
         except TrainingInterrupted:
             pass
@@ -341,7 +326,6 @@ class TrainingRun:
         self.model.train()
         if results is not None:
             self.progress.evaluated(number, results)
-        self.limit.begin()
         return results
 
     def _save(self) -> Path:
@@ -362,11 +346,4 @@ class TrainingRun:
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             seconds=self.state.seconds,
             last=(read_metrics(self.folder / run_folder.METRICS) or [{}])[-1],
-        )
-
-    def _standstill(self) -> str:
-        return (
-            f"The run has stood still after step {self.state.step} of {self.settings.steps} for longer than "
-            f"train.timeout_minutes={self.settings.timeout_minutes:g}: this rank or another one hangs; "
-            f"{self.checkpoints.intact()}; the same command with --resume resumes."
         )

@@ -3,22 +3,18 @@
 import functools
 import os
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 from torch.utils.benchmark import Timer
 
-from diff_lab.train.data_kinds import TextData
 from diff_lab.train.distributed import DistributedContext, Kind
 from diff_lab.train.recipe import Precision, Recipe, TrainRecipe, build_config
 from diff_lab.train.step import build_optimizers
 from diff_transformer.attention_types import head_dim
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
 from diff_transformer.model.chunked_loss import chunk_tokens
-from diff_transformer.ops.backends import explain
-from diff_transformer.ops.cpu.cpu_backend import is_faster
-from diff_transformer.ops.triton.triton_backend import WIDEST_KEY
 
 GIB = 1 << 30
 CPU = "cpu"
@@ -135,27 +131,11 @@ class Way:
     micro_batch: int | None = None  # sequences at a time with that one
 
 
-@dataclass(frozen=True)
-class StepLayout:
-    """The devices of a step, and how it is divided among them."""
-
-    kind: Kind  # what several devices do together, or "single"
-    devices: int
-    sequences: int  # that go through the model at a time on one device
-    length: int  # of each
-    parts: int  # how many such parts make a step (accumulation)
-    half: bool  # whether autocast computes in half precision
-    checkpointing: bool  # whether a layer is computed again in the backward pass
-    backend: str  # what computes attention, see :func:`layer_bytes`
-    on_cpu: bool  # where optimizers make tensors of their own; a GPU's run in one kernel
-
-
 class Plan:
     """The cost of a recipe on one or more GPUs of `GPUS`, or on this "cpu".
 
-    Memory is that of training steps of layers that are not compiled (compiled ones keep less). Validation is not in
-    it, which keeps nothing for gradients and takes 16,384 tokens of text or one sequence at a time, of a generated
-    task a whole batch; nor is saving. A number that is not known is None.
+    Memory is that of training steps of layers that are not compiled (compiled ones keep less), to about a tenth.
+    Validation and saving are not in it. A number that is not known is None.
 
     Args:
         gpu, gpus: the name, and how many.
@@ -193,22 +173,8 @@ class Plan:
         self.parameters = counts.total
         self.checkpoint_bytes = counts.total * FLOAT + counts.state
         self.flops_per_token = flops_per_token(config, length)
-        rows = recipe.data.batch_size // context.dp_size
+        rows = recipe.data.batch_size // gpus
         self.micro_batch = rows // settings.accumulation  # sequences that a device takes at a time
-        half = settings.precision != "no"
-        packed = isinstance(recipe.data, TextData) and recipe.data.isolate_documents  # all rows as one
-        layout = StepLayout(
-            kind=self.kind,
-            devices=gpus,
-            sequences=self.micro_batch,
-            length=length,
-            parts=settings.accumulation,
-            half=half,
-            checkpointing=settings.gradient_checkpointing,
-            backend=backend(config, device, half, packed),
-            on_cpu=device is None,
-        )
-
         self.utilisation = utilisation
         self.peak: float | None  # FLOP/s of a device
         self.peak = peak_flops(planned_on, settings.precision) if device is None else device.peak(settings.precision)
@@ -224,15 +190,17 @@ class Plan:
             self.device_memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
         def way(checkpointing: bool) -> Way:
-            here = replace(layout, checkpointing=checkpointing)
-            memory = planned_memory(config, counts, here)
-            if self.device_memory is None:
-                return Way(checkpointing, memory)
+            def memory(parts: int) -> Memory:
+                tokens = rows // parts * length
+                return planned_memory(config, counts, context, tokens, parts, checkpointing)
+
+            planned, available = memory(settings.accumulation), self.device_memory
+            if available is None:
+                return Way(checkpointing, planned)
             for parts in (parts for parts in range(1, rows + 1) if rows % parts == 0):
-                smaller = planned_memory(config, counts, replace(here, sequences=rows // parts, parts=parts))
-                if smaller.total <= self.device_memory:
-                    return Way(checkpointing, memory, memory.total <= self.device_memory, parts, rows // parts)
-            return Way(checkpointing, memory, False)
+                if memory(parts).total <= available:
+                    return Way(checkpointing, planned, planned.total <= available, parts, rows // parts)
+            return Way(checkpointing, planned, False)
 
         self.ways = (way(False), way(True))  # without and with gradient checkpointing
 
@@ -243,20 +211,6 @@ def vocabulary(recipe: Recipe) -> int:
     Raises ValueError if only the data would tell.
     """
     return recipe.model.vocab_size or recipe.data.vocabulary()
-
-
-def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: bool) -> str:
-    """Name the backend that computes attention on a device.
-
-    As :func:`diff_transformer.ops.backends.choose` and, for the Transformer's packed documents,
-    :func:`diff_transformer.model.masks.attend_by_document` choose it.
-    """
-    is_cuda = gpu is not None and gpu.device_names.startswith("NVIDIA")  # not ROCm, which torch gives the same name
-    if not config.spec.differential:
-        return "document" if packed and not (half and is_cuda) else "sdpa"
-    if gpu is None:
-        return "cpu" if explain("cpu")["cpu"] is None and is_faster() else "blockwise"
-    return "triton" if is_cuda and head_dim(config) <= WIDEST_KEY else "sdpa"
 
 
 def meta_model(config: DiffTransformerConfig) -> LanguageModel:
@@ -326,116 +280,59 @@ def visible_pairs(length: int, window: int | None) -> int:
     return seen * (seen + 1) // 2 + (length - seen) * seen
 
 
-def planned_memory(config: DiffTransformerConfig, counts: WeightCounts, layout: StepLayout) -> Memory:
-    """Return a device's memory at the peak of a training step."""
-    tokens, is_fsdp = layout.sequences * layout.length, layout.kind == "fsdp"
-    item_size = 2 if layout.half else FLOAT  # of a number that a matrix product reads
-    share = 1 / layout.devices if is_fsdp else 1.0  # of all parameters
-    ranks = 1  # among which the heads and the feed-forward network of a layer are divided
-    if layout.kind == "tensor":
-        ranks = layout.devices
-        share = (counts.layers * counts.layer / ranks + counts.ends) / counts.total
-    share_bytes, state = counts.total * FLOAT * share, counts.state * share
-    weights, gathered = share_bytes, 0.0
-    # Gradients that a layer adds, that the ends add, and that are there from the parts before.
-    layer_gradient, end_gradient, lasting_gradients = counts.layer * FLOAT / ranks, counts.ends * FLOAT, 0.0
+def planned_memory(
+    config: DiffTransformerConfig,
+    counts: WeightCounts,
+    context: DistributedContext,
+    tokens: int,
+    parts: int,
+    checkpointing: bool,
+) -> Memory:
+    """Return a device's memory at the peak of a step whose batch it takes in `parts` parts of so many tokens each."""
+    is_fsdp, half, on_cpu = context.kind == "fsdp", context.precision != "no", context.device.type == CPU
+    item_size = 2 if half else FLOAT  # of a number that a matrix product reads
+    share = 1 / context.count if is_fsdp else 1.0  # of all parameters
+    own, state = counts.total * FLOAT * share, counts.state * share
+    weights, gathered, end_gradient = own, 0.0, counts.ends * FLOAT
+    # The gradients of parts before are there from the beginning, as are the buckets that DDP sends.
+    lasting = own if is_fsdp or parts > 1 or context.kind == "ddp" else 0.0
     if is_fsdp:
         # The ends stay gathered in float32 from forward to backward, and of the layers there are two (the next one is
         # on its way) and the buffer they come in, in the products' dtype; the gradient of one, and its sum in float32
-        # on its way out. A device keeps its share of the gradients, but of the output head all until the backward pass
-        # is through; the embedding's comes when the layers have gone.
+        # on its way out. Of the output head's gradient a device has all until the backward pass is through.
         weights += counts.ends * FLOAT
         gathered = counts.layer * (4 * item_size + FLOAT)
-        layer_gradient, end_gradient = counts.layer * FLOAT * share, counts.head * FLOAT
-    elif layout.half:  # autocast keeps a copy of every matrix in the layers
-        weights += 2 * counts.layers * counts.layer_linear / ranks
-    if layout.parts > 1 or layout.kind == "ddp":  # the buckets that DDP sends are always there
-        layer_gradient, lasting_gradients = 0.0, share_bytes
-        end_gradient = end_gradient if is_fsdp else 0
-    computed_layer = tokens * layer_bytes(config, layout.backend, layout.half, ranks)
-    saved_layer = tokens * config.hidden_size * FLOAT if layout.checkpointing else computed_layer
+        end_gradient = counts.head * FLOAT
+    else:
+        weights += 2 * counts.layers * counts.layer_linear * half  # autocast keeps a copy of every matrix in the layers
+        end_gradient = 0 if lasting else end_gradient
+    computed = tokens * layer_bytes(config, item_size)
+    saved = tokens * config.hidden_size * FLOAT if checkpointing else computed
     # A layer's backward pass holds most in the feed-forward network: the gradients of the product's two factors, when
     # that of the product is no longer balanced by the product; and the stream's gradient, with autocast a copy of it.
-    stream = config.hidden_size * (FLOAT + (item_size if layout.half else 0))
-    in_layer = tokens * (2 * config.intermediate_size * item_size / ranks + stream)
-    in_layer += counts.largest_of_layer * FLOAT / ranks
-    in_layer += gathered + computed_layer - saved_layer  # what checkpointing computes again
-    forward = counts.layers * saved_layer + tokens * ends_bytes(config)
-    loss = loss_bytes(config, tokens, layout.half, layout.on_cpu)
-    moments = [Memory(weights, lasting_gradients, state, forward, loss)]
-    # The backward pass goes through the layers from the last to the first: gradients come, activations go.
-    for done in (0, counts.layers - 1):
-        gradients = lasting_gradients + end_gradient + done * layer_gradient
-        moments.append(Memory(weights, gradients, state, (counts.layers - done) * saved_layer, in_layer))
-    all_gradients = lasting_gradients + counts.layers * layer_gradient + end_gradient
-    if is_fsdp:  # by the optimizer's step a device has nothing but its share
-        weights = all_gradients = share_bytes
-    moments.append(Memory(weights, all_gradients, state, 0, 2 * counts.largest * FLOAT if layout.on_cpu else 0))
-    return max(moments, key=lambda moment: moment.total)
+    stream = config.hidden_size * (FLOAT + item_size * half)
+    in_layer = tokens * (2 * config.intermediate_size * item_size + stream) + counts.largest_of_layer * FLOAT
+    again = gathered + computed - saved  # what checkpointing computes again
+    workspace = max(in_layer + again + end_gradient, loss_bytes(config, tokens, half, on_cpu))
+    backward = Memory(weights, lasting, state, counts.layers * saved, workspace)
+    step = Memory(own, own, state, 0, 2 * counts.largest * FLOAT if on_cpu else 0)
+    return max(backward, step, key=lambda moment: moment.total)
 
 
-def layer_bytes(config: DiffTransformerConfig, backend: str, half: bool, ranks: int = 1) -> float:
+def layer_bytes(config: DiffTransformerConfig, item_size: int) -> int:
     """Count the bytes that autograd saves of a decoder layer for each token.
 
-    A formula for our modules: the stream between the layers is float32, and so are a norm's saved tensors; `half` says
-    that the matrix products run in half precision (autocast), which saves a copy of each one's input. `backend`
-    computes attention: "triton", "cpu", "blockwise" or "sdpa", and for the Transformer "sdpa" or "document", which
-    is "sdpa" for one document after the other. The heads and the feed-forward network are divided among `ranks`
-    (tensor parallelism).
+    The stream between the layers is float32, and so are the tensors of the two norms: the input and what is made of it.
+    The others have `item_size` bytes a number. In half precision each product that reads a norm takes a copy of it.
+    Attention keeps q, k, v, the output of each map and what the headwise norm makes of them, as the fused kernels do.
     """
-    width, size = config.hidden_size, 2 if half else FLOAT
-    norms = 2 * _norm_bytes(width)
-    readers = 5 + config.has_token_lambda  # of norms: W_Q, W_K, W_V, (W_λ,) W_gate, W_up
-    read = readers * width * size if half else 2 * width * FLOAT  # in half precision each takes a copy of its own
+    described, hidden = config.spec, config.hidden_size
+    norms = 4 * hidden * FLOAT + (5 if item_size < FLOAT else 2) * hidden * item_size
+    cached = described.cached_width(head_dim(config))
+    outputs = (1 + described.differential + config.has_headwise_norm) * described.heads(config)
+    attention = described.query_heads(config) * head_dim(config) + (2 * described.key_heads(config) + outputs) * cached
     # What the gate's silu reads, what it gives, what W_up gives, and the product of both, which W_down reads.
-    feed_forward = 4 * config.intermediate_size * size
-    return norms + read + (_attention_bytes(config, backend, size) + feed_forward) / ranks
-
-
-def _norm_bytes(width: int) -> int:
-    """Count the bytes that an RMSNorm saves for each token: its input, that over its size, and one over the size."""
-    return (2 * width + 1) * FLOAT
-
-
-def _attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> float:
-    """Count the bytes that attention saves for each token, from the outputs of the projections to the input of W_O.
-
-    Numbers have `size` bytes. `width` is that of all heads' outputs together (A·d but with groups), `keys` that of all
-    keys; the values are as wide.
-    """
-    described, head = config.spec, head_dim(config)
-    heads = described.heads(config)
-    width, keys = (count * described.cached_width(head) for count in (heads, described.key_heads(config)))
-    # The headwise norm where it is no part of a kernel, in float32.
-    norm = 2 * width * FLOAT + heads * FLOAT if config.has_headwise_norm else 0
-    if not described.differential:
-        # q, k, v, the output (which W_O reads) and the rows' log-sums. The output once more where documents are put
-        # together; where there is a norm, which reads a wider copy of what torch's attention keeps; and where heads are
-        # corrected.
-        twice = backend == "document" or (norm > 0 and size < FLOAT) or described.corrects_heads
-        return (2 * width + 2 * keys + (width if twice else 0)) * size + heads * FLOAT + norm
-    # q, k, v; λ where it is one for each token.
-    queries = described.query_heads(config)
-    saved = (queries * head + 2 * keys) * size
-    saved += heads * FLOAT if config.has_token_lambda else 0
-    if backend == "triton":  # the output before the norm, that of the second map, log-sums; the norm is in the kernel
-        second = FLOAT if described.grouped else size  # signal heads read it before it is rounded
-        noise_heads = queries - heads
-        saved += width * size + noise_heads * described.cached_width(head) * second + queries * FLOAT
-        # What W_O reads is a tensor of its own after a norm alone.
-        return saved + (width * size + heads * FLOAT if config.has_headwise_norm else 0)
-    if backend == "cpu":  # two statistics of each map's rows
-        saved += 2 * described.query_heads(config) * FLOAT
-    elif backend == "sdpa":
-        # The maps' outputs; where values are wider than keys, in two parts each, and the second map's put together.
-        parts = 2 if described.pairs_heads else 1
-        saved += (2 if parts == 1 else 3) * width * size + 2 * parts * heads * FLOAT
-    return saved + width * size + norm  # what W_O reads
-
-
-def ends_bytes(config: DiffTransformerConfig) -> float:
-    """Count the bytes saved outside the layers for each token: the last norm, token numbers, and the rotary tables."""
-    return _norm_bytes(config.hidden_size) + 8 + 2 * head_dim(config) * FLOAT
+    return norms + (attention + 4 * config.intermediate_size) * item_size
 
 
 def loss_bytes(config: DiffTransformerConfig, tokens: int, half: bool, on_cpu: bool) -> float:

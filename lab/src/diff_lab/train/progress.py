@@ -4,8 +4,9 @@ import copy
 import json
 import math
 import os
+import re
 import sys
-import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -136,54 +137,57 @@ def default_progress() -> Progress:
 class Metrics:
     """Writes the metrics of a run into a file, as lines of JSON, and into the folder of TensorBoard.
 
-    Those of steps after `step`, the last one that is done, are removed first. A context manager, which closes both. If
-    several ranks train one model, only rank 0 makes one: the others do not even load TensorBoard.
+    Those of steps after `step`, the last one that is done, are removed first. A context manager, which closes both.
     """
 
     def __init__(self, lines: Path, tensorboard: Path, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # takes seconds to load
+        # Not torch's SummaryWriter, whose thread would keep the errors of a full disk to itself.
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         if lines.exists():
             os.truncate(lines, _bytes_to_keep(lines, step))
-        self._lines, self._tensorboard = lines, tensorboard
+        tensorboard.mkdir(exist_ok=True)
+        self._paths = lines, tensorboard
         self._file = lines.open("ab", buffering=0)  # a full disk would refuse what was buffered a second time
-        self._board = SummaryWriter(str(tensorboard), purge_step=step + 1)
-        # An error of TensorBoard's thread is raised again by the next call that writes, so it need not be printed.
-        self._thread_errors, threading.excepthook = threading.excepthook, self._print_thread_error
+        # TensorBoard reads the files of a folder in the order of their names.
+        self._events = (tensorboard / f"events.out.tfevents.{time.time_ns()}").open("xb", buffering=0)
+        self._board, self._event, self._summary = RecordWriter(self._events), event_pb2.Event, summary_pb2.Summary
+        self._record(file_version="brain.Event:2")
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)  # forgets the steps from this one on
+        self._record(step=step + 1, session_log=start)
 
     def log(self, line: dict[str, Any]) -> None:
         """Write numbers and remarks by name, with the step under "step". Raises OSError, as on a full disk.
 
-        A list holds a number for each layer, and TensorBoard draws a curve of each. None means that there is no such
-        number, and TensorBoard gets none. A number that is not finite is null in the lines, as JSON has no other way.
+        A list holds a number for each layer, and TensorBoard draws a curve of each; it gets no remarks, and nothing for
+        None. A number that is not finite is null in the lines, as JSON has no other way.
         """
         text = json.dumps(finite(line), allow_nan=False) + "\n"
-        unwritten = text.encode()
-        with self._plain_errors(self._lines):
+        curves: dict[str, float] = {}
+        for name, value in line.items():
+            tag = _TAGS.get(name, name)
+            if isinstance(value, list):
+                curves |= {f"{tag}/layer_{layer:02d}": number for layer, number in enumerate(value, start=1)}
+            elif isinstance(value, int | float) and name != "step":
+                curves[tag] = value
+        values = [self._summary.Value(tag=tag, simple_value=number) for tag, number in curves.items()]
+        with self._plain_errors(self._paths[0]):
+            unwritten = text.encode()
             while unwritten:
                 unwritten = unwritten[self._file.write(unwritten) :]
-        with self._plain_errors(self._tensorboard):
-            for name, value in line.items():
-                tag = _TAGS.get(name, name)
-                if isinstance(value, list):
-                    for layer, number in enumerate(value, start=1):
-                        self._board.add_scalar(f"{tag}/layer_{layer:02d}", number, line["step"])
-                elif isinstance(value, str):
-                    self._board.add_text(tag, value, line["step"])
-                elif name != "step" and value is not None:
-                    self._board.add_scalar(tag, value, line["step"])
+        with self._plain_errors(self._paths[1]):
+            self._record(step=line["step"], summary=self._summary(value=values))
+
+    def _record(self, **event: Any) -> None:
+        self._board.write(self._event(wall_time=time.time(), **event).SerializeToString())
 
     def __enter__(self) -> "Metrics":
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
-        try:
-            # The error that ended the run is reported, not one that follows from it.
-            with suppress(OSError) if error is not None else self._plain_errors(self._tensorboard):
-                self._board.close()
-        finally:
-            threading.excepthook = self._thread_errors
+        self._events.close()
 
     @contextmanager
     def _plain_errors(self, path: Path) -> Iterator[None]:
@@ -195,10 +199,6 @@ class Metrics:
                 "--resume."
             ) from error
 
-    def _print_thread_error(self, error: threading.ExceptHookArgs) -> None:
-        if not (type(error.thread).__module__.startswith("tensorboard.") and isinstance(error.exc_value, OSError)):
-            self._thread_errors(error)
-
 
 def peak_memory(device: torch.device) -> int | None:
     """Return the most bytes that were in use at a time: by tensors on a CUDA device, elsewhere by this process.
@@ -208,10 +208,8 @@ def peak_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")  # Linux's own account of this process
-    if not status.is_file():
-        return None
-    fields = dict(line.split(":", 1) for line in status.read_text(encoding="utf-8", errors="replace").splitlines())
-    return int(fields["VmHWM"].removesuffix("kB")) * 1024
+    peak = re.search(rb"VmHWM:\s*(\d+) kB", status.read_bytes()) if status.is_file() else None
+    return None if peak is None else int(peak[1]) * 1024
 
 
 def _bytes_to_keep(lines: Path, step: int) -> int:

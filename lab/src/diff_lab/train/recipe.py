@@ -129,7 +129,7 @@ class TrainRecipe(Section):
     accumulation: Count = 1
     precision: Precision = "no"
     device: Literal["auto", "cpu"] = "auto"
-    parallel: Literal["auto", "ddp", "fsdp", "tensor"] = "auto"
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     gradient_checkpointing: bool = False
     compile: bool = False
     on_divergence: Literal["stop", "skip"] = "stop"

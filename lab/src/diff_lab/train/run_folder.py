@@ -8,12 +8,9 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from diff_lab.train.checkpoint import checkpoints_by_step
-from diff_lab.train.distributed import UNFINISHED_START
 from diff_lab.train.recipe import Recipe, differences, dump_recipe, load_recipe
 from diff_lab.train.run_setup import EXAMPLES, check_init_from
 from diff_transformer.utils.files import present_folders, unfinished_path, write_atomically
-from diff_transformer.utils.manifest import why_incomplete
 
 RECIPE = "recipe.yaml"
 METRICS = "metrics.jsonl"
@@ -21,10 +18,9 @@ TENSORBOARD = "tensorboard"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
 LOCK = ".lock"
-DIVERGENCE = "divergence.json"
-# What a run writes; the recipe is deleted last, as it marks the folder as ours.
-_UNFINISHED = (UNFINISHED_START, f".unfinished-{MODEL}", f".replaced-{MODEL}")
-_OURS = (*_UNFINISHED, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, DIVERGENCE, EXAMPLES, RECIPE)
+# What a run writes, of earlier versions too; the recipe is deleted last, as it marks the folder as ours.
+_UNFINISHED = (".unfinished-start", f".unfinished-{MODEL}", f".replaced-{MODEL}")
+_OURS = (*_UNFINISHED, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, "divergence.json", EXAMPLES, RECIPE)
 _BEGUN = {unfinished_path(Path(RECIPE)).name, LOCK}  # all that a run leaves that was killed when it began
 _NAMED = 4  # how many differing settings a message names
 # Settings that no number of a run depends on, and where its text lies: the text itself is known by what it says.
@@ -61,14 +57,10 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
         changed = [text for text in changed if text.partition(" ")[0] not in _CHANGEABLE]
         if changed:
             more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-            checkpoints = reversed(checkpoints_by_step(folder / CHECKPOINTS).values())
-            model = [folder / MODEL] if (folder / MODEL).is_dir() else []
-            trained = next(iter([*model, *(path for path in checkpoints if why_incomplete(path) is None)]), None)
-            begin = f", with model.init_from={trained} to begin with its weights," if trained else ""
             raise ValueError(
                 f"The run in {str(folder)!r} was started with another recipe; (then, now) differ in: "
-                f"{', '.join(changed[:_NAMED])}{more}; choose another --output (in Python output_dir){begin} or "
-                "replace it with --overwrite (overwrite=True)."
+                f"{', '.join(changed[:_NAMED])}{more}; choose another --output (in Python output_dir), which may begin "
+                "with this run's weights (model.init_from), or replace it with --overwrite (overwrite=True)."
             )
         if (folder / MODEL).is_dir() and not present_folders(folder / CHECKPOINTS, "*"):
             raise FileExistsError(

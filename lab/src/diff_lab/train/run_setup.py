@@ -15,7 +15,7 @@ from diff_lab.data import NeedleBatches, NeedleDocument, RetrievalBatches, Tell
 from diff_lab.data.batches import GeneratedBatches
 from diff_lab.data.retrieval_task import most_frequent
 from diff_lab.train.checkpoint import without_progress_bars
-from diff_lab.train.data_kinds import Data, DataRequest
+from diff_lab.train.data_kinds import Data
 from diff_lab.train.distributed import materialized
 from diff_lab.train.recipe import ModelRecipe, Recipe, build_config
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
@@ -32,11 +32,7 @@ EXAMPLES = "examples.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
-def build_data(
-    recipe: Recipe,
-    tokenizer: PreTrainedTokenizerFast | None = None,
-    tell: Tell | None = None,
-) -> Data:
+def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None = None, tell: Tell | None = None) -> Data:
     """Find or make a recipe's data. Called on every rank of a run; rank 0 looks whether text has changed.
 
     Args:
@@ -47,7 +43,7 @@ def build_data(
         FileNotFoundError, ValueError: as the corpus, `prepare` and the batches of the data's kind.
         ConnectionError: another rank has ended meanwhile.
     """
-    return recipe.data.build(DataRequest(recipe.train.seed, recipe.train.timeout_minutes, tokenizer, tell))
+    return recipe.data.build(recipe.train.seed, recipe.train.timeout_minutes, tokenizer, tell)
 
 
 def build_model(recipe: Recipe, data: Data, *, init_from: bool = True, without_weights: bool = False) -> LanguageModel:
@@ -147,9 +143,8 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
             "make one of ours."
         )
     saved = DiffTransformerConfig.from_pretrained(folder)
-    alone = {
-        name: here for name in _NOT_IN_RECIPES if (here := getattr(saved, name, None)) != getattr(config, name, None)
-    }
+    alone = {name: getattr(saved, name, None) for name in _NOT_IN_RECIPES}
+    alone = {name: value for name, value in alone.items() if value != getattr(config, name, None)}
     if saved.spec.corrects_heads:
         alone["attention_type"] = saved.attention_type
     if saved.norm_eps_in_attention != saved.rms_norm_eps:
@@ -166,12 +161,11 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
     for name in _SHARED_SETTINGS:
         # Left out, it is as the attention type has it.
         attribute = "has_headwise_norm" if name == "headwise_norm" else name
-        here, value = (
-            setting if isinstance(setting, str) else json.dumps(setting)  # as a recipe and an override have it
-            for setting in (getattr(saved, attribute), getattr(config, attribute))
-        )
-        if here != value:
-            needed.append(f"model.{name}={here} (it has {value})")
+        there, here = getattr(saved, attribute), getattr(config, attribute)
+        if there != here:
+            # As a recipe and an override have it.
+            there, here = (value if isinstance(value, str) else json.dumps(value) for value in (there, here))
+            needed.append(f"model.{name}={there} (it has {here})")
     if needed:
         raise ValueError(
             f"model.init_from {str(folder)!r} is another model than the recipe's; to start from it the recipe needs "
@@ -203,12 +197,18 @@ def write_examples(folder: Path, data: Data) -> None:
 def _examples(data: Data) -> dict[str, Any] | None:
     batches, tokenizer = data.batches, data.tokenizer
     if isinstance(batches, RetrievalBatches):
-        return {
-            "words": batches.words(),
-            "note": _RETRIEVAL_NOTE,
-            "floor": most_frequent(batches.num_pairs, batches.num_values),
-            "examples": _questions(batches),
-        }
+        words = batches.words()
+        # Cut after the first query, since the answers to earlier queries are in view of a later one.
+        sample = batches.sample(max(1, min(_MOST_SEQUENCES, _MOST_TOKENS // batches.length)), seed=0)
+        firsts = sample.query_positions[:, 0].tolist(), sample.answer_spans[:, 0].tolist()
+        examples = []
+        for number, (tokens, query, begin) in enumerate(zip(sample.input_ids, *firsts, strict=True), start=1):
+            seen = [words[token] for token in tokens[: query + 1].tolist()]
+            title = f"Needles {number}: what was the value of {seen[-1]}?"
+            answer = {"query": query, "begin": begin, "end": begin + 1}
+            examples.append({"title": title, "text": " ".join(seen), "answer": answer})
+        floor = most_frequent(batches.num_pairs, batches.num_values)
+        return {"words": words, "note": _RETRIEVAL_NOTE, "floor": floor, "examples": examples}
     if isinstance(batches, NeedleBatches):
         documents = batches.validation.sample(_DOCUMENTS, seed=0)
         return {"examples": [_question(number, document, tokenizer) for number, document in enumerate(documents, 1)]}
@@ -218,21 +218,6 @@ def _examples(data: Data) -> dict[str, Any] | None:
         text = " ".join(map(str, tokens)) if tokenizer is None else tokenizer.decode(tokens)
         return {"examples": [{"title": "From the task of the training", "text": text}]}
     return None
-
-
-def _questions(task: RetrievalBatches) -> list[dict[str, Any]]:
-    """Cut sequences after their first query, since the answers to earlier queries are in view of a later one."""
-    count = max(1, min(_MOST_SEQUENCES, _MOST_TOKENS // task.length))
-    sample, words = task.sample(count, seed=0), task.words()
-    questions = []
-    queries, answers = sample.query_positions[:, 0].tolist(), sample.answer_spans[:, 0].tolist()
-    for number, (query, begin) in enumerate(zip(queries, answers, strict=True), start=1):
-        text = [words[token] for token in sample.input_ids[number - 1, : query + 1].tolist()]
-        title = f"Needles {number}: what was the value of {text[-1]}?"
-        questions.append(
-            {"title": title, "text": " ".join(text), "answer": {"query": query, "begin": begin, "end": begin + 1}}
-        )
-    return questions
 
 
 def _question(number: int, document: NeedleDocument, tokenizer: Any) -> dict[str, Any]:
