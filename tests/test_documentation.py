@@ -15,10 +15,10 @@ import pytest
 import torch
 import transformers
 import typer
+from cost_tables import costs
 
 import diff_transformer
 import fill_readme
-from cost_tables import costs
 from diff_lab.cli import app as lab_app
 from diff_lab.data import byte_tokenizer
 from diff_lab.experiments.experiment import EXPERIMENTS

@@ -67,4 +67,5 @@ def _group_size(args: Any) -> int:
     for value in args:
         with suppress(AttributeError, RuntimeError):  # no script object, or another one
             return dist.ProcessGroup.unbox(value).size()
-    return _resolve_process_group(next(value for value in reversed(args) if isinstance(value, str))).size()
+    name: Any = next(value for value in reversed(args) if isinstance(value, str))
+    return _resolve_process_group(name).size()

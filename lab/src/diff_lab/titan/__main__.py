@@ -14,9 +14,9 @@ from torchtitan.tools.logging import init_logger
 
 from diff_lab.process import TrainingInterrupted
 from diff_lab.titan.trainer import trainer_config
-from diff_lab.train.divergence import DivergenceError
 from diff_lab.train.recipe import load_recipe
 from diff_lab.train.run_setup import build_data
+from diff_lab.train.step import DivergenceError
 
 
 def main(arguments: list[str]) -> None:

@@ -15,7 +15,7 @@ from torch.distributed.pipelining import schedules
 def apply() -> None:
     """Add what is missing here."""
     if not hasattr(dist, "set_timeout"):  # until torch 2.14
-        dist.set_timeout = _set_timeout
+        dist.set_timeout = _set_timeout  # type: ignore[attr-defined]
     for schedule in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
         if "arg_mbs" not in inspect.signature(schedule.step).parameters:  # until torch 2.14
             schedule.step = _step_of_microbatches  # type: ignore[method-assign, assignment]

@@ -25,7 +25,7 @@ class NoTokenizer(BaseTokenizer):
     def encode(self, *_args: Any, **_kwargs: Any) -> list[int]:
         raise NotImplementedError("a recipe's batches are tokens already.")
 
-    decode = get_vocab_size = encode  # type: ignore[assignment]
+    decode = get_vocab_size = encode
 
 
 class RecipeDataLoader(BaseDataLoader):

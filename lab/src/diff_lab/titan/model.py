@@ -1,18 +1,17 @@
 """Our language model as torchtitan sees one: embedding, layers by number, norm and head, which pipelines take apart."""
 
-import hashlib
 import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
 from torchtitan.protocols.model import BaseModel
 from torchtitan.protocols.module import ModuleDict
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from diff_lab.train.plan import flops_per_token
+from diff_lab.train.run_setup import draw_weights
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model.parallel_plan import check_ranks
 from diff_transformer.parallel import Context
@@ -113,28 +112,8 @@ class DiffModel(BaseModel):
         """Draw the first weights of `diff-lab train`: each module's from a stream named by seed and module."""
         if self.config.hf.tie_word_embeddings:
             self.lm_head.weight = self.tok_embeddings.weight
-        with torch.random.fork_rng(devices=[]):
-            for name, module in self.named_modules():
-                if name.partition(".")[0] in HF_NAMES and name != "layers":
-                    digest = hashlib.sha256(f"{self.config.seed}/{hf_name(name)}".encode()).digest()
-                    torch.manual_seed(int.from_bytes(digest[:8], "big", signed=True))
-                    _draw(module, self._model[0])
-
-
-def _draw(module: nn.Module, model: Any) -> None:
-    """Draw a module's own parameters in full size on the CPU, and keep this rank's parts."""
-    shards: dict[str, Any] = {name: part for name, part in module._parameters.items() if isinstance(part, DTensor)}
-    full = {
-        name: nn.Parameter(torch.empty(part.shape, dtype=part.dtype, device="cpu")) for name, part in shards.items()
-    }
-    module._parameters.update(full)
-    model._init_weights(module)
-    module._parameters.update(shards)
-    for name, part in shards.items():
-        drawn = full[name].detach().to(part.device)
-        replicated = [Replicate()] * part.device_mesh.ndim
-        whole = DTensor.from_local(drawn, part.device_mesh, replicated, run_check=False)
-        part.to_local().detach().copy_(whole.redistribute(placements=part.placements).to_local())
+        named = ((hf_name(name), module) for name, module in self.named_modules() if name.partition(".")[0] in HF_NAMES)
+        draw_weights(self._model[0], self.config.seed, named)
 
 
 class Adapter(StateDictAdapter):

@@ -30,10 +30,9 @@ from torchtitan.trainer import Trainer
 from diff_lab.process import Interrupt, TrainingInterrupted
 from diff_lab.titan.data import NoTokenizer, RecipeDataLoader
 from diff_lab.titan.model import Adapter, DiffModel
-from diff_lab.train.data_kinds import Data
-from diff_lab.train.divergence import DivergenceError, SpikeDetector
+from diff_lab.train.data_kinds import Data, MaskedTextData
 from diff_lab.train.recipe import Recipe, TrainRecipe, build_config
-from diff_lab.train.step import learning_rate
+from diff_lab.train.step import DivergenceError, SpikeDetector, learning_rate
 from diff_transformer.nn import Lambda
 from diff_transformer.parallel import Context, context_parallel, shard, tensor_parallel
 from diff_transformer.utils.manifest import digests, why_changed, write_manifest
@@ -166,7 +165,7 @@ class CheckedCheckpoints(CheckpointManager):
 
     def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
         folder = Path(checkpoint_id)
-        changed = [None]
+        changed: list[str | None] = [None]
         if dist.get_rank() == 0 and not from_hf:
             changed = [why_changed(folder)]
         dist.broadcast_object_list(changed)
@@ -240,7 +239,7 @@ def trainer_config(recipe: Recipe, data: Data, folder: Path) -> DiffTrainer.Conf
         "train.precision=fp16": train.precision == "fp16",
         "train.on_divergence=skip": train.on_divergence == "skip",
         "model.init_from (torchtitan has --checkpoint.initial-load-path)": recipe.model.init_from is not None,
-        f"data.kind={recipe.data.kind}": recipe.data.kind == "masked_text",
+        f"data.kind={recipe.data.kind}": isinstance(recipe.data, MaskedTextData),
     }
     if found := [setting for setting, is_set in ignored.items() if is_set]:
         raise ValueError(f"diff_lab.titan does not know {', '.join(found)}: leave it out, or take diff-lab train.")

@@ -15,7 +15,7 @@ from accelerate.utils import parse_flag_from_env
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from diff_lab.data.batches import flattened
@@ -55,8 +55,9 @@ def materialized(module: nn.Module) -> Iterator[None]:
     module._parameters.update(full)
     yield
     for name, part in shards.items():
-        drawn = distribute_tensor(full[name].detach(), part.device_mesh, part.placements, src_data_rank=None)
-        part.to_local().detach().copy_(drawn.to_local())
+        replicated = [Replicate()] * part.device_mesh.ndim
+        drawn = DTensor.from_local(full[name].detach().to(part.device), part.device_mesh, replicated, run_check=False)
+        part.to_local().detach().copy_(drawn.redistribute(placements=part.placements).to_local())
     module._parameters.update(shards)
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -73,14 +74,15 @@ def build_model(recipe: Recipe, data: Data, *, init_from: bool = True, without_w
     return model
 
 
-def draw_weights(model: LanguageModel, seed: int) -> None:
+def draw_weights(model: LanguageModel, seed: int, modules: Iterable[tuple[str, torch.nn.Module]] | None = None) -> None:
     """Draw the first weights of each module from a stream of its own, named by the seed and the module.
 
     So modules that two models have in common start with identical numbers, although one of them has modules that the
     other lacks. If weights are sharded, every rank draws all of a module and keeps its part, module by module.
+    `modules` are those of another engine's view of the model, by their names in it.
     """
     with torch.random.fork_rng(devices=[]):
-        for name, module in model.named_modules():
+        for name, module in model.named_modules() if modules is None else modules:
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             torch.manual_seed(int.from_bytes(digest[:8], "big", signed=True))
             with materialized(module):
