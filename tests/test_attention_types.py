@@ -23,11 +23,9 @@ from diff_transformer.nn import DiffAttentionV2
 from tiny_model import SIZES
 
 PACKAGE = Path(attention_types.__file__).parent
-# The table itself, and experiments: which two types they compare is their question.
+# The table itself.
 MAY_NAME_TYPES = {
     "attention_types.py",
-    "lab/experiments/inside_experiments.py",
-    "lab/experiments/scaling_experiments.py",
 }
 
 

@@ -18,7 +18,7 @@ import diff_transformer
 import fill_readme
 from diff_lab.cli import app as lab_app
 from diff_lab.data import byte_tokenizer
-from diff_lab.experiments.experiment import EXPERIMENTS, PAPER, find_experiment
+from diff_lab.experiments.definitions import EXPERIMENTS
 from diff_lab.measure.document_losses import WHOLE
 from diff_lab.measure.many_shot import ACCURACY as MANY_SHOT
 from diff_lab.report.findings import findings
@@ -293,7 +293,6 @@ def test_the_paper_s_page_names_every_experiment_and_files_that_exist() -> None:
         assert any((ROOT / house / file).is_file() for house in ("src/diff_transformer", "lab/src")), file
     for name in re.findall(r"`(paper-[\w.]+)`", page):
         assert name in shipped_recipes()
-    assert all(PAPER in find_experiment(name).presets for name in of_the_paper)
 
 
 def test_limits_are_limits() -> None:

@@ -11,7 +11,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.data import ManyShotBatches, RetrievalBatches
-from diff_lab.experiments.experiment import find_experiment
+from diff_lab.experiments.definitions import find_experiment
 from diff_lab.measure.many_shot import (
     EpisodeOrders,
     Episodes,

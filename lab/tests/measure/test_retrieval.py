@@ -11,7 +11,7 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, Lla
 
 import diff_lab.measure.retrieval as room
 from diff_lab.data import ManyShotBatches, RetrievalBatches
-from diff_lab.experiments.experiment import find_experiment
+from diff_lab.experiments.definitions import find_experiment
 from diff_lab.measure.accuracy import ratio_samples
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_lab.measure.retrieval import (

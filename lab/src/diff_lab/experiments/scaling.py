@@ -1,4 +1,4 @@
-"""Compares losses by size, and defines the experiments on losses by size and tokens (Figure 3) and by learning rate."""
+"""Compares losses by size and by tokens (Figure 3), and at learning rates that are not the best."""
 
 import math
 from collections.abc import Sequence
@@ -8,24 +8,11 @@ from typing import Any
 import numpy as np
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.experiments import language_experiments as language
-from diff_lab.experiments.experiment import (
-    ComparisonRule,
-    Experiment,
-    Preset,
-    Variant,
-    by_name,
-    compared_by,
-    diff_and_softmax,
-    rules,
-    section,
-)
-from diff_lab.experiments.paper_preset import PaperPreset, Stage, evaluation
+from diff_lab.experiments.experiment import ComparisonRule, Preset, by_name, compared_by, rules
 from diff_lab.learning import LOSS_CURVE, TOKENS_FOR_EQUAL_LOSS, curves_of, steps_ratio
-from diff_lab.measure.document_losses import AR_HIT, OTHER, WHOLE, Repeats
-from diff_lab.measure.measurement import MeasurementRequest
+from diff_lab.measure.document_losses import AR_HIT, OTHER, WHOLE
 from diff_lab.measure.standard import GUESS, LANGUAGE_LOSS
-from diff_lab.record import Comparison, Headline, Interval, Result
+from diff_lab.record import Comparison, Interval, Result
 from diff_lab.statistics import FURTHEST, fits, mean_interval, seeds_needed, t_quantile, verdict
 
 
@@ -62,33 +49,10 @@ UNSTEADY = f"in more than one in forty draws of the seeds, {APART}"
 SIZE = "training/parameters_without_lambda_and_norms"
 # The paper: DIFF of 6.8B is as good as a Transformer of 11B; 160B tokens do for DIFF what 251B do for the Transformer.
 PAPER_PARAMETERS, PAPER_TOKENS = 0.622, 0.637
-# Figure 3a's sizes with their losses, read off the figure: DIFF, Transformer.
-PAPER_SIZES = {
-    0.83e9: ("paper-830m", (3.138, 3.170)),
-    1.4e9: ("paper-1.4b", (3.062, 3.087)),
-    2.8e9: ("paper-2.8b", (2.977, 3.003)),
-    6.8e9: ("paper-6.8b", (2.934, 2.961)),
-    13.1e9: ("paper-13.1b", (2.872, 2.899)),
-}
-PAPER_LOSSES = {Coordinates(parameters=size): losses for size, (_, losses) in PAPER_SIZES.items()}
-# Figure 3b, read off: the same gap of the 3B models after so many tokens of training.
-PAPER_GAPS = {"40B": -0.092, "160B": -0.045, "360B": -0.034}
-# The same sizes, and the models of Figure 3b.
-PAPER_RECIPES = {
-    **{Coordinates(parameters=size): recipe for size, (recipe, _) in PAPER_SIZES.items()},
-    Coordinates(parameters=3e9, part="by tokens"): "paper-3b",
-}
 
 
-def sized(parameters: float, layers: int, width: int, feed_forward: int, head_dim: int) -> tuple[Variant, ...]:
-    """Return DIFF and the Transformer at a size: parameters as the paper counts them."""
-    overrides = section(
-        "model", num_hidden_layers=layers, hidden_size=width, intermediate_size=feed_forward, head_dim=head_dim
-    )
-    return diff_and_softmax(*overrides, coordinates=Coordinates(parameters=parameters))
-
-
-def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
+def compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
+    """Compare what DIFF needs for an equal loss, and the losses on whole documents by size."""
     sizes = list(dict.fromkeys(variant.coordinates for variant in preset.variants))
     largest = sizes[-1]
     # Of whole documents, so that the interval knows of others.
@@ -188,82 +152,8 @@ def _share_comparison(
     )
 
 
-FIG_3 = Experiment(
-    name="fig3",
-    shows="language loss by size and by tokens: what DIFF needs to be as good as the Transformer (Figure 3)",
-    presets={
-        # Sizes of which the smallest is too small for these few tokens: of larger ones none is better than another yet.
-        "cpu": language.language_preset(
-            "cpu",
-            steps=250,
-            evaluate_every=50,
-            variants=(
-                *sized(20_000, 2, 16, 44, 4),
-                *sized(40_000, 2, 24, 64, 4),
-                *sized(60_000, 2, 32, 84, 4),
-                *sized(130_000, 3, 48, 128, 4),
-            ),
-            learning_rates=(1.25e-2, 3e-2, 7.5e-2),
-            minutes=8,
-        ),
-        "gpu": language.language_preset(
-            "gpu",
-            steps=900,
-            evaluate_every=90,
-            variants=(
-                *sized(3_000_000, 4, 128, 344, 16),
-                *sized(9_000_000, 6, 256, 688, 32),
-                *sized(17_000_000, 6, 384, 1024, 32),
-                *sized(34_000_000, 8, 512, 1376, 32),
-            ),
-            minutes=25,
-        ),
-        "paper": PaperPreset(
-            stages=(Stage(recipe="paper-830m"),),
-            recipes=PAPER_RECIPES,
-            variants=tuple(variant for size in PAPER_RECIPES for variant in diff_and_softmax(coordinates=size)),
-            evaluations=(evaluation("standard"),),
-            remarks=(
-                "Figure 3a is the loss of the five sizes after 10B tokens. Figure 3b is the 3B models' loss by tokens: "
-                "validation/loss at every 1000th step, of 4.2M tokens each, in metrics.jsonl of their runs.",
-            ),
-        ),
-    },
-    options=Repeats,
-    measurements=language.loss_and_repeats,
-    compare=_compare,
-    headline=lambda _: Headline(
-        name=PARAMETERS, claim="DIFF needs fewer parameters than the Transformer for the same loss"
-    ),
-    notes=(
-        f"{PARAMETERS} is read at the middle of the sizes (their geometric mean), with all parameters but λ and norms "
-        f"counted; the paper reads it at 6.8B. Where {APART}, for one seed, for all, or for "
-        "more than one in forty draws of the seeds, it is not known.",
-        f"{PARAMETERS} and {TOKENS_FOR_EQUAL_LOSS} are of {LANGUAGE_LOSS}. {language.FIXED_TEXT} The losses by size "
-        f"({WHOLE}) are of whole documents, each in contexts of its own, and their intervals allow for other "
-        "documents.",
-        f"{TOKENS_FOR_EQUAL_LOSS} compares two runs of one schedule and one learning rate: before its end a run has a "
-        "higher rate than one that ends there would have. It is of a fixed budget.",
-        "The paper's gaps by size, read off Figure 3a: "
-        + ", ".join(f"{first - second:+.3f} at {size.label}" for size, (first, second) in PAPER_LOSSES.items())
-        + "; by tokens of training, read off Figure 3b: "
-        + ", ".join(f"{gap:+.3f} after {tokens}" for tokens, gap in PAPER_GAPS.items())
-        + ".",
-    ),
-)
-
-
 BEST = "sensitivity/best_loss"
 EXCESS = "sensitivity/excess_loss"
-
-
-def variants_lr_sensitivity(rates: Sequence[float]) -> tuple[Variant, ...]:
-    """Return DIFF and the Transformer at each rate."""
-    return tuple(
-        variant
-        for rate in rates
-        for variant in diff_and_softmax(f"train.learning_rate={rate!r}", coordinates=Coordinates(learning_rate=rate))
-    )
 
 
 def derived(records: Sequence[Result]) -> list[Result]:
@@ -291,54 +181,3 @@ def derived(records: Sequence[Result]) -> list[Result]:
                 for name, value in values.items()
             ]
     return results
-
-
-# What is asked is how a fixed budget ends at each rate.
-LR_RULES = compared_by(*rules((BEST, EXCESS, LANGUAGE_LOSS), exploratory=True, quality=False))
-
-LR_SENSITIVITY = Experiment(
-    name="lr_sensitivity",
-    shows="both models at five learning rates (beyond the paper; Appendix G says that both may have the same)",
-    presets={
-        "cpu": language.language_preset(
-            "cpu",
-            *section("model", hidden_size=64, intermediate_size=168, num_hidden_layers=4, head_dim=8),
-            steps=180,
-            learning_rates=(),
-            options={},
-            variants=variants_lr_sensitivity((1e-3, 3e-3, 1e-2, 3e-2, 1e-1)),
-            minutes=7,
-        ),
-        "gpu": language.language_preset(
-            "gpu",
-            steps=800,
-            evaluate_every=100,
-            learning_rates=(),
-            options={},
-            variants=variants_lr_sensitivity((2.5e-4, 1e-3, 4e-3, 1.6e-2, 6.4e-2)),
-            minutes=25,
-        ),
-        "paper": PaperPreset(
-            stages=(Stage(recipe="paper-830m"),),
-            variants=variants_lr_sensitivity((3.75e-5, 7.5e-5, 1.5e-4, 3e-4, 6e-4)),
-            evaluations=(evaluation("standard"),),
-            remarks=("Not the paper's: its smallest models, at a quarter of its learning rate to four times as much.",),
-        ),
-    },
-    measurements=lambda _: [
-        MeasurementRequest(name="standard", numbers=(LANGUAGE_LOSS,)),
-        MeasurementRequest(name="loss_of_a_guess"),
-    ],
-    compare=lambda records, preset: LR_RULES([*records, *derived(records)], preset),
-    headline=lambda _: Headline(
-        name=EXCESS, claim="DIFF loses less than the Transformer with learning rates that are not its best"
-    ),
-    notes=(
-        "The paper trains both with one learning rate and argues that their gradients are of one size (Appendix G); it "
-        f"shows no sweep. {BEST} is the loss at the variant's best rate, {EXCESS} the mean over the rates of the loss "
-        "above it. In both a run that diverged, and one whose loss is higher, counts as a guess among all tokens: that "
-        f"a rate is too high is what is asked here. In {LANGUAGE_LOSS} a run that diverged is missing, and none is "
-        "cut.",
-        f"{LANGUAGE_LOSS} and what is made of it: {language.FIXED_TEXT}",
-    ),
-)
