@@ -187,7 +187,7 @@ class _Worker(Generic[T]):
     _trace: str  # of the error, as a pickle holds none
 
     def __init__(self, threads: int) -> None:
-        context = multiprocessing.get_context(START)
+        context: Any = multiprocessing.get_context(START)  # each of which has Process, and their base has not
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, threads))
         self.is_busy = False
