@@ -59,7 +59,6 @@ hypothesis.settings.load_profile("suite")
 FIRST = {
     "test_distributed.py",
     "test_sharded_checkpoints.py",
-    "test_language_experiments.py",
     "test_onnx.py",
     "test_tensor_parallel.py",
     "test_site.py",

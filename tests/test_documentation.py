@@ -21,7 +21,7 @@ import diff_transformer
 import fill_readme
 from diff_lab.cli import app as lab_app
 from diff_lab.data import byte_tokenizer
-from diff_lab.experiments.experiment import EXPERIMENTS
+from diff_lab.experiments.definitions import EXPERIMENTS
 from diff_lab.measure.document_losses import WHOLE
 from diff_lab.measure.many_shot import ACCURACY as MANY_SHOT
 from diff_lab.report.findings import findings

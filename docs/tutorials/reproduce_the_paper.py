@@ -38,7 +38,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
 
-from diff_lab.experiments.experiment import EXPERIMENTS
+from diff_lab.experiments.definitions import EXPERIMENTS
 from diff_lab.experiments.request import as_defined
 from diff_lab.learning import ACCURACY_CURVE, LAST_PART, MOST_ACCURACY, curves_of
 from diff_lab.record import Comparison
@@ -239,7 +239,6 @@ assert max(sizes) < 2e6
 #     diff-lab reproduce v2                                            # one of them, on two cores
 #     diff-lab reproduce language --preset evening --text my-novels    # longer trainings, on text of yours
 #     diff-lab reproduce table6 --preset gpu --rehearse                # a preset for a GPU, tried without one
-#     diff-lab reproduce table6 --preset paper                         # the commands for the paper's own size
 #
 # Any of them ends with the table of its comparisons, and a report, `RESULTS.md`. A run that was interrupted
 # resumes with `--resume`.

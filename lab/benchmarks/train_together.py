@@ -24,7 +24,8 @@ from torch import Tensor
 
 from diff_lab.data import MaskedTextBatches, RetrievalBatches, TextBatches
 from diff_lab.data.batches import IGNORED
-from diff_lab.experiments.experiment import find_experiment, section
+from diff_lab.experiments.definitions import find_experiment
+from diff_lab.experiments.experiment import section
 from diff_lab.experiments.request import DatasetCache, request_experiment
 from diff_lab.experiments.run_store import TRAINED, Store, run_key
 from diff_lab.measure.standard import LABEL_ACCURACY, VALIDATION_LOSS, LanguageLoss

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from diff_lab.experiments.definitions import find_experiment
 from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, Preset
-from diff_lab.experiments.in_context_experiments import RECALL
 from diff_lab.experiments.request import ExperimentRequest
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.record import ResultsFile
@@ -35,7 +35,7 @@ TINY = Preset(
     options={"sequences": 8},
     minutes=0.1,
 )
-SMALL = replace(RECALL, presets={"cpu": TINY})
+SMALL = replace(find_experiment("recall"), presets={"cpu": TINY})
 
 
 class Heard(Progress):

@@ -15,7 +15,7 @@ import torch
 
 from commands import fails
 from diff_lab.coordinates import Coordinates
-from diff_lab.experiments.experiment import EXPERIMENTS
+from diff_lab.experiments.definitions import EXPERIMENTS
 from diff_lab.record import Headline, Result
 from diff_lab.results_files import capture_results, read_results, write_json
 from diff_lab.statistics import compare

@@ -1,43 +1,49 @@
 """`diff-lab reproduce`: what it says, what it refuses, and that what it prints is what it wrote."""
 
+import itertools
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from commands import fails
-from diff_lab.cli.experiment_commands import _shared_out
-from diff_lab.experiments import experiment as definitions
-from diff_lab.experiments import paper_preset, request
+from diff_lab.cli.recipe_options import parse_options
+from diff_lab.experiments.definitions import EXPERIMENTS
 from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, Preset
-from diff_lab.experiments.paper_preset import Evaluation, PaperPreset, Stage
+from diff_lab.measure.measurement import MeasurementRequest, Options
 from diff_lab.record import Result
 from diff_lab.report.wording import format_difference, measure_label, note_words, verdict_text
 from diff_lab.results_files import read_results
+from diff_lab.train import load_recipe
 from small_experiment import SMALL, TINY
 
 Run = Callable[..., Any]
+Add = Callable[..., None]
+ONE_SEED = replace(TINY, learning_rates=(), seeds=1)
+VERSION_2 = replace(DIFF_AND_SOFTMAX[1], overrides=("model.attention_type=diff_v2",))
+UNEQUAL = replace(ONE_SEED, variants=(DIFF_AND_SOFTMAX[0], VERSION_2))
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The experiments that there are, at a size of seconds."""
-    preset = replace(TINY, learning_rates=())
-    paper = PaperPreset(
-        stages=(Stage(recipe="paper-830m"),),
-        variants=DIFF_AND_SOFTMAX,
-        evaluations=(Evaluation(name="standard", options={"sequences": 7}),),
-        commands=("diff-lab bench model",),
-        remarks=("What a reader must know.",),
-    )
-    experiments = {"recall": replace(SMALL, presets={"cpu": preset, "paper": paper})}
-    for module in (definitions, paper_preset, request):
-        monkeypatch.setattr(module, "EXPERIMENTS", dict.fromkeys(experiments, ""))
-        monkeypatch.setattr(module, "find_experiment", experiments.__getitem__)
+def add() -> Iterator[Add]:
+    """Experiments that there are in place of all others: the small one under a name, with presets and other fields."""
+
+    def added(name: str, presets: dict[str, Preset], **fields: Any) -> None:
+        EXPERIMENTS[name] = replace(SMALL, name=name, presets=presets, **fields)
+
+    with patch.dict(EXPERIMENTS, clear=True):
+        yield added
+
+
+@pytest.fixture
+def small(add: Add) -> None:
+    add("recall", {"cpu": replace(TINY, learning_rates=())})
 
 
 @pytest.mark.usefixtures("small")
@@ -93,117 +99,77 @@ def test_trainings_run_at_the_same_time(run: Run, tmp_path: Path) -> None:
     assert run("reproduce", "recall", "--workers", 0, "--output", tmp_path / "none").exit_code == 2
 
 
-@pytest.mark.usefixtures("small")
-def test_the_papers_size_is_told_and_not_run(run: Run, tmp_path: Path) -> None:
-    result = run("reproduce", "recall", "--preset", "paper")
-    assert result.exit_code == 0
-    assert "not run" in result.stdout
-    assert "torchrun --nproc-per-node 8 -m diff_lab.train paper-830m model.attention_type=softmax" in result.stdout
-    assert result.stdout.count(" without λ and norms") == 2
-    for phrase in ("8 heads of 96", "16 heads of 96", "  train on 8 × h200, about 0.21 days\n"):
-        assert result.stdout.count(phrase) == (2 if "train" in phrase else 1)
-    lines = result.stdout.splitlines()
-    for kind in ("diff", "softmax"):
-        assert f"    diff-lab eval runs/paper-830m-{kind} --measure standard --option sequences=7" in lines
-    assert "What a reader must know." in lines
-    assert lines[-1] == "diff-lab bench model"
-    for name, value in {"--seeds": 2, "--text": tmp_path, "--option": "sequences=4"}.items():
-        fails(run("reproduce", "recall", "--preset", "paper", name, value), f"{name} does not go with --preset paper")
-    for name, *values in (("--output", tmp_path / "none"), ("--resume",), ("--overwrite",)):
-        fails(run("reproduce", "recall", "--preset", "paper", name, *values), f"{name} does not go with --preset paper")
-    assert not (tmp_path / "none").exists()
+def test_the_papers_size_has_a_page_with_a_command_for_each_table_and_figure(run: Run) -> None:
+    fails(run("reproduce", "table6", "--preset", "paper"), "docs/experiments.md")
+    text = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    section = text.split("## The paper's own size")[1].split("\n## ")[0]
+    of_the_paper = [name for name in EXPERIMENTS if re.match("table|fig|appendix", name)]
+    words = [re.sub(r"_?(\d+|[cg])$", r" \1", name.replace("fig", "figure")).lower() for name in of_the_paper]
+    assert all(f"| {name} |" in section.lower() for name in words)
+    trained = []
+    for command in re.findall(r"`((?:… paper-|--measure|diff-lab (?:train|eval))[^`]*)`", section):
+        words = shlex.split(command)
+        given = {kind: [after for word, after in itertools.pairwise(words) if word == kind] for kind in set(words)}
+        for name in given.get("--measure", ()):
+            MeasurementRequest(name=name, options=parse_options(given.get("--option", []))).resolve()
+        for recipe in (word for word in words if word.startswith("paper-")):
+            trained.append(load_recipe(recipe, [word for word in words if "=" in word]).name)
+    assert {*trained} >= {"paper-3b", "paper-3b-64k", "paper-830m"}
 
 
-def test_what_one_cannot_do_keeps_no_other_from_being_done(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recall = replace(SMALL, presets={"cpu": replace(TINY, learning_rates=(), seeds=1)})
-    unequal = replace(
-        TINY, variants=(DIFF_AND_SOFTMAX[0], replace(DIFF_AND_SOFTMAX[1], overrides=("model.attention_type=diff_v2",)))
-    )
-    experiments = {"unequal": replace(recall, name="unequal", presets={"cpu": unequal}), "recall": recall}
-    experiments["big"] = replace(recall, name="big", presets={"gpu": TINY})
-    for module in (definitions, paper_preset, request):
-        monkeypatch.setattr(module, "EXPERIMENTS", dict.fromkeys(experiments, ""))
-        monkeypatch.setattr(module, "find_experiment", experiments.__getitem__)
-    result = run("reproduce", "recall", "all", "--output", tmp_path)
-    assert result.exit_code == 2
-    assert "error: unequal: The variants 'diff' and 'softmax' are not of equal size" in result.stderr
-    assert result.stderr.endswith("error: 1 of 2 experiments could not be carried out: unequal.\n")
-    assert {path.name for path in tmp_path.glob("*.json")} == {"recall.json"}
-    assert "unequal" not in (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
-    assert "inconclusive: one seed" in result.stdout
-
-
-def test_a_bug_or_a_full_memory_in_one_of_several_stops_none_of_the_others(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny = replace(TINY, learning_rates=(), seeds=1)
+def test_what_one_cannot_do_keeps_no_other_from_being_done(run: Run, tmp_path: Path, add: Add) -> None:
+    """A wrong preset, or a bug, or a full memory."""
 
     def exhausted(preset: Preset, progress: Any) -> list[Result]:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    broken = replace(SMALL, name="broken", measurements="", measure_once=exhausted)
-    broken = replace(broken, presets={"cpu": replace(tiny, options={})})
-    experiments = {"broken": broken, "recall": replace(SMALL, presets={"cpu": tiny})}
-    for module in (definitions, paper_preset, request):
-        monkeypatch.setattr(module, "EXPERIMENTS", dict.fromkeys(experiments, ""))
-        monkeypatch.setattr(module, "find_experiment", experiments.__getitem__)
-    result = run("reproduce", "all", "--output", tmp_path)
+    add("unequal", {"cpu": UNEQUAL})
+    add("broken", {"cpu": replace(ONE_SEED, options={})}, measure_once=exhausted)
+    add("recall", {"cpu": ONE_SEED})
+    add("big", {"gpu": TINY})
+    result = run("reproduce", "recall", "all", "--output", tmp_path)
     assert result.exit_code == 2
+    assert "error: unequal: The variants 'diff' and 'softmax' are not of equal size" in result.stderr
     assert "error: broken: Traceback" in result.stderr
     assert "OutOfMemoryError: CUDA out of memory." in result.stderr
-    assert result.stderr.endswith("error: 1 of 2 experiments could not be carried out: broken.\n")
-    assert (tmp_path / "recall.json").is_file()
-    assert (tmp_path / "RESULTS.md").is_file()
+    assert result.stderr.endswith("error: 2 of 3 experiments could not be carried out: unequal, broken.\n")
+    assert {path.name for path in tmp_path.glob("*.json")} == {"recall.json"}
+    assert "unequal" not in (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
+    assert "inconclusive: one seed" in result.stdout
     with pytest.raises(torch.OutOfMemoryError):
         run("reproduce", "broken", "--output", tmp_path)
 
 
 @pytest.mark.all
 def test_a_rehearsal_tells_what_it_took_and_leaves_nothing(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, add: Add, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unequal = replace(
-        TINY, variants=(DIFF_AND_SOFTMAX[0], replace(DIFF_AND_SOFTMAX[1], overrides=("model.attention_type=diff_v2",)))
-    )
-    experiments = {
-        "recall": replace(SMALL, presets={"cpu": TINY, "gpu": TINY}),
-        "unequal": replace(SMALL, name="unequal", presets={"gpu": unequal}),
-    }
-    for module in (definitions, paper_preset, request):
-        monkeypatch.setattr(module, "EXPERIMENTS", dict.fromkeys(experiments, ""))
-        monkeypatch.setattr(module, "find_experiment", experiments.__getitem__)
+    add("recall", {"cpu": TINY, "gpu": TINY})
+    add("unequal", {"gpu": UNEQUAL})
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
-    alone = run("reproduce", "recall", "--rehearse")
-    assert alone.exit_code == 0
-    (row,) = [line for line in alone.stdout.splitlines() if "recall" in line]
-    assert re.search(r"recall +│ +[\d.]+ │ +[\d.]+ │ +\d+ │", row)
-    assert re.search(r"┃ checks, s ┃ small experiment, s ┃ comparisons ┃", alone.stdout)
     result = run("reproduce", "all", "--preset", "gpu", "--rehearse")
     assert result.exit_code == 2
-    assert "recall" in result.stdout
+    assert re.search(r"^recall: \d+ comparisons after \d+ s$", result.stdout, flags=re.MULTILINE)
     assert "error: unequal: The variants 'diff' and 'softmax' are not of equal size" in result.stderr
     assert result.stderr.endswith("error: 1 of 2 experiments could not be rehearsed: unequal.\n")
     assert list(tmp_path.iterdir()) == []
     for name, *values in (("--output", tmp_path / "none"), ("--resume",), ("--overwrite",)):
         fails(run("reproduce", "recall", "--rehearse", name, *values), f"{name} does not go with --rehearse")
-    fails(run("reproduce", "recall", "--preset", "paper", "--rehearse"), "--rehearse does not go with --preset paper")
     fails(run("reproduce", "recall", "--preset", "gpu"), "this machine has no GPU", "--rehearse")
 
 
 def test_the_list_has_every_experiment(run: Run) -> None:
     result = run("reproduce", "--list")
     assert result.exit_code == 0
-    for name in definitions.EXPERIMENTS:
+    for name in EXPERIMENTS:
         assert f" {name} " in result.stdout
-    assert f"{definitions.find_experiment('fig8').presets['cpu'].minutes:g} min" in result.stdout
+    assert f"{EXPERIMENTS['fig8'].presets['cpu'].minutes:g} min" in result.stdout
 
 
 def test_what_cannot_be_run_is_one_sentence(run: Run, tmp_path: Path) -> None:
     fails(run("reproduce", "recal"), "There is no experiment 'recal'; did you mean 'recall'?")
-    fails(run("reproduce", "nosuch"), "There is no experiment 'nosuch'", *definitions.EXPERIMENTS)
+    fails(run("reproduce", "nosuch"), "There is no experiment 'nosuch'", *EXPERIMENTS)
     fails(run("reproduce"), "Name one experiment or more of ", "--list")
     fails(run("reproduce", "recall", "--text", tmp_path, "--output", tmp_path), "--text does not go with 'recall'")
     fails(run("reproduce", "recall", "--option", "sequences"), "'sequences' is not a setting; write NAME=VALUE.")
@@ -218,16 +184,20 @@ def test_what_cannot_be_run_is_one_sentence(run: Run, tmp_path: Path) -> None:
     assert run("reproduce", "recall", "--seeds", 0).exit_code == 2
 
 
-def test_text_and_options_go_to_those_that_know_them() -> None:
-    on_text = replace(TINY, recipe="language", overrides=(), options={"length": 1})
-    text = replace(SMALL, name="text", presets={"cpu": on_text, "gpu": TINY})
-    shared = _shared_out([SMALL, text], "cpu", [Path("novels")], {"sequences": 2, "length": 3})
-    assert shared == [
-        {"text": [], "options": {"sequences": 2}},
-        {"text": [Path("novels")], "options": {"length": 3}},
-    ]
-    unknown = _shared_out([SMALL, text], "cpu", [], {"depth": 2})
-    assert [share["options"] for share in unknown] == [{"depth": 2}] * 2
+def test_text_and_options_go_to_those_that_know_them(run: Run, tmp_path: Path, add: Add) -> None:
+    words = tmp_path / "words"
+    words.mkdir()
+    for number in range(8):
+        (words / f"{number}.txt").write_text(f"Chapter {number} of {number * 7}. " * 40, encoding="utf-8")
+    small = [text for text in TINY.overrides if not text.startswith(("data.num_pairs", "data.validation", "data.le"))]
+    on_text = replace(ONE_SEED, recipe="tiny", overrides=(*small, "data.length=16"), options={})
+    add("text", {"cpu": on_text}, requests=lambda _: [MeasurementRequest(name="standard")], options=Options)
+    add("recall", {"cpu": ONE_SEED})
+    output = ("--output", tmp_path / "out")
+    assert run("reproduce", "all", "--text", words, "--option", "sequences=2", *output).exit_code == 0
+    requests = [read_results(tmp_path / "out" / f"{name}.json").settings["request"] for name in ("text", "recall")]
+    assert [request["text"] for request in requests] == [[str(words)], []]
+    assert [request["options"] for request in requests] == [{}, {"sequences": 2}]
     # What none of them takes goes to all, and is refused by the first.
-    both = replace(SMALL, presets={"cpu": TINY, "gpu": TINY})
-    assert [share["text"] for share in _shared_out([both, text], "gpu", [Path("novels")], {})] == [[Path("novels")]] * 2
+    fails(run("reproduce", "all", "--option", "depth=2", *output), "'text' has no option 'depth'")
+    fails(run("reproduce", "recall", "--text", words, *output), "--text does not go with 'recall'")

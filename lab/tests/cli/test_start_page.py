@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from diff_lab.cli import app as lab
 from diff_lab.cli.experiment_commands import demo
-from diff_lab.experiments.experiment import find_experiment
+from diff_lab.experiments.definitions import find_experiment
 from diff_transformer.cli import app as library
 from diff_transformer.cli.app import TRIALS, start_page
 

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from corpora import written
-from diff_lab.experiments import run_store
-from diff_lab.experiments.experiment import find_experiment
+from diff_lab.experiments.definitions import find_experiment
 from diff_lab.experiments.request import ExperimentRequest, request_experiment
 from diff_lab.experiments.runner import run_experiment
-from diff_lab.measure.document_losses import Positions
 from diff_lab.measure.measurement import MeasurementRequest
 from diff_lab.train import build_data, load_recipe
 
@@ -45,18 +43,17 @@ def tiny(name: str, text: Path, *overrides: str, **options: Any) -> ExperimentRe
     return replace(request, preset=replace(request.preset, overrides=overrides, extension=extension))
 
 
-def refused(request: ExperimentRequest, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_store, "train", lambda *_, **__: pytest.fail("trained before it was checked"))
+def refused(request: ExperimentRequest, message: str, folder: Path) -> None:
     with pytest.raises(ValueError, match=message):
         run_experiment(request, folder / "output")
     assert not (folder / "output").exists()
 
 
 @pytest.mark.parametrize("name", ["table6", "v2", "fig3", "fig4"])
-def test_text_of_one_document(name: str, book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_of_one_document(name: str, book: Path, tmp_path: Path) -> None:
     options = {"first": 8, "length": 64} if name == "fig4" else {}
     message = r"This needs two documents of (2|64) tokens or more, and of 1 the longest has \d+"
-    refused(tiny(name, book, **options), message, tmp_path, monkeypatch)
+    refused(tiny(name, book, **options), message, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -73,15 +70,15 @@ def test_text_of_one_document(name: str, book: Path, tmp_path: Path, monkeypatch
     ],
 )
 def test_settings_that_the_data_have_no_room_for(
-    name: str, options: dict[str, Any], message: str, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, Any], message: str, long: Path, tmp_path: Path
 ) -> None:
-    refused(tiny(name, long, **options), message, tmp_path, monkeypatch)
+    refused(tiny(name, long, **options), message, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["table1", "table8"])
-def test_blocks_too_short_for_questions(name: str, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_too_short_for_questions(name: str, long: Path, tmp_path: Path) -> None:
     message = "The validation text has 0 pieces of 1 characters, and the choices of a question are 4"
-    refused(tiny(name, long, "data.length=42"), message, tmp_path, monkeypatch)
+    refused(tiny(name, long, "data.length=42"), message, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -117,23 +114,3 @@ def test_needles_in_text_need_room_as_well(long: Path) -> None:
         check("needles", needles=1, queried=2)
     with pytest.raises(ValueError, match="length=64 has no room for a haystack"):
         check("needle_lengths", needles=1, lengths=[450, 64])
-
-
-def test_what_is_checked_is_what_the_last_stage_is_measured_on(
-    long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of variants with the same data once, and of the second stage's data where there is one."""
-    lengths: list[int] = []
-
-    def check(positions: Positions, batches: Any, tokenizer: Any) -> None:
-        lengths.append(batches.length)
-
-    def train(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("training begins")
-
-    request = tiny("fig4", long)
-    monkeypatch.setattr(Positions, "check", check)
-    monkeypatch.setattr(run_store, "train", train)
-    with pytest.raises(RuntimeError, match="training begins"):
-        run_experiment(request, tmp_path)
-    assert lengths == [64]

@@ -11,13 +11,11 @@ import pytest
 
 from corpora import written
 from diff_lab.coordinates import Coordinates
-from diff_lab.experiments.experiment import find_experiment
+from diff_lab.experiments.definitions import find_experiment
 from diff_lab.experiments.request import ExperimentRequest, request_experiment
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.measure.judge import JudgeError
 from diff_lab.record import Result, ResultsFile
-from full_run import short_run
-from harness_tasks import write_lines
 from judge_server import JudgeServer, Reply, fails, judge_server, says
 
 TINY = (
@@ -63,10 +61,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder for all tests: those that train the same find each other's runs."""
     return tmp_path_factory.mktemp("output")
-
-
-def measured(results: ResultsFile, name: str) -> list[Result]:
-    return [record for record in results.records if record.name == name]
 
 
 def no_verdict(results: ResultsFile, names: Sequence[str]) -> None:
@@ -132,28 +126,6 @@ def test_table_4_with_a_judge_behind_an_address(
     assert comparison.paper == (0.39, 0.28)
     for path in output.rglob("*.json*"):
         assert "sk-hidden" not in path.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", short_run(["table1", "table8"], ["table1"]))
-def test_harness_tables(name: str, text: Path, output: Path) -> None:
-    results = run_experiment(tiny(name, text, questions=6), output)
-    no_verdict(results, ["harness/held_out_text/acc", "harness/held_out_text/acc_norm"])
-    labels = ["0-shot"] if name == "table1" else ["0-shot", "5-shot"]
-    records = measured(results, "harness/held_out_text/acc")
-    assert [(record.seed, record.variant, record.coordinates.label) for record in records] == [
-        (seed, variant, label) for seed in (0, 1) for variant in ("diff", "softmax") for label in labels
-    ]
-    assert {record.method.partition(";")[0] for record in records} == set(labels)
-    assert {record.n for record in records} == {6}
-    assert any("need the network and were not run here" in note for note in results.notes)
-
-
-@pytest.mark.all
-def test_a_harness_table_with_own_tasks(text: Path, output: Path, tmp_path: Path) -> None:
-    questions = [{"context": "to be or", "choices": ["not", "xyz"], "answer": 0}] * 3
-    path = write_lines(tmp_path / "mine.jsonl", questions)
-    results = run_experiment(tiny("table1", text, tasks=str(path)), output, overwrite=True)
-    no_verdict(results, ["harness/mine/acc", "harness/mine/acc_norm"])
 
 
 def test_the_paper_s_tasks_stand_beside_the_paper_s_values() -> None:

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from corpora import written
-from diff_lab.experiments.experiment import Experiment, count
-from diff_lab.experiments.recipe_comparison import compare_recipe, comparison_name, variant_of, with_data
+from diff_lab.experiments.experiment import Experiment
+from diff_lab.experiments.recipe_comparison import compare_recipe, variant_of
 from diff_lab.experiments.request import as_defined, request_experiment
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.measure.document_losses import REPEAT_COLUMNS
 from diff_lab.record import OWN, ResultsFile
 from diff_lab.results_files import read_results
-from diff_lab.train import Recipe, build_config, build_data, load_recipe
+from diff_lab.train import load_recipe
 from small_experiment import trainings
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
@@ -30,8 +30,7 @@ RETRIEVAL: dict[str, Any] = {
 def comparison(
     *variants: str, settings: dict[str, Any] = RETRIEVAL, overrides: tuple[str, ...] = (), **more: Any
 ) -> Experiment:
-    recipe = load_recipe(settings, overrides)
-    return with_data(compare_recipe(recipe, variants or ("diff", "softmax"), **more), build_data(recipe))
+    return compare_recipe(load_recipe(settings, overrides), variants or ("diff", "softmax"), **more)
 
 
 def small(experiment: Experiment) -> Experiment:
@@ -92,22 +91,6 @@ def test_what_cannot_be_compared_by_a_recipe() -> None:
             comparison(learning_rates=rates)
 
 
-def test_one_three_and_four_signal_heads_at_equal_parameters() -> None:
-    """W_O reads two widths of each of A − G heads, and the feed-forward network gives what that is more than A."""
-    heads = ("model.num_attention_heads=20", "model.num_key_value_heads=2", "model.intermediate_size=64")
-    grouped = (f"diff_grouped:model.num_noise_heads={groups}" for groups in (5, 4))
-    preset = comparison("diff", *grouped, "softmax", overrides=heads).presets[OWN]
-    assert [variant.name for variant in preset.variants][1] == "diff_grouped, num noise heads 5"
-    recipes = [preset.variant_recipe(variant) for variant in preset.variants]
-    wider = (0, (2 * 15 - 20) * 8 / 3, (2 * 16 - 20) * 8 / 3, 0)
-    assert [recipe.model.intermediate_size for recipe in recipes] == [64 - round(width) for width in wider]
-    sizes = [count(build_config(recipe, 257)).shared for recipe in recipes]
-    assert sizes[0] == sizes[3]
-    assert max(sizes) - min(sizes) < 3 * 16
-    caches = [build_config(recipe, 257).get_text_config() for recipe in recipes]
-    assert {config.num_key_value_heads * config.head_dim for config in caches} == {16}
-
-
 def test_all_variants_are_as_large_as_the_transformer_by_their_feed_forward_networks() -> None:
     names = ("diff_v2", "diff", "diff:model.num_attention_heads=4")
     experiment = comparison(*names)
@@ -157,15 +140,6 @@ def test_rates_and_evaluations_that_the_recipe_leaves_open() -> None:
         assert chosen.variant_recipe(chosen.variants[0]).train.evaluate_every == every
 
 
-def test_the_name_of_a_comparison_is_that_of_a_file() -> None:
-    def named(name: str) -> Recipe:
-        return load_recipe({**RETRIEVAL, "name": name})
-
-    assert comparison_name(named("paper-1.4b")) == "recipe_paper-1.4b"
-    assert comparison_name(named("../my recipe/2")) == "recipe_my-recipe-2"
-    assert comparison_name(named("//")) == "recipe_unnamed"
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ResultsFile, list[str]]:
     folder = tmp_path_factory.mktemp("compared")
@@ -198,31 +172,6 @@ def test_a_recipe_is_compared_as_an_experiment_is(done: tuple[Path, ResultsFile,
     assert as_defined(replace(file, headline=None, baselines=())) == file
 
 
-@pytest.mark.all
-def test_another_comparison_of_the_recipe_trains_what_is_new(done: tuple[Path, ResultsFile, list[str]]) -> None:
-    folder, results, _ = done
-    more = small(comparison("diff", "softmax", "diff_v2", seeds=2, learning_rates=(2e-3,)))
-    request = request_experiment(more, OWN)
-    with pytest.raises(FileExistsError, match=r"asked for otherwise \(variants\), and --resume would lose them"):
-        run_experiment(request, folder, resume=True)
-    other = replace(more, name="recipe_other")
-    trained, with_v2 = trainings(folder, request_experiment(other, OWN))
-    assert [run.split(" · ")[0] for run in trained] == ["diff_v2", "diff_v2"]
-    assert [(row.variant, row.against) for row in with_v2.comparisons][:2] == [
-        ("diff", "softmax"),
-        ("diff_v2", "softmax"),
-    ]
-    assert with_v2.comparisons[0].ours == results.comparisons[0].ours
-
-
-@pytest.mark.all
-def test_without_the_transformer_the_first_is_what_others_are_compared_with(tmp_path: Path) -> None:
-    experiment = comparison("diff", "diff:model.lambda_init=0.8", seeds=1, learning_rates=(2e-3,))
-    results = run_experiment(request_experiment(small(experiment), OWN), tmp_path)
-    assert {(row.variant, row.against) for row in results.comparisons} == {("diff, λ_init 0.8", "diff")}
-    assert results.comparisons[0].verdict in ("inconclusive", "not comparable")
-
-
 def of_text(folder: Path, documents: list[str]) -> dict[str, Any]:
     corpus = folder / "text"
     corpus.mkdir()
@@ -245,19 +194,6 @@ def test_text_is_measured_by_document(tmp_path: Path) -> None:
     assert results.headline is not None
     assert results.headline.name == "repeats/loss"
     assert as_defined(replace(results, headline=None)) == results
-
-
-@pytest.mark.all
-def test_one_document_of_validation_leaves_the_loss(tmp_path: Path) -> None:
-    documents = ["It was a dark and stormy night. " * 60, "The second one is not so long. " * 30]
-    experiment = comparison(settings=of_text(tmp_path, documents), seeds=1, learning_rates=(2e-3,))
-    assert experiment.presets[OWN].options == {}
-    assert any(
-        note.startswith("Nothing is measured by document, so intervals are over seeds alone.")
-        for note in experiment.notes
-    )
-    results = run_experiment(request_experiment(experiment, OWN), tmp_path / "out")
-    assert [row.name for row in results.comparisons] == ["language/validation_loss", "language/bits_per_byte"]
 
 
 @pytest.mark.all

@@ -10,12 +10,10 @@ import pytest
 import torch
 
 from corpora import written
-from diff_lab.experiments import experiment, rehearsal
+from diff_lab.experiments.definitions import EXPERIMENTS, find_experiment
 from diff_lab.experiments.experiment import (
-    EXPERIMENTS,
     PASSES,
     Preset,
-    find_experiment,
     text_notes,
 )
 from diff_lab.experiments.rehearsal import rehearse, rehearsed
@@ -27,15 +25,13 @@ from diff_lab.experiments.request import (
     request_experiment,
     results_path,
 )
-from diff_lab.experiments.runner import run_experiment
 from diff_lab.measure import gradients
-from diff_lab.measure.measurement import MeasurementRequest
 from diff_lab.report.pages import build_results_report
 from diff_lab.results_files import read_results
-from diff_lab.train import build_data, build_model, load_recipe
+from diff_lab.train import Progress, build_data, build_model, load_recipe
 from diff_lab.train.plan import Plan
 from full_run import short_run
-from small_experiment import TINY, Heard
+from small_experiment import TINY
 
 # Text that is trained on in two variants, and variants in several sizes or with data of their own.
 FEW = ["table5", "fig3", "recall"]
@@ -65,7 +61,7 @@ def requested(name: str, text: Path, preset: str = "gpu") -> ExperimentRequest:
 @pytest.mark.parametrize("name", short_run(EXPERIMENTS, ["table5"]))
 def test_the_gpu_preset_from_its_checks_to_its_report(name: str, text: Path, output: Path, tmp_path: Path) -> None:
     request = requested(name, text)
-    results = rehearse(request, output).results
+    results = rehearse(request, output, Progress())
     path = results_path(output, name)
     assert results == as_defined(read_results(path), request.experiment)
     assert results.comparisons
@@ -77,8 +73,11 @@ def test_the_gpu_preset_from_its_checks_to_its_report(name: str, text: Path, out
         assert list(entry["runs"]) == ["0", "1"]
         assert entry["diverged"] == []
     assert all(math.isfinite(record.value) for record in results.records)
-    document = build_results_report([path], tmp_path / "RESULTS.md", as_defined)
+    document, page = build_results_report([path], tmp_path / "RESULTS.md", as_defined)
     assert "preset gpu" in document.read_text(encoding="utf-8")
+    assert page.stat().st_size
+    if request.preset.variants:
+        check_what_is_kept(request)
 
 
 def tokens(preset: Preset) -> int:
@@ -91,12 +90,7 @@ def tokens(preset: Preset) -> int:
     return total
 
 
-@pytest.mark.parametrize("name", short_run([name for name in EXPERIMENTS if name != "table7"], FEW))
-def test_a_rehearsal_is_small_and_keeps_what_is_trained_and_measured(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rehearsal, "check_measurements", lambda request, data: None)
-    request = request_experiment(find_experiment(name), "gpu", is_rehearsal=True)
+def check_what_is_kept(request: ExperimentRequest) -> None:
     small = rehearsed(request)
     before, after = request.preset, small.preset
     assert tokens(after) < 1e-3 * tokens(before)
@@ -131,23 +125,8 @@ def test_data_that_a_preset_has_no_use_for_fail_first(text: Path, tmp_path: Path
     short = written(["A sheep jumps over the fence. " * 40] * 8, tmp_path)
     folder = Path(short.files()[0]).parent
     with pytest.raises(ValueError, match="The validation part of the corpus has 456 tokens"):
-        rehearse(requested("fig4", folder), tmp_path / "output")
+        rehearse(requested("fig4", folder), tmp_path / "output", Progress())
     assert not (tmp_path / "output").exists()
-
-
-def test_a_benchmark_has_one_dtype() -> None:
-    """Its records do not tell dtypes apart."""
-    with pytest.raises(ValueError, match=r"'table7' cannot take .* for dtypes"):
-        request_experiment(find_experiment("table7"), options={"dtypes": ["float32", "bfloat16"]})
-
-
-def test_a_rehearsal_finds_the_cpu_where_the_preset_names_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = request_experiment(find_experiment("table7"), "gpu", is_rehearsal=True)
-    assert rehearsed(request).preset.options["lengths"] == request.preset.options["lengths"]
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    assert rehearsed(request).preset.options["device"] == "cpu"
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    assert rehearsed(request).preset.options["device"] == "cuda"
 
 
 def test_a_text_that_is_read_often_is_told(text: Path) -> None:
@@ -170,20 +149,8 @@ def test_a_text_that_is_read_often_is_told(text: Path) -> None:
     assert text_notes(retrieval, build_data(retrieval).batches) == []
 
 
-@pytest.mark.all
-def test_an_experiment_tells_it_before_training_and_in_its_results(
-    text: Path, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(experiment, "PASSES", 0)
-    heard = Heard()
-    results = run_experiment(rehearsed(requested("table5", text)), output, overwrite=True, progress=heard)
-    (note,) = [message for message in heard.messages if "learned by heart" in message]
-    assert note in results.notes
-    assert heard.messages.index(note) == 0
-
-
 def test_a_rehearsal_tells_it_of_the_preset_itself(text: Path) -> None:
-    (note,) = check_preset(requested("table5", text), DatasetCache()).notes
+    (note,) = check_preset(requested("table5", text), DatasetCache())[1]
     assert re.search(r"[\d,]+ tokens \d\d+ times", note)
 
 
@@ -197,11 +164,3 @@ def test_gradients_do_not_go_through_what_validation_has_cast(monkeypatch: pytes
     model.register_forward_hook(lambda *_: calls.append("forward"))
     gradients.gradient_callback(data.batches, 2)(model, 1)
     assert calls == ["cleared", "forward"]
-
-
-def test_more_examples_than_questions_are_refused_before_training(text: Path) -> None:
-    recipe = load_recipe("language", [f"data.paths={text}", "data.validation_tokens=2048"])
-    data = build_data(recipe)
-    few = MeasurementRequest(name="harness", options={"questions": 5, "examples": 5})
-    with pytest.raises(ValueError, match=r"5 examples before each question need more than the \d questions that the"):
-        few.check(data.batches, data.tokenizer)

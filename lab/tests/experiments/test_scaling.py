@@ -1,12 +1,22 @@
-"""The fit through sizes and what follows from it, on made-up numbers whose answer is known."""
+"""The fit through sizes, Figure 3 and what a wrong learning rate costs, on numbers whose answer is known."""
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from diff_lab.experiments.scaling_experiments import ratio_interval
-from diff_lab.statistics import Fit, fits
+from diff_lab.coordinates import Coordinates
+from diff_lab.experiments import scaling
+from diff_lab.experiments.definitions import find_experiment
+from diff_lab.experiments.experiment import count, equal_feed_forward
+from diff_lab.experiments.scaling import ratio_interval
+from diff_lab.learning import LOSS_CURVE
+from diff_lab.record import Comparison, Result
+from diff_lab.statistics import Fit, fits, seeds_needed
+from diff_transformer.model import DiffTransformerConfig
 
 SIZES = np.array([1e5, 3e5, 1e6, 4e6, 1e7])
 SHARE = 0.62  # the first variant at N is as good as the second at N / 0.62
@@ -91,3 +101,176 @@ def test_no_interval_without_spread_or_trend() -> None:
     assert ratio_interval(SIZES, measured(random, 1, SHARE, 0.01)) is None
     level = 3 + random.normal(0, 0.1, size=(2, 2, len(SIZES)))
     assert ratio_interval(SIZES, level, resamples=200) is None
+
+
+def test_a_bound_on_tokens_is_no_number_to_judge() -> None:
+    """DIFF has the loss with which the Transformer ends at its first validation: earlier, nobody knows when."""
+    size = Coordinates(parameters=20_000)
+    records = [
+        Result(
+            name=LOSS_CURVE,
+            variant=variant,
+            value=value + 0.01 * seed,
+            coordinates=Coordinates(size, step=step),
+            seed=seed,
+            better="lower",
+        )
+        for variant, values in (("diff", (3.0, 2.9, 2.8)), ("softmax", (3.5, 3.3, 3.2)))
+        for seed in range(3)
+        for step, value in zip((100, 200, 300), values, strict=True)
+    ]
+    (row,) = scaling._by_tokens(records, size)
+    assert math.isnan(row.difference)
+    assert (row.verdict, row.reason) == ("inconclusive", "the curves give no more than a bound")
+
+
+def made_up(share: float, tokens_share: float, seeds: int, noise: float = 0.002) -> list[Result]:
+    """A scaling law in which DIFF of N·share parameters is as good as a Transformer of N, and curves likewise."""
+    random = np.random.default_rng(0)
+    records = []
+    sizes = {20_000: 19_000.0, 40_000: 38_000.0, 60_000: 57_000.0, 130_000: 132_000.0}
+    for size, parameters in sizes.items():
+        coordinates = Coordinates(parameters=size)
+        for variant, factor, tokens_factor in (("diff", 1 / share, 1 / tokens_share), ("softmax", 1.0, 1.0)):
+            records.append(Result(name=scaling.SIZE, variant=variant, coordinates=coordinates, value=parameters))
+            for seed in range(seeds):
+                loss = 2 + 10 * (parameters * factor) ** -0.2 + random.normal(0, noise)
+                shared: dict[str, Any] = {"variant": variant, "seed": seed, "better": "lower"}
+                records.append(Result(name=scaling.LANGUAGE_LOSS, coordinates=coordinates, value=loss, **shared))
+                for name in ("loss", "ar_hit", "other"):
+                    records.append(Result(name=f"repeats/{name}", coordinates=coordinates, value=loss, **shared))
+                for step in range(400, 8001, 400):
+                    point = 9 - 0.5 * math.log(step * tokens_factor) + random.normal(0, noise)
+                    records.append(
+                        Result(
+                            name=LOSS_CURVE,
+                            coordinates=Coordinates(coordinates, step=step),
+                            value=point,
+                            **shared,
+                        )
+                    )
+    return records
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.6, "reproduced"), (1.7, "contrary"), (1.0, "inconclusive")], ids=str)
+def test_figure_3_on_made_up_numbers(share: float, verdict: str) -> None:
+    experiment = find_experiment("fig3")
+    results = experiment.compare(made_up(share, share, seeds=3), experiment.presets["cpu"])
+    by_size, by_tokens = results[:2]
+    for comparison in (by_size, by_tokens):
+        assert comparison.ours == (pytest.approx(share, rel=0.05), 1.0)
+        assert comparison.difference == pytest.approx(comparison.ours[0] - 1)
+        assert comparison.interval is not None
+        assert comparison.interval[0] < share - 1 < comparison.interval[1] or verdict != "inconclusive"
+        assert comparison.verdict == verdict
+        assert len(comparison.differences) == 3
+        assert comparison.reason == ""
+    # The interval by size is a bootstrap: the spread of the seeds' ratios does not tell how many would decide it.
+    assert by_size.seeds_needed is None
+    assert (by_tokens.seeds_needed is None) is (verdict != "inconclusive")
+    single = experiment.compare(made_up(share, share, seeds=1), experiment.presets["cpu"])[:2]
+    assert [(c.verdict, c.interval) for c in single] == [("inconclusive", None)] * 2
+
+
+def test_figure_3_where_runs_diverged() -> None:
+    """Nothing is concluded from what a run that diverged has a part in; the other ratio stands."""
+    experiment = find_experiment("fig3")
+    records = made_up(0.6, 0.6, seeds=4)
+
+    def ratios(lost: Callable[[Result], bool]) -> list[Comparison]:
+        with_lost = [
+            replace(r, value=math.nan) if r.variant == "diff" and r.seed == 1 and lost(r) else r for r in records
+        ]
+        return experiment.compare(with_lost, experiment.presets["cpu"])[:2]
+
+    def is_nothing(comparison: Comparison) -> bool:
+        ends = comparison.interval or (0.0, 0.0)
+        assert [math.isnan(one) for one in comparison.differences] == [False, True, False, False]
+        is_open = (comparison.verdict, comparison.seeds_needed) == ("inconclusive", None)
+        return is_open and all(map(math.isnan, (comparison.difference, *ends)))
+
+    by_size, by_tokens = ratios(lambda r: False)
+    assert (by_size.verdict, by_tokens.verdict) == ("reproduced", "reproduced")
+    by_size, by_tokens = ratios(lambda r: (r.name, r.coordinates.label) == (scaling.LANGUAGE_LOSS, "0.06M"))
+    assert is_nothing(by_size)
+    assert by_tokens.verdict == "reproduced"
+    by_size, by_tokens = ratios(lambda r: r.name == LOSS_CURVE and "0.13M" in r.coordinates.label)
+    assert is_nothing(by_tokens)
+    assert by_size.verdict == "reproduced"
+
+
+@pytest.mark.parametrize(("shift", "slope"), [(10.0, 1.0), (-10.0, 1.0), (0.0, -1.0)])
+def test_figure_3_where_the_fits_do_not_meet(shift: float, slope: float) -> None:
+    """DIFF far above or below the other at every size, or worse the larger it is: no ratio, and why not."""
+    experiment = find_experiment("fig3")
+    records = [
+        replace(r, value=4 + slope * (r.value - 4) + shift)
+        if (r.name, r.variant) == (scaling.LANGUAGE_LOSS, "diff")
+        else r
+        for r in made_up(1.0, 0.6, seeds=3)
+    ]
+    by_size, by_tokens = experiment.compare(records, experiment.presets["cpu"])[:2]
+    assert (by_size.verdict, by_size.seeds_needed, by_size.reason) == ("inconclusive", None, scaling.APART)
+    assert all(map(math.isnan, (by_size.difference, by_size.ours[0], *by_size.differences, *by_size.interval)))
+    assert (by_tokens.verdict, by_tokens.reason) == ("reproduced", "")
+
+
+def test_figure_3_needs_seeds_by_the_logarithms_that_its_interval_is_of() -> None:
+    experiment = find_experiment("fig3")
+    by_tokens = experiment.compare(made_up(1.0, 1.0, seeds=3, noise=0.1), experiment.presets["cpu"])[1]
+    assert by_tokens.verdict == "inconclusive"
+    assert by_tokens.seeds_needed == seeds_needed([math.log(1 + one) for one in by_tokens.differences])
+    assert by_tokens.seeds_needed != seeds_needed(by_tokens.differences)
+
+
+def test_the_feed_forward_network_gives_what_the_attention_takes_more() -> None:
+    def config(kind: str, heads: int, feed_forward: int, **sizes: int) -> DiffTransformerConfig:
+        return DiffTransformerConfig(
+            **{"hidden_size": 64, "vocab_size": 100, "num_hidden_layers": 3, "head_dim": 16, **sizes},
+            attention_type=kind,
+            num_attention_heads=heads,
+            intermediate_size=feed_forward,
+        )
+
+    like = config("softmax", 4, 172)
+    for variant in (config("diff_v2", 4, 172), config("softmax", 6, 172), config("diff", 2, 172, head_dim=8)):
+        width = equal_feed_forward(variant, like)
+        variant.intermediate_size = width
+        # Rounding leaves at most half a column of three matrices in each layer.
+        leftover = sum(
+            sign * (count(one).shared + (3 * 64 * 4 if one.attention_type == "diff_v2" else 0))
+            for sign, one in ((1, variant), (-1, like))
+        )
+        assert abs(leftover) <= 3 * 3 * 64 / 2, variant.attention_type
+    assert equal_feed_forward(config("diff", 4, 10), like) == 172
+    with pytest.raises(ValueError, match=r"of 'diff_v2' has 13,056 parameters more than that of 'softmax', which is"):
+        equal_feed_forward(config("diff_v2", 4, 20), config("softmax", 4, 20))
+
+
+def test_what_a_wrong_learning_rate_costs() -> None:
+    """The best rate is the best on average; a run that diverged counts as a guess, as does one that is worse."""
+    losses = {
+        "diff": {"0.1": (2.0, 2.2), "0.2": (2.1, 1.9), "0.4": (math.nan, 9.0)},
+        "softmax": {"0.1": (2.3, 2.5), "0.2": (2.5, 2.7), "0.4": (3.0, 3.2)},
+    }
+    guess = 4.0
+    records = [Result(name=scaling.GUESS, variant="diff", value=guess, seed=0)]
+    for variant, rates in losses.items():
+        for rate, values in rates.items():
+            for seed, value in enumerate(values):
+                record = Result(
+                    name=scaling.LANGUAGE_LOSS,
+                    variant=variant,
+                    coordinates=Coordinates(learning_rate=float(rate)),
+                    value=value,
+                    seed=seed,
+                    better="lower",
+                )
+                records.append(record)
+    derived = {(r.name, r.variant, r.seed): r.value for r in scaling.derived(records)}
+    best, excess = scaling.BEST, scaling.EXCESS
+    assert [derived[best, "diff", seed] for seed in (0, 1)] == [2.1, 1.9]
+    assert [derived[best, "softmax", seed] for seed in (0, 1)] == [2.3, 2.5]
+    assert derived[excess, "diff", 0] == pytest.approx((2.0 + 2.1 + guess) / 3 - 2.1)
+    assert derived[excess, "diff", 1] == pytest.approx((2.2 + 1.9 + guess) / 3 - 1.9)
+    assert derived[excess, "softmax", 0] == pytest.approx((2.3 + 2.5 + 3.0) / 3 - 2.3)

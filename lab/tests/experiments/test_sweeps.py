@@ -1,6 +1,5 @@
 """Experiments whose trainings run at the same time, and sweeps of learning rates that widen."""
 
-import json
 import math
 import signal
 from collections.abc import Mapping
@@ -9,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, Preset
 from diff_lab.experiments.request import request_experiment
 from diff_lab.experiments.runner import run_experiment
-from diff_lab.experiments.variant_training import TrainedVariant, TrainingOfVariant, next_rate
+from diff_lab.experiments.variant_training import TrainedVariant, TrainingOfVariant
 from diff_lab.record import Result, ResultsFile
 from diff_lab.train import TrainingInterrupted
 from diff_lab.train.progress import Progress
@@ -68,40 +66,13 @@ def test_an_interrupted_experiment_resumes_in_parallel(tmp_path: Path) -> None:
             if self.begun == 2:
                 signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(TrainingInterrupted, match=r"Stopped after the step .*trying the learning rate.*--resume"):
+    with pytest.raises(TrainingInterrupted, match=r"of each training: .*trying the learning rate.*--resume"):
         run_experiment(small(long), tmp_path / "twice", progress=Stops(), workers=2)
     assert list((tmp_path / "twice").glob("runs/*/run/checkpoints/step-*"))
     again = run_experiment(small(long), tmp_path / "twice", resume=True, workers=2)
     once = run_experiment(small(long), tmp_path / "once")
     assert weights(tmp_path / "twice") == weights(tmp_path / "once")
     assert numbers(again) == numbers(once)
-
-
-@pytest.mark.all
-@pytest.mark.usefixtures("forked_workers")
-def test_a_run_that_diverges_in_a_worker_is_told_and_the_others_continue(tmp_path: Path) -> None:
-    results = run_experiment(small(replace(TINY, learning_rates=(1e-3, 1e30), seeds=1)), tmp_path, workers=2)
-    for variant in results.settings["variants"]:
-        assert variant["tried"]["1e+30"] is None
-        assert variant["learning_rate"] == 1e-3
-    assert "diff diverged at the learning rate 1e+30 with seed 0." in results.notes
-
-
-@pytest.mark.all
-@pytest.mark.usefixtures("forked_workers")
-def test_a_run_that_another_command_trains_is_named_and_the_others_stop(tmp_path: Path) -> None:
-    done = run_experiment(small(replace(TINY, learning_rates=(), seeds=1)), tmp_path / "done")
-    key = done.settings["variants"][1]["runs"]["0"]
-    (tmp_path / "new" / "runs" / key).mkdir(parents=True)
-    lock = FileLock(tmp_path / "new" / "runs" / key / ".lock")
-    with lock, pytest.raises(ValueError, match=f"^softmax · seed 0 · .*Another command is training the run in .*{key}"):
-        run_experiment(small(replace(TINY, learning_rates=(), seeds=1)), tmp_path / "new", workers=2)
-    assert [path.parent.name for path in tmp_path.glob("new/runs/*/.lock") if not _is_free(path)] == []
-
-
-def _is_free(path: Path) -> bool:
-    with FileLock(path, timeout=0):
-        return True
 
 
 class Run:
@@ -205,12 +176,3 @@ def test_one_rate_is_not_swept_and_a_diverged_run_has_no_second_stage() -> None:
     outcome, asked, _ = outcome_of(replace(STAGES, learning_rates=(1e-3,)), {})
     assert asked[1] == [f"diff · seed {seed} · learning rate 0.001 · extension" for seed in (0, 1)]
     assert [len(stages) for stages in outcome.stages] == [2, 2]
-
-
-def test_all_rates_that_were_tried_are_in_the_results(tmp_path: Path) -> None:
-    results = run_experiment(small(replace(TINY, more_rates=2, seeds=1)), tmp_path)
-    for variant in results.settings["variants"]:
-        tried = {float(rate): value for rate, value in variant["tried"].items()}
-        assert 2 <= len(tried) <= 4
-        assert len(tried) == 4 or next_rate(tried, "higher") is None
-    assert "more_rates" not in json.dumps(results.settings["request"]), "results of earlier versions are kept"

@@ -60,6 +60,23 @@ class Shown(Progress):
         self.heard.append(("stop",))
 
 
+class Stops(Shown):
+    """A user who sends a signal as soon as these runs have done a step."""
+
+    def __init__(self, number: int, *names: str) -> None:
+        super().__init__()
+        self.number, self.missing = number, set(names)
+
+    def run(self, name: str) -> Shown:
+        def at_step() -> None:
+            if name in self.missing:
+                self.missing.remove(name)
+                if not self.missing:
+                    signal.raise_signal(self.number)
+
+        return Shown(at_step, name)
+
+
 def process_and_threads(_: Progress) -> tuple[int, int]:
     time.sleep(0.05)  # so that no process is quick enough to do all of them
     return os.getpid(), torch.get_num_threads()
@@ -107,21 +124,6 @@ def fails_when_stopped(progress: Progress) -> None:
         raise OSError(errno.ENOSPC, "No space left on device") from None
 
 
-def evaluates_for_ever(folder: Path, variant: int, progress: Progress) -> None:
-    recipe = TINY.variant_recipe(DIFF_AND_SOFTMAX[variant], "train.steps=9", "train.evaluate_every=1")
-    data = build_data(recipe)
-    batch = next(data.batches.validation_batches())["input_ids"]
-
-    def evaluate(model: Any, _: int) -> dict[str, float]:
-        (folder / f"{variant} evaluates").touch()
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            model(batch)
-        raise AssertionError("nobody has left the evaluation")
-
-    train(recipe, folder / str(variant), data=data, on_evaluate=evaluate, progress=progress)
-
-
 def steps_until_a_tidy_end(mark: Path, progress: Progress) -> None:
     """The end of the process takes a while, and leaves a mark."""
     Finalize(None, time.sleep, args=(0.3,), exitpriority=1)
@@ -137,25 +139,18 @@ def kills_itself(number: int, progress: Progress) -> None:
 
 
 def results_of(*jobs: Callable[[Progress], Any], workers: int = 2, shown: Shown | None = None) -> list[Any]:
-    with WorkerPool[Any](workers, shown or Shown(), threads=1) as trainings:
+    with WorkerPool[Any](workers, shown or Shown()) as trainings:
         for number, work in enumerate(jobs):
             trainings.add(Job(f"job {number}", work))
         return [result for _, result in trainings.results()]
 
 
 def fails_at_the_first_result() -> None:
-    with WorkerPool[Any](2, Shown(), threads=1) as trainings:
+    with WorkerPool[Any](2, Shown()) as trainings:
         trainings.add(Job("long", steps_for_ever))
         trainings.add(Job("short", process_and_threads))
         for _ in trainings.results():
             raise ZeroDivisionError
-
-
-def is_stopped_after_the_last_result() -> None:
-    with WorkerPool[Any](2, Shown(), threads=1) as trainings:
-        trainings.add(Job("only", process_and_threads))
-        assert len(list(trainings.results())) == 1
-        signal.raise_signal(signal.SIGTERM)
 
 
 def children() -> set[int]:
@@ -184,7 +179,7 @@ def test_one_worker_is_this_process() -> None:
 
 def test_a_result_may_lead_to_more_jobs() -> None:
     done = []
-    with WorkerPool[Any](2, Shown(), threads=1) as trainings:
+    with WorkerPool[Any](2, Shown()) as trainings:
         trainings.add(Job("first", process_and_threads))
         for job, _ in trainings.results():
             done.append(job.name)
@@ -209,49 +204,35 @@ def test_trainings_have_the_weights_that_they_have_alone_and_are_shown_each(tmp_
 
 
 def test_ctrl_c_stops_every_training_with_a_checkpoint(tmp_path: Path) -> None:
-    running: set[str] = set()
-
-    class Stops(Shown):
-        def run(self, name: str) -> Shown:
-            def at_step() -> None:
-                running.add(name)
-                if len(running) == 2:
-                    signal.raise_signal(signal.SIGINT)
-
-            return Shown(at_step, name)
-
-    jobs = [partial(train_tiny, tmp_path / "stopped", variant, 20_000) for variant in (0, 1)]
-    with pytest.raises(TrainingInterrupted, match=r"job [01]; job [01].*--resume") as caught:
-        results_of(*jobs, shown=Stops())
+    jobs = [partial(train_tiny, tmp_path, variant, 20_000) for variant in (0, 1)]
+    with pytest.raises(TrainingInterrupted, match=r"job [01]; job [01]\. .*--resume") as caught:
+        results_of(*jobs, shown=Stops(signal.SIGINT, "job 0", "job 1"))
     assert caught.value.signal == signal.SIGINT
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    stopped = []
     for variant in (0, 1):
-        (checkpoint,) = (tmp_path / "stopped" / str(variant) / "checkpoints").glob("step-*")
-        stopped.append(int(checkpoint.name.removeprefix("step-")))
-        assert not (tmp_path / "stopped" / str(variant) / ".lock").exists()
-    assert max(stopped) < 20_000
+        assert len(list(tmp_path.glob(f"{variant}/checkpoints/step-*"))) == 1
+        assert not (tmp_path / str(variant) / ".lock").exists()
 
 
 @pytest.mark.all
 def test_workers_that_were_stopped_end_by_themselves(tmp_path: Path) -> None:
     """Killed ones would leave the semaphores that they have made, of which multiprocessing warns."""
     marks = [tmp_path / "0", tmp_path / "1"]
-    running: set[str] = set()
-
-    class Stops(Shown):
-        def run(self, name: str) -> Shown:
-            def at_step() -> None:
-                if name not in running:
-                    running.add(name)
-                    if len(running) == 2:
-                        signal.raise_signal(signal.SIGTERM)
-
-            return Shown(at_step, name)
-
+    jobs = [partial(steps_until_a_tidy_end, mark) for mark in marks]
     with pytest.raises(TrainingInterrupted):
-        results_of(*(partial(steps_until_a_tidy_end, mark) for mark in marks), shown=Stops())
+        results_of(*jobs, shown=Stops(signal.SIGTERM, "job 0", "job 1"))
     assert all(mark.exists() for mark in marks)
+
+
+def test_only_checkpoints_that_are_there_are_promised(tmp_path: Path) -> None:
+    jobs = (partial(train_tiny, tmp_path, 0, 20_000), steps_for_ever, fails_when_stopped)
+    with pytest.raises(TrainingInterrupted) as caught:
+        results_of(*jobs, workers=3, shown=Stops(signal.SIGHUP, "job 0", "job 1", "job 2"))
+    assert caught.value.signal == signal.SIGHUP
+    told = str(caught.value).removeprefix("Stopped with a checkpoint of each training: ").partition(". The same")[0]
+    failed = "job 2 ([Errno 28] job 2: No space left on device)"
+    assert set(told.split("; ")) == {"job 0", "job 1 (without one)", failed}
+    assert len(list(tmp_path.glob("0/checkpoints/step-*"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -274,13 +255,6 @@ def test_an_error_is_raised_as_itself_after_the_others_have_stopped(
     assert len(children() - before) <= 2
 
 
-def test_what_this_package_says_of_a_training_is_said_with_its_name(tmp_path: Path) -> None:
-    (tmp_path / "0").mkdir()
-    (tmp_path / "0" / "novel.txt").touch()
-    with pytest.raises(FileExistsError, match=r"^job 1: .*is not a run of ours, so nothing is written there\.$"):
-        results_of(steps_for_ever, partial(train_tiny, tmp_path, 0, 3))
-
-
 def test_an_error_of_another_package_is_told_with_its_place() -> None:
     with pytest.raises(RuntimeError, match="job 0: ValueError: invalid literal") as caught:
         results_of(raises_inside_python)
@@ -293,11 +267,11 @@ def test_an_error_of_another_package_is_told_with_its_place() -> None:
 
 def test_a_killed_worker_is_named_and_the_others_stop(tmp_path: Path) -> None:
     before = children()
-    with pytest.raises(OSError, match=r"^job 1: its process was killed \(signal 9\).*fewer workers.*--resume"):
+    with pytest.raises(OSError, match=r"^job 1: its process ended with exit code -9, .*fewer workers.*--resume"):
         results_of(partial(train_tiny, tmp_path, 0, 20_000), partial(kills_itself, signal.SIGKILL))
     assert len(children() - before) <= 2
     assert not (tmp_path / "0" / ".lock").exists()
-    with pytest.raises(OSError, match=r"^job 0: its process was ended by signal 10 \(") as caught:
+    with pytest.raises(OSError, match=r"^job 0: its process ended with exit code -10\.") as caught:
         results_of(partial(kills_itself, signal.SIGUSR1))
     assert "memory" not in str(caught.value)
 
@@ -308,60 +282,7 @@ def test_a_worker_that_was_told_to_stop_before_it_could_is_no_error(number: int)
     with pytest.raises(TrainingInterrupted) as caught:
         results_of(steps_for_ever, partial(kills_itself, number))
     assert caught.value.signal == number
-    message = str(caught.value)
-    assert message.startswith("Stopped with nothing new saved: job 1; job 0. The same command with --resume")
-    assert "checkpoint" not in message
-
-
-@pytest.mark.all
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_parent_alone_leaves_an_evaluation(tmp_path: Path, number: int) -> None:
-    marks = [tmp_path / "0 evaluates", tmp_path / "1 evaluates"]
-
-    class Stops(Shown):
-        def run(self, name: str) -> Shown:
-            def wait_and_stop() -> None:
-                wait_until(lambda: all(mark.exists() for mark in marks))
-                signal.raise_signal(number)
-
-            return Shown(wait_and_stop if name == "job 0" else lambda: None, name)
-
-    with pytest.raises(TrainingInterrupted, match=r"^Stopped after the step .*: job [01]; job [01]\.") as caught:
-        results_of(*(partial(evaluates_for_ever, tmp_path, variant) for variant in (0, 1)), shown=Stops())
-    assert caught.value.signal == number
-
-
-def test_an_error_while_jobs_are_stopped_is_told() -> None:
-    class Stops(Shown):
-        def run(self, name: str) -> Shown:
-            return Shown((lambda: signal.raise_signal(signal.SIGTERM)) if name == "job 1" else lambda: None, name)
-
-    with pytest.raises(TrainingInterrupted) as caught:
-        results_of(steps_for_ever, fails_when_stopped, shown=Stops())
-    message = str(caught.value)
-    assert "Stopped with nothing new saved: job 0." in message
-    assert "Failed while it was stopped: [Errno 28] job 1: No space left on device." in message
-
-
-def test_only_checkpoints_that_are_there_are_promised(tmp_path: Path) -> None:
-    class Stops(Shown):
-        def run(self, name: str) -> Shown:
-            return Shown((lambda: signal.raise_signal(signal.SIGHUP)) if name == "job 0" else lambda: None, name)
-
-    with pytest.raises(TrainingInterrupted) as caught:
-        results_of(partial(train_tiny, tmp_path, 0, 20_000), steps_for_ever, shown=Stops())
-    assert caught.value.signal == signal.SIGHUP
-    held, others, resume = str(caught.value).split(". ")
-    assert held == "Stopped after the step that each was in, which checkpoints hold: job 0"
-    assert others == "Stopped with nothing new saved: job 1"
-    assert "--resume" in resume
-    assert len(list(tmp_path.glob("0/checkpoints/step-*"))) == 1
-
-
-def test_a_signal_after_the_last_result_is_not_lost() -> None:
-    with pytest.raises(TrainingInterrupted, match="while nothing was trained") as caught:
-        is_stopped_after_the_last_result()
-    assert caught.value.signal == signal.SIGTERM
+    assert "job 1 (without one); job 0 (without one). The same command with --resume" in str(caught.value)
 
 
 def test_an_error_of_the_caller_stops_all_jobs() -> None:
@@ -369,34 +290,6 @@ def test_an_error_of_the_caller_stops_all_jobs() -> None:
     with pytest.raises(ZeroDivisionError):
         fails_at_the_first_result()
     assert len(children() - before) <= 2
-
-
-@pytest.mark.all
-def test_workers_end_with_a_checkpoint_after_their_parent_was_killed(tmp_path: Path) -> None:
-    _kill_the_parent(tmp_path, "forkserver")
-
-
-@pytest.mark.all
-def test_workers_that_are_spawned_end_after_their_parent_was_killed(tmp_path: Path) -> None:
-    _kill_the_parent(tmp_path, "spawn")
-
-
-def _kill_the_parent(tmp_path: Path, start: str) -> None:
-    """One worker trains, one has nothing to do."""
-    parent = forked.start(tmp_path / "log", _train_in_a_parent, tmp_path, start)
-    begun = tmp_path / "0" / "metrics.jsonl"
-    wait_until(lambda: begun.exists() and begun.stat().st_size > 0 and (tmp_path / "idle").exists())
-    workers = [psutil.Process(int(path.read_text())) for path in (tmp_path / "0.pid", tmp_path / "idle")]
-    parent.kill()
-    parent.join()
-    wait_until(lambda: len(list(begun.parent.glob("checkpoints/step-*"))) == 1)
-    wait_until(lambda: all(not worker.is_running() or worker.status() == "zombie" for worker in workers))
-    assert not (begun.parent / ".lock").exists()
-
-
-def _train_in_a_parent(folder: Path, start: str) -> None:
-    worker_pool.START = start
-    results_of(partial(trains_for_ever, folder), partial(notes_its_process, folder / "idle"))
 
 
 def trains_for_ever(folder: Path, progress: Progress) -> None:
@@ -428,3 +321,21 @@ def test_the_default_is_a_worker_for_each_core_that_memory_has_room_for(monkeypa
     monkeypatch.setattr(worker_pool, "available_memory", lambda: None)
     assert default_workers(40, on_cpu=True) == 16
     assert usable_processors() >= 1
+
+
+@pytest.mark.all
+def test_workers_end_with_a_checkpoint_after_their_parent_was_killed(tmp_path: Path) -> None:
+    """Workers that are spawned, as a command has them: one trains, one has nothing to do."""
+    parent = forked.start(tmp_path / "log", _train_in_a_parent, tmp_path)
+    begun = tmp_path / "0" / "metrics.jsonl"
+    wait_until(lambda: begun.exists() and begun.stat().st_size > 0 and (tmp_path / "idle").exists())
+    workers = [psutil.Process(int(path.read_text())) for path in (tmp_path / "0.pid", tmp_path / "idle")]
+    parent.kill()
+    parent.join()
+    wait_until(lambda: len(list(begun.parent.glob("checkpoints/step-*"))) == 1)
+    wait_until(lambda: all(not worker.is_running() or worker.status() == "zombie" for worker in workers))
+    assert not (begun.parent / ".lock").exists()
+
+
+def _train_in_a_parent(folder: Path) -> None:
+    results_of(partial(trains_for_ever, folder), partial(notes_its_process, folder / "idle"))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import Field, FiniteFloat
 
-from diff_lab.experiments.experiment import EXPERIMENTS, PAPER, find_experiment
+from diff_lab.experiments.definitions import EXPERIMENTS, find_experiment
 from diff_lab.measure.measurement import (
     MEASUREMENTS,
     Count,
@@ -120,9 +120,9 @@ def test_every_measurement_is_described_and_so_are_its_options(name: str) -> Non
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiments_options_are_of_their_kind(name: str) -> None:
     experiment = find_experiment(name)
-    of_no_kind(experiment.option_model())
-    for preset in (one for size, one in experiment.presets.items() if size != PAPER):
-        read_options(experiment.option_model(), preset.options, "It")
+    of_no_kind(experiment.options)
+    for preset in experiment.presets.values():
+        read_options(experiment.options, preset.options, "It")
         for requested in experiment.requests(preset):
             requested.resolve()
 

@@ -2,9 +2,10 @@
 
 import shlex
 import traceback
-from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -31,6 +32,15 @@ if TYPE_CHECKING:
     from diff_lab.train import Recipe
 
 ALL = "all"
+Resume = Annotated[bool, typer.Option("--resume", help="Keep what is in the output folder, and resume.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the output folder.")]
+MeasurementOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="A setting of the measurement, such as sequences=500 (retrieval) or documents=100 (text); repeatable.",
+    ),
+]
 
 
 def demo(
@@ -43,8 +53,8 @@ def demo(
     fast: Annotated[
         bool, typer.Option("--fast", help="Take few steps: in a minute or so, everything of models that hardly learn.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the demo in the output folder.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the demo in the output folder.")] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Train a Differential Transformer beside a Transformer of the same size and compare them.
 
@@ -100,22 +110,19 @@ def reproduce(
     preset: Annotated[
         Literal["cpu", "evening", "night", "gpu", "paper"],
         typer.Option(
-            help="Two processor cores for minutes (cpu) or hours (evening, night), one H200 (gpu), or the paper's own "
-            "size, which is checked and not run."
+            help="Two processor cores for minutes (cpu) or hours (evening, night), or one H200 (gpu). The paper's own "
+            "size has commands of its own."
         ),
     ] = "cpu",
     seeds: Annotated[int | None, optional("How many seeds.", "the preset's", min=1)] = None,
     text: TextPaths = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A setting of one experiment's measurement; may be repeated."),
-    ] = None,
+    option: MeasurementOptions = None,
     output: Annotated[
         Path | None, optional("Folder of results, their report, and runs.", "runs/reproduce-PRESET")
     ] = None,
     workers: Workers = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep the results that are there, and resume.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results that are there.")] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     rehearse: Annotated[
         bool,
         typer.Option(
@@ -134,155 +141,105 @@ def reproduce(
     if list_:
         console.output().print(_listing())
         return
-    from diff_lab.experiments.experiment import EXPERIMENTS, PAPER, find_experiment
+    if preset == "paper":
+        raise ValueError(
+            "The paper's own size is for a cluster and has no preset; the commands of every table and figure are in "
+            'docs/experiments.md, under "The paper\'s own size".'
+        )
+    from diff_lab.experiments.definitions import EXPERIMENTS, find_experiment
 
     if not names:
         raise ValueError(f"Name one experiment or more of {', '.join(EXPERIMENTS)}; --list says what they show.")
     experiments = [find_experiment(name) for name in dict.fromkeys(names) if name != ALL]
     if ALL in names:
-        every = [find_experiment(name) for name in EXPERIMENTS]
-        experiments = [experiment for experiment in every if preset in experiment.presets or experiment.name in names]
-    files = {"--output": output, "--resume": resume, "--overwrite": overwrite, "--workers": workers}
-    if preset == PAPER:
-        settings = {"--seeds": seeds, "--text": text, "--option": option, "--rehearse": rehearse}
-        console.refuse("--preset paper, which is checked and not run", {**settings, **files})
-        from diff_lab.experiments.paper_preset import check_paper, experiments_by_run, paper_preset
-
-        by_run = experiments_by_run()
-        for experiment in experiments:
-            checked = {"variants": check_paper(experiment), "preset": paper_preset(experiment)}
-            values = {"experiment": experiment, "experiments_by_run": by_run, **checked}
-            console.print_line(fill_text("paper_preset.txt", **values))
-        return
-
+        experiments = [one for one in EXPERIMENTS.values() if preset in one.presets or one.name in names]
     if rehearse:
+        files = {"--output": output, "--resume": resume, "--overwrite": overwrite, "--workers": workers}
         console.refuse("--rehearse, which keeps no files", files)
 
-    from diff_lab.experiments.request import as_defined, check_results, request_experiment, results_path
+    from diff_lab.experiments.rehearsal import rehearse as carry_out_small
+    from diff_lab.experiments.request import check_results, results_path
     from diff_lab.experiments.runner import run_experiment
-    from diff_lab.report.pages import DOCUMENT, build_results_report
     from diff_lab.train.progress import RunProgress
 
-    shared = _shared_out(experiments, preset, text or [], parse_options(option or []))
-    requests = [
-        request_experiment(experiment, preset, seeds=seeds, is_rehearsal=rehearse, **arguments)
-        for experiment, arguments in zip(experiments, shared, strict=True)
-    ]
-    if rehearse:
-        _rehearse_all(requests)
-        return
-    folder = output or Path("runs") / f"reproduce-{preset}"
-    for request in requests:
-        check_results(results_path(folder, request.experiment.name), request, resume=resume, overwrite=overwrite)
-
-    def reproduce_one(request: "ExperimentRequest") -> None:
-        name, minutes = request.experiment.name, request.preset.minutes
-        about = "" if minutes is None else f", planned for about {_duration(minutes)}"
-        console.say(f"{name}: {request.experiment.shows}{about}")
-        shown = RunProgress(console.messages())
-        results = run_experiment(request, folder, resume=resume, overwrite=overwrite, progress=shown, workers=workers)
-        show_results(results, results_path(folder, name))
-
-    failed = _failed(requests, reproduce_one)
-    if len(failed) < len(requests):
-        console.print_line(f"report: {build_results_report([folder], folder / DOCUMENT, as_defined)}")
-    _refuse_failed(failed, len(requests), "carried out")
-
-
-def _rehearse_all(requests: "Sequence[ExperimentRequest]") -> None:
-    """Rehearse experiments one after the other and write their report, all of it into a folder that is then removed.
-
-    Raises ValueError, after the table of rehearsals, if one of several failed.
-    """
-    from diff_lab.experiments.rehearsal import rehearse
-    from diff_lab.experiments.request import as_defined
-    from diff_lab.report.documents import Table
-    from diff_lab.report.pages import DOCUMENT, build_results_report
-    from diff_lab.train.progress import RunProgress
-
-    phases = ("checks", "small experiment")
-    rows: list[tuple[str, ...]] = []
-    with TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-
-        def rehearse_one(request: "ExperimentRequest") -> None:
-            name = request.experiment.name
-            console.say(f"{name}: rehearsed in a temporary folder")
-            rehearsal = rehearse(request, folder, RunProgress(console.messages()))
-            seconds = (f"{rehearsal.seconds[phase]:.1f}" for phase in phases)
-            rows.append((name, *seconds, str(len(rehearsal.results.comparisons))))
-
-        failed = _failed(requests, rehearse_one)
-        if rows:
-            build_results_report([folder], folder / DOCUMENT, as_defined)
-    head = ("experiment", *(f"{phase}, s" for phase in phases), "comparisons")
-    caption = (
-        "All files were written, the report too. Checks are of the preset itself, comparisons of the small experiment."
-    )
-    if rows:
-        console.output().print(Table.of_rows(head, rows, caption=caption, right=head[1:], one_line=head[:1]))
-    _refuse_failed(failed, len(requests), "rehearsed")
-
-
-def _failed(requests: "Sequence[ExperimentRequest]", work: "Callable[[ExperimentRequest], None]") -> list[str]:
-    """Do the work for each request, and return the names of the experiments that failed, after telling why.
-
-    A failure of one of several, such as to fetch a data set, must not keep the others from being done. The error of the
-    only one is raised, and so is that of a reader of stdout who has ended.
-    """
+    settings = {"seeds": seeds, "is_rehearsal": rehearse}
+    requests = _requests(experiments, preset, text or [], parse_options(option or []), **settings)
     failed = []
-    for request in requests:
-        try:
-            work(request)
-        except Exception as error:
-            if len(requests) == 1 or isinstance(error, BrokenPipeError):
-                raise
-            message = user_message(error)
-            if message is None:  # a bug, or a full memory: where it was
-                message = "".join(traceback.format_exception(error)).rstrip()
-            failed.append(request.experiment.name)
-            console.say(f"error: {failed[-1]}: {message}")
-    return failed
-
-
-def _refuse_failed(failed: Sequence[str], count: int, done: str) -> None:
-    """Raise ValueError if some of `count` experiments could not be "carried out", or whatever is `done`."""
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary) if rehearse else output or Path("runs") / f"reproduce-{preset}"
+        kept = {"resume": resume, "overwrite": overwrite}
+        for request in requests:
+            check_results(results_path(folder, request.experiment.name), request, **kept)
+        for request in requests:
+            name, about = request.experiment.name, _duration(request.preset.minutes)
+            progress = RunProgress(console.messages())
+            try:
+                if rehearse:
+                    console.say(f"{name}: rehearsed in a temporary folder")
+                    begun = monotonic()
+                    rows = carry_out_small(request, folder, progress).comparisons
+                    console.print_line(f"{name}: {len(rows)} comparisons after {monotonic() - begun:.0f} s")
+                else:
+                    console.say(f"{name}: {request.experiment.shows}, planned for about {about}")
+                    results = run_experiment(request, folder, progress=progress, workers=workers, **kept)
+                    show_results(results, results_path(folder, name))
+            except Exception as error:
+                # A failure of one of several, such as to fetch a data set, must not keep the others from being done.
+                if len(requests) == 1 or isinstance(error, BrokenPipeError):
+                    raise
+                failed.append(name)
+                # Of a bug, or a full memory, where it was.
+                why = user_message(error) or "".join(traceback.format_exception(error)).rstrip()
+                console.say(f"error: {name}: {why}")
+        if len(failed) < len(requests):
+            _write_report(folder, is_told=not rehearse)
     if failed:
-        raise ValueError(f"{len(failed)} of {count} experiments could not be {done}: {', '.join(failed)}.")
+        done = "rehearsed" if rehearse else "carried out"
+        raise ValueError(f"{len(failed)} of {len(requests)} experiments could not be {done}: {', '.join(failed)}.")
 
 
-def _shared_out(
-    experiments: "list[Experiment]", preset: str, text: list[Path], options: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Return text and options for each experiment that knows them; those that none knows go to all, and are refused."""
-    from diff_lab.experiments.request import preset_of
+def _write_report(folder: Path, *, is_told: bool = True) -> None:
+    """Write the report of the results in a folder, and print where it is."""
+    from diff_lab.experiments.request import as_defined
+    from diff_lab.report.pages import DOCUMENT, build_results_report
+
+    path = build_results_report([folder], folder / DOCUMENT, as_defined)
+    if is_told:
+        console.print_line(f"report: {path}")
+
+
+def _requests(
+    experiments: "list[Experiment]", preset: str, text: list[Path], options: dict[str, Any], **settings: Any
+) -> "list[ExperimentRequest]":
+    """Return the requests, with text and options for each experiment that knows them.
+
+    Those that none knows go to all, and are refused.
+    """
+    from diff_lab.experiments.request import preset_of, request_experiment
 
     presets = [preset_of(experiment, preset) for experiment in experiments]
     known = {name for chosen in presets for name in chosen.options}
-    on_text = any(chosen.trains_on_text for chosen in presets)
-    return [
-        {
-            "text": text if chosen.trains_on_text or not on_text else [],
-            "options": {name: value for name, value in options.items() if name in chosen.options or name not in known},
-        }
-        for chosen in presets
-    ]
+    is_on_text = any(chosen.trains_on_text for chosen in presets)
+    requests = []
+    for experiment, chosen in zip(experiments, presets, strict=True):
+        own = {name: value for name, value in options.items() if name in chosen.options or name not in known}
+        own_text = text if chosen.trains_on_text or not is_on_text else []
+        requests.append(request_experiment(experiment, preset, text=own_text, options=own, **settings))
+    return requests
 
 
 def _listing() -> "Table":
-    from diff_lab.experiments.experiment import EXPERIMENTS, find_experiment
+    from diff_lab.experiments.definitions import EXPERIMENTS
     from diff_lab.report.documents import Table
 
-    sizes = ("cpu", "evening", "night", "gpu", "paper")
+    sizes = ("cpu", "evening", "night", "gpu")
     rows = []
-    for experiment in map(find_experiment, EXPERIMENTS):
-        cells = dict.fromkeys(sizes, "–")
-        for name, preset in experiment.presets.items():
-            cells[name] = "checked" if name == "paper" else _duration(preset.minutes)
-        rows.append((experiment.name, experiment.shows, *cells.values()))
+    for experiment in EXPERIMENTS.values():
+        times = (_duration(experiment.presets[size].minutes) if size in experiment.presets else "–" for size in sizes)
+        rows.append((experiment.name, experiment.shows, *times))
     caption = "cpu, evening, night: on two processor cores. gpu: planned for one H200, not timed yet."
     head, one_line = ("name", "what it shows", *sizes), ("name", *sizes)
-    return Table.of_rows(head, rows, caption=caption, right=sizes[:-1], one_line=one_line)
+    return Table.of_rows(head, rows, caption=caption, right=sizes, one_line=one_line)
 
 
 def _duration(minutes: float | None) -> str:
@@ -329,18 +286,11 @@ def compare(
             "--unmatched", help="Leave the sizes of variants alone, even if the attention of one has more parameters."
         ),
     ] = False,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="A setting of the measurement, such as sequences=500 (retrieval) or documents=100 (text); may be "
-            "repeated.",
-        ),
-    ] = None,
+    option: MeasurementOptions = None,
     output: Annotated[Path | None, optional("Folder of results, their report, and runs.", "runs/compare-NAME")] = None,
     workers: Workers = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep the results that are there, and resume.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results that are there.")] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Compare attention types by a recipe of your own, as `reproduce` does by those of the experiments.
 
@@ -348,45 +298,36 @@ def compare(
     interrupted command resumes where it stopped; a run that is finished in the output folder is not trained again. The
     report is RESULTS.md with its figures.
     """
-    from diff_lab.experiments.recipe_comparison import check_options, compare_recipe, with_data
-    from diff_lab.experiments.request import (
-        as_defined,
-        check_results,
-        refuse_results,
-        request_experiment,
-        results_path,
-    )
+    from diff_lab.experiments.recipe_comparison import compare_recipe, comparison_name
+    from diff_lab.experiments.request import check_results, refuse_results, request_experiment, results_path
     from diff_lab.experiments.runner import run_experiment
     from diff_lab.record import OWN
-    from diff_lab.report.pages import DOCUMENT, build_results_report
     from diff_lab.train import build_data
     from diff_lab.train.progress import RunProgress
 
     resolved = _with_text(recipe, settings or [], text or [])
-    names = [name.strip() for name in variants.split(",")]
-    rates, options = _rates(learning_rates), parse_options(option or [])
-    check_options(resolved, options)
-    experiment = compare_recipe(resolved, names, seeds=seeds, learning_rates=rates, unmatched=unmatched)
-    folder = output or Path("runs") / experiment.name.replace("recipe_", "compare-", 1)
-    path = results_path(folder, experiment.name)
-    refuse_results(path, resume=resume, overwrite=overwrite)
-    messages = console.messages()
+    name = comparison_name(resolved)
+    folder = output or Path("runs") / name.replace("recipe_", "compare-", 1)
+    kept = {"resume": resume, "overwrite": overwrite}
+    refuse_results(results_path(folder, name), **kept)
+    messages, options = console.messages(), parse_options(option or [])
     with tokenising_progress(messages) as tell:
-        data = build_data(resolved, tell=tell)
-    request = request_experiment(with_data(experiment, data), OWN, options=options)
-    check_results(path, request, resume=resume, overwrite=overwrite)
+        experiment = compare_recipe(
+            resolved,
+            [one.strip() for one in variants.split(",")],
+            seeds=seeds,
+            learning_rates=_rates(learning_rates),
+            unmatched=unmatched,
+            options=options,
+            build=partial(build_data, tell=tell),
+        )
+    request = request_experiment(experiment, OWN, options=options)
+    check_results(results_path(folder, name), request, **kept)
     if seeds == 1:
         messages.print("With one seed there are no intervals, and every answer is inconclusive.")
-    results = run_experiment(
-        request,
-        folder,
-        resume=resume,
-        overwrite=overwrite,
-        progress=RunProgress(messages),
-        workers=workers,
-    )
-    show_results(results, path)
-    console.print_line(f"report: {build_results_report([folder], folder / DOCUMENT, as_defined)}")
+    results = run_experiment(request, folder, progress=RunProgress(messages), workers=workers, **kept)
+    show_results(results, results_path(folder, name))
+    _write_report(folder)
 
 
 def _with_text(name: str, settings: list[str], text: list[Path]) -> "Recipe":
@@ -398,15 +339,9 @@ def _with_text(name: str, settings: list[str], text: list[Path]) -> "Recipe":
     resolved = read_recipe(name, settings)
     if not text:
         return resolved
-    if not isinstance(resolved.data, TextData):
-        raise ValueError(
-            f"--text does not go with the recipe {resolved.name!r}, whose data is {resolved.data.describe()}."
-        )
-    if resolved.data.dataset is not None:
-        raise ValueError(
-            f"--text does not go with the recipe {resolved.name!r}, whose text is {resolved.data.describe()}; "
-            "data.dataset=null takes it out."
-        )
+    if not isinstance(resolved.data, TextData) or resolved.data.dataset is not None:
+        described = resolved.data.describe()
+        raise ValueError(f"--text does not go with the recipe {resolved.name!r}, whose data is {described}.")
     TextFiles(text)  # refuses what is no text
     paths = [str(path.expanduser().resolve()) for path in text]
     return read_recipe(name, [*settings, override_of("data.paths", paths)])
@@ -423,26 +358,18 @@ def _rates(text: str | None) -> list[float]:
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RUN|RESULTS…",
-            help="Run folders, the folder of a demo, or results of `reproduce` and `compare`: files NAME.json or "
-            "folders with them.",
-        ),
+        typer.Argument(metavar="RUN|RESULTS…", help="Runs, the folder of a demo, or results: NAME.json or folders."),
     ],
     output: Annotated[
-        Path | None,
-        optional(
-            "The file to write: a page, or of results a Markdown document (.md).",
-            "in the folder of the runs or results",
-        ),
+        Path | None, optional("The file to write: .html, or of results .md.", "in the folder of the runs or results")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the report that is there.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Draw the page of a demo, or of training runs beside each other; or set out the results of experiments beside the
     paper's.
 
     Of results there is a Markdown document (RESULTS.md) with a page of each experiment, METHOD.md and figures beside
-    it.
+    it, and one page that holds everything (RESULTS.html), or with `--output RESULTS.html` this page alone.
     """
     from diff_lab.report.findings import holds_experiments
     from diff_lab.report.pages import build_results_report, build_run_report, results_report_files, run_report_path
@@ -450,10 +377,9 @@ def report(
     of_experiments = any(map(holds_experiments, paths))
     replaced = results_report_files(paths, output) if of_experiments else (run_report_path(paths, output),)
     console.refuse_existing(replaced, "report", overwrite=overwrite)
-    if of_experiments:
-        from diff_lab.experiments.request import as_defined
+    if not of_experiments:
+        console.print_line(str(build_run_report(paths, output)))
+        return
+    from diff_lab.experiments.request import as_defined
 
-        written = build_results_report(paths, output, as_defined)
-    else:
-        written = build_run_report(paths, output)
-    console.print_line(str(written))
+    console.print_line(str(build_results_report(paths, output, as_defined)))

@@ -108,10 +108,10 @@ def run_demo(
         }
         for task in TASKS
     }
-    runs = {task: {variant: folder / f"{task}-{variant}" for variant in VARIANTS} for task in TASKS}
     existing: dict[str, Any] = {"resume": "auto" if resume else False, "overwrite": overwrite}
-    by_run = [(runs[task][variant], recipes[task][variant]) for task in TASKS for variant in VARIANTS]
-    for run, recipe in by_run:
+    runs = {task: {variant: folder / f"{task}-{variant}" for variant in VARIANTS} for task in TASKS}
+    by_run = {runs[task][variant]: recipes[task][variant] for task in TASKS for variant in VARIANTS}
+    for run, recipe in by_run.items():
         check_run_folder(run, recipe, **existing)
     # All data before any training: bad input is said at once, not after minutes.
     data_of = {task: build_data(recipes[task]["diff"]) for task in TASKS}
@@ -119,7 +119,7 @@ def run_demo(
         # Everything that an earlier demo wrote is deleted at once, so that old and new are never mixed.
         for name in LEFTOVERS:
             (folder / name).unlink(missing_ok=True)
-        for run, recipe in by_run:
+        for run, recipe in by_run.items():
             if is_run_folder(run):
                 begin_run_folder(run, recipe)
     workers = default_workers(len(VARIANTS), on_cpu=not torch.accelerator.is_available())
@@ -170,23 +170,17 @@ _WITHOUT_EXTRAS = section("train", inspect_every=None, max_loss_rise=None)
 def _expectations(recipes: Mapping[str, Recipe], workers: int, *, fast: bool) -> str:
     """Say how the demo will go, and how long it takes."""
     retrieval, language = recipes["retrieval"], recipes["language"]
-    pairs = getattr(retrieval.data, "num_pairs", "")
     return f"""\
 What to expect: a Differential Transformer (DIFF) and a Transformer of the same size
 are trained {"at the same time" if workers > 1 else "one after the other"}, on two tasks.
 
-1. Finding needles: {retrieval.train.steps:,} steps.
-   {pairs} key–value pairs, the needles, lie in noise, and the model is asked for the value
-   of a key. The validation is the accuracy of this. First both stand near the floor, the
-   accuracy of a model that knows the values but not their keys; then they rise above
-   it. Expect both to learn, one earlier than the other: when each began is what to
-   look at. The one that begins later may still be ahead in the end.
+1. Finding needles: {retrieval.train.steps:,} steps on {retrieval.data.describe()}.
+   First both stand near the floor, the accuracy of a model that knows the values but not
+   their keys. Expect both to rise above it, one earlier than the other.
 
-2. Language: {language.train.steps:,} steps.
-   The model reads {language.data.describe()}
-   and predicts each next token. The validation is its loss, in nats per token.
-   Expect both to fall close to each other, and either to end a little lower: after so few
-   tokens neither is a finished model. Rows in which DIFF loses are shown like all.
+2. Language: {language.train.steps:,} steps on {language.data.describe()}.
+   Expect both losses to fall close to each other, and either to end a little lower: after
+   so few tokens neither is a finished model. Rows in which DIFF loses are shown like all.
 
 In all {"a minute or so" if fast else "4 to 8 minutes"} on two processor cores. Ctrl-C leaves checkpoints, from which
 --resume resumes. This is one seed and no proof: `diff-lab reproduce` has experiments with seeds.
@@ -201,21 +195,20 @@ def _train(recipe: Recipe, folder: Path, existing: Mapping[str, Any], progress: 
 
 
 def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
+    """Raise FileExistsError for a folder that holds something else, or a demo that is neither resumed nor replaced."""
     if resume and overwrite:
         raise ValueError("A demo is either resumed or overwritten, not both.")
-    if not folder.exists():
-        return
-    if not folder.is_dir():
+    if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{str(folder)!r} is a file, not a folder for the demo.")
-    names = {path.name for path in folder.iterdir()}
-    has_runs = any(is_run_folder(folder / f"{task}-{variant}") for task in TASKS for variant in VARIANTS)
-    is_demo = has_runs or (folder / RESULTS).is_file() or (bool(names) and names.issubset(LEFTOVERS))
-    if is_demo and not (resume or overwrite):
-        raise FileExistsError(
-            f"The output folder {str(folder)!r} already holds a demo; "
-            "choose another one with --output, resume it with --resume, or replace it with --overwrite."
-        )
-    if not is_demo and names:
+    names = {path.name for path in folder.glob("*")}
+    is_demo = any(is_run_folder(folder / f"{task}-{variant}") for task in TASKS for variant in VARIANTS)
+    if is_demo or (folder / RESULTS).is_file() or (names and names.issubset(LEFTOVERS)):
+        if not (resume or overwrite):
+            raise FileExistsError(
+                f"The output folder {str(folder)!r} already holds a demo; "
+                "choose another one with --output, resume it with --resume, or replace it with --overwrite."
+            )
+    elif names:
         raise FileExistsError(f"{str(folder)!r} is not empty and holds no demo, so nothing is written there.")
 
 
@@ -224,11 +217,9 @@ def attention_example(
 ) -> dict[str, Any]:
     """Return the maps of one head of each variant for a query that is answered right, if there is one.
 
-    The query is the first one, in the order of the evaluation's sequences, that both variants answer right and DIFF
-    with λ = 0 does not; or else that both do; or else that DIFF, or else that another variant does; or else the first.
-    None whose key was asked for before in its sequence, as the answer to that would be in view. Of DIFF the head is the
-    one whose λ = 0 changes the answer most, as in the explorer; of a model that subtracts nothing the one with most of
-    its weight on the answer.
+    The query is one that both variants answer right and DIFF with λ = 0 does not, if there is one. Of DIFF the head is
+    the one whose λ = 0 changes the answer most, as in the explorer; of a model that subtracts nothing the one with most
+    of its weight on the answer.
     """
     sample = batches.sample(EXAMPLES, seed)
     right = {variant: retrieval_answers(model, sample) for variant, model in models.items()}
@@ -244,7 +235,8 @@ def attention_example(
     example: dict[str, Any] = {"layers": {}, "heads": {}, "maps": {}}
     for variant, model in models.items():
         layers = attention_maps(model, input_ids.to(model.device))
-        shares = torch.stack([_answer_share(layer.difference[0].cpu(), query, answer) for layer in layers])
+        rows = torch.stack([layer.difference[0, :, query].abs().cpu() for layer in layers])  # (layers, heads, keys)
+        shares = rows[:, :, answer] / rows.sum(-1)
         layer, head = divmod(int(shares.argmax()), shares.shape[1])
         asked = input_ids[0, : query + 1].tolist()
         if explored[variant].subtracts and (most_changed := explored[variant].most_changed_head(asked)):
@@ -272,22 +264,18 @@ def attention_example(
 
 def _first_query(sample: RetrievalSample, right: Mapping[str, Tensor], right_without: Tensor) -> tuple[int, int]:
     """Return the sequence and the place in it of the query whose maps are shown; `right` are the (n, Q) answers, and
-    `right_without` DIFF's with λ = 0."""
+    `right_without` DIFF's with λ = 0.
+
+    Best is one that both answer right and DIFF with λ = 0 does not, then one that both do, that DIFF does, that another
+    does; of equals the first. A key that was asked for before in its sequence has its answer in view.
+    """
     answers = sample.answer_spans
-    earlier = torch.tril(answers[:, :, None] == answers[:, None, :], diagonal=-1).any(-1)
+    is_repeated = torch.tril(answers[:, :, None] == answers[:, None, :], diagonal=-1).any(-1)
     every = torch.stack(list(right.values()))
-    diff = right["diff"]
-    for wanted in (every.all(0) & ~right_without, every.all(0), diff, every.any(0), torch.ones_like(diff)):
-        found = (wanted & ~earlier).nonzero()
-        if len(found):
-            break
-    return int(found[0, 0]), int(found[0, 1])
-
-
-def _answer_share(maps: Tensor, query: int, answer: int) -> Tensor:
-    """Compute from maps (H, N, N) the share (H,) of the query's absolute weight that lies on its answer."""
-    rows = maps[:, query].abs()
-    return rows[:, answer] / rows.sum(-1)
+    ranks = (every.all(0) & ~right_without, every.all(0), right["diff"], every.any(0))
+    score = sum(2 ** (len(ranks) - place) * rank.int() for place, rank in enumerate(ranks))
+    best = int((torch.where(is_repeated, -1, score)).argmax())
+    return best // answers.shape[1], best % answers.shape[1]
 
 
 def text_samples(models: dict[str, DiffTransformerForCausalLM], data: Data, seed: int) -> dict[str, str]:
@@ -295,8 +283,7 @@ def text_samples(models: dict[str, DiffTransformerForCausalLM], data: Data, seed
     tokenizer, batches = data.tokenizer, data.batches
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     assert isinstance(batches, TextBatches)
-    window = next(iter(batches.validation_batches()))["input_ids"][:1]
-    prompt = window[:, : min(SAMPLE_PROMPT, batches.length // 2)]
+    prompt = next(iter(batches.validation_batches()))["input_ids"][:1, : min(SAMPLE_PROMPT, batches.length // 2)]
     samples = {"prompt": str(tokenizer.decode(prompt[0]))}
     for variant, model in models.items():
         set_seed(seed)

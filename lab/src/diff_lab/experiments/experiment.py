@@ -1,10 +1,8 @@
-"""Defines experiments: variants that are trained alike, measurements of each, and comparisons of these.
+"""Defines what an experiment is: variants that are trained alike, measurements of each, and comparisons of these.
 
-Every experiment is an `Experiment` in a module of this package. `EXPERIMENTS` lists them by name, and `runner.py`
-carries them out.
+`definitions.py` has all of them by name, and `runner.py` carries them out.
 """
 
-import importlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +10,7 @@ from typing import Any, NamedTuple
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.data import Batches, MaskedTextBatches, NeedleBatches, TextBatches
-from diff_lab.measure.measurement import MeasurementRequest, Options, find_measurement
+from diff_lab.measure.measurement import MeasurementRequest, Options
 from diff_lab.measure.standard import validation_callback
 from diff_lab.record import Comparison, Headline, Result
 from diff_lab.statistics import compare
@@ -22,10 +20,6 @@ from diff_lab.train.plan import meta_model
 from diff_lab.train.recipe import differences
 from diff_transformer.attention_types import ATTENTION_TYPES, head_dim
 from diff_transformer.model import DiffTransformerConfig
-from diff_transformer.utils.suggestions import did_you_mean
-
-# The preset that is counted on the meta device and never run; the others are "cpu", "evening", "night" and "gpu".
-PAPER = "paper"
 
 
 def section(name: str, **settings: bool | float | str | None) -> tuple[str, ...]:
@@ -59,23 +53,16 @@ class Variant:
         return ", ".join(part for part in (self.name, self.coordinates.label) if part)
 
 
-def diff_and_softmax(*overrides: str, coordinates: Coordinates = NO_COORDINATES) -> tuple[Variant, ...]:
-    """Return DIFF and the Transformer with these settings."""
-    return tuple(
-        Variant(name=kind, overrides=(f"model.attention_type={kind}", *overrides), coordinates=coordinates)
-        for kind in ("diff", "softmax")
-    )
-
-
-DIFF_AND_SOFTMAX = diff_and_softmax()
+DIFF_AND_SOFTMAX = tuple(
+    Variant(name=kind, overrides=(f"model.attention_type={kind}",)) for kind in ("diff", "softmax")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     """An experiment at one size."""
 
-    # The name of a shipped one, or plain settings; the paper's own size has stages instead, see `PaperPreset`.
-    recipe: str | Mapping[str, Any] = ""
+    recipe: str | Mapping[str, Any] = ""  # the name of a shipped one, or plain settings
     overrides: tuple[str, ...] = ()  # settings of the recipe that are others here, for all variants
     variants: tuple[Variant, ...] = DIFF_AND_SOFTMAX  # none in an experiment that trains nothing
     # Tried for each variant, ascending: the one with the best validation is the variant's. The recipe's own where there
@@ -284,15 +271,14 @@ class Experiment:
 
     name: str  # as it is typed: "table6"
     shows: str  # one line
-    # "cpu", "gpu", for hours on two cores "evening" and "night", and but for questions beyond the paper "paper".
-    presets: Mapping[str, Preset]
+    presets: Mapping[str, Preset]  # "cpu", "gpu", and for hours on two cores "evening" and "night"
     # What the records of all variants and seeds say; see `compared_by`.
     compare: Callable[[Sequence[Result], Preset], list[Comparison]]
-    # What is measured on every trained checkpoint: a measurement with the preset's options, or requests of several.
-    measurements: str | Callable[[Preset], Sequence[MeasurementRequest]] = ""
+    # What is measured on every trained checkpoint.
+    requests: Callable[[Preset], Sequence[MeasurementRequest]] = lambda _: ()
     # Instead of these, all numbers of an experiment that trains nothing; each of the preset's seeds repeats them.
     measure_once: Callable[[Preset, Progress], list[Result]] | None = None
-    options: type[Options] | None = None  # what `--option` may replace, if not the measurement's own options
+    options: type[Options] = Options  # those that a preset may have, each described
     # What training logs about its validation data, and a name for it where it is not the usual. The keys of runs hold
     # the name, so one that was chosen stays.
     on_evaluate: Callable[[Batches], Callable[[Any, int], dict[str, float]]] = validation_callback
@@ -303,53 +289,3 @@ class Experiment:
     headline: Callable[[Mapping[str, Any]], Headline] | None = None
     # Of an experiment that trains nothing, the options with which a rehearsal takes seconds; see `rehearsal.py`.
     rehearsal: Mapping[str, Any] = field(default_factory=dict)
-
-    def requests(self, preset: Preset) -> Sequence[MeasurementRequest]:
-        """Return the measurements of every trained checkpoint."""
-        if not isinstance(self.measurements, str):
-            return self.measurements(preset)
-        return (MeasurementRequest(name=self.measurements, options=preset.options),) if self.measurements else ()
-
-    def option_model(self) -> type[Options]:
-        """Return the options that a preset may have, each described."""
-        if self.options is None and self.measurements and isinstance(self.measurements, str):
-            return find_measurement(self.measurements)
-        return self.options or Options
-
-
-# Name → "module:object" in this package. One line for each, in the order of the paper.
-EXPERIMENTS = {
-    "table1": "protocol_experiments:TABLE_1",
-    "fig3": "scaling_experiments:FIG_3",
-    "fig4": "language_experiments:FIG_4",
-    "table2": "in_context_experiments:TABLE_2",
-    "fig5": "in_context_experiments:FIG_5",
-    "table3": "in_context_experiments:TABLE_3",
-    "fig6": "in_context_experiments:FIG_6",
-    "fig7": "in_context_experiments:FIG_7",
-    "table4": "protocol_experiments:TABLE_4",
-    "table5": "inside_experiments:TABLE_5",
-    "fig8": "inside_experiments:FIG_8",
-    "table6": "language_experiments:TABLE_6",
-    "table7": "inside_experiments:TABLE_7",
-    "table8": "protocol_experiments:TABLE_8",
-    "appendix_c": "protocol_experiments:APPENDIX_C",
-    "appendix_g": "inside_experiments:APPENDIX_G",
-    "recall": "in_context_experiments:RECALL",
-    "v2": "language_experiments:V2",
-    "grouped": "language_experiments:GROUPED_HEADS",
-    "language": "language_experiments:LANGUAGE",
-    "lr_sensitivity": "scaling_experiments:LR_SENSITIVITY",
-    "length_generalisation": "in_context_experiments:LENGTH_GENERALISATION",
-}
-
-
-def find_experiment(name: str) -> Experiment:
-    """Return the experiment of that name. Raises ValueError with the nearest name and all names if there is none."""
-    if name not in EXPERIMENTS:
-        names = ", ".join(EXPERIMENTS)
-        raise ValueError(f"There is no experiment {name!r}{did_you_mean(name, EXPERIMENTS)} There are {names}.")
-    module, attribute = EXPERIMENTS[name].split(":")
-    experiment = getattr(importlib.import_module(f"diff_lab.experiments.{module}"), attribute)
-    assert isinstance(experiment, Experiment)
-    return experiment

@@ -3,18 +3,17 @@
 `runner.py` carries it out like every other. Its results hold the recipe, so that a report needs nothing else.
 """
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from diff_lab.coordinates import NO_COORDINATES, Coordinates
+from diff_lab.coordinates import NO_COORDINATES
 from diff_lab.data import TextBatches
 from diff_lab.experiments.experiment import (
     ComparisonRule,
     Experiment,
-    ParameterCounts,
     Preset,
     Variant,
     check_counts,
@@ -29,10 +28,11 @@ from diff_lab.measure.measurement import MeasurementRequest, Options, refuse_unk
 from diff_lab.measure.retrieval import ACCURACY, BY_DEPTH, FIRST_QUERY
 from diff_lab.measure.standard import LABEL_ACCURACY, LANGUAGE_LOSS, MASKED_LOSS, Standard
 from diff_lab.record import OWN, Headline
-from diff_lab.train import Data, Recipe, build_config, load_recipe
+from diff_lab.train import Data, Recipe, build_config, build_data, load_recipe
 from diff_lab.train.data_kinds import ArithmeticData, MaskedTextData, RetrievalData, TextData
 from diff_lab.train.recipe import ModelRecipe, read_yaml
 from diff_transformer.attention_types import ATTENTION_TYPES
+from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.utils.suggestions import did_you_mean
 
 TRANSFORMER = "softmax"
@@ -77,17 +77,10 @@ def variant_of(text: str) -> Variant:
             known = [f"model.{setting}" for setting in settings]
             hint = did_you_mean(key, known, f"; there are {', '.join(known)}.")
             raise ValueError(f"What {text!r} changes is the model, by model.KEY=VALUE, not by {change!r}{hint}")
-        names.append(_described(name, value))
+        words, read = _WORDS.get(name, name.replace("_", " ")), read_yaml(value)
+        names.append(f"{'' if read else 'no '}{words}" if isinstance(read, bool) else f"{words} {value}")
         overrides.append(change)
     return Variant(name=", ".join(names), overrides=tuple(overrides))
-
-
-def _described(name: str, value: str) -> str:
-    """Write a change as a part of a variant's name: "λ_init 0.8", "no headwise norm"."""
-    words, read = _WORDS.get(name, name.replace("_", " ")), read_yaml(value)
-    if isinstance(read, bool):
-        return words if read else f"no {words}"
-    return f"{words} {value}"
 
 
 def comparison_name(recipe: Recipe) -> str:
@@ -102,8 +95,10 @@ def compare_recipe(
     seeds: int = 3,
     learning_rates: Sequence[float] = (),
     unmatched: bool = False,
+    options: Collection[str] = (),
+    build: Callable[[Recipe], Data] = build_data,
 ) -> Experiment:
-    """Return the experiment that compares variants of a recipe, whose preset is called "own"; `with_data` completes it.
+    """Return the experiment that compares variants of a recipe, whose preset is called "own".
 
     Args:
         variants: two or more, as `variant_of` reads them. The others are compared with "softmax", or with the first if
@@ -112,26 +107,27 @@ def compare_recipe(
             third and three times of it.
         unmatched: whether to leave the sizes of variants as they are. Otherwise the feed-forward networks of a variant
             whose attention has more or fewer parameters than the Transformer's make up for it.
+        options: the names of those that will be asked for, to be refused before any data are read.
+        build: makes the data of the recipe.
 
-    Raises ValueError for variants that do not exist, are the same, or cannot be made equal; a recipe that starts from
-    another model; a learning rate that is not above 0 or is given twice.
+    Raises ValueError for variants that do not exist, are the same, or are not of one size; a recipe that starts from
+    another model; a learning rate that is not above 0 or is given twice; an option that no data of this kind take.
     """
     if recipe.model.init_from is not None:
         raise ValueError(
             f"The recipe {recipe.name!r} starts from the model {recipe.model.init_from!r}, which is of one variant; "
             "variants are compared from their first weights on (model.init_from=null)."
         )
-    settings = recipe.model_dump(mode="json")
-    if (every := evaluation_interval(recipe)) is not None:
-        settings["train"]["evaluate_every"] = every
     if len(variants) < 2:
         raise ValueError(f"A comparison needs two variants or more, got {', '.join(variants) or 'none'}.")
+    settings = recipe.model_dump(mode="json")
+    steps, every = recipe.train.steps, recipe.train.evaluate_every
+    if every is None or steps // every < min(FEWEST_EVALUATIONS, steps):
+        settings["train"]["evaluate_every"] = max(1, steps // EVALUATIONS)
     own = recipe.train.learning_rate
-    rates = sorted(learning_rates or {own, _rounded(own / 3), _rounded(own * 3)})
-    for rate in rates:
-        if not 0 < rate < float("inf") or rates.count(rate) > 1:
-            given = ", ".join(f"{one:g}" for one in rates)
-            raise ValueError(f"Learning rates are above 0, each given once, got {given}.")
+    rates = sorted(learning_rates or {own, float(f"{own / 3:.2g}"), float(f"{own * 3:.2g}")})
+    if not all(0 < rate < math.inf for rate in rates) or len({*rates}) < len(rates):
+        raise ValueError(f"Learning rates are above 0, each given once, got {', '.join(f'{one:g}' for one in rates)}.")
     if len(rates) == 1:  # no choice
         settings["train"]["learning_rate"] = rates.pop()
     preset = Preset(
@@ -141,121 +137,75 @@ def compare_recipe(
         seeds=seeds,
         parameter_tolerance=None if unmatched else TOLERANCE,
     )
-    _refuse_the_same(preset)
-    preset, notes = (preset, []) if unmatched else _matched(preset)
-    experiment = own_experiment(preset)
-    return replace(experiment, notes=(*experiment.notes, *notes))
-
-
-def check_options(recipe: Recipe, options: Mapping[str, Any]) -> None:
-    """Raise ValueError for an option that no data of the recipe's kind take, before any are read."""
-    known: tuple[str, ...] = ()
-    if isinstance(recipe.data, RetrievalData):
-        known = (_SEQUENCES,)
-    elif isinstance(recipe.data, TextData) and recipe.data.kind == "text":
-        known = _OF_DOCUMENTS
-    refuse_unknown(options, known, repr(comparison_name(recipe)))
-
-
-def with_data(experiment: Experiment, data: Data) -> Experiment:
-    """Complete the experiment of `compare_recipe` with measurements of the recipe's data, which `build_data` makes.
-
-    Raises ValueError for variants that are not of one size, unless they need not be.
-    """
-    preset = experiment.presets[OWN]
-    notes = []
-    if preset.parameter_tolerance is None:
-        notes = _unequal(preset, data)
-    else:
-        try:
-            check_counts({one: _sizes(preset.variant_recipe(one), data) for one in preset.variants}, preset)
-        except ValueError as error:
-            raise ValueError(f"{error} They may differ by {TOLERANCE:.0%}; --unmatched leaves sizes alone.") from None
-    options, note = _measured(load_recipe(preset.recipe), data)
-    measured = own_experiment(replace(preset, options=options))
-    return replace(measured, notes=(*experiment.notes, *notes, *note))
-
-
-def evaluation_interval(recipe: Recipe) -> int | None:
-    """Return the steps between evaluations that give a curve of a run; None if the recipe's own do."""
-    steps, every = recipe.train.steps, recipe.train.evaluate_every
-    if every is not None and steps // every >= min(FEWEST_EVALUATIONS, steps):
-        return None
-    return max(1, steps // EVALUATIONS)
-
-
-def _rounded(rate: float) -> float:
-    """Round a rate to two digits, as one writes it."""
-    return float(f"{rate:.2g}")
-
-
-def _sizes(recipe: Recipe, data: Data) -> ParameterCounts:
-    return count(build_config(recipe, data.batches.vocab_size, data.tokenizer))
-
-
-def _refuse_the_same(preset: Preset) -> None:
-    """Raise ValueError for two variants that are one model."""
-    seen: dict[str, str] = {}
+    names: dict[str, str] = {}
     for variant in preset.variants:
         model = preset.variant_recipe(variant).model.model_dump_json()
-        if model in seen:
-            raise ValueError(f"The variants {seen[model]!r} and {variant.name!r} are the same model.")
-        seen[model] = variant.name
-
-
-def _transformer(preset: Preset) -> Recipe:
-    """Return the Transformer with the sizes of the recipe."""
-    return load_recipe(preset.recipe, [f"model.attention_type={TRANSFORMER}"])
-
-
-def _unequal(preset: Preset, data: Data) -> list[str]:
-    """Return a sentence for each variant that has more or fewer parameters than the Transformer, and keeps them."""
-    size, notes = _sizes(_transformer(preset), data).shared, []
-    for variant in preset.variants:
-        more = _sizes(preset.variant_recipe(variant), data).shared / size - 1
-        if more:
+        if model in names:
+            raise ValueError(f"The variants {names[model]!r} and {variant.name!r} are the same model.")
+        names[model] = variant.name
+    transformer = load_recipe(settings, [f"model.attention_type={TRANSFORMER}"])
+    notes: list[str] = []
+    if not unmatched:
+        matched = [_matched(variant, preset, build_config(transformer, 1), notes) for variant in preset.variants]
+        preset = replace(preset, variants=tuple(matched))
+    refuse_unknown(options, _options_of(recipe), repr(comparison_name(recipe)))
+    data = build(recipe)
+    one_size = count(build_config(transformer, data.batches.vocab_size, data.tokenizer))
+    recipes = {variant: preset.variant_recipe(variant) for variant in preset.variants}
+    sizes = {one: count(build_config(of, data.batches.vocab_size, data.tokenizer)) for one, of in recipes.items()}
+    try:
+        check_counts(sizes, preset)
+    except ValueError as error:
+        raise ValueError(f"{error} They may differ by {TOLERANCE:.0%}; --unmatched leaves sizes alone.") from None
+    for variant, size in sizes.items() if unmatched else ():
+        if more := size.shared / one_size.shared - 1:
             notes.append(
                 f"{variant.name} has {abs(more):.1%} {'more' if more > 0 else 'fewer'} parameters without λ and norms "
                 "than the Transformer with the sizes of the recipe, and keeps them (--unmatched)."
             )
-    return notes
+    experiment = own_experiment(replace(preset, options=_measured(recipe, data, notes)))
+    return replace(experiment, notes=(*experiment.notes, *notes))
 
 
-def _matched(preset: Preset) -> tuple[Preset, list[str]]:
-    """Return the preset with feed-forward networks that make all variants as large as the Transformer, and notes."""
-    like = build_config(_transformer(preset), vocab_size=1)
-    variants, notes = [], []
-    for variant in preset.variants:
-        config = build_config(preset.variant_recipe(variant), vocab_size=1)
-        is_free = not any(setting.startswith("model.intermediate_size=") for setting in variant.overrides)
-        same_sizes = all(getattr(config, size) == getattr(like, size) for size in ("hidden_size", "num_hidden_layers"))
-        width = equal_feed_forward(config, like) if is_free and same_sizes else config.intermediate_size
-        if width != config.intermediate_size:
-            more = "more" if width < config.intermediate_size else "fewer"
-            notes.append(
-                f"The attention of {variant.name} has {more} parameters than the Transformer's with the sizes of the "
-                f"recipe: its feed-forward networks are {width:,} wide, not {config.intermediate_size:,}, so that all "
-                f"variants are of one size (within {TOLERANCE:.0%}; --unmatched leaves sizes alone)."
-            )
-            variants.append(variant.changed(*section("model", intermediate_size=width)))
-        else:
-            variants.append(variant)
-    return replace(preset, variants=tuple(variants)), notes
+def _matched(variant: Variant, preset: Preset, like: DiffTransformerConfig, notes: list[str]) -> Variant:
+    """Return the variant with a feed-forward network that makes it as large as the Transformer, and add a note."""
+    config = build_config(preset.variant_recipe(variant), vocab_size=1)
+    is_chosen = any(setting.startswith("model.intermediate_size=") for setting in variant.overrides)
+    if is_chosen or any(getattr(config, size) != getattr(like, size) for size in ("hidden_size", "num_hidden_layers")):
+        return variant
+    width = equal_feed_forward(config, like)
+    if width == config.intermediate_size:
+        return variant
+    more = "more" if width < config.intermediate_size else "fewer"
+    notes.append(
+        f"The attention of {variant.name} has {more} parameters than the Transformer's with the sizes of the recipe: "
+        f"its feed-forward networks are {width:,} wide, not {config.intermediate_size:,}, so that all variants are of "
+        f"one size (within {TOLERANCE:.0%}; --unmatched leaves sizes alone)."
+    )
+    return variant.changed(*section("model", intermediate_size=width))
 
 
-def _measured(recipe: Recipe, data: Data) -> tuple[dict[str, Any], list[str]]:
-    """Return the options of the measurements, and a sentence on those that the data do not allow."""
+def _options_of(recipe: Recipe) -> tuple[str, ...]:
+    """Return the names of the options that data of the recipe's kind may take."""
     if isinstance(recipe.data, RetrievalData):
-        return {_SEQUENCES: SEQUENCES}, []
+        return (_SEQUENCES,)
+    return _OF_DOCUMENTS if isinstance(recipe.data, TextData) and recipe.data.kind == "text" else ()
+
+
+def _measured(recipe: Recipe, data: Data, notes: list[str]) -> dict[str, Any]:
+    """Return the options of the measurements, and add a note on those that the data do not allow."""
+    if isinstance(recipe.data, RetrievalData):
+        return {_SEQUENCES: SEQUENCES}
     if isinstance(recipe.data, TextData) and isinstance(data.batches, TextBatches):
         # A bigram is frequent from the same share of the text on, whatever its size.
         repeats = Repeats(frequent=max(FREQUENT, data.batches.train_tokens // TOKENS_OF_FREQUENT))
         try:
             repeats.check(data.batches, data.tokenizer)
         except ValueError as error:
-            return {}, [f"Nothing is measured by document, so intervals are over seeds alone. {error}"]
-        return repeats.model_dump(mode="json", include=set(_OF_DOCUMENTS)), []
-    return {}, []
+            notes.append(f"Nothing is measured by document, so intervals are over seeds alone. {error}")
+        else:
+            return repeats.model_dump(mode="json", include=set(_OF_DOCUMENTS))
+    return {}
 
 
 def own_experiment(preset: Preset) -> Experiment:
@@ -267,7 +217,14 @@ def own_experiment(preset: Preset) -> Experiment:
     by_document = "documents" in preset.options
     compared = _compared(recipe, by_document)
     rules = [
-        ComparisonRule(name=name, variant=other, against=against, exploratory=True, claimed=partial(_has_verdict, name))
+        ComparisonRule(
+            name=name,
+            variant=other,
+            against=against,
+            exploratory=True,
+            # Bits per byte repeat the loss, and parts of a whole have no verdict.
+            claimed=name != BITS_PER_BYTE and (lambda coordinates: not coordinates),
+        )
         for name in compared
         for other in others
     ]
@@ -281,7 +238,7 @@ def own_experiment(preset: Preset) -> Experiment:
         name=comparison_name(recipe),
         shows=f"variants of the recipe {recipe.name}: {'; '.join(names)}",
         presets={OWN: preset},
-        measurements=measurements,
+        requests=measurements,
         compare=compared_by(*rules),
         options=Repeats if by_document else Standard if preset.options else Options,
         headline=lambda _: Headline(name=compared[0], variant=others[0], against=against),
@@ -296,11 +253,6 @@ def recorded_experiment(request: Mapping[str, Any]) -> Experiment:
         for variant in request["variants"]
     )
     return own_experiment(Preset(recipe=request["recipe"], variants=variants, options=request["options"]))
-
-
-def _has_verdict(name: str, coordinates: Coordinates) -> bool:
-    """Return whether a number has a verdict: not bits per byte, which repeat the loss, nor a part of a whole."""
-    return name != BITS_PER_BYTE and not coordinates
 
 
 def _compared(recipe: Recipe, by_document: bool) -> tuple[str, ...]:

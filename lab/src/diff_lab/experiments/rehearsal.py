@@ -4,9 +4,7 @@ The smaller sizes follow from the preset, so an experiment is rehearsed as soon 
 itself is checked, as it would be before its first training.
 """
 
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,27 +50,11 @@ ENOUGH = {
 }
 
 
-@dataclass(frozen=True)
-class Rehearsal:
-    """The outcome of a rehearsal: the small experiment's results, and how many seconds the checks and that one took."""
-
-    results: ResultsFile
-    seconds: Mapping[str, float]
-
-
-def rehearse(request: ExperimentRequest, folder: Path, progress: Progress | None = None) -> Rehearsal:
-    """Check an experiment's preset, and carry it out in a small size in a folder for that.
-
-    Raises whatever the experiment itself would raise.
-    """
-    began = time.monotonic()
-    for note in check_preset(request, DatasetCache()).notes:
-        if progress is not None:
-            progress.tell(f"At full size: {note}")
-    checked = time.monotonic()
-    results = run_experiment(rehearsed(request), folder, progress=progress, resume=True)
-    seconds = {"checks": checked - began, "small experiment": time.monotonic() - checked}
-    return Rehearsal(results, seconds)
+def rehearse(request: ExperimentRequest, folder: Path, progress: Progress) -> ResultsFile:
+    """Check an experiment's preset, and carry it out in a small size in a folder for that. Raises as the experiment."""
+    for note in check_preset(request, DatasetCache())[1]:
+        progress.tell(f"At full size: {note}")
+    return run_experiment(rehearsed(request), folder, progress=progress, resume=True)
 
 
 def rehearsed(request: ExperimentRequest) -> ExperimentRequest:
@@ -83,7 +65,10 @@ def rehearsed(request: ExperimentRequest) -> ExperimentRequest:
     cannot be carried out.
     """
     if not request.preset.variants:
-        return replace(request, preset=_small_benchmark(request))
+        options = {**request.preset.options, **request.experiment.rehearsal}
+        if not torch.accelerator.is_available() and "device" in options:
+            options["device"] = "cpu"
+        return replace(request, preset=replace(request.preset, options=options, seeds=min(SEEDS, request.preset.seeds)))
     data = DatasetCache()
     for part in PARTS:
         small = replace(request, preset=_small(request.preset, part))
@@ -95,14 +80,6 @@ def rehearsed(request: ExperimentRequest) -> ExperimentRequest:
             continue
         break
     return small
-
-
-def _small_benchmark(request: ExperimentRequest) -> Preset:
-    """Return a preset that trains nothing, with the options of the experiment's rehearsal."""
-    options = {**request.preset.options, **request.experiment.rehearsal}
-    if not torch.accelerator.is_available() and "device" in options:
-        options["device"] = "cpu"
-    return replace(request.preset, options=options, seeds=min(SEEDS, request.preset.seeds))
 
 
 def _small(preset: Preset, part: int) -> Preset:

@@ -10,9 +10,8 @@ import torch
 
 from diff_lab.coordinates import NO_COORDINATES
 from diff_lab.data import TextFiles
+from diff_lab.experiments.definitions import EXPERIMENTS, find_experiment
 from diff_lab.experiments.experiment import (
-    EXPERIMENTS,
-    PAPER,
     Experiment,
     ParameterCounts,
     Preset,
@@ -20,7 +19,6 @@ from diff_lab.experiments.experiment import (
     check_counts,
     check_recipes,
     count,
-    find_experiment,
     text_notes,
 )
 from diff_lab.experiments.recipe_comparison import recorded_experiment
@@ -133,9 +131,7 @@ def request_experiment(
 ) -> ExperimentRequest:
     """Check a request, and put it into the preset.
 
-    The preset is "cpu", "evening", "night" or "gpu"; "paper" is only checked, see
-    `diff_lab.experiments.paper_preset`. Seeds and options stand in place of the preset's, text (files or
-    folders) in place of the standard library's source.
+    Seeds and options stand in place of the preset's, text (files or folders) in place of the standard library's source.
     A rehearsal of the gpu preset needs no GPU.
 
     Raises:
@@ -145,8 +141,6 @@ def request_experiment(
     """
     chosen = preset_of(experiment, preset)
     name = experiment.name
-    if preset == PAPER:
-        raise ValueError(f"The paper preset of {name!r} is for a cluster; it is checked, and not run.")
     if preset == "gpu" and not is_rehearsal and not torch.accelerator.is_available():
         raise ValueError(
             f"The gpu preset of {name!r} is planned for one H200, and this machine has no GPU; "
@@ -159,7 +153,7 @@ def request_experiment(
     if text:
         TextFiles(text)  # refuses what is no text
     refuse_unknown(options or {}, chosen.options, repr(name))
-    all_options = read_options(experiment.option_model(), {**chosen.options, **(options or {})}, repr(name))
+    all_options = read_options(experiment.options, {**chosen.options, **(options or {})}, repr(name))
     paths = tuple(str(Path(path).expanduser().resolve()) for path in text)
     resolved = replace(
         chosen,
@@ -191,19 +185,13 @@ class DatasetCache:
         return self._built[key]
 
 
-@dataclass(frozen=True)
-class CheckedPreset:
-    """A preset that can be carried out: the recipe and the parameters of each variant, and notes on the text."""
-
-    recipes: Mapping[Variant, Recipe]
-    counts: Mapping[Variant, ParameterCounts]
-    notes: tuple[str, ...]
-
-
-def check_preset(request: ExperimentRequest, data: DatasetCache) -> CheckedPreset:
+def check_preset(
+    request: ExperimentRequest, data: DatasetCache
+) -> tuple[dict[Variant, ParameterCounts], tuple[str, ...]]:
     """Check that the variants are alike, that their data are there, and that these serve the measurements.
 
-    Raises ValueError or OSError if not.
+    Returns the parameters of each variant, and notes on the text. Raises ValueError or OSError if the preset cannot be
+    carried out.
     """
     preset = request.preset
     recipes = {variant: preset.variant_recipe(variant) for variant in preset.variants}
@@ -215,7 +203,7 @@ def check_preset(request: ExperimentRequest, data: DatasetCache) -> CheckedPrese
     check_counts(counts, preset)
     check_measurements(request, data)
     notes = (note for recipe in recipes.values() for note in text_notes(recipe, data.of(recipe).batches))
-    return CheckedPreset(recipes, counts, tuple(dict.fromkeys(notes)))
+    return counts, tuple(dict.fromkeys(notes))
 
 
 def check_measurements(request: ExperimentRequest, data: DatasetCache) -> None:

@@ -106,88 +106,60 @@ def run_experiment(
             progress.tell(f"{existing}; --overwrite measures and compares anew, and trains nothing twice.")
         return results
     began = time.monotonic()
-    runner = ExperimentRunner(request, folder, resume, progress or Progress(), workers)
+    run = ExperimentRun(request, folder / "runs", resume, progress or Progress(), workers)
     if request.experiment.measure_once is not None:
-        runner.records += request.experiment.measure_once(request.preset, runner.progress)
+        run.records += request.experiment.measure_once(request.preset, run.progress)
     else:
-        runner.train_and_measure()
+        run.carry_out()
     # Nothing is compared where every run diverged.
-    has_numbers = any(not record.name.startswith("training/") for record in runner.records)
-    comparisons = request.experiment.compare(runner.records, request.preset) if has_numbers else []
+    has_numbers = any(not record.name.startswith("training/") for record in run.records)
+    comparisons = request.experiment.compare(run.records, request.preset) if has_numbers else []
+    notes = [*run.notes, *run.sources()]
     if (remark := remark_on_seeds(comparisons)) is not None:
-        runner.notes.append(remark)
+        notes.append(remark)
     seconds = round(time.monotonic() - began, 1)
-    settings = {"request": request.settings(), "variants": runner.variants, "seconds": seconds}
-    records = [replace(record, documents=()) for record in runner.records]
-    notes = list(dict.fromkeys(runner.notes))
-    results = capture_results(request.experiment.shows, settings, records, comparisons=comparisons, notes=notes)
-    results = replace(results, commit=runner.commit, device=runner.device or results.device)
+    settings = {"request": request.settings(), "variants": run.variants, "seconds": seconds}
+    records = [replace(record, documents=()) for record in run.records]
+    results = capture_results(
+        request.experiment.shows, settings, records, comparisons=comparisons, notes=list(dict.fromkeys(notes))
+    )
+    results = replace(results, commit=run.commit, device=run.device or results.device)
     folder.mkdir(parents=True, exist_ok=True)
     # What was written is what is shown: read back, it is as strict as a file.
     return read_results(write_json(path, as_defined(results, request.experiment)))
 
 
-class ExperimentRunner:
-    """One experiment while it is carried out."""
+class ExperimentRun:
+    """One experiment while its variants are trained and measured."""
 
     def __init__(
-        self,
-        request: ExperimentRequest,
-        folder: Path,
-        resume: bool,
-        progress: Progress,
-        workers: int | None,
+        self, request: ExperimentRequest, runs: Path, resume: bool, progress: Progress, workers: int | None
     ) -> None:
-        self.experiment, self.preset = request.experiment, request.preset
-        self.resume, self.progress = resume, progress
+        self.request, self.experiment, self.preset = request, request.experiment, request.preset
+        self.resume, self.progress, self.workers = resume, progress, workers
         self.records: list[Result] = []
         self.notes = list(self.experiment.notes)
         self.variants: list[dict[str, Any]] = []
         # Of the code that runs: the checkout may change meanwhile.
         self.commit = capture_environment("cpu").commit
         self.device: str | None = None  # the name of the one where something was measured
-        self._workers = workers
-        self._store = Store(folder / "runs")
-        self._request, self._data = request, DatasetCache()
-        # By run: the names of devices; the commits of measurements that an earlier command has taken.
-        self._trained_on: Counter[str] = Counter()
-        self._measured_at: Counter[str | None] = Counter()
+        self._store, self._data = Store(runs), DatasetCache()
+        self._sources: Counter[str] = Counter()  # how many runs are of other code
+        self._trained_on: Counter[str] = Counter()  # how many runs a device has trained
 
-    def train_and_measure(self) -> None:
+    def carry_out(self) -> None:
         """Train every variant with every seed, after choosing its learning rate, and take the numbers of each."""
-        checked = check_preset(self._request, self._data)
-        for note in checked.notes:
+        counts, notes = check_preset(self.request, self._data)
+        for note in notes:
             self.progress.tell(note)
-            self.notes.append(note)
-        for variant, sizes in checked.counts.items():
+        self.notes += notes
+        for variant, sizes in counts.items():
             self.progress.tell(f"{variant.label}: {sizes.total:,} parameters, {sizes.shared:,} without λ and norms")
             self.records += size_records(variant, sizes)
         trained = self._train()
-        remarks: dict[str, list[str]] = {}
+        self.notes += sweep_notes(self.preset, trained)
         for variant, outcome in trained.items():
-            for rate, value in outcome.tried.items():
-                if self.preset.tries_rates and math.isnan(value):
-                    last = self.preset.trials_per_rate - 1
-                    seeds = f"one of the seeds 0 to {last}" if last else "seed 0"
-                    self.notes.append(f"{variant.label} diverged at the learning rate {rate:g} with {seeds}.")
-            for remark in outcome.remarks:
-                remarks.setdefault(remark, []).append(variant.label)
-            runs = [stages[-1][0] for stages in outcome.stages]
-            data = checked.recipes[variant].data
-            self.variants.append(
-                {
-                    **vars(variant),
-                    "parameters": checked.counts[variant].total,
-                    "shared_parameters": checked.counts[variant].shared,
-                    **heads_of(checked.recipes[variant])._asdict(),
-                    "learning_rate": outcome.learning_rate,
-                    "tokens_per_step": data.batch_size * data.length,
-                    "tried": {f"{rate:g}": outcome.tried[rate] for rate in sorted(outcome.tried)},
-                    "runs": {str(seed): run.key for seed, run in enumerate(runs)},
-                    "diverged": [seed for seed, run in enumerate(runs) if run.diverged is not None],
-                }
-            )
-        self.notes += sweep_notes(self.preset, remarks)
+            self.variants.append(self._described(variant, outcome, counts[variant]))
         measured: dict[Variant, Sequence[Result]] = {}
         diverged: list[tuple[Variant, int]] = []
         for seed in range(self.preset.seeds):
@@ -204,23 +176,38 @@ class ExperimentRunner:
                     self.notes.append(f"{variant.label} diverged with seed {seed}: {run.diverged}")
         for variant, seed in diverged:
             self.records += missing_records(variant, seed, measured)
-        for commit, number in sorted(self._measured_at.items(), key=str):
-            if commit != self.commit:
-                self.notes.append(f"Measured by an earlier command, {_checkout(commit)}: {number} of the runs.")
+
+    def sources(self) -> list[str]:
+        """Return notes on the runs that other code or another device has trained or measured."""
         own = _without_threads(self.device or device_name())
-        for device, number in sorted(self._trained_on.items()):
+        for device, number in self._trained_on.items():
             if _without_threads(device) != own:
-                self.notes.append(f"Trained on another device, {device}: {number} of the runs.")
+                self._sources[f"Trained on another device, {device}"] += number
+        return [f"{source}: {number} of the runs." for source, number in sorted(self._sources.items())]
+
+    def _described(self, variant: Variant, outcome: TrainedVariant, sizes: ParameterCounts) -> dict[str, Any]:
+        """Describe a variant and its runs, as results hold them."""
+        recipe, runs = self.preset.variant_recipe(variant), [stages[-1][0] for stages in outcome.stages]
+        return {
+            **vars(variant),
+            "parameters": sizes.total,
+            "shared_parameters": sizes.shared,
+            **heads_of(recipe)._asdict(),
+            "learning_rate": outcome.learning_rate,
+            "tokens_per_step": recipe.data.batch_size * recipe.data.length,
+            "tried": {f"{rate:g}": outcome.tried[rate] for rate in sorted(outcome.tried)},
+            "runs": {str(seed): run.key for seed, run in enumerate(runs)},
+            "diverged": [seed for seed, run in enumerate(runs) if run.diverged is not None],
+        }
 
     def _train(self) -> dict[Variant, TrainedVariant]:
         """Train all that is in no store yet."""
-        preset = self.preset
-        recipes = {variant: preset.variant_recipe(variant) for variant in preset.variants}
+        recipes = {variant: self.preset.variant_recipe(variant) for variant in self.preset.variants}
         trainings = {
-            variant: TrainingOfVariant(preset, variant, *self._validation_of(recipe))
+            variant: TrainingOfVariant(self.preset, variant, *self._validation_of(recipe))
             for variant, recipe in recipes.items()
         }
-        workers = self._workers
+        workers = self.workers
         if workers is None:
             devices = {recipe.train.device for recipe in recipes.values()}
             on_cpu = devices == {"cpu"} or not torch.accelerator.is_available()
@@ -228,13 +215,12 @@ class ExperimentRunner:
             workers = default_workers(sum(one.expected for one in trainings.values()), on_cpu=on_cpu)
         settings: dict[str, Any] = {"workers": workers, "build_data": self._data.of, "commit": self.commit}
         trained, runs = train_variants(trainings, self._store, self.experiment, self.progress, **settings)
-        self._trained_on.update(run.device for run in runs)
-        earlier = Counter(run.commit for run in runs if run.commit != self.commit)
-        for commit, number in sorted(earlier.items(), key=str):
-            self.notes.append(f"Trained by an earlier command, {_checkout(commit)}: {number} of the runs.")
-        resumed = Counter((run.begun_at, run.commit) for run in runs if run.begun_at != run.commit)
-        for (begun, finished), number in sorted(resumed.items(), key=str):
-            self.notes.append(f"Begun {_checkout(begun)}, finished {_checkout(finished)}: {number} of the runs.")
+        for run in runs:
+            self._trained_on[run.device] += 1
+            if run.commit != self.commit:
+                self._sources[f"Trained by an earlier command, {_checkout(run.commit)}"] += 1
+            if run.begun_at != run.commit:
+                self._sources[f"Begun {_checkout(run.begun_at)}, finished {_checkout(run.commit)}"] += 1
         return trained
 
     def _validation_of(self, recipe: Recipe) -> tuple[str, Better]:
@@ -258,28 +244,22 @@ class ExperimentRunner:
         options = json.dumps(dict(self.preset.options), sort_keys=True, default=str)
         settings = {"options": options, "commit": self.commit}
         path = run.measured / f"{self.experiment.name}.json"
-        is_kept = not run.model_folder.is_dir()
-        existing = read_results(path) if (self.resume or is_kept) and path.is_file() else None
-        if existing is not None:
+        has_model = run.model_folder.is_dir()
+        if path.is_file() and (self.resume or not has_model):
+            existing = read_results(path)
             commit = existing.settings["commit"]
             # A checkout with changes, or no checkout at all, may hold any code.
-            is_known = commit is not None and not commit.endswith("-dirty")
-            is_taken = (is_known and commit == self.commit) or is_kept
-            if existing.settings["options"] == options and is_taken:
+            is_of_this_code = commit is not None and not commit.endswith("-dirty") and commit == self.commit
+            if existing.settings["options"] == options and (is_of_this_code or not has_model):
                 self.device = self.device or existing.device
-                self._measured_at[commit] += 1
+                if commit != self.commit:
+                    self._sources[f"Measured by an earlier command, {_checkout(commit)}"] += 1
                 return existing.records
-        if is_kept:
-            name = self.experiment.name
-            lacks = f"nor what {name} measured of it, {str(path)!r}; without"
-            if existing is not None:
-                lacks = (
-                    f"and {str(path)!r} holds what {name} measured of it with the options "
-                    f"{existing.settings['options']}, not {options}; ask for those options, or without"
-                )
+        if not has_model:
             raise FileNotFoundError(
                 f"{variant.label} with seed {seed} was trained, but its model {str(run.model_folder)!r} is not there, "
-                f"{lacks} {str(run.folder.parent)!r} the command trains it again."
+                f"nor is {str(path)!r} with what {self.experiment.name} measured of it with the options {options}; "
+                f"without {str(run.folder.parent)!r} the command trains it again."
             )
         model = run.load(recipe)
         self.progress.tell(f"{variant.label} · seed {seed}: measuring")

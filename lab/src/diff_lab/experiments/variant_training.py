@@ -216,17 +216,28 @@ def next_rate(tried: Mapping[float, float], better: Better) -> float | None:
     return None
 
 
-def sweep_notes(preset: Preset, remarks: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return notes on the choice of learning rates: each remark of `choose_rate` once, with its variants, the number of
-    seeds of each rate, and whether runs were shorter than those that are compared.
+def sweep_notes(preset: Preset, trained: Mapping[Variant, TrainedVariant]) -> list[str]:
+    """Return notes on the choice of learning rates.
+
+    These are the rates that diverged, each remark of `choose_rate` once, with its variants, the number of seeds of each
+    rate, and whether runs were shorter than those that are compared.
     """
-    notes = [f"{'; '.join(variants)}: {remark}" for remark, variants in remarks.items()]
-    if preset.tries_rates and preset.trials_per_rate > 1:
-        notes.append(f"Learning rates were chosen by the mean validation of {preset.trials_per_rate} seeds.")
+    notes: list[str] = []
+    remarks: dict[str, list[str]] = {}
+    seeds = preset.trials_per_rate
+    for variant, outcome in trained.items():
+        for rate in (rate for rate, value in outcome.tried.items() if preset.tries_rates and math.isnan(value)):
+            which = f"one of the seeds 0 to {seeds - 1}" if seeds > 1 else "seed 0"
+            notes.append(f"{variant.label} diverged at the learning rate {rate:g} with {which}.")
+        for remark in outcome.remarks:
+            remarks.setdefault(remark, []).append(variant.label)
+    notes += [f"{'; '.join(variants)}: {remark}" for remark, variants in remarks.items()]
+    if preset.tries_rates and seeds > 1:
+        notes.append(f"Learning rates were chosen by the mean validation of {seeds} seeds.")
     if preset.tries_rates and preset.variants:
-        tried, trained = (preset.variant_recipe(preset.variants[0], *more).train.steps for more in (preset.sweep, ()))
-        if tried < trained:
+        tried, full = (preset.variant_recipe(preset.variants[0], *more).train.steps for more in (preset.sweep, ()))
+        if tried < full:
             notes.append(
-                f"Learning rates were chosen by runs of {tried:,} steps for runs of {trained:,}, whose best may differ."
+                f"Learning rates were chosen by runs of {tried:,} steps for runs of {full:,}, whose best may differ."
             )
     return notes

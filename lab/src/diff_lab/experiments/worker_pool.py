@@ -14,14 +14,9 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler
-from types import TracebackType
+from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -60,11 +55,6 @@ def default_workers(jobs: int, *, on_cpu: bool) -> int:
     return max(1, min(jobs, usable_processors(), usable_processors() if free is None else free // _WORKER_BYTES))
 
 
-def worker_threads(workers: int) -> int:
-    """Count the threads of torch in each of so many workers: an equal share of the processor cores."""
-    return max(1, usable_processors() // workers)
-
-
 class WorkerPool(Generic[T]):
     """Run jobs, `workers` at a time, and return the result of each as it finishes.
 
@@ -74,18 +64,17 @@ class WorkerPool(Generic[T]):
             for job, result in pool.results():
                 ...  # may add more
 
-    One worker is this process, which runs the jobs one after the other. More are processes with `threads` threads of
-    torch each, by default an equal share of the processor cores. `progress.run` is asked for the progress of each job.
+    One worker is this process, which runs the jobs one after the other. More are processes, each with an equal share of
+    the processor cores for torch's threads. `progress.run` is asked for the progress of each job.
 
     An error of a job is raised here with its own type, and its message begins with the job's name. Before that, and if
     the user wants to stop, the other jobs are stopped: a training saves a checkpoint after its step.
     """
 
-    def __init__(self, workers: int, progress: Progress, *, threads: int | None = None) -> None:
+    def __init__(self, workers: int, progress: Progress) -> None:
         if workers < 1:
             raise ValueError(f"There must be 1 worker or more, got {workers}.")
         self._count, self._progress = workers, progress
-        self._threads = threads or worker_threads(workers)
         self._waiting: deque[Job[T]] = deque()
         self._workers: list[_Worker[T]] = []
         self._interrupt = Interrupt()
@@ -99,9 +88,7 @@ class WorkerPool(Generic[T]):
             self._interrupt.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if isinstance(error, KeyboardInterrupt) and not isinstance(error, TrainingInterrupted):  # a second Ctrl-C
                 for worker in self._workers:
@@ -109,7 +96,8 @@ class WorkerPool(Generic[T]):
             self._stop_all()
         finally:
             for worker in self._workers:
-                worker.executor.shutdown()
+                worker.connection.close()
+                worker.process.join()
             if self._count > 1:
                 self._interrupt.__exit__()
         if error is None and self._count > 1 and self._interrupt.requested:  # after the last result
@@ -152,22 +140,18 @@ class WorkerPool(Generic[T]):
     def _hand_out(self) -> None:
         """Give waiting jobs to idle workers, of which more are started up to the number wanted."""
         while self._waiting and len(self._busy()) < self._count:
-            idle = (worker for worker in self._workers if not worker.is_busy and worker.process.is_alive())
+            worker = next((one for one in self._workers if not one.is_busy and one.process.is_alive()), None)
+            if worker is None:
+                worker = _Worker(max(1, usable_processors() // self._count))
+                self._workers.append(worker)
             job = self._waiting.popleft()
-            progress = self._progress.run(job.name)
-            if (worker := next(idle, None)) is not None:
-                worker.start(job, progress)
-            else:
-                self._workers.append(_Worker(self._threads, job, progress))
+            worker.start(job, self._progress.run(job.name))
 
     def _finished(self) -> "list[_Worker[T]]":
-        """Wait a while for a job to finish, show the progress of all, and return the workers that have finished."""
+        """Wait a while for messages of the jobs, and return the workers whose job has ended."""
         busy = self._busy()
-        wait([worker.future for worker in busy], _POLL, FIRST_COMPLETED)
-        finished = [worker for worker in busy if worker.future.done()]
-        for worker in busy:
-            worker.show_progress()
-        return finished
+        wait([worker.connection for worker in busy], _POLL)
+        return [worker for worker in busy if worker.has_ended()]
 
     def _stop_all(self) -> dict[str, BaseException]:
         """Stop all jobs, and wait until they have. Return the error of each, by its name."""
@@ -185,86 +169,84 @@ class WorkerPool(Generic[T]):
     def _interrupted(self, stopped: Mapping[str, BaseException] | None = None) -> TrainingInterrupted:
         """Stop all jobs. Return the error that says so for all of them, of which some have `stopped` already."""
         errors = {**(stopped or {}), **self._stop_all()}
-        is_saved = {name: error.is_saved for name, error in errors.items() if isinstance(error, TrainingInterrupted)}
-        saved, others = ([name for name in is_saved if is_saved[name] == wanted] for wanted in (True, False))
-        sentences = [] if errors else ["Stopped while nothing was trained."]
-        if saved:
-            sentences.append(f"Stopped after the step that each was in, which checkpoints hold: {'; '.join(saved)}.")
-        if others:
-            sentences.append(f"Stopped with nothing new saved: {'; '.join(others)}.")
-        failed = [str(error).rstrip(".") for name, error in errors.items() if name not in is_saved]
-        sentences += [f"Failed while it was stopped: {error}." for error in failed]
-        sentences.append("The same command with --resume (in Python: resume=True) resumes from there.")
-        numbers = [self._interrupt.signal, *(getattr(error, "signal", None) for error in errors.values())]
-        return TrainingInterrupted(" ".join(sentences), next(filter(None, numbers), None))
+        saved = {name: getattr(error, "is_saved", False) for name, error in errors.items()}
+        told = "; ".join(name if saved[name] else f"{name} ({error})" for name, error in errors.items())
+        return TrainingInterrupted(
+            f"Stopped with a checkpoint of each training: {told or 'none'}. The same command with --resume (in Python: "
+            "resume=True) resumes from there.",
+            self._interrupt.signal or next((getattr(error, "signal", None) for error in errors.values()), None),
+        )
 
 
 class _Worker(Generic[T]):
-    """A process that runs one job at a time. It has an executor of its own, so that if it is killed, no other is."""
+    """A process that runs one job at a time, and sends the job's progress and its end through a pipe."""
 
-    def __init__(self, threads: int, job: Job[T], progress: Progress) -> None:
-        context = multiprocessing.get_context(START)
-        self._messages, theirs = context.Pipe(duplex=False)
-        self.executor = ProcessPoolExecutor(1, context, _set_up_worker, (theirs, threads))
-        others = set(multiprocessing.active_children())
+    job: Job[T]
+    _result: T
+    _error: BaseException | None
+    _trace: str  # of the error, as a pickle holds none
+
+    def __init__(self, threads: int) -> None:
+        context: Any = multiprocessing.get_context(START)  # each of which has Process, and their base has not
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, threads))
+        self.is_busy = False
         # Ctrl-C is the parent's: a worker ignores it, and until it has said so the system holds the signal back.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self.start(job, progress)
+            self.process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self.process: BaseProcess = (set(multiprocessing.active_children()) - others).pop()
-        theirs.close()  # so that a job's messages fail where this process has ended, and never block
+        theirs.close()  # so that the pipe ends where the process has
 
     def start(self, job: Job[T], progress: Progress) -> None:
-        self.job, self._progress, self.is_busy = job, progress, True
-        self.future: Future[T] = self.executor.submit(_work, job.work)
+        self.job, self._progress = job, progress
+        with suppress(OSError):  # it has been killed, as the end of the pipe tells
+            self.connection.send(job.work)
+        self.is_busy = True
 
-    def show_progress(self) -> None:
-        with suppress(EOFError, OSError):  # it has been killed
-            while self._messages.poll():
-                name, *arguments = self._messages.recv()
-                getattr(self._progress, name)(*arguments)
+    def has_ended(self) -> bool:
+        """Show what the job has told of its progress, and return whether it has ended, in whichever way."""
+        while self.connection.poll():
+            try:
+                name, *arguments = self.connection.recv()
+            except (EOFError, OSError):
+                name, arguments = "ended", [None, self._why_it_ended(), ""]
+            if name == "ended":
+                self._result, self._error, self._trace = arguments
+                return True
+            getattr(self._progress, name)(*arguments)
+        return False
 
     def take_result(self) -> T:
-        """Return the result of the job, which has finished, or raise its error."""
+        """Return the result of the job, which has ended, or raise its error."""
         self.is_busy = False
         self._progress.stop()
-        error = self.future.exception()
-        if isinstance(error, BrokenProcessPool):
-            raise self._why_it_ended()
-        if error is not None:
-            if len(error.args) == 1 and isinstance(error.args[0], str):
-                error.args = (f"{self.job.name}: {error.args[0]}",)
-            elif isinstance(error, OSError):  # the system's, with a number and a file
-                error.strerror = f"{self.job.name}: {error.strerror}"
-            raise error
-        return self.future.result()
+        error = self._error
+        if error is None:
+            return self._result
+        if isinstance(error, OSError) and error.strerror:  # the system's, with a number and a file
+            error.strerror = f"{self.job.name}: {error.strerror}"
+        elif not isinstance(error, TrainingInterrupted) and self._trace:
+            error.args = (f"{self.job.name}: {error.args[0] if len(error.args) == 1 else error}",)
+        raise error from RuntimeError(self._trace)
 
     def _why_it_ended(self) -> OSError | TrainingInterrupted:
         """Make the error that says how the process ended during its job."""
-        self.executor.shutdown()
+        self.process.join()
         code = self.process.exitcode or 0
-        if -code in stop_signals():  # before it could do what it was told
-            return TrainingInterrupted("Stopped before it began.", -code)
-        if code == -signal.SIGKILL:
-            how = "was killed (signal 9), as the system does where memory is short: take fewer workers (--workers)"
-        elif code < 0:
-            how = f"was ended by signal {-code} ({signal.strsignal(-code)})"
-        else:
-            how = f"has ended with exit code {code}"
+        if code == 0 or -code in stop_signals():  # between two steps of a job's, or before its first
+            return TrainingInterrupted("without one", -code or None)
+        short = ", as the system does where memory is short: take fewer workers (--workers)"
+        how = f"ended with exit code {code}{short if code == -signal.SIGKILL else ''}"
         return OSError(f"{self.job.name}: its process {how}. The same command with --resume resumes.")
 
 
 # What follows runs in a worker.
 
-_is_working = threading.Lock()  # held during a job
-_to_parent: Connection
 
-
-def _set_up_worker(to_parent: Connection, threads: int) -> None:
-    global _to_parent
-    _to_parent = to_parent
+def _serve(connection: Connection, threads: int) -> None:
+    """Run the jobs that come through the connection until it is closed, at the latest where the parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for number in set(stop_signals()) - {signal.SIGINT}:
@@ -273,52 +255,42 @@ def _set_up_worker(to_parent: Connection, threads: int) -> None:
     process.SAME_WISH_SECONDS = math.inf
     torch.set_num_threads(threads)
     keep_freed_memory()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    with suppress(EOFError, OSError, TrainingInterrupted):  # the parent is done, or has ended; stopped outside of a job
+        while True:
+            connection.send(("ended", *_outcome(connection.recv(), _Reports(connection))))
 
 
 def _stop(number: int, _: Any) -> None:
     """Obey a signal to stop outside of a training, which would save a checkpoint first."""
-    if _is_working.locked():
-        raise TrainingInterrupted("Stopped.", number)
-    signal.signal(number, signal.SIG_DFL)
-    signal.raise_signal(number)
+    raise TrainingInterrupted("without one", number)
 
 
-def _end_with_parent() -> None:
-    """Wait until the parent has been killed, then let the training save a checkpoint, and end this process."""
+def _stop_with_parent() -> None:
+    """Wait until the parent has ended, then stop the job as the parent would: a training saves a checkpoint."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
-    with _is_working:
-        os._exit(1)
 
 
-def _work(work: Callable[[Progress], T]) -> T:
-    with _is_working:
-        try:
-            return work(_Reports(_to_parent))
-        except BaseException as error:
-            if _is_fit_for_parent(error):
-                raise
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+def _outcome(work: Callable[[Progress], T], progress: Progress) -> tuple[T | None, BaseException | None, str]:
+    """Return the result of a job, or its error with the text of its traceback, which no pickle holds.
 
-
-def _is_fit_for_parent(error: BaseException) -> bool:
-    """Return whether an error may be raised again in the parent.
-
-    Not one whose class cannot be pickled, nor a ValueError of another package, which is a bug: the command line takes
-    one that this package raises for a sentence to the user, and the parent no longer sees who raised it.
+    A RuntimeError stands for an error of another package, which may not be picklable, and for a ValueError of one,
+    which is a bug: the command line takes one that this package raises for a sentence to the user, and the parent no
+    longer sees who raised it.
     """
-    frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
-    modules = (type(error).__module__, frame.f_globals["__name__"])
-    if isinstance(error, ValueError) and not any(one.startswith(("diff_lab.", "diff_transformer.")) for one in modules):
-        return False
     try:
-        ForkingPickler.loads(ForkingPickler.dumps(error))
-    except Exception:
-        return False
-    return True
+        return work(progress), None, ""
+    except BaseException as error:
+        ours = ("diff_lab.", "diff_transformer.")
+        origin = type(error).__module__
+        if isinstance(error, ValueError) and not origin.startswith(ours):
+            origin = list(traceback.walk_tb(error.__traceback__))[-1][0].f_globals["__name__"]
+        is_known = origin == "builtins" or origin.startswith(ours)
+        sent = error if is_known else RuntimeError(f"{type(error).__name__}: {error}")
+        return None, sent, "".join(traceback.format_exception(error))
 
 
 class _Reports(Progress):
@@ -345,9 +317,6 @@ class _Reports(Progress):
 
     def tell(self, message: str) -> None:
         self._send("tell", message)
-
-    def stop(self) -> None:
-        self._send("stop")
 
     def _send(self, *message: Any) -> None:
         with suppress(OSError):  # the parent is there no more

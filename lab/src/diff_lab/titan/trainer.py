@@ -123,7 +123,7 @@ class Metrics(MetricsProcessor):
         loss = torch.tensor(global_avg_loss, device=self.device_memory_monitor.device.type)
         dist.all_reduce(loss, dist.ReduceOp.MAX)  # a stage without a loss has a negative number in its place
         if (bad := self.spikes.check(loss.item(), grad_norm)) is not None:
-            raise DivergenceError(f"Stopped at step {step}: {bad.reason}. The last checkpoint is from before it.")
+            raise DivergenceError(f"Stopped at step {step}: {bad}. The last checkpoint is from before it.")
 
 
 def lambdas_of(part: nn.Module) -> Iterator[tuple[str, float]]:
