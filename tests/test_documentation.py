@@ -72,6 +72,7 @@ SHELL += [("README.md", line) for code in README_SHELL for line in code.splitlin
 DOCUMENTED = {name for text in PAGES.values() for name in re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE)}
 PUBLIC = {name.rpartition(".")[2]: name for name in sorted(DOCUMENTED) if name.startswith("diff_transformer.")}
 NOT_RUN = {
+    "phi4flash_attention",  # reads a folder of gigabytes
     "explore",  # shows a notebook's widget
     "export_onnx",  # takes seconds
 }

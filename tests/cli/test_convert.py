@@ -77,6 +77,12 @@ def test_motif_and_back(run: Run, tmp_path: Path) -> None:
             "The layout must be one of 'microsoft', 'microsoft-v2', 'diffllama', 'llama', 'motif', 'motif-2', got "
             "'gpt2'.",
         ),
+        (
+            ("--from", "phi4flash"),
+            "A Phi-4-mini-flash cannot become a model of this project, since half of its layers are state-space "
+            "layers; covered are its attention layers, one at a time, by "
+            "diff_transformer.convert.phi4flash_attention(SRC, layer).",
+        ),
         (("--from", "diffllama"), "model_type must be 'diffllama', got 'llama'."),
         (("--to", "diffllama"), "is not a model of this project: its model_type is 'llama'."),
         (

@@ -270,6 +270,12 @@ class Fit:
     slopes: Sequence[float]  # a of each
     middle: float = 1.0  # N₀
 
+    def losses(self, variant: int, sizes: np.ndarray) -> np.ndarray:
+        """Return the losses of one of the two variants at sizes."""
+        b, logs = self.exponent, np.log(sizes / self.middle)
+        basis = logs if b == 0 else (1 - np.exp(-b * logs)) / b
+        return np.asarray(self.levels[variant] - self.slopes[variant] * basis)
+
     def equal_loss_ratio(self) -> float:
         """Return the middle, as the first variant's size, over the second's size at which both have the same loss.
 

@@ -242,3 +242,45 @@ def test_chance_and_floor_are_lines_where_they_are_known_everywhere() -> None:
     assert "floor" not in drawing.svg
     assert "chance</text>" in drawing.svg
     assert "chance" not in drawn(measured, baselines[:2])[0].alt
+
+
+SIZES = "training/parameters_without_lambda_and_norms"
+
+
+def test_losses_by_size_have_their_fits_and_the_arrow_of_equal_loss() -> None:
+    """The first variant needs twice the parameters: its loss at N is the other's at N / 2."""
+    sizes = (1e5, 4e5, 1.6e6)
+    measured = [
+        Result(name=name, variant=variant, value=value, seed=0, coordinates=Coordinates(parameters=size))
+        for size in sizes
+        for variant, share in (("diff", 2.0), ("softmax", 1.0))
+        for name, value in (
+            ("language/validation_loss", 5 - 0.2 * math.log(size / share / 1e5)),
+            (SIZES, 0.9 * size),
+        )
+    ]
+    curves = [
+        Result(name="training/validation_loss", variant=variant, value=value, seed=0, coordinates=at)
+        for variant, values in (("diff", (5.0, 4.5)), ("softmax", (4.8, 4.4)))
+        for step, value in enumerate(values, 1)
+        for at in [Coordinates(parameters=sizes[-1], step=step)]
+    ]
+    rows = [
+        Comparison(
+            name=name, variant="diff", against="softmax", ours=(2, 1), difference=1, better="lower", verdict="contrary"
+        )
+        for name in ("scaling/parameters_for_equal_loss",)
+    ]
+    trained = [{"name": name, "coordinates": {"parameters": sizes[-1]}} for name in ("diff", "softmax")]
+    settings = {"variants": [{**one, "learning_rate": 0.1, "diverged": [], "tokens_per_step": 10} for one in trained]}
+    file = capture_results("t", settings, [*measured, *curves], "cpu", comparisons=rows)
+    results = ExperimentResults("fig3", "cpu", replace(file, headline=Headline(name=rows[0].name)))
+    *_, by_size = experiment_figures(results, "Figure 3")
+    axes = by_size.figure.axes[0]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert "→ 2.00 times the parameters" in texts(by_size)
+    arrow = next(text for text in axes.texts if getattr(text, "arrow_patch", None))
+    assert (arrow.xyann[0], arrow.xy[0]) == pytest.approx((0.9 * 4e5 / 2, 0.9 * 4e5))
+    assert arrow.xy[1] == pytest.approx(5 - 0.2 * math.log(2))
+    fewer = replace(file, records=tuple(one for one in measured if one.coordinates["parameters"] < 1e6))
+    assert experiment_figures(replace(results, file=replace(fewer, headline=results.file.headline)), "Figure 3") == []

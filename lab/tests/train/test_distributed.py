@@ -231,7 +231,7 @@ def test_the_run_says_what_is_used(spread: Path) -> None:
         assert json.loads((spread / f"diff {way} 1.json").read_text())[0] == []  # the second one is silent
     assert shown["ddp"] == "2 processes (gloo, cpu): DDP, 100 % of the parameters on each, float32"
     # The root, two layers, and the λ of each.
-    assert shown["fsdp"] == "2 processes (gloo, cpu): FSDP2, 5 units, 51 % of the parameters on each, float32"
+    assert shown["fsdp"] == "2 processes (gloo, cpu): FSDP2, 3 units, 51 % of the parameters on each, float32"
 
 
 @each_way
@@ -261,7 +261,7 @@ def test_torchrun(tmp_path: Path, command: str) -> None:
     else:
         code, out, err = ranks.torchrun("diff_lab.train", arguments, tmp_path)
     assert code == 0, err[-3000:]
-    assert err.count("2 processes (gloo, cpu): FSDP2, 5 units, 51 % of the parameters on each, float32") == 1
+    assert err.count("2 processes (gloo, cpu): FSDP2, 3 units, 51 % of the parameters on each, float32") == 1
     assert out.count("parameters, ") == out.count("model: ") == 1
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
 

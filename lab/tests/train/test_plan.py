@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from diff_lab.data import byte_tokenizer
 from diff_lab.train import Recipe, build_config, load_recipe, shipped_recipes, train
-from diff_lab.train.distributed import shard
 from diff_lab.train.plan import CONTEXT, GIB, GPUS, USABLE, Memory, Plan, peak_flops, vocabulary
 from diff_lab.train.step import build_optimizers
 from diff_transformer.model import DiffTransformerForCausalLM
+from diff_transformer.parallel import shard
 from full_run import short_run
 from small_runs import small_recipe
 
@@ -181,7 +182,8 @@ def test_a_rank_holds_what_the_plan_says(length: int, parts: int, precision: str
     recipe = long_or_large(length, 2 * RANKS * parts, hidden_size=128, parallel="fsdp", **settings)
     planned = Plan(recipe, "h200", RANKS).ways[checkpointing].memory.total
     model = model_of(recipe)
-    shard(model, "cpu", RANKS, precision)
+    dtype = torch.bfloat16 if precision == "bf16" else None
+    shard(model, model.model.layers, init_device_mesh("cpu", (RANKS,)), param_dtype=dtype)
     optimizers = build_optimizers(model, recipe.train)
     measured = measured_peak(tracker.FSDPMemTracker(model, *optimizers), model, recipe, optimizers)
     assert planned == pytest.approx(measured, rel=0.15)

@@ -5,6 +5,7 @@ from diff_transformer.convert.exported_card import Exported, export_card
 from diff_transformer.convert.layout import Layout, Row
 from diff_transformer.convert.layout_tables import LAYOUTS
 from diff_transformer.convert.loaded_models import as_our_model
+from diff_transformer.convert.phi4flash_attention import Phi4FlashAttention, phi4flash_attention
 from diff_transformer.convert.shared_folder import export_folder, export_onnx
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Converted",
     "Exported",
     "Layout",
+    "Phi4FlashAttention",
     "Progress",
     "Row",
     "as_our_model",
@@ -21,4 +23,5 @@ __all__ = [
     "export_card",
     "export_folder",
     "export_onnx",
+    "phi4flash_attention",
 ]

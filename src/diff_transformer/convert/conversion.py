@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from diff_transformer.convert.layout import CONFIG, INDEX, Layout, Output, Weights, plan, read_source_config
 from diff_transformer.convert.layout_tables import LAYOUTS, read_config, write_settings
+from diff_transformer.convert.phi4flash_attention import PHI4FLASH, WHAT_IS_COVERED
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.model.remote_code import code_files
 from diff_transformer.utils.files import atomic_directory, free_bytes, refuse_existing
@@ -215,6 +216,8 @@ def _save(file: Path, weights: Weights, outputs: Sequence[Output]) -> int:
 
 
 def _layouts(name: str) -> dict[str, Layout]:
+    if name == PHI4FLASH:
+        raise ValueError(WHAT_IS_COVERED)
     if name not in LAYOUTS:
         raise ValueError(f"The layout must be one of {', '.join(map(repr, LAYOUTS))}, got {name!r}.")
     return LAYOUTS[name]

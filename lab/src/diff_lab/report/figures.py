@@ -5,11 +5,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd  # type: ignore[import-untyped, unused-ignore]  # its types are a package apart
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, NullFormatter, NullLocator, StrMethodFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates, axis
 from diff_lab.learning import ACCURACY_CURVE, CURVES, LOSS_CURVE
@@ -18,13 +19,16 @@ from diff_lab.report import wording
 from diff_lab.report.findings import ExperimentResults, slug
 from diff_lab.report.plots import CYCLE, MUTED, Drawing, Series, ends_in_words, line_plot, styled, variant_style
 from diff_lab.report.wording import format_number, variant_label
-from diff_lab.statistics import mean_interval
+from diff_lab.statistics import fits, mean_interval
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 # Fewer numbers of a coordinate are no line; from this ratio of the largest to the smallest on, an axis is logarithmic.
 FEWEST, _WIDE, _TALL = 3, 8, 30
 # Of losses what lies above the curves at this share of the training is cut off.
 _BEGINNING = 0.1
+# Figure 3: the comparison that its fits are for, the losses that are fitted, and the sizes as they are counted there.
+_PARAMETERS_FOR_EQUAL_LOSS = "scaling/parameters_for_equal_loss"
+_FITTED_LOSS, _FITTED_SIZE = "language/validation_loss", "training/parameters_without_lambda_and_norms"
 # Coordinates that are drawn against the depth as heat maps (Figure 5).
 _CONTEXTS = ("length", "context_factor")
 
@@ -42,7 +46,8 @@ def experiment_figures(results: ExperimentResults, called: str) -> list[Drawing]
     if row is None or results.file.headline is None:
         return []
     curves = list(_learning(results, row, called))
-    main = _heat_maps(results, row, called) or _headline_line(results, row, called)
+    by_size = _by_size(results, row, called) if row.name == _PARAMETERS_FOR_EQUAL_LOSS else None
+    main = by_size or _heat_maps(results, row, called) or _headline_line(results, row, called)
     return [*(curves if results.is_own else curves[-1:]), *([main] if main else [])]
 
 
@@ -185,6 +190,49 @@ def _differences(
     )
     alt = f"{title} over training: {'; '.join(map(ends_in_words, lines))}."
     yield Drawing(figure, alt, caption, f"{title} over training", slug(f"{results.anchor}-difference{part}"))
+
+
+# --- Figure 3: losses by size with their fits ---
+
+
+@styled
+def _by_size(results: ExperimentResults, row: Comparison, called: str) -> Drawing | None:
+    """Draw final losses by size with the fits of a comparison, and an arrow from the second variant's size to the
+    first's of equal loss. None if losses are not of three sizes of both.
+    """
+    records = results.file.records
+    counted = {
+        one.coordinates.position("parameters"): one.value
+        for one in records
+        if one.name == _FITTED_SIZE and one.variant == row.against
+    }
+    losses = frame([one for one in records if one.name == _FITTED_LOSS], "parameters")
+    losses["x"] = losses.x.map(counted)
+    lines = _mean_lines(losses, (row.variant, row.against))
+    sizes = np.array(sorted(counted.values()))
+    if len(sizes) < FEWEST or any(list(line.x) != list(sizes) or not np.isfinite(line.y).all() for line in lines):
+        return None
+    fit, span = fits(sizes, np.array([[line.y for line in lines]]))[0], np.geomspace(sizes[0], sizes[-1], 50)
+    title = f"{called}: loss by size"
+    figure = line_plot(lines, title=title, xlabel="parameters without λ and norms", ylabel="loss (nats/token) ↓")
+    axes = figure.axes[0]
+    for drawn in axes.lines:
+        drawn.set_linestyle("")  # points, as the lines are the fits
+    for number, line in enumerate(lines):
+        axes.plot(span, fit.losses(number, span), color=line.colour, linewidth=1.4, linestyle=("-", "--")[number])
+    ratio, (height,) = fit.equal_loss_ratio(), fit.losses(0, np.array([fit.middle]))
+    if math.isfinite(ratio):
+        ends = (fit.middle, height), (fit.middle / ratio, height)
+        axes.annotate("", *ends, arrowprops={"arrowstyle": "->", "linewidth": 1.6})
+        axes.text(0.03, 0.05, f"→ {ratio:.2f} times the parameters", transform=axes.transAxes, fontsize=9)
+    axes.set(xscale="log", yscale="log")
+    for one, form in ((axes.xaxis, EngFormatter(sep="")), (axes.yaxis, StrMethodFormatter("{x:g}"))):
+        one.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        one.set_major_formatter(form)
+        one.set_minor_locator(NullLocator())
+    words = f"{'; '.join(map(ends_in_words, lines))}; for an equal loss {wording.format_difference(row)} of parameters"
+    caption = f"{_caption(losses)} Lines are the fits that the comparison is made of."
+    return Drawing(figure, f"{title}: {words}.", caption, title, slug(f"{results.anchor}-size"))
 
 
 # --- A measure along a coordinate: sizes, depths, bits ---

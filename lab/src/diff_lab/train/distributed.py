@@ -14,34 +14,14 @@ from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
 from diff_lab.data.batches import flattened
 from diff_lab.train.collectives import plain_connection_errors
 from diff_lab.train.recipe import Precision, Recipe, TrainRecipe
-from diff_transformer.nn import KeepsFloat32
-
-
-def shard(model: Any, device: str, count: int, precision: str) -> None:
-    """Shard a model with FSDP2: each decoder layer is a unit, as is each module that stays in float32, and the root.
-
-    With bfloat16 the layers' weights travel in it. Gradients are added up in float32, and nothing else is cast:
-    autocast chooses the precision of each operation, as in one process.
-    """
-    mesh = init_device_mesh(device, (count,))
-    policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if precision == "bf16" else None,
-        reduce_dtype=torch.float32,
-        cast_forward_inputs=False,
-    )
-    for module in model.modules():
-        if isinstance(module, KeepsFloat32) and module._parameters:
-            fully_shard(module, mesh=mesh)
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh)
+from diff_transformer.parallel import shard
 
 
 @contextmanager
@@ -150,7 +130,10 @@ class DistributedContext:
         """
         if self.kind == "fsdp":
             on_meta = any(parameter.is_meta for parameter in model.parameters())
-            shard(model, self.device.type, self.count, self.precision)
+            # Autocast chooses the precision of each operation, as in one process; layers' weights travel in bfloat16.
+            dtype = torch.bfloat16 if self.precision == "bf16" else None
+            mesh = init_device_mesh(self.device.type, (self.count,))
+            shard(model, model.model.layers, mesh, param_dtype=dtype)
             if on_meta:
                 model.to_empty(device=self.device)
                 model.tie_weights()

@@ -1,0 +1,154 @@
+"""Reads the attention layers of Phi-4-mini-flash, which are differential.
+
+Its other layers keep a state instead of keys and values. No model here has such layers, so there is none to convert the
+whole to: a layer becomes a module for a model of the reader's own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diff_transformer.convert.layout import CONFIG, Weights, check_headers, read_source_config
+from diff_transformer.nn import DiffAttention
+from diff_transformer.utils.suggestions import quoted
+
+PHI4FLASH = "phi4flash"  # its model_type
+WHAT_IS_COVERED = (
+    "A Phi-4-mini-flash cannot become a model of this project, since half of its layers are state-space layers; "
+    "covered are its attention layers, one at a time, by diff_transformer.convert.phi4flash_attention(SRC, layer)."
+)
+SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
+NORM_EPS = 1e-5  # fixed in its attention
+
+
+@dataclass(frozen=True)
+class Phi4FlashAttention:
+    """An attention layer of a Phi-4-mini-flash, with the arguments of its module's calls.
+
+    The module has no rotary embedding, as the layer has none. It takes the hidden states (B, N, D) that the layer's
+    LayerNorm gives.
+
+    Attributes:
+        module: the layer's weights. Causality is an argument of its ``forward``.
+        window: how many tokens back the layer looks, the token itself included, or None for all: an ``attn_mask``.
+        context_layer: None if keys and values are the layer's own. Else the number, counted from 0, of the layer whose
+            keys and values it shares: W_K and W_V are that layer's, ``context`` is that layer's input (or its keys and
+            values, from its module's ``project_context``), and causality a mask.
+
+    Examples:
+        >>> module = DiffAttention(64, num_attention_heads=4, layer=2, bias=True)
+        >>> Phi4FlashAttention(module, window=512, context_layer=None).window
+        512
+    """
+
+    module: DiffAttention
+    window: int | None
+    context_layer: int | None
+
+
+def phi4flash_attention(source: str | Path, layer: int) -> Phi4FlashAttention:
+    """Return an attention layer of a folder in the layout of microsoft/Phi-4-mini-flash-reasoning.
+
+    Args:
+        source: the folder with config.json and safetensors.
+        layer: its number, counted from 0 as there. Layers with an odd number have attention. In the second half all of
+            them have the keys and values of the first one there.
+
+    Returns:
+        The layer on the CPU in the dtype of its weights, λ in float32 at least.
+
+    Raises:
+        ValueError: a state-space layer, no such layer, or settings or weights of another kind.
+        FileNotFoundError: there is no such folder, or no weights in it.
+
+    Examples:
+        >>> attention = phi4flash_attention("Phi-4-mini-flash-reasoning", layer=1)  # doctest: +SKIP
+    """
+    source = Path(source)
+    raw = read_source_config(source)
+    width, heads, kv_heads, layers = _sizes(raw, source)
+    _check_layer(layer, layers, source)
+    # Layers from here on attend to what the last one before them has kept.
+    context_layer = layers // 2 + 1
+    shares = layer > context_layer
+    with torch.device("meta"):
+        module = DiffAttention(width, heads, layer + 1, kv_heads, norm_eps=NORM_EPS, bias=True)
+    queries, keys = heads * module.head_dim, kv_heads * module.head_dim
+    own, owner = (f"model.layers.{number}.attn." for number in (layer, context_layer if shares else layer))
+    fused = {own: queries + (0 if shares else 2 * keys)} | ({owner: queries + 2 * keys} if shares else {})
+    inner = f"{own}inner_cross_attn."
+    expected: dict[str, tuple[int, ...]] = {
+        **{f"{prefix}Wqkv.weight": (rows, width) for prefix, rows in fused.items()},
+        **{f"{prefix}Wqkv.bias": (rows,) for prefix, rows in fused.items()},
+        f"{own}out_proj.weight": (width, queries),
+        f"{own}out_proj.bias": (width,),
+        **{f"{inner}lambda_{name}": (module.head_dim,) for name in ("q1", "k1", "q2", "k2")},
+        f"{inner}subln.weight": (2 * module.head_dim,),
+    }
+    weights = Weights(source)
+    try:
+        check_headers(expected, {key: weights.headers[key] for key in expected if key in weights.headers})
+    except ValueError as error:
+        raise ValueError(f"The weights in {str(source)!r} do not fit attention layer {layer}: {error}") from None
+
+    state = {"head_norm.weight": weights.read(f"{inner}subln.weight")}
+    for part in ("weight", "bias"):
+        rows = weights.read(f"{own}Wqkv.{part}")
+        kept = weights.read(f"{owner}Wqkv.{part}")[queries:] if shares else rows[queries:]
+        state[f"q_proj.{part}"] = rows[:queries].clone()
+        state[f"k_proj.{part}"], state[f"v_proj.{part}"] = (half.clone() for half in kept.split(keys))
+        state[f"o_proj.{part}"] = weights.read(f"{own}out_proj.{part}")
+    for name in ("q1", "k1", "q2", "k2"):
+        vector = weights.read(f"{inner}lambda_{name}")
+        state[f"lam.{name}"] = vector.to(torch.promote_types(vector.dtype, torch.float32))
+    module.load_state_dict(state, assign=True)
+    return Phi4FlashAttention(module, _window(raw, layer, layers, source), context_layer if shares else None)
+
+
+def _sizes(raw: Mapping[str, Any], source: Path) -> tuple[int, int, int, int]:
+    """Return D, A, the key/value heads and the number of layers. Raises ValueError for another kind of model."""
+    if raw.get("model_type") != PHI4FLASH:
+        raise ValueError(
+            f"model_type in {str(source / CONFIG)!r} must be {PHI4FLASH!r}, got {quoted(raw.get('model_type'))}."
+        )
+    sizes = [raw.get(name) for name in SIZES]
+    for name, size in zip(SIZES, sizes, strict=True):
+        if type(size) is not int or size < 1:
+            raise ValueError(
+                f"{name} in {str(source / CONFIG)!r} must be a whole number, 1 or more, got {quoted(size)}."
+            )
+    width, heads, kv_heads, layers = (size for size in sizes if size is not None)
+    if width % heads or layers % 4 or raw.get("mb_per_layer") != 2:
+        raise ValueError(
+            f"{str(source / CONFIG)!r} must have a hidden_size that num_attention_heads divides, num_hidden_layers "
+            f"that 4 divides, and mb_per_layer 2, got {width}, {heads}, {layers} and {quoted(raw.get('mb_per_layer'))}."
+        )
+    return width, heads, kv_heads, layers
+
+
+def _check_layer(layer: int, layers: int, source: Path) -> None:
+    if not 0 <= layer < layers:
+        raise ValueError(f"layer must lie in 0 … {layers - 1}, the layers of {str(source)!r}, got {layer}.")
+    if layer % 2 == 0:
+        raise ValueError(
+            f"Layer {layer} of {str(source)!r} is a state-space layer, which nothing here can hold; covered are its "
+            f"attention layers, the odd numbers from 1 to {layers - 1}."
+        )
+
+
+def _window(raw: Mapping[str, Any], layer: int, layers: int, source: Path) -> int | None:
+    """Return a layer's window in tokens. config.json has one number for the first half of the layers, or a list."""
+    if layer >= layers // 2:
+        return None
+    window = raw.get("sliding_window")
+    if isinstance(window, list) and layer < len(window):
+        window = window[layer]
+    if window is not None and (type(window) is not int or window < 1):
+        raise ValueError(
+            f"sliding_window of layer {layer} in {str(source / CONFIG)!r} must be a whole number, 1 or more, or null, "
+            f"got {quoted(window)}."
+        )
+    return window
