@@ -34,9 +34,9 @@ _CONTEXTS = ("length", "context_factor")
 
 
 def experiment_figures(results: ExperimentResults, called: str) -> list[Drawing]:
-    """Draw the course of training, and the headline's measure, or another that is compared, along a coordinate.
+    """Draw the headline's measure, or another that is compared, along a coordinate; without one the course of training.
 
-    Of a user's own comparison there are all curves, else the last: the difference in loss, or the accuracy.
+    That is the difference in loss, or the accuracy. Of a user's own comparison there are all curves as well.
 
     Args:
         results: the experiment's. Where no comparison is named as its headline nothing is drawn.
@@ -48,7 +48,9 @@ def experiment_figures(results: ExperimentResults, called: str) -> list[Drawing]
     curves = list(_learning(results, row, called))
     by_size = _by_size(results, row, called) if row.name == _PARAMETERS_FOR_EQUAL_LOSS else None
     main = by_size or _heat_maps(results, row, called) or _headline_line(results, row, called)
-    return [*(curves if results.is_own else curves[-1:]), *([main] if main else [])]
+    if results.is_own:
+        return [*curves, *([main] if main else [])]
+    return [main] if main else curves[-1:]
 
 
 def frame(records: Sequence[Result], coordinate: str) -> pd.DataFrame:
