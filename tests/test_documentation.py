@@ -15,7 +15,6 @@ import pytest
 import torch
 import transformers
 import typer
-from cost_tables import costs
 
 import diff_transformer
 import fill_readme
@@ -281,7 +280,7 @@ def test_filled_in_numbers_are_those_that_were_measured(tmp_path: Path) -> None:
 def test_no_number_is_of_a_checkout_with_changes() -> None:
     operator, model = read_json(fill_readme.OPERATOR), read_json(fill_readme.MODEL)
     dirty = {**model, "commit": f"{model['commit']}-dirty"}
-    table = costs([(operator, model), (operator, dirty)])
+    table = fill_readme.costs([(operator, model), (operator, dirty)])
     assert "dirty" not in PAGES["README.md"] + table
     assert table.count("| – |") == 2
 

@@ -1,7 +1,6 @@
 """The fit through sizes, Figure 3 and what a wrong learning rate costs, on numbers whose answer is known."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +13,8 @@ from diff_lab.experiments.definitions import find_experiment
 from diff_lab.experiments.experiment import count, equal_feed_forward
 from diff_lab.experiments.scaling import ratio_interval
 from diff_lab.learning import LOSS_CURVE
-from diff_lab.record import Comparison, Result
-from diff_lab.statistics import Fit, fits, seeds_needed
+from diff_lab.record import Result
+from diff_lab.statistics import Fit, fits
 from diff_transformer.model import DiffTransformerConfig
 
 SIZES = np.array([1e5, 3e5, 1e6, 4e6, 1e7])
@@ -103,27 +102,6 @@ def test_no_interval_without_spread_or_trend() -> None:
     assert ratio_interval(SIZES, level, resamples=200) is None
 
 
-def test_a_bound_on_tokens_is_no_number_to_judge() -> None:
-    """DIFF has the loss with which the Transformer ends at its first validation: earlier, nobody knows when."""
-    size = Coordinates(parameters=20_000)
-    records = [
-        Result(
-            name=LOSS_CURVE,
-            variant=variant,
-            value=value + 0.01 * seed,
-            coordinates=Coordinates(size, step=step),
-            seed=seed,
-            better="lower",
-        )
-        for variant, values in (("diff", (3.0, 2.9, 2.8)), ("softmax", (3.5, 3.3, 3.2)))
-        for seed in range(3)
-        for step, value in zip((100, 200, 300), values, strict=True)
-    ]
-    (row,) = scaling._by_tokens(records, size)
-    assert math.isnan(row.difference)
-    assert (row.verdict, row.reason) == ("inconclusive", "the curves give no more than a bound")
-
-
 def made_up(share: float, tokens_share: float, seeds: int, noise: float = 0.002) -> list[Result]:
     """A scaling law in which DIFF of N·share parameters is as good as a Transformer of N, and curves likewise."""
     random = np.random.default_rng(0)
@@ -156,47 +134,32 @@ def made_up(share: float, tokens_share: float, seeds: int, noise: float = 0.002)
 def test_figure_3_on_made_up_numbers(share: float, verdict: str) -> None:
     experiment = find_experiment("fig3")
     results = experiment.compare(made_up(share, share, seeds=3), experiment.presets["cpu"])
-    by_size, by_tokens = results[:2]
-    for comparison in (by_size, by_tokens):
-        assert comparison.ours == (pytest.approx(share, rel=0.05), 1.0)
-        assert comparison.difference == pytest.approx(comparison.ours[0] - 1)
-        assert comparison.interval is not None
-        assert comparison.interval[0] < share - 1 < comparison.interval[1] or verdict != "inconclusive"
-        assert comparison.verdict == verdict
-        assert len(comparison.differences) == 3
-        assert comparison.reason == ""
-    # The interval by size is a bootstrap: the spread of the seeds' ratios does not tell how many would decide it.
+    by_size = results[0]
+    assert by_size.ours == (pytest.approx(share, rel=0.05), 1.0)
+    assert by_size.difference == pytest.approx(by_size.ours[0] - 1)
+    assert by_size.interval is not None
+    assert by_size.interval[0] < share - 1 < by_size.interval[1] or verdict != "inconclusive"
+    assert by_size.verdict == verdict
+    assert len(by_size.differences) == 3
+    assert by_size.reason == ""
+    # The interval is a bootstrap: the spread of the seeds' ratios does not tell how many would decide it.
     assert by_size.seeds_needed is None
-    assert (by_tokens.seeds_needed is None) is (verdict != "inconclusive")
-    single = experiment.compare(made_up(share, share, seeds=1), experiment.presets["cpu"])[:2]
-    assert [(c.verdict, c.interval) for c in single] == [("inconclusive", None)] * 2
+    single = experiment.compare(made_up(share, share, seeds=1), experiment.presets["cpu"])[0]
+    assert (single.verdict, single.interval) == ("inconclusive", None)
 
 
-def test_figure_3_where_runs_diverged() -> None:
-    """Nothing is concluded from what a run that diverged has a part in; the other ratio stands."""
+def test_figure_3_where_a_run_diverged() -> None:
+    """Nothing is concluded from what a run that diverged has a part in."""
     experiment = find_experiment("fig3")
-    records = made_up(0.6, 0.6, seeds=4)
-
-    def ratios(lost: Callable[[Result], bool]) -> list[Comparison]:
-        with_lost = [
-            replace(r, value=math.nan) if r.variant == "diff" and r.seed == 1 and lost(r) else r for r in records
-        ]
-        return experiment.compare(with_lost, experiment.presets["cpu"])[:2]
-
-    def is_nothing(comparison: Comparison) -> bool:
-        ends = comparison.interval or (0.0, 0.0)
-        assert [math.isnan(one) for one in comparison.differences] == [False, True, False, False]
-        is_open = (comparison.verdict, comparison.seeds_needed) == ("inconclusive", None)
-        return is_open and all(map(math.isnan, (comparison.difference, *ends)))
-
-    by_size, by_tokens = ratios(lambda r: False)
-    assert (by_size.verdict, by_tokens.verdict) == ("reproduced", "reproduced")
-    by_size, by_tokens = ratios(lambda r: (r.name, r.coordinates.label) == (scaling.LANGUAGE_LOSS, "0.06M"))
-    assert is_nothing(by_size)
-    assert by_tokens.verdict == "reproduced"
-    by_size, by_tokens = ratios(lambda r: r.name == LOSS_CURVE and "0.13M" in r.coordinates.label)
-    assert is_nothing(by_tokens)
-    assert by_size.verdict == "reproduced"
+    of_size = (scaling.LANGUAGE_LOSS, "diff", 1, "0.06M")
+    records = [
+        replace(r, value=math.nan) if (r.name, r.variant, r.seed, r.coordinates.label) == of_size else r
+        for r in made_up(0.6, 0.6, seeds=4)
+    ]
+    by_size = experiment.compare(records, experiment.presets["cpu"])[0]
+    assert [math.isnan(one) for one in by_size.differences] == [False, True, False, False]
+    assert (by_size.verdict, by_size.seeds_needed) == ("inconclusive", None)
+    assert all(map(math.isnan, (by_size.difference, *by_size.interval)))
 
 
 @pytest.mark.parametrize(("shift", "slope"), [(10.0, 1.0), (-10.0, 1.0), (0.0, -1.0)])
@@ -209,18 +172,9 @@ def test_figure_3_where_the_fits_do_not_meet(shift: float, slope: float) -> None
         else r
         for r in made_up(1.0, 0.6, seeds=3)
     ]
-    by_size, by_tokens = experiment.compare(records, experiment.presets["cpu"])[:2]
+    by_size = experiment.compare(records, experiment.presets["cpu"])[0]
     assert (by_size.verdict, by_size.seeds_needed, by_size.reason) == ("inconclusive", None, scaling.APART)
     assert all(map(math.isnan, (by_size.difference, by_size.ours[0], *by_size.differences, *by_size.interval)))
-    assert (by_tokens.verdict, by_tokens.reason) == ("reproduced", "")
-
-
-def test_figure_3_needs_seeds_by_the_logarithms_that_its_interval_is_of() -> None:
-    experiment = find_experiment("fig3")
-    by_tokens = experiment.compare(made_up(1.0, 1.0, seeds=3, noise=0.1), experiment.presets["cpu"])[1]
-    assert by_tokens.verdict == "inconclusive"
-    assert by_tokens.seeds_needed == seeds_needed([math.log(1 + one) for one in by_tokens.differences])
-    assert by_tokens.seeds_needed != seeds_needed(by_tokens.differences)
 
 
 def test_the_feed_forward_network_gives_what_the_attention_takes_more() -> None:

@@ -41,10 +41,9 @@ def reader(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def questions(tmp_path: Path) -> dict[str, Any]:
-    """Options that name a folder with the files of TREC."""
-    short = {"entity": "ENTY", "human": "HUM", "number": "NUM"}
+    """Options that name a folder with the tables of a task."""
     for part, rows in (("train", TRAIN), ("test", TEST)):
-        (tmp_path / f"{part}.txt").write_text("".join(f"{short[label]}:x {text}\n" for text, label in rows))
+        (tmp_path / f"{part}.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
     return {"folder": str(tmp_path)}
 
 
