@@ -4,6 +4,9 @@ Needs torchtitan (`make test-titan`). Every run is a torchrun of its own, on the
 """
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+import forked
 import ranks
 from diff_lab.train import train
 from diff_lab.train.recipe import load_recipe
@@ -141,3 +145,22 @@ def test_degrees_that_the_model_does_not_take(changes: list[str], flags: str, me
     code, printed = titan(tmp_path, changes, flags)
     assert code != 0
     assert message in printed
+
+
+@pytest.mark.all
+def test_sigterm_saves_and_the_same_command_resumes(tmp_path: Path) -> None:
+    """torchrun passes the signal on; the step is finished, saved, and where the next run begins."""
+    run, printed = tmp_path / "run", tmp_path / "out"
+    arguments = [*SMALL, "train.steps=2000", "train.checkpoint_every=2000", f"--output={run}"]
+    process = forked.start(tmp_path / "err", ranks._launch, "diff_lab.titan", arguments, 2, out=printed)
+    while not (printed.is_file() and "step:  3" in printed.read_text() + (tmp_path / "err").read_text()):
+        assert process.is_alive()
+        time.sleep(0.2)
+    os.kill(process.pid or 0, signal.SIGTERM)
+    process.join(120)
+    (saved,) = (run / "checkpoint").iterdir()
+    step = int(saved.name.removeprefix("step-"))
+    assert step >= 3
+    code, printed_again = titan(tmp_path, [f"train.steps={step + 1}", "train.checkpoint_every=2000"])
+    assert code == 0, printed_again[-3000:]
+    assert f"Training starts at step {step + 1}" in printed_again
