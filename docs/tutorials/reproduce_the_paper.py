@@ -167,7 +167,8 @@ for variant in curves_of(file.records):
 ax.set(xlabel="training step", ylabel="validation accuracy")
 ax.legend(frameon=False, loc="lower right")
 for variant in curves_of(file.records):
-    print(variant.variant, "was still training" if variant.is_still_training else "was level")
+    if variant.is_still_training:
+        print(variant.variant, "was still training")
 
 # %% [markdown]
 # Whoever stops early gets another result, and not always the same one:

@@ -133,3 +133,10 @@ def test_what_is_left_of_a_variance_does_not_follow_the_accuracy(accuracy: float
     excesses = np.array([variance_beyond_chance(row.tolist(), 200) for row in sets])
     assert abs(excesses.mean()) < 4 * excesses.std() / math.sqrt(len(excesses))
     assert (excesses < 0).mean() > 0.4
+
+
+def test_the_interval_of_two_documents_is_widened_by_both_factors() -> None:
+    """Draws of two are one of them in a quarter of the cases, so the percentiles are the two themselves."""
+    t, normal = 12.706204736, 1.959963985  # 97.5 % quantiles, Student's of one degree of freedom
+    half = 0.5 * t / normal * math.sqrt(2)
+    assert bootstrap_interval([(0.0, 1.0), (1.0, 1.0)]) == pytest.approx((0.5 - half, 0.5 + half))

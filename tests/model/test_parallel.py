@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import ranks
-from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
 from diff_transformer.parallel import (
     Context,
     Messages,
@@ -42,6 +42,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "TP, compiled layers": {"tp": 2, "sequence": True, "compiled": True},
         "CP": {"cp": 2},
         "CP, documents": {"cp": 2, "documents": True},
+        "CP, window": {"cp": 2, "window": 3},
     },
     4: {
         "HSDP": {"replicas": 2, "dp": 2},
@@ -123,7 +124,10 @@ def on_a_rank() -> None:
         for name, layout in LAYOUTS[torch.distributed.get_world_size()].items():
             if not takes(form, layout):
                 continue
-            model = DiffTransformerForCausalLM.from_pretrained(folder / name_of_form(form), dtype=torch.float64)
+            window = {"sliding_window": layout["window"]} if "window" in layout else {}
+            model = DiffTransformerForCausalLM.from_pretrained(
+                folder / name_of_form(form), dtype=torch.float64, **window
+            )
             result = spread_answers(model, layout)
             if rank == 0:
                 save_file(result, folder / f"{name_of_form(form)}, {name}.safetensors")
@@ -148,7 +152,8 @@ def test_ranks_give_what_one_process_gives(
         if not takes(kind, settings):
             continue
         computed = load_file(file)
-        expected = answers(make(kind, **SIZES), packed() if settings.get("documents") else batch(), whole)
+        window = {"sliding_window": settings["window"]} if "window" in settings else {}
+        expected = answers(make(kind, **SIZES, **window), packed() if settings.get("documents") else batch(), whole)
         assert computed.keys() == expected.keys()
         largest = max(value.abs().max().item() for value in expected.values())
         for name, value in expected.items():
@@ -156,9 +161,32 @@ def test_ranks_give_what_one_process_gives(
             check(computed[name], value, least=largest)
 
 
-def test_softmax_has_no_context_parallelism(make: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match="for differential attention, got attention_type 'softmax'"):
+def test_models_that_have_no_context_parallelism(make: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="differential attention, got 'softmax' and is_causal True"):
         context_parallel(make("softmax").model.layers)
+    config = DiffTransformerConfig(**sizes_for("diff"), is_causal=False)
+    with pytest.raises(ValueError, match="got 'diff' and is_causal False"):
+        context_parallel(DiffTransformerModel(config).layers)
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "cu_seq_lens_q", "output_attentions", "context", "length"])
+def test_what_context_parallelism_would_ignore_is_refused(name: str, make: Callable[..., Any]) -> None:
+    model, ids = make("diff"), torch.arange(1, 9)[None]
+    with one_rank_of(1):
+        context = Context(init_device_mesh("cpu", (1,)), 8)
+        context_parallel(model.model.layers)
+        given: dict[str, Any] = {"position_ids": torch.arange(8)[None], "context": context, "use_cache": False}
+        wrong = {"attention_mask": torch.tensor([[0, 1] * 4]), "cu_seq_lens_q": torch.tensor([0, 8])}
+        wrong |= {"output_attentions": True, "context": None, "length": None}
+        ids = ids[:, :6] if name == "length" else ids
+        given |= {"position_ids": torch.arange(6)[None]} if name == "length" else {name: wrong[name]}
+        with pytest.raises(ValueError, match=r"parallelism needs context|of 8 tokens, got 6"):
+            model(ids, **given)
+
+
+def test_a_feed_forward_network_that_the_ranks_cannot_share(make: Callable[..., Any]) -> None:
+    with one_rank_of(2), pytest.raises(ValueError, match="2 ranks cannot share intermediate_size 21 evenly"):
+        tensor_parallel(make("diff", intermediate_size=21).model.layers, init_device_mesh("cpu", (2,)))
 
 
 def test_a_step_sends_no_message_for_a_lambda() -> None:
@@ -184,7 +212,7 @@ def test_a_step_sends_no_message_for_a_lambda() -> None:
 def test_a_sequence_that_the_ranks_cannot_share() -> None:
     with one_rank_of(4):
         mesh = init_device_mesh("cpu", (4,))
-        with pytest.raises(ValueError, match="on 4 ranks needs a multiple of 8 tokens, got 12"):
+        with pytest.raises(ValueError, match="4 ranks share a multiple of 8 tokens, got 12"):
             Context(mesh, 12)
         with pytest.raises(ValueError, match=r"end at the length 16, got \[0, 5, 3, 16\]"):
             Context(mesh, 16, [0, 5, 3, 16])

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -71,6 +72,34 @@ def test_linked_folders_are_searched_once(tmp_path: Path) -> None:
         (text / name).symlink_to(text / ("itself" if name == "itself" else "nowhere"))
     found = [os.path.relpath(file, text) for file in TextFiles([text]).files()]
     assert found == ["again/a.txt", "plain/a.txt"]
+
+
+def test_a_folder_is_found_by_its_own_name_before_any_link_s(tmp_path: Path) -> None:
+    """Of the whole tree, so that fingerprints are those of version 0.2.0; a pattern finds a file by each name."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "c.txt").write_text(name)
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "b")
+    (tmp_path / "b" / "d.txt").symlink_to(tmp_path / "b" / "c.txt")
+    (tmp_path / "b" / "gone.txt").symlink_to(tmp_path / "nowhere")
+    found = [os.path.relpath(file, tmp_path) for file in TextFiles([tmp_path]).files()]
+    assert found == ["a/c.txt", "b/c.txt", "b/d.txt"]
+    assert documents(tmp_path / "b" / "*.txt") == ["b", "b"]
+
+
+def test_a_folder_that_cannot_be_read_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def refuse(path: str) -> Any:  # root may read whatever it likes
+        if path.endswith("closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError, match=r"Permission denied: .*closed"):
+        TextFiles([tmp_path]).files()
 
 
 def test_what_is_hidden_in_a_folder_is_left_alone(tmp_path: Path) -> None:

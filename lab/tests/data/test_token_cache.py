@@ -5,7 +5,9 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import sleep
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from diff_lab.data import (
     TokenCache,
     byte_tokenizer,
     prepare,
+    prepared_cache,
     token_cache,
     train_bpe,
     trained_bpe,
@@ -185,17 +188,25 @@ def test_a_cache_without_a_manifest_is_made_again(tmp_path: Path) -> None:
         prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
 
 
-def test_content_is_read_only_where_a_file_is_newer_than_the_manifest(tmp_path: Path) -> None:
+def test_content_is_read_only_where_a_file_is_newer_than_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
     tokens, manifest = cache.folder / "tokens.bin", cache.folder / "complete.json"
     before = manifest.stat().st_mtime_ns
-    os.utime(tokens, ns=(before + 1, before + 1))
-    prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
-    assert manifest.stat().st_mtime_ns > before  # it is the same, and not read again
+    hashes = Mock(wraps=prepared_cache.why_changed)
+    monkeypatch.setattr(prepared_cache, "why_changed", hashes)
+    for time in (before + 1, before - 1, before + 10**15):  # it is the same, and not read again; a clock that is ahead
+        hashes.reset_mock()
+        os.utime(tokens, ns=(time, time))
+        sleep(0.02)  # a file system's times may be those of the processor's clock
+        prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
+        hashes.assert_called_once_with(cache.folder)
+        prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
+        hashes.assert_called_once_with(cache.folder)
+    sleep(0.02)
     tokens.write_bytes(flipped(tokens.read_bytes()))
     os.utime(tokens, ns=(before, before))
-    prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
-    os.utime(tokens)
     with pytest.warns(UserWarning, match=r"tokens\.bin has changed since it was written"):
         prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
 

@@ -205,7 +205,7 @@ def test_trainings_have_the_weights_that_they_have_alone_and_are_shown_each(tmp_
 
 def test_ctrl_c_stops_every_training_with_a_checkpoint(tmp_path: Path) -> None:
     jobs = [partial(train_tiny, tmp_path, variant, 20_000) for variant in (0, 1)]
-    with pytest.raises(TrainingInterrupted, match=r"job [01]; job [01]\. .*--resume") as caught:
+    with pytest.raises(TrainingInterrupted, match=r"job [01], with a checkpoint; job [01], with .*--resume") as caught:
         results_of(*jobs, shown=Stops(signal.SIGINT, "job 0", "job 1"))
     assert caught.value.signal == signal.SIGINT
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -229,9 +229,9 @@ def test_only_checkpoints_that_are_there_are_promised(tmp_path: Path) -> None:
     with pytest.raises(TrainingInterrupted) as caught:
         results_of(*jobs, workers=3, shown=Stops(signal.SIGHUP, "job 0", "job 1", "job 2"))
     assert caught.value.signal == signal.SIGHUP
-    told = str(caught.value).removeprefix("Stopped with a checkpoint of each training: ").partition(". The same")[0]
-    failed = "job 2 ([Errno 28] job 2: No space left on device)"
-    assert set(told.split("; ")) == {"job 0", "job 1 (without one)", failed}
+    told = str(caught.value).removeprefix("Stopped: ").partition(". The same")[0]
+    failed = "job 2, [Errno 28] job 2: No space left on device"
+    assert set(told.split("; ")) == {"job 0, with a checkpoint", "job 1, without a checkpoint", failed}
     assert len(list(tmp_path.glob("0/checkpoints/step-*"))) == 1
 
 
@@ -282,7 +282,8 @@ def test_a_worker_that_was_told_to_stop_before_it_could_is_no_error(number: int)
     with pytest.raises(TrainingInterrupted) as caught:
         results_of(steps_for_ever, partial(kills_itself, number))
     assert caught.value.signal == number
-    assert "job 1 (without one); job 0 (without one). The same command with --resume" in str(caught.value)
+    told = "Stopped: job 1, without a checkpoint; job 0, without a checkpoint. The same command with --resume"
+    assert str(caught.value).startswith(told)
 
 
 def test_an_error_of_the_caller_stops_all_jobs() -> None:

@@ -19,6 +19,7 @@ from diff_lab.measure.harness import (
     FEWSHOT_SEED,
     TABLE_1,
     TABLE_1_MEASURES,
+    _records,
     load_tasks,
     measure_tasks,
     published,
@@ -239,6 +240,22 @@ def test_what_does_not_fit_the_model_is_refused(small: Any, file: str, tmp_path:
     tokens.eos_token = None
     with pytest.raises(ValueError, match="neither a bos nor an eos token"):
         only(measure_tasks(small, tokens, load_tasks([file]), "diff"))
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "method"),
+    [
+        ("acc", 0.75, "Wilson's score interval"),
+        ("exact_match", 2 / 3, "value ± 1.96 of lm_eval's standard error"),  # a mean of parts that weigh alike
+        ("acc", 75.0, "value ± 1.96 of lm_eval's standard error"),
+        ("f1", 0.75, "value ± 1.96 of lm_eval's standard error"),
+    ],
+)
+def test_wilson_s_interval_is_of_answers_that_are_right_or_wrong(metric: str, value: float, method: str) -> None:
+    results = {"it": {f"{metric},none": value, f"{metric}_stderr,none": 0.1}}
+    outcome: dict[str, Any] = {"results": results, "n-samples": {"it": {"effective": 4}}, "n-shot": {}}
+    (record,) = _records({**outcome, "higher_is_better": {}}, "diff")
+    assert record.method == f"0-shot; {method}"
 
 
 def records_of(values: dict[str, float], n: int = 101) -> list[Result]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from diff_lab.data import byte_tokenizer
+from diff_lab.data.labelled_text import LabelledText
 from diff_lab.measure.decoding import greedy_label
 from diff_lab.measure.many_shot import ManyShot, ManyShotOrders, drawn_orders
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
@@ -144,6 +146,11 @@ def test_what_is_refused(reader: Any, questions: dict[str, Any]) -> None:
         least = min(count, 2)
         message = f"many_shot_orders cannot take {least - 1} for {name} .* or equal to {least}"
         refused("many_shot_orders", message, **{**enough, name: least - 1})
+    for labels in (("x", "x"), ("x", ""), ("x", "xy")):  # in tokens
+        tokenizer = SimpleNamespace(encode=lambda text, labels=labels, **_: labels["n" in text], bos_token_id=None)
+        task = LabelledText("trec", (), (), ("human", "other"), "Question", "Type")
+        with pytest.raises(ValueError, match=r"^Label '.*' must not be empty or begin another label, got the tokens"):
+            ManyShot(**questions).prompt(of_model(reader, tokenizer), task, [], [])
     reader.config.max_position_embeddings = 100
     long = r"^9 shots of trec take .* tokens and the model has 100 positions; ask for fewer shots\.$"
     refused("many_shot", long, shots=[1, 9], queries=1)

@@ -277,6 +277,7 @@ RENDEZVOUS = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTE
     ("environment", "values", "message"),
     [
         (RENDEZVOUS, {}, r"2 processes were launched, but accelerate connects this one with 0 others"),
+        ({"WORLD_SIZE": "two"}, {}, r"^The environment has WORLD_SIZE=two, which starts no run \(.*'two'\): start"),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}, r"configured for DeepSpeed, which training does not use"),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {}, r"asks for mixed precision 'bf16' and the recipe .* 'no'"),
         ({"ACCELERATE_USE_FSDP": "true"}, {"parallel": "ddp"}, r"asks for FSDP and the recipe .* 'ddp'"),

@@ -4,6 +4,7 @@ import importlib
 import io
 import logging
 import os
+import select
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
@@ -88,12 +89,14 @@ class _LastingFile(io.FileIO):
 
     def write(self, data: Any, /) -> int:
         try:
-            return super().write(data)
+            while (written := super().write(data)) is None:  # another program has made the terminal non-blocking
+                select.select([], [self], [])
         except OSError:
             if self.tells_errors:
                 self.tells_errors = False
                 raise
             return len(data)
+        return written
 
 
 def _lasting(number: int, stream: TextIO | None, *, tells_errors: bool) -> TextIO:

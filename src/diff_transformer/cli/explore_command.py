@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import webbrowser
 from pathlib import Path
@@ -89,12 +91,15 @@ def open_browser(address: str) -> None:
     """
     has_window = any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
     try:
-        browser = webbrowser.get()
+        name = Path(getattr(webbrowser.get(), "name", "")).name
     except webbrowser.Error:  # there is none
         return
-    if Path(getattr(browser, "name", "")).name in OF_TERMINALS or ("SSH_CONNECTION" in os.environ and not has_window):
+    if name in OF_TERMINALS or ("SSH_CONNECTION" in os.environ and not has_window):
         return
-    browser.open(address)
+    # In a process that has no terminal: Ctrl-C there ends the server alone.
+    command = [sys.executable, "-c", "import sys, webbrowser; webbrowser.get().open(sys.argv[1])", address]
+    nothing = subprocess.DEVNULL
+    subprocess.run(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True, check=False)
 
 
 def maps(

@@ -58,13 +58,14 @@ def read_examples(file: Path) -> ModelExamples:
     """Read an examples.json. Raises ValueError if the file is not JSON, or holds something else."""
     content = read_json(file)
     try:
+        floor = content.get("floor")
         examples = [
-            Example(one["title"], one["text"], Answer(**one["answer"]) if one.get("answer") else None)
+            Example(str(one["title"]), str(one["text"]), Answer(**one["answer"]) if one.get("answer") else None)
             for one in content["examples"]
         ]
-        known = {name: content[name] for name in ("words", "note", "floor") if name in content}
-        return ModelExamples(tuple(examples), **known)
-    except (AttributeError, KeyError, TypeError) as error:
+        words, note = tuple(map(str, content.get("words", ()))), str(content.get("note", ""))
+        return ModelExamples(tuple(examples), words, note, None if floor is None else float(floor))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{str(file)!r} holds no examples as `diff-transformer explore` reads them: {error}") from None
 
 

@@ -243,6 +243,6 @@ def shard_bytes(size: object) -> int:
     count = size
     if isinstance(size, str) and (parts := _SIZE.fullmatch(size)):
         count = int(float(parts[1]) * _UNITS[parts[2]])
-    if not isinstance(count, int) or count < 1:
+    if type(count) is not int or count < 1:
         raise ValueError(f"A shard's size must be a number of bytes, 1 or more, or like '5GB', got {quoted(size)}.")
     return count

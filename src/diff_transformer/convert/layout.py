@@ -186,6 +186,8 @@ class ParameterMapping:
             (target, source) if backwards else (source, target)
         )
         if self.rows is not None and backwards:
+            if len(self.rows.unique()) < len(self.rows):
+                raise ValueError("Rows that are no permutation of the source's cannot be converted back.")
             self.rows = self.rows.argsort()
 
     def make_output(self, headers: Mapping[str, Header], folded: "list[ParameterMapping]") -> Output | None:
@@ -245,8 +247,12 @@ class Weights:
 
     def read(self, key: str) -> Tensor:
         """Read one tensor, on the CPU."""
-        with safe_open(self.headers[key].file, framework="pt") as opened:
-            return opened.get_tensor(key)
+        file = self.headers[key].file
+        try:
+            with safe_open(file, framework="pt") as opened:
+                return opened.get_tensor(key)
+        except SafetensorError as error:
+            raise ValueError(f"{str(file)!r} cannot be read: {error}.") from None
 
 
 def read_source_config(source: Path) -> dict[str, Any]:
@@ -273,6 +279,8 @@ def _files(folder: Path) -> tuple[list[Path], set[str] | None]:
         if not isinstance(file_of_key, Mapping) or not all(isinstance(name, str) for name in file_of_key.values()):
             raise ValueError(f"{str(folder / INDEX)!r} must say under weight_map which file holds each tensor.")
         names = sorted(set(file_of_key.values()))
+        if outside := [name for name in names if Path(name).name != name]:
+            raise ValueError(f"{str(folder / INDEX)!r} must name files of its own folder, got {some(outside)}.")
         if absent := [name for name in names if not (folder / name).is_file()]:
             raise FileNotFoundError(f"{str(folder)!r} lacks {some(absent)}, which {INDEX} names.")
         return [folder / name for name in names], set(file_of_key)

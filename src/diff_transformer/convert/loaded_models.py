@@ -1,11 +1,10 @@
-"""Converts models that are loaded already, and reads the maps that they return."""
+"""Converts models that are loaded already."""
 
 import copy
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from diff_transformer.convert.layout import Header, plan
 from diff_transformer.convert.layout_tables import LAYOUTS
@@ -40,9 +39,3 @@ def as_our_model(model: Any) -> DiffTransformerForCausalLM:
     ours.to(model.dtype).load_state_dict(converted)
     ours.generation_config = copy.deepcopy(model.generation_config)
     return ours.to(model.device).eval()
-
-
-def returned_maps(model: Any, input_ids: Tensor) -> list[Tensor] | None:
-    """Return the attention weights of each layer, or None if the model's attention implementation returns none."""
-    maps = model(input_ids=input_ids, use_cache=False, output_attentions=True).attentions
-    return list(maps) if maps and all(layer is not None for layer in maps) else None

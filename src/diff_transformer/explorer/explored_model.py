@@ -5,7 +5,7 @@ language model of transformers gives the attention weights that it returns.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,8 @@ LARGEST_LAMBDA = 10.0  # of either sign; learned ones lie near 0 … 1
 MOST_TOKENS = 2048
 LONG_WORK = 1 << 38  # runs × tokens × parameters: more take a processor ten seconds or longer
 _LARGEST_RETURNED = 4 << 30  # bytes of maps that a model of transformers may return at once
+
+_LOGITS_AT_ONCE = 256  # positions
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ class ExploredModel:
     def _recomputed(self, input_ids: Tensor, settings: LambdaSettings) -> Trace:
         decoder = self.model.model
         with replaced_lambdas(self.model, settings, self.heads):
-            output = self.model(input_ids=input_ids, use_cache=False, output_hidden_states=True)
+            output = decoder(input_ids=input_ids, use_cache=False, output_hidden_states=True)
             attentions = [layer.self_attn for layer in decoder.layers]
             normed = [
                 layer.input_layernorm(states)
@@ -226,7 +228,10 @@ class ExploredModel:
         if self.subtracts:
             shape = (1, self.heads, input_ids.shape[1])
             means = torch.stack([lam.expand(shape).mean((0, 2)) for lam in lambdas]).cpu()
-        return _trace_of(input_ids[0], output.logits[0], means, RecomputedMaps(attentions, normed, lambdas, tables))
+        tokens, maps = input_ids[0], RecomputedMaps(attentions, normed, lambdas, tables)
+        # A part at a time: the logits of all positions would be many times as large as all else.
+        logits = map(self.model.lm_head, output.last_hidden_state[0].split(_LOGITS_AT_ONCE))
+        return _trace_of(tokens, logits, means, maps)
 
     def _returned(self, input_ids: Tensor) -> Trace:
         size = self.layers * self.heads * input_ids.shape[1] ** 2 * self.model.dtype.itemsize
@@ -239,10 +244,18 @@ class ExploredModel:
             output = self.model(input_ids=input_ids, use_cache=False, output_attentions=True)
         if not output.attentions or any(layer is None for layer in output.attentions):
             raise ValueError(f"{self.name} cannot be shown: {type(self.model).__name__} returns no attentions.")
-        return _trace_of(input_ids[0], output.logits[0], None, ReturnedMaps([layer[0] for layer in output.attentions]))
+        return _trace_of(
+            input_ids[0],
+            output.logits[0].split(_LOGITS_AT_ONCE),
+            None,
+            ReturnedMaps([layer[0] for layer in output.attentions]),
+        )
 
 
-def _trace_of(tokens: Tensor, logits: Tensor, lambdas: Tensor | None, maps: Maps) -> Trace:
-    known = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    losses = -known[:-1].gather(1, tokens[1:].unsqueeze(1)).squeeze(1)
-    return Trace(tuple(tokens.tolist()), known[-1].cpu(), losses.cpu(), lambdas, maps)
+def _trace_of(tokens: Tensor, logits: Iterable[Tensor], lambdas: Tensor | None, maps: Maps) -> Trace:
+    losses, following = [], torch.empty(0)
+    for part, answers in zip(logits, tokens.roll(-1).split(_LOGITS_AT_ONCE), strict=True):
+        known = part.to(torch.promote_types(part.dtype, torch.float32)).log_softmax(-1)
+        losses.append(-known.gather(1, answers.unsqueeze(1)).squeeze(1))
+        following = known[-1]
+    return Trace(tuple(tokens.tolist()), following.cpu(), torch.cat(losses)[:-1].cpu(), lambdas, maps)

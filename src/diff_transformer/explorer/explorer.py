@@ -242,8 +242,8 @@ class Explorer:
                 # What is behind a question changes nothing that is before it.
                 input_ids = pad_sequence(tokens, batch_first=True).to(model.device)
                 predicted = model(input_ids=input_ids, use_cache=False).logits.argmax(-1)
-                places = [one.answer for one in batch if one.answer]
-                right += sum(int(predicted[row, at.query] == tokens[row][at.begin]) for row, at in enumerate(places))
+                places = [(row, one.answer) for row, one in enumerate(batch) if one.answer]
+                right += sum(int(predicted[row, at.query] == tokens[row][at.begin]) for row, at in places)
         return right / len(self.task_questions)
 
     def _trace(self, name: str, tokens: Sequence[int], settings: LambdaSettings) -> Trace:

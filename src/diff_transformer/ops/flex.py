@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from diff_transformer.ops.attention_request import Request, is_eager, reason_against_dtype, triton_is_installed
@@ -22,6 +23,7 @@ from diff_transformer.ops.visibility import is_block_mask, key_ranges
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
+BLOCK = 128  # rows and keys of a block, as torch chooses them; its kernels want to divide this
 # How many compiled functions and how many block masks are cached.
 COMPILED, BLOCK_MASKS = 64, 16
 # Scores are multiplied by log2 e on the GPU, where float32's lowest number would turn into −∞, hidden instead of far.
@@ -182,13 +184,40 @@ def _cached_blocks(n: int, s: int, is_causal: bool, window: int | None, device: 
 def _blocks(begin: Tensor, end: Tensor, s: int) -> "BlockMask":
     """Return the block mask of queries that see keys begin … end − 1 of S, (N,) each.
 
-    The mask function reads the ranges' ends, so that one kernel serves every kind, window and offset.
+    From the ranges' ends, in O(N + N·S / BLOCK²); torch's ``create_block_mask`` holds the whole mask. The mask function
+    reads the ends, too, so that one kernel serves every kind, window and offset.
     """
-    from torch.nn.attention.flex_attention import create_block_mask
+    from torch.nn.attention.flex_attention import BlockMask
 
     begin, end = begin.to(torch.int32), end.to(torch.int32)
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (begin[i] <= j) & (j < end[i])
 
-    return create_block_mask(mask_mod, None, None, begin.shape[0], s, device=begin.device)
+    block_begins = torch.arange(0, s, BLOCK, device=begin.device)
+    block_ends = block_begins + BLOCK
+    # Some key of a block is seen by some query; or all of them by all. Queries that see nothing, and those added to
+    # make whole blocks, take no part in the first and prevent the second.
+    sees = begin < end
+    any_begin, any_end = _in_blocks(begin.where(sees, s), s).amin(-1), _in_blocks(end.where(sees, 0), 0).amax(-1)
+    all_begin, all_end = _in_blocks(begin, s).amax(-1), _in_blocks(end, 0).amin(-1)
+    full = (all_begin <= block_begins) & (all_end >= block_ends)
+    partial = (any_begin < block_ends) & (any_end > block_begins) & ~full
+    return BlockMask.from_kv_blocks(
+        *_block_indices(partial),
+        *_block_indices(full),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=mask_mod,
+        seq_lengths=(begin.shape[0], s),
+    )
+
+
+def _in_blocks(bounds: Tensor, fill: int) -> Tensor:
+    """Cut (N,) into (blocks, 1, BLOCK)."""
+    return F.pad(bounds, (0, -bounds.shape[0] % BLOCK), value=fill).unflatten(0, (-1, 1, BLOCK))
+
+
+def _block_indices(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Count each row's blocks in (rows, columns) boolean, and list their columns before all others."""
+    marks = blocks[None, None].to(torch.int32)
+    return marks.sum(-1, dtype=torch.int32), torch.argsort(marks, dim=-1, descending=True, stable=True).int()

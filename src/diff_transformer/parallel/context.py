@@ -12,6 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from diff_transformer.model.interface_attention import OPERATOR_IMPLEMENTATIONS
 
 CONTEXT_PARALLEL = "diff_attention_context_parallel"
+_REFUSAL = "context parallelism needs context, and takes no attention_mask, cu_seq_lens_q, dropout or attention maps."
 
 
 class Piece(NamedTuple):
@@ -43,20 +44,14 @@ class Context:
     """
 
     def __init__(
-        self,
-        mesh: DeviceMesh,
-        length: int,
-        documents: Sequence[int] | None = None,
-        device: torch.device | str = "cpu",
+        self, mesh: DeviceMesh, length: int, documents: Sequence[int] | None = None, device: Any = "cpu"
     ) -> None:
         ranks, rank = mesh.size(), mesh.get_local_rank()
-        self.mesh, self.count, self.chunks = mesh, 2 * ranks, (rank, 2 * ranks - 1 - rank)
+        self.length, self.mesh, self.count, self.chunks = length, mesh, 2 * ranks, (rank, 2 * ranks - 1 - rank)
         if length % self.count:
-            raise ValueError(
-                f"context parallelism on {ranks} ranks needs a multiple of {self.count} tokens, got {length}."
-            )
+            raise ValueError(f"{ranks} ranks share a multiple of {self.count} tokens, got {length}.")
         bounds = [0, length] if documents is None else list(documents)
-        if bounds[0] != 0 or bounds[-1] != length or bounds != sorted(bounds):
+        if bounds[:1] != [0] or bounds[-1] != length or bounds != sorted(bounds):
             raise ValueError(f"documents must start at 0, ascend and end at the length {length}, got {bounds}.")
         size, self.pieces = length // self.count, list[Piece]()
         for own, start in enumerate(chunk * size for chunk in self.chunks):
@@ -71,6 +66,8 @@ class Context:
 
     def own(self, x: Tensor, dim: int = 1) -> Tensor:
         """Return this rank's part of tokens, positions or labels, (B, N) → (B, N / ranks)."""
+        if x.shape[dim] != self.length:
+            raise ValueError(f"the context is of {self.length} tokens, got {x.shape[dim]}.")
         parts = x.chunk(self.count, dim)
         return torch.cat([parts[chunk] for chunk in self.chunks], dim)
 
@@ -86,26 +83,30 @@ def context_parallel(layers: Iterable[nn.Module]) -> None:
     """Let decoder layers attend from a rank's part of the sequence to all of it.
 
     The model is then called with this rank's tokens and ``position_ids`` (:meth:`Context.own`), and with ``context``,
-    a :class:`Context`.
+    a :class:`Context`, which alone tells documents apart: positions that begin anew do not.
 
     Raises:
-        ValueError: layers of ordinary attention.
+        ValueError: layers of ordinary attention, or of an encoder.
 
     Examples:
         >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
         >>> context_parallel(DiffTransformerForCausalLM(config).model.layers)
     """
     AttentionInterface.register(CONTEXT_PARALLEL, _attend)
-    AttentionMaskInterface.register(CONTEXT_PARALLEL, lambda *_, **__: None)  # causality, window and documents hide
+    AttentionMaskInterface.register(CONTEXT_PARALLEL, _no_mask)
     OPERATOR_IMPLEMENTATIONS.setdefault(CONTEXT_PARALLEL, "auto")
     for layer in layers:
         config: Any = layer.self_attn.config  # type: ignore[union-attr]
-        if not config.spec.differential:
-            raise ValueError(
-                f"context parallelism is for differential attention, got attention_type {config.attention_type!r}: "
-                "torch.distributed.tensor.experimental.context_parallel is for ordinary attention."
-            )
+        if not config.spec.differential or not config.is_causal:
+            got = f"{config.attention_type!r} and is_causal {config.is_causal}"
+            raise ValueError(f"context parallelism is for causal differential attention, got {got}.")
         config._attn_implementation = CONTEXT_PARALLEL
+
+
+def _no_mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> None:
+    """Make no mask: causality, window and documents hide keys."""
+    if attention_mask is not None:
+        raise ValueError(_REFUSAL)
 
 
 def _attend(
@@ -121,10 +122,11 @@ def _attend(
     context: Context | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    if context is None or attention_mask is not None or dropout:
-        raise ValueError(
-            "under context parallelism a model is called with context, without attention_mask and dropout."
-        )
+    others = (attention_mask, kwargs.get("cu_seq_lens_q"), kwargs.get("maps"), dropout or None)
+    if context is None or kwargs.get("output_attentions") or any(other is not None for other in others):
+        raise ValueError(_REFUSAL)
+    if query.shape[2] != context.length // context.mesh.size():
+        raise ValueError(f"the context is of {context.length} tokens, got {query.shape[2]} on this rank.")
     key, value = module.split_keys(context.gather(key)), context.gather(value)
     heads = [
         module.difference(

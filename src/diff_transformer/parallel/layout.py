@@ -68,6 +68,8 @@ def tensor_parallel(
         check_ranks(mesh.size(), config)
         if config.hidden_act == "poly_norm":
             raise ValueError("tensor_parallel divides feed-forward channels: hidden_act 'poly_norm' needs all at once.")
+        if config.intermediate_size % mesh.size():
+            raise ValueError(f"{mesh.size()} ranks cannot share intermediate_size {config.intermediate_size} evenly.")
         parallelize_module(layer, mesh, _layer_plan(layer, stream))
     if embedding is not None:
         parallelize_module(embedding, mesh, _OwnWords(input_layouts=Replicate(), output_layouts=stream))

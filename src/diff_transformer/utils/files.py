@@ -149,6 +149,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
     refuse_existing(target)
     # The process is in the name, as two may make `target` at the same time.
     unfinished = target.with_name(f"{_UNFINISHED}{target.name}-{os.getpid()}")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a killed process with this number
     unfinished.mkdir(parents=True)
     try:
         yield unfinished

@@ -368,8 +368,7 @@ def report(
     """Draw the page of a demo, or of training runs beside each other; or set out the results of experiments beside the
     paper's.
 
-    Of results there is a Markdown document (RESULTS.md) with a page of each experiment, METHOD.md and figures beside
-    it, and one page that holds everything (RESULTS.html), or with `--output RESULTS.html` this page alone.
+    Of results there is a Markdown document (RESULTS.md), beside it a page of each experiment, METHOD.md and figures.
     """
     from diff_lab.report.findings import holds_experiments
     from diff_lab.report.pages import build_results_report, build_run_report, results_report_files, run_report_path

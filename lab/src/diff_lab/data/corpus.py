@@ -3,6 +3,7 @@
 import codecs
 import glob
 import hashlib
+import heapq
 import os
 import sysconfig
 import tokenize
@@ -172,10 +173,10 @@ def _text_files(path: str | Path) -> Iterator[str]:
         raise FileNotFoundError(f"There is no text file or folder {quoted(named, 300)}.")
     matches = [named] if exists else glob.glob(named, recursive=True)
     inside = (file for match in matches for file in (_in_folder(match) if os.path.isdir(match) else [match]))
-    texts: Iterable[str] = filter(_is_text, inside)
+    texts: Iterable[str] = (file for file in inside if _is_text(file) and os.path.isfile(file))  # no link to nowhere
     if not exists:
         # "**" matches a folder and each file in it, and goes through links to folders, be it in circles.
-        texts = {os.path.realpath(file): file for file in sorted(texts)}.values()
+        texts = {(os.path.realpath(os.path.dirname(one)), os.path.basename(one)): one for one in sorted(texts)}.values()
     first = next(files := iter(texts), None)
     if first is None:
         error = ValueError if exists else FileNotFoundError
@@ -190,16 +191,18 @@ def _is_text(file: str) -> bool:
 
 def _in_folder(path: str) -> Iterator[str]:
     """Yield the readable files in a folder and those below it, each once, without those that are hidden."""
-    seen = set()
-    for folder, inner, names in os.walk(path, followlinks=True):
-        place = os.path.realpath(folder)
-        # Links to folders come last: which name a folder is found by is always the same.
-        shown = () if place in seen else (name for name in inner if not name.startswith("."))
-        inner[:] = sorted(shown, key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
-        if place not in seen:
-            files = (os.path.join(folder, name) for name in names if _is_text(name) and not name.startswith("."))
-            yield from filter(os.path.isfile, files)  # no link to nowhere
+    folders, seen = [(False, path)], set()  # links last, in order: the name a folder is found by is always the same
+    while folders:
+        _, folder = heapq.heappop(folders)
+        if (place := os.path.realpath(folder)) in seen:  # linked from two places, or from inside itself
+            continue
         seen.add(place)
+        with os.scandir(folder) as entries:
+            for entry in (entry for entry in entries if not entry.name.startswith(".")):
+                if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path)):
+                    heapq.heappush(folders, (entry.is_symlink(), entry.path))
+                elif _is_text(entry.name):
+                    yield entry.path
 
 
 def _read_document(file: Path, field: str) -> Iterator[str]:

@@ -75,7 +75,6 @@ class NeedleTask:
         turns: questions with answers at the end of a document. Only the last counts in an evaluation; in training
             more of them teach more.
         vary: whether each document has its own number of needles, from 1 to `needles`, and of queried ones.
-        lead: text after each question, such as "Answer: ", for a model that has not seen the template in training.
 
     Raises:
         ValueError: a number is out of range, or the haystack or the length is too short.
@@ -90,7 +89,6 @@ class NeedleTask:
     digits: int = 7
     turns: int = 1
     vary: bool = False
-    lead: str = ""
 
     def __post_init__(self) -> None:
         require_positive(self)
@@ -103,7 +101,7 @@ class NeedleTask:
         self._encoder = plain_text_tokenizer(self.tokenizer)
         widest = max(CITIES, key=lambda city: len(self._encode(city).ids))
         line = len(self._encode(f"\n{needle(widest, '9' * self.digits)}\n").ids)
-        question_tokens = len(self._encode(f"\n{question([widest] * self.queried)}\n{self.lead}").ids)
+        question_tokens = len(self._encode(f"\n{question([widest] * self.queried)}\n").ids)
         self._most = self.needles * (line + 2) + self.turns * (question_tokens + self.queried * line) + 1
         if self.length < self._most + _LEAST_TEXT:
             raise ValueError(
@@ -144,7 +142,7 @@ class NeedleTask:
         encoded = self._encode(context)
         tokens, learned = list(encoded.ids), [False] * len(encoded.ids)
         for targets in turns:
-            ask = self._encode(f"\n{question([cities[index] for index in targets])}\n{self.lead}").ids
+            ask = self._encode(f"\n{question([cities[index] for index in targets])}\n").ids
             reply = self._encode("\n".join(lines[index] for index in targets))
             prompt_length = len(tokens) + len(ask)
             tokens += [*ask, *reply.ids]

@@ -68,10 +68,14 @@ def _damage(folder: Path) -> str | None:
     """Return why a folder cannot be used, if so. Content is read only if a file is as new as the manifest, or newer."""
     reason, manifest = why_incomplete(folder), folder / MANIFEST
     if reason is None:
-        written = manifest.stat().st_mtime_ns  # after all other files
-        if any((folder / name).stat().st_mtime_ns >= written for name in sizes_in(folder)):
+        stats = [(folder / name).stat() for name in sizes_in(folder)]
+        written = manifest.stat()  # after all other files, by the time that a program can set, and by the system's
+        modified = max([written.st_mtime_ns, *(stat.st_mtime_ns for stat in stats)])
+        if modified > written.st_mtime_ns or any(stat.st_ctime_ns >= written.st_ctime_ns for stat in stats):
             reason = why_changed(folder)
             if reason is None:
                 with suppress(OSError):  # it need not be read again
                     os.utime(manifest)
+                    if modified > manifest.stat().st_mtime_ns:  # by a clock that is ahead
+                        os.utime(manifest, ns=(modified, modified))
     return reason

@@ -170,11 +170,12 @@ class WorkerPool(Generic[T]):
         """Stop all jobs. Return the error that says so for all of them, of which some have `stopped` already."""
         errors = {**(stopped or {}), **self._stop_all()}
         saved = {name: getattr(error, "is_saved", False) for name, error in errors.items()}
-        told = "; ".join(name if saved[name] else f"{name} ({error})" for name, error in errors.items())
+        told = "; ".join(f"{name}, {'with a checkpoint' if saved[name] else error}" for name, error in errors.items())
+        signals = (self._interrupt.signal, *(getattr(error, "signal", None) for error in errors.values()))
         return TrainingInterrupted(
-            f"Stopped with a checkpoint of each training: {told or 'none'}. The same command with --resume (in Python: "
-            "resume=True) resumes from there.",
-            self._interrupt.signal or next((getattr(error, "signal", None) for error in errors.values()), None),
+            f"Stopped: {told or 'nothing was being trained'}. The same command with --resume (in Python: resume=True) "
+            "resumes from there.",
+            next((number for number in signals if number is not None), None),
         )
 
 
@@ -236,7 +237,7 @@ class _Worker(Generic[T]):
         self.process.join()
         code = self.process.exitcode or 0
         if code == 0 or -code in stop_signals():  # between two steps of a job's, or before its first
-            return TrainingInterrupted("without one", -code or None)
+            return TrainingInterrupted("without a checkpoint", -code or None)
         short = ", as the system does where memory is short: take fewer workers (--workers)"
         how = f"ended with exit code {code}{short if code == -signal.SIGKILL else ''}"
         return OSError(f"{self.job.name}: its process {how}. The same command with --resume resumes.")
@@ -263,7 +264,7 @@ def _serve(connection: Connection, threads: int) -> None:
 
 def _stop(number: int, _: Any) -> None:
     """Obey a signal to stop outside of a training, which would save a checkpoint first."""
-    raise TrainingInterrupted("without one", number)
+    raise TrainingInterrupted("without a checkpoint", number)
 
 
 def _stop_with_parent() -> None:

@@ -221,7 +221,8 @@ def _records(outcome: Mapping[str, Any], variant: str) -> Iterator[Result]:
             if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
             error, interval, method = metrics.get(f"{metric}_stderr,{chosen}"), None, f"{fewshot}-shot"
-            if n and metric.startswith(("acc", "exact_match")):
+            is_share = n and metric.startswith(("acc", "exact_match")) and 0 <= value <= 1
+            if is_share and abs(round(value * n) / n - value) <= 1e-9:  # of answers that are right or wrong
                 interval = proportion_interval(round(value * n), n)
                 method += "; Wilson's score interval"
             elif isinstance(error, int | float) and math.isfinite(error):

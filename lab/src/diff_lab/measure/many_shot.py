@@ -256,7 +256,7 @@ class LabelledMeasurement(Measurement):
         self, measured: EvalInput, task: LabelledText, shown: Sequence[int], asked: Sequence[int]
     ) -> LabelledPrompt:
         """Write demonstrations and questions, by their numbers in the task's two parts, for a model. Raises ValueError
-        if they are longer than its positions."""
+        if they are longer than its positions, or its tokens do not tell the labels apart."""
         tokenizer = measured.tokenizer
 
         def encode(text: str) -> list[int]:
@@ -264,6 +264,9 @@ class LabelledMeasurement(Measurement):
 
         # A label stands after a space, with the end of the line.
         labels = [tuple(encode(f" {label}\n")) for label in task.labels]
+        for name, label in zip(task.labels, labels, strict=True):
+            if not label or sum(other[: len(label)] == label for other in labels) > 1:
+                raise ValueError(f"Label {name!r} must not be empty or begin another label, got the tokens {label}.")
         # Some tokenizers, such as Llama's, begin a text with a token of their own.
         begin = [token for token in tokenizer.encode("")[:1] if token == tokenizer.bos_token_id]
         demonstrations = "".join(task.demonstration(*task.train[number]) for number in shown)

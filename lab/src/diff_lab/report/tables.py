@@ -19,13 +19,6 @@ from diff_lab.report.documents import Table
 from diff_lab.report.wording import format_number
 from diff_lab.results_files import number_of
 
-# The numbers of the standard measurement, and of a demo.
-STANDARD = (
-    *(f"retrieval/{name}" for name in ("accuracy", "first_query_accuracy", "accuracy_by_depth")),
-    *(f"retrieval/attention_{name}" for name in ("to_answer_signed", "to_answer_share", "noise_signed", "noise_share")),
-    *("language/bits_per_byte", "language/validation_loss", "validation/accuracy", *CURVES),
-    *(f"{task}/{name}" for task in ("retrieval", "language") for name in ("seconds", "parameters")),
-)
 NOTE = f"{wording.DIRECTIONS} [low, high]: 95 % interval"
 UNPAIRED = (
     "No verdict: only a difference over several paired seeds, as diff-lab reproduce measures it, tells which "

@@ -1,4 +1,4 @@
-"""Trains a recipe on many GPUs with torchtitan (extra `titan`): our model, weights and batches, torchtitan's engine."""
+"""Trains a recipe on many GPUs: our model, weights and batches on torchtitan's engine (lab/requirements-titan.txt)."""
 
 from diff_lab.titan import compatibility
 

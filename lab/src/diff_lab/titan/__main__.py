@@ -36,16 +36,22 @@ def main(arguments: list[str]) -> None:
     init_logger()
     ConfigManager.register_tyro_rules(custom_registry)
     config = tyro.cli(type(default), args=flags, default=default, registry=custom_registry)
+    for name in ("steps", "seq_len", "global_batch_size"):
+        if getattr(config.training, name) != getattr(default.training, name):
+            sys.exit(f"--training.{name.replace('_', '-')} is the recipe's: change train.steps or data.* before `--`.")
     # torchtitan's command line makes objects of its own of what it has printed; ours stay as they are.
     ours = ("model_spec", "dataloader", "lr_scheduler", "optimizer", "tokenizer_to_save")
-    trainer = dataclasses.replace(config, **{name: getattr(default, name) for name in ours}).build()
     try:
-        trainer.train()
-    except (TrainingInterrupted, DivergenceError) as stopped:
+        trainer = dataclasses.replace(config, **{name: getattr(default, name) for name in ours}).build()
+        try:
+            trainer.train()
+        finally:
+            trainer.close()
+    except (ValueError, TrainingInterrupted, DivergenceError) as stopped:
         sys.exit(str(stopped))
     finally:
-        trainer.close()
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from diff_lab.train.recipe import Recipe, TrainRecipe, build_config
 from diff_lab.train.step import DivergenceError, SpikeDetector, learning_rate
 from diff_transformer.nn import Lambda
 from diff_transformer.parallel import Context, context_parallel, shard, tensor_parallel
-from diff_transformer.utils.manifest import digests, why_changed, write_manifest
+from diff_transformer.utils.manifest import MANIFEST, digests, why_changed, write_manifest
 
 # Names of parameters without weight decay: norms, λ and its projection, biases, embeddings.
 UNDECAYED = r"norm\.weight|\.lam\.|lambda_proj|\.bias$|^tok_embeddings"
@@ -123,7 +123,9 @@ class Metrics(MetricsProcessor):
         loss = torch.tensor(global_avg_loss, device=self.device_memory_monitor.device.type)
         dist.all_reduce(loss, dist.ReduceOp.MAX)  # a stage without a loss has a negative number in its place
         if (bad := self.spikes.check(loss.item(), grad_norm)) is not None:
-            raise DivergenceError(f"Stopped at step {step}: {bad}. The last checkpoint is from before it.")
+            raise DivergenceError(
+                f"Stopped at step {step}: {bad}. Losses are looked at every {self.config.log_freq} steps."
+            )
 
 
 def lambdas_of(part: nn.Module) -> Iterator[tuple[str, float]]:
@@ -140,6 +142,11 @@ class CheckedCheckpoints(CheckpointManager):
     @dataclass(kw_only=True, slots=True)
     class Config(CheckpointManager.Config):
         """No more settings."""
+
+    def _find_load_step(self, folder: str = "") -> int:
+        """Return the newest step whose digests are there, which are written last; −1 without one."""
+        complete = Path(folder or self.folder).glob(f"step-*/{MANIFEST}")
+        return max((int(file.parent.name.removeprefix("step-")) for file in complete), default=-1)
 
     unchecked: Path | None = None  # a checkpoint that may be on its way to the disk
 
@@ -237,6 +244,8 @@ def trainer_config(recipe: Recipe, data: Data, folder: Path) -> DiffTrainer.Conf
     ignored = {
         "train.optimizer=muon": train.optimizer == "muon",
         "train.precision=fp16": train.precision == "fp16",
+        f"train.device={train.device}": train.device != "auto",
+        f"train.parallel={train.parallel}": train.parallel != "auto",
         "train.on_divergence=skip": train.on_divergence == "skip",
         "model.init_from (torchtitan has --checkpoint.initial-load-path)": recipe.model.init_from is not None,
         f"data.kind={recipe.data.kind}": isinstance(recipe.data, MaskedTextData),

@@ -91,11 +91,17 @@ class DistributedContext:
                 f"The launcher asks for FSDP and the recipe for train.parallel {settings.parallel!r}: make "
                 "them equal, or leave the launcher's out."
             )
-        launched = int(os.environ.get("WORLD_SIZE", "1"))
+        names = ("RANK", "WORLD_SIZE", "PMI_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        found = ", ".join(f"{name}={value}" for name, value in os.environ.items() if name.endswith(names))
         # Without a GPU, accelerate connects processes only where the CPU is asked for; else each would train alone.
         cpu = settings.device == "cpu" or not torch.accelerator.is_available()
-        with plain_connection_errors(settings.timeout_minutes):
-            state = PartialState(cpu=cpu, timeout=timedelta(minutes=settings.timeout_minutes))
+        try:
+            launched = int(os.environ.get("WORLD_SIZE", "1"))
+            with plain_connection_errors(settings.timeout_minutes):
+                state = PartialState(cpu=cpu, timeout=timedelta(minutes=settings.timeout_minutes))
+        except ValueError as error:
+            problem = f"The environment has {found or 'no RANK'}, which starts no run ({' '.join(str(error).split())})"
+            raise ValueError(f"{problem}: start with torchrun, or unset them to train in one process.") from error
         count = state.num_processes
         if launched > count:
             raise ValueError(

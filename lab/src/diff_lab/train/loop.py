@@ -247,12 +247,14 @@ class TrainingRun:
         if settings.on_divergence == "stop" or not self.detector.may_skip:
             checkpoint = self.checkpoints.last
             resumable = f"the newest checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
+            metrics = self.folder / run_folder.METRICS
+            layers = f"The numbers of each layer are in {metrics}, and " if settings.inspect_every else ""
             raise DivergenceError(
-                f"{bad_step} The numbers of each layer are in {self.folder / run_folder.METRICS}, and "
-                "transformers.debug_utils.DebugUnderflowOverflow names the first layer that is not finite; "
-                f"{resumable}. A lower train.learning_rate (now {settings.learning_rate}) or a longer warm-up usually "
-                "helps, in a run of its own, which may start from a checkpoint (model.init_from). This run resumes "
-                "with --resume and train.on_divergence=skip, which skips such steps, or another train.max_loss_rise."
+                f"{bad_step} {layers}transformers.debug_utils.DebugUnderflowOverflow names the first layer that is not "
+                f"finite; {resumable}. A lower train.learning_rate (now {settings.learning_rate}) or a longer warm-up "
+                "usually helps, in a run of its own, which may start from a checkpoint (model.init_from). This run "
+                "resumes with --resume and train.on_divergence=skip, which skips such steps, or another "
+                "train.max_loss_rise."
             )
         if is_rank0():
             self.warn(f"The step is skipped. {bad_step}")

@@ -31,7 +31,7 @@ from diff_transformer.ops.cpu.extension_cache import cache_folder, make_private,
 LIBRARY = "diff_transformer_cpu"
 SOURCES = Path(__file__).parent / "csrc"
 SHIPPED = Path(__file__).parent / f"{LIBRARY}.so"  # of a wheel; a checkout has none
-# In the environment: 0 switches the kernel off.
+# In the environment: 0 switches the kernel off, a path names a compiled library to take.
 SWITCH = "DIFF_TRANSFORMER_CPU_KERNEL"
 
 # What the compiling process runs: isolated from the environment, with the caller's import path, so that it finds the
@@ -114,8 +114,13 @@ def describe() -> Build:
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):  # the first with the interface of register.cpp
         raise BuildError(f"it needs torch 2.10 or newer, this is {torch.__version__}: pip install --upgrade torch")
     found = capability()
-    if SHIPPED.is_file() and (found != "DEFAULT" or platform.machine() not in _X86):
-        return Build(SHIPPED.parent, (), (), found, SHIPPED)
+    named = os.environ.get(SWITCH, "")
+    is_path = named not in ("", "0", "1")
+    shipped = Path(named) if is_path else SHIPPED
+    if is_path and not shipped.is_file():
+        raise BuildError(f"{SWITCH} must be 0, 1 or the path of a compiled library, got {named!r}, which is no file")
+    if shipped.is_file() and (is_path or found != "DEFAULT" or platform.machine() not in _X86):
+        return Build(shipped.parent, (), (), found, shipped)
     sources = tuple(sorted(path for path in SOURCES.glob("*") if path.suffix in (".cpp", ".h")))
     if not any(path.suffix == ".cpp" for path in sources):
         raise BuildError(f"{SOURCES} holds no sources: install diff-transformer again")
