@@ -16,6 +16,8 @@ from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.convert import shared_folder as exporting
 from tiny_model import PAIRED, SIZES
 
+pytestmark = pytest.mark.all
+
 LAYERS = SIZES["num_hidden_layers"]
 # Type → what makes it a special case; all have grouped queries.
 KINDS: dict[str, dict[str, Any]] = {

@@ -20,6 +20,9 @@ import ranks
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
 from tiny_model import KINDS, PAIRED
 
+# tests/model/test_parallel.py divides heads in `make test`.
+pytestmark = pytest.mark.all
+
 IMPLEMENTATIONS = ("diff_attention", "sdpa")
 SIZES = {"vocab_size": 30}  # some releases of transformers split the head into equal parts only
 NORMED = "softmax with the headwise norm"

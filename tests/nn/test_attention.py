@@ -12,7 +12,6 @@ from transformers import DynamicCache
 
 from diff_transformer import DiffAttention, DiffAttentionV2, SoftmaxAttention
 from diff_transformer.nn import Attention, DexAttention, GroupedDiffAttention, RotaryEmbedding
-from full_run import short_run
 from tiny_model import KINDS
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -233,7 +232,8 @@ def test_a_batch_of_nothing(kind: str, build: Any, inputs: Any) -> None:
     assert build(kind)(nothing, is_causal=True).shape == nothing.shape
 
 
-@pytest.mark.parametrize("kind", short_run(KINDS, ["diff"]))
+@pytest.mark.all
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_graph_serves_every_length(kind: str, build: Any, inputs: Any) -> None:
     attention, x = build(kind).eval(), inputs()
     torch.compiler.reset()

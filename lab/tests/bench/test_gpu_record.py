@@ -73,6 +73,7 @@ def test_nothing_is_measured_after_wrong_results(
     assert list(document["stages"]) == ["correctness"]
 
 
+@pytest.mark.all
 def test_a_stage_is_stopped_at_its_limit_with_all_that_it_started(
     programs: Callable[[str], Any], tmp_path: Path
 ) -> None:

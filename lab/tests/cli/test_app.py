@@ -24,7 +24,7 @@ def python(code: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
 
 
-@pytest.mark.slow
+@pytest.mark.all
 @pytest.mark.parametrize("begin", [(SCRIPT,), (sys.executable, "-m", "diff_lab.cli")], ids=["script", "module"])
 def test_nor_do_the_workers_of_a_command(begin: tuple[str, ...], tmp_path: Path) -> None:
     """Each is a process of its own, which imports transformers anew."""
@@ -82,6 +82,7 @@ def test_the_harness_that_is_missing_is_said_before_torch_is_imported() -> None:
     assert 'needs lm-eval, which is not installed: pip install "./lab[harness]"' in result.stderr
 
 
+@pytest.mark.all
 def test_ctrl_c_stops_a_training_without_a_traceback(tmp_path: Path, text_file: Path) -> None:
     folder = tmp_path / "run"
     arguments = ["train", "tiny", f"data.paths={text_file}", "train.steps=1000000", "--output", str(folder)]

@@ -42,7 +42,7 @@ def ends(process: Any) -> int:
     return process.exitcode
 
 
-@pytest.mark.parametrize("command", ["train", "compare"])
+@pytest.mark.parametrize("command", ["train", pytest.param("compare", marks=pytest.mark.all)])
 def test_what_reads_the_progress_may_end(command: str, recipe: str, tmp_path: Path) -> None:
     """As `2>&1 | tee` does where it cannot write."""
     pipe = tmp_path / "pipe"

@@ -58,7 +58,8 @@ def requested(name: str, text: Path, preset: str = "gpu") -> ExperimentRequest:
     return request_experiment(found, preset, text=paths, is_rehearsal=True)
 
 
-@pytest.mark.parametrize("name", short_run(EXPERIMENTS, ["table5"]))
+@pytest.mark.all
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_gpu_preset_from_its_checks_to_its_report(name: str, text: Path, output: Path, tmp_path: Path) -> None:
     request = requested(name, text)
     results = rehearse(request, output, Progress())

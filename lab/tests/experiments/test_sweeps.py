@@ -35,6 +35,7 @@ def weights(folder: Path) -> dict[str, bytes]:
     return {path.parents[2].name: path.read_bytes() for path in (folder / "runs").glob("*/run/model/model.safetensors")}
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("forked_workers")
 def test_weights_and_numbers_are_those_of_one_process(tmp_path: Path) -> None:
     heard = Heard()

@@ -242,7 +242,8 @@ def test_an_evaluation_sees_the_model(spread: Path, way: str) -> None:
     assert last["lambdas"] == pytest.approx(expected["lambdas"], rel=1e-4)
 
 
-@pytest.mark.parametrize("command", ["in a forked process", pytest.param("as it is", marks=pytest.mark.all)])
+@pytest.mark.all
+@pytest.mark.parametrize("command", ["in a forked process", "as it is"])
 def test_torchrun(tmp_path: Path, command: str) -> None:
     """The command of the README; three processes that import everything take ten seconds for that."""
     (tmp_path / "text.txt").write_text("one, two, three, and so on. " * 400)

@@ -45,7 +45,7 @@ def on_a_rank() -> None:
         os._exit(2)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.all)])
 def test_a_process_that_ends_or_hangs_ends_the_others(tmp_path: Path, number: int) -> None:
     cpu_backend.reason_against_cpu_kernel()  # compiles it where it is not yet there, which takes longer than the limit
     (first, second), (log, _) = ranks.start(__file__, tmp_path, str(int(number)))
