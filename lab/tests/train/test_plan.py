@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from diff_lab.data import byte_tokenizer
@@ -14,7 +13,7 @@ from diff_lab.train import Recipe, build_config, load_recipe, shipped_recipes, t
 from diff_lab.train.plan import CONTEXT, GIB, GPUS, USABLE, Memory, Plan, peak_flops, vocabulary
 from diff_lab.train.step import build_optimizers
 from diff_transformer.model import DiffTransformerForCausalLM
-from diff_transformer.parallel import shard
+from diff_transformer.parallel import one_rank_of, shard
 from full_run import short_run
 from small_runs import small_recipe
 
@@ -164,10 +163,8 @@ RANKS = 4
 
 @pytest.fixture
 def _ranks() -> Iterator[None]:
-    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")  # not promised by torch to stay
-    dist.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=RANKS)
-    yield
-    dist.destroy_process_group()
+    with one_rank_of(RANKS):
+        yield
 
 
 @pytest.mark.usefixtures("_ranks")
@@ -177,7 +174,7 @@ def _ranks() -> Iterator[None]:
     ids=["activations", "checkpointing", "gradients"],
 )
 def test_a_rank_holds_what_the_plan_says(length: int, parts: int, precision: str, checkpointing: bool) -> None:
-    tracker = pytest.importorskip("torch.distributed._tools.fsdp2_mem_tracker")  # nor this
+    tracker = pytest.importorskip("torch.distributed._tools.fsdp2_mem_tracker")  # nor promised to stay
     settings = {"gradient_checkpointing": checkpointing, "accumulation": parts, "precision": precision}
     recipe = long_or_large(length, 2 * RANKS * parts, hidden_size=128, parallel="fsdp", **settings)
     planned = Plan(recipe, "h200", RANKS).ways[checkpointing].memory.total

@@ -238,9 +238,9 @@ class Weights:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.files, listed = _files(folder)
+        files, listed = _files(folder)
         self.headers: dict[str, Header] = {}
-        for file in self.files:
+        for file in files:
             self.headers |= _headers(file)
         if listed is not None and (wrong := sorted(self.headers.keys() ^ listed)):
             raise ValueError(f"{str(folder / INDEX)!r} and the files it names disagree on {some(wrong)}.")

@@ -47,7 +47,7 @@ def tensor_parallel(
         layers: the decoder layers of a model, or of a pipeline's stage.
         mesh: of one dimension.
         embedding, norm, head: the other modules, as far as the stage has them.
-        sequence_parallel: divide hidden states between layers by position, (B, N / ranks, D): less memory.
+        sequence_parallel: divide hidden states between layers by position, (B, N / ranks, D), of a multiple of ranks.
         gather_logits: give every rank the logits of all words, else a DTensor for a loss that reads one.
 
     Raises:
