@@ -142,7 +142,7 @@ def test_docstrings_name_things_and_conditions(house: str) -> None:
 
 def test_backends_do_not_import_each_other(imports_by_module: dict[str, set[str]]) -> None:
     """Nor what chooses among them; and what they share knows none of them."""
-    backends = {"reference", "blockwise", "sdpa", "flex", "cpu", "triton"}
+    backends = {"reference", "blockwise", "sdpa", "flex", "flash", "cpu", "triton"}
     for module, imports in imports_by_module.items():
         if not module.startswith("diff_transformer.ops."):
             continue
