@@ -77,10 +77,10 @@ def fa4_is_installed() -> bool:
 def _interface() -> Any:
     """Import FlashAttention-4, and give its kernels for Hopper other tiles for values wider than keys.
 
-    It takes the tiles by the keys' width, and with values of twice that three of four kernels spill registers. Forward
-    those of the values' width do not, backward those of the mean width. Other calls keep theirs.
+    It takes the tiles by the keys' width, and spills registers where values are twice as wide. Forward the tiles of the
+    values' width spill nothing, and backward those of the mean width. Other calls keep theirs.
     """
-    from flash_attn.cute import interface
+    from flash_attn.cute import interface  # type: ignore[import-not-found, unused-ignore]  # there is no stub
 
     def by(width: Callable[[int, int], int], tiles: Callable[..., Any]) -> Callable[..., Any]:
         return lambda d, dv, *others, **options: tiles(max(d, width(d, dv)), dv, *others, **options)
@@ -206,9 +206,9 @@ def _attend(
         heads = attend(queries, keys, v, *settings)[0].unflatten(2, (-1, ratio + 1))
         first, second = heads[:, :, :, :-1], heads[:, :, :, -1:]
     else:
-        keys = k.unbind(2)
+        of_maps = k.unbind(2)
         first, second = (
-            attend(queries.transpose(1, 2), keys[c % len(keys)].transpose(1, 2), v, *settings)[0]
+            attend(queries.transpose(1, 2), of_maps[c % len(of_maps)].transpose(1, 2), v, *settings)[0]
             for c, queries in enumerate((request.first_queries(), request.second_queries()))
         )
         first, second = first.unflatten(2, (-1, ratio)), second.unsqueeze(3)
