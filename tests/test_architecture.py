@@ -142,7 +142,7 @@ def test_docstrings_name_things_and_conditions(house: str) -> None:
 
 def test_backends_do_not_import_each_other(imports_by_module: dict[str, set[str]]) -> None:
     """Nor what chooses among them; and what they share knows none of them."""
-    backends = {"reference", "blockwise", "sdpa", "flex", "cpu", "triton"}
+    backends = {"reference", "blockwise", "sdpa", "flex", "flash", "cpu", "triton"}
     for module, imports in imports_by_module.items():
         if not module.startswith("diff_transformer.ops."):
             continue
@@ -200,7 +200,8 @@ def test_the_journeys_of_the_design_page_exist_and_are_short() -> None:
 @pytest.mark.parametrize("package", ["ops", "nn"])
 def test_ops_and_nn_import_torch_and_triton_alone(package: str) -> None:
     """Inside functions, too, which a test of a running process may not reach."""
-    allowed = sys.stdlib_module_names | {"torch", "triton", "ninja", "diff_transformer"}  # ninja where it is installed
+    # The last two where they are installed.
+    allowed = sys.stdlib_module_names | {"torch", "triton", "diff_transformer", "ninja", "flash_attn"}
     for file in (HOUSES["diff_transformer"] / package).rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -15,6 +15,7 @@ from diff_transformer.ops.cpu.cpu_backend import (
     reason_against_cpu_kernel,
 )
 from diff_transformer.ops.cpu.cpu_build import unavailable_reason
+from diff_transformer.ops.flash import fa4_attention, reason_against_fa4
 from diff_transformer.ops.flex import flex_attention_backend, reason_against_flex
 from diff_transformer.ops.nonfinite import isolate_nonfinite
 from diff_transformer.ops.reference import reference_attention
@@ -42,11 +43,12 @@ _BACKENDS = {
     "flex": Backend(isolate_nonfinite(flex_attention_backend, drops_nan=True)),
     "cpu": Backend(cpu_attention, fuses_norm=True, decode_fast_path=decode_fast_path),
     "triton": Backend(triton_attention, fuses_norm=True),
+    "fa4": Backend(fa4_attention, fuses_norm=True),
 }
 BACKENDS = tuple(_BACKENDS)
 _DROPPING = ("reference", "sdpa")  # attend(request, dropout_p)
 # These have a backward of their own, which torch.func cannot use, nor torch differentiate, and none in forward mode.
-_OPAQUE = ("blockwise", "flex", "cpu", "triton")
+_OPAQUE = ("blockwise", "flex", "cpu", "triton", "fa4")
 
 
 def _in_forward_mode() -> bool:
@@ -98,6 +100,8 @@ def _reason_in_request(backend: str, request: Request, dropout_p: float = 0.0) -
         return reason_against_flex(request)
     if backend == "triton":
         return reason_against_triton(request)
+    if backend == "fa4":
+        return reason_against_fa4(request)
     if backend == "cpu" and q.device.type != "cpu":
         return f"it needs its tensors on the CPU, got {q.device}"
     return reason_against_dtype(q.dtype) if backend == "cpu" else None

@@ -76,8 +76,8 @@ def diff_attention(
             stay are divided by 1 − ``dropout_p``. Only "reference" and "sdpa" drop weights, and "auto" takes one of
             them: with "reference", memory grows with N·S.
         backend: "auto", "reference", "blockwise", "sdpa", "flex" (FlexAttention), "cpu" (a fused kernel for float32,
-            bfloat16 and float16, compiled on first use) or "triton" (fused kernels for CUDA). A backend asked for by
-            name runs or raises.
+            bfloat16 and float16, compiled on first use), "triton" (fused kernels for CUDA) or "fa4" (FlashAttention-4,
+            where the package flash-attn-4 is installed). A backend asked for by name runs or raises.
 
     Returns:
         (B, H, N, dv) in the dtype of q, k and v (under autocast, in autocast's). A query that sees no key gives 0,
