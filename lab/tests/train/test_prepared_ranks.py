@@ -8,7 +8,7 @@ import pytest
 
 import ranks
 from diff_lab.train import build_data, load_recipe
-from diff_lab.train.collectives import broadcast_from_rank0
+from diff_lab.train.distributed import broadcast_from_rank0
 from diff_transformer.utils import manifest
 
 

@@ -11,8 +11,7 @@ import torch
 from diff_lab.data import byte_tokenizer
 from diff_lab.train import Data, Recipe, TrainingInterrupted, build_data, build_model, load_recipe, train
 from diff_lab.train.checkpoint import save_model
-from diff_lab.train.run_folder import check_run_folder
-from diff_lab.train.run_setup import check_init_from
+from diff_lab.train.run_setup import check_init_from, check_run_folder
 from diff_transformer.model import DiffTransformerForCausalLM
 from small_runs import Watcher, small_recipe
 

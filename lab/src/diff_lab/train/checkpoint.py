@@ -29,8 +29,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from diff_lab.train.collectives import all_gather_object, is_rank0, on_rank0, propagate_errors, rank
-from diff_lab.train.distributed import reshard
+from diff_lab.train.distributed import all_gather_object, is_rank0, on_rank0, propagate_errors, rank, reshard
 from diff_transformer.utils import manifest
 from diff_transformer.utils.files import (
     clean_up,
@@ -46,29 +45,20 @@ _PREFIX = "step-"  # of the folder of a checkpoint
 _STATE, _OPTIMIZER, _RANDOM = "state.json", "optimizer", "random.safetensors"
 
 
-@dataclass(config=ConfigDict(strict=True, extra="forbid"))
+@dataclass(config=ConfigDict(strict=True))
 class RunState:
-    """The progress of a run, which a checkpoint holds beside weights, optimizer state and random numbers."""
+    """The progress of a run, which a checkpoint holds beside weights, optimizer state and random numbers.
+
+    Those of earlier versions hold more, which is passed over.
+    """
 
     data: str  # a fingerprint, so that a run is not resumed on other data
     step: Annotated[int, Field(ge=0)] = 0  # how many optimizer steps are done
     seconds: Annotated[float, Field(allow_inf_nan=False)] = 0.0  # the time they took
-    scaler: dict[str, Any] | None = None  # the state of fp16's loss scaler
     # Its state after the first step, as JSON; "watch" in the checkpoints of earlier versions.
     spike_detector: dict[str, Any] | None = Field(
         default=None, validation_alias=AliasChoices("spike_detector", "watch")
     )
-    # What the log is to say of the last step beside its evaluation, where the run was stopped before that was done.
-    unlogged: dict[str, Any] | None = None
-
-
-def _read_state(file: Path) -> RunState:
-    try:
-        return TypeAdapter(RunState).validate_json(file.read_bytes())
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        reason = ": ".join([*map(str, problem["loc"]), problem["msg"]])
-        raise ValueError(f"{str(file)!r} is not the state of a run: {reason}.") from None
 
 
 @contextmanager
@@ -160,7 +150,13 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: Sequence[tor
     ValueError is raised and nothing has been restored.
     """
     with propagate_errors():
-        run_state = _read_state(checkpoint / _STATE)
+        file = checkpoint / _STATE
+        try:
+            run_state = TypeAdapter(RunState).validate_json(file.read_bytes())
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            reason = ": ".join([*map(str, problem["loc"]), problem["msg"]])
+            raise ValueError(f"{str(file)!r} is not the state of a run: {reason}.") from None
         try:
             files = TensorFiles(checkpoint)
             optimizer_files = TensorFiles(checkpoint / _OPTIMIZER) if (checkpoint / _OPTIMIZER).is_dir() else files
@@ -275,14 +271,6 @@ def collective_directory(target: Path, *, size: int | None = None, intact: str =
     on_rank0(lambda: clean_up(target))
 
 
-def validation_error(folder: Path) -> str | None:
-    """Say why a folder is incomplete, or which file does not have the SHA-256 that its manifest says; or None.
-
-    Rank 0 reads the files. All get its answer.
-    """
-    return on_rank0(lambda: manifest.why_incomplete(folder) or manifest.why_changed(folder))
-
-
 class Checkpoints:
     """The folder of a run's checkpoints, `step-000100/` and so on, of which the `keep` newest complete ones stay.
 
@@ -300,22 +288,26 @@ class Checkpoints:
 
         Raises OSError if none of several is complete: to begin anew would lose their progress.
         """
-        self.last, self._damaged = None, {}
-        paths = on_rank0(lambda: checkpoints_by_step(self.folder))
-        for step, path in reversed(paths.items()):
-            reason = validation_error(path)
-            if reason is None:
-                self.last = path
-                break
-            self._damaged[step] = reason
-        if self._damaged and self.last is None:
-            reasons = "; ".join(f"{paths[step].name}: {reason}" for step, reason in self._damaged.items())
+
+        def find() -> tuple[Path | None, dict[int, str]]:
+            damaged: dict[int, str] = {}
+            for step, path in reversed(checkpoints_by_step(self.folder).items()):
+                reason = manifest.why_incomplete(path) or manifest.why_changed(path)
+                if reason is None:
+                    return path, damaged
+                damaged[step] = reason
+            return None, damaged
+
+        self.last, self._damaged = on_rank0(find)
+        reasons = {f"{_PREFIX}{step:06d}": reason for step, reason in self._damaged.items()}
+        if reasons and self.last is None:
             raise OSError(
-                f"No checkpoint in {str(self.folder)!r} can be resumed from ({reasons}): put a complete one "
+                f"No checkpoint in {str(self.folder)!r} can be resumed from "
+                f"({'; '.join(f'{name}: {reason}' for name, reason in reasons.items())}): put a complete one "
                 "back, or begin anew with --overwrite (in Python overwrite=True)."
             )
-        for step, reason in self._damaged.items() if is_rank0() else ():
-            self.tell(f"The checkpoint {str(paths[step])!r} cannot be used and is passed over: {reason}.")
+        for name, reason in reasons.items() if is_rank0() else ():
+            self.tell(f"The checkpoint {str(self.folder / name)!r} cannot be used and is passed over: {reason}.")
         return self.last
 
     def save(

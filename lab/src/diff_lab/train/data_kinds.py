@@ -33,7 +33,7 @@ from diff_lab.data import (
     validation_text,
     with_mask_token,
 )
-from diff_lab.train.collectives import broadcast_from_rank0, plain_connection_errors
+from diff_lab.train.distributed import broadcast_from_rank0
 
 # Of whole numbers that tensors and generators of random numbers take.
 LARGEST_INTEGER = (1 << 63) - 1
@@ -69,13 +69,8 @@ class DataSection(Section):
         """Return the size of the vocabulary, as far as the settings tell it; raises ValueError if they do not."""
 
     @abstractmethod
-    def build(
-        self, seed: int, minutes: float, tokenizer: PreTrainedTokenizerFast | None = None, tell: Tell | None = None
-    ) -> Data:
-        """Find or make the data, with the seed of the training batches; see `diff_lab.train.run_setup.build_data`.
-
-        A process waits so many minutes for the others.
-        """
+    def build(self, seed: int, tokenizer: PreTrainedTokenizerFast | None = None, tell: Tell | None = None) -> Data:
+        """Find or make the data, with the seed of the training batches; see `diff_lab.train.run_setup.build_data`."""
 
 
 class TextData(DataSection):
@@ -128,14 +123,11 @@ class TextData(DataSection):
             )
         return len(self._tokenizer())
 
-    def build(
-        self, seed: int, minutes: float, tokenizer: PreTrainedTokenizerFast | None = None, tell: Tell | None = None
-    ) -> Data:
+    def build(self, seed: int, tokenizer: PreTrainedTokenizerFast | None = None, tell: Tell | None = None) -> Data:
         text: TextFiles | HubDataset = TextFiles(self.paths, self.text_field)
         if self.dataset is not None:
             text = HubDataset(self.dataset, self.dataset_config, self.dataset_split, self.text_field)
-        with plain_connection_errors(minutes):  # rank 0 looks whether the text has changed
-            corpus = replace(text, known=broadcast_from_rank0(text.fingerprint))
+        corpus = replace(text, known=broadcast_from_rank0(text.fingerprint))  # rank 0 looks whether it has changed
         tokenizer = tokenizer or self._tokenizer(corpus)
         return Data(self._batches(corpus, tokenizer, seed, tell, self.batch_size), tokenizer)
 

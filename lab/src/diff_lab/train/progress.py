@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,7 +22,6 @@ from diff_transformer.utils.files import finite, parse_metrics_line
 # Names that TensorBoard's curves have otherwise than the lines.
 _TAGS = {"lambdas": "lambda"}
 LOG_SECONDS = 30  # between two lines of a log, so that a run shows every minute that it is alive
-_NOTEBOOK_SECONDS = 5
 # The time left follows from the speed in the last so many seconds; steps of large models take minutes each.
 _SPEED_SECONDS = 24 * 60 * 60
 
@@ -52,15 +50,10 @@ class Progress:
 
 
 class RunProgress(Progress):
-    """Shows runs on a console. A run that has ended leaves a line.
+    """Shows runs on a console: a bar each if it is a terminal, else lines. A run that has ended leaves a line."""
 
-    Args:
-        console: the console; a bar is drawn if it is a terminal.
-        seconds: between two lines of a run if there is no bar.
-    """
-
-    def __init__(self, console: Console, seconds: float = LOG_SECONDS) -> None:
-        self._console, self._seconds = console, seconds
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._bars = bars.Progress(
             bars.TextColumn("{task.description}", markup=False),
             bars.BarColumn(),
@@ -94,7 +87,7 @@ class RunProgress(Progress):
         self._remarks = f"loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s"
         self._bars.update(self._task.id, completed=step, remarks=self._remarks)
         if self._bars.disable and (monotonic() >= self._next_line or step == self._task.total):
-            self._next_line = monotonic() + self._seconds
+            self._next_line = monotonic() + LOG_SECONDS
             self._print(self._line(self._task))
 
     def evaluated(self, step: int, results: Mapping[str, float]) -> None:
@@ -124,14 +117,6 @@ class RunProgress(Progress):
         """Print a message, above the bars if there are any."""
         name = self._task.description if self._task is not None else self._name
         self._console.print(f"{name}: {message}" if name else message, markup=False, soft_wrap=True)
-
-
-def default_progress() -> Progress:
-    """Make the default progress of a run: lines below the cell in a notebook, elsewhere nothing."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if not hasattr(shell, "kernel"):
-        return Progress()
-    return RunProgress(Console(force_terminal=False, force_jupyter=False), _NOTEBOOK_SECONDS)
 
 
 class Metrics:

@@ -20,7 +20,6 @@ from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.utils.suggestions import nearest, quoted
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Precision = Literal["no", "bf16", "fp16"]
 
 
 def _yaml() -> Any:
@@ -127,7 +126,7 @@ class TrainRecipe(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     max_grad_norm: Positive | None = 1.0
     accumulation: Count = 1
-    precision: Precision = "no"
+    precision: Literal["no", "bf16", "fp16"] = "no"  # fp16 is that of earlier runs, and trains no more
     device: Literal["auto", "cpu"] = "auto"
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     gradient_checkpointing: bool = False
