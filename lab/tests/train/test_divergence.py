@@ -146,7 +146,7 @@ def test_a_run_skips_bad_batches(tmp_path: Path) -> None:
 
 
 def test_too_many_bad_batches_in_a_row_end_a_run(tmp_path: Path) -> None:
-    with pytest.raises(DivergenceError, match=r"At step 51 the loss rose .*\. transformers\.debug_utils"):
+    with pytest.raises(DivergenceError, match=r"At step 51 the loss rose .*transformers\.debug_utils"):
         train(recipe(on_divergence="skip"), tmp_path / "run", data=Data(Text(range(41, STEPS + 1))), progress=Watcher())
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [line["step"] for line in lines if "skipped" in line] == list(range(41, 51))

@@ -97,7 +97,6 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path, capfd: pytest.CaptureFixt
     assert set(lines[-1]) == logged | layers | {"validation/loss"}
     assert all(len(lines[0][name]) == 2 for name in (*layers, "lambdas"))
     assert lines[1]["tokens_per_second"] > 0
-    assert lines[1]["memory"] > 1e7
     assert lines[1]["seconds"] < lines[-1]["seconds"] == pytest.approx(run.seconds)
     assert watcher.messages == ["1 process (cpu), float32"]
     assert run.last == lines[-1]
@@ -457,7 +456,7 @@ def test_text_that_has_changed_since_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_gradient_that_is_no_number_stops_the_run_before_it_spoils_the_weights(tmp_path: Path) -> None:
-    message = r"At step 1 the gradient norm became nan: .* The numbers of each layer .* there is no checkpoint yet"
+    message = r"At step 1 the gradient norm became nan: .* The numbers of each layer .* There is no checkpoint yet"
     with pytest.raises(DivergenceError, match=message):
         train(recipe(model={"initializer_range": 1e30}), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()

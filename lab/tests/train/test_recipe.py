@@ -107,7 +107,7 @@ def test_a_dumped_recipe_is_read_back_as_it_was(path: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "name", ["1e-3", "123e456", ".5", "no", "true", "null", "012", "1:30", "📚 a: b", "<<", "a\x7fb\x85", '\\ud83d "é"']
+    "name", ["1e-3", "123e456", ".5", "no", "true", "null", "012", "1:30", "📚 a: b", "<<", '\\ud83d "é"']
 )
 def test_a_name_that_looks_like_something_else_is_read_back_as_text(name: str, path: Path, tmp_path: Path) -> None:
     recipe = load_recipe(path, [override_of("name", name), override_of("model.init_from", f"{name}/model")])

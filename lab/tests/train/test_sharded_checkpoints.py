@@ -110,7 +110,6 @@ def on_a_rank() -> None:
 
 def _failures(folder: Path, rank: int) -> None:
     """An error of one rank is an error of both: at once, in words, and with nothing left behind."""
-    messages = {}
     model = spread("fsdp", "tied")
     optimizers = optimizers_of(model)
     checkpoints = Checkpoints(folder / "failing", keep=1)
@@ -120,15 +119,10 @@ def _failures(folder: Path, rank: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1))
     with pytest.raises(OSError, match="cannot be written") as full:
         checkpoints.save(RunState(data="x", step=8), model, optimizers, None)
-    messages["full"] = str(full.value)
+    (folder / f"message {rank}").write_text(str(full.value))
     resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
     dist.barrier()
     assert [path.name for path in (folder / "failing").iterdir()] == [intact.name]
-    if rank == 1:
-        model.lm_head = nn.Linear(3, 3)  # not the model that was saved
-    with pytest.raises(ValueError, match="not one of this model") as raised_error:
-        load_checkpoint(intact, model, [])
-    messages["other"] = str(raised_error.value)
     if rank == 0:  # which reads the files for all
         damaged = shutil.copytree(intact, folder / "damaged" / intact.name) / "model.safetensors"
         content = damaged.read_bytes()
@@ -136,7 +130,6 @@ def _failures(folder: Path, rank: int) -> None:
     dist.barrier()
     with pytest.raises(OSError, match=r"step-000007: model.* has changed since it was written"):
         Checkpoints(folder / "damaged", keep=1).newest()
-    (folder / f"messages {rank}").write_text(json.dumps(messages))
 
 
 @pytest.fixture(scope="module")
@@ -224,17 +217,13 @@ def test_each_rank_goes_on_with_its_own_random_numbers(written: Path) -> None:
 
 
 def test_a_rank_that_fails_stops_the_others(written: Path) -> None:
-    first, second = (json.loads((written / f"messages {rank}").read_text()) for rank in range(ranks.RANKS))
     target, intact = (str(written / "failing" / f"step-{step:06d}") for step in (8, 7))
-    for message in (first["full"], second["full"]):
+    for rank in range(ranks.RANKS):
+        message = (written / f"message {rank}").read_text()
         assert message.startswith(f"{target!r} cannot be written: there is no room for it (Process 1: ")
         assert "File too large" in message
         assert message.endswith(f"are free; the checkpoint {intact!r} is intact.")
         assert "\n" not in message
-    assert second["other"].startswith(
-        f"The checkpoint {intact!r} is not one of this model: the shape of lm_head.bias is"
-    )
-    assert first["other"] == f"Process 1: {second['other']}"
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from diff_lab.train.checkpoint import (
     bytes_of,
     collective_directory,
     load_checkpoint,
+    read_state,
     save_model,
     weights_of,
 )
@@ -36,7 +37,7 @@ from diff_lab.train.distributed import (
 )
 from diff_lab.train.layer_statistics import measure_layers
 from diff_lab.train.plan import flops_per_token, peak_flops
-from diff_lab.train.progress import Metrics, Progress, peak_memory
+from diff_lab.train.progress import Metrics, Progress
 from diff_lab.train.recipe import Recipe
 from diff_lab.train.run_setup import Data, build_data, build_model, draw_weights
 from diff_lab.train.step import (
@@ -199,12 +200,13 @@ class TrainingRun:
         first = data.batches.train_batch(1)["input_ids"].numpy().tobytes()
         self.state = RunState(data=hashlib.sha256(first + data.batches.source.encode()).hexdigest())
         if self.resumed_from is not None:
-            state = load_checkpoint(self.resumed_from, self.model, self.optimizers)
+            state = read_state(self.resumed_from)
             if state.data != self.state.data:
                 raise ValueError(
                     f"The data is not that of the run in {str(self.folder)!r}; "
                     "choose another output folder, or overwrite (--overwrite, in Python overwrite=True)."
                 )
+            load_checkpoint(self.resumed_from, self.model, self.optimizers)
             if state.spike_detector is not None:
                 self.detector.load_state_dict(state.spike_detector)
             self.state = state
@@ -241,12 +243,11 @@ class TrainingRun:
         settings = self.settings
         if settings.on_divergence == "stop" or not self.detector.may_skip:
             checkpoint = self.checkpoints.last
-            resumable = f"the newest checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
-            metrics = self.folder / run_setup.METRICS
-            layers = f"The numbers of each layer are in {metrics}, and " if settings.inspect_every else ""
+            resumable = f"The newest checkpoint is {checkpoint}" if checkpoint else "There is no checkpoint yet"
             raise DivergenceError(
-                f"{bad_step} {layers}transformers.debug_utils.DebugUnderflowOverflow names the first layer that is not "
-                f"finite; {resumable}. A lower train.learning_rate (now {settings.learning_rate}) or a longer warm-up "
+                f"{bad_step} The numbers of each layer are in {self.folder / run_setup.METRICS}, and "
+                "transformers.debug_utils.DebugUnderflowOverflow names the first one that is not finite. "
+                f"{resumable}. A lower train.learning_rate (now {settings.learning_rate}) or a longer warm-up "
                 "usually helps, in a run of its own, which may start from a checkpoint (model.init_from). This run "
                 "resumes with --resume and train.on_divergence=skip, which skips such steps, or another "
                 "train.max_loss_rise."
@@ -265,9 +266,11 @@ class TrainingRun:
             return
         line |= {"tokens_per_second": speed, "seconds": self.state.seconds, "lambdas": self.model.lambdas()}
         # The share of the devices' peak that the model's own arithmetic takes; None where no peak is known.
-        peak = peak_flops(self.context.device, settings.precision)
+        device = self.context.device
+        peak = peak_flops(device, settings.precision)
         flops = speed * flops_per_token(self.model.config, self.recipe.data.length) / self.context.count
-        line |= {"mfu": None if peak is None else flops / peak, "memory": peak_memory(self.context.device)}
+        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        line |= {"mfu": None if peak is None else flops / peak, "memory": memory}
         if measures_layers:
             # From one sequence of each process.
             row = {name: tensor[:1] for name, tensor in self.context.local_batch(batch).items()}

@@ -4,16 +4,14 @@ import copy
 import json
 import math
 import os
-import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import torch
 from rich import progress as bars
 from rich.console import Console
 
@@ -133,7 +131,7 @@ class Metrics:
         if lines.exists():
             os.truncate(lines, _bytes_to_keep(lines, step))
         tensorboard.mkdir(exist_ok=True)
-        self._paths = lines, tensorboard
+        self._folder = lines.parent
         self._file = lines.open("ab", buffering=0)  # a full disk would refuse what was buffered a second time
         # TensorBoard reads the files of a folder in the order of their names.
         self._events = (tensorboard / f"events.out.tfevents.{time.time_ns()}").open("xb", buffering=0)
@@ -157,12 +155,16 @@ class Metrics:
             elif isinstance(value, int | float) and name != "step":
                 curves[tag] = value
         values = [self._summary.Value(tag=tag, simple_value=number) for tag, number in curves.items()]
-        with self._plain_errors(self._paths[0]):
-            unwritten = text.encode()
+        unwritten = text.encode()
+        try:
             while unwritten:
                 unwritten = unwritten[self._file.write(unwritten) :]
-        with self._plain_errors(self._paths[1]):
             self._record(step=line["step"], summary=self._summary(value=values))
+        except OSError as error:
+            raise OSError(
+                f"The metrics in {str(self._folder)!r} cannot be written ({error.strerror}); the run resumes from its "
+                "newest checkpoint, with --resume."
+            ) from error
 
     def _record(self, **event: Any) -> None:
         self._board.write(self._event(wall_time=time.time(), **event).SerializeToString())
@@ -173,28 +175,6 @@ class Metrics:
     def __exit__(self, *_: object) -> None:
         self._file.close()
         self._events.close()
-
-    @contextmanager
-    def _plain_errors(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise OSError(
-                f"{str(path)!r} cannot be written ({error.strerror}); the run resumes from its newest checkpoint, with "
-                "--resume."
-            ) from error
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """Return the most bytes that were in use at a time: by tensors on a CUDA device, elsewhere by this process.
-
-    None if the system keeps no record of it, as only Linux does.
-    """
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")  # Linux's own account of this process
-    peak = re.search(rb"VmHWM:\s*(\d+) kB", status.read_bytes()) if status.is_file() else None
-    return None if peak is None else int(peak[1]) * 1024
 
 
 def _bytes_to_keep(lines: Path, step: int) -> int:

@@ -54,9 +54,9 @@ Resume = bool | Literal["auto"]
 # Settings of a recipe that the model it starts from need not share: positions, and what no weight depends on.
 _FREE_SETTINGS = {"init_from", "vocab_size", "max_position_embeddings", "rope_theta"}
 _FREE_SETTINGS |= {"initializer_range", "residual_initializer_range", "attention_dropout"}
+# And settings that no recipe has.
 _SHARED_SETTINGS = [name for name in ModelRecipe.model_fields if name not in _FREE_SETTINGS]
-# Settings of a model that no recipe has.
-_NOT_IN_RECIPES = ("lambda_init_offset", "hidden_act", "sliding_window", "layer_types")
+_SHARED_SETTINGS += ["lambda_init_offset", "hidden_act", "sliding_window", "layer_types", "norm_eps_in_attention"]
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -127,9 +127,8 @@ def write_recipe(folder: Path, recipe: Recipe) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Keep every other process from training in `folder` until the block, or this process, ends.
 
-    Raises ValueError if another one trains there now. Folders that are made for the lock and stay empty are removed.
+    Raises ValueError if another one trains there now.
     """
-    created = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK, timeout=0)
     try:
@@ -144,9 +143,6 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         (folder / LOCK).unlink(missing_ok=True)
         lock.release()
-        for path in created:
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
 
 
 def is_run_folder(folder: Path) -> bool:
@@ -268,25 +264,13 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
             "make one of ours."
         )
     saved = DiffTransformerConfig.from_pretrained(folder)
-    alone = {name: getattr(saved, name, None) for name in _NOT_IN_RECIPES}
-    alone = {name: value for name, value in alone.items() if value != getattr(config, name, None)}
-    if saved.spec.corrects_heads:
-        alone["attention_type"] = saved.attention_type
-    if saved.norm_eps_in_attention != saved.rms_norm_eps:
-        alone["attention_norm_eps"] = saved.attention_norm_eps
-    if (rope_type := (saved.rope_parameters or {}).get("rope_type", "default")) != "default":
-        alone["rope_type"] = rope_type
-    if alone:
-        named = ", ".join(f"{name} {value!r}" for name, value in alone.items())
-        raise ValueError(
-            f"model.init_from {str(folder)!r} has {named}, which no recipe has; transformers' Trainer trains such a "
-            "model."
-        )
-    needed = []
+    pairs = {"rope_type": [(each.rope_parameters or {}).get("rope_type", "default") for each in (saved, config)]}
     for name in _SHARED_SETTINGS:
         # Left out, it is as the attention type has it.
         attribute = "has_headwise_norm" if name == "headwise_norm" else name
-        there, here = getattr(saved, attribute), getattr(config, attribute)
+        pairs[name] = [getattr(each, attribute, None) for each in (saved, config)]
+    needed = []
+    for name, (there, here) in pairs.items():
         if there != here:
             # As a recipe and an override have it.
             there, here = (value if isinstance(value, str) else json.dumps(value) for value in (there, here))
@@ -294,7 +278,7 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
     if needed:
         raise ValueError(
             f"model.init_from {str(folder)!r} is another model than the recipe's; to start from it the recipe needs "
-            f"{', '.join(needed)}."
+            f"{', '.join(needed)}. A model with settings that no recipe has is trained by transformers' Trainer."
         )
     return folder
 
