@@ -35,10 +35,6 @@ def refusal(path: Path, *overrides: str) -> str:
     return str(raised.value)
 
 
-def test_the_shipped_ones_are_all_found() -> None:
-    assert {"tiny", "retrieval", "language", "small"} <= set(shipped_recipes())
-
-
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))
 @pytest.mark.parametrize("attention_type", KINDS)
 def test_every_shipped_recipe_loads_and_builds_its_config(name: str, attention_type: str) -> None:
@@ -137,6 +133,7 @@ def test_an_unknown_key_names_the_nearest(path: Path, override: str, wrong: str,
         ("model.max_position_embeddings=64", "model.max_position_embeddings=64 is shorter than data.length=128"),
         ("data.kind=txt", f"'data.kind' is one of {KINDS_LISTED}, got 'txt'"),
         ("data={}", f"'data.kind' is one of {KINDS_LISTED}, got None"),
+        ("data={kind: text, length: 8, batch_size: 2, vocab_size: 300}", 'vocab_size is given with tokenizer "bpe"'),
         ("train.accumulation=5", "train.accumulation=5 does not divide data.batch_size=32"),
         ("train={learning_rate: 1}", "'train.steps' is missing"),
         ("train.steps", "'train.steps' is not an override"),
@@ -152,12 +149,6 @@ def test_an_unknown_key_names_the_nearest(path: Path, override: str, wrong: str,
 )
 def test_a_wrong_value_is_named(path: Path, override: str, expected: str) -> None:
     assert expected in refusal(path, override)
-
-
-def test_vocab_size_belongs_to_bpe() -> None:
-    for override in (["data.vocab_size=300"], ["data.tokenizer=bpe"]):
-        with pytest.raises(ValueError, match='vocab_size is given with tokenizer "bpe"'):
-            load_recipe("tiny", override)
 
 
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:
@@ -184,12 +175,7 @@ def test_a_text_file_is_not_quoted_whole(tmp_path: Path) -> None:
     message = refusal(tmp_path / "letter.txt")
     assert "is not a recipe: it holds 'a word" in message
     assert message.count("a word") < 10
-    for override in (
-        f"train.{'s' * 10_000}=1",
-        f"train.steps={'s' * 10_000}",
-        "s" * 10_000,
-        f"train.steps=[{'s' * 10_000}",
-    ):
+    for override in (f"train.{'s' * 10_000}=1", f"train.steps={'s' * 10_000}", "s" * 10_000):
         with pytest.raises(ValueError, match="sss") as raised:
             load_recipe("tiny", [override])
         assert len(str(raised.value)) < 2000  # an unknown key is followed by those that are known

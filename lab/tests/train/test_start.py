@@ -28,39 +28,34 @@ def data() -> Data:
     return build_data(recipe())
 
 
-@pytest.fixture
-def trained(data: Data, tmp_path: Path) -> tuple[Path, DiffTransformerForCausalLM]:
-    model = build_model(recipe(), data)
+def saved(folder: Path, data: Data, **settings: object) -> DiffTransformerForCausalLM:
+    """A model with weights of its own, written to a folder."""
+    model = build_model(recipe(**settings), data)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter))
-    save_model(tmp_path / "model", model, None)
-    return tmp_path / "model", model
+    save_model(folder, model, None)
+    return model
+
+
+@pytest.fixture
+def trained(data: Data, tmp_path: Path) -> tuple[Path, DiffTransformerForCausalLM]:
+    return tmp_path / "model", saved(tmp_path / "model", data)
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_are_the_folders_and_positions_the_recipes(
     data: Data, tmp_path: Path, tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = build_model(recipe(tie_word_embeddings=tied), data)
-    with torch.no_grad():
-        for parameter in before.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    save_model(tmp_path / "model", before, None)
-    longer = recipe(
-        tie_word_embeddings=tied,
-        init_from=str(tmp_path / "model"),
-        rope_theta=640000.0,
-        max_position_embeddings=128,
-    )
-    check_init_from(longer)
+    before = saved(tmp_path / "model", data, tie_word_embeddings=tied)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert check_init_from(recipe(tie_word_embeddings=tied, init_from="~/model")) == tmp_path / "model"
+    positions = {"rope_theta": 640000.0, "max_position_embeddings": 128}
+    longer = recipe(tie_word_embeddings=tied, init_from="~/model", **positions)
+    assert check_init_from(longer) == tmp_path / "model"
     model = build_model(longer, data)
     assert model.training
     assert model.config.rope_parameters["rope_theta"] == 640000.0
     assert model.config.max_position_embeddings == 128
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
     theirs = dict(before.named_parameters())
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, theirs.pop(name)), name
