@@ -165,24 +165,6 @@ def test_what_is_restored(two: Path, model: Any, optimizers: Any) -> None:
     assert torch.equal(torch.rand(3), again)
 
 
-# A disk that is full
-
-
-def test_too_little_room_is_known_before(
-    tmp_path: Path, model: Any, optimizers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is written."""
-    usage = shutil.disk_usage(tmp_path)
-    needed = sum(parameter.numel() for parameter in model.parameters()) * 4 * 3
-    checkpoints = Checkpoints(tmp_path / "new", keep=1)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
-    with pytest.raises(OSError, match=r"no room for it .*No space left.*; there is no checkpoint\."):
-        checkpoints.save(RunState("x", 3), model, optimizers, None)
-    assert not (tmp_path / "new").exists()
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2 * needed))
-    checkpoints.save(RunState("x", 3), model, optimizers, None)
-
-
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_folder_that_is_not_finished_leaves_the_one_before(tmp_path: Path, error: type[BaseException]) -> None:
     target = tmp_path / "model"

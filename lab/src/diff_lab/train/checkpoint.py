@@ -5,12 +5,10 @@ any number of ranks in any sharding, whichever wrote it. A function called on on
 must see the same file system.
 """
 
-import errno
 import json
-import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +31,6 @@ from diff_transformer.utils.files import (
     clean_up,
     clean_up_all,
     commit,
-    free_bytes,
     full_disk,
     present_folders,
     read_json,
@@ -95,11 +92,6 @@ def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimiz
         for parameter, entries in optimizer.state.items()
         for key, tensor in entries.items()
     }
-
-
-def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of tensors in full size, on all ranks together."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def save_model(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast | None) -> None:
@@ -217,19 +209,17 @@ def checkpoints_by_step(folder: Path) -> dict[int, Path]:
 
 
 @contextmanager
-def collective_directory(target: Path, *, size: int | None = None, intact: str = "") -> Iterator[Path]:
+def collective_directory(target: Path, *, intact: str = "") -> Iterator[Path]:
     """Yield a folder for all ranks to fill, which takes the place of `target` at the end.
 
     After an error, which must be one of all ranks (see `propagate_errors`), `target` is as it was, and nothing else is
-    left behind. If the folder cannot be written, or the disk has less than `size` bytes, OSError names the folder, the
-    reason, and the files that are still intact (`intact`).
+    left behind. If the folder cannot be written, OSError names the folder, the reason, and the files that are still
+    intact (`intact`).
     """
     unfinished = unfinished_path(target)
 
     def begin() -> None:
         clean_up(target)
-        if size is not None and free_bytes(target) < size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         unfinished.mkdir(parents=True)
 
     try:
@@ -248,7 +238,7 @@ def collective_directory(target: Path, *, size: int | None = None, intact: str =
         if isinstance(error, CheckpointException):  # of torch: the errors of all processes
             process, (cause, _) = min(error.failures.items())
             cause = cause if process == 0 else OSError(f"Process {process}: {cause}")
-        reason = full_disk(cause, target, size) or " ".join(str(cause).split())
+        reason = full_disk(cause, target) or " ".join(str(cause).split())
         raise OSError(f"{str(target)!r} cannot be written: {reason}{intact and '; '}{intact}.") from error
     on_rank0(lambda: clean_up(target))
 
@@ -305,8 +295,7 @@ class Checkpoints:
         """
         target = self.folder / f"{_PREFIX}{state.step:06d}"
         on_rank0(lambda: clean_up_all(self.folder, f"{_PREFIX}*"))
-        size = bytes_of(weights_of(model).values()) + bytes_of(optimizer_tensors(model, optimizers).values())
-        with collective_directory(target, size=size, intact=self.intact()) as folder:
+        with collective_directory(target, intact=self.intact()) as folder:
             save_model(folder, model, tokenizer)
             save_training_state(folder, state, model, optimizers)
             on_rank0(lambda: manifest.write_manifest(folder, manifest.digests(folder, manifest.sizes_in(folder))))

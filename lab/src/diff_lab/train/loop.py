@@ -20,12 +20,10 @@ from diff_lab.train import run_setup
 from diff_lab.train.checkpoint import (
     Checkpoints,
     RunState,
-    bytes_of,
     collective_directory,
     load_checkpoint,
     read_state,
     save_model,
-    weights_of,
 )
 from diff_lab.train.distributed import (
     DistributedContext,
@@ -308,8 +306,8 @@ class TrainingRun:
 
     def _finish(self) -> TrainedRun:
         self.model.eval()
-        folder, size = self.folder / run_setup.MODEL, bytes_of(weights_of(self.model).values())
-        with collective_directory(folder, size=size, intact=self.checkpoints.intact()) as target:
+        folder = self.folder / run_setup.MODEL
+        with collective_directory(folder, intact=self.checkpoints.intact()) as target:
             save_model(target, self.model, self.data.tokenizer)
         return TrainedRun(
             folder=self.folder,
