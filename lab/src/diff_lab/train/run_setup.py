@@ -127,8 +127,9 @@ def write_recipe(folder: Path, recipe: Recipe) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Keep every other process from training in `folder` until the block, or this process, ends.
 
-    Raises ValueError if another one trains there now.
+    Raises ValueError if another one trains there now. Folders that are made for the lock and stay empty are removed.
     """
+    created = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK, timeout=0)
     try:
@@ -143,6 +144,9 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         (folder / LOCK).unlink(missing_ok=True)
         lock.release()
+        for path in created:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
 
 
 def is_run_folder(folder: Path) -> bool:
