@@ -32,7 +32,7 @@ from small_runs import Watcher, small_recipe
 from tiny_model import KINDS
 
 WAYS = ("ddp", "fsdp")
-STEPS, HALF = 10, 5
+STEPS, HALF = 6, 3
 RUNS = [(kind, way) for kind in KINDS for way in WAYS]
 # Of `make test`; tests/model/test_fsdp.py has the model there.
 SHORT_WAYS, SHORT_RUNS = ("fsdp",), (("diff", "ddp"), ("diff", "fsdp"))

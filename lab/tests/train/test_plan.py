@@ -99,7 +99,7 @@ def test_what_each_of_several_devices_holds() -> None:
         ("diff", 256, {}),
         ("softmax", 8, {"optimizer": "muon"}),
         ("diff", 256, {"gradient_checkpointing": True}),
-        ("diff", 256, {"accumulation": 2, "precision": "bf16"}),
+        pytest.param("diff", 256, {"accumulation": 2, "precision": "bf16"}, marks=pytest.mark.all),
     ],
     ids=["activations", "weights", "checkpointing", "bf16"],
 )
