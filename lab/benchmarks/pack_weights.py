@@ -36,8 +36,7 @@ from diff_lab.report.model_card import model_card
 from diff_lab.results_files import write_json, write_text
 from diff_lab.train import Recipe, build_data
 from diff_lab.train.recipe import dump_recipe
-from diff_lab.train.run_folder import METRICS
-from diff_lab.train.run_setup import write_examples
+from diff_lab.train.run_setup import METRICS, write_examples
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
 from diff_transformer.cli.console import quiet_libraries

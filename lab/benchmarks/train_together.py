@@ -33,8 +33,7 @@ from diff_lab.results_files import capture_environment, write_json, write_text
 from diff_lab.train import Data, Recipe
 from diff_lab.train.checkpoint import save_model
 from diff_lab.train.distributed import DistributedContext
-from diff_lab.train.run_folder import METRICS, MODEL
-from diff_lab.train.run_setup import build_model
+from diff_lab.train.run_setup import METRICS, MODEL, build_model
 from diff_lab.train.step import build_optimizers, learning_rate, loss_of_rows
 from diff_transformer.utils.files import finite
 

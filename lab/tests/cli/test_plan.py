@@ -53,7 +53,7 @@ def test_json(run: Run) -> None:
     printed = json.loads(run("plan", "paper-830m", "--gpus", 8, "--gpu", "h100", "--json").stdout)
     assert printed["kind"] == "ddp"
     memory = printed["ways"][1]["memory"]
-    parts = ("weights", "gradients", "optimizer", "activations", "workspace")
+    parts = ("weights", "gradients", "optimizer", "activations")
     assert memory["total"] == pytest.approx(sum(memory[name] for name in parts))
 
 

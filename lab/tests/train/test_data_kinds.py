@@ -39,27 +39,23 @@ def test_a_tilde_is_the_users_folder(text: Path, monkeypatch: pytest.MonkeyPatch
     named = {"paths": ["~/a.txt"], "cache": "~/cache", "tokenizer": "~/tokenizer"}
     section: Any = TypeAdapter(AnyData).validate_python({**settings("text", text), **named})
     assert section.vocabulary() == 257
-    section.build(3, 1.0)
+    section.build(3)
     assert {path.name for path in tmp_path.iterdir()} == {"a.txt", "cache", "tokenizer"}
     monkeypatch.setenv("DIFF_TRANSFORMER_CACHE", "~/other")
     assert cache_folder() == tmp_path / "other"
 
 
-def test_this_file_has_settings_for_every_kind() -> None:
-    assert SMALL.keys() == KINDS.keys()
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS)  # each has settings above
 def test_what_a_kind_says_of_its_batches_is_true(kind: str, text: Path) -> None:
     section: Any = TypeAdapter(AnyData).validate_python(settings(kind, text))
     assert type(section) is KINDS[kind]
-    data: Data = section.build(3, 1.0)
+    data: Data = section.build(3)
     batch = data.batches.train_batch(1)
     assert batch["input_ids"].shape == (section.batch_size, section.length)
     assert int(batch["input_ids"].max()) < data.batches.vocab_size == section.vocabulary()
     assert data.tokenizer is not None or issubclass(KINDS[kind], GeneratedData)
     assert data.tokenizer is None or len(data.tokenizer) == data.batches.vocab_size
-    reseeded = section.build(4, 1.0).batches
+    reseeded = section.build(4).batches
     assert not batch["input_ids"].equal(reseeded.train_batch(1)["input_ids"])
     described = section.describe()
     assert ("text.txt" in described) == (kind in OF_TEXT)
@@ -75,6 +71,6 @@ def test_what_a_kind_says_of_its_batches_is_true(kind: str, text: Path) -> None:
     ],
 )
 def test_where_text_comes_from(source: dict[str, Any], described: str) -> None:
-    assert KINDS["text"](**SMALL["text"], **source).describe() == described
-    assert KINDS["needles"](**SMALL["needles"], **source).describe() == f"{described}, with needle documents among it"
-    assert KINDS["masked_text"](**SMALL["masked_text"], **source).describe() == f"{described}, with hidden tokens"
+    ends = {"text": "", "needles": ", with needle documents among it", "masked_text": ", with hidden tokens"}
+    for kind, more in ends.items():
+        assert KINDS[kind](**SMALL[kind], **source).describe() == described + more

@@ -4,11 +4,8 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,13 +20,11 @@ from diff_lab.train import (
     TrainingInterrupted,
     build_data,
     build_model,
-    distributed,
     parse_recipe,
     read_metrics,
     train,
 )
 from diff_lab.train.distributed import DistributedContext
-from diff_lab.train.recipe import TrainRecipe
 from diff_lab.train.run_setup import draw_weights
 from diff_transformer.attention_types import ATTENTION_TYPES
 from full_run import short_run
@@ -37,7 +32,7 @@ from small_runs import Watcher, small_recipe
 from tiny_model import KINDS
 
 WAYS = ("ddp", "fsdp")
-STEPS, HALF = 10, 5
+STEPS, HALF = 6, 3
 RUNS = [(kind, way) for kind in KINDS for way in WAYS]
 # Of `make test`; tests/model/test_fsdp.py has the model there.
 SHORT_WAYS, SHORT_RUNS = ("fsdp",), (("diff", "ddp"), ("diff", "fsdp"))
@@ -70,18 +65,21 @@ def on_a_rank() -> None:
     for way in plan["ways"]:
         train(recipe("diff", way, text), folder / f"one then two {way}", resume=True)
     for settings in plan["settings"]:
-        name = next(iter(settings.values()))
-        train(recipe("diff", "fsdp", text, **settings), folder / f"{name} fsdp")
+        train(recipe("diff", "fsdp", text, **settings), folder / "bf16 fsdp")
     first_weights(folder, rank)
     stopped_by_second_rank(folder, rank)
-    travelling(folder, rank)
     torch.distributed.destroy_process_group()
+
+
+def joined(settings: Recipe) -> DistributedContext:
+    train = settings.train
+    return DistributedContext.from_env(train.parallel, train.precision, train.device, train.timeout_minutes)
 
 
 def first_weights(folder: Path, rank: int) -> None:
     """Of a sharded model that is nowhere whole."""
     settings = odd(folder / "text")
-    group = DistributedContext.from_env(settings.train)
+    group = joined(settings)
     model = build_model(settings, build_data(settings), without_weights=True)
     assert all(parameter.is_meta for parameter in model.parameters())
     model, _ = group.parallelize(model, lambda model: draw_weights(model, settings.train.seed))
@@ -103,22 +101,6 @@ def stopped_by_second_rank(folder: Path, rank: int) -> None:
     settings = recipe("diff", "ddp", folder / "text", evaluate_every=HALF)
     with pytest.raises(TrainingInterrupted, match=f"Stopped after step {HALF} of {STEPS}"):
         train(settings, folder / "stopped", on_evaluate=stop)
-
-
-def travelling(folder: Path, rank: int) -> None:
-    """In which dtypes the layers' weights come to a process with FSDP2 and bfloat16; λ is left in float32."""
-    settings = recipe("diff", "fsdp", folder / "text", precision="bf16")
-    group = DistributedContext.from_env(settings.train)
-    model, call = group.parallelize(build_model(settings, build_data(settings)), lambda model: None)
-    seen = {}
-    for name, module in model.named_modules():
-        if name in ("model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.lam", "lm_head"):
-            module.register_forward_pre_hook(
-                lambda module, _, name=name: seen.update({name: str(next(module.parameters()).dtype)})
-            )
-    with group.autocast():
-        call(torch.arange(7)[None])
-    (folder / f"dtypes {rank}").write_text(json.dumps(seen))
 
 
 def odd(text: Path) -> Recipe:
@@ -143,7 +125,7 @@ def spread(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
     plan = {
         "runs": RUNS if whole else SHORT_RUNS,
         "ways": WAYS if whole else SHORT_WAYS,
-        "settings": [{"precision": "bf16"}, {"optimizer": "muon"}] if whole else [],
+        "settings": [{"precision": "bf16", "optimizer": "muon"}] if whole else [],
     }
     (folder / "plan.json").write_text(json.dumps(plan))
     text = folder / "text"
@@ -156,8 +138,7 @@ def spread(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
         train(recipe("diff", way, text), folder / f"{way} on one")
         half_of(folder / f"{way} on one", folder / f"one then two {way}")
     for settings in plan["settings"]:
-        name = next(iter(settings.values()))
-        train(recipe("diff", "auto", text, **settings), folder / f"{name} single")
+        train(recipe("diff", "auto", text, **settings), folder / "bf16 single")
     ranks.run(__file__, folder)
     return folder
 
@@ -212,11 +193,10 @@ def test_a_sharded_model_starts_with_the_weights_of_one_process(spread: Path) ->
 
 
 @pytest.mark.all
-@pytest.mark.parametrize(("name", "bound"), [("bf16", 5e-3), ("muon", 5e-4)])
-def test_sharded_in_bfloat16_and_with_muon(spread: Path, name: str, bound: float) -> None:
+def test_sharded_in_bfloat16_with_muon(spread: Path) -> None:
     """Muon computes in bfloat16. The losses differ by the rounding of sums in another order."""
-    losses, expected = (logged(spread / f"{name} {way}")[:, 0] for way in ("fsdp", "single"))
-    torch.testing.assert_close(losses, expected, rtol=bound, atol=0)
+    losses, expected = (logged(spread / f"bf16 {way}")[:, 0] for way in ("fsdp", "single"))
+    torch.testing.assert_close(losses, expected, rtol=5e-3, atol=0)
 
 
 @pytest.mark.all
@@ -243,107 +223,50 @@ def test_an_evaluation_sees_the_model(spread: Path, way: str) -> None:
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("command", ["in a forked process", "as it is"])
-def test_torchrun(tmp_path: Path, command: str) -> None:
-    """The command of the README; three processes that import everything take ten seconds for that."""
+def test_torchrun(tmp_path: Path) -> None:
+    """The command of the README."""
     (tmp_path / "text.txt").write_text("one, two, three, and so on. " * 400)
     arguments = ["tiny", f"data.paths=[{tmp_path / 'text.txt'}]", "--output", str(tmp_path / "run")]
     arguments += ["train.parallel=fsdp", "data.validation_fraction=0.3"]
-    if command == "as it is":
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        done = subprocess.run(
-            [*launcher, "-m", "diff_lab.train", *arguments],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        code, out, err = done.returncode, done.stdout, done.stderr
-    else:
-        code, out, err = ranks.torchrun("diff_lab.train", arguments, tmp_path)
+    code, out, err = ranks.torchrun("diff_lab.train", arguments, tmp_path)
     assert code == 0, err[-3000:]
     assert err.count("2 processes (gloo, cpu): FSDP2, 3 units, 51 % of the parameters on each, float32") == 1
     assert out.count("parameters, ") == out.count("model: ") == 1
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
 
 
-def settings(**values: Any) -> TrainRecipe:
-    return TrainRecipe(steps=1, learning_rate=1.0, **values)
-
-
-RENDEZVOUS = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-
-
 @pytest.mark.parametrize(
-    ("environment", "values", "message"),
+    ("environment", "message"),
     [
-        (RENDEZVOUS, {}, r"2 processes were launched, but accelerate connects this one with 0 others"),
-        ({"WORLD_SIZE": "two"}, {}, r"^The environment has WORLD_SIZE=two, which starts no run \(.*'two'\): start"),
-        ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}, r"configured for DeepSpeed, which training does not use"),
-        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {}, r"asks for mixed precision 'bf16' and the recipe .* 'no'"),
-        ({"ACCELERATE_USE_FSDP": "true"}, {"parallel": "ddp"}, r"asks for FSDP and the recipe .* 'ddp'"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "^The launcher is configured for DEEPSPEED: .* train.parallel=ddp or"),
+        ({"ACCELERATE_USE_FSDP": "true"}, "^The launcher is configured for FSDP: "),
+        ({"WORLD_SIZE": "2"}, "variable RANK expected, but not set"),
+        ({"ACCELERATE_USE_FSDP": "false", "WORLD_SIZE": "1"}, None),
     ],
 )
-def test_what_cannot_be(
-    environment: dict[str, str], values: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launchers(environment: dict[str, str], message: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    alone = SimpleNamespace(num_processes=1, device=torch.device("cpu"), process_index=0)
-    monkeypatch.setattr(distributed, "PartialState", lambda **_: alone)
-    with pytest.raises(ValueError, match=message):
-        DistributedContext.from_env(settings(**values))
-
-
-@pytest.mark.parametrize(
-    ("environment", "parallel", "kind"),
-    [
-        ({}, "auto", "ddp"),
-        ({"ACCELERATE_USE_FSDP": "true"}, "auto", "fsdp"),
-        ({"ACCELERATE_USE_FSDP": "false"}, "auto", "ddp"),
-        ({"ACCELERATE_USE_FSDP": "true"}, "fsdp", "fsdp"),
-    ],
-)
-def test_what_accelerate_launch_asks_for(
-    environment: dict[str, str], parallel: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    two = SimpleNamespace(num_processes=2, device=torch.device("cpu"), process_index=1)
-    monkeypatch.setattr(distributed, "PartialState", lambda **_: two)
-    assert DistributedContext.from_env(settings(parallel=parallel)).kind == kind
-    monkeypatch.setattr(distributed, "PartialState", lambda **_: SimpleNamespace(**vars(two) | {"num_processes": 1}))
-    assert DistributedContext.from_env(settings(parallel=parallel)).kind == "single"
-
-
-def processes(kind: Any, count: int = 2, device: str = "cpu", precision: Any = "no") -> DistributedContext:
-    return DistributedContext(kind, torch.device(device), 0, count, precision)
-
-
-def test_a_signal_to_one_process_stops_all_and_weights_travel_in_bfloat16(spread: Path) -> None:
-    assert [path.name for path in (spread / "stopped" / "checkpoints").iterdir()] == [f"step-{HALF:06d}"]
-    for rank in range(ranks.RANKS):
-        assert json.loads((spread / f"dtypes {rank}").read_text()) == {
-            "model.layers.1.self_attn.q_proj": "torch.bfloat16",
-            "model.layers.1.self_attn.lam": "torch.float32",
-            "lm_head": "torch.float32",
-        }
-
-
-@pytest.mark.parametrize(
-    ("context", "message"),
-    [
-        (processes("ddp"), r"batch_size=6 cannot be divided among 2 processes and train.accumulation=2"),
-        (processes("single", 1, precision="fp16"), r"'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'\."),
-        (processes("fsdp", 3, "cuda", "fp16"), "'fp16' runs in one process or with .* 'ddp', not with 'fsdp'"),
-        (processes("single", 1), None),
-        (processes("ddp", 3, "cuda", "fp16"), None),
-    ],
-)
-def test_what_cannot_share_a_batch_or_train_in_a_precision(context: DistributedContext, message: str | None) -> None:
-    six = small_recipe(data={"batch_size": 6}, accumulation=2)
     with nullcontext() if message is None else pytest.raises(ValueError, match=message):
-        context.check(six)
+        context = DistributedContext.from_env("ddp", "no", "cpu", 1.0)
+        assert (context.kind, context.count, context.device.type) == ("single", 1, "cpu")
+
+
+def test_a_signal_to_one_process_stops_all(spread: Path) -> None:
+    assert [path.name for path in (spread / "stopped" / "checkpoints").iterdir()] == [f"step-{HALF:06d}"]
+
+
+@pytest.mark.parametrize(
+    ("count", "precision", "message"),
+    [
+        (2, "no", r"batch_size=6 cannot be divided among 2 processes and train.accumulation=2"),
+        (1, "fp16", r"'fp16' trains nothing any more: it is 'bf16', or 'no' for float32\."),
+        (3, "bf16", None),
+    ],
+)
+def test_what_cannot_share_a_batch_or_train_in_a_precision(count: int, precision: str, message: str | None) -> None:
+    with nullcontext() if message is None else pytest.raises(ValueError, match=message):
+        DistributedContext("ddp", torch.device("cpu"), 0, count, precision).check(6, 2)
 
 
 if __name__ == "__main__":

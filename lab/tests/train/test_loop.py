@@ -4,11 +4,9 @@ import json
 import os
 import shutil
 import signal
-import sys
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +14,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from diff_lab.data.corpus import TextFiles
-from diff_lab.data.split import training_text
-from diff_lab.data.tokenizers import train_bpe
 from diff_lab.process import Interrupt
 from diff_lab.train import (
     Data,
@@ -31,9 +26,7 @@ from diff_lab.train import (
     read_metrics,
     train,
 )
-from diff_lab.train.distributed import DistributedContext
-from diff_lab.train.run_folder import locked
-from diff_lab.train.step import SpikeDetector
+from diff_lab.train.run_setup import locked
 from diff_transformer.model import DiffTransformerForCausalLM
 from small_runs import TIMES, Watcher, assert_equal, timeless_metrics, weights
 from small_runs import small_recipe as recipe
@@ -75,6 +68,12 @@ def unequal(step: int) -> dict[str, Tensor]:
     return {"input_ids": input_ids, "labels": torch.where(keep, input_ids, -100)}
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of a run that nothing has interrupted."""
+    return train(recipe(), tmp_path_factory.mktemp("whole") / "run").model_folder
+
+
 def test_a_run_leaves_what_it_promises(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     watcher = Watcher()
     calls = []
@@ -101,9 +100,7 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path, capfd: pytest.CaptureFixt
     assert set(lines[-1]) == logged | layers | {"validation/loss"}
     assert all(len(lines[0][name]) == 2 for name in (*layers, "lambdas"))
     assert lines[1]["tokens_per_second"] > 0
-    assert lines[1]["memory"] > 1e7
     assert lines[1]["seconds"] < lines[-1]["seconds"] == pytest.approx(run.seconds)
-    assert 0 < lines[1]["mfu"] < 1
     assert watcher.messages == ["1 process (cpu), float32"]
     assert run.last == lines[-1]
     assert run.seconds > 0
@@ -133,14 +130,12 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path, capfd: pytest.CaptureFixt
         ({"attention_type": "softmax"}, {"accumulation": 2}),
         ({"attention_type": "diff_v2"}, {"optimizer": "muon", "accumulation": 2}),
         ({"tie_word_embeddings": True, "attention_dropout": 0.1}, {}),
-        ({}, {"precision": "fp16"}),
     ],
     ids=str,
 )
 def test_an_interrupted_and_resumed_run_ends_with_the_same_weights(
-    tmp_path: Path, model: dict[str, Any], train_settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: dict[str, Any], train_settings: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(DistributedContext, "check", lambda *_: None)  # of fp16 on a CPU, which has its scaler, too
     settings = recipe(model=model, checkpoint_every=2, **train_settings)
     uninterrupted = train(settings, tmp_path / "whole")
     watcher = Watcher(interrupt_after=3)
@@ -159,54 +154,24 @@ def test_an_interrupted_and_resumed_run_ends_with_the_same_weights(
         assert (whole / f"{name}.safetensors").read_bytes() == (halves / f"{name}.safetensors").read_bytes()
     states = [json.loads((checkpoint / "state.json").read_text()) for checkpoint in (whole, halves)]
     assert states[0] | {"seconds": 0} == states[1] | {"seconds": 0}
-    assert (states[0]["scaler"] is not None) == (train_settings.get("precision") == "fp16")
     lines = timeless_metrics(uninterrupted.folder)
     assert lines == timeless_metrics(resumed.folder)
     assert (lines[0]["lambdas"] is None) == ("attention_type" in model)
 
 
-def test_a_killed_run_is_resumed_from_its_newest_checkpoint(tmp_path: Path) -> None:
-    settings = recipe(checkpoint_every=2, keep_checkpoints=5)
-    uninterrupted = train(settings, tmp_path / "run")
-    before = weights(uninterrupted.model_folder)
-    # As if the machine had stopped after step 5, in the middle of writing.
-    shutil.rmtree(tmp_path / "run" / "model")
-    os.rename(
-        tmp_path / "run" / "checkpoints" / "step-000006", tmp_path / "run" / "checkpoints" / ".unfinished-step-000006"
-    )
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    lines = metrics.read_text().splitlines()
-    metrics.write_text("\n".join(lines[:5]) + '\n{"step": 6, "lo')
-    resumed = train(settings, tmp_path / "run", resume=True)
-    after = weights(resumed.model_folder)
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert [line["step"] for line in read_metrics(metrics)] == [1, 2, 3, 4, 5, 6]
-
-
-def test_resuming_before_the_first_checkpoint_and_after_the_end(tmp_path: Path) -> None:
-    settings = recipe()
-    uninterrupted = train(settings, tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "early", ignore=shutil.ignore_patterns("checkpoints", "model"))
-    assert_identical(uninterrupted.model_folder, train(settings, tmp_path / "early", resume=True).model_folder)
-    watcher = Watcher()
-    again = train(settings, tmp_path / "early", resume=True, progress=watcher)
-    assert watcher.steps == []
-    assert_identical(uninterrupted.model_folder, again.model_folder)
-    assert again.last["step"] == 6
-    assert again.seconds > 0
-
-
-def test_a_signal_in_the_last_step_leaves_the_model_and_is_not_lost(tmp_path: Path) -> None:
+def test_a_signal_in_the_last_step_leaves_the_model_and_is_not_lost(tmp_path: Path, whole: Path) -> None:
     with pytest.raises(TrainingInterrupted, match=r"Stopped after the last step; .*model holds the trained model"):
         train(recipe(), tmp_path / "run", progress=Watcher(interrupt_after=6))
-    assert_identical(tmp_path / "run" / "model", train(recipe(), tmp_path / "other").model_folder)
+    assert_identical(tmp_path / "run" / "model", whole)
 
 
-def test_resuming_on_other_data_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", ["the first batch", "a later text"])
+def test_resuming_on_other_data_is_refused(tmp_path: Path, changed: str) -> None:
     train(recipe(steps=1), tmp_path / "run", data=Data(Fixed(unequal)))
-    other = Data(Fixed(lambda step: unequal(step + 1)))
+    other = Fixed((lambda step: unequal(step + 1)) if changed == "the first batch" else unequal)
+    other.source = changed
     with pytest.raises(ValueError, match="The data is not that of the run"):
-        train(recipe(steps=1, keep_checkpoints=9), tmp_path / "run", resume=True, data=other)
+        train(recipe(steps=1, keep_checkpoints=9), tmp_path / "run", resume=True, data=Data(other))
     assert load_recipe(tmp_path / "run" / "recipe.yaml") == recipe(steps=1)
 
 
@@ -259,27 +224,19 @@ def test_bad_data_is_found_before_a_run_is_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "model").exists()
 
 
-@pytest.mark.parametrize("accumulation", [2, 4])
-def test_accumulation_does_not_change_the_result(tmp_path: Path, accumulation: int) -> None:
+def test_accumulation_does_not_change_the_result(tmp_path: Path) -> None:
     """The parts of a batch have unequal numbers of targets: a mean of the parts' means would be another loss."""
     data = Data(Fixed(unequal))
-    one, many = (
-        train(recipe(accumulation=parts, steps=3), tmp_path / str(parts), data=data) for parts in (1, accumulation)
-    )
+    one, many = (train(recipe(accumulation=parts, steps=3), tmp_path / str(parts), data=data) for parts in (1, 4))
     for first, second in zip(*(read_metrics(run.folder / "metrics.jsonl") for run in (one, many)), strict=True):
         assert first["loss"] == pytest.approx(second["loss"], rel=1e-5)
         assert first["grad_norm"] == pytest.approx(second["grad_norm"], rel=1e-4)
     left, right = weights(one.model_folder), weights(many.model_folder)
     assert all(torch.allclose(left[name], right[name], atol=1e-4) for name in left)
-
-
-def test_the_loss_is_the_mean_over_the_targets(tmp_path: Path) -> None:
-    settings, data = recipe(steps=1, accumulation=4), Data(Fixed(unequal))
-    run = train(settings, tmp_path / "run", data=data)
     batch = unequal(1)
-    logits = build_model(settings, data)(batch["input_ids"]).logits[:, :-1]
+    logits = build_model(recipe(), data)(batch["input_ids"]).logits[:, :-1]
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten())
-    assert run.last["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert read_metrics(many.folder / "metrics.jsonl")[0]["loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_twins_start_with_the_same_weights_and_see_the_same_data(tmp_path: Path) -> None:
@@ -338,40 +295,37 @@ def test_one_process_at_a_time_trains_in_a_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / ".lock").exists()
 
 
-@pytest.mark.parametrize("resume", [True, "auto"])
-def test_a_run_without_a_usable_checkpoint_is_not_begun_anew(tmp_path: Path, resume: Any) -> None:
+def test_a_run_without_a_usable_checkpoint_is_not_begun_anew(tmp_path: Path) -> None:
     with pytest.raises(TrainingInterrupted):
         train(recipe(), tmp_path / "run", progress=Watcher(interrupt_after=3))
     (tmp_path / "run" / "checkpoints" / "step-000003" / "state.json").unlink()
     before = files_of(tmp_path / "run")
     message = r"No checkpoint in .*run/checkpoints' .*\(step-000003: state.json is missing\): .*--overwrite"
     with pytest.raises(OSError, match=message):
-        train(recipe(), tmp_path / "run", resume=resume)
+        train(recipe(), tmp_path / "run", resume="auto")
     assert files_of(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize("settings", [{"log_every": 1}, {"log_every": 100, "checkpoint_every": 1}])
-def test_a_removed_output_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str], settings: dict[str, int]) -> None:
+def test_a_removed_output_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     class Removes(Watcher):
         def update(self, step: int, loss: float, tokens_per_second: float) -> None:
             if step == 3:
                 shutil.rmtree(tmp_path / "run")
 
     with pytest.raises(FileNotFoundError, match=r"The output folder '.*/run' was removed during training"):
-        train(recipe(**settings), tmp_path / "run", progress=Removes())
+        train(recipe(checkpoint_every=1), tmp_path / "run", progress=Removes())
     assert not (tmp_path / "run").exists()
     assert capfd.readouterr() == ("", "")
 
 
-def test_auto_begins_and_goes_on_and_a_run_says_where(tmp_path: Path) -> None:
-    uninterrupted = train(recipe(), tmp_path / "whole", resume="auto")
+def test_auto_begins_and_goes_on_and_a_run_says_where(tmp_path: Path, whole: Path) -> None:
     with pytest.raises(TrainingInterrupted):
         train(recipe(), tmp_path / "run", resume="auto", progress=Watcher(interrupt_after=3))
     shutil.copytree(tmp_path / "run", tmp_path / "early", ignore=shutil.ignore_patterns("checkpoints"))
     watcher = Watcher()
     resumed = train(recipe(), tmp_path / "run", resume="auto", progress=watcher)
     assert (watcher.steps, watcher.messages[1:]) == ([4, 5, 6], ["resumes after step 3"])
-    assert_identical(uninterrupted.model_folder, resumed.model_folder)
+    assert_identical(whole, resumed.model_folder)
     watcher = Watcher()
     train(recipe(), tmp_path / "run", resume="auto", progress=watcher)  # as a requeued job that had ended
     assert watcher.steps == []
@@ -394,16 +348,12 @@ def test_a_run_goes_on_with_settings_that_change_no_earlier_step(tmp_path: Path)
     assert load_recipe(tmp_path / "run" / "recipe.yaml") == again
 
 
-@pytest.mark.parametrize("emptied", [False, True])
-def test_a_finished_run_without_checkpoints_is_left_alone(tmp_path: Path, emptied: bool) -> None:
+def test_a_finished_run_without_checkpoints_is_left_alone(tmp_path: Path) -> None:
     run = train(recipe(steps=2), tmp_path / "run")
     shutil.rmtree(run.folder / "checkpoints")
-    if emptied:
-        (run.folder / "checkpoints").mkdir()
     before = files_of(run.folder)
-    for resume in (True, "auto"):
-        with pytest.raises(FileExistsError, match=r"is finished and has no checkpoints .*model.*--overwrite"):
-            train(recipe(steps=2), run.folder, resume=resume)  # type: ignore[arg-type]
+    with pytest.raises(FileExistsError, match=r"is finished and has no checkpoints .*model.*--overwrite"):
+        train(recipe(steps=2), run.folder, resume="auto")
     assert before == files_of(run.folder)
 
 
@@ -415,101 +365,42 @@ def test_a_run_does_not_overwrite_the_model_that_it_starts_from(tmp_path: Path) 
     assert train(further, tmp_path / "further").model_folder.is_dir()
 
 
-def test_how_to_resume_is_checked(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="True, False or 'auto', got 'yes'"):
-        train(recipe(), tmp_path / "new", resume="yes")  # type: ignore[arg-type]  # the wrong one is meant
-    assert not (tmp_path / "new").exists()
-
-
-class StoppedEvaluation:
-    """An evaluation that draws random numbers before and after it uses the model, and is to be left at some steps."""
-
-    def __init__(self, *steps: int) -> None:
-        self.left = list(steps)
-        self.done: list[int] = []
-
-    def __call__(self, model: Any, step: int) -> dict[str, float]:
-        before = torch.rand(()).item()
-        if self.left[:1] == [step]:
-            self.left.pop(0)
-            signal.raise_signal(signal.SIGTERM)
-        loss = model(**{name: torch.ones(1, 4, dtype=torch.long) for name in ("input_ids", "labels")}).loss.item()
-        self.done.append(step)
-        return {"validation/loss": loss, "validation/drawn": before + torch.rand(()).item()}
-
-
 @pytest.mark.parametrize("at", [4, 6])
-def test_a_signal_leaves_an_evaluation_which_is_done_when_the_run_goes_on(tmp_path: Path, at: int) -> None:
-    """So a system that waits a while before it kills does not lose the steps. At the last step, too, and twice."""
+def test_a_signal_in_an_evaluation_ends_the_run_after_it(tmp_path: Path, at: int) -> None:
+    """Training draws the same random numbers, whatever an evaluation has drawn."""
     settings = recipe(evaluate_every=2, model={"attention_dropout": 0.1})
-    whole = train(settings, tmp_path / "whole", on_evaluate=StoppedEvaluation())
-    evaluation = StoppedEvaluation(at, at)
-    for resume in (False, True):
-        with pytest.raises(TrainingInterrupted, match=f"after step {at} of 6; .*step-00000{at} holds") as raised:
-            train(settings, tmp_path / "run", on_evaluate=evaluation, resume=resume)
-        assert raised.value.signal == signal.SIGTERM
-        assert [line["step"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")][-1] == at - 1
-        assert not (tmp_path / "run" / "model").exists()
-    run = train(settings, tmp_path / "run", on_evaluate=evaluation, resume=True)
-    assert evaluation.done == [2, 4, 6]
-    assert_identical(whole.model_folder, run.model_folder)
-    assert timeless_metrics(run.folder) == timeless_metrics(whole.folder)
+    plain = train(recipe(model={"attention_dropout": 0.1}), tmp_path / "plain")
+    done: list[int] = []
+
+    def evaluate(model: Any, step: int) -> dict[str, float]:
+        if step == at and at not in done:
+            signal.raise_signal(signal.SIGTERM)
+        done.append(step)
+        return {"validation/drawn": torch.rand(()).item()}
+
+    with pytest.raises(TrainingInterrupted) as raised:
+        train(settings, tmp_path / "run", on_evaluate=evaluate)
+    assert raised.value.signal == signal.SIGTERM
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1].keys() >= {"validation/drawn"}
+    run = train(settings, tmp_path / "run", on_evaluate=evaluate, resume=True)
+    assert done == [2, 4, 6]
+    assert_identical(plain.model_folder, run.model_folder)
 
 
-def test_an_evaluation_that_fails_loses_nothing(tmp_path: Path) -> None:
+def test_an_evaluation_that_fails_loses_nothing(tmp_path: Path, whole: Path) -> None:
     def evaluate(model: Any, step: int) -> dict[str, float]:
         raise RuntimeError("no such luck")
 
-    uninterrupted = train(recipe(), tmp_path / "whole")
     with pytest.raises(RuntimeError, match="no such luck"):
         train(recipe(evaluate_every=4), tmp_path / "run", on_evaluate=evaluate)
     watcher = Watcher()
     resumed = train(recipe(evaluate_every=4), tmp_path / "run", resume=True, progress=watcher)
     assert watcher.steps == [5, 6]
-    assert_identical(uninterrupted.model_folder, resumed.model_folder)
-
-
-def test_text_that_has_changed_since_is_refused(tmp_path: Path) -> None:
-    """Anywhere, also where the first batch is the same."""
-    text = tmp_path / "text"
-    text.mkdir()
-    for number in range(40):
-        (text / f"{number}.txt").write_text(f"text {number} " * 5)
-    settings = text_recipe(text)
-    with pytest.raises(TrainingInterrupted):
-        train(settings, tmp_path / "run", progress=Watcher(interrupt_after=1))
-    first = build_data(settings).batches.train_batch(1)["input_ids"]
-    for number in range(40):
-        file = text / f"{number}.txt"
-        before = file.read_text()
-        file.write_text(before[:-2] + "! ")
-        if torch.equal(build_data(settings).batches.train_batch(1)["input_ids"], first):
-            break
-        file.write_text(before)
-    else:
-        pytest.fail("every document is in the first batch")
-    with pytest.raises(ValueError, match="The data is not that of the run in"):
-        train(settings, tmp_path / "run", resume=True)
-
-
-def test_one_overflow_in_fp16_is_all_optimizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scaler decides for each optimizer by its own gradients: none may step on another's."""
-    seen: list[dict[str, Tensor]] = []
-
-    def evaluate(model: Any, step: int) -> dict[str, float]:
-        seen.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
-        return {}
-
-    clip = DistributedContext.clip
-    monkeypatch.setattr(SpikeDetector, "check", lambda *_: None)  # as fp16 has it for a while
-    monkeypatch.setattr(DistributedContext, "clip", lambda *a: float("inf") if len(seen) == 1 else clip(*a))
-    train(recipe(evaluate_every=1, optimizer="muon", steps=3), tmp_path / "run", on_evaluate=evaluate)
-    assert all(torch.equal(seen[0][name], seen[1][name]) for name in seen[0])
-    assert not any(torch.equal(seen[1][name], seen[2][name]) for name in ("lm_head.weight", "model.norm.weight"))
+    assert_identical(whole, resumed.model_folder)
 
 
 def test_a_gradient_that_is_no_number_stops_the_run_before_it_spoils_the_weights(tmp_path: Path) -> None:
-    message = r"At step 1 the gradient norm became nan: .* The numbers of each layer .* there is no checkpoint yet"
+    message = r"At step 1 the gradient norm became nan: .* The numbers of each layer .* There is no checkpoint yet"
     with pytest.raises(DivergenceError, match=message):
         train(recipe(model={"initializer_range": 1e30}), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -542,15 +433,8 @@ def test_compiled_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert two.get("logit_max", []) == pytest.approx(one.get("logit_max", []), rel=1e-4)
 
 
-def test_bf16(tmp_path: Path) -> None:
-    run = train(recipe(precision="bf16", steps=3, gradient_checkpointing=True), tmp_path / "run")
-    assert run.last["loss"] < 4
-    assert all(tensor.dtype == torch.float32 for tensor in weights(run.model_folder).values())
-    assert run.model(torch.zeros(1, 4, dtype=torch.long)).logits.dtype == torch.float32
-
-
-def test_what_its_device_cannot_train_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'fp16' needs a GPU"):
+def test_a_precision_that_trains_no_more_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'fp16' trains nothing any more"):
         train(recipe(precision="fp16"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -565,34 +449,9 @@ def test_text_with_bpe(tmp_path: Path) -> None:
         assert tokenizer.eos_token_id == json.loads((folder / "config.json").read_text())["eos_token_id"]
 
 
-def test_a_bpe_is_trained_on_the_training_text_of_the_recipe(tmp_path: Path) -> None:
-    for number in range(20):
-        (tmp_path / f"{number:02d}.txt").write_text(f"{chr(97 + number)}{chr(98 + number)} " * 40)
-    settings = text_recipe(tmp_path, tokenizer="bpe", vocab_size=268, validation_fraction=0.2)
-    built = build_data(settings).tokenizer
-    assert built is not None
-    by_hand = train_bpe(training_text(TextFiles([tmp_path]), 0.2), 268)
-    assert built.get_vocab() == by_hand.get_vocab()
-    assert built.get_vocab() != train_bpe(training_text(TextFiles([tmp_path]), 0.8), 268).get_vocab()
-
-
 @pytest.mark.parametrize("isolated", [True, False])
 def test_documents_are_isolated_where_the_recipe_says_so(tmp_path: Path, isolated: bool) -> None:
     for number in range(20):
         (tmp_path / f"{number}.txt").write_text(f"text {number} " * 5)
     batch = build_data(text_recipe(tmp_path, isolate_documents=isolated)).batches.train_batch(1)
     assert ("position_ids" in batch) == isolated
-
-
-def test_a_notebook_shows_a_run_that_nobody_else_shows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a kernel of Jupyter's kind; a script shows nothing."""
-    train(recipe(steps=1), tmp_path / "script")
-    assert capsys.readouterr() == ("", "")
-    kernel = SimpleNamespace(kernel=None)
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
-    train(recipe(steps=1), tmp_path / "notebook")
-    told, step = capsys.readouterr().out.splitlines()
-    assert told == "test · diff: 1 process (cpu), float32"
-    assert step.startswith("test · diff: step 1 of 1, loss")

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import fresh
 from commands import largest_file
 from diff_lab.train import read_metrics
-from diff_lab.train.progress import Metrics, peak_memory
+from diff_lab.train.progress import Metrics
 
 
 def refuse(name: str) -> None:
@@ -71,11 +69,8 @@ def wait_for_another_second() -> None:
 
 
 TORN = {
-    "nothing": b"",
     "half a line": b'{"step": 4, "lo',
     "a line without its end": b'{"step": 3, "loss": 1.0}',
-    "half a letter": b'{"step": 4, "name": "\xce',
-    "zeros": b"\0" * 40,
     "zeros and more": b'\0\0\0\n{"step": 2, "loss": 0.0}\n',
 }
 
@@ -107,24 +102,5 @@ def test_a_run_that_goes_on_forgets_a_torn_line(tmp_path: Path, torn: str) -> No
 
 def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [{"step": step, "loss": 0.5} for step in range(1, 100)]
-    with largest_file(1000), pytest.raises(OSError, match=r"tensorboard' cannot be written \(File too.*--resume"):
+    with largest_file(1000), pytest.raises(OSError, match=r"cannot be written \(File too.*--resume"):
         write(tmp_path, lines)
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux keeps a record of a process's peak")
-def test_peak_memory_of_a_process() -> None:
-    """128 MiB that are used and given back stay in the record."""
-    code = "import torch; from diff_lab.train.progress import peak_memory as p; d = torch.device('cpu')\n"
-    code += "a = p(d); torch.ones(1 << 25); b = p(d); print(b - a); import sys; print('tensorboard' in sys.modules)"
-    done = fresh.run(code)
-    assert done.returncode == 0, done.stderr
-    grown, loaded = done.stdout.split()
-    assert 0.9 * (1 << 27) < int(grown) < 1.5 * (1 << 27)
-    assert loaded == "False"  # nor by whoever only imports this
-
-
-@pytest.mark.gpu
-def test_peak_memory_of_a_gpu() -> None:
-    device = torch.device("cuda")
-    torch.ones(1 << 25, device=device)
-    assert (peak_memory(device) or 0) >= 1 << 27

@@ -6,7 +6,7 @@ import pytest
 
 from diff_lab.data import byte_tokenizer
 from diff_lab.train import build_config, load_recipe, parse_recipe, shipped_recipes
-from diff_lab.train.data_kinds import RetrievalData, TextData
+from diff_lab.train.data_kinds import TextData
 from diff_lab.train.recipe import differences, dump_recipe, override_of, read_yaml
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model import language_model_class
@@ -33,10 +33,6 @@ def refusal(path: Path, *overrides: str) -> str:
         load_recipe(path, overrides)
     assert "\n" not in str(raised.value)
     return str(raised.value)
-
-
-def test_the_shipped_ones_are_all_found() -> None:
-    assert {"tiny", "retrieval", "language", "small"} <= set(shipped_recipes())
 
 
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))
@@ -70,13 +66,6 @@ def test_numbers_and_words_are_read_as_people_mean_them(path: Path) -> None:
     assert load_recipe(path, ["model.lambda_init=0.8"]).model.lambda_init == 0.8
 
 
-def test_overrides_reach_every_section(path: Path) -> None:
-    recipe = load_recipe(path, ["name=other", "data.num_pairs=2", "train.steps=100", "train.betas=[0.9, 0.98]"])
-    assert (recipe.name, recipe.train.steps, recipe.train.betas) == ("other", 100, [0.9, 0.98])
-    assert isinstance(recipe.data, RetrievalData)
-    assert recipe.data.num_pairs == 2
-
-
 def test_the_former_name_of_init_from_is_read(tmp_path: Path) -> None:
     text = shipped_recipes()["paper-3b-64k"].read_text().replace("init_from:", "start_from:")
     assert "start_from:" in text
@@ -91,15 +80,6 @@ def test_the_former_name_of_init_from_is_read(tmp_path: Path) -> None:
     assert parse_recipe(read_yaml(text)) == recipe
 
 
-def test_one_path_or_several(tmp_path: Path) -> None:
-    data = load_recipe("tiny", ["data.paths=a.txt"]).data
-    several = load_recipe("tiny", ["data.paths=[a.txt, b]"]).data
-    assert isinstance(data, TextData)
-    assert isinstance(several, TextData)
-    assert data.paths == ["a.txt"]
-    assert several.paths == ["a.txt", "b"]
-
-
 def test_a_dumped_recipe_is_read_back_as_it_was(path: Path, tmp_path: Path) -> None:
     for recipe in (load_recipe(path), load_recipe("small"), load_recipe("language")):
         (tmp_path / "dumped.yaml").write_text(dump_recipe(recipe))
@@ -107,7 +87,7 @@ def test_a_dumped_recipe_is_read_back_as_it_was(path: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "name", ["1e-3", "123e456", ".5", "no", "true", "null", "012", "1:30", "📚 a: b", "<<", "a\x7fb\x85", '\\ud83d "é"']
+    "name", ["1e-3", "123e456", ".5", "no", "true", "null", "012", "1:30", "📚 a: b", "<<", '\\ud83d "é"']
 )
 def test_a_name_that_looks_like_something_else_is_read_back_as_text(name: str, path: Path, tmp_path: Path) -> None:
     recipe = load_recipe(path, [override_of("name", name), override_of("model.init_from", f"{name}/model")])
@@ -128,75 +108,47 @@ def test_differences_are_named(path: Path) -> None:
     ("override", "wrong", "right"),
     [
         ("train.step=5", "train.step", "train.steps"),
-        ("train.learning_rat=1", "train.learning_rat", "train.learning_rate"),
-        ("data.num_pair=2", "data.num_pair", "data.num_pairs"),
         ("data.lenght=64", "data.lenght", "data.length"),
-        ("model.hiden_size=64", "model.hiden_size", "model.hidden_size"),
         ("steps=5", "steps", "train.steps"),  # the right key in the wrong place
         ("train.head_dim=8", "train.head_dim", "model.head_dim"),
         ("trian.steps=5", "trian", "train"),
-        ("nam=x", "nam", "name"),
+        ("train={stpes: 5}", "train.stpes", "train.steps"),  # rather than the key that it leaves missing
     ],
 )
 def test_an_unknown_key_names_the_nearest(path: Path, override: str, wrong: str, right: str) -> None:
     assert refusal(path, override).endswith(f"unknown key {wrong!r}; did you mean {right!r}?")
 
 
-def test_a_mistyped_key_is_reported_rather_than_the_key_it_leaves_missing(tmp_path: Path) -> None:
-    file = tmp_path / "recipe.yaml"
-    file.write_text(RECIPE.replace("steps:", "stpes:"))
-    assert "unknown key 'train.stpes'; did you mean 'train.steps'?" in refusal(file)
-
-
-def test_a_key_that_is_like_no_other_gets_the_list(path: Path) -> None:
-    message = refusal(path, "train.xyzzy=1")
-    assert "'train.steps'" in message
-    assert "'model.hidden_size'" not in message
-
-
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
         ("train.steps=many", "'train.steps' is 'many'"),
+        ("train.xyzzy=1", "unknown key 'train.xyzzy'; allowed are 'train.steps', "),
         ("train.steps=0", "'train.steps' is 0; input should be greater than or equal to 1"),
-        ('train.steps="5"', "'train.steps' is '5'"),
         ("train.steps=true", "'train.steps' is True"),
         ("train.learning_rate=.inf", "'train.learning_rate' is inf"),
-        ("train.betas=[0.9]", "'train.betas'"),
         ("train.precision=fp8", "'train.precision' is 'fp8'; input should be 'no', 'bf16' or 'fp16'"),
-        ("model.attention_type=dif", "'model.attention_type' is 'dif'"),
         ("model.head_dim=12", "hidden_size=32 is not a multiple of head_dim=12"),
         ("model.head_dim=null", "give head_dim or num_attention_heads"),
         ("model.max_position_embeddings=64", "model.max_position_embeddings=64 is shorter than data.length=128"),
         ("data.kind=txt", f"'data.kind' is one of {KINDS_LISTED}, got 'txt'"),
         ("data={}", f"'data.kind' is one of {KINDS_LISTED}, got None"),
+        ("data={kind: text, length: 8, batch_size: 2, vocab_size: 300}", 'vocab_size is given with tokenizer "bpe"'),
         ("train.accumulation=5", "train.accumulation=5 does not divide data.batch_size=32"),
         ("train={learning_rate: 1}", "'train.steps' is missing"),
         ("train.steps", "'train.steps' is not an override"),
-        ("=3", "'=3' is not an override"),
         ("name.first=x", "'name' is a setting, not a section"),
         ("train.steps=[1", "not valid YAML"),
-        ("train=3", "'train' is 3"),
         ("model.lambda_init=foo", "'model.lambda_init' is 'foo'; allowed are 'schedule' or a number."),
-        ("model.num_attention_heads=3", "num_attention_heads"),
         ("model.num_key_value_heads=3", "num_key_value_heads"),
         ("model.head_dim=1", "head_dim must be even"),
         ("train.seed=100000000000000000000000", "'train.seed' is 100000000000000000000000; input should be less than"),
-        ("train.seed=-1", "'train.seed' is -1"),
-        ("data.length=100000000000000000000000", "'data.length' is 100000000000000000000000"),
         ("model.num_hidden_layers=1000000000", "num_hidden_layers must be at most 1,024, got 1000000000."),
-        ("model.hidden_size=" + "[" * 100_000, "not valid YAML"),
-        ("model.hidden_size=" + "9" * 5000, "not valid YAML"),
+        ("model.hidden_size=" + "[" * 600, "not valid YAML"),
     ],
 )
 def test_a_wrong_value_is_named(path: Path, override: str, expected: str) -> None:
     assert expected in refusal(path, override)
-
-
-def test_vocab_size_belongs_to_bpe() -> None:
-    for override in (["data.vocab_size=300"], ["data.tokenizer=bpe"]):
-        with pytest.raises(ValueError, match='vocab_size is given with tokenizer "bpe"'):
-            load_recipe("tiny", override)
 
 
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:
@@ -209,7 +161,7 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
         ("name: [", "not valid YAML"),
         ("just words", "not a recipe"),
         (RECIPE + "name: again\n", 'found duplicate key "name"'),
-        ("[" * 100_000, "recipe.yaml is not valid YAML: it holds lists in lists too deep"),
+        ("[" * 600, "recipe.yaml is not valid YAML: it holds lists in lists too deep"),
         ("? [a]\n: 1", "'name' is missing"),
     ]:
         file.write_text(text)
@@ -218,23 +170,12 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
         parse_recipe({})
 
 
-def test_a_folder_does_not_hide_a_shipped_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tiny").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert load_recipe("tiny").name == "tiny"
-
-
 def test_a_text_file_is_not_quoted_whole(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("a word " * 100)
     message = refusal(tmp_path / "letter.txt")
     assert "is not a recipe: it holds 'a word" in message
     assert message.count("a word") < 10
-    for override in (
-        f"train.{'s' * 10_000}=1",
-        f"train.steps={'s' * 10_000}",
-        "s" * 10_000,
-        f"train.steps=[{'s' * 10_000}",
-    ):
+    for override in (f"train.{'s' * 10_000}=1", f"train.steps={'s' * 10_000}", "s" * 10_000):
         with pytest.raises(ValueError, match="sss") as raised:
             load_recipe("tiny", [override])
         assert len(str(raised.value)) < 2000  # an unknown key is followed by those that are known

@@ -6,7 +6,6 @@ import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 import ranks
-from diff_lab.train import build_data, data_kinds, distributed, parse_recipe, train
-from diff_lab.train.collectives import plain_connection_errors
-from diff_lab.train.distributed import DistributedContext
+from diff_lab.train import Data, build_data, train
+from diff_lab.train.data_kinds import RetrievalData
+from diff_lab.train.distributed import DistributedContext, plain_connection_errors
 from diff_transformer.ops.cpu import cpu_backend as cpu_backend
 from small_runs import small_recipe
 
@@ -64,15 +63,11 @@ def test_a_process_that_ends_or_hangs_ends_the_others(tmp_path: Path, number: in
 
 
 def test_the_processes_wait_for_each_other_as_long_as_the_recipe_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments: dict[str, Any] = {}
-
-    def state(**settings: Any) -> SimpleNamespace:
-        arguments.update(settings)
-        return SimpleNamespace(num_processes=1, device=torch.device("cpu"), process_index=0)
-
-    monkeypatch.setattr(distributed, "PartialState", state)
-    DistributedContext.from_env(RECIPE.train)
-    assert arguments["timeout"] == timedelta(seconds=60 * MINUTES)
+    joined: list[Any] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout: joined.append((backend, timeout)))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    DistributedContext.from_env("ddp", "no", "cpu", MINUTES)
+    assert joined == [("gloo", timedelta(minutes=MINUTES))]
 
 
 @pytest.mark.parametrize(
@@ -89,17 +84,13 @@ def test_errors_of_communication_become_a_sentence(error: RuntimeError) -> None:
         raise error
 
 
-def test_a_process_that_ends_while_text_is_hashed_is_told_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broadcast_from_rank0(find: Any) -> str:
-        raise RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+def test_a_process_that_ends_while_data_are_made_is_told_in_a_sentence() -> None:
+    class Interrupted(RetrievalData):
+        def build(self, *_: Any) -> Data:
+            raise RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
 
-    (tmp_path / "a.txt").write_text("to be, or not to be")
-    monkeypatch.setattr(data_kinds, "broadcast_from_rank0", broadcast_from_rank0)
-    text = {"kind": "text", "paths": [str(tmp_path)], "length": 16, "batch_size": 2}
     with pytest.raises(ConnectionError, match="one of them has ended"):
-        build_data(parse_recipe(RECIPE.model_dump() | {"data": text}))
+        build_data(RECIPE.model_copy(update={"data": Interrupted()}))
 
 
 def test_other_errors_stay() -> None:

@@ -25,7 +25,7 @@ from diff_lab.record import Result
 from diff_lab.results_files import capture_results, write_json
 from diff_lab.train import Data, Progress, Recipe, build_data, load_recipe, train
 from diff_lab.train.recipe import override_of
-from diff_lab.train.run_folder import METRICS, MODEL, begin_run_folder, check_run_folder, is_run_folder
+from diff_lab.train.run_setup import METRICS, MODEL, begin_run_folder, check_run_folder, is_run_folder
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.explorer import ExploredModel, LambdaSettings
 from diff_transformer.explorer.explored_model import replaced_lambdas

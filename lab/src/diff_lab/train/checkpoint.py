@@ -5,21 +5,17 @@ any number of ranks in any sharding, whichever wrote it. A function called on on
 must see the same file system.
 """
 
-import errno
 import json
-import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -29,16 +25,15 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from diff_lab.train.collectives import all_gather_object, is_rank0, on_rank0, propagate_errors, rank
-from diff_lab.train.distributed import reshard
+from diff_lab.train.distributed import all_gather_object, is_rank0, on_rank0, propagate_errors, rank, reshard
 from diff_transformer.utils import manifest
 from diff_transformer.utils.files import (
     clean_up,
     clean_up_all,
     commit,
-    free_bytes,
     full_disk,
     present_folders,
+    read_json,
     unfinished_path,
 )
 
@@ -46,29 +41,21 @@ _PREFIX = "step-"  # of the folder of a checkpoint
 _STATE, _OPTIMIZER, _RANDOM = "state.json", "optimizer", "random.safetensors"
 
 
-@dataclass(config=ConfigDict(strict=True, extra="forbid"))
+@dataclass
 class RunState:
     """The progress of a run, which a checkpoint holds beside weights, optimizer state and random numbers."""
 
     data: str  # a fingerprint, so that a run is not resumed on other data
-    step: Annotated[int, Field(ge=0)] = 0  # how many optimizer steps are done
-    seconds: Annotated[float, Field(allow_inf_nan=False)] = 0.0  # the time they took
-    scaler: dict[str, Any] | None = None  # the state of fp16's loss scaler
-    # Its state after the first step, as JSON; "watch" in the checkpoints of earlier versions.
-    spike_detector: dict[str, Any] | None = Field(
-        default=None, validation_alias=AliasChoices("spike_detector", "watch")
-    )
-    # What the log is to say of the last step beside its evaluation, where the run was stopped before that was done.
-    unlogged: dict[str, Any] | None = None
+    step: int = 0  # how many optimizer steps are done
+    seconds: float = 0.0  # the time they took
+    spike_detector: dict[str, Any] | None = None  # its state after the first step, as JSON
 
 
-def _read_state(file: Path) -> RunState:
-    try:
-        return TypeAdapter(RunState).validate_json(file.read_bytes())
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        reason = ": ".join([*map(str, problem["loc"]), problem["msg"]])
-        raise ValueError(f"{str(file)!r} is not the state of a run: {reason}.") from None
+def read_state(checkpoint: Path) -> RunState:
+    """Read the progress of a run from a checkpoint of this version, or of earlier ones, which hold more."""
+    saved = read_json(checkpoint / _STATE)
+    detector = saved.get("spike_detector", saved.get("watch"))
+    return RunState(saved["data"], saved["step"], saved["seconds"], detector)
 
 
 @contextmanager
@@ -105,11 +92,6 @@ def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimiz
         for parameter, entries in optimizer.state.items()
         for key, tensor in entries.items()
     }
-
-
-def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of tensors in full size, on all ranks together."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def save_model(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast | None) -> None:
@@ -156,26 +138,14 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: Sequence[tor
     """Restore a model's weights, the optimizers and torch's random numbers in place, and return the run's progress.
 
     The model is without DDP's wrapper, sharded or not, whichever way it was when it was saved; the optimizers are made
-    on its parameters, as the saved ones were. If `state.json` is broken, or the weights are those of another model,
-    ValueError is raised and nothing has been restored.
+    on its parameters, as the saved ones were. Raises OSError if a file cannot be read; nothing has been restored then.
     """
     with propagate_errors():
-        run_state = _read_state(checkpoint / _STATE)
         try:
             files = TensorFiles(checkpoint)
             optimizer_files = TensorFiles(checkpoint / _OPTIMIZER) if (checkpoint / _OPTIMIZER).is_dir() else files
             random = load_file(checkpoint / _RANDOM)
             weights = weights_of(model)
-            expected = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-            # In the files of one folder are the weights, and what has a "/" in its name.
-            saved = {name: tuple(shape) for name, shape in files.shapes.items() if "/" not in name}
-            for name in sorted(expected.keys() | saved.keys()):
-                if expected.get(name) != saved.get(name):
-                    in_it, here = (f"{shapes[name]}" if name in shapes else "none" for shapes in (saved, expected))
-                    raise ValueError(
-                        f"The checkpoint {str(checkpoint)!r} is not one of this model: the shape of {name} is {in_it} "
-                        f"in it and {here} here."
-                    )
             # All optimizers are read before the weights change, so that what fails leaves the model as it was.
             states = [_read_optimizer(model, optimizer, optimizer_files) for optimizer in optimizers]
             files.read(weights)
@@ -187,7 +157,7 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: Sequence[tor
         torch.set_rng_state(random.get(f"cpu/{rank()}", random["cpu/0"]))
         if torch.cuda.is_available() and "cuda/0" in random:
             torch.cuda.set_rng_state(random.get(f"cuda/{rank()}", random["cuda/0"]))
-    return run_state
+    return read_state(checkpoint)
 
 
 def _read_optimizer(
@@ -239,19 +209,17 @@ def checkpoints_by_step(folder: Path) -> dict[int, Path]:
 
 
 @contextmanager
-def collective_directory(target: Path, *, size: int | None = None, intact: str = "") -> Iterator[Path]:
+def collective_directory(target: Path, *, intact: str = "") -> Iterator[Path]:
     """Yield a folder for all ranks to fill, which takes the place of `target` at the end.
 
     After an error, which must be one of all ranks (see `propagate_errors`), `target` is as it was, and nothing else is
-    left behind. If the folder cannot be written, or the disk has less than `size` bytes, OSError names the folder, the
-    reason, and the files that are still intact (`intact`).
+    left behind. If the folder cannot be written, OSError names the folder, the reason, and the files that are still
+    intact (`intact`).
     """
     unfinished = unfinished_path(target)
 
     def begin() -> None:
         clean_up(target)
-        if size is not None and free_bytes(target) < size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         unfinished.mkdir(parents=True)
 
     try:
@@ -270,17 +238,9 @@ def collective_directory(target: Path, *, size: int | None = None, intact: str =
         if isinstance(error, CheckpointException):  # of torch: the errors of all processes
             process, (cause, _) = min(error.failures.items())
             cause = cause if process == 0 else OSError(f"Process {process}: {cause}")
-        reason = full_disk(cause, target, size) or " ".join(str(cause).split())
+        reason = full_disk(cause, target) or " ".join(str(cause).split())
         raise OSError(f"{str(target)!r} cannot be written: {reason}{intact and '; '}{intact}.") from error
     on_rank0(lambda: clean_up(target))
-
-
-def validation_error(folder: Path) -> str | None:
-    """Say why a folder is incomplete, or which file does not have the SHA-256 that its manifest says; or None.
-
-    Rank 0 reads the files. All get its answer.
-    """
-    return on_rank0(lambda: manifest.why_incomplete(folder) or manifest.why_changed(folder))
 
 
 class Checkpoints:
@@ -300,22 +260,26 @@ class Checkpoints:
 
         Raises OSError if none of several is complete: to begin anew would lose their progress.
         """
-        self.last, self._damaged = None, {}
-        paths = on_rank0(lambda: checkpoints_by_step(self.folder))
-        for step, path in reversed(paths.items()):
-            reason = validation_error(path)
-            if reason is None:
-                self.last = path
-                break
-            self._damaged[step] = reason
-        if self._damaged and self.last is None:
-            reasons = "; ".join(f"{paths[step].name}: {reason}" for step, reason in self._damaged.items())
+
+        def find() -> tuple[Path | None, dict[int, str]]:
+            damaged: dict[int, str] = {}
+            for step, path in reversed(checkpoints_by_step(self.folder).items()):
+                reason = manifest.why_incomplete(path) or manifest.why_changed(path)
+                if reason is None:
+                    return path, damaged
+                damaged[step] = reason
+            return None, damaged
+
+        self.last, self._damaged = on_rank0(find)
+        reasons = {f"{_PREFIX}{step:06d}": reason for step, reason in self._damaged.items()}
+        if reasons and self.last is None:
             raise OSError(
-                f"No checkpoint in {str(self.folder)!r} can be resumed from ({reasons}): put a complete one "
+                f"No checkpoint in {str(self.folder)!r} can be resumed from "
+                f"({'; '.join(f'{name}: {reason}' for name, reason in reasons.items())}): put a complete one "
                 "back, or begin anew with --overwrite (in Python overwrite=True)."
             )
-        for step, reason in self._damaged.items() if is_rank0() else ():
-            self.tell(f"The checkpoint {str(paths[step])!r} cannot be used and is passed over: {reason}.")
+        for name, reason in reasons.items() if is_rank0() else ():
+            self.tell(f"The checkpoint {str(self.folder / name)!r} cannot be used and is passed over: {reason}.")
         return self.last
 
     def save(
@@ -331,8 +295,7 @@ class Checkpoints:
         """
         target = self.folder / f"{_PREFIX}{state.step:06d}"
         on_rank0(lambda: clean_up_all(self.folder, f"{_PREFIX}*"))
-        size = bytes_of(weights_of(model).values()) + bytes_of(optimizer_tensors(model, optimizers).values())
-        with collective_directory(target, size=size, intact=self.intact()) as folder:
+        with collective_directory(target, intact=self.intact()) as folder:
             save_model(folder, model, tokenizer)
             save_training_state(folder, state, model, optimizers)
             on_rank0(lambda: manifest.write_manifest(folder, manifest.digests(folder, manifest.sizes_in(folder))))

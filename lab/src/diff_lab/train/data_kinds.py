@@ -4,7 +4,6 @@ A kind is a class here, listed in `AnyData`, and a file in `diff_lab.data` that 
 """
 
 import os
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -33,7 +32,7 @@ from diff_lab.data import (
     validation_text,
     with_mask_token,
 )
-from diff_lab.train.collectives import broadcast_from_rank0, plain_connection_errors
+from diff_lab.train.distributed import broadcast_from_rank0
 
 # Of whole numbers that tensors and generators of random numbers take.
 LARGEST_INTEGER = (1 << 63) - 1
@@ -55,35 +54,14 @@ class Data:
     tokenizer: PreTrainedTokenizerFast | None = None
 
 
-class DataSection(Section):
-    """Base of every kind of data, beside its settings `kind`, `length` and `batch_size`."""
-
-    is_causal: ClassVar[bool] = True  # whether the model predicts the next token; else it is an encoder
-
-    @abstractmethod
-    def describe(self) -> str:
-        """Describe the data in a few words, for plans and model cards."""
-
-    @abstractmethod
-    def vocabulary(self) -> int:
-        """Return the size of the vocabulary, as far as the settings tell it; raises ValueError if they do not."""
-
-    @abstractmethod
-    def build(
-        self, seed: int, minutes: float, tokenizer: PreTrainedTokenizerFast | None = None, tell: Tell | None = None
-    ) -> Data:
-        """Find or make the data, with the seed of the training batches; see `diff_lab.train.run_setup.build_data`.
-
-        A process waits so many minutes for the others.
-        """
-
-
-class TextData(DataSection):
+class TextData(Section):
     """Language modelling of real text; see `diff_lab.data.text_batches.TextBatches`.
 
     The text is in `paths` or a `dataset`, or it is the source of Python's standard library. docs/training.md explains
     each setting.
     """
+
+    is_causal: ClassVar[bool] = True  # whether the model predicts the next token; else it is an encoder
 
     kind: Literal["text"] = "text"
     paths: Annotated[list[str], BeforeValidator(lambda path: [path] if isinstance(path, str) else path)] | None = None
@@ -109,6 +87,7 @@ class TextData(DataSection):
         return self
 
     def describe(self) -> str:
+        """Describe the data in a few words, for plans and model cards."""
         if self.dataset is not None:
             return f"the data set {self.dataset}"
         if self.paths is None:
@@ -117,6 +96,7 @@ class TextData(DataSection):
         return ", ".join(PurePath(path).name or path for path in self.paths)
 
     def vocabulary(self) -> int:
+        """Return the size of the vocabulary, as far as the settings tell it; raises ValueError if they do not."""
         if self.tokenizer == "bytes":
             return len(byte_tokenizer())
         if self.vocab_size is not None:
@@ -128,14 +108,12 @@ class TextData(DataSection):
             )
         return len(self._tokenizer())
 
-    def build(
-        self, seed: int, minutes: float, tokenizer: PreTrainedTokenizerFast | None = None, tell: Tell | None = None
-    ) -> Data:
+    def build(self, seed: int, tokenizer: PreTrainedTokenizerFast | None = None, tell: Tell | None = None) -> Data:
+        """Find or make the data, with the seed of the training batches; see `diff_lab.train.run_setup.build_data`."""
         text: TextFiles | HubDataset = TextFiles(self.paths, self.text_field)
         if self.dataset is not None:
             text = HubDataset(self.dataset, self.dataset_config, self.dataset_split, self.text_field)
-        with plain_connection_errors(minutes):  # rank 0 looks whether the text has changed
-            corpus = replace(text, known=broadcast_from_rank0(text.fingerprint))
+        corpus = replace(text, known=broadcast_from_rank0(text.fingerprint))  # rank 0 looks whether it has changed
         tokenizer = tokenizer or self._tokenizer(corpus)
         return Data(self._batches(corpus, tokenizer, seed, tell, self.batch_size), tokenizer)
 
@@ -242,11 +220,12 @@ class MaskedTextData(TextData):
         return MaskedTextBatches(text, tokenizer, mask_fraction=self.mask_fraction, seed=seed)
 
 
-class GeneratedData(DataSection):
+class GeneratedData(Section):
     """Data that a seeded generator makes as it is read; its settings are the arguments of the generator."""
 
+    is_causal: ClassVar[bool] = True
     generator: ClassVar[Callable[..., Batches]]  # makes the batches; its `tokenizer`, if any, goes with the model
-    summary: ClassVar[str]  # what `describe` says
+    summary: ClassVar[str]  # in a few words
 
     def describe(self) -> str:
         return self.summary
@@ -319,4 +298,6 @@ class ArithmeticData(GeneratedData):
 
 
 AnyData = TextData | NeedleData | MaskedTextData | RetrievalData | ManyShotData | ArithmeticData
-KINDS: dict[str, type[DataSection]] = {section.model_fields["kind"].default: section for section in get_args(AnyData)}
+KINDS: dict[str, type[TextData | GeneratedData]] = {
+    section.model_fields["kind"].default: section for section in get_args(AnyData)
+}

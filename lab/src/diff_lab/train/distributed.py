@@ -1,17 +1,15 @@
-"""Divides a run among several ranks: the model (DDP, FSDP2), the rows of a batch, and the sum of their gradients."""
+"""Divides a run among several ranks (the model, the rows of a batch) and exchanges values and errors between them."""
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
-from accelerate import PartialState
-from accelerate.utils import parse_flag_from_env
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
@@ -19,9 +17,91 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
 from diff_lab.data.batches import flattened
-from diff_lab.train.collectives import plain_connection_errors
-from diff_lab.train.recipe import Precision, Recipe, TrainRecipe
 from diff_transformer.parallel import shard
+
+T = TypeVar("T")
+Kind = Literal["single", "ddp", "fsdp"]
+
+
+def rank() -> int:
+    """Return the number of this process among those of the run; 0 if there is one."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def is_rank0() -> bool:
+    """Return whether this process is the one that writes, moves and deletes files for all."""
+    return rank() == 0
+
+
+def all_gather_object(value: T, group: Any = None) -> list[T]:
+    """Return every rank's value; each is pickled on its way. Called on every rank."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def on_rank0(compute: Callable[[], T], group: Any = None) -> T:
+    """Compute a value on rank 0 and return it on every rank, or raise its error on every rank.
+
+    Called on every rank.
+    """
+    with propagate_errors(group):
+        value: Any = compute() if is_rank0() else None
+    return all_gather_object(value, group)[0]
+
+
+def broadcast_from_rank0(compute: Callable[[], T]) -> T:
+    """Compute a value as :func:`on_rank0` does, but let the other ranks wait as long as it takes."""
+    if not dist.is_initialized():
+        return compute()
+    group = dist.new_group(backend="gloo", timeout=timedelta(days=30))  # hashing a corpus may take longer than a step
+    value = on_rank0(compute, group)
+    dist.destroy_process_group(group)
+    return value
+
+
+@contextmanager
+def propagate_errors(group: Any = None) -> Iterator[None]:
+    """Raise an exception of one rank on every rank, so that none waits for ever. Called on every rank.
+
+    At the end of the block the ranks wait for each other. Inside, none may wait for another: one that failed would
+    leave it waiting. The rank that failed raises its own error; the others a ValueError, or an OSError for any other
+    error, whose message names that rank's process.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    kind = ValueError if isinstance(error, ValueError) else OSError
+    errors = all_gather_object(None if error is None else (kind, str(error) or type(error).__name__), group)
+    if error is not None:
+        raise error
+    for process, remote in enumerate(errors):
+        if remote is not None:
+            remote_kind, message = remote
+            raise remote_kind(f"Process {process}: {message}")
+
+
+@contextmanager
+def plain_connection_errors(minutes: float) -> Iterator[None]:
+    """Raise ConnectionError with one sentence in place of an error of torch's communication.
+
+    `minutes` is how long a process waits for the others.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        # Gloo has no class of its own for its errors; they begin with the place in its source.
+        if not isinstance(error, dist.DistError) and "/gloo/" not in str(error):
+            raise
+        raise ConnectionError(
+            "The other ranks of the run cannot be reached: one of them has ended, or has given no answer for "
+            f"train.timeout_minutes={minutes:g}. Its own messages say why; the same command with --resume auto resumes "
+            "from the newest checkpoint."
+        ) from error
 
 
 @contextmanager
@@ -51,77 +131,51 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-Kind = Literal["single", "ddp", "fsdp"]
-
-
 @dataclass(frozen=True)
 class DistributedContext:
     """A rank's view of the ranks that train a model together, and the operations between them.
 
     It is rank `rank` of `count`, on `device`. `kind` says how the work is divided: "single" for one process.
+    `precision` is the recipe's.
     """
 
     kind: Kind
     device: torch.device
     rank: int
     count: int
-    precision: Precision
+    precision: str
 
     @classmethod
-    def from_env(cls, settings: TrainRecipe) -> "DistributedContext":
-        """Join the processes that a launcher started; without one the process trains alone.
+    def from_env(cls, parallel: str, precision: str, device: str, timeout_minutes: float) -> "DistributedContext":
+        """Join the processes that torchrun, or a launcher with its variables, started; without one train alone.
 
-        Raises ValueError if the launcher and the recipe do not go together, and ConnectionError if the others do not
-        join within the recipe's `timeout_minutes`. :meth:`check` looks at the rest of the recipe.
+        Raises ValueError if variables are missing or the launcher is configured for an engine of its own, and
+        ConnectionError if the others do not join within `timeout_minutes`. :meth:`check` looks at the recipe.
         """
-        for name in ("DeepSpeed", "Megatron-LM"):
-            if parse_flag_from_env(f"ACCELERATE_USE_{name.upper().replace('-', '_')}"):
+        for name in ("DEEPSPEED", "MEGATRON_LM", "FSDP"):
+            if os.environ.get(f"ACCELERATE_USE_{name}", "false") != "false":
                 raise ValueError(
-                    f"The launcher is configured for {name}, which training does not use: train.parallel is "
-                    "'ddp' or 'fsdp'."
+                    f"The launcher is configured for {name}: take that out of its configuration, and say "
+                    "train.parallel=ddp or train.parallel=fsdp."
                 )
-        precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-        if precision not in ("no", settings.precision):
-            raise ValueError(
-                f"The launcher asks for mixed precision {precision!r} and the recipe for train.precision "
-                f"{settings.precision!r}: make them equal, or leave the launcher's out."
-            )
-        if parse_flag_from_env("ACCELERATE_USE_FSDP") and settings.parallel not in ("auto", "fsdp"):
-            raise ValueError(
-                f"The launcher asks for FSDP and the recipe for train.parallel {settings.parallel!r}: make "
-                "them equal, or leave the launcher's out."
-            )
-        names = ("RANK", "WORLD_SIZE", "PMI_SIZE", "MASTER_ADDR", "MASTER_PORT")
-        found = ", ".join(f"{name}={value}" for name, value in os.environ.items() if name.endswith(names))
-        # Without a GPU, accelerate connects processes only where the CPU is asked for; else each would train alone.
-        cpu = settings.device == "cpu" or not torch.accelerator.is_available()
-        try:
-            launched = int(os.environ.get("WORLD_SIZE", "1"))
-            with plain_connection_errors(settings.timeout_minutes):
-                state = PartialState(cpu=cpu, timeout=timedelta(minutes=settings.timeout_minutes))
-        except ValueError as error:
-            problem = f"The environment has {found or 'no RANK'}, which starts no run ({' '.join(str(error).split())})"
-            raise ValueError(f"{problem}: start with torchrun, or unset them to train in one process.") from error
-        count = state.num_processes
-        if launched > count:
-            raise ValueError(
-                f"{launched} processes were launched, but accelerate connects this one with {count - 1} others: "
-                "start them with torchrun, or check the launcher's configuration."
-            )
-        kind = settings.parallel
-        if kind == "auto":
-            kind = "fsdp" if parse_flag_from_env("ACCELERATE_USE_FSDP") else "ddp"
-        return cls("single" if count == 1 else kind, state.device, state.process_index, count, settings.precision)
+        accelerator = None if device == "cpu" else torch.accelerator.current_accelerator(check_available=True)
+        place = torch.device("cpu")
+        if accelerator is not None:
+            place = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
+            torch.accelerator.set_device_index(place)
+        if os.environ.get("WORLD_SIZE", "1") != "1" and not dist.is_initialized():
+            backend = dist.get_default_backend_for_device(place)
+            with plain_connection_errors(timeout_minutes):
+                dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
+        if not dist.is_initialized():
+            return cls("single", place, 0, 1, precision)
+        kind: Kind = "fsdp" if parallel == "fsdp" else "ddp"
+        return cls(kind, place, dist.get_rank(), dist.get_world_size(), precision)
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, batch_size: int, accumulation: int) -> None:
         """Raise ValueError if the processes cannot train in this precision, or cannot share a recipe's batch."""
-        if self.precision == "fp16" and self.device.type == "cpu":
-            raise ValueError("train.precision 'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'.")
-        if self.precision == "fp16" and self.kind == "fsdp":
-            raise ValueError(
-                "train.precision 'fp16' runs in one process or with train.parallel 'ddp', not with 'fsdp': take 'bf16'."
-            )
-        batch_size, accumulation = recipe.data.batch_size, recipe.train.accumulation
+        if self.precision == "fp16":
+            raise ValueError("train.precision 'fp16' trains nothing any more: it is 'bf16', or 'no' for float32.")
         if batch_size % (self.count * accumulation):
             raise ValueError(
                 f"data.batch_size={batch_size} cannot be divided among {self.count} processes and "
@@ -162,17 +216,9 @@ class DistributedContext:
             for name, value in flattened(batch).items()
         }
 
-    def no_gradient_exchange(self, call: nn.Module) -> AbstractContextManager[None]:
-        """Keep DDP from exchanging gradients in a block: a later part of the same batch exchanges their sum.
-
-        FSDP2 could do so as well, but would keep the gradients of all parameters on every process meanwhile.
-        """
-        return call.no_sync() if isinstance(call, DistributedDataParallel) else nullcontext()
-
     def autocast(self) -> torch.autocast:
         """Return the recipe's precision for the operations that allow it."""
-        dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
-        return torch.autocast(self.device.type, dtype=dtype, enabled=self.precision != "no")
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
     def sum(self, numbers: Tensor) -> Tensor:
         """Add up numbers, in place, over the ranks."""
@@ -182,25 +228,11 @@ class DistributedContext:
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank."""
-        if self.count == 1:
-            return flag
-        flags = torch.tensor(float(flag), device=self.device)
-        dist.all_reduce(flags, dist.ReduceOp.MAX)
-        return bool(flags)
-
-    def wait(self) -> None:
-        """Wait until every rank is here."""
-        if self.count > 1:
-            dist.barrier()
-
-    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float | None) -> float:
-        """Scale the gradients down to a total norm of `max_norm` if it is larger; return the norm before."""
-        norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        return bool(self.sum(torch.tensor(float(flag), device=self.device)))
 
     def describe(self, model: Any, call: nn.Module) -> str:
         """Describe the layout that the model really uses: "2 processes (gloo, cpu): FSDP2, 3 units, 51 % on each"."""
-        precision = {"no": "float32", "bf16": "bfloat16 autocast", "fp16": "float16 autocast"}[self.precision]
+        precision = "bfloat16 autocast" if self.precision == "bf16" else "float32"
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         if self.count == 1:
             return f"1 process ({device}), {precision}"

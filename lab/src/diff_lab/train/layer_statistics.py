@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diff_lab.train.collectives import all_gather_object
-from diff_lab.train.distributed import reshard
+from diff_lab.train.distributed import all_gather_object, reshard
 from diff_transformer.model.interface_attention import InterfaceAttention
 from diff_transformer.nn import DecoderLayer, DifferentialAttention
 from diff_transformer.ops import diff_attention

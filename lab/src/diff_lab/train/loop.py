@@ -12,27 +12,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import set_seed
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from diff_lab.process import Interrupt, TrainingInterrupted
-from diff_lab.train import run_folder
+from diff_lab.train import run_setup
 from diff_lab.train.checkpoint import (
     Checkpoints,
     RunState,
-    bytes_of,
     collective_directory,
     load_checkpoint,
+    read_state,
     save_model,
-    weights_of,
 )
-from diff_lab.train.collectives import all_gather_object, is_rank0, plain_connection_errors, propagate_errors
-from diff_lab.train.distributed import DistributedContext
+from diff_lab.train.distributed import (
+    DistributedContext,
+    all_gather_object,
+    is_rank0,
+    on_rank0,
+    plain_connection_errors,
+    propagate_errors,
+)
 from diff_lab.train.layer_statistics import measure_layers
 from diff_lab.train.plan import flops_per_token, peak_flops
-from diff_lab.train.progress import Metrics, Progress, default_progress, peak_memory
+from diff_lab.train.progress import Metrics, Progress
 from diff_lab.train.recipe import Recipe
-from diff_lab.train.run_setup import Data, build_data, build_model, draw_weights, write_examples
+from diff_lab.train.run_setup import Data, build_data, build_model, draw_weights
 from diff_lab.train.step import (
     DivergenceError,
     SpikeDetector,
@@ -63,7 +68,7 @@ def train(
     recipe: Recipe,
     output_dir: str | Path,
     *,
-    resume: run_folder.Resume = False,
+    resume: run_setup.Resume = False,
     overwrite: bool = False,
     progress: Progress | None = None,
     on_evaluate: Evaluate | None = None,
@@ -79,16 +84,15 @@ def train(
         output_dir: the folder of the run: new or empty, unless one of the next two says otherwise.
         resume: resume from the newest checkpoint of the run in `output_dir`; "auto" begins one if there is none.
         overwrite: replace the run in `output_dir`.
-        progress: shows every step; unless given, lines below the cell in a notebook, and nothing elsewhere.
+        progress: shows every step, as :class:`~diff_lab.train.progress.RunProgress` on a console; by default nothing.
         on_evaluate: called every `evaluate_every` steps and after the last one; its results are logged.
         data: the recipe's data, if `build_data(recipe)` has been called already.
 
     Raises:
         FileExistsError, FileNotFoundError, ValueError: the folder or the input is not right; nothing has been written.
         DivergenceError: the loss or its gradient is not finite, or the loss jumped; the weights are those before.
-        TrainingInterrupted: Ctrl-C, SIGTERM or the end of the terminal (SIGHUP, unless it is ignored); a checkpoint was
-            saved, and after the last step the model as well. An evaluation is left before its next forward pass, and
-            done when the run resumes.
+        TrainingInterrupted: Ctrl-C, SIGTERM or the end of the terminal (SIGHUP, unless it is ignored); the step and its
+            evaluation are finished and a checkpoint was saved, after the last step the model as well.
         OSError: the disk is full, or the folder was removed; none of the checkpoints to resume from is complete; or, as
             ConnectionError, another rank has ended, or has hung for `train.timeout_minutes`.
     """
@@ -98,17 +102,20 @@ def train(
 
 @contextmanager
 def open_run(
-    recipe: Recipe, output_dir: str | Path, *, resume: run_folder.Resume = False, overwrite: bool = False
+    recipe: Recipe, output_dir: str | Path, *, resume: run_setup.Resume = False, overwrite: bool = False
 ) -> Iterator["TrainingRun"]:
     """Check as :func:`train` does, before any data is read, and lock the folder for the block. On every rank."""
     folder = Path(output_dir)
-    resumes = run_folder.check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
-    context = DistributedContext.from_env(recipe.train)
-    context.check(recipe)
-    with plain_connection_errors(recipe.train.timeout_minutes), ExitStack() as lock:
+    resumes = run_setup.check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
+    settings = recipe.train
+    context = DistributedContext.from_env(
+        settings.parallel, settings.precision, settings.device, settings.timeout_minutes
+    )
+    context.check(recipe.data.batch_size, settings.accumulation)
+    with plain_connection_errors(settings.timeout_minutes), ExitStack() as lock:
         with propagate_errors():
             if is_rank0():
-                lock.enter_context(run_folder.locked(folder))
+                lock.enter_context(run_setup.locked(folder))
         yield TrainingRun(recipe, folder, context, all_gather_object(resumes)[0])
 
 
@@ -125,10 +132,9 @@ class TrainingRun:
     def train(self, data: Data, progress: Progress | None = None, on_evaluate: Evaluate | None = None) -> TrainedRun:
         """Train to the last step and save the model; see :func:`train`."""
         self._start_or_resume(data, progress, on_evaluate)
-        files = self.folder / run_folder.METRICS, self.folder / run_folder.TENSORBOARD
+        files = self.folder / run_setup.METRICS, self.folder / run_setup.TENSORBOARD
         self.metrics = Metrics(*files, self.state.step) if is_rank0() else None
         with self.metrics or nullcontext(), Interrupt() as interrupt:
-            self.interrupt = interrupt
             self.progress.start(self.settings.steps, f"{self.recipe.name} · {self.recipe.model.attention_type}")
             self.progress.tell(self.context.describe(self.model, self.call))
             if self.resumes:
@@ -136,19 +142,22 @@ class TrainingRun:
                 self.progress.tell(step if self.resumed_from else "no checkpoint: begins at step 1")
             try:
                 self.call.train()
-                if self.state.unlogged is not None:
-                    self._log_evaluated(self.state.unlogged)
-                    if self.context.any(self.state.unlogged is not None):
-                        raise self._stopped(self.resumed_from)
                 for number, batch in prefetched(data.batches.train_batch, self.state.step + 1, self.settings.steps):
                     self._log(self._train_step(number, batch), batch)
                     stopping = self.context.any(interrupt.requested)
                     if stopping or self._is_due(self.settings.checkpoint_every):
-                        run_folder.require_run_folder(self.folder)
+                        if not self.folder.is_dir():
+                            raise FileNotFoundError(
+                                f"The output folder {str(self.folder)!r} was removed during training."
+                            )
                         checkpoint = self._save()
-                        is_left = number < self.settings.steps or self.state.unlogged is not None
-                        if stopping and self.context.any(is_left):
-                            raise self._stopped(checkpoint)
+                        if stopping and number < self.settings.steps:
+                            raise TrainingInterrupted(
+                                f"Stopped after step {number} of {self.settings.steps}; {checkpoint} holds the run. "
+                                "The same command with --resume (in Python: resume=True) resumes from there.",
+                                interrupt.signal,
+                                is_saved=True,
+                            )
             finally:
                 self.progress.stop()
             stopping = self.context.any(interrupt.requested)
@@ -161,28 +170,19 @@ class TrainingRun:
             )
         return run
 
-    def _stopped(self, checkpoint: Path | None) -> TrainingInterrupted:
-        return TrainingInterrupted(
-            f"Stopped after step {self.state.step} of {self.settings.steps}; {checkpoint} holds the run. "
-            "The same command with --resume (in Python: resume=True) resumes from there.",
-            self.interrupt.signal,
-            is_saved=True,
-        )
-
     def _start_or_resume(self, data: Data, progress: Progress | None, on_evaluate: Evaluate | None) -> None:
         settings, context = self.settings, self.context
         self.data, self.on_evaluate = data, on_evaluate
         self.warn = warnings.warn if progress is None else progress.tell
-        self.progress = (progress or default_progress()) if is_rank0() else Progress()
-        set_seed(settings.seed)
-        self.checkpoints = Checkpoints(self.folder / run_folder.CHECKPOINTS, settings.keep_checkpoints, self.warn)
+        self.progress = progress if progress is not None and is_rank0() else Progress()
+        torch.manual_seed(settings.seed)
+        self.checkpoints = Checkpoints(self.folder / run_setup.CHECKPOINTS, settings.keep_checkpoints, self.warn)
         self.resumed_from = self.checkpoints.newest() if self.resumes else None
         model = build_model(
             self.recipe, data, init_from=self.resumed_from is None, without_weights=context.kind == "fsdp"
         )
-        if not self.resumes and is_rank0():
-            run_folder.begin_run_folder(self.folder, self.recipe)
-        context.wait()
+        if not self.resumes:
+            on_rank0(lambda: run_setup.begin_run_folder(self.folder, self.recipe))
         if settings.gradient_checkpointing:
             # transformers renamed it within version 5; the old name warns where the new one exists.
             enable: Any = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
@@ -193,27 +193,25 @@ class TrainingRun:
             for layer in self.model.model.layers:
                 layer.compile()
         self.optimizers = build_optimizers(self.model, settings)
-        self.scaler = torch.amp.GradScaler(context.device.type, enabled=settings.precision == "fp16")
-        self.detector = SpikeDetector(settings.max_loss_rise, overflow_is_normal=settings.precision == "fp16")
+        self.detector = SpikeDetector(settings.max_loss_rise)
         # A number for the data: of all text, and of the first batch, which other settings or another seed change.
         first = data.batches.train_batch(1)["input_ids"].numpy().tobytes()
         self.state = RunState(data=hashlib.sha256(first + data.batches.source.encode()).hexdigest())
         if self.resumed_from is not None:
-            state = load_checkpoint(self.resumed_from, self.model, self.optimizers)
+            state = read_state(self.resumed_from)
             if state.data != self.state.data:
                 raise ValueError(
                     f"The data is not that of the run in {str(self.folder)!r}; "
                     "choose another output folder, or overwrite (--overwrite, in Python overwrite=True)."
                 )
-            if state.scaler is not None:
-                self.scaler.load_state_dict(state.scaler)
+            load_checkpoint(self.resumed_from, self.model, self.optimizers)
             if state.spike_detector is not None:
                 self.detector.load_state_dict(state.spike_detector)
             self.state = state
-        if self.resumes and is_rank0():  # nothing is refused from here on
-            run_folder.continue_run_folder(self.folder, self.recipe)
         if is_rank0():
-            write_examples(self.folder, data)
+            if self.resumes:  # nothing is refused from here on: the rest is trained with these settings
+                run_setup.write_recipe(self.folder, self.recipe)
+            run_setup.write_examples(self.folder, data)
         self.tokens, self.seconds_logged = 0, self.state.seconds  # since the last logged step, and until it
 
     def _train_step(self, number: int, batch: dict[str, Tensor]) -> dict[str, Any]:
@@ -222,19 +220,16 @@ class TrainingRun:
         rate = learning_rate(number, self.settings)
         for group in chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers):
             group["lr"] = rate
-        loss = backward(self.call, batch, self.context, self.scaler, self.settings.accumulation)
-        for optimizer in self.optimizers:
-            self.scaler.unscale_(optimizer)
-        norm = self.context.clip(self.model.parameters(), self.settings.max_grad_norm)
+        loss = backward(self.call, batch, self.context, self.settings.accumulation)
+        total = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm or math.inf)
+        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
         wrong = self.detector.check(loss, norm)
         if wrong is not None:
             self._report(f"At step {number} {wrong}: loss {loss:.4g}, gradient norm {norm:.4g}.")
         for optimizer in self.optimizers:
-            # fp16's overflows are normal, and one in the gradients of one optimizer skips the step of all.
-            if wrong is None and math.isfinite(norm):
-                self.scaler.step(optimizer)
+            if wrong is None:
+                optimizer.step()
             optimizer.zero_grad()
-        self.scaler.update()
         self.state.step = number
         self.state.seconds += time.perf_counter() - started
         self.tokens += batch["input_ids"].numel()
@@ -246,12 +241,11 @@ class TrainingRun:
         settings = self.settings
         if settings.on_divergence == "stop" or not self.detector.may_skip:
             checkpoint = self.checkpoints.last
-            resumable = f"the newest checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
-            metrics = self.folder / run_folder.METRICS
-            layers = f"The numbers of each layer are in {metrics}, and " if settings.inspect_every else ""
+            resumable = f"The newest checkpoint is {checkpoint}" if checkpoint else "There is no checkpoint yet"
             raise DivergenceError(
-                f"{bad_step} {layers}transformers.debug_utils.DebugUnderflowOverflow names the first layer that is not "
-                f"finite; {resumable}. A lower train.learning_rate (now {settings.learning_rate}) or a longer warm-up "
+                f"{bad_step} The numbers of each layer are in {self.folder / run_setup.METRICS}, and "
+                "transformers.debug_utils.DebugUnderflowOverflow names the first one that is not finite. "
+                f"{resumable}. A lower train.learning_rate (now {settings.learning_rate}) or a longer warm-up "
                 "usually helps, in a run of its own, which may start from a checkpoint (model.init_from). This run "
                 "resumes with --resume and train.on_divergence=skip, which skips such steps, or another "
                 "train.max_loss_rise."
@@ -270,27 +264,18 @@ class TrainingRun:
             return
         line |= {"tokens_per_second": speed, "seconds": self.state.seconds, "lambdas": self.model.lambdas()}
         # The share of the devices' peak that the model's own arithmetic takes; None where no peak is known.
-        peak = peak_flops(self.context.device, settings.precision)
+        device = self.context.device
+        peak = peak_flops(device, settings.precision)
         flops = speed * flops_per_token(self.model.config, self.recipe.data.length) / self.context.count
-        line |= {"mfu": None if peak is None else flops / peak, "memory": peak_memory(self.context.device)}
+        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        line |= {"mfu": None if peak is None else flops / peak, "memory": memory}
         if measures_layers:
             # From one sequence of each process.
             row = {name: tensor[:1] for name, tensor in self.context.local_batch(batch).items()}
             with self.context.autocast():
                 line |= measure_layers(self.model, self.context.model_inputs(row))
         if evaluates:
-            self.state.unlogged = line
-        self._log_evaluated(line)
-
-    def _log_evaluated(self, line: dict[str, Any]) -> None:
-        """Log a step, with an evaluation if it is to have one, unless the run is to stop before that is done."""
-        if self.state.unlogged is not None and self.on_evaluate is not None:
-            results = self._evaluate(line["step"])
-            if results is None:
-                return
-            line = line | results
-        self.state.unlogged = None
-        run_folder.require_run_folder(self.folder)
+            line |= self._evaluate(number)
         if self.metrics is not None:
             self.metrics.log(line)
         self.tokens, self.seconds_logged = 0, self.state.seconds
@@ -299,53 +284,36 @@ class TrainingRun:
         """Return whether work of every so many steps, and after the last one, is due now."""
         return self.state.step == self.settings.steps or (every is not None and self.state.step % every == 0)
 
-    def _evaluate(self, number: int) -> dict[str, float] | None:
-        """Evaluate. Return None if it was left: a system that stops the run may not wait for its end."""
+    def _evaluate(self, number: int) -> dict[str, float]:
+        """Evaluate. Training draws the same random numbers afterwards, with an evaluation and without."""
         assert self.on_evaluate is not None  # the caller's own check
         self.model.eval()
-        results, devices = None, [self.context.device] if self.context.device.type == "cuda" else []
-        # Ranks that compute one forward pass together leave together, before it; of others each may leave alone.
-        together = self.context.kind == "fsdp"
-
-        def leave(*_: Any) -> None:
-            requested = self.interrupt.requested
-            if self.context.any(requested) if together else requested:
-                raise TrainingInterrupted("The evaluation is left.")
-
-        asked = self.model.register_forward_pre_hook(leave, prepend=True)
+        devices = [self.context.device] if self.context.device.type == "cuda" else []
         try:
-            # Training draws the same random numbers afterwards, whether all of an evaluation was done or a part twice.
             with torch.random.fork_rng(devices), torch.no_grad(), self.context.autocast():
                 results = self.on_evaluate(self.model, number)
-        except TrainingInterrupted:
-            pass
         except Exception:
             if self.context.count == 1:  # of several ranks, the others may be elsewhere in the run
                 self._save()
             raise
-        finally:
-            asked.remove()
         self.model.train()
-        if results is not None:
-            self.progress.evaluated(number, results)
+        self.progress.evaluated(number, results)
         return results
 
     def _save(self) -> Path:
-        scaler = self.scaler.state_dict() if self.scaler.is_enabled() else None
-        state = replace(self.state, spike_detector=self.detector.state_dict(), scaler=scaler)
+        state = replace(self.state, spike_detector=self.detector.state_dict())
         return self.checkpoints.save(state, self.model, self.optimizers, self.data.tokenizer)
 
     def _finish(self) -> TrainedRun:
         self.model.eval()
-        folder, size = self.folder / run_folder.MODEL, bytes_of(weights_of(self.model).values())
-        with collective_directory(folder, size=size, intact=self.checkpoints.intact()) as target:
+        folder = self.folder / run_setup.MODEL
+        with collective_directory(folder, intact=self.checkpoints.intact()) as target:
             save_model(target, self.model, self.data.tokenizer)
-        self.context.wait()
         return TrainedRun(
             folder=self.folder,
             model_folder=folder,
             model=self.model,
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             seconds=self.state.seconds,
-            last=(read_metrics(self.folder / run_folder.METRICS) or [{}])[-1],
+            last=(read_metrics(self.folder / run_setup.METRICS) or [{}])[-1],
         )

@@ -1,16 +1,13 @@
 """Plans the cost of a recipe (operations, memory, time, disk) by formulas, without data or weights."""
 
-import functools
 import os
 import re
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
-from torch.utils.benchmark import Timer
 
 from diff_lab.train.distributed import DistributedContext, Kind
-from diff_lab.train.recipe import Precision, Recipe, TrainRecipe, build_config
+from diff_lab.train.recipe import Recipe, build_config
 from diff_lab.train.step import build_optimizers
 from diff_transformer.attention_types import head_dim
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
@@ -23,7 +20,6 @@ CPU = "cpu"
 CONTEXT, USABLE = 1.5 * GIB, 0.95
 FLOAT = 4  # bytes
 ADAMW, MUON = 8, 4  # bytes of an optimizer's state for each parameter: two moments, or one
-_SIZE, _SECONDS = 1024, 0.25  # of the matrices that a CPU multiplies, and for how long at most
 
 
 @dataclass(frozen=True)
@@ -35,37 +31,29 @@ class Gpu:
     # ("… Laptop GPU").
     device_names: str
     memory_gib: float  # as torch sees it; the driver keeps some of what is built in
-    half: float  # FLOP/s of dense bf16 and fp16 matrix products that add up in float32
-    tf32: float  # FLOP/s of float32 matrix products on tensor cores
-    float32: float  # and off them
+    half: float  # FLOP/s of dense bf16 matrix products that add up in float32
+    float32: float  # and of float32 ones, off the tensor cores
 
-    def peak(self, precision: Precision, tf32: bool = False) -> float:
-        """Return the FLOP/s in a precision of a recipe; "no" is float32, by the tensor cores if `tf32` is allowed."""
-        if precision != "no":
-            return self.half
-        return self.tf32 if tf32 else self.float32
+    def peak(self, precision: str) -> float:
+        """Return the FLOP/s in a precision of a recipe; "no" is float32."""
+        return self.float32 if precision == "no" else self.half
 
 
 # FLOP/s from the vendors' datasheets; where they print the number for sparse matrices, half of it.
 _DATASHEETS = (
-    Gpu("b200", r"NVIDIA B200", 178, 2250e12, 1125e12, 75e12),
-    Gpu("h200", r"NVIDIA H200", 139.8, 989.5e12, 494.7e12, 67e12),
-    Gpu("h200-nvl", r"NVIDIA H200 NVL", 139.8, 835.5e12, 417.5e12, 60e12),
-    Gpu("h100", r"NVIDIA H100 80GB HBM3", 79.1, 989.5e12, 494.7e12, 67e12),
-    Gpu("h100-pcie", r"NVIDIA H100 PCIe", 79.1, 756e12, 378e12, 51e12),
-    Gpu("h100-nvl", r"NVIDIA H100 NVL", 93, 835.5e12, 417.5e12, 60e12),
-    Gpu("gh200", r"NVIDIA GH200 480GB", 94.5, 989.5e12, 494.7e12, 67e12),
-    Gpu("a100-80", r"NVIDIA A100(-SXM4-80GB|-PCIE-80GB| 80GB PCIe)", 79.1, 312e12, 156e12, 19.5e12),
-    Gpu("a100-40", r"NVIDIA A100-(SXM4|PCIE)-40GB", 39.4, 312e12, 156e12, 19.5e12),
-    Gpu("mi300x", r"AMD Instinct MI300X( OAM)?", 191.5, 1307.4e12, 653.7e12, 163.4e12),
-    Gpu("l40s", r"NVIDIA L40S", 44.4, 362e12, 183e12, 91.6e12),
-    Gpu("l4", r"NVIDIA L4", 22, 121e12, 60e12, 30.3e12),
-    Gpu("a10g", r"NVIDIA A10G", 22, 70e12, 35e12, 35e12),
-    Gpu("rtx-6000-ada", r"NVIDIA RTX 6000 Ada Generation", 47.4, 364.2e12, 182.1e12, 91.1e12),
-    Gpu("rtx-a6000", r"NVIDIA RTX A6000", 47.4, 154.8e12, 77.4e12, 38.7e12),
-    Gpu("rtx-5090", r"NVIDIA GeForce RTX 5090", 31.4, 209.5e12, 104.8e12, 104.8e12),
-    Gpu("rtx-4090", r"NVIDIA GeForce RTX 4090", 23.5, 165.2e12, 82.6e12, 82.6e12),
-    Gpu("rtx-3090", r"NVIDIA GeForce RTX 3090", 23.6, 71e12, 35.6e12, 35.6e12),
+    Gpu("b200", r"NVIDIA B200", 178, 2250e12, 75e12),
+    Gpu("h200", r"NVIDIA H200", 139.8, 989.5e12, 67e12),
+    Gpu("h100", r"NVIDIA H100 80GB HBM3", 79.1, 989.5e12, 67e12),
+    Gpu("h100-pcie", r"NVIDIA H100 PCIe", 79.1, 756e12, 51e12),
+    Gpu("a100-80", r"NVIDIA A100(-SXM4-80GB|-PCIE-80GB| 80GB PCIe)", 79.1, 312e12, 19.5e12),
+    Gpu("a100-40", r"NVIDIA A100-(SXM4|PCIE)-40GB", 39.4, 312e12, 19.5e12),
+    Gpu("mi300x", r"AMD Instinct MI300X( OAM)?", 191.5, 1307.4e12, 163.4e12),
+    Gpu("l40s", r"NVIDIA L40S", 44.4, 362e12, 91.6e12),
+    Gpu("l4", r"NVIDIA L4", 22, 121e12, 30.3e12),
+    Gpu("a10g", r"NVIDIA A10G", 22, 70e12, 35e12),
+    Gpu("rtx-5090", r"NVIDIA GeForce RTX 5090", 31.4, 209.5e12, 104.8e12),
+    Gpu("rtx-4090", r"NVIDIA GeForce RTX 4090", 23.5, 165.2e12, 82.6e12),
+    Gpu("rtx-3090", r"NVIDIA GeForce RTX 3090", 23.6, 71e12, 35.6e12),
 )
 GPUS = {gpu.name: gpu for gpu in _DATASHEETS}
 
@@ -78,42 +66,25 @@ def gpu_named(name: str) -> Gpu:
     return GPUS[key]
 
 
-def peak_flops(device: torch.device, precision: Precision) -> float | None:
-    """Return the peak FLOP/s of `device` in a precision of a recipe, of which utilisation is a share.
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """Return the peak FLOP/s of a GPU in a precision of a recipe, of which utilisation is a share.
 
-    For a GPU it is the datasheet's number, and None for one that is not in the table, for a part of one, and for other
-    devices. float32 counts TF32's if torch is set to use it. For the CPU it is the speed of a product of two large
-    matrices with the threads of now, measured once in a process, in a quarter of a second; fp16, in which nothing is
-    trained there, has none.
+    It is the datasheet's number. None for a GPU that is not in the table, for a part of one, and for other devices.
     """
-    if device.type == "cpu":
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        return None if precision == "fp16" else _measured(dtype, torch.get_num_threads())
-    if device.type != "cuda" or not torch.cuda.is_available():
+    if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    gpu = next((gpu for gpu in GPUS.values() if re.fullmatch(gpu.device_names, name)), None)
-    return None if gpu is None else gpu.peak(precision, torch.backends.cuda.matmul.fp32_precision == "tf32")
-
-
-@functools.cache
-def _measured(dtype: torch.dtype, threads: int) -> float:
-    """Time some products and take the fastest: the load of other programs is no limit of the processor."""
-    # No random numbers: they would not be there for training. Of ones no product is rare in any way.
-    matrix = torch.ones(_SIZE, _SIZE, dtype=dtype)
-    timer = Timer("torch.mm(matrix, matrix)", globals={"torch": torch, "matrix": matrix}, num_threads=threads)
-    return 2 * _SIZE**3 / min(timer.blocked_autorange(min_run_time=_SECONDS).times)
+    return next((gpu.peak(precision) for gpu in _DATASHEETS if re.fullmatch(gpu.device_names, name)), None)
 
 
 @dataclass
 class Memory:
-    """A device's memory at one moment of a step, in bytes."""
+    """A device's memory in a step, in bytes."""
 
     weights: float  # in float32, and copies in half precision that stay from forward to backward
     gradients: float
     optimizer: float
-    activations: float  # what autograd saves for the backward pass
-    workspace: float  # what is there for a moment: the loss, a layer computed again, weights that are gathered
+    activations: float  # what autograd saves for the backward pass, and a layer and the loss while they are computed
     total: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -125,7 +96,7 @@ class Way:
     """Training with or without gradient checkpointing."""
 
     checkpointing: bool
-    memory: Memory  # a device's at the recipe's accumulation, in the moment when it holds most
+    memory: Memory  # a device's at the recipe's accumulation
     fits: bool | None = None  # whether the device has as much; None where its memory is not known
     accumulation: int | None = None  # the smallest one with which it fits, if any; the micro-batch is the largest then
     micro_batch: int | None = None  # sequences at a time with that one
@@ -134,8 +105,8 @@ class Way:
 class Plan:
     """The cost of a recipe on one or more GPUs of `GPUS`, or on this "cpu".
 
-    Memory is that of training steps of layers that are not compiled (compiled ones keep less), to about a tenth.
-    Validation and saving are not in it. A number that is not known is None.
+    Memory is that of training steps of layers that are not compiled (compiled ones keep less), to about a quarter.
+    Validation and saving are not in it. A number that is not known is None, as is the time on the CPU.
 
     Args:
         gpu, gpus: the name, and how many.
@@ -158,10 +129,9 @@ class Plan:
         config = build_config(recipe, vocabulary(recipe))
         self.kind: Kind = "single"  # what the GPUs do together
         if gpus > 1:
-            self.kind = "ddp" if settings.parallel == "auto" else settings.parallel
-        planned_on = torch.device(CPU if device is None else "cuda")
-        context = DistributedContext(self.kind, planned_on, 0, gpus, settings.precision)
-        context.check(recipe)
+            self.kind = "fsdp" if settings.parallel == "fsdp" else "ddp"
+        context = DistributedContext(self.kind, torch.device("meta"), 0, gpus, settings.precision)
+        context.check(recipe.data.batch_size, settings.accumulation)
 
         self.name, self.attention_type = recipe.name, recipe.model.attention_type
         self.data = recipe.data.describe()  # in a few words
@@ -169,15 +139,18 @@ class Plan:
         self.checkpointing = settings.gradient_checkpointing
         self.steps, self.tokens_per_step = settings.steps, recipe.data.batch_size * length
         self.device, self.devices = CPU if device is None else device.name, gpus
-        counts = WeightCounts(meta_model(config), settings)
-        self.parameters = counts.total
-        self.checkpoint_bytes = counts.total * FLOAT + counts.state
+        model = meta_model(config)
+        self.parameters = model.num_parameters()
+        state = 0  # bytes of the optimizers' state
+        for optimizer in build_optimizers(model, settings):
+            each = MUON if isinstance(optimizer, torch.optim.Muon) else ADAMW
+            state += each * sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        self.checkpoint_bytes = self.parameters * FLOAT + state
         self.flops_per_token = flops_per_token(config, length)
         rows = recipe.data.batch_size // gpus
         self.micro_batch = rows // settings.accumulation  # sequences that a device takes at a time
         self.utilisation = utilisation
-        self.peak: float | None  # FLOP/s of a device
-        self.peak = peak_flops(planned_on, settings.precision) if device is None else device.peak(settings.precision)
+        self.peak = None if device is None else device.peak(settings.precision)  # FLOP/s of a device
         self.tokens_per_second: float | None = None  # of all devices; evaluation and saving come on top
         self.days: float | None = None
         if self.peak is not None:
@@ -189,10 +162,17 @@ class Plan:
         elif hasattr(os, "sysconf"):  # POSIX
             self.device_memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
+        share = 1 / gpus if self.kind == "fsdp" else 1.0  # of all parameters
+        ends = 2 * config.vocab_size * config.hidden_size if self.kind == "fsdp" else 0  # stay gathered, unlike layers
+        half = settings.precision != "no"
+        weights = FLOAT * (share * self.parameters + ends)
+        if half and self.kind != "fsdp":  # autocast keeps copies
+            weights += 2 * multiplied_weights(config)
+
         def way(checkpointing: bool) -> Way:
             def memory(parts: int) -> Memory:
-                tokens = rows // parts * length
-                return planned_memory(config, counts, context, tokens, parts, checkpointing)
+                activations = activation_bytes(config, rows // parts * length, half, device is None, checkpointing)
+                return Memory(weights, share * self.parameters * FLOAT, share * state, activations)
 
             planned, available = memory(settings.accumulation), self.device_memory
             if available is None:
@@ -217,26 +197,6 @@ def meta_model(config: DiffTransformerConfig) -> LanguageModel:
     """Build the model on the meta device, which takes no memory."""
     with torch.device("meta"):
         return language_model_class(config)(config)
-
-
-class WeightCounts:
-    """Parameters of a model, which may be on the meta device; tied ones count once. All layers are alike."""
-
-    def __init__(self, model: LanguageModel, recipe: TrainRecipe) -> None:
-        layer = model.model.layers[0]
-        counts, layer_counts = ([each.numel() for each in module.parameters()] for module in (model, layer))
-        self.layers = len(model.model.layers)
-        self.layer = sum(layer_counts)  # of one decoder layer
-        # Of them, those of matrix products.
-        self.layer_linear = sum(module.weight.numel() for module in layer.modules() if isinstance(module, nn.Linear))
-        self.total = sum(counts)
-        self.ends = self.total - self.layers * self.layer  # embedding, output head and last norm
-        self.head = model.lm_head.weight.numel()  # the output head alone, also where it is the embedding
-        self.largest, self.largest_of_layer = max(counts), max(layer_counts)  # of the largest tensor
-        self.state = 0  # bytes of the state of the recipe's optimizers
-        for optimizer in build_optimizers(model, recipe):
-            each = MUON if isinstance(optimizer, torch.optim.Muon) else ADAMW
-            self.state += each * sum(p.numel() for group in optimizer.param_groups for p in group["params"])
 
 
 def flops_per_token(config: DiffTransformerConfig, length: int) -> float:
@@ -280,69 +240,22 @@ def visible_pairs(length: int, window: int | None) -> int:
     return seen * (seen + 1) // 2 + (length - seen) * seen
 
 
-def planned_memory(
-    config: DiffTransformerConfig,
-    counts: WeightCounts,
-    context: DistributedContext,
-    tokens: int,
-    parts: int,
-    checkpointing: bool,
-) -> Memory:
-    """Return a device's memory at the peak of a step whose batch it takes in `parts` parts of so many tokens each."""
-    is_fsdp, half, on_cpu = context.kind == "fsdp", context.precision != "no", context.device.type == CPU
-    item_size = 2 if half else FLOAT  # of a number that a matrix product reads
-    share = 1 / context.count if is_fsdp else 1.0  # of all parameters
-    own, state = counts.total * FLOAT * share, counts.state * share
-    weights, gathered, end_gradient = own, 0.0, counts.ends * FLOAT
-    # The gradients of parts before are there from the beginning, as are the buckets that DDP sends.
-    lasting = own if is_fsdp or parts > 1 or context.kind == "ddp" else 0.0
-    if is_fsdp:
-        # The ends stay gathered in float32 from forward to backward, and of the layers there are two (the next one is
-        # on its way) and the buffer they come in, in the products' dtype; the gradient of one, and its sum in float32
-        # on its way out. Of the output head's gradient a device has all until the backward pass is through.
-        weights += counts.ends * FLOAT
-        gathered = counts.layer * (4 * item_size + FLOAT)
-        end_gradient = counts.head * FLOAT
-    else:
-        weights += 2 * counts.layers * counts.layer_linear * half  # autocast keeps a copy of every matrix in the layers
-        end_gradient = 0 if lasting else end_gradient
-    computed = tokens * layer_bytes(config, item_size)
-    saved = tokens * config.hidden_size * FLOAT if checkpointing else computed
-    # A layer's backward pass holds most in the feed-forward network: the gradients of the product's two factors, when
-    # that of the product is no longer balanced by the product; and the stream's gradient, with autocast a copy of it.
-    stream = config.hidden_size * (FLOAT + item_size * half)
-    in_layer = tokens * (2 * config.intermediate_size * item_size + stream) + counts.largest_of_layer * FLOAT
-    again = gathered + computed - saved  # what checkpointing computes again
-    workspace = max(in_layer + again + end_gradient, loss_bytes(config, tokens, half, on_cpu))
-    backward = Memory(weights, lasting, state, counts.layers * saved, workspace)
-    step = Memory(own, own, state, 0, 2 * counts.largest * FLOAT if on_cpu else 0)
-    return max(backward, step, key=lambda moment: moment.total)
+def activation_bytes(
+    config: DiffTransformerConfig, tokens: int, half: bool, on_cpu: bool, checkpointing: bool
+) -> float:
+    """Estimate the bytes that a device holds of so many tokens, from forward to backward and at its peak.
 
-
-def layer_bytes(config: DiffTransformerConfig, item_size: int) -> int:
-    """Count the bytes that autograd saves of a decoder layer for each token.
-
-    The stream between the layers is float32, and so are the tensors of the two norms: the input and what is made of it.
-    The others have `item_size` bytes a number. In half precision each product that reads a norm takes a copy of it.
-    Attention keeps q, k, v, the output of each map and what the headwise norm makes of them, as the fused kernels do.
+    Of a layer autograd saves the tensors of two norms and the stream between the layers in float32, and in the
+    precision of matrix products q, k, v, the output of each map, and four rows of the feed-forward network.
     """
     described, hidden = config.spec, config.hidden_size
-    norms = 4 * hidden * FLOAT + (5 if item_size < FLOAT else 2) * hidden * item_size
+    size = 2 if half else FLOAT  # of a number that a matrix product reads
     cached = described.cached_width(head_dim(config))
     outputs = (1 + described.differential + config.has_headwise_norm) * described.heads(config)
     attention = described.query_heads(config) * head_dim(config) + (2 * described.key_heads(config) + outputs) * cached
-    # What the gate's silu reads, what it gives, what W_up gives, and the product of both, which W_down reads.
-    return norms + (attention + 4 * config.intermediate_size) * item_size
-
-
-def loss_bytes(config: DiffTransformerConfig, tokens: int, half: bool, on_cpu: bool) -> float:
-    """Return the most that the chunked cross-entropy holds: the gradients of its input and the head, a chunk of logits.
-
-    In its backward both gradients are scaled, which makes copies of them.
-    """
-    gradients = (tokens + config.vocab_size) * config.hidden_size * FLOAT
+    layer = 4 * hidden * FLOAT + (3 * hidden + attention + 4 * config.intermediate_size) * size
+    saved = config.num_hidden_layers * (hidden * FLOAT if checkpointing else layer)
+    # The chunked cross-entropy holds the gradients of its input and of the head, and the logits of a chunk.
     rows = min(tokens, chunk_tokens(config.vocab_size, on_cpu))
-    chunk = rows * config.vocab_size * 2 * FLOAT  # the logits and their log-softmax
-    if half:  # the chunk's logits or their gradient; the head's weight, and what a chunk adds to its gradient
-        chunk += rows * config.vocab_size * 2 + 2 * config.vocab_size * config.hidden_size * 2
-    return gradients + max(chunk, gradients)
+    loss = (tokens + config.vocab_size) * hidden * FLOAT + rows * config.vocab_size * 2 * FLOAT
+    return tokens * saved + max(tokens * layer, loss)

@@ -4,17 +4,14 @@ import copy
 import json
 import math
 import os
-import re
-import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import torch
 from rich import progress as bars
 from rich.console import Console
 
@@ -23,7 +20,6 @@ from diff_transformer.utils.files import finite, parse_metrics_line
 # Names that TensorBoard's curves have otherwise than the lines.
 _TAGS = {"lambdas": "lambda"}
 LOG_SECONDS = 30  # between two lines of a log, so that a run shows every minute that it is alive
-_NOTEBOOK_SECONDS = 5
 # The time left follows from the speed in the last so many seconds; steps of large models take minutes each.
 _SPEED_SECONDS = 24 * 60 * 60
 
@@ -52,15 +48,10 @@ class Progress:
 
 
 class RunProgress(Progress):
-    """Shows runs on a console. A run that has ended leaves a line.
+    """Shows runs on a console: a bar each if it is a terminal, else lines. A run that has ended leaves a line."""
 
-    Args:
-        console: the console; a bar is drawn if it is a terminal.
-        seconds: between two lines of a run if there is no bar.
-    """
-
-    def __init__(self, console: Console, seconds: float = LOG_SECONDS) -> None:
-        self._console, self._seconds = console, seconds
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._bars = bars.Progress(
             bars.TextColumn("{task.description}", markup=False),
             bars.BarColumn(),
@@ -94,7 +85,7 @@ class RunProgress(Progress):
         self._remarks = f"loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s"
         self._bars.update(self._task.id, completed=step, remarks=self._remarks)
         if self._bars.disable and (monotonic() >= self._next_line or step == self._task.total):
-            self._next_line = monotonic() + self._seconds
+            self._next_line = monotonic() + LOG_SECONDS
             self._print(self._line(self._task))
 
     def evaluated(self, step: int, results: Mapping[str, float]) -> None:
@@ -126,14 +117,6 @@ class RunProgress(Progress):
         self._console.print(f"{name}: {message}" if name else message, markup=False, soft_wrap=True)
 
 
-def default_progress() -> Progress:
-    """Make the default progress of a run: lines below the cell in a notebook, elsewhere nothing."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if not hasattr(shell, "kernel"):
-        return Progress()
-    return RunProgress(Console(force_terminal=False, force_jupyter=False), _NOTEBOOK_SECONDS)
-
-
 class Metrics:
     """Writes the metrics of a run into a file, as lines of JSON, and into the folder of TensorBoard.
 
@@ -148,7 +131,7 @@ class Metrics:
         if lines.exists():
             os.truncate(lines, _bytes_to_keep(lines, step))
         tensorboard.mkdir(exist_ok=True)
-        self._paths = lines, tensorboard
+        self._folder = lines.parent
         self._file = lines.open("ab", buffering=0)  # a full disk would refuse what was buffered a second time
         # TensorBoard reads the files of a folder in the order of their names.
         self._events = (tensorboard / f"events.out.tfevents.{time.time_ns()}").open("xb", buffering=0)
@@ -172,12 +155,16 @@ class Metrics:
             elif isinstance(value, int | float) and name != "step":
                 curves[tag] = value
         values = [self._summary.Value(tag=tag, simple_value=number) for tag, number in curves.items()]
-        with self._plain_errors(self._paths[0]):
-            unwritten = text.encode()
+        unwritten = text.encode()
+        try:
             while unwritten:
                 unwritten = unwritten[self._file.write(unwritten) :]
-        with self._plain_errors(self._paths[1]):
             self._record(step=line["step"], summary=self._summary(value=values))
+        except OSError as error:
+            raise OSError(
+                f"The metrics in {str(self._folder)!r} cannot be written ({error.strerror}); the run resumes from its "
+                "newest checkpoint, with --resume."
+            ) from error
 
     def _record(self, **event: Any) -> None:
         self._board.write(self._event(wall_time=time.time(), **event).SerializeToString())
@@ -188,28 +175,6 @@ class Metrics:
     def __exit__(self, *_: object) -> None:
         self._file.close()
         self._events.close()
-
-    @contextmanager
-    def _plain_errors(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise OSError(
-                f"{str(path)!r} cannot be written ({error.strerror}); the run resumes from its newest checkpoint, with "
-                "--resume."
-            ) from error
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """Return the most bytes that were in use at a time: by tensors on a CUDA device, elsewhere by this process.
-
-    None if the system keeps no record of it, as only Linux does.
-    """
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")  # Linux's own account of this process
-    peak = re.search(rb"VmHWM:\s*(\d+) kB", status.read_bytes()) if status.is_file() else None
-    return None if peak is None else int(peak[1]) * 1024
 
 
 def _bytes_to_keep(lines: Path, step: int) -> int:

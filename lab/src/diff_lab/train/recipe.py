@@ -1,6 +1,6 @@
 """Reads recipes, strict YAML files with the settings of model, data and training."""
 
-import sys
+import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from io import StringIO
@@ -20,7 +20,6 @@ from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.utils.suggestions import nearest, quoted
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Precision = Literal["no", "bf16", "fp16"]
 
 
 def _yaml() -> Any:
@@ -44,14 +43,6 @@ def read_yaml(text: str) -> Any:
         raise ValueError(str(error.problem)) from None
     except (YAMLError, TypeError) as error:
         raise ValueError(str(error)) from None
-
-
-def _dumped(value: Any, **settings: Any) -> str:
-    yaml, stream = _yaml(), StringIO()
-    for name, setting in settings.items():
-        setattr(yaml, name, setting)
-    yaml.dump(value, stream)
-    return stream.getvalue()
 
 
 def _trainable(attention_type: str) -> str:
@@ -127,7 +118,7 @@ class TrainRecipe(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     max_grad_norm: Positive | None = 1.0
     accumulation: Count = 1
-    precision: Precision = "no"
+    precision: Literal["no", "bf16", "fp16"] = "no"  # fp16 is that of earlier runs, and trains no more
     device: Literal["auto", "cpu"] = "auto"
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     gradient_checkpointing: bool = False
@@ -236,13 +227,15 @@ def parse_recipe(settings: dict[str, Any], *, source: str = "the recipe") -> Rec
 
 def dump_recipe(recipe: Recipe) -> str:
     """Write a recipe as YAML with every default spelled out; `load_recipe` reads it back as it was."""
-    return _dumped(recipe.model_dump(), default_flow_style=False)
+    yaml, stream = _yaml(), StringIO()
+    yaml.default_flow_style = False
+    yaml.dump(recipe.model_dump(), stream)
+    return stream.getvalue()
 
 
 def override_of(key: str, value: str | list[str]) -> str:
-    """Write the override that gives a setting this value: text, or a list of texts, in any characters."""
-    text = _dumped(value, default_style='"', default_flow_style=True, width=sys.maxsize)
-    return f"{key}={text.strip()}"
+    """Write the override that gives a setting this value, text or a list of texts: in JSON, which YAML 1.2 includes."""
+    return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
 def differences(first: Recipe, second: Recipe) -> list[str]:
@@ -329,9 +322,9 @@ def _suggestion(key: str, kind: str | None) -> str:
     sections: dict[str, list[type[BaseModel]]] = {"model": [ModelRecipe], "data": [*data], "train": [TrainRecipe]}
     inner = [f"{name}.{field}" for name, each in sections.items() for section in each for field in section.model_fields]
     allowed = [*Recipe.model_fields, *inner]
-    in_section = [each for each in allowed if each.rpartition(".")[0] == key.rpartition(".")[0]]
-    for candidates in (in_section, allowed):
-        by_name = {candidate.rpartition(".")[2]: candidate for candidate in candidates}
-        if near := nearest(key.rpartition(".")[2], by_name):
-            return f"; did you mean {by_name[near]!r}?"
+    section = key.rpartition(".")[0]
+    in_section = [each for each in allowed if each.rpartition(".")[0] == section]
+    by_name = {each.rpartition(".")[2]: each for each in (*allowed, *in_section)}  # the section's own before others
+    if near := nearest(key.rpartition(".")[2], by_name):
+        return f"; did you mean {by_name[near]!r}?"
     return f"; allowed are {', '.join(map(repr, in_section or allowed))}."

@@ -1,14 +1,16 @@
-"""Makes the parts of a training: data, a model with its first weights, drawn or loaded, and examples of the task."""
+"""Prepares a run: its folder, its data, a model with its first weights, drawn or loaded, and examples of the task."""
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable
-from contextlib import nullcontext
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -17,20 +19,140 @@ from diff_lab.data.batches import GeneratedBatches
 from diff_lab.data.retrieval_task import most_frequent
 from diff_lab.train.checkpoint import without_progress_bars
 from diff_lab.train.data_kinds import Data
-from diff_lab.train.distributed import materialized
-from diff_lab.train.recipe import ModelRecipe, Recipe, build_config
+from diff_lab.train.distributed import materialized, plain_connection_errors
+from diff_lab.train.recipe import ModelRecipe, Recipe, build_config, differences, dump_recipe, load_recipe
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
-from diff_transformer.utils.files import read_json, write_atomically
+from diff_transformer.utils.files import present_folders, read_json, unfinished_path, write_atomically
 from diff_transformer.utils.manifest import require_unchanged_weights
+
+RECIPE = "recipe.yaml"
+METRICS = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
+CHECKPOINTS = "checkpoints"
+MODEL = "model"
+EXAMPLES = "examples.json"
+LOCK = ".lock"
+# What a run writes, of earlier versions too; the recipe is deleted last, as it marks the folder as ours.
+_UNFINISHED = (".unfinished-start", f".unfinished-{MODEL}", f".replaced-{MODEL}")
+_OURS = (*_UNFINISHED, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, "divergence.json", EXAMPLES, RECIPE)
+_BEGUN = {unfinished_path(Path(RECIPE)).name, LOCK}  # all that a run leaves that was killed when it began
+# Settings that no number of a run depends on, and where its text lies: the text itself is known by what it says.
+WITHOUT_EFFECT = (
+    "data.cache",
+    "data.paths",
+    "train.checkpoint_every",
+    "train.keep_checkpoints",
+    "train.timeout_minutes",
+)
+# Settings that a resumed run may change: also what is done about bad steps, from here on.
+_CHANGEABLE = (*WITHOUT_EFFECT, "train.max_loss_rise", "train.on_divergence")
+_HEADING = "# A training run of diff-transformer, every setting spelled out.\n"
+
+# "auto": where there is a run.
+Resume = bool | Literal["auto"]
 
 # Settings of a recipe that the model it starts from need not share: positions, and what no weight depends on.
 _FREE_SETTINGS = {"init_from", "vocab_size", "max_position_embeddings", "rope_theta"}
 _FREE_SETTINGS |= {"initializer_range", "residual_initializer_range", "attention_dropout"}
+# And settings that no recipe has.
 _SHARED_SETTINGS = [name for name in ModelRecipe.model_fields if name not in _FREE_SETTINGS]
-# Settings of a model that no recipe has.
-_NOT_IN_RECIPES = ("lambda_init_offset", "hidden_act", "sliding_window", "layer_types")
-EXAMPLES = "examples.json"
+_SHARED_SETTINGS += ["lambda_init_offset", "hidden_act", "sliding_window", "layer_types", "norm_eps_in_attention"]
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite: bool) -> bool:
+    """Check that a run of `recipe` may have `folder` and can start from the model it names. Changes nothing.
+
+    Returns whether a run in the folder is resumed rather than begun. Raises ValueError, FileNotFoundError or
+    FileExistsError, whose message names the way out.
+    """
+    if resume and overwrite:
+        raise ValueError("A run is either resumed or overwritten, not both.")
+    is_run = is_run_folder(folder)
+    if resume and resume != "auto" and not is_run:
+        raise FileNotFoundError(f"There is no run to resume in {str(folder)!r}.")
+    if resume and is_run:
+        changed = differences(load_recipe(folder / RECIPE), recipe)
+        changed = [text for text in changed if text.partition(" ")[0] not in _CHANGEABLE]
+        if changed:
+            raise ValueError(
+                f"The run in {str(folder)!r} was started with another recipe; (then, now) differ in: "
+                f"{', '.join(changed)}; choose another --output (in Python output_dir), which may begin "
+                "with this run's weights (model.init_from), or replace it with --overwrite (overwrite=True)."
+            )
+        if (folder / MODEL).is_dir() and not present_folders(folder / CHECKPOINTS, "*"):
+            raise FileExistsError(
+                f"The run in {str(folder)!r} is finished and has no checkpoints any more to resume from: its model "
+                f"is in {str(folder / MODEL)!r}, and --overwrite (overwrite=True) trains it anew."
+            )
+        return True
+    if is_run and not overwrite:
+        raise FileExistsError(
+            f"The output folder {str(folder)!r} already holds a run; "
+            "choose another --output (in Python output_dir), resume it with --resume (resume=True), or replace it with "
+            "--overwrite (overwrite=True)."
+        )
+    if not is_run and folder.exists() and not (folder.is_dir() and {p.name for p in folder.iterdir()} <= _BEGUN):
+        raise FileExistsError(f"{str(folder)!r} exists and is not a run of ours, so nothing is written there.")
+    start = check_init_from(recipe)
+    if is_run and start is not None and start.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"model.init_from {str(start)!r} lies in the run that --overwrite (overwrite=True) would replace, and "
+            "would be deleted with it; choose another --output (in Python output_dir)."
+        )
+    return False
+
+
+def begin_run_folder(folder: Path, recipe: Recipe) -> None:
+    """Prepare `folder`, which `check_run_folder` has allowed, for a new run of `recipe`.
+
+    Overwriting deletes the files of a run and nothing else, and only if a run has written `recipe.yaml`.
+    """
+    if is_run_folder(folder):
+        for path in (folder / name for name in _OURS):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_recipe(folder, recipe)
+
+
+def write_recipe(folder: Path, recipe: Recipe) -> None:
+    """Write the recipe that marks a folder as a run: complete or not at all."""
+    write_atomically(folder / RECIPE, _HEADING + dump_recipe(recipe))
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep every other process from training in `folder` until the block, or this process, ends.
+
+    Raises ValueError if another one trains there now. Folders that are made for the lock and stay empty are removed.
+    """
+    created = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"Another process trains in {str(folder)!r} now: wait for it, or end it.") from None
+    except NotImplementedError:  # a file system without locks
+        yield
+        return
+    try:
+        yield
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
+        for path in created:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Return whether a training run has written this folder."""
+    recipe = folder / RECIPE
+    return recipe.is_file() and recipe.read_text(encoding="utf-8-sig", errors="replace").startswith(_HEADING)
 
 
 def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None = None, tell: Tell | None = None) -> Data:
@@ -44,7 +166,8 @@ def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None = None,
         FileNotFoundError, ValueError: as the corpus, `prepare` and the batches of the data's kind.
         ConnectionError: another rank has ended meanwhile.
     """
-    return recipe.data.build(recipe.train.seed, recipe.train.timeout_minutes, tokenizer, tell)
+    with plain_connection_errors(recipe.train.timeout_minutes):
+        return recipe.data.build(recipe.train.seed, tokenizer, tell)
 
 
 def build_model(recipe: Recipe, data: Data, *, init_from: bool = True, without_weights: bool = False) -> LanguageModel:
@@ -145,25 +268,13 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
             "make one of ours."
         )
     saved = DiffTransformerConfig.from_pretrained(folder)
-    alone = {name: getattr(saved, name, None) for name in _NOT_IN_RECIPES}
-    alone = {name: value for name, value in alone.items() if value != getattr(config, name, None)}
-    if saved.spec.corrects_heads:
-        alone["attention_type"] = saved.attention_type
-    if saved.norm_eps_in_attention != saved.rms_norm_eps:
-        alone["attention_norm_eps"] = saved.attention_norm_eps
-    if (rope_type := (saved.rope_parameters or {}).get("rope_type", "default")) != "default":
-        alone["rope_type"] = rope_type
-    if alone:
-        named = ", ".join(f"{name} {value!r}" for name, value in alone.items())
-        raise ValueError(
-            f"model.init_from {str(folder)!r} has {named}, which no recipe has; transformers' Trainer trains such a "
-            "model."
-        )
-    needed = []
+    pairs = {"rope_type": [(each.rope_parameters or {}).get("rope_type", "default") for each in (saved, config)]}
     for name in _SHARED_SETTINGS:
         # Left out, it is as the attention type has it.
         attribute = "has_headwise_norm" if name == "headwise_norm" else name
-        there, here = getattr(saved, attribute), getattr(config, attribute)
+        pairs[name] = [getattr(each, attribute, None) for each in (saved, config)]
+    needed = []
+    for name, (there, here) in pairs.items():
         if there != here:
             # As a recipe and an override have it.
             there, here = (value if isinstance(value, str) else json.dumps(value) for value in (there, here))
@@ -171,7 +282,7 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
     if needed:
         raise ValueError(
             f"model.init_from {str(folder)!r} is another model than the recipe's; to start from it the recipe needs "
-            f"{', '.join(needed)}."
+            f"{', '.join(needed)}. A model with settings that no recipe has is trained by transformers' Trainer."
         )
     return folder
 

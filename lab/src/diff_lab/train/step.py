@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from diff_lab.data.batches import IGNORED
 from diff_lab.train.distributed import DistributedContext
@@ -20,8 +21,7 @@ _MOST_LOSSES, _FEWEST_LOSSES = 100, 20
 # The loss of a batch of few tokens jumps by nature. A rise counts from so many times the usual jump (the median one
 # from a step to the next); where batches are not tiny, max_loss_rise is more than that.
 _JUMPS = 25
-# How many bad steps in a row are skipped, and how many of fp16's overflows, each of which halves the scale.
-_SKIPPED, _OVERFLOWS = 10, 30
+_SKIPPED = 10  # bad steps in a row
 
 
 def prefetched(
@@ -37,9 +37,7 @@ def prefetched(
             yield step, batch
 
 
-def backward(
-    call: nn.Module, batch: dict[str, Tensor], context: DistributedContext, scaler: torch.amp.GradScaler, parts: int
-) -> float:
+def backward(call: nn.Module, batch: dict[str, Tensor], context: DistributedContext, parts: int) -> float:
     """Compute the gradients of a step's loss, the mean over all targets of the batch. Returns the loss.
 
     `batch` is the whole batch of the step, (B, N) on the CPU; this process takes its rows of it, and divides them into
@@ -52,11 +50,13 @@ def backward(
     local = context.local_batch(batch)
     for part in range(parts):
         rows = {name: tensor.chunk(parts)[part] for name, tensor in local.items()}
+        # DDP exchanges the gradients' sum with the last part. FSDP2 could do so as well, but would keep the gradients
+        # of all parameters on every process meanwhile.
+        alone = call.no_sync() if isinstance(call, DistributedDataParallel) and part < parts - 1 else nullcontext()
         # Under autocast, too: what checkpointing computes again uses the casts of the weights that are there already.
-        exchange = nullcontext() if part == parts - 1 else context.no_gradient_exchange(call)
-        with exchange, context.autocast():
+        with alone, context.autocast():
             loss = loss_of_rows(call, rows, targets_per_process, context)
-            scaler.scale(loss).backward()
+            loss.backward()
         total += loss.detach()
     return float(context.sum(total / context.count))
 
@@ -78,14 +78,13 @@ class SpikeDetector:
     """Finds bad steps by their loss and gradient norm, compared with the losses before.
 
     The ranks of a run see the same two numbers, so they come to the same verdict. A loss of more than `max_loss_rise`
-    nats (None: no limit) above the median of the last ones is a spike. In fp16 with a loss scaler, a gradient may
-    overflow now and then (`overflow_is_normal`).
+    nats (None: no limit) above the median of the last ones is a spike.
     """
 
-    def __init__(self, max_loss_rise: float | None, overflow_is_normal: bool = False) -> None:
-        self.max_loss_rise, self.overflow_is_normal = max_loss_rise, overflow_is_normal
+    def __init__(self, max_loss_rise: float | None) -> None:
+        self.max_loss_rise = max_loss_rise
         self.losses: list[float] = []
-        self.bad_steps = self.overflows = 0  # in a row
+        self.bad_steps = 0  # in a row
 
     def check(self, loss: float, norm: float) -> str | None:
         """Check a step, once, before the optimizer changes the weights; return in words what is wrong with it."""
@@ -98,10 +97,8 @@ class SpikeDetector:
     def _reason(self, loss: float, norm: float) -> str | None:
         if not math.isfinite(loss):
             return f"the loss became {loss}"
-        self.overflows = 0 if math.isfinite(norm) else self.overflows + 1
-        if self.overflows > (_OVERFLOWS if self.overflow_is_normal else 0):
-            often = f" for {self.overflows} steps in a row" if self.overflow_is_normal else ""
-            return f"the gradient norm became {norm}{often}"
+        if not math.isfinite(norm):
+            return f"the gradient norm became {norm}"
         if self.max_loss_rise is None or len(self.losses) < _FEWEST_LOSSES:
             return None
         usual = median(self.losses)
@@ -116,12 +113,12 @@ class SpikeDetector:
         return self.bad_steps <= _SKIPPED
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs to decide the same, as JSON: at most 100 losses and two counts."""
-        return {"losses": self.losses, "bad_steps": self.bad_steps, "overflows": self.overflows}
+        """Return the state that a resumed run needs to decide the same, as JSON: at most 100 losses and a count."""
+        return {"losses": self.losses, "bad_steps": self.bad_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state of `state_dict`, of this version or of those that called bad steps "faults"."""
-        self.losses, self.overflows = list(state["losses"]), state["overflows"]
+        self.losses = list(state["losses"])
         self.bad_steps = state["bad_steps"] if "bad_steps" in state else state["faults"]
 
 
