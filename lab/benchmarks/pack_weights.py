@@ -29,7 +29,7 @@ from diff_lab.cli.eval_command import evaluate_measures
 from diff_lab.cli.exported_card import shared_model
 from diff_lab.cli.recipe_options import find_recipe
 from diff_lab.data import TextFiles
-from diff_lab.data.split import DOCUMENT, document_row, split
+from diff_lab.data.corpus import DOCUMENT, document_row, split
 from diff_lab.measure.standard import LANGUAGE_LOSS
 from diff_lab.record import CardRecord, ResultsFile
 from diff_lab.report.model_card import model_card

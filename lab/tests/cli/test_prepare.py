@@ -60,7 +60,7 @@ def test_ctrl_c_and_the_same_command_go_on(tmp_path: Path) -> None:
     message = interrupt(
         tmp_path,
         command,
-        lambda: any(file.stat().st_size for file in cache.glob("tokens/.unfinished-*/pieces.bin")),
+        lambda: any(file.stat().st_size for file in cache.glob("tokens/.unfinished-*/documents.bin")),
         batch_characters=100_000,
     )
     assert "resumes from there" in message

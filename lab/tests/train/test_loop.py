@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from diff_lab.data import training_text
 from diff_lab.data.corpus import TextFiles
-from diff_lab.data.split import training_text
 from diff_lab.data.tokenizers import train_bpe
 from diff_lab.process import Interrupt
 from diff_lab.train import (
