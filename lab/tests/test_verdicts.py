@@ -206,9 +206,4 @@ def test_a_ratio_of_steps_of_version_0_2_0_is_withdrawn() -> None:
     name = "scaling/tokens_for_equal_loss"
     measured = [*records(name, "diff", ABOVE), *records(name, "softmax", AT_FLOOR)]
     row = compare(measured, name, "diff", "softmax")
-    assert row.verdict == "reproduced"
-    (found,) = judge(capture_results("t", {}, measured, "cpu", comparisons=[row])).comparisons
-    assert (found.verdict, found.ours[1]) == ("inconclusive", row.ours[1])
-    assert "withdrawn" in found.reason
-    assert math.isnan(found.difference)
-    assert math.isnan(found.ours[0])
+    assert judge(capture_results("t", {}, measured, "cpu", comparisons=[row])).comparisons == ()

@@ -8,9 +8,6 @@ import typer
 from diff_transformer.cli import console
 from diff_transformer.cli.console import optional
 
-# Settings that one of the two benchmarks has alone, with their options. Whole models have one size.
-ONLY_ONE = {"heads": "--heads", "head_dims": "--head-dim", "memory_length": "--memory-length", "compile": "--compile"}
-
 
 def bench(
     benchmark: Annotated[
@@ -94,9 +91,9 @@ def bench(
     # The settings have defaults for what was not given.
     chosen = {name: value for name, value in options.items() if value not in (None, ())}
     settings = OperatorSettings if benchmark == "operator" else ModelSettings
-    for name, option in ONLY_ONE.items():
-        if name in chosen and name not in settings.__dataclass_fields__:
-            raise ValueError(f"{option} is an option of bench {'model' if benchmark == 'operator' else 'operator'}.")
+    # Whole models have one size, and the operator is compiled or not by itself.
+    if unknown := [name for name in chosen if name not in settings.__dataclass_fields__]:
+        raise ValueError(f"bench {benchmark} does not take {', '.join(unknown)}.")
     on_device = settings.on(device, **chosen)
     path = None if output is None else results_path(output, benchmark, device)
     if path is None:
