@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import pytest
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
@@ -31,6 +34,7 @@ def test_coordinates_are_equal_whatever_their_order() -> None:
     one, other = Coordinates(needles=4, depth=[0, 0.5]), Coordinates({"depth": (0, 0.5)}, needles=4.0)
     assert one == other
     assert len({one, other, NO_COORDINATES}) == 2
+    assert copy.deepcopy(one) == pickle.loads(pickle.dumps(one)) == one
     assert one.without("depth") == Coordinates(needles=4)
     assert Coordinates(one, depth=1.0).position("depth") == 1.0
     assert one.position("depth") == 0.25

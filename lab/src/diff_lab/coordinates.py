@@ -76,7 +76,7 @@ class Coordinates(dict[str, Coordinate]):
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        super().__init__({**(values or {}), **more})
+        super().__init__(values or {}, **more)
         for name, value in self.items():
             is_range = isinstance(value, list | tuple) and len(value) == 2
             numbers = value if is_range else (value,)

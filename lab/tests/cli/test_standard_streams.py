@@ -76,8 +76,6 @@ def test_a_terminal_may_be_closed(recipe: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("streams", "code", "said"),
     [
-        (">&-", 0, ""),
-        (">&- 2>&-", 0, ""),
         ("<&- >&- 2>&-", 0, ""),
         ("> /dev/full", 2, "error: [Errno 28] No space left on device\n"),
         ("2> /dev/full", 0, ""),

@@ -23,8 +23,6 @@ from diff_transformer.cli.app import user_message
 from diff_transformer.cli.console import Seed, optional
 
 if TYPE_CHECKING:
-    from diff_lab.experiments.experiment import Experiment
-    from diff_lab.experiments.request import ExperimentRequest
     from diff_lab.report.documents import Table
 
 ALL = "all"
@@ -163,12 +161,19 @@ def reproduce(
         console.refuse("--rehearse, which keeps no files", files)
 
     from diff_lab.experiments.rehearsal import rehearse as carry_out_small
-    from diff_lab.experiments.request import check_results, results_path
+    from diff_lab.experiments.request import check_results, preset_of, request_experiment, results_path
     from diff_lab.experiments.runner import run_experiment
     from diff_lab.train.progress import RunProgress
 
-    settings = {"seeds": seeds, "is_rehearsal": rehearse}
-    requests = _requests(experiments, preset, text or [], parse_options(option or []), **settings)
+    settings: dict[str, Any] = {"options": parse_options(option or []), "seeds": seeds, "is_rehearsal": rehearse}
+    if option and len(experiments) > 1:
+        raise ValueError("--option goes with one experiment, whose measurement it sets.")
+    # Of several, text is for those that are trained on some.
+    on_text = [preset_of(one, preset).trains_on_text for one in experiments]
+    requests = [
+        request_experiment(one, preset, text=text or [] if is_on_text or not any(on_text) else [], **settings)
+        for one, is_on_text in zip(experiments, on_text, strict=True)
+    ]
     failed = []
     with TemporaryDirectory() as temporary:
         folder = Path(temporary) if rehearse else output or Path("runs") / f"reproduce-{preset}"
@@ -211,26 +216,6 @@ def _write_report(folder: Path, *, is_told: bool = True) -> None:
     path = build_results_report([folder], folder / DOCUMENT, as_defined)
     if is_told:
         console.print_line(f"report: {path}")
-
-
-def _requests(
-    experiments: "list[Experiment]", preset: str, text: list[Path], options: dict[str, Any], **settings: Any
-) -> "list[ExperimentRequest]":
-    """Return the requests, with text and options for each experiment that knows them.
-
-    Those that none knows go to all, and are refused.
-    """
-    from diff_lab.experiments.request import preset_of, request_experiment
-
-    presets = [preset_of(experiment, preset) for experiment in experiments]
-    known = {name for chosen in presets for name in chosen.options}
-    is_on_text = any(chosen.trains_on_text for chosen in presets)
-    requests = []
-    for experiment, chosen in zip(experiments, presets, strict=True):
-        own = {name: value for name, value in options.items() if name in chosen.options or name not in known}
-        own_text = text if chosen.trains_on_text or not is_on_text else []
-        requests.append(request_experiment(experiment, preset, text=own_text, options=own, **settings))
-    return requests
 
 
 def _listing() -> "Table":

@@ -88,16 +88,11 @@ def plan(
         str, typer.Option(help="The GPU: h200, a100-80, rtx-4090 …; or cpu for the processor of this machine.")
     ] = "cpu",
     utilisation: Annotated[float, typer.Option(help="The share of the GPUs' peak that training reaches.")] = 0.4,
-    parallel: Annotated[
-        str | None, optional("How the run is parallel: ddp or fsdp.", "the recipe's train.parallel")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the parameters, operations, memory, time and disk space that a recipe would take."""
     from diff_lab.train.plan import Plan
 
-    if parallel is not None:
-        settings = [*(settings or ()), f"train.parallel={parallel}"]
     planned = Plan(read_recipe(recipe, settings), gpu, gpus, utilisation=utilisation)
     if as_json:
         console.print_line(json.dumps(vars(planned), default=vars, indent=1))

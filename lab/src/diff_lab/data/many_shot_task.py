@@ -75,8 +75,6 @@ class ManyShotBatches(GeneratedBatches):
                 "classes must be 2 or more, and words and labels at least as many, "
                 f"got classes={self.classes}, words={self.words}, labels={self.labels}."
             )
-        if not 0 <= self.noise < 1:
-            raise ValueError(f"noise must be at least 0 and below 1, got {self.noise}.")
         self.vocab_size = self.labels + self.words
         self.length = self.shots * (self.item_length + 1)
         self.validation_size = self.validation_sequences
