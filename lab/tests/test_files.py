@@ -1,6 +1,5 @@
 import json
 import math
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +9,7 @@ import pytest
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.record import AttentionExample, Comparison, Result, ResultsFile, Samples
-from diff_lab.results_files import read_record, read_results, write_json, write_text
+from diff_lab.results_files import read_record, read_results, write_json
 from diff_transformer.utils.files import read_metrics
 
 
@@ -105,19 +104,6 @@ def test_tensors_and_paths_are_written_plainly(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not set"):
         write_json(tmp_path / "x.json", {"bad": {1}})
     assert json.loads(path.read_text())["flag"] is True
-
-
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_text(tmp_path / "x.txt", "old")
-
-    def fail(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_text(path, "new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 COMPARED = {"name": "a", "variant": "diff", "against": "softmax", "ours": [1, 2], "difference": -1}

@@ -76,8 +76,9 @@ class Coordinates(dict[str, Coordinate]):
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        super().__init__(values or {}, **more)
-        for name, value in self.items():
+        given: dict[str, Any] = dict(values or {}, **more)
+        super().__init__(given)
+        for name, value in given.items():
             is_range = isinstance(value, list | tuple) and len(value) == 2
             numbers = value if is_range else (value,)
             is_number = all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers)

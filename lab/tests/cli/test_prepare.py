@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from commands import fails, interrupt
-from diff_lab.data import TextBatches, token_cache
+from diff_lab.data import TextBatches
 from diff_lab.train import build_data, load_recipe
 
 Run = Callable[..., Any]
@@ -32,12 +32,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_leaves_what_training_makes_and_training_finds_it(
-    run: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_leaves_what_training_makes_and_training_finds_it(run: Run, text: Path, tmp_path: Path) -> None:
     settings = [f"data.paths={text}", "data.tokenizer=bpe", "data.vocab_size=300"]
     data = build_data(load_recipe("tiny", [*settings, f"data.cache={tmp_path / 'own'}"]))
-    monkeypatch.setattr(token_cache, "_BATCH_CHARACTERS", 5000)
     result = run("prepare", "tiny", *settings, f"data.cache={tmp_path / 'cache'}", "--workers", 2)
     assert result.exit_code == 0
     assert files_of(tmp_path / "cache") == files_of(tmp_path / "own")
@@ -46,8 +43,8 @@ def test_it_leaves_what_training_makes_and_training_finds_it(
     assert f"{len(batches.cache.tokens):,} tokens, {batches.train_tokens:,} of them to train on" in result.stdout
     assert "vocabulary of 300" in result.stdout
     assert "tokenised: " in result.stderr
-    monkeypatch.setattr(token_cache, "_tokenise", None)  # would be called to make it
-    build_data(load_recipe("tiny", [*settings, f"data.cache={tmp_path / 'cache'}"]))
+    recipe = load_recipe("tiny", [*settings, f"data.cache={tmp_path / 'cache'}"])
+    build_data(recipe, tell=lambda *_: pytest.fail("it is tokenised again"))
 
 
 @pytest.mark.all

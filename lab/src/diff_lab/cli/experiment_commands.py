@@ -100,7 +100,7 @@ def demo(
     models = sorted(path for path in folder.glob("*/model") if path.is_dir())
     for name, paths in {"page": [page], "explorer": [explorer], "numbers": [numbers], "models": models}.items():
         console.print_line(f"{name + ':':<10}{' '.join(map(str, paths))}")
-    next_steps = {"folder": folder, "prompt": "Once" if text else "def ", "text": text or ["FOLDER"]}
+    next_steps = {"folder": folder, "prompt": "Once" if text else "def ", "text": text or [Path("FOLDER")]}
     console.print_line("\n" + fill_text("demo_next.txt", **next_steps))
 
 

@@ -160,7 +160,7 @@ def read_labelled(name: str, folder: str | Path) -> LabelledText:
 
 
 def _rows(folder: Path, part: str) -> tuple[tuple[str, str], ...]:
-    import pandas  # takes a second, and the generated task needs none
+    import pandas  # type: ignore[import-untyped, unused-ignore]  # takes a second, and its types are a package apart
 
     readers: dict[str, Callable[[Path], Any]] = {
         f"{part}.csv": partial(pandas.read_csv, dtype=str, keep_default_na=False),
