@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev, variance
+from typing import Any
 
 import numpy as np
 from scipy import integrate, stats
@@ -106,10 +107,8 @@ def compare(
     against: str,
     *,
     coordinates: Coordinates = NO_COORDINATES,
-    paper: tuple[float, float] | None = None,
     claimed: bool = True,
-    exploratory: bool = False,
-    quality: bool = False,
+    **fields: Any,
 ) -> Comparison:
     """Compare two variants in a measure, over the seeds for which both have a record.
 
@@ -118,8 +117,8 @@ def compare(
     is the bootstrap alone, and the verdict stays open.
 
     `variant` is the one that is claimed to be better; if nothing is `claimed`, there is a difference and no verdict.
-    `exploratory`, `quality` and `paper` are the comparison's. Raises ValueError if the variants have no seed in common,
-    two records are of one seed, or a claim has no direction.
+    `fields` are more of the comparison's: `exploratory`, `quality` and `paper`. Raises ValueError if the variants have
+    no seed in common, two records are of one seed, or a claim has no direction.
     """
     compared = [one for one in records if (one.name, one.coordinates) == (name, coordinates)]
     for (measured, seed), count in Counter((one.variant, one.seed) for one in compared).items():
@@ -160,7 +159,6 @@ def compare(
         coordinates=coordinates,
         unit=pairs[0][0].unit,
         better=better,
-        paper=paper,
         ours=(fmean(one.value for one, _ in pairs), fmean(other.value for _, other in pairs)),
         differences=differences,
         difference=difference,
@@ -169,8 +167,7 @@ def compare(
         verdict=judged,
         seeds_needed=needed,
         documents_needed=too_few_documents,
-        exploratory=exploratory,
-        quality=quality,
+        **fields,
     )
 
 

@@ -21,7 +21,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bench_operator(run: Run, tmp_path: Path) -> None:
-    result = run("bench", "operator", *TINY, "--batch", 3, "--threads", 1, "--output", tmp_path)
+    result = run("bench", "operator", *TINY, "--batch", 3, "--output", tmp_path)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert lines[0] == "forward, float32, batch 3, heads 2, width 8, queries 12, keys 12"
@@ -30,7 +30,7 @@ def test_bench_operator(run: Run, tmp_path: Path) -> None:
     assert "part 1 of 3: forward, float32, length 12, batch 3" in result.stderr
     document = json.loads((tmp_path / "operator-cpu.json").read_text(encoding="utf-8"))
     assert document["title"] == "bench operator"
-    assert (document["settings"]["batch"], document["settings"]["threads"]) == (3, 1)
+    assert document["settings"]["batch"] == 3
     assert (tmp_path / "operator-cpu.md").is_file()
 
 
@@ -90,7 +90,6 @@ def test_interrupted_nothing_is_written(run: Run, tmp_path: Path, monkeypatch: p
         (["layer"], "'layer' is not one of 'operator', 'model'"),
         (["operator", "--dtype", "int8"], "dtype must be one of 'float32', 'bfloat16', got 'int8'"),
         (["operator", "--rounds", 0], "rounds must be 5 or more, got 0"),
-        (["operator", "--threads", 0], "Invalid value for '--threads'"),
         (["operator", "--heads", 7], "heads must be even"),
         (["operator", "--length", 0], "must be 1 or more, got 0"),
         (["model", "--heads", 8, "--memory-length", 0], "bench model does not take heads, memory_length."),
