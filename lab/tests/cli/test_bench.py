@@ -93,8 +93,6 @@ def test_interrupted_nothing_is_written(run: Run, tmp_path: Path, monkeypatch: p
         (["operator", "--heads", 7], "heads must be even"),
         (["operator", "--length", 0], "must be 1 or more, got 0"),
         (["model", "--heads", 8, "--memory-length", 0], "bench model does not take heads, memory_length."),
-        (["operator", "--compile"], "bench operator does not take compile."),
-        (["model", "--compile", "--pass", "decode"], "compile does not go with the pass 'decode'"),
         (["operator", "--device", "moon"], "The device 'moon' cannot be used here"),
         (["model", "--pass", "backward"], "pass must be one of 'forward', 'step', 'decode', got 'backward'"),
     ],

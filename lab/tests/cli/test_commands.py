@@ -221,8 +221,6 @@ def test_report_sets_out_experiments(run: Run, tmp_path: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path.resolve() / 'RESULTS.md'}\n")
     assert "inconclusive" in (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
     fails(run("report", tmp_path), f"{tmp_path / 'RESULTS.md'}' is there already", "--overwrite")
-    (tmp_path / "RESULTS.md").unlink()
-    fails(run("report", tmp_path), f"{tmp_path / 'figures'}", ".svg' is there already")
     fails(run("report", path, "--output", tmp_path / "page.txt"), "must end in .md")
 
 
@@ -360,20 +358,11 @@ def test_a_broken_file_of_a_model_is_named(run: Run, text_run: Path, tmp_path: P
     def generated() -> Any:
         return run("generate", model, "--prompt", "x", "--max-new-tokens", 1)
 
-    (model / "notes.json").write_text('{"mine": 1,}', encoding="utf-8")  # which nobody reads
-    assert generated().exit_code == 0
     fails(run("generate", model / "config.json", "--prompt", "x"), "config.json' is a file; name the folder of a run")
-    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
-        content = (model / name).read_text(encoding="utf-8")
-        (model / name).write_text(content, encoding="utf-8-sig")
-        fails(generated(), f"{name}' begins with a byte order mark")
-        (model / name).write_text("[" * 200_000 + "]" * 200_000, encoding="utf-8")
-        fails(generated(), f"{name}' is not JSON", "lists in lists too deep")
-        (model / name).write_text(content, encoding="utf-8")
     settings = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    wrong = {"hidden_size": "a", "num_attention_heads": 3, "rope_parameters": 3}
-    too_large = {"num_hidden_layers": 10**9, "vocab_size": 10**400, "lambda_init": 10**400}
-    for name, value in (*wrong.items(), *too_large.items()):
+    (model / "config.json").write_text("[" * 200_000 + "]" * 200_000, encoding="utf-8")
+    fails(generated(), "config.json' is not JSON", "lists in lists too deep")
+    for name, value in {"hidden_size": "a", "num_attention_heads": 3, "rope_parameters": 3}.items():
         (model / "config.json").write_text(json.dumps(settings | {name: value}), encoding="utf-8")
         fails(generated(), "config.json' is not valid: ")
     (model / "config.json").write_text(json.dumps(settings), encoding="utf-8")

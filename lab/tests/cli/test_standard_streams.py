@@ -64,7 +64,7 @@ def test_a_terminal_may_be_closed(recipe: str, tmp_path: Path) -> None:
 
     mine, its = pty.openpty()
     process = forked.start(
-        Path(os.ttyname(its)), commands.main, ["train", recipe, "train.steps=500", "--output", str(tmp_path / "run")]
+        Path(os.ttyname(its)), commands.main, ["train", recipe, "train.steps=200", "--output", str(tmp_path / "run")]
     )
     first_words(mine)
     os.close(its)
