@@ -193,4 +193,7 @@ def test_verdicts_of_version_0_2_0_give_place_and_a_ratio_of_steps_is_withdrawn(
     name = "scaling/tokens_for_equal_loss"
     measured = [*records(name, "diff", ABOVE), *records(name, "softmax", AT_FLOOR)]
     row = compare(measured, name, "diff", "softmax")
-    assert judge(capture_results("t", {}, measured, "cpu", comparisons=[row])).comparisons == ()
+    (found,) = judge(capture_results("t", {}, measured, "cpu", comparisons=[row])).comparisons
+    assert (found.verdict, found.ours[1]) == ("inconclusive", row.ours[1])
+    assert "withdrawn" in found.reason
+    assert all(map(math.isnan, (found.difference, found.ours[0])))

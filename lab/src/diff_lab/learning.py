@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -101,7 +102,9 @@ def judge(file: ResultsFile) -> ResultsFile:
     judged = []
     for row in file.comparisons:
         if row.name == _WITHDRAWN:
-            continue
+            lost: dict[str, Any] = {"difference": math.nan, "interval": (math.nan, math.nan), "seeds_needed": None}
+            lost |= {"ours": (math.nan, row.ours[1]), "differences": (math.nan,) * len(row.differences)}
+            row = replace(row, **lost, reason="withdrawn, as it compares learning rates as well")
         row = _with_curves(_with_levels(row, known.get((row.name, row.coordinates)), file.records), curves)
         if row.better is not None and (row.at_floor or row.at_elimination):
             row = replace(row, verdict="not comparable", seeds_needed=None, documents_needed=False)
