@@ -49,16 +49,8 @@ def _sentence(one: Finding, report: str) -> str:
 
 def attention_types() -> str:
     """What sets the attention types apart, counted for one layer."""
-    columns = (
-        "`attention_type`",
-        "query heads",
-        "maps of a head",
-        "λ",
-        "norm of each head",
-        "weights",
-        "multiply-adds",
-    )
-    header = f"| {' | '.join([*columns, 'cache of a token', 'tensor parallelism'])} |"
+    sizes = ("maps of a head", "λ", "norm of each head", "weights", "multiply-adds", "cache of a token")
+    header = f"| `attention_type` | query heads | {' | '.join(sizes)} | tensor parallelism |"
     return "\n".join([header, "|---" * 9 + "|", *(_row(name, one) for name, one in ATTENTION_TYPES.items())])
 
 

@@ -12,8 +12,7 @@
     python lab/benchmarks/fill_readme.py
 
 Fills the places between `<!-- name -->` and `<!-- /name -->` from what lab/results/ and lab/benchmarks/ hold, and the
-folders of the trained models that come with the package (lab/benchmarks/pack_weights.py). Where there are results of a
-GPU too (`bench … --device cuda`), the places named "cuda …" are filled as well.
+folders of the trained models that come with the package (lab/benchmarks/pack_weights.py).
 """
 
 import math
@@ -187,33 +186,6 @@ def whole_model_table(document: dict[str, Any]) -> str:
     return f"{ratio_table(document)}\n\n{note}{page_part('provenance', document)}"
 
 
-def backends_parts(operator: dict[str, Any], amx_operator: dict[str, Any]) -> dict[str, str]:
-    """What docs/backends.md shows of the operator's results on both processors."""
-    return {
-        f"{prefix}{name}": part
-        for prefix, document in (("", operator), ("amx ", amx_operator))
-        for name, part in {
-            "speed": speed_table(document),
-            "memory": page_part("memory", document) or "Not measured.",
-        }.items()
-    } | {
-        "amx grouped": grouped_table(amx_operator) or "Not measured.",
-    }
-
-
-def pages_parts(
-    experiments: Sequence[ExperimentResults], model: dict[str, Any], amx_model: dict[str, Any]
-) -> dict[Path, dict[str, str]]:
-    """What the start page, the pages of concepts and that of the trained models show."""
-    return {
-        PAPER_PAGE: {"results": results_table(experiments)},
-        MODELS_PAGE: {"shipped models": shipped_models(MODELS_PAGE.parent)},
-        START_PAGE: {"known": known(experiments, "../lab/results/RESULTS.md")},
-        CHOICE_PAGE: {"attention types": attention_types(), "measured variants": measured_variants(experiments)},
-        COST_PAGE: {"model": whole_model_table(model), "amx model": whole_model_table(amx_model)},
-    }
-
-
 def cuda_summary(operator: dict[str, Any], model: dict[str, Any]) -> list[str]:
     """Times of "auto" relative to the Transformer by each of its kernels: of each pass the longest of 4,096 at most."""
     rows = [row for row in operator["rows"] if row["dtype"] == "bfloat16" and row["shape"]["keys"] <= 4096]
@@ -234,31 +206,21 @@ def cuda_summary(operator: dict[str, Any], model: dict[str, Any]) -> list[str]:
     return lines
 
 
-def cuda_parts(operator: dict[str, Any] | None, model: dict[str, Any] | None) -> dict[Path, dict[str, str]]:
-    """What each page shows of a GPU's results: nothing of what was not measured."""
-    cost, backends = {}, {}
-    if operator is not None:
-        notes = "\n\n".join(operator["notes"])
-        backends["cuda speed"] = f"{speed_table(operator)}\n\n{notes}"
-        backends["cuda throughput"] = page_part("throughput", operator) or "Not measured."
-        backends["cuda decode"] = page_part("bandwidth", operator) or "Not measured."
-        backends["cuda memory"] = page_part("memory", operator) or "Not measured."
-    if model is not None:
-        notes = "\n\n".join(model["notes"])
-        cost["cuda model"] = f"{whole_model_table(model)}\n\n{page_part('tokens', model)}\n\n{notes}"
-    readme = {}
-    if operator is not None and model is not None:
-        lines = cuda_summary(operator, model)
-        backends["cuda costs"] = "\n".join(lines)
-        of_training = (line for line in lines[2:] if "backward" in line or "training" in line)
-        readme["cuda costs"] = "\n".join([*lines[:2], *of_training])
-    return {README: readme, COST_PAGE: cost, BACKENDS_PAGE: backends}
-
-
-def measured_on_cuda() -> dict[Path, dict[str, str]]:
-    """The same of the files that are there."""
-    found = (read_json(path) if path.is_file() else None for path in (CUDA_OPERATOR, CUDA_MODEL))
-    return cuda_parts(*found)
+def cuda_parts(operator: dict[str, Any], model: dict[str, Any]) -> dict[Path, dict[str, str]]:
+    """What each page shows of a GPU's results."""
+    lines = cuda_summary(operator, model)
+    of_training = (line for line in lines[2:] if "backward" in line or "training" in line)
+    operator_notes, model_notes = ("\n\n".join(document["notes"]) for document in (operator, model))
+    named = {"throughput": "throughput", "decode": "bandwidth", "memory": "memory"}
+    return {
+        README: {"cuda costs": "\n".join([*lines[:2], *of_training])},
+        COST_PAGE: {"cuda model": f"{whole_model_table(model)}\n\n{page_part('tokens', model)}\n\n{model_notes}"},
+        BACKENDS_PAGE: {
+            "cuda speed": f"{speed_table(operator)}\n\n{operator_notes}",
+            "cuda costs": "\n".join(lines),
+            **{f"cuda {name}": page_part(part, operator) or "Not measured." for name, part in named.items()},
+        },
+    }
 
 
 def gpu_record_table(record: dict[str, Any]) -> str:
@@ -288,10 +250,8 @@ def _found(stage: str, found: Mapping[str, Any]) -> str:
 
 
 def shipped_models(folder_of_page: Path) -> str:
-    """What a page says of the trained models that come with the package; nothing where there are none."""
+    """What a page says of the trained models that come with the package."""
     folders = {name: Path(pretrained(name)) for name in pretrained_names()}
-    if not folders:
-        return ""
     lines = ["| | | measured | MB |", "|---|---|---|---|"]
     for name, folder in folders.items():
         record = read_record(folder / CARD_RECORD, CardRecord)
@@ -299,29 +259,22 @@ def shipped_models(folder_of_page: Path) -> str:
         numbers = "; ".join(" ".join([row.label, *row.texts(variants_of(overall))]) for row in rows_of(overall))
         card = f"[{name}]({os.path.relpath(folder / 'README.md', folder_of_page)})"
         lines.append(f"| {card} | {record.summary} | {numbers} | {_megabytes([folder])} |")
-    writes = LANGUAGE_MODEL in folders
-    code = [
-        "```python",
-        "import diff_transformer",
-        f"from transformers import AutoModelForCausalLM{', AutoTokenizer' if writes else ''}",
-        "",
-        f'folder = diff_transformer.pretrained("{LANGUAGE_MODEL if writes else next(iter(folders))}")',
-        "model = AutoModelForCausalLM.from_pretrained(folder)",
-        *(["tokenizer = AutoTokenizer.from_pretrained(folder)"] if writes else []),
-        "```",
-    ]
-    prompt = '`diff-transformer generate --prompt "It was"` writes with this one; ' if writes else ""
-    takes = "`generate`, `eval` and `export` take"
-    if not writes:
-        takes = "These read tokens and no text. `eval`, `export` and `explore` take"
-    parts = [
-        f"Trained models come with the package, {_megabytes(folders.values())} MB together:",
-        "\n".join(code),
-        f"{prompt}{takes} these names, and `diff-lab eval NAME` measures the "
-        "numbers again. Each model was trained once, so that they do not tell which kind of attention is better.",
-        "\n".join(lines),
-    ]
-    return "\n\n".join(parts)
+    return f"""Trained models come with the package, {_megabytes(folders.values())} MB together:
+
+```python
+import diff_transformer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = diff_transformer.pretrained("{LANGUAGE_MODEL}")
+model = AutoModelForCausalLM.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+```
+
+`diff-transformer generate --prompt "It was"` writes with this one; `generate`, `eval` and `export` take these names, \
+and `diff-lab eval NAME` measures the numbers again. Each model was trained once, so that they do not tell which kind \
+of attention is better.
+
+""" + "\n".join(lines)
 
 
 def _megabytes(folders: Iterable[Path]) -> str:
@@ -331,20 +284,32 @@ def _megabytes(folders: Iterable[Path]) -> str:
 def main() -> None:
     operator, model, amx_operator, amx_model = map(read_json, (OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL))
     experiments = measured_experiments()
-    readme = {
-        "known": known(experiments, "lab/results/RESULTS.md"),
-        "costs": costs([(operator, model), (amx_operator, amx_model)]),
+    backends = {
+        f"{prefix}{name}": part
+        for prefix, document in (("", operator), ("amx ", amx_operator))
+        for name, part in {
+            "speed": speed_table(document),
+            "memory": page_part("memory", document) or "Not measured.",
+        }.items()
     }
-    replace_sections(README, readme)
-    replace_sections(BACKENDS_PAGE, backends_parts(operator, amx_operator))
-    for pages in (pages_parts(experiments, model, amx_model), measured_on_cuda()):
-        for path, parts in pages.items():
+    pages = {
+        README: {
+            "known": known(experiments, "lab/results/RESULTS.md"),
+            "costs": costs([(operator, model), (amx_operator, amx_model)]),
+        },
+        BACKENDS_PAGE: {**backends, "amx grouped": grouped_table(amx_operator) or "Not measured."},
+        PAPER_PAGE: {"results": results_table(experiments)},
+        MODELS_PAGE: {"shipped models": shipped_models(MODELS_PAGE.parent)},
+        START_PAGE: {"known": known(experiments, "../lab/results/RESULTS.md")},
+        CHOICE_PAGE: {"attention types": attention_types(), "measured variants": measured_variants(experiments)},
+        COST_PAGE: {"model": whole_model_table(model), "amx model": whole_model_table(amx_model)},
+        KERNELS_PAGE: {"gpu record": gpu_record_table(read_json(GPU_RECORD))},
+    }
+    for parts_of in (pages, cuda_parts(read_json(CUDA_OPERATOR), read_json(CUDA_MODEL))):
+        for path, parts in parts_of.items():
             replace_sections(path, parts)
-    if GPU_RECORD.is_file():
-        replace_sections(KERNELS_PAGE, {"gpu record": gpu_record_table(read_json(GPU_RECORD))})
     for path in (OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL, CUDA_OPERATOR, CUDA_MODEL):
-        if path.is_file():
-            write_page(path)
+        write_page(path)
 
 
 if __name__ == "__main__":

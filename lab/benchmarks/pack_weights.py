@@ -29,7 +29,7 @@ from diff_lab.cli.eval_command import evaluate_measures
 from diff_lab.cli.exported_card import shared_model
 from diff_lab.cli.recipe_options import find_recipe
 from diff_lab.data import TextFiles
-from diff_lab.data.split import DOCUMENT, document_row, split
+from diff_lab.data.corpus import DOCUMENT, document_row, split
 from diff_lab.measure.standard import LANGUAGE_LOSS
 from diff_lab.record import CardRecord, ResultsFile
 from diff_lab.report.model_card import model_card
@@ -115,20 +115,23 @@ def pack(name: str, run: Path, root: Path, trained_at: str, *, overwrite: bool) 
     `trained_at` is the commit of the code that trained it. Returns the model's folder and its results. Raises
     ValueError or OSError, with `root` as it was, where the run does not suit the name or is not finished.
     """
-    family = family_of(name)
-    target = root / name
+    family_name, _, attention_type = name.partition("-")
+    if family_name not in FAMILIES or attention_type not in ATTENTION_TYPES:
+        raise ValueError(f"A model that the package ships is called {'|'.join(FAMILIES)}-TYPE, not {name!r}.")
+    family, target = FAMILIES[family_name], root / name
     if not overwrite:
         refuse_existing(target)
     folder = find_checkpoint(run)
     recipe = find_recipe(folder)
     if folder.name != "model" or recipe is None:
         raise ValueError(f"{str(run)!r} is not the folder of a finished run: it lacks model/ or recipe.yaml.")
-    if (recipe.data.kind, recipe.model.attention_type) != (family.kind, name.partition("-")[2]):
+    if (recipe.data.kind, recipe.model.attention_type) != (family.kind, attention_type):
         raise ValueError(
             f"The run in {str(run)!r} has attention type {recipe.model.attention_type!r} and data of the kind "
             f"{recipe.data.kind!r}, which is not what {name} means."
         )
-    validation = last_validation(folder.parent)
+    last = read_metrics(folder.parent / METRICS)[-1]
+    validation = {key: value for key, value in last.items() if key.startswith("validation/")}
     documents = documents_of(recipe) if family.kind == "text" else []
     passages = held_out_passages(documents)
     tokenizer = load_tokenizer(folder) if passages else None
@@ -163,24 +166,6 @@ def pack(name: str, run: Path, root: Path, trained_at: str, *, overwrite: bool) 
     return target, results
 
 
-def family_of(name: str) -> Family:
-    """The family of a model by its name. Raises ValueError where there is none, or no such attention type."""
-    family, _, attention_type = name.partition("-")
-    if family not in FAMILIES or attention_type not in ATTENTION_TYPES:
-        known = [f"{each}-{kind}" for each in FAMILIES for kind in ATTENTION_TYPES]
-        raise ValueError(f"A model that the package ships cannot be called {name!r}, only {', '.join(known)}.")
-    return FAMILIES[family]
-
-
-def last_validation(run: Path) -> dict[str, float]:
-    """What a run logged of its validation at its last step. Raises ValueError where that is nothing."""
-    last = read_metrics(run / METRICS)[-1]
-    numbers = {name: value for name, value in last.items() if name.startswith("validation/")}
-    if not numbers:
-        raise ValueError(f"The run in {str(run)!r} logged no validation at its last step, which its card has to state.")
-    return numbers
-
-
 def without_folders(recipe: Recipe) -> Recipe:
     """A recipe whose files and folders are names alone: where they lie on this machine concerns nobody."""
     settings = recipe.model_dump()
@@ -203,12 +188,10 @@ class Document(NamedTuple):
 
 
 def documents_of(recipe: Recipe) -> list[Document]:
-    """The documents of a recipe's text. Raises ValueError where these are not .txt files, each of which is one."""
+    """The documents of a recipe's text, which are .txt files."""
     data: Any = recipe.data
-    corpus = TextFiles(data.paths or [], data.text_field)
-    files = [Path(file) for file in corpus.files()]
-    if any(file.suffix.lower() != ".txt" for file in files):
-        raise ValueError("The text of a model that the package ships is .txt files, of which passages are taken.")
+    corpus = TextFiles(data.paths, data.text_field)
+    files = map(Path, corpus.files())
     rows = list(map(document_row, corpus.documents()))
     trained = split(np.array(rows, dtype=DOCUMENT), data.validation_fraction).tolist()
     return [Document(file, size, part) for file, (size, _), part in zip(files, rows, trained, strict=True)]
@@ -257,7 +240,7 @@ def measured(folder: Path, name: str) -> ResultsFile:
 def with_rounding(stored: ResultsFile, exact: ResultsFile, dtype: torch.dtype) -> ResultsFile:
     """The results of rounded weights, with a note on those before. Raises ValueError where these are far off."""
     name = str(dtype).removeprefix("torch.")
-    after, before = (loss_of(results) for results in (stored, exact))
+    after, before = ({one.name: one.value for one in file.records}[LANGUAGE_LOSS] for file in (stored, exact))
     if abs(after - before) > ROUNDING:
         raise ValueError(
             f"Rounding the weights to {name} changes the loss from {before:.4f} to {after:.4f} nats a "
@@ -265,11 +248,6 @@ def with_rounding(stored: ResultsFile, exact: ResultsFile, dtype: torch.dtype) -
         )
     note = f"Before the weights were rounded to {name}, the loss on this text was {before:.4f} nats a token."
     return replace(stored, settings={**stored.settings, "notes": [note]})
-
-
-def loss_of(results: ResultsFile) -> float:
-    """The loss in nats a token."""
-    return next(record.value for record in results.records if record.name == LANGUAGE_LOSS)
 
 
 def card_record(family: Family, recipe: Recipe, model: Any, documents: Sequence[Document], **of_run: Any) -> CardRecord:

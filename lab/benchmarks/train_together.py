@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diff_lab.data import MaskedTextBatches, RetrievalBatches, TextBatches
+from diff_lab.data import TextBatches
 from diff_lab.data.batches import IGNORED
 from diff_lab.experiments.definitions import find_experiment
 from diff_lab.experiments.experiment import section
@@ -181,7 +181,6 @@ def main() -> None:
     parser.add_argument("runs", type=json.loads, help="a JSON list of [variant, learning rate, seed]")
     parser.add_argument("--experiment", default="language")
     parser.add_argument("--preset", default="night")
-    parser.add_argument("--override", action="append", default=[], help="of every run, such as train.steps=2000")
     parser.add_argument("--text", action="append", default=[], help="file or folder of text")
     arguments = parser.parse_args()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -195,11 +194,8 @@ def main() -> None:
     for name, rate, seed in arguments.runs:
         if name not in variants:
             parser.error(f"runs name a variant of {', '.join(variants)}, got {name!r}.")
-        variant = variants[name].changed(*arguments.override)
-        recipe = preset.variant_recipe(variant, *section("train", learning_rate=rate, seed=seed))
+        recipe = preset.variant_recipe(variants[name], *section("train", learning_rate=rate, seed=seed))
         data = data_of.of(recipe)
-        if isinstance(data.batches, MaskedTextBatches | RetrievalBatches):
-            parser.error(f"text and labelled sequences are validated here, got {recipe.data.kind!r} data.")
         key = run_key(recipe, data.batches, None, experiment.logs)
         if store.find(key) is not None:
             print(f"{key} {name} {rate:g} {seed}: is there already")

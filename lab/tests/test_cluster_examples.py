@@ -33,11 +33,6 @@ def of_the_module(parsed: Any) -> list[str]:
     return shlex.split(" ".join(parsed.training_script_args).replace("=", " "))
 
 
-def test_the_recipe_is_one() -> None:
-    recipe = load_recipe(FOLDER / "recipe.yaml")
-    assert recipe.data.batch_size % 16 == 0  # two machines of eight GPUs
-
-
 @pytest.fixture
 def slurm(tmp_path: Path) -> dict[str, str]:
     """An environment of a job, with stand-ins for Slurm's commands; srun writes down what it is to start."""
@@ -47,12 +42,8 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     }.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n", encoding="utf-8")
         (tmp_path / name).chmod(0o755)
-    job = {
-        "SLURM_JOB_ID": "17",
-        "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_GPUS_ON_NODE": "8",
-        "SLURM_JOB_NODELIST": "node[7,9]",
-    }
+    job = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}
+    job |= {"SLURM_JOB_NODELIST": "node[7,9]"}
     return {**job, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
 
 
@@ -67,6 +58,7 @@ def test_slurm_starts_torchrun_on_every_machine(slurm: dict[str, str], tmp_path:
     refused = subprocess.run(script, env=slurm, capture_output=True, text=True, check=False)
     assert refused.returncode != 0
     assert "the recipe, as in: sbatch train.sbatch" in refused.stderr
+    assert load_recipe(FOLDER / "recipe.yaml").data.batch_size % 16 == 0  # two machines of eight GPUs
 
 
 @pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed")

@@ -106,59 +106,45 @@ def test_without_a_claim_there_is_a_difference_and_no_verdict() -> None:
     comparison = compare([*losses("diff", [2.0, 2.1]), *SOFTMAX], "loss", "diff", "softmax", claimed=False)
     assert (comparison.verdict, comparison.better) == (None, None)
     assert comparison.interval is not None
+    assert compare([*losses("diff", [2.0]), *SOFTMAX], "loss", "diff", "softmax", exploratory=True).exploratory
 
 
-def test_documents_widen_the_interval_and_alone_decide_nothing() -> None:
-    def measured(variant: str, seed: int, shift: float) -> Result:
-        documents = tuple((10.0 * (3 + index % 5 + shift * (index % 3)), 10.0) for index in range(30))
-        value = sum(part for part, _ in documents) / 300
-        return Result(name="loss", variant=variant, value=value, seed=seed, better="lower", documents=documents)
-
-    records = [measured("softmax", seed, 0.0) for seed in range(3)]
-    records += [measured("diff", seed, -0.1 - 0.001 * seed) for seed in range(3)]
-    comparison = compare(records, "loss", "diff", "softmax")
-    over_seeds = mean_interval(comparison.differences)
-    assert comparison.method == BOTH
-    assert comparison.interval is not None
-    assert over_seeds is not None
-    assert comparison.interval[0] < over_seeds[0]
-    assert over_seeds[1] < comparison.interval[1] < 0
-    assert comparison.verdict == "reproduced"
-    alone = compare([record for record in records if record.seed == 0], "loss", "diff", "softmax")
-    assert alone.method == DOCUMENTS
-    assert alone.interval is not None
-    assert alone.interval[1] < 0
-    assert alone.verdict == "inconclusive"
-
-
-def of_documents(differences: tuple[float, ...], spread: float) -> Comparison:
+def of_documents(differences: tuple[float, ...], spread: float, counted: int = 30) -> Comparison:
     """Variants so far apart, seed by seed, on documents in each of which they are up to `spread` further apart."""
     records = []
     for seed, apart in enumerate(differences):
         for variant, shift in (("diff", apart), ("softmax", 0.0)):
             deviations = [(index % 3 - 1) * spread * (variant == "diff") for index in range(30)]
-            documents = tuple((10.0 * (3 + shift + more), 10.0) for more in deviations)
+            documents = tuple(
+                (10.0 * (3 + shift + more), 10.0) if index < counted else (0.0, 0.0)
+                for index, more in enumerate(deviations)
+            )
             shared = {"name": "loss", "variant": variant, "seed": seed, "documents": documents}
             records.append(Result(value=3 + shift, better="lower", **shared))
     return compare(records, "loss", "diff", "softmax")
 
 
-def test_too_few_documents_with_what_is_measured_decide_nothing() -> None:
-    records = []
-    for variant, shift in (("diff", -0.3), ("softmax", 0.0)):
-        for seed in range(3):
-            documents = tuple((2.0 * (3 + shift + 0.001 * seed), 2.0) if i < 3 else (0.0, 0.0) for i in range(60))
-            shared = {"name": "loss", "variant": variant, "seed": seed, "documents": documents}
-            records.append(Result(value=3 + shift + 0.001 * seed, better="lower", **shared))
-    row = compare(records, "loss", "diff", "softmax")
-    assert (row.difference, row.interval) == (pytest.approx(-0.3), None)
+def test_documents_widen_the_interval_and_alone_decide_nothing() -> None:
+    differences = (-0.1, -0.101, -0.102)
+    comparison, over_seeds = of_documents(differences, spread=0.1), mean_interval(differences)
+    assert (comparison.method, comparison.verdict) == (BOTH, "reproduced")
+    assert comparison.interval is not None
+    assert over_seeds is not None
+    assert comparison.interval[0] < over_seeds[0]
+    assert over_seeds[1] < comparison.interval[1] < 0
+    alone = of_documents(differences[:1], spread=0.1)
+    assert (alone.method, alone.verdict) == (DOCUMENTS, "inconclusive")
+    assert alone.interval is not None
+    assert alone.interval[1] < 0
+    # Too few of them have what is measured.
+    row = of_documents((-0.3, -0.301, -0.302), spread=0.0, counted=2)
+    assert (row.difference, row.interval) == (pytest.approx(-0.301), None)
     assert (row.verdict, row.documents_needed, row.seeds_needed) == ("inconclusive", True, None)
 
 
 def test_where_documents_leave_it_open_no_number_of_seeds_is_told() -> None:
     """Three seeds that agree, and documents that do not: more of the same seeds would not decide it."""
     agreed = of_documents((-0.030, -0.031, -0.032), spread=0.12)
-    assert verdict(mean_interval(agreed.differences), "lower", seeds=3) == "reproduced"
     assert (agreed.verdict, agreed.documents_needed, agreed.seeds_needed) == ("inconclusive", True, None)
     # The seeds do not agree either, and the documents alone would leave it open.
     neither = of_documents((-0.01, -0.05, -0.03), spread=0.3)
@@ -183,20 +169,13 @@ def test_seeds_needed_beside_what_they_do_not_make_narrower() -> None:
     assert needed is not None
 
     def power(count: int) -> float:
-        drawn = np.random.default_rng(0).normal(0.03, 0.02, size=(40_000, count))
+        drawn = np.random.default_rng(0).normal(0.03, 0.02, size=(20_000, count))
         half = t_quantile(count - 1) * drawn.std(1, ddof=1) / math.sqrt(count)
         return float((drawn.mean(1) > np.hypot(half, other)).mean())
 
-    assert power(needed) > 0.795
-    assert power(needed - 1) < 0.805
+    assert power(needed) > 0.79
+    assert power(needed - 1) < 0.81
     assert seeds_needed(differences, 0.03) is None
-
-
-def test_a_claim_is_the_papers_or_ours() -> None:
-    records = [*losses("diff", [2.0, 2.1]), *SOFTMAX]
-    assert compare(records, "loss", "diff", "softmax").exploratory is False
-    ours = compare(records, "loss", "diff", "softmax", exploratory=True)
-    assert (ours.exploratory, ours.verdict) == (True, "reproduced")
 
 
 def test_what_few_seeds_can_decide_is_told() -> None:
@@ -238,8 +217,6 @@ def test_what_cannot_be_compared_is_named() -> None:
     undirected = [replace(record, better=None) for record in [*SOFTMAX, *losses("diff", [1.0])]]
     with pytest.raises(ValueError, match="no better direction"):
         compare(undirected, "loss", "diff", "softmax")
-    with pytest.raises(ValueError, match="a verdict on x goes with a direction"):
-        Comparison(name="x", variant="a", against="b", ours=(1.0, 2.0), difference=-1.0, verdict="contrary")
 
 
 def test_p_is_students_over_paired_seeds() -> None:
@@ -247,12 +224,7 @@ def test_p_is_students_over_paired_seeds() -> None:
     row = compare([*losses("diff", values), *SOFTMAX], "loss", "diff", "softmax")
     against = [one.value for one in SOFTMAX]
     assert p_value(row) == pytest.approx(ttest_rel(values, against).pvalue, rel=1e-9)
-
-
-def test_p_is_below_5_percent_where_the_interval_has_no_0() -> None:
-    row = compare([*losses("diff", [2.9, 3.01, 2.8, 2.94]), *SOFTMAX], "loss", "diff", "softmax")
-    edge = replace(row, interval=(row.difference * 2, 0.0))
-    assert p_value(edge) == pytest.approx(0.05)
+    assert p_value(replace(row, interval=(row.difference * 2, 0.0))) == pytest.approx(0.05)
     assert p_value(replace(row, interval=None)) is None
 
 

@@ -1,6 +1,5 @@
 import json
 import math
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +9,7 @@ import pytest
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.record import AttentionExample, Comparison, Result, ResultsFile, Samples
-from diff_lab.results_files import read_record, read_results, write_json, write_text
+from diff_lab.results_files import read_record, read_results, write_json
 from diff_transformer.utils.files import read_metrics
 
 
@@ -35,11 +34,6 @@ def results_file() -> ResultsFile:
 
 
 def test_results_survive_a_round_trip(tmp_path: Path, results_file: ResultsFile) -> None:
-    assert read_results(write_json(tmp_path / "results.json", results_file)) == results_file
-    assert [entry.name for entry in tmp_path.iterdir()] == ["results.json"]
-
-
-def test_comparisons_notes_and_documents_survive_a_round_trip(tmp_path: Path, results_file: ResultsFile) -> None:
     compared = Comparison(
         name="a/loss",
         variant="diff",
@@ -56,23 +50,21 @@ def test_comparisons_notes_and_documents_survive_a_round_trip(tmp_path: Path, re
         exploratory=True,
     )
     record = replace(results_file.records[0], documents=((1.0, 2.0), (3.0, 4.0)))
-    complete = replace(results_file, records=(record,), comparisons=(replace(compared, paper=None),), notes=("a note",))
-    assert read_results(write_json(tmp_path / "results.json", complete)) == complete
+    records = (record, *results_file.records)
+    complete = replace(results_file, records=records, comparisons=(replace(compared, paper=None),), notes=("a note",))
+    path = write_json(tmp_path / "results.json", complete)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["results.json"]
+    assert read_results(path) == complete
+    # A file from before comparisons.
+    data = json.loads(path.read_text())
+    assert ["documents" in one for one in data["records"]] == [True, False, False]
+    path.write_text(json.dumps({key: value for key, value in data.items() if key not in ("comparisons", "notes")}))
+    assert read_results(path) == replace(complete, comparisons=(), notes=())
     half_known = read_results(write_json(tmp_path / "half.json", replace(complete, comparisons=(compared,))))
     paper = half_known.comparisons[0].paper
     assert paper is not None
     assert paper[0] == 3.062
     assert math.isnan(paper[1])
-
-
-def test_a_file_from_before_comparisons_is_read(tmp_path: Path, results_file: ResultsFile) -> None:
-    path = write_json(tmp_path / "results.json", results_file)
-    data = json.loads(path.read_text())
-    assert "documents" not in data["records"][0]
-    data.pop("comparisons", None)
-    data.pop("notes", None)
-    path.write_text(json.dumps(data))
-    assert read_results(path) == results_file
 
 
 def test_attention_and_samples_survive_a_round_trip(tmp_path: Path) -> None:
@@ -114,43 +106,21 @@ def test_tensors_and_paths_are_written_plainly(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["flag"] is True
 
 
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_text(tmp_path / "x.txt", "old")
-
-    def fail(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_text(path, "new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 COMPARED = {"name": "a", "variant": "diff", "against": "softmax", "ours": [1, 2], "difference": -1}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data.pop("device"), "the file lacks device"),
-        (lambda data: [data.pop(key) for key in ("device", "commit")], "lacks device, commit|lacks commit, device"),
-        (lambda data: data.update(devise="x"), "unknown key devise"),
-        (lambda data: data["records"][0].update(vlaue=1), r"records\[0\] has the unknown key vlaue"),
+        (lambda data: data.pop("device"), r"the file\.device is missing"),
+        (lambda data: data["records"][0].update(vlaue=1), r"records\[0\]\.vlaue is an unknown key"),
         (lambda data: data.update(records={}), r"the file\.records .* array, got {}"),
-        (lambda data: data["records"].append(1), r"the file\.records\[2\] .* object, got 1"),
         (lambda data: data["records"][0].update(value="high"), r"records\[0\]\.value .* number, got 'high'"),
-        (lambda data: data["records"][0].update(value="1.5"), r"records\[0\]\.value .* number, got '1.5'"),
         (lambda data: data["records"][0].update(value=True), r"records\[0\]\.value .* number, got True"),
         (lambda data: data.update(comparisons=[COMPARED | {"documents_needed": 1}]), "documents_needed .* boolean"),
-        (lambda data: data["records"][0].update(n=True), r"records\[0\]\.n .* integer, got True"),
         (lambda data: data["records"][0].update(n=1.0), r"records\[0\]\.n .* integer, got 1.0"),
         (lambda data: data["records"][0].update(better="more"), r"records\[0\]\.better .*'lower', got 'more'"),
-        (lambda data: data["records"][0].update(interval=[1]), r"records\[0\]\.interval lacks 1"),
         (lambda data: data["records"][0].update(interval=[1, 2, 3]), r"at most 2 items"),
-        (lambda data: data["records"][0].update(interval=[2, 1]), "the interval of a/accuracy must be"),
-        (lambda data: data["records"][0].update(variant=""), "needs a name and a variant"),
-        (lambda data: data["versions"].update(python=3), r"versions\.python .* string, got 3"),
     ],
 )
 def test_a_wrong_results_file_is_named_with_what_is_wrong(
@@ -179,19 +149,6 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(ValueError, match=r"results\.json: the file .* an object, got \[\]"):
         read_results(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"query_position": 2}, r"positions must lie in 0 … 1, got \(2, 0\)"),
-    ],
-)
-def test_an_attention_file_whose_parts_disagree_is_refused(tmp_path: Path, change: dict, message: str) -> None:
-    good = {"tokens": ["a", "b"], "layers": {}, "heads": {}, "query_position": 1, "answer_positions": [0]}
-    good |= {"needle_positions": [], "maps": {}, "lambda": 0.5}
-    with pytest.raises(ValueError, match=message):
-        read_record(write_json(tmp_path / "attention.json", good | change), AttentionExample)
 
 
 def test_metrics_leave_out_the_line_being_written(tmp_path: Path) -> None:

@@ -38,8 +38,6 @@ def test_the_value_between_two_validations() -> None:
         # The last fifth of 500 steps begins at the validation of 400.
         (ACCURACY_CURVE, [accuracies(0.1, 0.3, 0.5, 0.90, 0.92)], False),
         (ACCURACY_CURVE, [accuracies(0.1, 0.3, 0.5, 0.90, 0.921)], True),
-        # It may get worse.
-        (ACCURACY_CURVE, [accuracies(0.1, 0.3, 0.5, 0.90, 0.85)], False),
         # The mean over seeds counts.
         (ACCURACY_CURVE, [accuracies(0.1, 0.3, 0.5, 0.90, 0.91), accuracies(0.1, 0.3, 0.5, 0.90, 0.95)], True),
         (ACCURACY_CURVE, [accuracies(0.1, 0.3, 0.5, 0.90, 0.88), accuracies(0.1, 0.3, 0.5, 0.90, 0.95)], False),
@@ -49,7 +47,6 @@ def test_the_value_between_two_validations() -> None:
         (LOSS_CURVE, [accuracies(5.0, 4.0, 3.5, 3.06, 3.0)], False),
         (LOSS_CURVE, [accuracies(5.0, 4.0, 3.5, 3.07, 3.0)], True),
         # Nothing is known of the beginning of that part, or of a run that diverged.
-        (ACCURACY_CURVE, [accuracies(0.9)], False),
         (ACCURACY_CURVE, [accuracies(0.5, 0.9, steps=(900, 1000))], False),
         (
             ACCURACY_CURVE,

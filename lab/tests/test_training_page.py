@@ -114,6 +114,7 @@ def test_the_recipe_and_the_code_run(elsewhere: Path, capsys: pytest.CaptureFixt
     assert set(json.loads(line)) <= set(re.findall(r"`([\w/]+)`", table))
 
 
+@pytest.mark.all
 def test_a_converted_llama_is_trained_on(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second recipe, made small, starts from the Llama that its keys describe; without one of them it would not."""
     model = load_recipe(elsewhere / "further.yaml").model

@@ -1,7 +1,7 @@
 """Defines a number's coordinates (4 needles, 2 of them queried), and their words in a report."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -69,36 +69,25 @@ AXES = {
 }
 
 
-class Coordinates(Mapping[str, Coordinate]):
-    """Names of axes with a number, a word or a range of numbers each; hashable, and equal in whatever order.
+class Coordinates(dict[str, Coordinate]):
+    """Names of axes with a number, a word or a range of numbers each; hashable, and never changed once made.
 
     `more` come in place of those of `values` with the same names. Raises ValueError for a value that is none of these.
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        self._values: dict[str, Coordinate] = {}
-        for name, value in {**(values or {}), **more}.items():
+        given: dict[str, Any] = dict(values or {}, **more)
+        super().__init__(given)
+        for name, value in given.items():
             is_range = isinstance(value, list | tuple) and len(value) == 2
             numbers = value if is_range else (value,)
             is_number = all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers)
             if not (is_number or isinstance(value, str)):
                 raise ValueError(f"the coordinate {name} must be a number, a word or two numbers, got {quoted(value)}")
-            self._values[name] = (value[0], value[1]) if is_range else value
+            self[name] = (value[0], value[1]) if is_range else value
 
-    def __getitem__(self, name: str) -> Coordinate:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._values.items()))
-
-    def __repr__(self) -> str:
-        return f"Coordinates({self._values!r})"
+    def __hash__(self) -> int:  # type: ignore[override]  # a dict's is None
+        return hash(frozenset(self.items()))
 
     @property
     def label(self) -> str:

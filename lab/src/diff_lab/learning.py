@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ LAST_PART = 0.2
 MOST_ACCURACY, MOST_LOSS = 0.02, 0.02
 # What rounding leaves of a difference between two numbers that are written with few digits.
 _ROUNDING = 1e-9
-# Of version 0.2.0: a ratio of the steps to one loss, which is as much of two learning rates as of two variants.
+# Withdrawn after version 0.2.0: a ratio of the steps to one loss is as much of two learning rates as of two variants.
 _WITHDRAWN = "scaling/tokens_for_equal_loss"
 
 
@@ -39,17 +40,6 @@ class Curve:
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
-
-    @classmethod
-    def of(cls, by_step: Mapping[int, float]) -> "Curve":
-        """Make a curve of values by step."""
-        steps = tuple(sorted(by_step))
-        return cls(steps, tuple(by_step[step] for step in steps))
-
-    @property
-    def final(self) -> float:
-        """The value at the end of training."""
-        return self.values[-1]
 
     def at(self, step: float) -> float:
         """Return the value at a step, on a line between two validations; NaN if none is known before or after."""
@@ -79,7 +69,7 @@ class VariantCurves:
         """
         start = self.steps - LAST_PART * self.steps
         before = fmean(curve.at(start) for curve in self.by_seed.values())
-        after = fmean(curve.final for curve in self.by_seed.values())
+        after = fmean(curve.values[-1] for curve in self.by_seed.values())
         if self.name == ACCURACY_CURVE:
             return after - before > MOST_ACCURACY + _ROUNDING
         return before - after > (MOST_LOSS + _ROUNDING) * after
@@ -94,7 +84,7 @@ def curves_of(records: Sequence[Result]) -> list[VariantCurves]:
             by_step = points.setdefault(key, {}).setdefault(record.seed, {})
             by_step[round(record.coordinates.position("step"))] = record.value
     return [
-        VariantCurves(*key, {seed: Curve.of(by_step) for seed, by_step in by_seed.items()})
+        VariantCurves(*key, {seed: Curve(*zip(*sorted(one.items()), strict=True)) for seed, one in by_seed.items()})
         for key, by_seed in points.items()
     ]
 
@@ -112,7 +102,9 @@ def judge(file: ResultsFile) -> ResultsFile:
     judged = []
     for row in file.comparisons:
         if row.name == _WITHDRAWN:
-            row = _without_numbers(row, "withdrawn, as it compares learning rates as well")
+            lost: dict[str, Any] = {"difference": math.nan, "interval": (math.nan, math.nan), "seeds_needed": None}
+            lost |= {"ours": (math.nan, row.ours[1]), "differences": (math.nan,) * len(row.differences)}
+            row = replace(row, **lost, reason="withdrawn, as it compares learning rates as well")
         row = _with_curves(_with_levels(row, known.get((row.name, row.coordinates)), file.records), curves)
         if row.better is not None and (row.at_floor or row.at_elimination):
             row = replace(row, verdict="not comparable", seeds_needed=None, documents_needed=False)
@@ -120,18 +112,6 @@ def judge(file: ResultsFile) -> ResultsFile:
             row = replace(row, verdict=verdict(row.interval, row.better, seeds=len(row.differences)))
         judged.append(row)
     return replace(file, comparisons=tuple(judged))
-
-
-def _without_numbers(row: Comparison, reason: str) -> Comparison:
-    return replace(
-        row,
-        ours=(math.nan, row.ours[1]),
-        difference=math.nan,
-        differences=(math.nan,) * len(row.differences),
-        interval=(math.nan, math.nan),
-        seeds_needed=None,
-        reason=reason,
-    )
 
 
 def _with_levels(row: Comparison, baseline: Baseline | None, records: Sequence[Result]) -> Comparison:

@@ -1,36 +1,13 @@
-"""Handles the system of a process that trains: signals that stop it after a step, and memory that it keeps."""
+"""Handles the signals that stop a training after its step."""
 
-import ctypes
 import math
 import os
-import platform
 import signal
 import threading
 import time
 from typing import Any
 
 SAME_WISH_SECONDS = 3.0  # a second signal within this time repeats the first one
-
-# Of <malloc.h>: from which size on memory comes from the system directly, and how much may lie free at the heap's end.
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
-_LARGEST, _MOST_FREE = 1 << 30, (1 << 31) - 1
-
-
-def keep_freed_memory() -> bool:
-    """Have the C library keep freed blocks smaller than 1 GiB. Return whether it does.
-
-    glibc gives large freed memory back to the system, and takes it anew for the next step: of a step of a million
-    parameters on a CPU a tenth of the time goes into pages that the system hands out again, filled with zeros. Kept
-    memory goes back if more than 2 GiB lie free at the end of the heap, and when the process ends. Nothing is changed
-    if the C library is another one than glibc from 2.35 on, nor if the environment says how glibc manages memory
-    (``MALLOC_…``, ``GLIBC_TUNABLES``).
-    """
-    is_chosen = any(name.startswith("MALLOC_") for name in os.environ)
-    if is_chosen or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or platform.libc_ver()[0] != "glibc":
-        return False
-    set_option = ctypes.CDLL(None).mallopt
-    # Both: the second alone would leave the first at 128 KiB. An older glibc takes no number as large.
-    return bool(set_option(_MMAP_THRESHOLD, _LARGEST) and set_option(_TRIM_THRESHOLD, _MOST_FREE))
 
 
 class TrainingInterrupted(KeyboardInterrupt):

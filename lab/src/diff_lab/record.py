@@ -50,12 +50,6 @@ class Result(FileRecord):
     # results of an experiment leave them out.
     documents: tuple[tuple[Number, Number], ...] = ()
 
-    def __post_init__(self) -> None:
-        if not self.name or not self.variant:
-            raise ValueError(f"a result needs a name and a variant, got name={self.name!r}, variant={self.variant!r}")
-        if self.interval is not None and self.interval[0] > self.interval[1]:
-            raise ValueError(f"the interval of {self.name} must be (low, high), got {self.interval!r}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline(FileRecord):
@@ -126,12 +120,6 @@ class Comparison(FileRecord):
     at_floor: tuple[str, ...] = ()  # which of the two are not above its floor
     at_elimination: tuple[str, ...] = ()  # which are above its floor, and not above what elimination gives
 
-    def __post_init__(self) -> None:
-        if (self.better is None) != (self.verdict is None):
-            raise ValueError(
-                f"a verdict on {self.name} goes with a direction, got {self.verdict!r} and {self.better!r}"
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Environment(FileRecord):
@@ -173,12 +161,6 @@ class AttentionExample(FileRecord):
     maps: dict[str, dict[str, list[list[Number]]]]
     lambda_: Number
     answered: dict[str, bool] = field(default_factory=dict)  # which variants answer the query right
-
-    def __post_init__(self) -> None:
-        size = len(self.tokens)
-        positions = (self.query_position, *self.answer_positions, *self.needle_positions)
-        if any(not 0 <= position < size for position in positions):
-            raise ValueError(f"positions must lie in 0 … {size - 1}, got {positions}")
 
 
 @dataclass(frozen=True, kw_only=True)

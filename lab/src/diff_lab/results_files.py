@@ -90,8 +90,6 @@ def _plain(value: Any) -> Any:
         # What most records have none of is not written for each.
         written = ((field, item) for field, item in items if item not in ((), NO_COORDINATES) or item != field.default)
         return {field.name.rstrip("_"): item for field, item in written}
-    if isinstance(value, Mapping):
-        return dict(value)
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "tolist"):  # tensors and arrays, without importing what they come from
@@ -120,18 +118,11 @@ def read_record(path: str | Path, kind: type[T]) -> T:
 
 def _sentence(error: ValidationError) -> str:
     """Describe the first error in a file: its place, the expected value, and the value found."""
-    problems = error.errors()
-    first = problems[0]
-    item, parent = _item(first["loc"]), _item(first["loc"][:-1])
-    if first["type"] == "value_error":  # the record's own sentence
-        return f"{item}: {first['msg'].removeprefix('Value error, ')}"
+    first = error.errors()[0]
+    keys = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in first["loc"])
+    item = f"the file{''.join(keys)}"
     if first["type"] == "missing":
-        missing = [one["loc"] for one in problems if one["type"] == "missing" and _item(one["loc"][:-1]) == parent]
-        return f"{parent} lacks {', '.join(str(keys[-1]) for keys in missing)}"
+        return f"{item} is missing"
     if first["type"] == "unexpected_keyword_argument":
-        return f"{parent} has the unknown key {first['loc'][-1]}"
+        return f"{item} is an unknown key"
     return f"{first['msg'].replace('Input', item, 1)}, got {quoted(first['input'])}"
-
-
-def _item(keys: Sequence[int | str]) -> str:
-    return "the file" + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev, variance
+from typing import Any
 
 import numpy as np
 from scipy import integrate, stats
@@ -42,8 +43,6 @@ def proportion_interval(successes: int, n: int) -> Interval:
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
     """Return Student's 95 % interval of the mean of independent `values`; None for one, whose spread is unknown."""
-    if not values:
-        raise ValueError("the mean of no values has no interval")
     if len(values) == 1:
         return None
     if not all(map(math.isfinite, values)):
@@ -61,22 +60,17 @@ def bootstrap_interval(
     The halves of the percentile interval are widened as Student's t is wider than the normal distribution, and by
     √(n / (n − 1)) for n documents with a count: without that it would hold the truth in half of the cases for two
     documents, in 91 % for ten. With `against`, the same documents measured otherwise, it is the interval of the
-    difference of the two ratios. None if one draw in a hundred has no document with a count.
+    difference of the two ratios. There are two documents or more. None if one draw in a hundred has no document with a
+    count.
     """
-    if len(documents) < 2 or (against is not None and len(against) != len(documents)):
-        sides = str(len(documents)) if against is None else f"{len(documents)} and {len(against)}"
-        raise ValueError(f"a bootstrap needs two documents or more, the same for both variants, got {sides}")
-    columns = np.concatenate(
-        [np.asarray(side, dtype=float) for side in (documents, against) if side is not None], axis=1
-    )
-    random = np.random.default_rng(0)
-    size = len(documents)
+    sides = [documents] if against is None else [documents, against]
+    columns = np.concatenate([np.asarray(side, dtype=float) for side in sides], axis=1)
 
     def difference(totals: np.ndarray) -> np.ndarray:
         ratios = totals[:, ::2] / totals[:, 1::2]
         return ratios[:, 0] - (ratios[:, 1] if against is not None else 0.0)
 
-    resampled = []
+    random, size, resampled = np.random.default_rng(0), len(documents), []
     for _ in range(_RESAMPLES // _RESAMPLES_AT_A_TIME):
         totals = random.multinomial(size, [1 / size] * size, size=_RESAMPLES_AT_A_TIME) @ columns
         resampled.append(difference(totals[(totals[:, 1::2] > 0).all(axis=1)]))
@@ -95,10 +89,8 @@ def variance_beyond_chance(shares: Sequence[float], trials: int) -> float:
 
     A share p of n independent answers varies by p (1 − p) / n without any cause, of which p (1 − p) / (n − 1) is the
     unbiased estimate. The rest is unbiased, and so below 0 now and then: cut off at 0, or its root, it would be the
-    larger the nearer p is to one half. Raises ValueError for fewer than two shares or two trials.
+    larger the nearer p is to one half.
     """
-    if len(shares) < 2 or trials < 2:
-        raise ValueError(f"a spread needs two shares and two trials or more, got {len(shares)} and {trials}")
     chance = fmean(share * (1 - share) / (trials - 1) for share in shares)
     return variance(shares) - chance
 
@@ -115,20 +107,18 @@ def compare(
     against: str,
     *,
     coordinates: Coordinates = NO_COORDINATES,
-    paper: tuple[float, float] | None = None,
     claimed: bool = True,
-    exploratory: bool = False,
-    quality: bool = False,
+    **fields: Any,
 ) -> Comparison:
     """Compare two variants in a measure, over the seeds for which both have a record.
 
     The interval of the mean difference is Student's over seeds. If the records carry documents, a bootstrap over them
     is added in squares, which is a little too wide, as a seed's effect on a document counts in both. With one seed it
-    is the bootstrap alone, and the verdict stays open: other documents say nothing about other seeds.
+    is the bootstrap alone, and the verdict stays open.
 
     `variant` is the one that is claimed to be better; if nothing is `claimed`, there is a difference and no verdict.
-    `exploratory`, `quality` and `paper` are the comparison's. Raises ValueError if the variants have no seed in common,
-    two records are of one seed, or a claim has no direction.
+    `fields` are more of the comparison's: `exploratory`, `quality` and `paper`. Raises ValueError if the variants have
+    no seed in common, two records are of one seed, or a claim has no direction.
     """
     compared = [one for one in records if (one.name, one.coordinates) == (name, coordinates)]
     for (measured, seed), count in Counter((one.variant, one.seed) for one in compared).items():
@@ -143,26 +133,24 @@ def compare(
     if claimed and better is None:
         raise ValueError(f"{name} has no better direction, so nothing can be claimed of it")
     differences = tuple(one.value - other.value for one, other in pairs)
-    difference, interval, method = fmean(differences), mean_interval(differences), SEEDS if len(pairs) > 1 else ""
-    over_seeds, other_documents = interval, 0.0
+    difference, over_seeds = fmean(differences), mean_interval(differences)
+    interval, method, other_documents = over_seeds, SEEDS if over_seeds else "", 0.0
     if all(record.documents for pair in pairs for record in pair):
         documents = [np.sum([pair[side].documents for pair in pairs], axis=0) for side in (0, 1)]
         drawn = bootstrap_interval(*documents)
         if drawn is None:
             interval, method, other_documents = None, "", math.inf
+        elif over_seeds is None:
+            interval, method = drawn, DOCUMENTS
         else:
+            low, high = (math.hypot(over_seeds[end] - difference, drawn[end] - difference) for end in (0, 1))
+            interval, method = (difference - low, difference + high), BOTH
             other_documents = abs(drawn[0 if difference > 0 else 1] - difference)  # the half that may reach 0
-            if interval is None:
-                interval, method = drawn, DOCUMENTS
-            else:
-                low, high = (math.hypot(interval[end] - difference, drawn[end] - difference) for end in (0, 1))
-                interval, method = (difference - low, difference + high), BOTH
     judged = None if better is None else verdict(interval, better, seeds=len(pairs))
     needed, too_few_documents = None, False
-    if judged == "inconclusive" and better is not None:
-        if len(pairs) > 1 and other_documents > 0:
-            decided = verdict(over_seeds, better, seeds=len(pairs)) != "inconclusive"
-            too_few_documents = decided or other_documents >= abs(difference)
+    if judged == "inconclusive" and better is not None and over_seeds is not None:
+        by_seeds = verdict(over_seeds, better, seeds=len(pairs))
+        too_few_documents = other_documents > 0 and (by_seeds != judged or other_documents >= abs(difference))
         needed = None if too_few_documents else seeds_needed(differences, other_documents)
     return Comparison(
         name=name,
@@ -171,7 +159,6 @@ def compare(
         coordinates=coordinates,
         unit=pairs[0][0].unit,
         better=better,
-        paper=paper,
         ours=(fmean(one.value for one, _ in pairs), fmean(other.value for _, other in pairs)),
         differences=differences,
         difference=difference,
@@ -180,8 +167,7 @@ def compare(
         verdict=judged,
         seeds_needed=needed,
         documents_needed=too_few_documents,
-        exploratory=exploratory,
-        quality=quality,
+        **fields,
     )
 
 
@@ -272,9 +258,7 @@ class Fit:
 
     def losses(self, variant: int, sizes: np.ndarray) -> np.ndarray:
         """Return the losses of one of the two variants at sizes."""
-        b, logs = self.exponent, np.log(sizes / self.middle)
-        basis = logs if b == 0 else (1 - np.exp(-b * logs)) / b
-        return np.asarray(self.levels[variant] - self.slopes[variant] * basis)
+        return np.asarray(self.levels[variant] - self.slopes[variant] * _basis(self.exponent, sizes / self.middle))
 
     def equal_loss_ratio(self) -> float:
         """Return the middle, as the first variant's size, over the second's size at which both have the same loss.
@@ -291,14 +275,16 @@ class Fit:
         return math.exp(log_ratio) if abs(log_ratio) < math.log(FURTHEST) else math.nan
 
 
+def _basis(exponent: float, ratios: np.ndarray) -> np.ndarray:
+    return np.log(ratios) if exponent == 0 else (1 - ratios**-exponent) / exponent
+
+
 def fits(sizes: np.ndarray, losses: np.ndarray) -> list[Fit]:
     """Fit each of losses (fits, 2, S) by least squares: of two variants at sizes (S,), three or more different."""
     middle = math.sqrt(float(sizes.min()) * float(sizes.max()))
-    logs = np.log(sizes / middle)
     errors, coefficients = [], []
     for exponent in EXPONENTS:
-        basis = logs if exponent == 0 else (1 - (sizes / middle) ** -exponent) / exponent
-        columns = np.stack([np.ones(len(sizes)), -basis], axis=1)
+        columns = np.stack([np.ones(len(sizes)), -_basis(exponent, sizes / middle)], axis=1)
         solutions = losses @ np.linalg.pinv(columns).T  # (fits, 2, level and slope)
         coefficients.append(solutions)
         errors.append(((solutions @ columns.T - losses) ** 2).sum((1, 2)))

@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -7,29 +8,28 @@ import stat
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from commands import fails
-from diff_lab.coordinates import Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.experiments.definitions import EXPERIMENTS
 from diff_lab.record import Headline, Result
-from diff_lab.results_files import capture_results, read_results, write_json
+from diff_lab.results_files import write_json
 from diff_lab.statistics import compare
-from diff_transformer.utils.files import read_metrics
+from diff_transformer.cli.generate_command import StdoutStreamer
+from diff_transformer.ops.backends import BACKENDS
+from made_up_results import made_up
 from running_server import new_model
 from tiny_demo import TINY
 from tokenizer_kinds import KINDS, llama_tokenizer
 
 Run = Callable[..., Any]
-
-
-def test_train_leaves_a_run_that_says_what_was_measured(run: Run, text_run: Path) -> None:
-    assert (text_run / "model" / "model.safetensors").is_file()
-    assert "validation/bits_per_byte" in read_metrics(text_run / "metrics.jsonl")[-1]
 
 
 def test_train_prints_results_to_stdout_and_progress_to_stderr(
@@ -49,18 +49,11 @@ def test_train_prints_results_to_stdout_and_progress_to_stderr(
 
 
 def test_train_resumes_or_begins(run: Run, text_file: Path, tmp_path: Path) -> None:
-    recipe = ["tiny", f"data.paths={text_file}"]
-    folder = ["--output", tmp_path / "run"]
-    for words in (
-        [*recipe, "--resume", "auto", "train.steps=1", *folder],
-        [*recipe, "--resume=auto", "train.steps=1", *folder],
-        ["--resume", *recipe, "train.steps=1", *folder],
-        [*recipe, "train.steps=1", *folder, "--resume"],
-    ):
+    recipe = ["tiny", f"data.paths={text_file}", "train.steps=1", "--output", tmp_path / "run"]
+    for words in ([*recipe, "--resume", "auto"], ["--resume=auto", *recipe], ["--resume", *recipe]):
         done = run("train", *words)
         assert done.exit_code == 0, done.stderr
-    fails(run("train", *recipe, *folder, "train.steps=1"), "already holds a run", "--resume")
-    fails(run("train", *recipe, *folder, "--resume=always"), "--resume takes no value or 'auto'", "'always'")
+    fails(run("train", *recipe, "--resume=always"), "--resume takes no value or 'auto'", "'always'")
     assert "[auto]" in run("train", "--help").stdout
 
 
@@ -69,15 +62,8 @@ def test_train_refuses_bad_input_before_it_reads_text(run: Run, text_run: Path, 
     fails(run("train", "tiny", "train.stepz=3"), "did you mean 'train.steps'?")
     fails(run("train", "tiny", "data.paths=nowhere.txt", "--output", text_run), "already holds a run")
     fails(run("train", "tiny", "data.paths=nowhere.txt", "--output", tmp_path / "new"), "nowhere.txt")
-    fails(run("train", "tiny", "data.paths='no/*.txt'", "--output", tmp_path / "new"), "There is no text in 'no/*.txt'")
     fails(run("train", "tiny", "--resume", "--output", tmp_path / "new"), "no run to resume")
     assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("command", ["train", "plan"])
-def test_a_setting_that_is_given_twice_is_refused(command: str, run: Run) -> None:
-    result = run(command, "tiny", "train.steps=1", "model.hidden_size=64", "train.steps=2")
-    fails(result, "'train.steps' is set twice, by 'train.steps=1' and by 'train.steps=2'")
 
 
 def test_a_tokenizer_is_trained_and_a_recipe_takes_it(run: Run, text_file: Path, tmp_path: Path) -> None:
@@ -93,13 +79,7 @@ def test_a_tokenizer_is_trained_and_a_recipe_takes_it(run: Run, text_file: Path,
     assert config["vocab_size"] == 270
     again = run("train", "tiny", *settings, "--output", tmp_path / "again")
     assert "tokenised" not in again.stderr
-    refused = run("tokenizer", "train", text_file, "--output", folder)
-    assert refused.exit_code == 2
-    assert "--output must be a new folder" in refused.stderr
-    wrong = run("train", "tiny", *settings[:-2], "data.tokenizer=no/such", "--output", tmp_path / "no")
-    assert wrong.exit_code == 2
-    assert "'no/such' cannot be loaded" in wrong.stderr
-    assert not (tmp_path / "no").exists()
+    fails(run("tokenizer", "train", text_file, "--output", folder), "--output must be a new folder")
 
 
 def test_generate_goes_on_from_the_prompt(run: Run, text_run: Path) -> None:
@@ -118,8 +98,6 @@ def test_generate_goes_on_from_the_prompt(run: Run, text_run: Path) -> None:
 
 
 def test_generate_streams(run: Run, text_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from diff_transformer.cli.generate_command import StdoutStreamer
-
     counts = []
     put = StdoutStreamer.put
     monkeypatch.setattr(StdoutStreamer, "put", lambda self, value: (counts.append(value.numel()), put(self, value))[1])
@@ -131,8 +109,6 @@ def test_generate_streams(run: Run, text_run: Path, monkeypatch: pytest.MonkeyPa
 def test_control_characters_do_not_reach_a_terminal_and_all_others_do(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    from diff_transformer.cli.generate_command import StdoutStreamer
-
     tokenizer = KINDS[kind]()
 
     def written(text: str, terminal: bool) -> str:
@@ -167,44 +143,6 @@ def test_generate_writes_what_decode_gives(run: Run, tmp_path: Path) -> None:
     (out,) = model.generate(tokens, max_new_tokens=30, do_sample=False, pad_token_id=0)
     assert result.stdout == tokenizer.decode(out, skip_special_tokens=True) + "\n"
     assert result.stdout.startswith(prompt)
-
-
-def test_generate_takes_any_folder_that_holds_the_model(run: Run, text_run: Path) -> None:
-    options = ("--prompt", "to be", "--max-new-tokens", 5, "--greedy")
-    generated = run("generate", text_run, *options).stdout
-    assert run("generate", text_run / "model", *options).stdout == generated
-    assert run("generate", text_run / "checkpoints" / "step-000003", *options).stdout == generated
-
-
-def test_generate_takes_the_newest_checkpoint_of_an_unfinished_run(run: Run, text_run: Path, tmp_path: Path) -> None:
-    unfinished = tmp_path / "unfinished"
-    shutil.copytree(text_run, unfinished)
-    shutil.rmtree(unfinished / "model")
-    options = ("--prompt", "to be", "--max-new-tokens", 5, "--greedy")
-    assert run("generate", unfinished, *options).stdout == run("generate", text_run, *options).stdout
-    (unfinished / "checkpoints" / "step-1000000").mkdir()
-    shutil.copy(text_run / "model" / "config.json", unfinished / "checkpoints" / "step-1000000")
-    fails(run("generate", unfinished, *options), "step-1000000' holds no weights")
-
-
-def test_generate_starts_from_nothing_and_fills_the_context(run: Run, text_run: Path) -> None:
-    assert run("generate", text_run, "--prompt", "", "--max-new-tokens", 3).exit_code == 0
-    assert run("generate", text_run, "--prompt", "x" * 60, "--greedy").exit_code == 0
-    assert run("generate", text_run, "--prompt", "x" * 60, "--max-new-tokens", 4).exit_code == 0
-
-
-def test_generate_refuses_what_the_context_cannot_hold(run: Run, text_run: Path) -> None:
-    fails(run("generate", text_run, "--prompt", "x" * 64), "context of 64 tokens cannot hold", "64 and any new")
-    result = run("generate", text_run, "--prompt", "x" * 60, "--max-new-tokens", 5)
-    fails(result, "context of 64 tokens", "60 and 5 new ones; --max-new-tokens can be at most 4.")
-
-
-def test_generate_refuses_wrong_numbers(run: Run, text_run: Path) -> None:
-    fails(run("generate", text_run, "--prompt", "x", "--temperature", 0), "--temperature must be above 0, got 0.0")
-    fails(run("generate", text_run, "--prompt", "x", "--top-p", 1.5), "--top-p must be above 0 and at most 1, got 1.5")
-    fails(run("generate", text_run, "--prompt", "x\udcff"), r"--prompt must be UTF-8 text, got 'x\udcff'.")
-    fails(run("generate", text_run, "--prompt", "x", "--device", "abacus"), "The device 'abacus' cannot be used here")
-    assert run("generate", text_run, "--prompt", "x", "--max-new-tokens", 0).exit_code == 2
 
 
 def test_a_checkpoint_that_is_missing_or_not_ours_is_named(
@@ -247,55 +185,6 @@ def test_the_weights_of_a_checkpoint_are_those_that_were_written(
     assert damaged in result.stderr
 
 
-def test_json_that_transformers_does_not_read_is_left_alone(run: Run, text_run: Path, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(text_run / "model", model)
-    (model / "notes.json").write_text('{"mine": 1,}', encoding="utf-8")
-    assert run("generate", model, "--prompt", "x", "--max-new-tokens", 1).exit_code == 0
-    (model / "generation_config.json").write_text("[" * 100_000, encoding="utf-8")
-    fails(run("generate", model, "--prompt", "x"), "generation_config.json' is not JSON")
-
-
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
-def test_a_byte_order_mark_that_transformers_does_not_read_is_named(
-    name: str, run: Run, text_run: Path, tmp_path: Path
-) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(text_run / "model", model)
-    (model / name).write_text((model / name).read_text(encoding="utf-8"), encoding="utf-8-sig")
-    fails(run("generate", model, "--prompt", "x"), f"{name}' begins with a byte order mark")
-
-
-def test_weights_that_lack_a_part_are_refused(run: Run, text_run: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    model = tmp_path / "model"
-    shutil.copytree(text_run / "model", model)
-    weights = load_file(model / "model.safetensors")
-    del weights["model.norm.weight"]
-    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-    fails(run("generate", model, "--prompt", "x"), "lack model.norm.weight.")
-
-
-def test_eval_measures_a_run_on_its_own_data(run: Run, text_run: Path, tmp_path: Path) -> None:
-    output = tmp_path / "results.json"
-    result = run("eval", text_run, "--output", output)
-    assert result.exit_code == 0
-    assert "bits per byte ↓" in result.stdout
-    assert "DIFF" in result.stdout
-    records = {record.name: record.value for record in read_results(output).records}
-    last = read_metrics(text_run / "metrics.jsonl")[-1]
-    assert records["language/validation_loss"] == pytest.approx(last["validation/loss"])
-    fails(run("eval", text_run, "--output", output), "--output must be a new file in a folder that exists")
-
-
-def test_eval_measures_on_another_text(run: Run, text_run: Path, text_file: Path, tmp_path: Path) -> None:
-    alone = tmp_path / "alone"
-    shutil.copytree(text_run / "model", alone)
-    assert run("eval", alone, "--text", text_file).exit_code == 0
-    fails(run("eval", alone), "No recipe.yaml belongs to")
-
-
 def test_eval_measures_the_retrieval_task(run: Run, retrieval_run: Path, text_file: Path) -> None:
     result = run("eval", retrieval_run)
     assert result.exit_code == 0
@@ -308,62 +197,34 @@ def test_report_prints_where_the_page_is(run: Run, text_run: Path, tmp_path: Pat
     result = run("report", text_run)
     assert (result.exit_code, result.stdout) == (0, f"{text_run / 'report.html'}\n")
     assert (text_run / "report.html").is_file()
-    before = (text_run / "report.html").stat().st_mtime_ns
+    os.utime(text_run / "report.html", (0, 0))
     fails(run("report", text_run), f"'{text_run / 'report.html'}' is there already", "--overwrite")
-    assert (text_run / "report.html").stat().st_mtime_ns == before
+    assert (text_run / "report.html").stat().st_mtime == 0
     assert run("report", text_run, "--overwrite").exit_code == 0
-    assert (text_run / "report.html").stat().st_mtime_ns > before
-    result = run("report", text_run, "--output", tmp_path / "page.html")
-    assert result.stdout == f"{tmp_path / 'page.html'}\n"
+    assert (text_run / "report.html").stat().st_mtime > 0
     fails(run("report", tmp_path), "is not a run folder")
-    fails(run("report", tmp_path / "nowhere"), "does not exist")
-    assert run("report").exit_code == 2
 
 
 def test_report_sets_out_experiments(run: Run, tmp_path: Path) -> None:
     records = [
-        Result(name="made_up/loss", variant=variant, value=2.0, seed=0, better="lower")
+        Result(name=name, variant=variant, value=2.0, seed=0, better="lower", coordinates=coordinates)
         for variant in ("diff", "softmax")
+        for name, coordinates in (
+            ("made_up/loss", NO_COORDINATES),
+            *(("training/validation_loss", Coordinates(step=step)) for step in (1, 2)),
+        )
     ]
-    settings = {"request": {"experiment": "recall", "preset": "cpu"}}
     compared = [compare(records, "made_up/loss", "diff", "softmax")]
-    records += [
-        replace(one, name="training/validation_loss", coordinates=Coordinates(step=step))
-        for one in records
-        for step in (1, 2)
-    ]
-    results = capture_results("which is found", settings, records, "cpu", comparisons=compared)
+    results = made_up("recall", records, compared)
     path = write_json(tmp_path / "recall.json", replace(results, headline=Headline(name="made_up/loss")))
-    for paths in ([tmp_path], [path], [path, tmp_path]):
-        result = run("report", *paths, "--overwrite")
-        assert (result.exit_code, result.stdout) == (0, f"{tmp_path.resolve() / 'RESULTS.md'}\n")
+    result = run("report", path, tmp_path)
+    assert (result.exit_code, result.stdout) == (0, f"{tmp_path.resolve() / 'RESULTS.md'}\n")
     assert "inconclusive" in (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
     fails(run("report", tmp_path), f"{tmp_path / 'RESULTS.md'}' is there already", "--overwrite")
-    (tmp_path / "RESULTS.md").unlink()
-    fails(run("report", tmp_path), f"{tmp_path / 'figures'}", ".svg' is there already")
-    (tmp_path / "none").mkdir()
-    fails(run("report", tmp_path / "none", path, "--overwrite"), "holds no results of an experiment")
     fails(run("report", path, "--output", tmp_path / "page.txt"), "must end in .md")
 
 
-def test_info_tells_versions_and_what_can_run(run: Run) -> None:
-    import torch
-
-    from diff_transformer.ops.backends import BACKENDS
-
-    result = run("info")
-    assert result.exit_code == 0
-    rows = {line[:28].strip() for line in result.stdout.splitlines()}
-    assert torch.__version__ in result.stdout
-    assert "torch threads" in result.stdout
-    for backend in BACKENDS:
-        assert any(row.startswith(f"backend {backend} on cpu") for row in rows)
-    assert "can run" in result.stdout
-
-
-def test_info_says_what_is_not_installed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from importlib import metadata
-
+def test_info_tells_versions_what_can_run_and_what_is_not_installed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     version = metadata.version
 
     def without_onnx(name: str) -> str:
@@ -372,7 +233,13 @@ def test_info_says_what_is_not_installed(run: Run, monkeypatch: pytest.MonkeyPat
         return version(name)
 
     monkeypatch.setattr(metadata, "version", without_onnx)
-    assert 'not installed: pip install ".[onnx]"' in run("info").stdout
+    result = run("info")
+    assert result.exit_code == 0
+    rows = {line[:28].strip() for line in result.stdout.splitlines()}
+    for backend in BACKENDS:
+        assert any(row.startswith(f"backend {backend} on cpu") for row in rows)
+    for text in (torch.__version__, "torch threads", "can run", 'not installed: pip install ".[onnx]"'):
+        assert text in result.stdout
 
 
 @pytest.mark.all
@@ -383,31 +250,20 @@ def test_demo_ends_with_a_table_a_page_and_models(
 
     monkeypatch.setattr(module, "FAST", TINY)
     monkeypatch.setattr(module, "default_workers", lambda *_, **__: 1)
-    folder = tmp_path / "demo"
-    result = run("demo", "--fast", "--output", folder, "--text", text_file, "--seed", 1)
+    monkeypatch.chdir(tmp_path)
+    folder = Path("runs/demo-fast")
+    result = run("demo", "--fast", "--text", text_file, "--seed", 1)
     assert result.exit_code == 0
     for text in ("accuracy ↑", "bits per byte ↓", "Transformer", f"page:     {folder / 'report.html'}\n"):
         assert text in result.stdout
     assert str(folder / "language-softmax" / "model") in result.stdout
     assert "\x1b" not in result.stdout + result.stderr
-    expected = (
-        "What to expect",
-        "one seed and no proof",
-        "Finding needles: 6 steps",
-        "In all a minute or so on two processor cores",
-        "Language: 6 steps",
-    )
-    assert [words for words in expected if words not in result.stderr] == []
     assert result.stderr.index("What to expect") < result.stderr.index("retrieval, DIFF: step 1 of 6, loss")
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "is missing" not in page
-    assert json.loads((folder / "results.json").read_text(encoding="utf-8"))["settings"]["seed"] == 1
-    fails(run("demo", "--fast", "--output", folder), "--overwrite")
-    commands = re.findall(r"^  diff-(?:transformer|lab) (.*)$", result.stdout, flags=re.MULTILINE)
-    assert [command.split()[0] for command in commands] == ["explore", "generate", "compare", "reproduce"]
-    explore, generate, compare, reproduce = map(shlex.split, commands)
-    assert run(*explore, "--output", tmp_path / "page.html").exit_code == 0
     assert 'href="explorer.html"' in page
+    assert json.loads((folder / "results.json").read_text(encoding="utf-8"))["settings"]["seed"] == 1
+    fails(run("demo", "--fast"), "--overwrite")
     embedded = re.findall(r'id="explorer-data">(.*?)</script>', (folder / "explorer.html").read_text(encoding="utf-8"))
     explorer = json.loads(embedded[0])
     assert [model["label"] for model in explorer["models"].values()] == ["DIFF", "Transformer"]
@@ -417,61 +273,27 @@ def test_demo_ends_with_a_table_a_page_and_models(
     assert example["text"].split() == asked["tokens"][: asked["query_position"] + 1]
     assert [example["answer"]["begin"]] == asked["answer_positions"]
     assert explorer["opening"] == {"layer": asked["layers"]["diff"], "head": asked["heads"]["diff"]}
+    # What it names to try next can be done.
+    commands = re.findall(r"^  diff-(?:transformer|lab) (.*)$", result.stdout, flags=re.MULTILINE)
+    explore, generate, compare, reproduce = map(shlex.split, commands)
+    assert run(*explore, "--output", tmp_path / "page.html").exit_code == 0
     assert run(*generate, "--max-new-tokens", 2).exit_code == 0
-    assert str(text_file) in compare
+    assert compare == ["compare", "language", "--text", str(text_file)]
     assert reproduce[1] in EXPERIMENTS
-    for command in (compare, reproduce):
-        assert run(command[0], "--help").exit_code == 0
 
 
-def test_a_broken_model_folder_names_the_file(run: Run, text_run: Path, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(text_run / "model", model)
-    fails(run("generate", model / "config.json", "--prompt", "x"), "config.json' is a file; name the folder of a run")
-    settings = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    for wrong in ({"hidden_size": "a"}, {"num_attention_heads": 3}, {"rms_norm_eps": "a"}, {"rope_parameters": 3}):
-        (model / "config.json").write_text(json.dumps(settings | wrong), encoding="utf-8")
-        fails(run("generate", model, "--prompt", "x"), "config.json' is not valid: ")
-    (model / "config.json").write_text(json.dumps(settings), encoding="utf-8")
-    for text in ("{", "{}"):
-        (model / "tokenizer.json").write_text(text, encoding="utf-8")
-        fails(run("generate", model, "--prompt", "x"), "tokenizer.json' is not a valid tokenizer: ")
-
-
-@pytest.mark.parametrize(("options", "expected"), [((), "runs/demo"), (("--fast",), "runs/demo-fast")])
-def test_a_fast_demo_has_a_folder_of_its_own(
-    run: Run, options: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import diff_lab.experiments.demo as module
-
-    def stop(output: Path, **_: Any) -> None:
-        raise FileExistsError(f"asked for {output.as_posix()}.")
-
-    monkeypatch.setattr(module, "run_demo", stop)
-    fails(run("demo", *options), f"asked for {expected}.")
-
-
-@pytest.mark.parametrize("command", ["generate", "export", "eval"])
 def test_datasets_is_asked_for_where_it_is_read_alone(
-    command: str, run: Run, text_run: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, text_run: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    more: dict[str, list[Any]] = {
-        "generate": ["--prompt", "to be", "--max-new-tokens", 2],
-        "export": [tmp_path / "shared"],
-        "eval": ["--text", text_file, "--output", tmp_path / "results.json"],
-    }
-    result = run(command, text_run, *more[command])
-    assert result.exit_code == 0
-    assert all(line.endswith(" …") for line in result.stderr.splitlines())
-
-
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
-def test_json_that_is_too_deep_is_named(name: str, run: Run, text_run: Path, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(text_run / "model", model)
-    (model / name).write_text("[" * 200_000 + "]" * 200_000, encoding="utf-8")
-    fails(run("generate", model, "--prompt", "x"), f"{name}' is not JSON", "lists in lists too deep")
+    for command, *options in (
+        ("generate", "--prompt", "to be", "--max-new-tokens", 2),
+        ("export", tmp_path / "shared"),
+        ("eval", "--text", text_file, "--output", tmp_path / "results.json"),
+    ):
+        result = run(command, text_run, *options)
+        assert result.exit_code == 0
+        assert all(line.endswith(" …") for line in result.stderr.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -491,16 +313,6 @@ def test_generate_names_the_command_that_converts(
     fails(run("generate", tmp_path, "--prompt", "x"), f"diff-transformer convert {tmp_path} DST --from {layout}`")
 
 
-def test_what_is_too_large_for_a_model_is_refused_at_once(run: Run, text_run: Path, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(text_run / "model", model)
-    settings = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    for name, value in {"num_hidden_layers": 10**9, "vocab_size": 10**400, "lambda_init": 10**400}.items():
-        (model / "config.json").write_text(json.dumps(settings | {name: value}), encoding="utf-8")
-        fails(run("generate", model, "--prompt", "x"), "config.json' is not valid: ")
-    fails(run("plan", "tiny", "model.num_hidden_layers=1000000000"), "num_hidden_layers must be at most 1,024")
-
-
 def test_weights_have_the_permissions_of_other_files(run: Run, text_run: Path, tmp_path: Path) -> None:
     assert run("export", text_run, tmp_path / "exported").exit_code == 0
     assert run("convert", text_run, tmp_path / "converted", "--to", "microsoft").exit_code == 0
@@ -508,3 +320,56 @@ def test_weights_have_the_permissions_of_other_files(run: Run, text_run: Path, t
     assert sum(file.suffix == ".safetensors" for file in files) >= 5
     (tmp_path / "fresh").touch()
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {stat.S_IMODE((tmp_path / "fresh").stat().st_mode)}
+
+
+def test_generate_refuses_what_cannot_be(run: Run, text_run: Path) -> None:
+    """Numbers out of range, and what the context cannot hold, of which it fills all."""
+    for options, message in (
+        (("x", "--temperature", 0), "--temperature must be above 0, got 0.0"),
+        (("x", "--top-p", 1.5), "--top-p must be above 0 and at most 1, got 1.5"),
+        (("x\udcff",), r"--prompt must be UTF-8 text, got 'x\udcff'."),
+        (("x", "--device", "abacus"), "The device 'abacus' cannot be used here"),
+        (("x" * 64,), "64 and any new"),
+        (("x" * 60, "--max-new-tokens", 5), "60 and 5 new ones; --max-new-tokens can be at most 4."),
+    ):
+        fails(run("generate", text_run, "--prompt", *options), message)
+    assert run("generate", text_run, "--prompt", "x", "--max-new-tokens", 0).exit_code == 2
+    for options in (("", "--max-new-tokens", 3), ("x" * 60, "--greedy")):
+        assert run("generate", text_run, "--prompt", *options).exit_code == 0
+
+
+def test_generate_takes_any_folder_that_holds_the_model(run: Run, text_run: Path, tmp_path: Path) -> None:
+    """Of an unfinished run the newest checkpoint."""
+    options = ("--prompt", "to be", "--max-new-tokens", 5, "--greedy")
+    generated = run("generate", text_run, *options).stdout
+    assert run("generate", text_run / "model", *options).stdout == generated
+    assert run("generate", text_run / "checkpoints" / "step-000003", *options).stdout == generated
+    unfinished = shutil.copytree(text_run, tmp_path / "unfinished")
+    shutil.rmtree(unfinished / "model")
+    assert run("generate", unfinished, *options).stdout == generated
+    (unfinished / "checkpoints" / "step-1000000").mkdir()
+    shutil.copy(text_run / "model" / "config.json", unfinished / "checkpoints" / "step-1000000")
+    fails(run("generate", unfinished, *options), "step-1000000' holds no weights")
+
+
+def test_a_broken_file_of_a_model_is_named(run: Run, text_run: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(text_run / "model", tmp_path / "model")
+
+    def generated() -> Any:
+        return run("generate", model, "--prompt", "x", "--max-new-tokens", 1)
+
+    fails(run("generate", model / "config.json", "--prompt", "x"), "config.json' is a file; name the folder of a run")
+    settings = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    (model / "config.json").write_text("[" * 200_000 + "]" * 200_000, encoding="utf-8")
+    fails(generated(), "config.json' is not JSON", "lists in lists too deep")
+    for name, value in {"hidden_size": "a", "num_attention_heads": 3, "rope_parameters": 3}.items():
+        (model / "config.json").write_text(json.dumps(settings | {name: value}), encoding="utf-8")
+        fails(generated(), "config.json' is not valid: ")
+    (model / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    weights = load_file(model / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    fails(generated(), "lack model.norm.weight.")
+    for text in ("{", "{}"):
+        (model / "tokenizer.json").write_text(text, encoding="utf-8")
+        fails(generated(), "tokenizer.json' is not a valid tokenizer: ")

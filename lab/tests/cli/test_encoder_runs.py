@@ -36,11 +36,12 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture
-def trained(run: Run, text: Path, tmp_path: Path) -> Path:
-    done = run("train", "masked", *SETTINGS, f"data.paths=['{text}']", "--output", tmp_path / "run")
+@pytest.fixture(scope="module")
+def trained(run: Run, text: Path) -> Path:
+    folder = text.parent / "run"
+    done = run("train", "masked", *SETTINGS, f"data.paths=['{text}']", "--output", folder)
     assert done.exit_code == 0, done.output
-    return tmp_path / "run"
+    return folder
 
 
 def test_training_and_numbers(run: Run, trained: Path, text: Path, tmp_path: Path) -> None:
@@ -75,11 +76,13 @@ def test_training_and_numbers(run: Run, trained: Path, text: Path, tmp_path: Pat
     assert other["validation/accuracy"].n != targets
 
 
-def test_it_fills_masks(trained: Path) -> None:
+def test_it_fills_masks_and_does_nothing_that_is_for_causal_models(run: Run, trained: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(trained / "model")
     model = AutoModelForMaskedLM.from_pretrained(trained / "model")
     fill = pipeline("fill-mask", model=model, tokenizer=tokenizer, top_k=1)
     assert fill("line 7: to be, or n<|mask|>t to be")[0]["token_str"] == "o"
+    fails(run("eval", trained, "--measure", "repeats"), "holds an encoder, whose numbers eval tells without --measure")
+    fails(run("generate", trained, "--prompt", "a"), "must have is_causal True, got False")
 
 
 def test_plan_and_export(run: Run, trained: Path, tmp_path: Path) -> None:
@@ -94,8 +97,3 @@ def test_plan_and_export(run: Run, trained: Path, tmp_path: Path) -> None:
     assert ModelCard(card).data.pipeline_tag == "fill-mask"
     config = json.loads((tmp_path / "shared" / "config.json").read_text(encoding="utf-8"))
     assert "AutoModelForMaskedLM" in config["auto_map"]
-
-
-def test_what_is_for_causal_models_is_refused(run: Run, trained: Path) -> None:
-    fails(run("eval", trained, "--measure", "repeats"), "holds an encoder, which does not predict the next token")
-    fails(run("generate", trained, "--prompt", "a"), "must have is_causal True, got False")

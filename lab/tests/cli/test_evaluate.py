@@ -3,13 +3,12 @@
 import json
 import math
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from commands import fails
 from diff_lab.cli.recipe_options import find_recipe
@@ -27,13 +26,7 @@ def test_a_run_is_measured_with_its_own_tokenizer(run: Callable[..., Any], tmp_p
     text = tmp_path / "corpus.txt"
     text.write_text("the cat sat on the mat and the dog lay by the door. " * 200, encoding="utf-8")
     folder = tmp_path / "run"
-    settings = [
-        "data.tokenizer=bpe",
-        "data.vocab_size=270",
-        f"data.paths=['{text}']",
-        "train.steps=1",
-        "data.length=16",
-    ]
+    settings = ["data.tokenizer=bpe", "data.vocab_size=270", f"data.paths={text}", "train.steps=1", "data.length=16"]
     assert run("train", "tiny", *settings, "--output", folder).exit_code == 0
     text.write_text("QUITE ANOTHER TEXT, IN WHICH OTHER PAIRS OF LETTERS ARE FREQUENT. " * 200, encoding="utf-8")
     output = tmp_path / "results.json"
@@ -63,19 +56,14 @@ def test_questions_of_ones_own_are_measured(run: Run, text_run: Path, questions:
     written = read_results(output)
     assert [record.name for record in written.records] == ["harness/mine/acc", "harness/mine/acc_norm"]
     assert {(record.variant, record.n) for record in written.records} == {("diff", 2)}
-    assert written.settings["tasks"] == [str(questions)]
-    assert written.settings["batch_size"] == 1
-    assert written.settings["published"] == {}
+    told = {"tasks": [str(questions)], "batch_size": 1, "published": {}, "notes": []}
+    assert written.settings | told == written.settings
     assert "lm_eval" in written.versions
     for record in written.records:
         line = next(line for line in result.stdout.splitlines() if f"/{record.name.split('/')[-1]} ↑" in line)
         assert f" {record.value:.3f} [" in line
-    assert "DIFF" in result.stdout
     assert "0-shot; Wilson's score interval" in result.stdout
     assert "paper" not in result.stdout
-    assert written.settings["notes"] == []
-    fails(run("eval", text_run, "--tasks", questions, "--output", output), "--output must be a new file")
-    assert read_results(output) == written
 
 
 def test_the_paper_stands_beside_what_was_measured(run: Run, text_run: Path, questions: Path, tmp_path: Path) -> None:
@@ -114,21 +102,13 @@ def test_what_is_done_is_kept_where_a_later_task_fails(
     assert "acc_norm" in result.stdout
 
 
-def test_any_causal_language_model_can_be_measured(run: Run, questions: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
     sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-    llama = tmp_path / "llama"
-    LlamaForCausalLM(LlamaConfig(vocab_size=257, **sizes, **heads)).save_pretrained(llama)
-    fails(run("eval", llama, "--tasks", questions), "has no tokenizer")
-    byte_tokenizer().save_pretrained(llama)
-    result = run("eval", llama, "--tasks", questions)
-    assert result.exit_code == 0
-    assert "llama" in result.stdout
-    t5 = tmp_path / "t5"
-    T5ForConditionalGeneration(
-        T5Config(vocab_size=257, d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2)
-    ).save_pretrained(t5)
-    fails(run("eval", t5, "--tasks", questions), "is no causal language model: its model_type is 't5'")
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    LlamaForCausalLM(LlamaConfig(vocab_size=257, **sizes, **heads)).save_pretrained(tmp_path / "llama")
+    byte_tokenizer().save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
 
 
 def test_options_that_do_not_go_together(run: Run, text_run: Path, questions: Path) -> None:
@@ -136,52 +116,34 @@ def test_options_that_do_not_go_together(run: Run, text_run: Path, questions: Pa
     fails(run("eval", text_run, "--tasks", questions, "--measure", "repeats"), "--measure does not go with --tasks")
     for option in ("--limit", "--num-fewshot", "--batch-size", "--include-path"):
         fails(run("eval", text_run, option, 1), f"{option} does not go with a measurement without --tasks")
-    fails(
-        run("eval", text_run, "--tasks", " , "),
-        "--tasks must name tasks of lm_eval or .jsonl files, separated by commas, got ' , '.",
-    )
+    fails(run("eval", text_run, "--tasks", questions.with_name("none.jsonl")), "There is no file of questions at")
     assert run("eval", text_run, "--tasks", questions, "--limit", 0).exit_code == 2
 
 
-def test_a_bad_file_of_questions_is_one_sentence(run: Run, text_run: Path, retrieval_run: Path, tmp_path: Path) -> None:
-    path = tmp_path / "q.jsonl"
-    path.write_text('{"question": "x", "choices": ["a", "b"], "answer": 2}', encoding="utf-8")
-    fails(
-        run("eval", text_run, "--tasks", path),
-        "line 1 cannot be taken: 'answer' must be the number of a choice, 0 to 1, got 2.",
-    )
-    fails(run("eval", text_run, "--tasks", tmp_path / "none.jsonl"), "There is no file of questions at", "none.jsonl")
-    fails(run("eval", retrieval_run, "--tasks", path), "has no tokenizer")
-
-
-def test_without_lm_eval_the_extra_is_named(
-    run: Run, text_run: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("lm_eval", "lm_eval.tasks"):
-        monkeypatch.setitem(sys.modules, name, None)
-    result = run("eval", text_run, "--tasks", questions)
-    fails(result, 'lm-eval, which is not installed: pip install "./lab[harness]"')
-
-
 def test_a_measurement_is_taken_by_its_name(run: Run, text_run: Path, tmp_path: Path) -> None:
+    """It is the standard one, on the run's own data, that is taken without a name."""
     output = tmp_path / "standard.json"
     result = run("eval", text_run, "--measure", "standard", "--output", output)
     assert result.exit_code == 0
     written = read_results(output)
-    run("eval", text_run, "--output", tmp_path / "unnamed.json")
+    unnamed = run("eval", text_run, "--output", tmp_path / "unnamed.json")
+    assert "bits per byte ↓" in unnamed.stdout
     assert written.records == read_results(tmp_path / "unnamed.json").records
     assert written.settings["measures"] == {"standard": {"sequences": 512}}
     for record in written.records:
         assert f"{record.value:.3f}" in result.stdout
+    values = {record.name: record.value for record in written.records}
+    last = read_metrics(text_run / "metrics.jsonl")[-1]
+    assert values["language/validation_loss"] == pytest.approx(last["validation/loss"])
     fails(run("eval", text_run, "--measure", "standard", "--output", output), "--output must be a new file")
 
 
-def test_a_measurement_for_any_model_takes_one_that_is_not_ours(run: Run, tmp_path: Path) -> None:
-    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
-    llama = tmp_path / "llama"
-    LlamaForCausalLM(LlamaConfig(vocab_size=257, **sizes, **heads)).save_pretrained(llama)
-    byte_tokenizer().save_pretrained(llama)
+def test_a_measurement_for_any_model_takes_one_that_is_not_ours(
+    run: Run, llama: Path, questions: Path, tmp_path: Path
+) -> None:
+    answered = run("eval", llama, "--tasks", questions)
+    assert answered.exit_code == 0
+    assert "llama" in answered.stdout
     folder, output = tmp_path / "text", tmp_path / "results.json"
     folder.mkdir()
     for number in range(3):
@@ -192,32 +154,26 @@ def test_a_measurement_for_any_model_takes_one_that_is_not_ours(run: Run, tmp_pa
     assert {record.variant for record in records.values()} == {"llama"}
     assert records["repeats/ar_hit"].value == pytest.approx(math.log(257), abs=0.2), "as good as nothing is learnt"
     assert records["repeats/ar_hit"].documents == ()
-    plain = tmp_path / "plain.json"
-    assert run("eval", llama, "--text", folder, "--output", plain).exit_code == 0
-    (loss,) = [record for record in read_results(plain).records if record.name == "language/validation_loss"]
-    assert (loss.variant, loss.value) == ("llama", pytest.approx(math.log(257), abs=0.2))
     fails(run("eval", llama, "--measure", "episodes"), "is not a model of this project")
     without_text = run("eval", llama, "--measure", "repeats")
     fails(without_text, "No recipe.yaml belongs to", "name a text with --text")
     assert "Loading" not in without_text.stderr
+    (llama / "config.json").write_text('{"model_type": "t5"}', encoding="utf-8")
+    fails(run("eval", llama, "--tasks", questions), "is no causal language model: its model_type is 't5'")
 
 
 def test_a_recipe_of_another_program_is_none_of_ours(run: Run, text_run: Path, text_file: Path, tmp_path: Path) -> None:
     """llm-compressor writes a recipe.yaml beside the weights; one of ours that is broken is still an error."""
-    model = shutil.copytree(text_run / "model", tmp_path / "model")
-    recipe = model / "recipe.yaml"
+    copy = shutil.copytree(text_run, tmp_path / "run")
+    recipe = copy / "model" / "recipe.yaml"
     recipe.write_text("test_stage:\n  modifiers:\n    QuantizationModifier: {targets: [Linear]}\n", encoding="utf-8")
-    assert find_recipe(model) is None
-    assert run("eval", model, "--text", text_file, "--output", tmp_path / "results.json").exit_code == 0
-    fails(run("eval", model), "No recipe.yaml belongs to", "name a text with --text")
-    in_run = shutil.copytree(text_run, tmp_path / "run")
-    shutil.copy(recipe, in_run / "model")
-    assert find_recipe(in_run / "model") == load_recipe(text_run / "recipe.yaml")
-    shutil.copy(text_run / "recipe.yaml", recipe)
-    recipe.write_text(recipe.read_text().replace("warmup_steps", "warmup_step"), encoding="utf-8")
-    fails(run("eval", model, "--text", text_file), "unknown key 'train.warmup_step'; did you mean")
-    recipe.write_text("{", encoding="utf-8")
-    fails(run("eval", model, "--text", text_file), "recipe.yaml is not valid YAML")
+    assert find_recipe(copy / "model") == load_recipe(text_run / "recipe.yaml")
+    (copy / "recipe.yaml").unlink()
+    assert run("eval", copy, "--text", text_file, "--output", tmp_path / "results.json").exit_code == 0
+    fails(run("eval", copy), "No recipe.yaml belongs to", "name a text with --text")
+    broken = (text_run / "recipe.yaml").read_text(encoding="utf-8").replace("warmup_steps", "warmup_step")
+    recipe.write_text(broken, encoding="utf-8")
+    fails(run("eval", copy, "--text", text_file), "unknown key 'train.warmup_step'; did you mean")
 
 
 def test_a_text_that_cannot_be_read_is_said_before_a_model_is_loaded(
@@ -251,17 +207,13 @@ def test_every_record_has_a_row(run: Run, retrieval_run: Path, tmp_path: Path) -
 
 
 @pytest.mark.all
-def test_a_run_on_many_shot_data_is_measured(run: Run, tmp_path: Path) -> None:
+def test_measurements_of_a_run_on_many_shot_data_share_options(run: Run, tmp_path: Path) -> None:
     data = "data={kind: many_shot, shots: 8, classes: 2, labels: 4, words: 4, item_length: 1, batch_size: 2}"
     sizes = ["model.hidden_size=16", "model.head_dim=8", "model.num_hidden_layers=1"]
     settings = ["data.validation_sequences=4", "train.steps=1", "train.warmup_steps=0", "train.inspect_every=null"]
     folder, output = tmp_path / "run", tmp_path / "results.json"
     assert run("train", "retrieval", data, *sizes, *settings, "--output", folder).exit_code == 0
-    plain = run("eval", folder, "--output", tmp_path / "plain.json")
-    assert "accuracy of the labels" in plain.stdout
-    (accuracy,) = read_results(tmp_path / "plain.json").records
-    logged = [line for line in read_metrics(folder / "metrics.jsonl") if "validation/accuracy" in line]
-    assert (accuracy.name, accuracy.value) == ("validation/accuracy", logged[-1]["validation/accuracy"])
+    assert "accuracy of the labels" in run("eval", folder).stdout
     measures = ("--measure", "episodes", "--measure", "episode_orders")
     few = ("noises=[0.1]", "episodes=3", "orders=2", "queries=4", "sets=2")
     options = [part for option in few for part in ("--option", option)]
@@ -270,10 +222,6 @@ def test_a_run_on_many_shot_data_is_measured(run: Run, tmp_path: Path) -> None:
     result = run("eval", folder, *measures, *options, "--output", output)
     assert result.exit_code == 0
     written = read_results(output)
-    groups = dict.fromkeys(record.coordinates.label for record in written.records)
-    assert list(groups)[:3] == [f"noise 0.1, {shots} shots" for shots in (8, 16, 32)]
-    assert list(groups)[3:] == ["random orders, noise 0.1", "alternating orders, noise 0.1"]
-    assert {record.n for record in written.records} == {3 * 4, 2}
     assert result.stdout.count("many_shot/") == len(written.records) == 3 + 8
     assert written.settings["measures"]["episode_orders"]["shots"] == 32
 
@@ -283,63 +231,16 @@ def test_a_measure_of_text_says_that_the_run_has_none(run: Run, retrieval_run: P
     result = run("eval", retrieval_run, "--measure", "standard", "--measure", "repeats")
     fails(result, message)
     assert "Loading" not in result.stderr
-
-
-def test_what_is_logged_in_training_is_measured_by_experiments(run: Run, retrieval_run: Path) -> None:
-    sentence = "The measure gradients_in_training is taken of an experiment's runs"
-    fails(run("eval", retrieval_run, "--measure", "gradients_in_training"), sentence)
-
-
-def test_needles_are_measured_among_the_tokens_of_a_run(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
-    """Chance and floor of the run's own task stand in the results."""
-    sizes = ["--option", "needles=2", "--option", "queried=1", "--option", "samples=4"]
-    path = tmp_path / "needles.json"
-    measures = ["--measure", "needles", "--measure", "needle_attention"]
-    assert run("eval", retrieval_run, *measures, *sizes, "--output", path).exit_code == 0
-    results = read_results(path)
-    assert {record.name for record in results.records} > {"needles/accuracy", "needles/attention_noise_share"}
-    assert [baseline.floor for baseline in results.baselines if baseline.name == "needles/accuracy"] == [
-        pytest.approx(0.5, abs=0.05)
-    ]
-
-
-@pytest.mark.all
-def test_of_a_run_on_needles_whole_documents_of_its_text_are_measured(run: Run, text_run: Path, tmp_path: Path) -> None:
-    sentences = "".join(f"Line {number} is about sheep. " for number in range(200))
-    text = tmp_path / "text"
-    text.mkdir()
-    for number in range(40):
-        (text / f"{number}.txt").write_text(f"{number}: {sentences}", encoding="utf-8")
-    data = ["data.kind=needles", f"data.paths=['{text}']", "data.tokenizer=bytes", "data.length=512"]
-    data += ["data.needles=1", "data.queried=1", "data.turns=1", "data.validation_documents=2"]
-    data += ["data.validation_fraction=0.3", "data.batch_size=2"]
-    steps = ["train.steps=1", "train.warmup_steps=0", "model.hidden_size=16", "model.intermediate_size=16"]
-    few = ("--measure", "positions", "--option", "documents=2", "--option", "first=64")
-    for share, fine in ((0.5, True), (1.0, False)):
-        folder, output = tmp_path / f"run-{share}", tmp_path / f"{share}.json"
-        trained = run("train", "tiny", *data, f"data.share={share}", *steps, "--output", folder)
-        assert trained.exit_code == 0, trained.stderr
-        result = run("eval", folder, *few, "--output", output)
-        if fine:
-            assert result.exit_code == 0, result.stderr
-            assert {record.n for record in read_results(output).records} & {2 * 511}
-        else:
-            fails(result, "This is measured on whole documents of text, and the data holds none: name some")
+    in_training = run("eval", retrieval_run, "--measure", "gradients_in_training")
+    fails(in_training, "The measure gradients_in_training is taken of an experiment's runs")
 
 
 def test_settings_of_another_kind_are_refused_before_a_model_is_read(run: Run, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
-    for measure, option, message in (
-        ("many_shot", "shots=abc", ("many_shot cannot take 'abc' for shots", "a list such as [16, 64]")),
-        ("many_shot", "queries=x", ("many_shot cannot take 'x' for queries", "integer")),
-        ("needles", "length=long", ("needles cannot take 'long' for length", "integer")),
-    ):
-        fails(run("eval", nowhere, "--measure", measure, "--option", option), *message)
+    wrong = run("eval", nowhere, "--measure", "many_shot", "--option", "shots=abc")
+    fails(wrong, "many_shot cannot take 'abc' for shots", "a list such as [16, 64]")
     both = ("--measure", "many_shot", "--measure", "many_shot_orders", "--option", "shots=[4]")
-    fails(
-        run("eval", nowhere, *both),
-        "many_shot_orders cannot take [4] for shots",
-    )
+    fails(run("eval", nowhere, *both), "many_shot_orders cannot take [4] for shots")
     fails(run("eval", nowhere, "--measure", "many_shot", "--option", "shots=[4]"), "nowhere' does not exist")
 
 

@@ -16,11 +16,11 @@ def test_a_plan_is_printed(run: Run) -> None:
     assert result.exit_code == 0
     assert "\x1b" not in result.stdout
     for part in (
-        "parameters       3,479,175,168 (3.48B)",
+        "parameters       3,479,175,168",
         "operations       2.3e+10 FLOPs per token",
-        "data             ",
         "on               64 × h200, weights sharded (fsdp), precision bf16",
-        "time             2.94 days with 1.38M tokens/s, at 50% of 990 TFLOP/s",
+        "time             2 days, 22:",
+        " tokens/s, at 50% of 990 TFLOP/s",
         "disk             41.8 GB a checkpoint",
         "without checkpointing (the recipe's)   with checkpointing",
         "train.gradient_checkpointing=true: fits with train.accumulation=1, 16 sequences at a time",
@@ -29,24 +29,13 @@ def test_a_plan_is_printed(run: Run) -> None:
 
 
 def test_settings_and_the_way_of_sharing_are_taken(run: Run) -> None:
-    printed = run("plan", "paper-830m", "train.accumulation=2", "--gpu", "l4", "--gpus", 4, "--parallel", "fsdp")
+    printed = run("plan", "paper-830m", "train.accumulation=2", "train.parallel=fsdp", "--gpu", "l4", "--gpus", 4)
     assert "4 × l4, weights sharded (fsdp)" in printed.stdout
     assert "16 sequences at a time (train.accumulation=2)" in printed.stdout
-
-
-def test_small_ones_are_told_in_small_units(run: Run) -> None:
-    printed = run("plan", "tiny", "--gpu", "RTX 4090")
-    assert "memory           MiB on each when most is held" in printed.stdout
-    assert "tokens/s, at 40% of 82.6 TFLOP/s" in printed.stdout
-    assert "parameters       37,184 (0.0372M)" in printed.stdout
-    assert "MALLOC" not in printed.stdout
-    assert "data             the source of Python's standard library" in printed.stdout
-
-
-def test_without_a_name_it_is_this_machine(run: Run) -> None:
     printed = run("plan", "tiny")
     assert "on               this machine's processor, precision no" in printed.stdout
-    assert "MALLOC_MMAP_THRESHOLD_=65536" in printed.stdout
+    assert "memory           MiB on each when most is held" in printed.stdout
+    assert "data             the source of Python's standard library" in printed.stdout
 
 
 def test_json(run: Run) -> None:
@@ -62,4 +51,6 @@ def test_bad_input(run: Run) -> None:
     fails(run("plan", "paper-4b"), "There is no recipe 'paper-4b'")
     fails(run("plan", "tiny", "train.stepz=3"), "did you mean 'train.steps'?")
     fails(run("plan", "tiny", "--gpu", "l4", "--gpus", -1), "must be 1 or more, got -1")
-    fails(run("plan", "tiny", "--parallel", "tensor"), "'train.parallel' is 'tensor'; input should be 'auto', 'ddp' or")
+    fails(
+        run("plan", "tiny", "train.parallel=tensor"), "'train.parallel' is 'tensor'; input should be 'auto', 'ddp' or"
+    )

@@ -71,26 +71,6 @@ def test_a_log_of_preparing(clock: Clock) -> None:
     ]
 
 
-def test_a_terminal_gets_one_bar_for_each_run() -> None:
-    stream = io.StringIO()
-    bars = RunProgress(Console(file=stream, force_terminal=True, width=120))
-    for name in ("first [red]", "second"):
-        bars.start(2, name)
-        bars.update(1, 3.25, 1000.0)
-        bars.update(2, 3.0, 1000.0)
-        bars.stop()
-        bars.stop()
-    lines = plain(stream).splitlines()
-    assert "first [red]: step 2 of 2, loss 3.000, 1,000 tokens/s" in lines
-    assert "second: step 2 of 2, loss 3.000, 1,000 tokens/s" in lines
-    assert any("0/2" in line for line in lines)
-
-
-def plain(stream: io.StringIO) -> str:
-    """What a terminal was told, without colours and movements."""
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
-
-
 def of_several(bars: RunProgress, clock: Clock) -> None:
     """Two of three runs, at the same time; the first ends."""
     first, second = bars.run("first [red]"), bars.run("second")
@@ -101,6 +81,8 @@ def of_several(bars: RunProgress, clock: Clock) -> None:
         first.update(step, 3.0 + step, 1000.0)
         first.evaluated(step, {"validation/loss": 2.5 + step})
         second.update(1, 1.0, 10.0)
+    for run in (first, second):
+        run.tell("1 process (cpu), float32")  # which is told once
     first.stop()
     first.stop()
     second.tell("skips a step")
@@ -116,23 +98,16 @@ def test_a_log_of_several_runs_names_the_run_in_every_line(clock: Clock) -> None
         "second: step 1 of 2, loss 1.000, 10 tokens/s",
         "first [red]: step 2 of 2, loss 5.000, 1,000 tokens/s, validation loss 3.500",
         "second: step 1 of 2, loss 1.000, 10 tokens/s",
+        "first [red]: 1 process (cpu), float32",
         "second: skips a step",
     ]
 
 
-def test_what_all_of_several_runs_tell_is_told_once() -> None:
-    stream = io.StringIO()
-    several = RunProgress(Console(file=stream))
-    for name in ("first", "second"):
-        several.run(name).tell("1 process (cpu), float32")
-    assert stream.getvalue() == "first: 1 process (cpu), float32\n"
-
-
 def test_a_terminal_shows_several_runs_at_once_and_leaves_a_line_of_each(clock: Clock) -> None:
     stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=120)
-    of_several(RunProgress(console), clock)
-    lines = plain(stream).splitlines()
-    assert "first [red]: step 2 of 2, loss 5.000, 1,000 tokens/s, validation loss 4.500" in lines
-    assert "second: skips a step" in lines
+    of_several(RunProgress(Console(file=stream, force_terminal=True, width=120)), clock)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).splitlines()  # without colours and movements
+    assert "first [red]: step 2 of 2, loss 5.000, 1,000 tokens/s, validation loss 4.500" in shown
+    assert "second: skips a step" in shown
+    assert any("0/2" in line for line in shown)
     assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l"), "the cursor is back"

@@ -1,7 +1,6 @@
 """The trained models that come with the package: how they are packed and found, and that their numbers hold."""
 
 import importlib.util
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,9 +21,7 @@ from diff_lab.record import CardRecord
 from diff_lab.results_files import read_record, read_results
 from diff_lab.train import load_recipe
 from diff_transformer import pretrained, pretrained_names, shipped_models
-from diff_transformer.cli import console
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.shipped_models import LANGUAGE_MODEL
 from full_run import short_run
 
 Run = Callable[..., Any]
@@ -64,11 +61,6 @@ def weights(packed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return packed
 
 
-@pytest.fixture
-def no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipped_models, "WEIGHTS", tmp_path / "weights")
-
-
 def check_model(name: str) -> None:
     """A model loads, generates, and has the numbers that its card states, which are of the weights in its folder."""
     folder = Path(pretrained(name))
@@ -101,6 +93,7 @@ def check_model(name: str) -> None:
     text = {"held_out.jsonl", "tokenizer.json", "tokenizer_config.json"} if record.held_out else set()
     questions = set() if record.held_out else {"examples.json"}
     assert files == needed | text | questions | {"results.json"}
+    assert not any((folder / name).exists() for name in code_files())
     recipe = load_recipe(folder / "recipe.yaml")
     assert recipe.model.attention_type == model.config.attention_type
     for value in yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))["data"].values():
@@ -108,15 +101,12 @@ def check_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", short_run(SHIPPED, SHIPPED[:1]))
-def test_a_model_of_the_package_has_its_stated_numbers(name: str) -> None:
+def test_a_model_of_the_package_has_its_stated_numbers(name: str, run: Run) -> None:
     check_model(name)
-
-
-@pytest.mark.parametrize("name", short_run([name for name in SHIPPED if name.startswith("novels")], ["novels-diff"]))
-def test_a_model_of_the_package_writes(name: str, run: Run) -> None:
-    result = run("generate", name, "--prompt", "It was", "--max-new-tokens", 5)
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.startswith("It was")
+    if name.startswith("novels"):
+        result = run("generate", name, "--prompt", "It was", "--max-new-tokens", 5)
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert result.stdout.startswith("It was")
 
 
 def test_the_models_of_the_package_are_small() -> None:
@@ -126,20 +116,9 @@ def test_the_models_of_the_package_are_small() -> None:
 
 @pytest.mark.parametrize("name", short_run(NAMES, NAMES[:1]))
 def test_a_packed_model_has_its_stated_numbers(name: str, weights: Path) -> None:
-    before = {file: file.stat().st_mtime_ns for file in weights.rglob("*")}
+    before = list(left(weights))
     check_model(name)
-    assert {file: file.stat().st_mtime_ns for file in weights.rglob("*")} == before  # the package may be read-only
-
-
-def test_numbers_that_do_not_hold_are_found(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(weights, tmp_path / "copy")
-    monkeypatch.setattr(shipped_models, "WEIGHTS", tmp_path / "copy")
-    results = tmp_path / "copy" / "novels-diff" / "results.json"
-    content = json.loads(results.read_text())
-    content["records"][0]["value"] += 0.002
-    results.write_text(json.dumps(content))
-    with pytest.raises(AssertionError, match="language/bits_per_byte"):
-        check_model("novels-diff")
+    assert list(left(weights)) == before  # the package may be read-only
 
 
 @pytest.mark.parametrize("name", short_run(NAMES, NAMES[1:]))
@@ -159,7 +138,7 @@ def test_the_cards_code_runs(name: str, weights: Path, capsys: pytest.CaptureFix
 
 
 def test_text_that_training_has_seen_is_not_what_is_measured_on(packer: Any, tmp_path: Path, text_run: Path) -> None:
-    for number in range(30):
+    for number in range(20):
         document = "".join(f"Book {number}, paragraph {each}.\n\n" for each in range(400))
         (tmp_path / f"book-{number}.txt").write_text(document, encoding="utf-8")
     settings = [f"data.paths={tmp_path}", "data.validation_fraction=0.1"]
@@ -186,15 +165,6 @@ def test_no_passage_is_of_a_protected_novel(packer: Any, tmp_path: Path) -> None
     assert [passage["source"] for passage in packer.held_out_passages(documents)] == ["ENG18400_Trollope"]
 
 
-def test_a_passage_is_from_the_middle(packer: Any) -> None:
-    text = "\n\n".join(f"{number:03}" * 5 for number in range(100))
-    passage = packer.middle(text, 100)
-    assert len(passage) <= 100
-    assert passage == "\n\n".join(f"{number:03}" * 5 for number in range(48, 52))
-    assert packer.middle("short", 100) == "short"
-    assert packer.middle("x" * 1000, 100) == "x" * 100
-
-
 def test_weights_are_rounded_once_and_computed_in_float32(text_run: Path, weights: Path) -> None:
     exact = AutoModelForCausalLM.from_pretrained(text_run / "model").state_dict()
     stored = AutoModelForCausalLM.from_pretrained(pretrained("novels-diff")).state_dict()
@@ -209,17 +179,13 @@ def test_weights_are_rounded_once_and_computed_in_float32(text_run: Path, weight
 
 
 def test_nothing_of_this_machine_is_in_a_folder(weights: Path, text_file: Path, text_run: Path) -> None:
-    for file in weights.rglob("*"):
-        if file.is_file() and file.suffix != ".safetensors":
-            text = file.read_text(encoding="utf-8")
-            assert str(text_file.parent) not in text, file
-            assert str(text_run.parent) not in text, file
-            assert str(weights) not in text, file
+    for file in (file for file in weights.rglob("*") if file.is_file() and file.suffix != ".safetensors"):
+        text = file.read_text(encoding="utf-8")
+        assert [place for place in (text_file.parent, text_run.parent, weights) if str(place) in text] == [], file
     assert load_recipe(weights / "novels-diff" / "recipe.yaml").data.paths == [text_file.name]  # type: ignore[union-attr]
 
 
 def test_a_copy_to_share_has_the_code_files_and_the_card(run: Run, weights: Path, tmp_path: Path) -> None:
-    assert not any((weights / name / file).exists() for name in NAMES for file in code_files())
     assert "auto_map" not in (weights / "novels-diff" / "config.json").read_text()
     result = run("export", "novels-diff", tmp_path / "mine")
     assert result.exit_code == 0, result.stderr
@@ -248,7 +214,6 @@ def test_eval_takes_a_name_and_the_text_beside_the_model(
     values = [[one.value for one in read_results(file).records] for file in files]
     assert values[0] == pytest.approx(values[1], abs=1e-6)
     assert "held_out" not in run("eval", "novels-diff", "--text", text_file).stderr
-    assert run("eval", "novels-diff", "--measure", "outliers").exit_code == 0
     needles = run("eval", "needles-diff")
     assert needles.exit_code == 0
     assert needles.stderr.splitlines() == ["Loading needles-diff …", "Measuring …"]
@@ -271,7 +236,8 @@ def test_generate_without_a_checkpoint_takes_the_model_of_the_package(run: Run, 
     fails(run("generate", "needles-diff", "--prompt", "x"), "has no tokenizer")
 
 
-def test_a_package_without_models_says_so(run: Run, no_weights: None) -> None:
+def test_a_package_without_models_says_so(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped_models, "WEIGHTS", tmp_path / "weights")
     assert pretrained_names() == []
     with pytest.raises(ValueError, match="'novels-diff': this copy of the package was built without trained models"):
         pretrained("novels-diff")
@@ -284,6 +250,7 @@ def test_a_package_without_models_says_so(run: Run, no_weights: None) -> None:
     fails(run("eval", "novels-diff"), "The checkpoint 'novels-diff' does not exist.")
 
 
+@pytest.mark.all
 def test_a_program_needs_one_import_and_the_name(weights: Path) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nimport diff_transformer\nimport diff_transformer.shipped_models\n"
@@ -318,7 +285,7 @@ def left(root: Path) -> Iterator[tuple[str, int]]:
 
 
 def test_what_does_not_suit_is_refused_and_changes_nothing(
-    packer: Any, packed: Path, text_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    packer: Any, packed: Path, text_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = list(left(packed))
 
@@ -328,41 +295,30 @@ def test_what_does_not_suit_is_refused_and_changes_nothing(
         assert list(left(packed)) == before
 
     refused("novels-diff", text_run, "exists already")
-    refused("novels-dif", text_run, "cannot be called 'novels-dif', only novels-diff, ")
-    refused("books-diff", text_run, "cannot be called 'books-diff'")
+    refused("books-diff", text_run, r"is called novels\|needles-TYPE, not 'books-diff'")
     refused("novels-softmax", text_run, "has attention type 'diff' and data of the kind 'text', which is not what")
     refused("needles-diff", text_run, "data of the kind 'text'", overwrite=True)
     refused("novels-diff", text_run / "checkpoints" / "step-000002", "not the folder of a finished run", overwrite=True)
-    blind = shutil.copytree(text_run, tmp_path / "blind")
-    (blind / "metrics.jsonl").write_text('{"step": 3, "loss": 5.0}\n')
-    refused("novels-diff", blind, "logged no validation at its last step", overwrite=True)
     monkeypatch.setattr(packer, "ROUNDING", -1.0)
     refused("novels-diff", text_run, "Rounding the weights to bfloat16 changes the loss from", overwrite=True)
 
 
 def test_a_model_can_be_packed_anew_and_others_stay(
-    packer: Any, packed: Path, retrieval_run: Path, tmp_path: Path
+    packer: Any, packed: Path, retrieval_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = shutil.copytree(packed, tmp_path / "weights")
     novels = dict(left(root / "novels-diff"))
-    packer.pack("needles-diff", retrieval_run, root, "feedbeef", overwrite=True)
+    command = ["needles-diff", str(retrieval_run), "--commit", "feedbeef", "--output", str(root)]
+    with pytest.raises(SystemExit, match=r"error: .* exists already"):
+        packer.main(command)
+    packer.main([*command, "--overwrite"])
+    assert "model.safetensors (" in capsys.readouterr().out
     assert read_record(root / "needles-diff" / "card.json", CardRecord).commit == "feedbeef"
     assert dict(left(root / "novels-diff")) == novels
     assert sorted(path.name for path in root.iterdir()) == NAMES
 
 
-def test_the_program_says_what_it_packed(
-    packer: Any, text_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    packer.main(["novels-diff", str(text_run), "--commit", "0123abc", "--output", str(tmp_path / "new")])
-    out = capsys.readouterr().out
-    assert "language/validation_loss: " in out
-    assert "model.safetensors (" in out
-    with pytest.raises(SystemExit, match=r"error: .* exists already"):
-        packer.main(["novels-diff", str(text_run), "--commit", "0123abc", "--output", str(tmp_path / "new")])
-
-
-def test_the_page_shows_the_models_that_there_are(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_shows_the_models_that_there_are(weights: Path) -> None:
     filler = program("fill_readme")
     part = filler.shipped_models(weights.parent)
     record = read_record(weights / "novels-diff" / "card.json", CardRecord)
@@ -374,20 +330,3 @@ def test_the_page_shows_the_models_that_there_are(weights: Path, monkeypatch: py
     namespace: dict[str, Any] = {}
     exec(re.findall(r"```python\n(.*?)```", part, re.DOTALL)[0], namespace)
     assert namespace["model"].config.attention_type == "diff"
-    monkeypatch.setattr(shipped_models, "WEIGHTS", weights / "nowhere")
-    assert filler.shipped_models(weights.parent) == ""
-
-
-def test_help_names_the_models_that_are_there() -> None:
-    assert console.checkpoint_help(["one", "two"]).endswith("comes with the package: one, two.")
-    assert console.checkpoint_help([]) == "The folder of a run, or a folder with config.json and weights."
-    assert console.default_checkpoint([LANGUAGE_MODEL]) == f"{LANGUAGE_MODEL}, which comes with the package"
-    assert console.default_checkpoint(["needles-diff"]).startswith("none: no model that writes text")
-
-
-@pytest.mark.parametrize("command", ["generate", "serve", "eval", "export"])
-def test_help_is_of_this_copy_of_the_package(command: str, run: Run) -> None:
-    shown = " ".join(re.sub(r"[│\n]", " ", run(command, "--help").stdout).split())
-    assert console.checkpoint_help(pretrained_names()) in shown
-    if command in ("generate", "serve"):
-        assert f"[default: ({console.default_checkpoint(pretrained_names())})]" in shown

@@ -64,7 +64,7 @@ def test_a_terminal_may_be_closed(recipe: str, tmp_path: Path) -> None:
 
     mine, its = pty.openpty()
     process = forked.start(
-        Path(os.ttyname(its)), commands.main, ["train", recipe, "train.steps=500", "--output", str(tmp_path / "run")]
+        Path(os.ttyname(its)), commands.main, ["train", recipe, "train.steps=200", "--output", str(tmp_path / "run")]
     )
     first_words(mine)
     os.close(its)
@@ -76,8 +76,6 @@ def test_a_terminal_may_be_closed(recipe: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("streams", "code", "said"),
     [
-        (">&-", 0, ""),
-        (">&- 2>&-", 0, ""),
         ("<&- >&- 2>&-", 0, ""),
         ("> /dev/full", 2, "error: [Errno 28] No space left on device\n"),
         ("2> /dev/full", 0, ""),

@@ -33,8 +33,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
 
 
-@pytest.mark.parametrize("isolated", [True, False])
-@pytest.mark.parametrize("fraction", [0.15, 0.3, 1.0])
+@pytest.mark.parametrize(("isolated", "fraction"), [(True, 0.15), (False, 0.3), (True, 1.0)])
 def test_what_is_hidden(tmp_path: Path, isolated: bool, fraction: float) -> None:
     """The share of each block, without first tokens and ends of text; a label is the token that stood there."""
     text = text_batches(tmp_path, isolated=isolated)
@@ -84,31 +83,15 @@ def test_a_row_always_has_something_to_find(text: TextBatches) -> None:
     assert (batch["labels"] != -100).sum(1).tolist() == [1] * 16
 
 
-def test_the_mask_token() -> None:
+def test_the_mask_token(tmp_path: Path) -> None:
     """It is added once, kept where there is one, and plain text where a document holds its letters."""
     tokenizer = with_mask_token(byte_tokenizer())
     assert (tokenizer.mask_token_id, len(tokenizer)) == (MASK, MASK + 1)
-    assert len(with_mask_token(tokenizer)) == MASK + 1
     own = byte_tokenizer()
     own.add_special_tokens({"mask_token": "[M]"})
     assert with_mask_token(own).mask_token == "[M]"
-
-
-def test_letters_of_the_mask_in_a_text_are_text(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_text("<|mask|>" * 200, "utf-8")
-    tokenizer = with_mask_token(byte_tokenizer())
     tokens = prepare(TextFiles([file]), tokenizer).tokens
     assert MASK not in tokens
     assert tokens[0] == ord("<")
-
-
-@pytest.mark.parametrize("fraction", [0.0, -0.1, 1.1])
-def test_a_share_out_of_range(text: TextBatches, fraction: float) -> None:
-    with pytest.raises(ValueError, match=rf"mask_fraction must be above 0 and at most 1, got {fraction}"):
-        masked(text, mask_fraction=fraction)
-
-
-def test_a_tokenizer_without_a_mask(text: TextBatches) -> None:
-    with pytest.raises(ValueError, match="The tokenizer has no mask token"):
-        MaskedTextBatches(text, byte_tokenizer())

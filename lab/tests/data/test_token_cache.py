@@ -5,9 +5,7 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import sleep
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ from diff_lab.data import (
     TokenCache,
     byte_tokenizer,
     prepare,
-    prepared_cache,
     token_cache,
     train_bpe,
     trained_bpe,
@@ -71,14 +68,14 @@ def test_documents_end_with_the_end_of_text_and_empty_ones_have_no_tokens(tmp_pa
     assert np.diff(cache.documents["end"], prepend=0).tolist() == [4, 0, 15, 8, 11]
     assert cache.documents["bytes"].tolist() == [3, 0, 14, 7, 10]
     assert len(set(cache.documents["digest"])) == 5
-    assert {path.name for path in cache.folder.iterdir()} == {"tokens.bin", "pieces.bin", "cache.json", "complete.json"}
+    assert {path.name for path in cache.folder.iterdir()} == {"tokens.bin", "documents.bin", "complete.json"}
 
 
 def test_a_cache_is_found_by_content_and_tokenizer(tmp_path: Path) -> None:
     for name in ("a.txt", "copy.txt"):
         (tmp_path / name).write_text("some text")
     used = byte_tokenizer()
-    used("a", truncation=True, max_length=3)  # which is not how a corpus is tokenised
+    used("a", truncation=True, padding="max_length", max_length=3)  # which is not how a corpus is tokenised
     told: list[tuple[int, int]] = []
 
     def times_made(name: str, tokenizer: PreTrainedTokenizerFast) -> int:
@@ -87,22 +84,22 @@ def test_a_cache_is_found_by_content_and_tokenizer(tmp_path: Path) -> None:
 
     assert times_made("a.txt", TOKENIZER) == times_made("copy.txt", TOKENIZER) == times_made("a.txt", used) == 1
     assert told == [(1, 10)]
+    # Other vocabularies with the same end of text.
     assert times_made("a.txt", train_bpe(["some text some text"], 260)) == 2
-    # Another vocabulary with the same end of text.
     assert times_made("a.txt", train_bpe(["some text some text"], 259)) == 3
     (tmp_path / "a.txt").write_text("other text")
     assert times_made("a.txt", TOKENIZER) == 4
 
 
 @pytest.mark.usefixtures("_one_by_one")
-@pytest.mark.parametrize("torn", [0, 1, 5])
+@pytest.mark.parametrize("torn", [0, 5])
 def test_an_interrupted_preparation_resumes(tmp_path: Path, torn: int) -> None:
-    for breaks_after in range(1, 5):
+    for breaks_after in (1, 2, 4):
         folder = tmp_path / str(breaks_after)
         with pytest.raises(KeyboardInterrupt):
             prepare(Texts(DOCUMENTS, breaks_after), TOKENIZER, folder)
         (unfinished,) = (folder / "tokens").glob(".unfinished-*")
-        for name in ("tokens.bin", "pieces.bin"):  # what a write that was cut off leaves
+        for name in ("tokens.bin", "documents.bin"):  # what a write that was cut off leaves
             with (unfinished / name).open("ab") as file:
                 file.write(b"\x01" * torn)
         again = Texts(DOCUMENTS)
@@ -121,19 +118,6 @@ def test_a_list_without_its_tokens_is_cut_back(tmp_path: Path) -> None:
     assert prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path).tokens.tolist() == expected(DOCUMENTS)
 
 
-@pytest.mark.usefixtures("_one_by_one")
-def test_records_of_pieces_of_documents_as_earlier_versions_wrote_them(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        prepare(Texts(DOCUMENTS, 4), TOKENIZER, tmp_path)
-    (unfinished,) = (tmp_path / "tokens").glob(".unfinished-*")
-    records = np.fromfile(unfinished / "pieces.bin", dtype=token_cache.RECORD)
-    first, last = records[2:3].copy(), records[3:4].copy()
-    first["end"], first["ends"], last["ends"] = 8, False, False
-    np.concatenate((records[:2], first, records[2:3], last)).tofile(unfinished / "pieces.bin")
-    resumed = prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
-    assert_same(resumed, prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path / "other"))
-
-
 @given(st.lists(st.text("ab \né", max_size=6), min_size=1, max_size=8), st.integers(0, 10))
 def test_any_corpus_interrupted_anywhere(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], breaks_after: int
@@ -150,65 +134,22 @@ def test_any_corpus_interrupted_anywhere(
     assert prepare(Texts(texts), TOKENIZER, folder).tokens.tolist() == expected(texts)
 
 
-def flipped(content: bytes) -> bytes:
-    return content[:5] + bytes([content[5] ^ 1]) + content[6:]
-
-
-@pytest.mark.parametrize("name", ["tokens.bin", "pieces.bin", "cache.json"])
+@pytest.mark.parametrize("name", ["tokens.bin", "documents.bin"])
 @pytest.mark.parametrize(
     ("damage", "reason"),
-    [
-        (lambda content: content[: len(content) // 2], r" has \d+ bytes instead of \d+"),
-        (flipped, " (has changed since it was written|cannot be read)"),
-        (None, " is missing"),
-    ],
-    ids=["halved", "flipped bit", "deleted"],
+    [(lambda file: os.truncate(file, 9), r" has 9 bytes instead of \d+"), (Path.unlink, " is missing")],
+    ids=["cut off", "deleted"],
 )
 def test_a_damaged_cache_is_made_again(
-    tmp_path: Path, name: str, damage: Callable[[bytes], bytes] | None, reason: str
+    tmp_path: Path, name: str, damage: Callable[[Path], object], reason: str
 ) -> None:
     prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
     (file,) = (tmp_path / "tokens").glob(f"*/{name}")
-    if damage is None:
-        file.unlink()
-    else:
-        file.write_bytes(damage(file.read_bytes()))
+    damage(file)
     with pytest.warns(UserWarning, match=f"The cache '{file.parent}' is damaged.* and is made again: {name}{reason}"):
         cache = prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
     assert cache.tokens.tolist() == expected(DOCUMENTS)
     assert_same(prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path), cache)
-
-
-def test_a_cache_without_a_manifest_is_made_again(tmp_path: Path) -> None:
-    """As earlier versions left it: nobody knows what it held."""
-    prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
-    (manifest,) = tmp_path.glob("tokens/*/complete.json")
-    manifest.unlink()
-    with pytest.warns(UserWarning, match=r"made again: it has no complete\.json"):
-        prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
-
-
-def test_content_is_read_only_where_a_file_is_newer_than_the_manifest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
-    tokens, manifest = cache.folder / "tokens.bin", cache.folder / "complete.json"
-    before = manifest.stat().st_mtime_ns
-    hashes = Mock(wraps=prepared_cache.why_changed)
-    monkeypatch.setattr(prepared_cache, "why_changed", hashes)
-    for time in (before + 1, before - 1, before + 10**15):  # it is the same, and not read again; a clock that is ahead
-        hashes.reset_mock()
-        os.utime(tokens, ns=(time, time))
-        sleep(0.02)  # a file system's times may be those of the processor's clock
-        prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
-        hashes.assert_called_once_with(cache.folder)
-        prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
-        hashes.assert_called_once_with(cache.folder)
-    sleep(0.02)
-    tokens.write_bytes(flipped(tokens.read_bytes()))
-    os.utime(tokens, ns=(before, before))
-    with pytest.warns(UserWarning, match=r"tokens\.bin has changed since it was written"):
-        prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
 
 
 def test_all_is_on_the_disk_before_the_cache_is_there(tmp_path: Path, disk: Any) -> None:
@@ -233,8 +174,6 @@ def test_a_full_disk_is_told_with_the_folder(tmp_path: Path, size: int) -> None:
 
 
 def test_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="empty: texts holds no text"):
-        prepare(Texts(["", ""]), TOKENIZER, tmp_path)
     endless = byte_tokenizer()
     endless.eos_token = None
     with pytest.raises(ValueError, match="no end-of-text token"):
@@ -252,8 +191,8 @@ def _prepare(folder: str, texts: str, counts: Any) -> None:
 
 
 def test_several_processes_prepare_once(tmp_path: Path) -> None:
-    for number in range(20):
-        (tmp_path / f"{number}.txt").write_text("text " * 50_000)
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("text " * 20_000)
     context = multiprocessing.get_context("fork")
     counts = context.Queue()
     processes = [context.Process(target=_prepare, args=(str(tmp_path / "cache"), str(tmp_path), counts)) for _ in "123"]

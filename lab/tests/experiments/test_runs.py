@@ -315,7 +315,7 @@ def test_a_diverged_run_is_told_and_leaves_no_verdict(tmp_path: Path) -> None:
     assert {c.verdict for c in results.comparisons} == {"not comparable", "inconclusive"}
     assert all(math.isnan(c.difference) for c in results.comparisons)
     # Its curve ends in a number that is missing, at the last step of the training.
-    ends = {(c.variant, seed): c.by_seed[seed].final for c in curves_of(results.records) for seed in (0, 1)}
+    ends = {(c.variant, seed): c.by_seed[seed].values[-1] for c in curves_of(results.records) for seed in (0, 1)}
     assert [key for key, value in ends.items() if math.isnan(value)] == [("softmax", 0), ("softmax", 1)]
     assert trainings(tmp_path, request, overwrite=True)[0] == [], "known to diverge"
 

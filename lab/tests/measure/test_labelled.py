@@ -10,8 +10,7 @@ import pytest
 import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from diff_lab.data import byte_tokenizer
-from diff_lab.data.labelled_text import LabelledText
+from diff_lab.data import LabelledText, byte_tokenizer
 from diff_lab.measure.decoding import greedy_label
 from diff_lab.measure.many_shot import ManyShot, ManyShotOrders, drawn_orders
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest

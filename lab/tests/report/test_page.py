@@ -142,7 +142,7 @@ def test_a_demo_that_has_not_come_to_its_end(demo_dir: Path) -> None:
     assert "results.json is missing: the demo has not come to its end." in page.text
     assert "explorer.html" not in page.loads
     (demo_dir / "samples.json").write_text('{"prompt": "x"}', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"samples\.json: the file lacks diff, softmax"):
+    with pytest.raises(ValueError, match=r"samples\.json: the file\.diff is missing"):
         build_run_report([demo_dir])
 
 

@@ -114,7 +114,7 @@ def export(
     max_shard_size: Annotated[str | None, optional("The largest size of a weights file, such as 500MB.", "5GB")] = None,
     results: Annotated[
         list[Path] | None,
-        optional("With diff-transformer-lab: results for the model card.", "the run's or demo's results.json"),
+        optional("With diff-transformer-lab: results for the model card.", "the run's results.json"),
     ] = None,
     license_name: Annotated[
         str | None,

@@ -2,7 +2,6 @@
 
 import sys
 
-from diff_lab.process import keep_freed_memory
 from diff_transformer.cli import run_program
 
 # Commands that train in their own process, or may. Their files are what they make, and stdout only tells of it.
@@ -11,7 +10,4 @@ TRAINING = ("demo", "train", "reproduce", "compare")
 
 def main() -> None:
     """Run the command line `diff-lab`; see :func:`diff_transformer.cli.run_program`."""
-    is_training = bool(set(sys.argv[1:2]) & set(TRAINING))
-    if is_training:
-        keep_freed_memory()
-    run_program("diff_lab.cli.app", lasts=is_training)
+    run_program("diff_lab.cli.app", lasts=bool(set(sys.argv[1:2]) & set(TRAINING)))

@@ -8,7 +8,7 @@ COMMANDS = {
     "tokenizer": "train_commands:tokenizer",
     "prepare": "train_commands:prepare",
     "train": "train_commands:command",
-    "plan": "plan_command:plan",
+    "plan": "train_commands:plan",
     "eval": "eval_command:evaluate",
     "reproduce": "experiment_commands:reproduce",
     "compare": "experiment_commands:compare",

@@ -1,15 +1,12 @@
 """The command `bench` measures the operator and whole models, relative to the Transformer."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from diff_transformer.cli import console
 from diff_transformer.cli.console import optional
-
-# Settings that one of the two benchmarks has alone, with their options. Whole models have one size.
-ONLY_ONE = {"heads": "--heads", "head_dims": "--head-dim", "memory_length": "--memory-length", "compile": "--compile"}
 
 
 def bench(
@@ -51,7 +48,6 @@ def bench(
         list[str] | None, optional("Measure only this beside the Transformer; may be repeated.", "all")
     ] = None,
     rounds: Annotated[int | None, optional("Alternated rounds, 5 or more.", "5 to 25, by the time they take")] = None,
-    threads: Annotated[int | None, optional("Threads of torch.", "all", min=1)] = None,
     memory_length: Annotated[int | None, optional("Length for peak memory, 0 for none (operator).", "16384")] = None,
     compile_: Annotated[
         bool, typer.Option("--compile", help="Compile the decoder layers with torch.compile (model, without decoding).")
@@ -70,33 +66,26 @@ def bench(
     if overwrite and output is None:
         raise ValueError("--overwrite goes with --output, which names the folder of the results.")
 
-    import torch
-
     from diff_lab.bench.bench_pages import results_path, write_document
     from diff_lab.bench.benchmark import Recorder, refuse_wrong
     from diff_lab.bench.model_bench import ModelSettings, measure_model
     from diff_lab.bench.operator_bench import OperatorSettings, measure_operator
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    options = {
-        "dtypes": tuple(dtype or ()),
-        "lengths": tuple(length or ()),
+    several = {"dtypes": dtype, "lengths": length, "head_dims": head_dim, "passes": pass_, "candidates": candidate}
+    one = {
         "batch": batch,
         "heads": heads,
-        "head_dims": tuple(head_dim or ()),
-        "passes": tuple(pass_ or ()),
-        "candidates": tuple(candidate or ()),
         "rounds": rounds,
         "memory_length": memory_length,
         "compile": compile_ or None,
     }
     # The settings have defaults for what was not given.
-    chosen = {name: value for name, value in options.items() if value not in (None, ())}
+    chosen: dict[str, Any] = {name: tuple(values) for name, values in several.items() if values}
+    chosen |= {name: value for name, value in one.items() if value is not None}
     settings = OperatorSettings if benchmark == "operator" else ModelSettings
-    for name, option in ONLY_ONE.items():
-        if name in chosen and name not in settings.__dataclass_fields__:
-            raise ValueError(f"{option} is an option of bench {'model' if benchmark == 'operator' else 'operator'}.")
+    # Whole models have one size, and the operator is compiled or not by itself.
+    if unknown := [name for name in chosen if name not in settings.__dataclass_fields__]:
+        raise ValueError(f"bench {benchmark} does not take {', '.join(unknown)}.")
     on_device = settings.on(device, **chosen)
     path = None if output is None else results_path(output, benchmark, device)
     if path is None:

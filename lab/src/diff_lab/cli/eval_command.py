@@ -32,14 +32,8 @@ def evaluate_tasks(
     from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer, shown_folder
     from diff_transformer.utils.environment import installed_version
 
-    names = task_names(tasks)
-    if not names:
-        raise ValueError(
-            f"--tasks must name tasks of lm_eval or .jsonl files, separated by commas, got {','.join(tasks)!r}."
-        )
-    folder = find_checkpoint(checkpoint, ours=False)
-    tokenizer = load_tokenizer(folder)
-    loaded = load_tasks(names, include)
+    names, folder = task_names(tasks), find_checkpoint(checkpoint, ours=False)
+    tokenizer, loaded = load_tokenizer(folder), load_tasks(names, include)
     console.say(f"Loading {shown_folder(folder)} …")
     model = load_model(folder, device)
     console.say(f"Answering {', '.join(names)} …")
@@ -52,9 +46,8 @@ def evaluate_tasks(
         average = table_1_average(records)
         shown = [*records, average] if average else records
         settings["published"] = published(shown)
-        results = capture_results(
-            f"lm-evaluation-harness on {shown_folder(folder)}", settings, shown, str(model.device)
-        )
+        title = f"lm-evaluation-harness on {shown_folder(folder)}"
+        results = capture_results(title, settings, shown, str(model.device))
         results = replace(results, versions={**results.versions, "lm_eval": installed_version("lm_eval")})
         yield results, measure_table(results, methods=True)
 
@@ -69,13 +62,7 @@ def evaluate_measures(
     from diff_lab.results_files import capture_results
     from diff_lab.train import build_data
     from diff_lab.train.data_kinds import TextData
-    from diff_transformer.cli.checkpoints import (
-        auto_class_of,
-        find_checkpoint,
-        load_model,
-        load_tokenizer,
-        shown_folder,
-    )
+    from diff_transformer.cli import checkpoints
 
     if not names:
         console.refuse("a measurement without a name", {"--option": option_texts})
@@ -86,14 +73,12 @@ def evaluate_measures(
     takes_data = bool(needs.keys() - {None})
     if text and not takes_data:
         raise ValueError(f"--text does not go with the measure {', '.join(measures)}, which takes no text.")
-    folder = find_checkpoint(checkpoint, ours=not all(measure.any_model for measure in measures.values()))
-    auto_class = auto_class_of(folder)
+    any_model = all(measure.any_model for measure in measures.values())
+    folder = checkpoints.find_checkpoint(checkpoint, ours=not any_model)
+    auto_class, shown = checkpoints.auto_class_of(folder), checkpoints.shown_folder(folder)
     is_encoder = auto_class == "AutoModelForMaskedLM"
     if is_encoder and names:
-        raise ValueError(
-            f"{str(folder)!r} holds an encoder, which does not predict the next token: eval without --measure tells "
-            "its accuracy and loss at hidden tokens."
-        )
+        raise ValueError(f"{str(folder)!r} holds an encoder, whose numbers eval tells without --measure.")
     if takes_data and not text and (folder / HELD_OUT).is_file():
         console.say(f"Measured on {HELD_OUT} in the model's folder, text that was kept from training.")
         text = [folder / HELD_OUT]
@@ -104,9 +89,10 @@ def evaluate_measures(
     if not reads_text and (name := needs.get("text")):
         raise ValueError(f"The measure {name} needs text, and the run was trained on none: name some by --text.")
     corpus = TextFiles(text) if text else None
-    tokenizer = load_tokenizer(folder) if reads_text or (folder / "tokenizer.json").is_file() else None
-    console.say(f"Loading {shown_folder(folder)} …")
-    model = load_model(folder, device, auto_class)
+    has_tokenizer = reads_text or (folder / "tokenizer.json").is_file()
+    tokenizer = checkpoints.load_tokenizer(folder) if has_tokenizer else None
+    console.say(f"Loading {shown} …")
+    model = checkpoints.load_model(folder, device, auto_class)
     batches: Batches | None = None
     if corpus is not None:
         context = getattr(model.config, "max_position_embeddings", DEFAULT_LENGTH)
@@ -126,11 +112,11 @@ def evaluate_measures(
         data = batches if measure.needs else None
         measured = EvalInput(model=model, variant=variant, batches=data, tokenizer=tokenizer)
         records += measure.run(measured)
-    settings: dict[str, Any] = {"checkpoint": shown_folder(folder), "text": text}
+    settings: dict[str, Any] = {"checkpoint": shown, "text": text}
     if names:
         settings["measures"] = {name: measure.model_dump(mode="json") for name, measure in measures.items()}
         records = [replace(record, documents=()) for record in records]
-    title = f"{', '.join(names) or 'Evaluation'} of {shown_folder(folder)}"
+    title = f"{', '.join(names) or 'Evaluation'} of {shown}"
     results = capture_results(title, settings, records, str(model.device))
     if recipe is not None and not text:  # the data is the run's own, so chance and floor of its task are known
         baselines = chain(*(measure.baselines(recipe) for measure in measures.values()))

@@ -1,6 +1,5 @@
 """The commands `demo`, `reproduce` and `compare` train models and compare them; `report` shows the results."""
 
-import shlex
 import traceback
 from functools import partial
 from pathlib import Path
@@ -13,8 +12,6 @@ import typer
 from diff_lab.cli.recipe_options import (
     RecipeName,
     RecipeSettings,
-    TextPaths,
-    Workers,
     fill_text,
     parse_options,
     read_recipe,
@@ -26,14 +23,26 @@ from diff_transformer.cli.app import user_message
 from diff_transformer.cli.console import Seed, optional
 
 if TYPE_CHECKING:
-    from diff_lab.experiments.experiment import Experiment
-    from diff_lab.experiments.request import ExperimentRequest
     from diff_lab.report.documents import Table
-    from diff_lab.train import Recipe
 
 ALL = "all"
 Resume = Annotated[bool, typer.Option("--resume", help="Keep what is in the output folder, and resume.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the output folder.")]
+TextPaths = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Text to train on: a .txt, .jsonl or .parquet file, or a folder of them; may be repeated. "
+        "By default the source of Python's standard library."
+    ),
+]
+Workers = Annotated[
+    int | None,
+    optional(
+        "How many trainings run at the same time, each in a process of its own.",
+        "one for each processor core, on a GPU 1",
+        min=1,
+    ),
+]
 MeasurementOptions = Annotated[
     list[str] | None,
     typer.Option(
@@ -91,13 +100,7 @@ def demo(
     models = sorted(path for path in folder.glob("*/model") if path.is_dir())
     for name, paths in {"page": [page], "explorer": [explorer], "numbers": [numbers], "models": models}.items():
         console.print_line(f"{name + ':':<10}{' '.join(map(str, paths))}")
-    next_steps = {
-        "retrieval": shlex.quote(str(folder / "retrieval-diff")),
-        "twin": shlex.quote(str(folder / "retrieval-softmax")),
-        "language": shlex.quote(str(folder / "language-diff")),
-        "prompt": "Once" if text else "def ",
-        "text": " --text ".join(shlex.quote(str(path)) for path in text or [Path("FOLDER")]),
-    }
+    next_steps = {"folder": folder, "prompt": "Once" if text else "def ", "text": text or [Path("FOLDER")]}
     console.print_line("\n" + fill_text("demo_next.txt", **next_steps))
 
 
@@ -158,12 +161,19 @@ def reproduce(
         console.refuse("--rehearse, which keeps no files", files)
 
     from diff_lab.experiments.rehearsal import rehearse as carry_out_small
-    from diff_lab.experiments.request import check_results, results_path
+    from diff_lab.experiments.request import check_results, preset_of, request_experiment, results_path
     from diff_lab.experiments.runner import run_experiment
     from diff_lab.train.progress import RunProgress
 
-    settings = {"seeds": seeds, "is_rehearsal": rehearse}
-    requests = _requests(experiments, preset, text or [], parse_options(option or []), **settings)
+    settings: dict[str, Any] = {"options": parse_options(option or []), "seeds": seeds, "is_rehearsal": rehearse}
+    if option and len(experiments) > 1:
+        raise ValueError("--option goes with one experiment, whose measurement it sets.")
+    # Of several, text is for those that are trained on some.
+    on_text = [preset_of(one, preset).trains_on_text for one in experiments]
+    requests = [
+        request_experiment(one, preset, text=text or [] if is_on_text or not any(on_text) else [], **settings)
+        for one, is_on_text in zip(experiments, on_text, strict=True)
+    ]
     failed = []
     with TemporaryDirectory() as temporary:
         folder = Path(temporary) if rehearse else output or Path("runs") / f"reproduce-{preset}"
@@ -206,26 +216,6 @@ def _write_report(folder: Path, *, is_told: bool = True) -> None:
     path = build_results_report([folder], folder / DOCUMENT, as_defined)
     if is_told:
         console.print_line(f"report: {path}")
-
-
-def _requests(
-    experiments: "list[Experiment]", preset: str, text: list[Path], options: dict[str, Any], **settings: Any
-) -> "list[ExperimentRequest]":
-    """Return the requests, with text and options for each experiment that knows them.
-
-    Those that none knows go to all, and are refused.
-    """
-    from diff_lab.experiments.request import preset_of, request_experiment
-
-    presets = [preset_of(experiment, preset) for experiment in experiments]
-    known = {name for chosen in presets for name in chosen.options}
-    is_on_text = any(chosen.trains_on_text for chosen in presets)
-    requests = []
-    for experiment, chosen in zip(experiments, presets, strict=True):
-        own = {name: value for name, value in options.items() if name in chosen.options or name not in known}
-        own_text = text if chosen.trains_on_text or not is_on_text else []
-        requests.append(request_experiment(experiment, preset, text=own_text, options=own, **settings))
-    return requests
 
 
 def _listing() -> "Table":
@@ -304,8 +294,10 @@ def compare(
     from diff_lab.record import OWN
     from diff_lab.train import build_data
     from diff_lab.train.progress import RunProgress
+    from diff_lab.train.recipe import override_of
 
-    resolved = _with_text(recipe, settings or [], text or [])
+    paths = [str(path.expanduser().resolve()) for path in text or []]
+    resolved = read_recipe(recipe, [*(settings or []), *([override_of("data.paths", paths)] if paths else [])])
     name = comparison_name(resolved)
     folder = output or Path("runs") / name.replace("recipe_", "compare-", 1)
     kept = {"resume": resume, "overwrite": overwrite}
@@ -316,7 +308,7 @@ def compare(
             resolved,
             [one.strip() for one in variants.split(",")],
             seeds=seeds,
-            learning_rates=_rates(learning_rates),
+            learning_rates=[float(rate) for rate in learning_rates.split(",")] if learning_rates else [],
             unmatched=unmatched,
             options=options,
             build=partial(build_data, tell=tell),
@@ -328,31 +320,6 @@ def compare(
     results = run_experiment(request, folder, progress=RunProgress(messages), workers=workers, **kept)
     show_results(results, results_path(folder, name))
     _write_report(folder)
-
-
-def _with_text(name: str, settings: list[str], text: list[Path]) -> "Recipe":
-    """Return the recipe, which the text is put into if there is any. Raises ValueError if it is trained on none."""
-    from diff_lab.data import TextFiles
-    from diff_lab.train.data_kinds import TextData
-    from diff_lab.train.recipe import override_of
-
-    resolved = read_recipe(name, settings)
-    if not text:
-        return resolved
-    if not isinstance(resolved.data, TextData) or resolved.data.dataset is not None:
-        described = resolved.data.describe()
-        raise ValueError(f"--text does not go with the recipe {resolved.name!r}, whose data is {described}.")
-    TextFiles(text)  # refuses what is no text
-    paths = [str(path.expanduser().resolve()) for path in text]
-    return read_recipe(name, [*settings, override_of("data.paths", paths)])
-
-
-def _rates(text: str | None) -> list[float]:
-    """Return the numbers of a list like "1e-3,3e-3"."""
-    try:
-        return [] if text is None else [float(rate) for rate in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--learning-rates is a list of numbers such as 1e-3,3e-3, got {text!r}.") from None
 
 
 def report(

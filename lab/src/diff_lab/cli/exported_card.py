@@ -1,6 +1,5 @@
 """Writes the model card of a model that `diff-transformer export` shares, with its recipe and its measurements."""
 
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ class ExportedCard:
 
     Args:
         folder: the model's, as `find_checkpoint` gives it.
-        results: the results files to show; of none, those about this model beside it, in its run or in its demo.
+        results: the results files to show; of none, those about this model beside it or in its run.
 
     Raises:
         ValueError, OSError: a file of results, or the recipe, is not valid.
@@ -31,7 +30,7 @@ class ExportedCard:
     def __init__(self, folder: Path, results: list[Path]) -> None:
         self._folder = folder
         self._recipe = find_recipe(folder)
-        self._results = _results(folder, self._recipe, results)
+        self._results = _results(folder, results)
         self._facts = read_record(folder / CARD_RECORD, CardRecord) if (folder / CARD_RECORD).is_file() else None
 
     def text(self, exported: Exported) -> str:
@@ -62,37 +61,17 @@ def shared_model(exported: Exported, form: Form, recipe: "Recipe | None") -> Sha
     )
 
 
-def _results(folder: Path, recipe: "Recipe | None", named: list[Path]) -> list[ResultsFile]:
-    """Return the results files that the user names, or those about this model beside it, in its run or in its demo.
-
-    A results.json in a folder above the model's may be anybody's: it is passed over if it is no results file.
-    """
+def _results(folder: Path, named: list[Path]) -> list[ResultsFile]:
+    """Return the results files that the user names, or those beside the model or in its run that are of this model."""
     if named:
         return [read_results(file) for file in named]
     # The results of a run are about its final model, not about a checkpoint from the middle.
-    beside = folder / "results.json"
-    candidates = [read_results(beside)] if beside.is_file() else []
-    for parent in list(folder.resolve().parents)[:2] if folder.name == "model" else []:
-        if (parent / "results.json").is_file():
-            with suppress(OSError, ValueError):
-                candidates.append(read_results(parent / "results.json"))
-    return [about for results in candidates if (about := _results_about(results, folder, recipe)) is not None]
+    places = [folder, folder.parent] if folder.name == "model" else [folder]
+    found = [read_results(place / "results.json") for place in places if (place / "results.json").is_file()]
+    return [results for results in found if _is_about(results, folder)]
 
 
-def _results_about(results: ResultsFile, folder: Path, recipe: "Recipe | None") -> ResultsFile | None:
-    """Return the part of a results file that is about the model in a folder; None if there is none."""
-    settings = results.settings
-    if "checkpoint" in settings:
-        measured = [settings["checkpoint"]]
-        measured += [pretrained(name) for name in measured if name in pretrained_names()]
-        return results if folder.resolve() in [Path(path).resolve() for path in measured] else None
-    if recipe is None:
-        return None
-    # The settings of a demo hold, by name, the recipe that its models share except for the attention type.
-    trained = recipe.model_dump(mode="json", exclude={"model": {"attention_type"}})
-    shared = settings.get(recipe.name)
-    if not isinstance(shared, dict) or any(shared.get(part) != trained[part] for part in ("model", "data", "train")):
-        return None
-    # The recipe's name begins the names of what was measured of its models.
-    about_model = tuple(record for record in results.records if record.name.startswith(f"{recipe.name}/"))
-    return replace(results, records=about_model)
+def _is_about(results: ResultsFile, folder: Path) -> bool:
+    measured = results.settings.get("checkpoint", "")
+    path = pretrained(measured) if measured in pretrained_names() else measured
+    return Path(path).resolve() == folder.resolve()

@@ -1,5 +1,6 @@
-"""The commands from text to a trained model: `tokenizer train`, `prepare` and `train`."""
+"""The commands from text to a trained model: `tokenizer train`, `prepare`, `plan` and `train`."""
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -7,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from diff_lab.cli.recipe_options import RecipeName, RecipeSettings, read_recipe, tokenising_progress
+from diff_lab.cli.recipe_options import RecipeName, RecipeSettings, fill_text, read_recipe, tokenising_progress
 from diff_transformer.cli import console
 from diff_transformer.cli.app import with_plain_errors
 from diff_transformer.cli.console import optional
@@ -32,7 +33,7 @@ def train_tokenizer(
         ),
     ] = None,
     vocab_size: Annotated[
-        int, typer.Option(help="Number of tokens, including the 256 bytes and the end-of-text token.")
+        int, typer.Option(min=258, help="Number of tokens, including the 256 bytes and the end-of-text token.")
     ] = 8192,
     output: Annotated[Path, typer.Option(help="A new folder for the tokenizer.")] = Path("tokenizer"),
     field: Annotated[
@@ -66,26 +67,39 @@ def prepare(
     """
     if workers is not None:
         os.environ["RAYON_NUM_THREADS"] = str(workers)  # which the tokenizer reads when it begins its threads
-    from diff_lab.data import MaskedTextBatches, NeedleBatches, TextBatches
     from diff_lab.train import build_data
-    from diff_lab.train.data_kinds import KINDS, TextData
 
     resolved = read_recipe(recipe, settings)
-    if not isinstance(resolved.data, TextData):
-        with_text = " and ".join(repr(name) for name, kind in KINDS.items() if issubclass(kind, TextData))
-        raise ValueError(
-            f"There is nothing to prepare: {resolved.name!r} makes its data as it trains (data.kind is "
-            f"{resolved.data.kind!r}; {with_text} have text)."
-        )
     with tokenising_progress(console.messages()) as tell:
-        batches = build_data(resolved, tell=tell).batches
-    text = batches.text if isinstance(batches, NeedleBatches | MaskedTextBatches) else batches
-    if not isinstance(text, TextBatches):
-        console.print_line("There is no text to tokenise: every sequence of a step holds needles (data.share).")
-    else:
-        counts = f"{len(text.cache.tokens):,} tokens, {text.train_tokens:,} of them to train on"
-        console.print_line(f"{counts}, vocabulary of {batches.vocab_size:,}")
-        console.print_line(f"cache: {text.cache.folder}")
+        batches: Any = build_data(resolved, tell=tell).batches
+    text = getattr(batches, "text", batches)  # of data that is made of text
+    if not hasattr(text, "cache"):
+        raise ValueError(f"There is nothing to prepare: data of the kind {resolved.data.kind!r} is made in training.")
+    counts = f"{len(text.cache.tokens):,} tokens, {text.train_tokens:,} of them to train on"
+    console.print_line(f"{counts}, vocabulary of {batches.vocab_size:,}")
+    console.print_line(f"cache: {text.cache.folder}")
+
+
+def plan(
+    recipe: RecipeName,
+    settings: RecipeSettings = None,
+    gpus: Annotated[int, typer.Option(help="The number of GPUs.")] = 1,
+    gpu: Annotated[
+        str, typer.Option(help="The GPU: h200, a100-80, rtx-4090 …; or cpu for the processor of this machine.")
+    ] = "cpu",
+    utilisation: Annotated[float, typer.Option(help="The share of the GPUs' peak that training reaches.")] = 0.4,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the parameters, operations, memory, time and disk space that a recipe would take."""
+    from diff_lab.train.plan import Plan
+
+    planned = Plan(read_recipe(recipe, settings), gpu, gpus, utilisation=utilisation)
+    if as_json:
+        console.print_line(json.dumps(vars(planned), default=vars, indent=1))
+        return
+    is_large = max(way.memory.total for way in planned.ways) >= 1 << 30
+    unit, unit_bytes = ("GiB", 1 << 30) if is_large else ("MiB", 1 << 20)
+    console.print_line(fill_text("plan.txt", plan=planned, unit=unit, unit_bytes=unit_bytes))
 
 
 command = typer.Typer(add_completion=False)

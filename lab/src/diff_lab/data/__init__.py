@@ -2,13 +2,11 @@
 
 from diff_lab.data.arithmetic_task import ArithmeticBatches
 from diff_lab.data.batches import Batches
-from diff_lab.data.corpus import Corpus, HubDataset, TextFiles
-from diff_lab.data.labelled_text import LabelledText, read_labelled
-from diff_lab.data.many_shot_task import Episode, ManyShotBatches
+from diff_lab.data.corpus import Corpus, HubDataset, TextFiles, training_text, validation_text
+from diff_lab.data.many_shot_task import Episode, LabelledText, ManyShotBatches, read_labelled
 from diff_lab.data.masked_text import MaskedTextBatches, with_mask_token
 from diff_lab.data.needle_task import NeedleBatches, NeedleDocument, NeedleTask
 from diff_lab.data.retrieval_task import RetrievalBatches, RetrievalSample
-from diff_lab.data.split import training_text, validation_text
 from diff_lab.data.text_batches import TextBatches
 from diff_lab.data.token_cache import Tell, TokenCache, prepare
 from diff_lab.data.tokenizers import byte_tokenizer, train_bpe, trained_bpe

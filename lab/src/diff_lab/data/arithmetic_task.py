@@ -17,8 +17,6 @@ from diff_lab.data.tokenizers import byte_tokenizer
 
 # One problem in so many, chosen by a hash of its text, is held out for validation and evaluation.
 HELD_OUT = 8
-# Draws after which a kind of problem is taken for one that does not exist.
-_ATTEMPTS = 1000
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,6 @@ class ArithmeticBatches(GeneratedBatches):
         self.validation_size = self.validation_problems
         self.tokenizer = byte_tokenizer()
         self.vocab_size = len(self.tokenizer)
-        for count in (1, self.operations):
-            self.sample(1, count, seed=0)
 
     def draw(self, count: int, stream: Stream) -> dict[str, Tensor]:
         generator, rows = _random(stream), []
@@ -99,16 +95,12 @@ class ArithmeticBatches(GeneratedBatches):
         return list(problems.values())
 
     def _problem(self, generator: random.Random, *, held_out: bool, operations: int | None = None) -> ArithmeticProblem:
-        for _ in range(_ATTEMPTS):
+        while True:  # a problem is held out of those with numbers up to 1, too
             count = generator.randint(1, self.operations) if operations is None else operations
             numbers = [generator.randint(0, self.largest) for _ in range(count + 1)]
             problem = solved(numbers, [generator.choice("+-") for _ in range(count)])
             if is_held_out(problem.question) == held_out:
                 return problem
-        raise ValueError(
-            f"There are so few problems with numbers up to {self.largest} that none is left "
-            f"{'to hold out' if held_out else 'to train on'}."
-        )
 
 
 def _random(stream: Stream) -> random.Random:

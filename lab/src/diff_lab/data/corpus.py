@@ -1,17 +1,18 @@
-"""Reads documents: from files, Python's standard library, or a data set of the `datasets` library."""
+"""Reads documents from files, Python's standard library or a data set, and divides them for training and validation."""
 
 import codecs
 import glob
 import hashlib
-import heapq
 import os
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from diff_transformer.utils.files import parse_json
 from diff_transformer.utils.manifest import file_digests
@@ -34,10 +35,7 @@ class Corpus(Protocol):
         """For messages."""
 
     def documents(self, skip: int = 0) -> Iterator[str]:
-        """Return the documents after the first `skip`; one of white space alone is empty.
-
-        All of a document has bytes: no half of a surrogate pair.
-        """
+        """Return the documents after the first `skip`; one of white space alone is empty."""
 
     def fingerprint(self) -> str:
         """Return a fingerprint of the content: the same documents in the same order give the same one."""
@@ -48,12 +46,11 @@ class TextFiles:
     """Documents in files.
 
     Args:
-        paths: files, or folders that are searched with everything below them, linked folders included: `.txt` (a
-            document a file), `.jsonl` (a document a line) and `.parquet` (a document a row). Other files inside a
-            folder are left alone, and so are hidden ones, whose names begin with a dot; the files of a folder are
-            sorted by name. "~" is the user's folder, and a name that is not there may be a pattern, such as
-            "text/*.txt" or "text/**/*.txt", which is read like a folder of its matches. None means the source files of
-            Python's standard library, a document a file.
+        paths: files, folders that are searched with everything below them but linked folders, or patterns such as
+            "text/*.txt": `.txt` (a document a file), `.jsonl` (a document a line) and `.parquet` (a document a row).
+            Other files inside a folder are left alone, and so are hidden ones, whose names begin with a dot; the files
+            of a folder or pattern are sorted by name. "~" is the user's folder. None means the source files of Python's
+            standard library, a document a file.
         field: the key of a `.jsonl` line and the column of a `.parquet` file that hold the text.
         known: the fingerprint, which is then not found out again.
 
@@ -85,7 +82,7 @@ class TextFiles:
             return [str(file) for file in _standard_library()]
         # By the parts of their paths: a folder's files stand together, before those of "folder b" after "folder".
         by_parts = partial(str.split, sep=os.sep)
-        return [file for path in self.paths for file in sorted(_text_files(path), key=by_parts)]
+        return [file for path in self.paths for file in sorted(set(_text_files(path)), key=by_parts)]
 
     def documents(self, skip: int = 0) -> Iterator[str]:
         for file in map(Path, self.files()):
@@ -103,9 +100,7 @@ class TextFiles:
         if self.known is not None:
             return self.known
         digest_of_all = hashlib.sha256(self.field.encode())
-        here = os.getcwd()
-        files = [os.path.join(here, file) for file in self.files()]
-        for digest in file_digests(files):
+        for digest in file_digests(self.files()):
             digest_of_all.update(bytes.fromhex(digest))
         return digest_of_all.hexdigest()
 
@@ -167,42 +162,29 @@ def _standard_library() -> list[Path]:
 
 def _text_files(path: str | Path) -> Iterator[str]:
     """Yield the readable files of `path`, in any order; as strings, to find a million files in seconds."""
-    named = str(Path(os.path.expanduser(path)))
-    exists = os.path.exists(named)
-    if not exists and glob.escape(named) == named:
+    named = os.path.expanduser(path)
+    matches = [named] if os.path.exists(named) else glob.glob(named, recursive=True)
+    if not matches:
         raise FileNotFoundError(f"There is no text file or folder {quoted(named, 300)}.")
-    matches = [named] if exists else glob.glob(named, recursive=True)
-    inside = (file for match in matches for file in (_in_folder(match) if os.path.isdir(match) else [match]))
-    texts: Iterable[str] = (file for file in inside if _is_text(file) and os.path.isfile(file))  # no link to nowhere
-    if not exists:
-        # "**" matches a folder and each file in it, and goes through links to folders, be it in circles.
-        texts = {(os.path.realpath(os.path.dirname(one)), os.path.basename(one)): one for one in sorted(texts)}.values()
-    first = next(files := iter(texts), None)
-    if first is None:
-        error = ValueError if exists else FileNotFoundError
-        raise error(f"There is no text in {named!r}: a text file ends in {', '.join(ENDINGS)}.")
-    yield first
-    yield from files
-
-
-def _is_text(file: str) -> bool:
-    return os.path.splitext(file)[1].lower() in ENDINGS
+    inside = (file for match in matches for file in ([match] if os.path.isfile(match) else _in_folder(match)))
+    is_empty = True
+    for file in inside:
+        if os.path.splitext(file)[1].lower() in ENDINGS and os.path.isfile(file):  # no link to nowhere
+            is_empty = False
+            yield file
+    if is_empty:
+        raise ValueError(f"There is no text in {named!r}: a text file ends in {', '.join(ENDINGS)}.")
 
 
 def _in_folder(path: str) -> Iterator[str]:
-    """Yield the readable files in a folder and those below it, each once, without those that are hidden."""
-    folders, seen = [(False, path)], set()  # links last, in order: the name a folder is found by is always the same
-    while folders:
-        _, folder = heapq.heappop(folders)
-        if (place := os.path.realpath(folder)) in seen:  # linked from two places, or from inside itself
-            continue
-        seen.add(place)
-        with os.scandir(folder) as entries:
-            for entry in (entry for entry in entries if not entry.name.startswith(".")):
-                if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path)):
-                    heapq.heappush(folders, (entry.is_symlink(), entry.path))
-                elif _is_text(entry.name):
-                    yield entry.path
+    """Yield the files in a folder and those below it, without those that are hidden."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for folder, inside, names in os.walk(path, onerror=refuse):
+        inside[:] = [name for name in inside if not name.startswith(".")]
+        yield from (os.path.join(folder, name) for name in names if not name.startswith("."))
 
 
 def _read_document(file: Path, field: str) -> Iterator[str]:
@@ -247,21 +229,16 @@ def _read_parquet(file: Path, field: str) -> Iterator[str]:
 def _row(text: object, location: str, field: str) -> str:
     if not isinstance(text, str):
         raise ValueError(f"{location}: {field!r} is {quoted(text)}, not text.")
-    check_characters(text, f"{location}: {field!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can hold half of a surrogate pair
+        half = error.object[error.start]
+        raise ValueError(f"{location}: {field!r} holds {half!r}, which is not a Unicode character.") from None
     return _or_empty(text)
 
 
 def _or_empty(text: str) -> str:
     return "" if text.isspace() else text
-
-
-def check_characters(text: str, location: str) -> None:
-    """Raise ValueError if a text has no bytes: JSON and Python's strings can hold half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = error.object[error.start]
-        raise ValueError(f"{location} holds {half!r}, which is not a Unicode character.") from None
 
 
 _READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
@@ -270,3 +247,62 @@ _READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
     ".jsonl": _read_jsonl,
     ".parquet": _read_parquet,
 }
+
+SPLIT_VERSION = 2  # of the rule below, in the names of what is made by it
+
+# What is known of each document: bytes of UTF-8, and the first 64 bits of the SHA-256 of its text.
+DOCUMENT = np.dtype([("bytes", "<i8"), ("digest", "<u8")])
+
+
+def document_row(text: str) -> tuple[int, int]:
+    """Return the fields of `DOCUMENT` for a text."""
+    encoded = text.encode()
+    return len(encoded), int.from_bytes(hashlib.sha256(encoded).digest()[:8], "little")
+
+
+def split(documents: np.ndarray, validation_fraction: float) -> np.ndarray:
+    """Return how many bytes of each document, from its beginning, are for training: (documents,) int64.
+
+    It depends on the documents' content alone: there is no seed, and the order does not matter. Documents are ranked by
+    their digest; the first ones are for validation as long as they fit into `validation_fraction` of all bytes. If that
+    is less than half of the fraction (few documents, or long ones), others follow that still fit. If it still is less
+    than half, the end of the longest document for training follows. Copies of a document are treated alike. Raises
+    ValueError if there is no text.
+    """
+    sizes = documents["bytes"]
+    if not len(documents) or not sizes.any():
+        raise ValueError("There is no text to divide into training and validation.")
+    if validation_fraction == 1:
+        return np.zeros_like(sizes)
+    # Ranked, with all copies of a document as one.
+    _, first, number, copies = np.unique(
+        documents["digest"], return_index=True, return_inverse=True, return_counts=True
+    )
+    together = sizes[first] * copies
+    wanted = validation_fraction * int(sizes.sum())
+    held_out = np.cumsum(together) <= wanted
+    held = int(together[held_out].sum())
+    if held < wanted / 2:
+        for later in np.flatnonzero(~held_out):
+            if held + together[later] <= wanted:
+                held_out[later] = True
+                held += int(together[later])
+    training = np.where(held_out, 0, sizes[first])
+    if held < wanted / 2:
+        longest = np.argmax(training)
+        training[longest] -= max(1, round((wanted - held) / int(copies[longest])))
+    return training[number]
+
+
+def _part(corpus: Corpus, validation_fraction: float, *, validation: bool) -> Iterator[str]:
+    rows = np.array([document_row(text) for text in corpus.documents()], dtype=DOCUMENT)
+    for text, boundary in zip(corpus.documents(), split(rows, validation_fraction), strict=True):
+        encoded = text.encode()
+        # Of a character that is cut, neither side has anything.
+        if part := encoded[boundary:] if validation else encoded[:boundary]:
+            yield part.decode(errors="ignore")
+
+
+# The text to train on and the text to validate with, document by document; the corpus is read twice. See `split`.
+training_text = partial(_part, validation=False)
+validation_text = partial(_part, validation=True)

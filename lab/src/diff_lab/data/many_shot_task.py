@@ -1,12 +1,17 @@
-"""Draws many-shot classification at the level of tokens: words of classes, shown with their labels (Section 3.5)."""
+"""Makes many-shot classification (Section 3.5): drawn, words of classes with labels, or labelled texts from tables."""
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from diff_lab.data.batches import IGNORED, SAMPLE, TRAINING, GeneratedBatches, Stream
+from diff_transformer.utils.suggestions import quoted, some
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,6 @@ class ManyShotBatches(GeneratedBatches):
                 "classes must be 2 or more, and words and labels at least as many, "
                 f"got classes={self.classes}, words={self.words}, labels={self.labels}."
             )
-        if not 0 <= self.noise < 1:
-            raise ValueError(f"noise must be at least 0 and below 1, got {self.noise}.")
         self.vocab_size = self.labels + self.words
         self.length = self.shots * (self.item_length + 1)
         self.validation_size = self.validation_sequences
@@ -112,3 +115,71 @@ class ManyShotBatches(GeneratedBatches):
         drawn = np.take_along_axis(label_of, (random.random((n, count)) * of).astype(np.int64), axis=1)
         shown = np.where(random.random((n, count)) < noise, drawn, answers)
         return items, shown, answers, classes, label_of
+
+
+SEPARATOR = "\n==\n"
+# The names that stand before a text and its label in a prompt, of the tasks of Figures 6 and 7 and of any other.
+_QUESTION, _UTTERANCE, _OTHER = ("Question", "Type"), ("utterance", "intent"), ("text", "label")
+_NAMES = {"trec": _QUESTION, "trec-fine": _QUESTION, "banking77": ("query", "intent"), "clinc150": _UTTERANCE}
+
+
+@dataclass(frozen=True)
+class LabelledText:
+    """A classification task and how its prompts are written."""
+
+    name: str  # such as "trec"
+    train: tuple[tuple[str, str], ...]  # texts with their labels
+    test: tuple[tuple[str, str], ...]
+    labels: tuple[str, ...]  # all, sorted
+    input_name: str  # what stands before a text: "Question"
+    label_name: str  # and before its label: "Type"
+
+    def demonstration(self, text: str, label: str) -> str:
+        """Write a text with its label, as it stands in a prompt."""
+        return f"{self.query(text)} {label}{SEPARATOR}"
+
+    def query(self, text: str) -> str:
+        """Write a text whose label is to come, after a space."""
+        return f"{self.input_name}: {text}\n{self.label_name}:"
+
+
+def read_labelled(name: str, folder: str | Path) -> LabelledText:
+    """Read a task from the files "train" and "test" of a folder, `.csv`, `.jsonl` or `.parquet`.
+
+    Their columns "text" and "label" hold the texts and the words of their labels.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a file lacks these columns or has no rows, or a row is not two texts; the row is named.
+    """
+    train, test = (_rows(Path(folder), part) for part in ("train", "test"))
+    labels = tuple(sorted({label for _, label in train}))
+    if unknown := sorted({label for _, label in test}.difference(labels)):
+        raise ValueError(f"In {str(folder)!r} the test part of {name} alone has the label {quoted(unknown[0])}.")
+    return LabelledText(name, train, test, labels, *_NAMES.get(name, _OTHER))
+
+
+def _rows(folder: Path, part: str) -> tuple[tuple[str, str], ...]:
+    import pandas  # type: ignore[import-untyped, unused-ignore]  # takes a second, and its types are a package apart
+
+    readers: dict[str, Callable[[Path], Any]] = {
+        f"{part}.csv": partial(pandas.read_csv, dtype=str, keep_default_na=False),
+        f"{part}.jsonl": partial(pandas.read_json, lines=True, dtype=False),
+        f"{part}.parquet": pandas.read_parquet,
+    }
+    file = next((folder / name for name in readers if (folder / name).is_file()), None)
+    if file is None:
+        raise FileNotFoundError(f"{str(folder)!r} holds no {' or '.join(readers)}.")
+    try:
+        table = readers[file.name](file)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
+    if not {"text", "label"} <= set(table):
+        raise ValueError(f"{file} has no columns 'text' and 'label', but {some(map(quoted, table))}.")
+    if table.empty:
+        raise ValueError(f"{file} has no rows.")
+    rows = list(zip(table.text, table.label, strict=True))
+    for number, row in enumerate(rows, start=1):
+        if not all(isinstance(cell, str) and cell.strip() for cell in row):
+            raise ValueError(f"{file}, row {number}: a text and its label are not empty, got {quoted(list(row))}.")
+    return tuple((" ".join(text.split()), " ".join(label.split())) for text, label in rows)

@@ -35,12 +35,9 @@ class MaskedTextBatches:
 
     Args:
         text: gives the blocks; whether documents see themselves alone is its setting.
-        tokenizer: of the text, with a mask token.
+        tokenizer: of the text, with a mask token (see `with_mask_token`).
         mask_fraction: the share of a block's tokens that are to be found, one at least; above 0, at most 1.
         seed: of the hidden tokens in training; validation does not depend on it.
-
-    Raises:
-        ValueError: a share out of range, or a tokenizer without a mask token.
     """
 
     text: TextBatches
@@ -50,13 +47,6 @@ class MaskedTextBatches:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.mask_fraction <= 1:
-            raise ValueError(f"mask_fraction must be above 0 and at most 1, got {self.mask_fraction}.")
-        if self.tokenizer.mask_token_id is None:
-            raise ValueError(
-                "The tokenizer has no mask token (mask_token), which masked language modelling needs in place of "
-                "hidden ones."
-            )
         self.vocab_size, self.source = self.text.vocab_size, self.text.source
         special = set(self.tokenizer.all_special_ids)
         self._ordinary = np.array([token for token in range(self.vocab_size) if token not in special])

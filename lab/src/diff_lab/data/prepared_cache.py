@@ -2,18 +2,18 @@
 
 import hashlib
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
 from diff_transformer.utils.files import commit, full_disk, unfinished_path
-from diff_transformer.utils.manifest import MANIFEST, digests, sizes_in, why_changed, why_incomplete, write_manifest
+from diff_transformer.utils.manifest import digests, sizes_in, why_incomplete, write_manifest
+
+_UNWRITABLE = "The cache {!r} cannot be written: {}; data.cache or DIFF_TRANSFORMER_CACHE names another folder."
 
 
 def cache_key(*parts: Any) -> str:
@@ -25,19 +25,19 @@ def build_cached(target: Path, make: Callable[[Path], None]) -> Path:
     """Return the folder `target`, made by `make` if it is not there: it is complete or absent.
 
     One process makes it while others wait. `make` fills a folder that it finds again after an interruption or an
-    exception. A damaged folder is made again, with a warning. Raises OSError if it cannot be written, as on a full disk
-    or in somebody else's cache.
+    exception. A folder that lacks a file, or has one of another size, is made again, with a warning. Raises OSError if
+    it cannot be written, as on a full disk or in somebody else's cache.
     """
-    if _damage(target) is None:
+    if why_incomplete(target) is None:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(f"{target}.lock").acquire()
     except OSError as error:
-        raise _unwritable(target, str(error)) from error
+        raise OSError(_UNWRITABLE.format(str(target), error)) from error
     try:
         with lock:
-            if target.is_dir() and (reason := _damage(target)):
+            if target.is_dir() and (reason := why_incomplete(target)):
                 warnings.warn(
                     f"The cache {str(target)!r} is damaged, or of an earlier version, and is made again: {reason}.",
                     stacklevel=2,
@@ -53,29 +53,5 @@ def build_cached(target: Path, make: Callable[[Path], None]) -> Path:
         reason = full_disk(error, target)
         if reason is None:
             raise
-        raise _unwritable(target, reason) from error
+        raise OSError(_UNWRITABLE.format(str(target), reason)) from error
     return target
-
-
-def _unwritable(target: Path, reason: str) -> OSError:
-    return OSError(
-        f"The cache {str(target)!r} cannot be written: {reason}; data.cache or DIFF_TRANSFORMER_CACHE names another "
-        "folder."
-    )
-
-
-def _damage(folder: Path) -> str | None:
-    """Return why a folder cannot be used, if so. Content is read only if a file is as new as the manifest, or newer."""
-    reason, manifest = why_incomplete(folder), folder / MANIFEST
-    if reason is None:
-        stats = [(folder / name).stat() for name in sizes_in(folder)]
-        written = manifest.stat()  # after all other files, by the time that a program can set, and by the system's
-        modified = max([written.st_mtime_ns, *(stat.st_mtime_ns for stat in stats)])
-        if modified > written.st_mtime_ns or any(stat.st_ctime_ns >= written.st_ctime_ns for stat in stats):
-            reason = why_changed(folder)
-            if reason is None:
-                with suppress(OSError):  # it need not be read again
-                    os.utime(manifest)
-                    if modified > manifest.stat().st_mtime_ns:  # by a clock that is ahead
-                        os.utime(manifest, ns=(modified, modified))
-    return reason

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from diff_lab.data.batches import IGNORED
-from diff_lab.data.split import split
+from diff_lab.data.corpus import split
 from diff_lab.data.token_cache import TokenCache
 from diff_lab.data.tokenizers import bytes_of_tokens
 
@@ -40,7 +40,7 @@ class TextBatches:
             its block.
 
     Raises:
-        ValueError: a setting is out of range, or the corpus is too small for one block on either side.
+        ValueError: the corpus is too small for one block on either side.
     """
 
     cache: TokenCache
@@ -54,17 +54,12 @@ class TextBatches:
     isolated: bool = True
 
     def __post_init__(self) -> None:
-        length, batch_size = self.length, self.batch_size
-        if length < 2 or batch_size < 1:
-            raise ValueError(
-                f"length must be 2 or more and batch_size 1 or more, got length={length}, batch_size={batch_size}."
-            )
+        length = self.length
         self.vocab_size = len(self.tokenizer)
         self._sizes = np.array(bytes_of_tokens(self.tokenizer))
         documents = self.cache.documents
         self.source = hashlib.sha256(documents["digest"].tobytes()).hexdigest()
-        parts = _divided(self.cache.tokens, documents, self.validation_fraction, self._sizes)
-        self._train, self._validation = parts
+        self._train, self._validation = _divided(self.cache.tokens, documents, self.validation_fraction, self._sizes)
         for part, packed in (("training", self._train), ("validation", self._validation)):
             if not packed.blocks(length) and not (part == "training" and self.validation_fraction == 1):
                 raise ValueError(

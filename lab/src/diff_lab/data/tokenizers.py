@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from diff_lab.data.batches import grouped
-from diff_lab.data.corpus import Corpus, check_characters
+from diff_lab.data.corpus import SPLIT_VERSION, Corpus, training_text
 from diff_lab.data.prepared_cache import build_cached, cache_key
-from diff_lab.data.split import SPLIT_VERSION, training_text
 from diff_transformer.utils.files import cache_folder
 from diff_transformer.utils.token_texts import characters_of_bytes, is_byte_level, is_byte_token
 
@@ -40,14 +38,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def train_bpe(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Train byte-level byte-pair encoding on `documents`, which are read once.
 
-    `vocab_size` is the number of tokens, with the 256 bytes and the end of text. A corpus that is too small for so many
-    merges gives fewer: `len(tokenizer)` is the number that counts.
-
-    Raises:
-        ValueError: `vocab_size` leaves no room for a merge, there are no documents, or one is not valid text.
+    `vocab_size` is the number of tokens, with the 256 bytes and the end of text, 258 or more. A corpus that is too
+    small for so many merges gives fewer: `len(tokenizer)` is the number that counts.
     """
-    if vocab_size <= BYTES + 1:
-        raise ValueError(f"A BPE tokenizer must have more than {BYTES + 1} tokens, got vocab_size={vocab_size}.")
     tokenizer = Tokenizer(models.BPE())
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     # A merge takes time by the square of a word's length, as in a genome without line ends.
@@ -59,11 +52,7 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
         initial_alphabet=characters_of_bytes(),
         show_progress=False,
     )
-    checked = _checked(documents)
-    first = next(checked, None)
-    if first is None:
-        raise ValueError("There are no documents to train a tokenizer on.")
-    tokenizer.train_from_iterator(chain([first], checked), trainer=trainer)
+    tokenizer.train_from_iterator(documents, trainer=trainer)
     tokenizer.pre_tokenizer = words
     return _wrap(tokenizer)
 
@@ -71,10 +60,7 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
 def trained_bpe(
     corpus: Corpus, validation_fraction: float, vocab_size: int, folder: Path | None = None
 ) -> PreTrainedTokenizerFast:
-    """Train BPE on the corpus without its validation part, once: later calls read it from the cache.
-
-    Caches are in `folder`; in `cache_folder()` unless given.
-    """
+    """Train BPE on the corpus without its validation part, once: later calls read it from the cache in `folder`."""
     key = cache_key(SPLIT_VERSION, corpus.fingerprint(), validation_fraction, vocab_size)
 
     def make(unfinished: Path) -> None:
@@ -84,10 +70,9 @@ def trained_bpe(
 
 
 def encode_documents(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> list[np.ndarray]:
-    """Tokenise each document, without an end of text. A literal "<|endoftext|>" in it is plain text. Raises ValueError
-    if a document is not valid text."""
+    """Tokenise each document, without an end of text. A literal "<|endoftext|>" in it is plain text."""
     encoder = plain_text_tokenizer(tokenizer)
-    parts = ((number, part) for number, text in enumerate(_checked(documents)) for part in _parts(text))
+    parts = ((number, part) for number, text in enumerate(documents) for part in _parts(text))
     encoded: list[list[np.ndarray]] = [[np.array([], dtype=np.uint32)] for _ in documents]
     # A few at a time: an encoding takes far more memory than its ids.
     for group in grouped(parts, lambda part: _OVERHEAD + len(part[1]), _TOGETHER):
@@ -134,12 +119,6 @@ def bytes_of_tokens(tokenizer: PreTrainedTokenizerFast) -> list[int]:
 
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     return [0 if number in special or token is None else size(token) for number, token in enumerate(tokens)]
-
-
-def _checked(documents: Iterable[str]) -> Iterator[str]:
-    for number, document in enumerate(documents, start=1):
-        check_characters(document, f"Document {number}")
-        yield document
 
 
 def _wrap(tokenizer: Any) -> PreTrainedTokenizerFast:

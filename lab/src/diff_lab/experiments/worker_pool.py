@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from diff_lab import process
-from diff_lab.process import Interrupt, TrainingInterrupted, keep_freed_memory, stop_signals
+from diff_lab.process import Interrupt, TrainingInterrupted, stop_signals
 from diff_lab.train import Progress
 from diff_transformer.utils.cpu_count import available_memory, usable_processors
 
@@ -255,7 +255,6 @@ def _serve(connection: Connection, threads: int) -> None:
     # The parent passes on a signal that the system may have sent to this process, too, and kills it to end it at once.
     process.SAME_WISH_SECONDS = math.inf
     torch.set_num_threads(threads)
-    keep_freed_memory()
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     with suppress(EOFError, OSError, TrainingInterrupted):  # the parent is done, or has ended; stopped outside of a job
         while True:
