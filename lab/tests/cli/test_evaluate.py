@@ -290,43 +290,6 @@ def test_what_is_logged_in_training_is_measured_by_experiments(run: Run, retriev
     fails(run("eval", retrieval_run, "--measure", "gradients_in_training"), sentence)
 
 
-def test_needles_are_measured_among_the_tokens_of_a_run(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
-    """Chance and floor of the run's own task stand in the results."""
-    sizes = ["--option", "needles=2", "--option", "queried=1", "--option", "samples=4"]
-    path = tmp_path / "needles.json"
-    measures = ["--measure", "needles", "--measure", "needle_attention"]
-    assert run("eval", retrieval_run, *measures, *sizes, "--output", path).exit_code == 0
-    results = read_results(path)
-    assert {record.name for record in results.records} > {"needles/accuracy", "needles/attention_noise_share"}
-    assert [baseline.floor for baseline in results.baselines if baseline.name == "needles/accuracy"] == [
-        pytest.approx(0.5, abs=0.05)
-    ]
-
-
-@pytest.mark.all
-def test_of_a_run_on_needles_whole_documents_of_its_text_are_measured(run: Run, text_run: Path, tmp_path: Path) -> None:
-    sentences = "".join(f"Line {number} is about sheep. " for number in range(200))
-    text = tmp_path / "text"
-    text.mkdir()
-    for number in range(40):
-        (text / f"{number}.txt").write_text(f"{number}: {sentences}", encoding="utf-8")
-    data = ["data.kind=needles", f"data.paths=['{text}']", "data.tokenizer=bytes", "data.length=512"]
-    data += ["data.needles=1", "data.queried=1", "data.turns=1", "data.validation_documents=2"]
-    data += ["data.validation_fraction=0.3", "data.batch_size=2"]
-    steps = ["train.steps=1", "train.warmup_steps=0", "model.hidden_size=16", "model.intermediate_size=16"]
-    few = ("--measure", "positions", "--option", "documents=2", "--option", "first=64")
-    for share, fine in ((0.5, True), (1.0, False)):
-        folder, output = tmp_path / f"run-{share}", tmp_path / f"{share}.json"
-        trained = run("train", "tiny", *data, f"data.share={share}", *steps, "--output", folder)
-        assert trained.exit_code == 0, trained.stderr
-        result = run("eval", folder, *few, "--output", output)
-        if fine:
-            assert result.exit_code == 0, result.stderr
-            assert {record.n for record in read_results(output).records} & {2 * 511}
-        else:
-            fails(result, "This is measured on whole documents of text, and the data holds none: name some")
-
-
 def test_settings_of_another_kind_are_refused_before_a_model_is_read(run: Run, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     for measure, option, message in (

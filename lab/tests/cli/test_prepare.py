@@ -80,10 +80,3 @@ def test_bad_input(run: Run, tmp_path: Path) -> None:
     fails(run("prepare", "retrieval"), "nothing to prepare", "data.kind is 'retrieval'")
     fails(run("prepare", "tiny", f"data.paths={tmp_path / 'none'}"), "There is no text file or folder")
     assert run("prepare", "tiny", "--workers", 0).exit_code == 2
-
-
-def test_needles_alone_have_no_text(run: Run, text: Path, tmp_path: Path) -> None:
-    settings = ["data.kind=needles", "data.length=512", "data.share=1", f"data.paths={text}"]
-    result = run("prepare", "tiny", *settings, f"data.cache={tmp_path}")
-    assert result.exit_code == 0, result.stderr
-    assert "no text to tokenise" in result.stdout

@@ -42,6 +42,8 @@ def test_what_is_compared_is_what_was_published(path: Path) -> None:
     compared = tuple(row for row in file.comparisons if row.name not in withdrawn)
     file = replace(file, comparisons=compared)
     request = file.settings["request"]
+    if request["experiment"] not in EXPERIMENTS:
+        pytest.skip("of an experiment that another has replaced")
     experiment = find_experiment(request["experiment"])
     made = {place(row): row for row in experiment.compare(file.records, experiment.presets[request["preset"]])}
     defined = {place(row): row for row in as_defined(file).comparisons}
@@ -62,7 +64,7 @@ def place(row: Comparison) -> tuple[object, ...]:
     return (row.name, row.variant, row.against, row.coordinates)
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if (RESULTS / f"{name}.json").is_file()])
 def test_a_headline_is_one_of_the_comparisons_that_are_judged(name: str) -> None:
     file = committed(name)
     if file.headline is None:
@@ -78,20 +80,6 @@ def without(file: ResultsFile, label: str) -> ResultsFile:
     records = tuple(one for one in file.records if one.coordinates.label != label)
     comparisons = tuple(one for one in file.comparisons if one.coordinates.label != label)
     return as_defined(replace(file, records=records, comparisons=comparisons))
-
-
-def test_a_headline_of_table_2_is_a_cell_that_is_measured() -> None:
-    headline = find_experiment("table2").headline
-    assert headline is not None
-    found = {
-        str(cells): (headline({"cells": cells}).coordinates.label, headline({"cells": cells}).claim)
-        for cells in ([[1, 1], [4, 2], [2, 2]], [[1, 1], [4, 2], [6, 2]], [[1, 1]])
-    }
-    assert list(found.values()) == [
-        ("2 needles, 2 queried", "DIFF finds more of 2 needles that are both asked for than the Transformer"),
-        ("4 needles, 2 queried", "DIFF finds more of the needles asked for, 2 of 4, than the Transformer"),
-        ("1 needle, 1 queried", "DIFF finds more of the needles asked for, 1 of 1, than the Transformer"),
-    ]
 
 
 def test_a_comparison_in_the_headlines_place_goes_without_its_claim() -> None:
@@ -121,10 +109,7 @@ def test_a_claim_that_came_after_the_file_has_the_published_numbers() -> None:
 @pytest.mark.parametrize(
     ("name", "measure", "coordinates", "levels", "verdict"),
     [
-        ("table2", "needles/accuracy", "2 needles, 2 queried", (1 / 16, 0.53125, 0.765625), "inconclusive"),
-        ("fig5", "needles/accuracy", "all lengths", (1 / 16, 0.3372, None), "inconclusive"),
         ("fig6", "many_shot/accuracy", "noise 0, 6 shots", (1 / 4, 1 / 4, None), "reproduced"),
-        ("recall", "retrieval/accuracy", "", (1 / 16, 0.3372, 0.7842), "inconclusive"),
         ("table1", "harness/held_out_text/acc", "0-shot", (1 / 4, 1 / 4, None), None),
     ],
 )
@@ -158,17 +143,14 @@ def test_an_order_effect_of_one_that_guesses_is_not_comparable() -> None:
 
 
 def test_every_accuracy_of_a_synthetic_task_has_its_levels() -> None:
-    for name in ("table2", "fig5", "fig6", "length_generalisation", "recall"):
-        file = committed(name)
-        known = {(one.name, one.coordinates) for one in file.baselines}
-        measured = [one for one in file.records if one.name not in CURVES]
-        accuracies = {(one.name, one.coordinates) for one in measured if "accuracy" in one.name.split("/")[1]}
-        assert accuracies <= known
+    file = committed("fig6")
+    known = {(one.name, one.coordinates) for one in file.baselines}
+    measured = [one for one in file.records if one.name not in CURVES]
+    accuracies = {(one.name, one.coordinates) for one in measured if "accuracy" in one.name.split("/")[1]}
+    assert accuracies <= known
 
 
-@pytest.mark.parametrize(
-    "name", ["table1", "table2", "fig5", "fig6", "fig7", "table8", "recall", "length_generalisation"]
-)
+@pytest.mark.parametrize("name", ["table1", "noise", "fig6", "fig7", "table8"])
 def test_baselines_are_told_at_every_size(name: str) -> None:
     experiment = find_experiment(name)
     for preset in (experiment.presets[size] for size in ("cpu", "gpu")):
@@ -179,12 +161,15 @@ def test_baselines_are_told_at_every_size(name: str) -> None:
             assert 0 < baseline.chance <= baseline.floor <= (baseline.by_elimination or 1.0) <= 1
 
 
-def test_results_of_an_unknown_experiment_stay_as_they_are() -> None:
+def test_results_of_an_unknown_experiment_are_judged_alone() -> None:
+    """As those of experiments that another has replaced."""
     file = read_results(RESULTS / "recall.json")
+    assert find_experiment("table2") is find_experiment("recall") is EXPERIMENTS["noise"]
     for settings in (
         {},
         {"request": {"experiment": "nobody's"}},
-        {"request": {"experiment": "recall", "preset": "cpu"}},
+        {"request": {"experiment": "fig6", "preset": "cpu"}},
+        file.settings,
     ):
         other = replace(file, settings=settings)
-        assert as_defined(other) == other
+        assert as_defined(other) == judge(other)

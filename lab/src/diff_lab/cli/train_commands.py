@@ -66,7 +66,7 @@ def prepare(
     """
     if workers is not None:
         os.environ["RAYON_NUM_THREADS"] = str(workers)  # which the tokenizer reads when it begins its threads
-    from diff_lab.data import MaskedTextBatches, NeedleBatches, TextBatches
+    from diff_lab.data import MaskedTextBatches, TextBatches
     from diff_lab.train import build_data
     from diff_lab.train.data_kinds import KINDS, TextData
 
@@ -79,13 +79,11 @@ def prepare(
         )
     with tokenising_progress(console.messages()) as tell:
         batches = build_data(resolved, tell=tell).batches
-    text = batches.text if isinstance(batches, NeedleBatches | MaskedTextBatches) else batches
-    if not isinstance(text, TextBatches):
-        console.print_line("There is no text to tokenise: every sequence of a step holds needles (data.share).")
-    else:
-        counts = f"{len(text.cache.tokens):,} tokens, {text.train_tokens:,} of them to train on"
-        console.print_line(f"{counts}, vocabulary of {batches.vocab_size:,}")
-        console.print_line(f"cache: {text.cache.folder}")
+    text = batches.text if isinstance(batches, MaskedTextBatches) else batches
+    assert isinstance(text, TextBatches)  # of each kind of text
+    counts = f"{len(text.cache.tokens):,} tokens, {text.train_tokens:,} of them to train on"
+    console.print_line(f"{counts}, vocabulary of {batches.vocab_size:,}")
+    console.print_line(f"cache: {text.cache.folder}")
 
 
 command = typer.Typer(add_completion=False)

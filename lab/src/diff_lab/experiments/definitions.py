@@ -8,9 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.experiments import gradients_and_speed, scaling, variants
@@ -18,53 +16,13 @@ from diff_lab.experiments.experiment import ComparisonRule, Experiment, Preset, 
 from diff_lab.experiments.variants import written
 from diff_lab.measure import many_shot
 from diff_lab.measure.document_losses import CUMULATIVE_LOSS, Repeats
-from diff_lab.measure.measurement import Count, MeasurementRequest, Options, find_measurement
-from diff_lab.measure.needles import ACCURACY, BY_DEPTH
-from diff_lab.measure.retrieval import LENGTH_ACCURACY
+from diff_lab.measure.measurement import MeasurementRequest, Options, find_measurement
+from diff_lab.measure.retrieval import NOISE_ACCURACY
 from diff_lab.record import Comparison, Headline, Result
 from diff_lab.train.recipe import read_yaml
 from diff_transformer.utils.suggestions import did_you_mean
 
 Settings = Mapping[str, Any]
-
-
-class CellOptions(Options):
-    """How many needles are hidden and how many of them are asked for, and how often."""
-
-    cells: Annotated[tuple[tuple[Count, Count], ...], Field(min_length=1)] = Field(
-        default=((1, 1),), description="pairs of needles and how many of them are asked for"
-    )
-    samples: Count = Field(default=100, description="documents at each depth")
-    batch_size: Count = Field(default=64, description="documents at a time")
-
-
-def _needle_cells(preset: Preset) -> list[MeasurementRequest]:
-    """Return a measurement for each cell of Table 2."""
-    shared = {name: value for name, value in preset.options.items() if name != "cells"}
-    return [
-        MeasurementRequest(
-            name="needles",
-            options={"needles": needles, "queried": queried, **shared},
-            # Of one city to a question both accuracies are the same number.
-            numbers=(ACCURACY, BY_DEPTH) if queried == 1 else (),
-        )
-        for needles, queried in preset.options["cells"]
-    ]
-
-
-def _table_2(options: Settings) -> Headline:
-    """Return the cell of 2 needles that are both asked for; without it the first of several needles, as nothing is
-    claimed of others.
-    """
-    cells = [tuple(cell) for cell in options["cells"]]
-    needles, queried = (2, 2) if (2, 2) in cells else next((cell for cell in cells if cell[0] > 1), cells[0])
-    is_both = (needles, queried) == (2, 2)
-    which = "2 needles that are both asked for" if is_both else f"the needles asked for, {queried} of {needles},"
-    return Headline(
-        name=ACCURACY,
-        coordinates=Coordinates(needles=needles, queries=queried),
-        claim=f"DIFF finds more of {which} than the Transformer",
-    )
 
 
 def _figure_4(options: Settings) -> Headline:
@@ -93,13 +51,13 @@ def _figure_7(options: Settings) -> Headline:
     )
 
 
-def _length_generalisation(options: Settings) -> Headline:
-    """Return the accuracy in the longest context: what was trained on is Table 2's and Figure 5's."""
-    longest = max(options["factors"])
+def _noise(options: Settings) -> Headline:
+    """Return the accuracy in the largest context."""
+    most = options["pairs"][-1]
     return Headline(
-        name=LENGTH_ACCURACY,
-        coordinates=Coordinates(context_factor=longest),
-        claim=f"DIFF finds more needles than the Transformer in contexts {longest} times as long as in training",
+        name=NOISE_ACCURACY,
+        coordinates=Coordinates(pairs=most),
+        claim=f"DIFF answers more questions about {most} pairs of one form than the Transformer",
     )
 
 
@@ -107,7 +65,7 @@ def _length_generalisation(options: Settings) -> Headline:
 COMPUTED: dict[str, dict[str, Any]] = {
     "fig3": {"compare": scaling.compare, "options": Repeats},
     "fig4": {"headline": _figure_4},
-    "table2": {"requests": _needle_cells, "options": CellOptions, "headline": _table_2},
+    "noise": {"headline": _noise},
     "fig6": {"headline": _figure_6},
     "fig7": {"headline": _figure_7},
     "table7": {
@@ -120,7 +78,6 @@ COMPUTED: dict[str, dict[str, Any]] = {
         "logs": "gradients",
     },
     "lr_sensitivity": {"derived": scaling.derived},
-    "length_generalisation": {"headline": _length_generalisation},
 }
 
 
@@ -241,8 +198,16 @@ def _read() -> dict[str, Experiment]:
 EXPERIMENTS = _read()  # in the order of the paper
 
 
+# Tables and figures of the paper that another experiment shows.
+SHOWN_BY = dict.fromkeys(("table2", "fig5", "table3", "recall"), "noise")
+
+
 def find_experiment(name: str) -> Experiment:
-    """Return the experiment of that name. Raises ValueError with the nearest name and all names if there is none."""
+    """Return the experiment of that name, or the one that shows the table or figure of that name.
+
+    Raises ValueError with the nearest name and all names if there is none.
+    """
+    name = name if name in EXPERIMENTS else SHOWN_BY.get(name, name)
     if name not in EXPERIMENTS:
         names = ", ".join(EXPERIMENTS)
         raise ValueError(f"There is no experiment {name!r}{did_you_mean(name, EXPERIMENTS)} There are {names}.")

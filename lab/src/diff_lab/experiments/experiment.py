@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
-from diff_lab.data import Batches, MaskedTextBatches, NeedleBatches, TextBatches
+from diff_lab.data import Batches, MaskedTextBatches, TextBatches
 from diff_lab.measure.measurement import MeasurementRequest, Options
 from diff_lab.measure.standard import validation_callback
 from diff_lab.record import Comparison, Headline, Result
@@ -197,7 +197,7 @@ PASSES = 4
 
 def text_notes(recipe: Recipe, batches: Batches) -> list[str]:
     """Return a note on a text that a run reads often; nothing if it does not, or there is no text."""
-    text = batches.text if isinstance(batches, NeedleBatches | MaskedTextBatches) else batches
+    text = batches.text if isinstance(batches, MaskedTextBatches) else batches
     if not isinstance(text, TextBatches) or not text.train_tokens:
         return []
     passes = recipe.train.steps * text.batch_size * text.length / text.train_tokens

@@ -36,14 +36,14 @@ def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> Resul
     rule.
 
     These follow from the records, and from the settings that the file holds: the recipe, its overrides, and the
-    preset's options. Results of an experiment that is not known, or that hold no settings, stay as they are.
+    preset's options. Results of an experiment that is not known, or that hold no settings, are judged alone.
     """
     request = file.settings.get("request", {})
     if experiment is None:
         is_own = request.get("preset") == OWN
         is_known = is_own or request.get("experiment") in EXPERIMENTS
         if not is_known or not {"recipe", "overrides", "options"} <= request.keys():
-            return file
+            return judge(file)
         experiment = recorded_experiment(request) if is_own else find_experiment(request["experiment"])
     preset = Preset(recipe=request["recipe"], overrides=tuple(request["overrides"]), options=request["options"])
     baselines = [

@@ -93,6 +93,14 @@ def with_v2(hidden_size: int, heads: int, head_dim: int, feed_forward: int) -> t
     )
 
 
+def with_controls(hidden_size: int, heads: int, head_dim: int, feed_forward: int) -> tuple[Variant, ...]:
+    """Return the variants of `with_v2`, the Transformer with a headwise norm, and DIFF whose λ is fixed at 0."""
+    v2, diff, softmax = with_v2(hidden_size, heads, head_dim, feed_forward)
+    norm = softmax.changed("model.headwise_norm=true", name="softmax, headwise norm")
+    without = diff.changed(*section("model", lambda_init=0, fixed_lambda=True), name="diff, λ 0")
+    return v2, diff, softmax, norm, without
+
+
 def parts(
     parameters: float, layers: int, hidden_size: int, feed_forward: int, heads: int, *settings: Any
 ) -> tuple[Variant, ...]:
