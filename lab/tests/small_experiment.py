@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, Experiment, Preset, compared_by, rules
+from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, ComparisonRule, Experiment, Preset, compared_by
 from diff_lab.experiments.request import ExperimentRequest
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.measure.measurement import MeasurementRequest
@@ -44,7 +44,7 @@ SMALL = Experiment(
     presets={"cpu": TINY},
     requests=lambda preset: [MeasurementRequest(name="standard", options=preset.options)],
     options=Standard,
-    compare=compared_by(*rules((FIRST_QUERY, ACCURACY, *ATTENTION), exploratory=True)),
+    compare=compared_by(ComparisonRule(names=(FIRST_QUERY, ACCURACY, *ATTENTION), exploratory=True)),
     headline=lambda _: Headline(name=FIRST_QUERY, claim="DIFF answers the first query more often than the Transformer"),
     notes=(NOTE,),
 )

@@ -1,83 +1,33 @@
-"""Reads the experiments of `experiments.yaml`, and completes them with what is no data.
+"""Reads the experiments of `experiments.yaml`, and completes them with numbers and comparisons that are computed."""
 
-These are numbers and comparisons that are computed, and headlines that depend on options.
-"""
-
-import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.experiments import gradients_and_speed, scaling, variants
-from diff_lab.experiments.experiment import ComparisonRule, Experiment, Preset, Variant
+from diff_lab.experiments import computed, variants
+from diff_lab.experiments.experiment import ComparisonRule, Experiment, Preset, Variant, compared_by
 from diff_lab.experiments.variants import written
-from diff_lab.measure import many_shot
-from diff_lab.measure.document_losses import CUMULATIVE_LOSS, Repeats
+from diff_lab.measure.document_losses import Repeats
 from diff_lab.measure.measurement import MeasurementRequest, Options, find_measurement
-from diff_lab.measure.retrieval import NOISE_ACCURACY
-from diff_lab.record import Comparison, Headline, Result
+from diff_lab.record import Headline
 from diff_lab.train.recipe import read_yaml
 from diff_transformer.utils.suggestions import did_you_mean
 
 Settings = Mapping[str, Any]
 
 
-def _figure_4(options: Settings) -> Headline:
-    """Return the loss of the whole of the long documents."""
-    return Headline(
-        name=CUMULATIVE_LOSS,
-        coordinates=Coordinates(first_tokens=options["length"]),
-        claim="DIFF has a lower loss on long documents than the Transformer",
-    )
-
-
-def _figure_6(options: Settings) -> Headline:
-    """Return the accuracy with as many demonstrations as there are, the fewest of them wrong."""
-    return Headline(
-        name=many_shot.ACCURACY,
-        coordinates=Coordinates(noise=min(options["noises"]), shots=max(options["shots"])),
-        claim=f"DIFF classifies by {max(options['shots'])} demonstrations better than the Transformer",
-    )
-
-
-def _figure_7(options: Settings) -> Headline:
-    return Headline(
-        name=many_shot.ORDER_VARIANCE,
-        coordinates=Coordinates(orders=many_shot.ORDERS[0], noise=options["noises"][0]),
-        claim="DIFF's answers depend less on the order of demonstrations than the Transformer's",
-    )
-
-
-def _noise(options: Settings) -> Headline:
-    """Return the accuracy in the largest context."""
-    most = options["pairs"][-1]
-    return Headline(
-        name=NOISE_ACCURACY,
-        coordinates=Coordinates(pairs=most),
-        claim=f"DIFF answers more questions about {most} pairs of one form than the Transformer",
-    )
-
-
 # By name, fields of `Experiment` that are no data. What is "derived" from the records is compared with them.
 COMPUTED: dict[str, dict[str, Any]] = {
-    "fig3": {"compare": scaling.compare, "options": Repeats},
-    "fig4": {"headline": _figure_4},
-    "noise": {"headline": _noise},
-    "fig6": {"headline": _figure_6},
-    "fig7": {"headline": _figure_7},
-    "table7": {
-        "measure_once": gradients_and_speed.measure_throughput,
-        "options": gradients_and_speed.ThroughputOptions,
-    },
+    "fig3": {"compare": computed.compare_sizes, "options": Repeats},
+    "table7": {"measure_once": computed.measure_throughput, "options": computed.ThroughputOptions},
     "appendix_g": {
-        "compare": gradients_and_speed.compare_gradients,
-        "on_evaluate": gradients_and_speed.on_evaluate,
+        "compare": computed.compare_gradients,
+        "on_evaluate": computed.on_evaluate,
         "logs": "gradients",
     },
-    "lr_sensitivity": {"derived": scaling.derived},
+    "lr_sensitivity": {"derived": computed.loss_by_rate},
 }
 
 
@@ -108,56 +58,6 @@ def _requests(declared: Sequence[Settings], preset: Preset) -> list[MeasurementR
     ]
 
 
-def _compare(
-    declared: Sequence[Settings],
-    paper: Mapping[str, Sequence[Settings]],
-    derived: Callable[[Sequence[Result]], list[Result]] | None,
-    records: Sequence[Result],
-    _: Preset,
-) -> list[Comparison]:
-    """Make the comparisons that are declared."""
-    every = [*records, *(derived(records) if derived is not None else ())]
-    comparisons = []
-    for one in declared:
-        pattern = one.get("pattern")
-        found = dict.fromkeys(record.name for record in every if pattern and re.fullmatch(pattern, record.name))
-        for name in one.get("names", found):
-            for variant, against, *unclaimed in one.get("pairs", [("diff", "softmax")]):
-                rule = ComparisonRule(
-                    name=name,
-                    variant=variant,
-                    against=against,
-                    at=partial(_is_at, one.get("at", {})),
-                    paper=partial(_paper_values, paper.get(name, ()), variant, against),
-                    claimed=not unclaimed and one.get("claimed", True) and partial(_is_claimed, one),
-                    exploratory=one.get("exploratory", False),
-                    quality=one.get("quality", True),
-                )
-                comparisons += rule.comparisons(every)
-    return comparisons
-
-
-def _is_at(places: Mapping[str, Sequence[Any]], coordinates: Coordinates) -> bool:
-    return all(coordinates.get(axis) in values for axis, values in places.items())
-
-
-def _is_claimed(declared: Settings, coordinates: Coordinates) -> bool:
-    is_denied = "unclaimed" in declared and _is_at(declared["unclaimed"], coordinates)
-    return _is_at(declared.get("claimed_at", {}), coordinates) and not is_denied
-
-
-def _paper_values(
-    rows: Sequence[Settings], variant: str, against: str, coordinates: Coordinates
-) -> tuple[float, float] | None:
-    """Return the paper's values of two variants there, NaN for one that it does not give; None for neither."""
-    for row in rows:
-        at = row.get("at", {})
-        if bool(at) == bool(coordinates) and _is_at({axis: [value] for axis, value in at.items()}, coordinates):
-            values = [row.get(name, math.nan) for name in (variant, against)]
-            return None if all(map(math.isnan, values)) else (values[0], values[1])
-    return None
-
-
 def _options(measurements: Sequence[Settings]) -> type[Options]:
     """Return the options of the measurement that takes the preset's."""
     names = (one["name"] for one in measurements if one.get("preset"))
@@ -170,23 +70,37 @@ def _texts(parts: Iterable[Any]) -> tuple[str, ...]:
 
 
 def _headline(declared: Settings) -> Callable[[Settings], Headline]:
-    headline = Headline(**{**declared, "coordinates": Coordinates(declared.get("coordinates", {}))})
-    return lambda _: headline
+    """Return the headline by options: coordinates are some of these, and words of the claim."""
+    fields, at = dict(declared), declared.get("coordinates", {})
+    chosen = fields.pop("options", {})
+
+    def headline(options: Settings) -> Headline:
+        values = {}
+        for axis, (option, *place) in chosen.items():
+            values[axis] = options[option][place[0]] if place else options[option]
+        claim = fields["claim"].format(**values)
+        return Headline(**{**fields, "coordinates": Coordinates(at, **values), "claim": claim})
+
+    return headline
 
 
 def _experiment(name: str, declared: Settings) -> Experiment:
-    computed = dict(COMPUTED.get(name, {}))
+    own = dict(COMPUTED.get(name, {}))
+    derived = own.pop("derived", None)
+    rules = [ComparisonRule(**one) for one in declared.get("compare", ())]
+    compare = compared_by(*rules, paper=declared.get("paper"))
     measurements = declared.get("measurements", ())
-    rules = (declared.get("compare", ()), declared.get("paper", {}), computed.pop("derived", None))
     fields: dict[str, Any] = {
         "presets": {size: _preset(preset) for size, preset in declared["presets"].items()},
-        "compare": partial(_compare, *rules),
+        "compare": compare,
         "requests": partial(_requests, measurements),
         "options": _options(measurements),
         "headline": _headline(declared["headline"]) if "headline" in declared else None,
     }
+    if derived is not None:
+        fields["compare"] = lambda records, preset: compare([*records, *derived(records)], preset)
     fields |= {"notes": _texts(declared["notes"]), "rehearsal": declared.get("rehearsal", {})}
-    return Experiment(**{"name": name, "shows": declared["shows"], **fields, **computed})
+    return Experiment(**{"name": name, "shows": declared["shows"], **fields, **own})
 
 
 def _read() -> dict[str, Experiment]:

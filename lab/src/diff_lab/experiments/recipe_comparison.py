@@ -213,23 +213,14 @@ def own_experiment(preset: Preset) -> Experiment:
     recipe = load_recipe(preset.recipe)
     names = [variant.name for variant in preset.variants]
     against = TRANSFORMER if TRANSFORMER in names else names[0]
-    others = [name for name in names if name != against]
+    pairs = [(name, against) for name in names if name != against]
     by_document = "documents" in preset.options
     compared = _compared(recipe, by_document)
-    rules = [
-        ComparisonRule(
-            name=name,
-            variant=other,
-            against=against,
-            exploratory=True,
-            # Bits per byte repeat the loss, and parts of a whole have no verdict.
-            claimed=name != BITS_PER_BYTE and (lambda coordinates: not coordinates),
-        )
-        for name in compared
-        for other in others
-    ]
+    # Bits per byte repeat the loss, and parts of a whole have no verdict.
+    asked: dict[str, Any] = {"pairs": pairs, "exploratory": True, "claimed_at": {"depth": [None], "operations": [None]}}
+    rules = [ComparisonRule(names=(name,), claimed=name != BITS_PER_BYTE, **asked) for name in compared]
 
-    def measurements(requested: Preset) -> list[MeasurementRequest]:
+    def requests(requested: Preset) -> list[MeasurementRequest]:
         if by_document:
             return [MeasurementRequest(name="standard"), MeasurementRequest(name="repeats", options=requested.options)]
         return [MeasurementRequest(name="standard", options=requested.options)]
@@ -238,10 +229,10 @@ def own_experiment(preset: Preset) -> Experiment:
         name=comparison_name(recipe),
         shows=f"variants of the recipe {recipe.name}: {'; '.join(names)}",
         presets={OWN: preset},
-        requests=measurements,
+        requests=requests,
         compare=compared_by(*rules),
         options=Repeats if by_document else Standard if preset.options else Options,
-        headline=lambda _: Headline(name=compared[0], variant=others[0], against=against),
+        headline=lambda _: Headline(name=compared[0], variant=pairs[0][0], against=against),
         notes=(_ONE_TEXT,) if LANGUAGE_LOSS in compared else (),
     )
 
