@@ -381,7 +381,7 @@ def test_demo_ends_with_a_table_a_page_and_models(
 ) -> None:
     import diff_lab.experiments.demo as module
 
-    monkeypatch.setattr(module, "FAST", TINY)
+    monkeypatch.setattr(module, "FAST_DEMO", TINY)
     monkeypatch.setattr(module, "default_workers", lambda *_, **__: 1)
     folder = tmp_path / "demo"
     result = run("demo", "--fast", "--output", folder, "--text", text_file, "--seed", 1)

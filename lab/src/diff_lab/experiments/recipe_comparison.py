@@ -44,11 +44,9 @@ SEQUENCES = 2048
 # How often a bigram may stand in the text and be left in the hits of AR-hit: so often, or once in so many tokens.
 FREQUENT, TOKENS_OF_FREQUENT = 100, 20_000
 BITS_PER_BYTE = "language/bits_per_byte"
-# The options of what is measured, of retrieval and by document.
-_SEQUENCES, _OF_DOCUMENTS = "sequences", ("documents", "frequent", "longest")
+_OF_DOCUMENTS = ("documents", "frequent", "longest")  # options of what is measured by document
 # Settings of a model that no variant may change: they are the type, the data's, or another model's.
 _FIXED = ("attention_type", "vocab_size", "max_position_embeddings", "init_from")
-_WORDS = {"lambda_init": "λ_init"}
 _ONE_TEXT = (
     f"Intervals of {LANGUAGE_LOSS} and {BITS_PER_BYTE} are over seeds on one validation text, and say nothing of other "
     "text."
@@ -77,7 +75,7 @@ def variant_of(text: str) -> Variant:
             known = [f"model.{setting}" for setting in settings]
             hint = did_you_mean(key, known, f"; there are {', '.join(known)}.")
             raise ValueError(f"What {text!r} changes is the model, by model.KEY=VALUE, not by {change!r}{hint}")
-        words, read = _WORDS.get(name, name.replace("_", " ")), read_yaml(value)
+        words, read = name.replace("_", " ").replace("lambda init", "λ_init"), read_yaml(value)
         names.append(f"{'' if read else 'no '}{words}" if isinstance(read, bool) else f"{words} {value}")
         overrides.append(change)
     return Variant(name=", ".join(names), overrides=tuple(overrides))
@@ -188,14 +186,14 @@ def _matched(variant: Variant, preset: Preset, like: DiffTransformerConfig, note
 def _options_of(recipe: Recipe) -> tuple[str, ...]:
     """Return the names of the options that data of the recipe's kind may take."""
     if isinstance(recipe.data, RetrievalData):
-        return (_SEQUENCES,)
+        return ("sequences",)
     return _OF_DOCUMENTS if isinstance(recipe.data, TextData) and recipe.data.kind == "text" else ()
 
 
 def _measured(recipe: Recipe, data: Data, notes: list[str]) -> dict[str, Any]:
     """Return the options of the measurements, and add a note on those that the data do not allow."""
     if isinstance(recipe.data, RetrievalData):
-        return {_SEQUENCES: SEQUENCES}
+        return {"sequences": SEQUENCES}
     if isinstance(recipe.data, TextData) and isinstance(data.batches, TextBatches):
         # A bigram is frequent from the same share of the text on, whatever its size.
         repeats = Repeats(frequent=max(FREQUENT, data.batches.train_tokens // TOKENS_OF_FREQUENT))

@@ -10,12 +10,7 @@ from typing import Any
 
 import torch
 
-from diff_lab.experiments.experiment import (
-    Preset,
-    Variant,
-    heads_of,
-    section,
-)
+from diff_lab.experiments.experiment import Preset, Variant, heads_of, section
 from diff_lab.experiments.request import DatasetCache, ExperimentRequest, check_measurements, check_preset
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.record import ResultsFile
@@ -34,20 +29,9 @@ PARTS = (16, 8, 4, 2, 1)
 # Options that count tokens of a sequence, or what it is made of: cut as sequences are.
 LENGTHS = ("characters", "first", "length", "lengths", "longest", "shots")
 # Options that say how much is measured, and how much is enough to see that it can be.
-ENOUGH = {
-    "documents": 4,
-    "episodes": 2,
-    "new_tokens": 8,
-    "orders": 3,
-    "problems": 4,
-    "queries": 4,
-    "questions": 12,
-    "samples": 2,
-    "sequences": 16,
-    "sets": 2,
-    "tokens": 1024,
-    "windows": 2,
-}
+ENOUGH = dict.fromkeys(("episodes", "samples", "sets", "windows"), 2)
+ENOUGH |= dict.fromkeys(("documents", "orders", "problems", "queries"), 4)
+ENOUGH |= {"new_tokens": 8, "questions": 12, "sequences": 16, "tokens": 1024}
 
 
 def rehearse(request: ExperimentRequest, folder: Path, progress: Progress) -> ResultsFile:

@@ -249,24 +249,13 @@ def _differences(before: object, now: Mapping[str, Any]) -> str:
     """Describe the differences of two requests: "seeds: 10 there, 3 asked for; …"; empty if there are none."""
     if not isinstance(before, Mapping):
         return "they do not tell how"
-    there, here = _flat(before), _flat(now)
+    options = [{f"options.{name}": value for name, value in side["options"].items()} for side in (before, now)]
+    there, here = {**before, **options[0], "options": None}, {**now, **options[1], "options": None}
     differences = []
     for name in {**there, **here}:
         # A setting may be None, which is a value; one that is not there is shown as "none".
-        if name in there and name in here and there[name] == here[name]:
-            continue
-        shown = [str(side.get(name, "none")) for side in (there, here)]
-        is_short = max(map(len, shown)) <= 60
-        differences.append(f"{name}: {shown[0]} there, {shown[1]} asked for" if is_short else name)
+        sides = [side.get(name, "none") for side in (there, here)]
+        if sides[0] != sides[1]:
+            is_short = all(len(str(side)) <= 60 for side in sides)
+            differences.append(f"{name}: {sides[0]} there, {sides[1]} asked for" if is_short else name)
     return "; ".join(differences)
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, those of sections such as the options by dotted names."""
-    flat = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat.update({f"{name}.{key}": one for key, one in _flat(value).items()})
-        else:
-            flat[name] = value
-    return flat

@@ -40,15 +40,6 @@ from diff_lab.statistics import remark_on_seeds
 from diff_lab.train import Progress, Recipe, build_model
 
 
-def size_records(variant: Variant, sizes: ParameterCounts) -> list[Result]:
-    """Return how many parameters a variant has, with and without λ and norms."""
-    names = {"training/parameters": sizes.total, "training/parameters_without_lambda_and_norms": sizes.shared}
-    return [
-        Result(name=name, variant=variant.name, coordinates=variant.coordinates, value=float(value))
-        for name, value in names.items()
-    ]
-
-
 def missing_records(variant: Variant, seed: int, measured: Mapping[Variant, Sequence[Result]]) -> list[Result]:
     """Put NaN in place of every number that another variant has: a run that diverged is seen everywhere.
 
@@ -155,7 +146,9 @@ class ExperimentRun:
         self.notes += notes
         for variant, sizes in counts.items():
             self.progress.tell(f"{variant.label}: {sizes.total:,} parameters, {sizes.shared:,} without λ and norms")
-            self.records += size_records(variant, sizes)
+            for name, value in (("", sizes.total), ("_without_lambda_and_norms", sizes.shared)):
+                fields: dict[str, Any] = {"coordinates": variant.coordinates, "value": float(value)}
+                self.records.append(Result(name=f"training/parameters{name}", variant=variant.name, **fields))
         trained = self._train()
         self.notes += sweep_notes(self.preset, trained)
         for variant, outcome in trained.items():

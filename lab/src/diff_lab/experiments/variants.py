@@ -58,8 +58,8 @@ def at_rates(*rates: float) -> tuple[Variant, ...]:
     )
 
 
-def table_6(heads: int, head_dim: int, *names: str) -> tuple[Variant, ...]:
-    """Return the rows of Table 6 of these names, or all; half of the heads are twice as wide.
+def table_6(heads: int, head_dim: int) -> tuple[Variant, ...]:
+    """Return the rows of Table 6; half of the heads are twice as wide.
 
     The headwise norm of the Transformer is over each head's own channels, without DIFF's factor 1 − λ_init, which
     undoes the subtraction's effect on the gradient. Without the norm, DIFF has no such factor either.
@@ -76,7 +76,7 @@ def table_6(heads: int, head_dim: int, *names: str) -> tuple[Variant, ...]:
         CONSTANT: (diff, *full, "model.lambda_init=0.8"),
         "diff, λ_init 0.5": (diff, *full, "model.lambda_init=0.5"),
     }
-    return tuple(Variant(name=name, overrides=rows[name]) for name in names or rows)
+    return tuple(Variant(name=name, overrides=rows[name]) for name in rows)
 
 
 def with_v2(hidden_size: int, heads: int, head_dim: int, feed_forward: int) -> tuple[Variant, ...]:
