@@ -44,7 +44,7 @@ def tiny(name: str, text: Path, *overrides: str, **options: Any) -> ExperimentRe
 
 
 def refused(request: ExperimentRequest, message: str, folder: Path) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         run_experiment(request, folder / "output")
     assert not (folder / "output").exists()
 
@@ -65,9 +65,12 @@ def test_text_of_one_document(name: str, book: Path, tmp_path: Path) -> None:
         ("v2", {"longest": 2}, r"None of \d+ tokens is a 'hit' token"),
         ("noise", {"pairs": [4, 1]}, "A context has 2 pairs or more, .*, got 1"),
         ("table4", {"characters": 90_000}, "No sequence of the validation text holds 45000 characters of one document"),
+        ("table4", {"judge": "nobody"}, "nobody"),
+        ("table4", {"sources": "nowhere.jsonl"}, r"nowhere\.jsonl"),
+        ("table1", {"tasks": "nowhere.jsonl"}, r"nowhere\.jsonl"),
     ],
 )
-def test_settings_that_the_data_have_no_room_for(
+def test_settings_that_cannot_be_had_or_have_no_room_in_the_data(
     name: str, options: dict[str, Any], message: str, long: Path, tmp_path: Path
 ) -> None:
     refused(tiny(name, long, **options), message, tmp_path)

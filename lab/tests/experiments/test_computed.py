@@ -14,7 +14,6 @@ from diff_lab.experiments import computed
 from diff_lab.experiments.computed import ratio_interval
 from diff_lab.experiments.definitions import find_experiment
 from diff_lab.experiments.experiment import Preset, count, equal_feed_forward
-from diff_lab.learning import LOSS_CURVE
 from diff_lab.record import Result
 from diff_lab.statistics import Fit, fits
 from diff_transformer.model import DiffTransformerConfig
@@ -104,38 +103,27 @@ def test_no_interval_without_spread_or_trend() -> None:
     assert ratio_interval(SIZES, level, resamples=200) is None
 
 
-def made_up(share: float, tokens_share: float, seeds: int, noise: float = 0.002) -> list[Result]:
-    """A scaling law in which DIFF of N·share parameters is as good as a Transformer of N, and curves likewise."""
+def made_up(share: float, seeds: int, noise: float = 0.002) -> list[Result]:
+    """A scaling law in which DIFF of N·share parameters is as good as a Transformer of N."""
     random = np.random.default_rng(0)
     records = []
     sizes = {20_000: 19_000.0, 40_000: 38_000.0, 60_000: 57_000.0, 130_000: 132_000.0}
     for size, parameters in sizes.items():
         coordinates = Coordinates(parameters=size)
-        for variant, factor, tokens_factor in (("diff", 1 / share, 1 / tokens_share), ("softmax", 1.0, 1.0)):
+        for variant, factor in (("diff", 1 / share), ("softmax", 1.0)):
             records.append(Result(name=computed.SIZE, variant=variant, coordinates=coordinates, value=parameters))
             for seed in range(seeds):
                 loss = 2 + 10 * (parameters * factor) ** -0.2 + random.normal(0, noise)
-                shared: dict[str, Any] = {"variant": variant, "seed": seed, "better": "lower"}
-                records.append(Result(name=computed.LANGUAGE_LOSS, coordinates=coordinates, value=loss, **shared))
-                for name in ("loss", "ar_hit", "other"):
-                    records.append(Result(name=f"repeats/{name}", coordinates=coordinates, value=loss, **shared))
-                for step in range(400, 8001, 400):
-                    point = 9 - 0.5 * math.log(step * tokens_factor) + random.normal(0, noise)
-                    records.append(
-                        Result(
-                            name=LOSS_CURVE,
-                            coordinates=Coordinates(coordinates, step=step),
-                            value=point,
-                            **shared,
-                        )
-                    )
+                shared: dict[str, Any] = {"variant": variant, "seed": seed, "value": loss, "better": "lower"}
+                for name in (computed.LANGUAGE_LOSS, "repeats/loss", "repeats/ar_hit", "repeats/other"):
+                    records.append(Result(name=name, coordinates=coordinates, **shared))
     return records
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.6, "reproduced"), (1.7, "contrary"), (1.0, "inconclusive")], ids=str)
 def test_figure_3_on_made_up_numbers(share: float, verdict: str) -> None:
     experiment = find_experiment("fig3")
-    results = experiment.compare(made_up(share, share, seeds=3), experiment.presets["cpu"])
+    results = experiment.compare(made_up(share, seeds=3), experiment.presets["cpu"])
     by_size = results[0]
     assert by_size.ours == (pytest.approx(share, rel=0.05), 1.0)
     assert by_size.difference == pytest.approx(by_size.ours[0] - 1)
@@ -146,7 +134,7 @@ def test_figure_3_on_made_up_numbers(share: float, verdict: str) -> None:
     assert by_size.reason == ""
     # The interval is a bootstrap: the spread of the seeds' ratios does not tell how many would decide it.
     assert by_size.seeds_needed is None
-    single = experiment.compare(made_up(share, share, seeds=1), experiment.presets["cpu"])[0]
+    single = experiment.compare(made_up(share, seeds=1), experiment.presets["cpu"])[0]
     assert (single.verdict, single.interval) == ("inconclusive", None)
 
 
@@ -156,7 +144,7 @@ def test_figure_3_where_a_run_diverged() -> None:
     of_size = (computed.LANGUAGE_LOSS, "diff", 1, "0.06M")
     records = [
         replace(r, value=math.nan) if (r.name, r.variant, r.seed, r.coordinates.label) == of_size else r
-        for r in made_up(0.6, 0.6, seeds=4)
+        for r in made_up(0.6, seeds=4)
     ]
     by_size = experiment.compare(records, experiment.presets["cpu"])[0]
     assert [math.isnan(one) for one in by_size.differences] == [False, True, False, False]
@@ -172,7 +160,7 @@ def test_figure_3_where_the_fits_do_not_meet(shift: float, slope: float) -> None
         replace(r, value=4 + slope * (r.value - 4) + shift)
         if (r.name, r.variant) == (computed.LANGUAGE_LOSS, "diff")
         else r
-        for r in made_up(1.0, 0.6, seeds=3)
+        for r in made_up(1.0, seeds=3)
     ]
     by_size = experiment.compare(records, experiment.presets["cpu"])[0]
     assert (by_size.verdict, by_size.seeds_needed, by_size.reason) == ("inconclusive", None, computed.APART)

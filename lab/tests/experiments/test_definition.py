@@ -1,14 +1,16 @@
 """What the definitions say of the results in this repository, which were written by an earlier version."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from diff_lab.coordinates import Coordinates
 from diff_lab.experiments.definitions import EXPERIMENTS, find_experiment
 from diff_lab.experiments.request import as_defined
 from diff_lab.learning import CURVES, judge
-from diff_lab.record import Comparison, ResultsFile
+from diff_lab.record import Comparison, Result, ResultsFile
 from diff_lab.report.wording import verdict_text
 from diff_lab.results_files import read_results
 
@@ -173,3 +175,28 @@ def test_results_of_an_unknown_experiment_are_judged_alone() -> None:
     ):
         other = replace(file, settings=settings)
         assert as_defined(other) == judge(other)
+
+
+def test_the_paper_s_tasks_stand_beside_the_paper_s_values() -> None:
+    names = {"harness/boolq/acc": 0.5, "harness/table1/average": 0.6, "harness/mine/acc": 0.7}
+    records = [
+        Result(
+            name=name, variant=variant, value=value, seed=seed, coordinates=Coordinates(examples=shots), better="higher"
+        )
+        for name, value in names.items()
+        for variant in ("diff", "softmax")
+        for seed in (0, 1)
+        for shots in (0, 5)
+    ]
+    values = {}
+    for experiment in map(find_experiment, ("table1", "table8")):
+        for comparison in experiment.compare(records, experiment.presets["cpu"]):
+            values[experiment.name, comparison.name, comparison.coordinates.label] = comparison.paper
+    assert values["table8", "harness/boolq/acc", "0-shot"] == (0.601, 0.629)
+    assert values["table8", "harness/boolq/acc", "5-shot"] is None
+    assert values["table8", "harness/table1/average", "5-shot"] == (0.58, 0.564)
+    assert values["table8", "harness/mine/acc", "0-shot"] is None
+    for name, value in {"harness/boolq/acc": 0.69, "harness/table1/average": 0.606}.items():
+        ours, theirs = values["table1", name, "0-shot"] or (0, 0)
+        assert ours == value
+        assert math.isnan(theirs)  # the paper trained no Transformer alike

@@ -64,11 +64,6 @@ def _options(measurements: Sequence[Settings]) -> type[Options]:
     return next(map(find_measurement, names), Options)
 
 
-def _texts(parts: Iterable[Any]) -> tuple[str, ...]:
-    """Return the texts in lists of texts and lists."""
-    return tuple(text for part in parts for text in ([part] if isinstance(part, str) else _texts(part)))
-
-
 def _headline(declared: Settings) -> Callable[[Settings], Headline]:
     """Return the headline by options: coordinates are some of these, and words of the claim."""
     fields, at = dict(declared), declared.get("coordinates", {})
@@ -99,14 +94,14 @@ def _experiment(name: str, declared: Settings) -> Experiment:
     }
     if derived is not None:
         fields["compare"] = lambda records, preset: compare([*records, *derived(records)], preset)
-    fields |= {"notes": _texts(declared["notes"]), "rehearsal": declared.get("rehearsal", {})}
+    fields |= {"notes": tuple(declared["notes"]), "rehearsal": declared.get("rehearsal", {})}
     return Experiment(**{"name": name, "shows": declared["shows"], **fields, **own})
 
 
 _DECLARED = read_yaml(Path(__file__).with_name("experiments.yaml").read_text(encoding="utf-8"))
 del _DECLARED["shared"]  # what others name
 _DEMO = _DECLARED.pop("demo")
-_FAST = _DEMO.pop("fast")
+_FAST, EXPECTATIONS = _DEMO.pop("fast"), _DEMO.pop("expectations")  # these are a text for the user
 # The overrides of the demo's recipes by task, and further ones by which it takes a minute.
 DEMO = {task: written(settings) for task, settings in _DEMO.items()}
 FAST_DEMO = {task: written(settings) for task, settings in _FAST.items()}

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from diff_lab.data import RetrievalBatches, RetrievalSample, TextBatches
-from diff_lab.experiments.definitions import DEMO, FAST_DEMO
+from diff_lab.experiments.definitions import DEMO, EXPECTATIONS, FAST_DEMO
 from diff_lab.experiments.run_store import load_trained
 from diff_lab.experiments.worker_pool import Job, WorkerPool, default_workers
 from diff_lab.measure.measurement import EvalInput
@@ -97,7 +97,12 @@ def run_demo(
             if is_run_folder(runs[names]):
                 begin_run_folder(runs[names], recipe)
     workers = default_workers(len(VARIANTS), on_cpu=not torch.accelerator.is_available())
-    progress.tell(_expectations({task: recipes[task, "diff"] for task in TASKS}, workers, fast=fast))
+    words = {"how": "at the same time" if workers > 1 else "one after the other"}
+    words["minutes"] = "a minute or so" if fast else "4 to 8 minutes"
+    for task in TASKS:
+        recipe = recipes[task, "diff"]
+        words[task] = f"{recipe.train.steps:,} steps on {recipe.data.describe()}"
+    progress.tell(EXPECTATIONS.format(**words))
     records: list[Result] = []
     with WorkerPool[tuple[int, float]](workers, progress) as trainings:
         for task, data in data_of.items():
@@ -132,26 +137,6 @@ def run_demo(
     baselines = (*retrieval_baselines(retrieval), *curve_baselines(retrieval))
     write_json(folder / RESULTS, replace(results, baselines=baselines))
     return folder
-
-
-def _expectations(recipes: Mapping[str, Recipe], workers: int, *, fast: bool) -> str:
-    """Say how the demo will go, and how long it takes."""
-    retrieval, language = recipes["retrieval"], recipes["language"]
-    return f"""\
-What to expect: a Differential Transformer (DIFF) and a Transformer of the same size
-are trained {"at the same time" if workers > 1 else "one after the other"}, on two tasks.
-
-1. Finding needles: {retrieval.train.steps:,} steps on {retrieval.data.describe()}.
-   First both stand near the floor, the accuracy of a model that knows the values but not
-   their keys. Expect both to rise above it, one earlier than the other.
-
-2. Language: {language.train.steps:,} steps on {language.data.describe()}.
-   Expect both losses to fall close to each other, and either to end a little lower: after
-   so few tokens neither is a finished model. Rows in which DIFF loses are shown like all.
-
-In all {"a minute or so" if fast else "4 to 8 minutes"} on two processor cores. Ctrl-C leaves checkpoints, from which
---resume resumes. This is one seed and no proof: `diff-lab reproduce` has experiments with seeds.
-"""
 
 
 def _train(recipe: Recipe, folder: Path, existing: Mapping[str, Any], progress: Progress) -> tuple[int, float]:

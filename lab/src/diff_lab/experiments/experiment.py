@@ -160,37 +160,20 @@ def equal_feed_forward(config: DiffTransformerConfig, like: DiffTransformerConfi
     return width
 
 
-def check_recipes(recipes: Mapping[Variant, Recipe]) -> None:
-    """Raise ValueError for a setting outside the model in which two variants that are compared differ."""
-    for first, variant in _pairs(list(recipes)):
-        changed = [text for text in differences(recipes[first], recipes[variant]) if not text.startswith(_FREE)]
+def check_alike(recipes: Mapping[Variant, Recipe], counts: Mapping[Variant, ParameterCounts], preset: Preset) -> None:
+    """Raise ValueError for two variants that are compared and differ in a setting outside the model, or in their
+    number of parameters without λ and norms by more than the preset's tolerance.
+    """
+    firsts: dict[Coordinates, Variant] = {}  # of those that are compared
+    for variant, recipe in recipes.items():
+        first = firsts.setdefault(variant.coordinates, variant)
+        changed = [text for text in differences(recipes[first], recipe) if not text.startswith(_FREE)]
+        both = f"The variants {first.label!r} and {variant.label!r} are not"
         if changed:
-            raise ValueError(
-                f"The variants {first.label!r} and {variant.label!r} are not trained alike: {', '.join(changed)}."
-            )
-
-
-def check_counts(counts: Mapping[Variant, ParameterCounts], preset: Preset) -> None:
-    """Raise ValueError for variants that are compared and not of equal size but for λ and norms, within the
-    preset's tolerance."""
-    tolerance = preset.parameter_tolerance
-    if tolerance is None:
-        return
-    for first, variant in _pairs(list(counts)):
-        one, other = counts[first].shared, counts[variant].shared
-        if abs(one - other) > tolerance * one:
-            raise ValueError(
-                f"The variants {first.label!r} and {variant.label!r} are not of equal size: without λ and norms they "
-                f"have {one:,} and {other:,} parameters."
-            )
-
-
-def _pairs(variants: Sequence[Variant]) -> list[tuple[Variant, Variant]]:
-    """Return each variant with the first of those that it is compared with."""
-    first: dict[Coordinates, Variant] = {}
-    for variant in variants:
-        first.setdefault(variant.coordinates, variant)
-    return [(first[variant.coordinates], variant) for variant in variants if variant is not first[variant.coordinates]]
+            raise ValueError(f"{both} trained alike: {', '.join(changed)}.")
+        one, other, tolerance = counts[first].shared, counts[variant].shared, preset.parameter_tolerance
+        if tolerance is not None and abs(one - other) > tolerance * one:
+            raise ValueError(f"{both} of equal size: without λ and norms they have {one:,} and {other:,} parameters.")
 
 
 # Up to about so many passes teach nearly as much as new text would (Muennighoff et al., arXiv 2305.16264).

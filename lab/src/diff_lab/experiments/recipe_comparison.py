@@ -16,7 +16,7 @@ from diff_lab.experiments.experiment import (
     Experiment,
     Preset,
     Variant,
-    check_counts,
+    check_alike,
     compared_by,
     count,
     equal_feed_forward,
@@ -29,7 +29,6 @@ from diff_lab.measure.retrieval import ACCURACY, BY_DEPTH, FIRST_QUERY
 from diff_lab.measure.standard import LABEL_ACCURACY, LANGUAGE_LOSS, MASKED_LOSS, Standard
 from diff_lab.record import OWN, Headline
 from diff_lab.train import Data, Recipe, build_config, build_data, load_recipe
-from diff_lab.train.data_kinds import ArithmeticData, MaskedTextData, RetrievalData, TextData
 from diff_lab.train.recipe import ModelRecipe, read_yaml
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model import DiffTransformerConfig
@@ -44,13 +43,20 @@ SEQUENCES = 2048
 # How often a bigram may stand in the text and be left in the hits of AR-hit: so often, or once in so many tokens.
 FREQUENT, TOKENS_OF_FREQUENT = 100, 20_000
 BITS_PER_BYTE = "language/bits_per_byte"
-_OF_DOCUMENTS = ("documents", "frequent", "longest")  # options of what is measured by document
 # Settings of a model that no variant may change: they are the type, the data's, or another model's.
 _FIXED = ("attention_type", "vocab_size", "max_position_embeddings", "init_from")
 _ONE_TEXT = (
     f"Intervals of {LANGUAGE_LOSS} and {BITS_PER_BYTE} are over seeds on one validation text, and say nothing of other "
     "text."
 )
+# By kind of data, the numbers that are compared, the comparison's subject first, and the options of what is measured.
+_COMPARED = {
+    "retrieval": (FIRST_QUERY, ACCURACY, BY_DEPTH),
+    "arithmetic": (EXACT_MATCH,),
+    "text": (LANGUAGE_LOSS, BITS_PER_BYTE),
+    "masked_text": (LABEL_ACCURACY, MASKED_LOSS),
+}
+_OPTIONS = {"retrieval": ("sequences",), "text": ("documents", "frequent", "longest")}
 
 
 def variant_of(text: str) -> Variant:
@@ -146,21 +152,14 @@ def compare_recipe(
     if not unmatched:
         matched = [_matched(variant, preset, build_config(transformer, 1), notes) for variant in preset.variants]
         preset = replace(preset, variants=tuple(matched))
-    refuse_unknown(options, _options_of(recipe), repr(comparison_name(recipe)))
+    refuse_unknown(options, _OPTIONS.get(recipe.data.kind, ()), repr(comparison_name(recipe)))
     data = build(recipe)
-    one_size = count(build_config(transformer, data.batches.vocab_size, data.tokenizer))
     recipes = {variant: preset.variant_recipe(variant) for variant in preset.variants}
     sizes = {one: count(build_config(of, data.batches.vocab_size, data.tokenizer)) for one, of in recipes.items()}
     try:
-        check_counts(sizes, preset)
+        check_alike(recipes, sizes, preset)
     except ValueError as error:
         raise ValueError(f"{error} They may differ by {TOLERANCE:.0%}; --unmatched leaves sizes alone.") from None
-    for variant, size in sizes.items() if unmatched else ():
-        if more := size.shared / one_size.shared - 1:
-            notes.append(
-                f"{variant.name} has {abs(more):.1%} {'more' if more > 0 else 'fewer'} parameters without λ and norms "
-                "than the Transformer with the sizes of the recipe, and keeps them (--unmatched)."
-            )
     experiment = own_experiment(replace(preset, options=_measured(recipe, data, notes)))
     return replace(experiment, notes=(*experiment.notes, *notes))
 
@@ -183,18 +182,11 @@ def _matched(variant: Variant, preset: Preset, like: DiffTransformerConfig, note
     return variant.changed(*section("model", intermediate_size=width))
 
 
-def _options_of(recipe: Recipe) -> tuple[str, ...]:
-    """Return the names of the options that data of the recipe's kind may take."""
-    if isinstance(recipe.data, RetrievalData):
-        return ("sequences",)
-    return _OF_DOCUMENTS if isinstance(recipe.data, TextData) and recipe.data.kind == "text" else ()
-
-
 def _measured(recipe: Recipe, data: Data, notes: list[str]) -> dict[str, Any]:
     """Return the options of the measurements, and add a note on those that the data do not allow."""
-    if isinstance(recipe.data, RetrievalData):
+    if recipe.data.kind == "retrieval":
         return {"sequences": SEQUENCES}
-    if isinstance(recipe.data, TextData) and isinstance(data.batches, TextBatches):
+    if isinstance(data.batches, TextBatches):
         # A bigram is frequent from the same share of the text on, whatever its size.
         repeats = Repeats(frequent=max(FREQUENT, data.batches.train_tokens // TOKENS_OF_FREQUENT))
         try:
@@ -202,7 +194,7 @@ def _measured(recipe: Recipe, data: Data, notes: list[str]) -> dict[str, Any]:
         except ValueError as error:
             notes.append(f"Nothing is measured by document, so intervals are over seeds alone. {error}")
         else:
-            return repeats.model_dump(mode="json", include=set(_OF_DOCUMENTS))
+            return repeats.model_dump(mode="json", include=set(_OPTIONS["text"]))
     return {}
 
 
@@ -213,7 +205,7 @@ def own_experiment(preset: Preset) -> Experiment:
     against = TRANSFORMER if TRANSFORMER in names else names[0]
     pairs = [(name, against) for name in names if name != against]
     by_document = "documents" in preset.options
-    compared = _compared(recipe, by_document)
+    compared = (*(REPEAT_COLUMNS if by_document else ()), *_COMPARED.get(recipe.data.kind, (LABEL_ACCURACY,)))
     # Bits per byte repeat the loss, and parts of a whole have no verdict.
     asked: dict[str, Any] = {"pairs": pairs, "exploratory": True, "claimed_at": {"depth": [None], "operations": [None]}}
     rules = [ComparisonRule(names=(name,), claimed=name != BITS_PER_BYTE, **asked) for name in compared]
@@ -242,14 +234,3 @@ def recorded_experiment(request: Mapping[str, Any]) -> Experiment:
         for variant in request["variants"]
     )
     return own_experiment(Preset(recipe=request["recipe"], variants=variants, options=request["options"]))
-
-
-def _compared(recipe: Recipe, by_document: bool) -> tuple[str, ...]:
-    """Return the numbers that are compared; the first one is the comparison's subject."""
-    if isinstance(recipe.data, RetrievalData):
-        return (FIRST_QUERY, ACCURACY, BY_DEPTH)
-    if isinstance(recipe.data, ArithmeticData):
-        return (EXACT_MATCH,)
-    if recipe.data.kind == "text":
-        return (*(REPEAT_COLUMNS if by_document else ()), LANGUAGE_LOSS, BITS_PER_BYTE)
-    return (LABEL_ACCURACY, MASKED_LOSS) if isinstance(recipe.data, MaskedTextData) else (LABEL_ACCURACY,)

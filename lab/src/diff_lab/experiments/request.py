@@ -16,8 +16,7 @@ from diff_lab.experiments.experiment import (
     ParameterCounts,
     Preset,
     Variant,
-    check_counts,
-    check_recipes,
+    check_alike,
     count,
     text_notes,
 )
@@ -195,12 +194,11 @@ def check_preset(
     """
     preset = request.preset
     recipes = {variant: preset.variant_recipe(variant) for variant in preset.variants}
-    check_recipes(recipes)
     counts = {}
     for variant, recipe in recipes.items():
         built = data.of(recipe)
         counts[variant] = count(build_config(recipe, built.batches.vocab_size, built.tokenizer))
-    check_counts(counts, preset)
+    check_alike(recipes, counts, preset)
     check_measurements(request, data)
     notes = (note for recipe in recipes.values() for note in text_notes(recipe, data.of(recipe).batches))
     return counts, tuple(dict.fromkeys(notes))

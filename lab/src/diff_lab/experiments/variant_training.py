@@ -9,7 +9,7 @@ from functools import partial
 from statistics import fmean
 
 from diff_lab.experiments.experiment import Experiment, Preset, Variant, section
-from diff_lab.experiments.run_store import FinishedRun, Store, run_key, train_in_store
+from diff_lab.experiments.run_store import FinishedRun, Store, run_key
 from diff_lab.experiments.worker_pool import Job, WorkerPool
 from diff_lab.record import Better
 from diff_lab.results_files import number_of
@@ -146,8 +146,8 @@ def train_variants(
                 runs[key] = store.find(key)
                 if runs[key] is None:
                     given = data if workers == 1 else None  # a worker makes them for itself
-                    arguments = (store, key, training.recipe, experiment.on_evaluate, commit, given)
-                    pool.add(Job(training.name, partial(train_in_store, *arguments)))
+                    arguments = (key, training.recipe, experiment.on_evaluate, commit, given)
+                    pool.add(Job(training.name, partial(store.train, *arguments)))
             return key
 
         def advance(variant: Variant) -> None:

@@ -327,7 +327,7 @@ class NeedleAttention(NeedleMeasurement):
         for depth, some in documents.items():
             masses = document_attention(measured.model, some).double().mean(1).unbind(-1)
             for (name, better), values in zip(ATTENTION.items(), masses, strict=True):
-                fields = {"interval": mean_interval(values.tolist()), "n": len(values), "better": better}
-                fields |= {"coordinates": Coordinates(depth=depth), "method": ATTENTION_METHOD}
+                fields: dict[str, Any] = {"n": len(values), "better": better, "method": ATTENTION_METHOD}
+                fields |= {"interval": mean_interval(values.tolist()), "coordinates": Coordinates(depth=depth)}
                 records.append(measured.record(f"needles/{name}", values.mean().item(), **fields))
         return records
