@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from diff_lab.coordinates import NO_COORDINATES
 from diff_lab.data import TextBatches
 from diff_lab.experiments.experiment import (
     ComparisonRule,
@@ -229,8 +228,5 @@ def own_experiment(preset: Preset) -> Experiment:
 
 def recorded_experiment(request: Mapping[str, Any]) -> Experiment:
     """Return the experiment of results that `compare_recipe` has led to, from the request that they record."""
-    variants = tuple(
-        Variant(name=variant["name"], overrides=tuple(variant["overrides"]), coordinates=NO_COORDINATES)
-        for variant in request["variants"]
-    )
+    variants = tuple(Variant(name=one["name"], overrides=tuple(one["overrides"])) for one in request["variants"])
     return own_experiment(Preset(recipe=request["recipe"], variants=variants, options=request["options"]))

@@ -27,7 +27,7 @@ VALIDATION_TOKENS, VALIDATION_SEQUENCES = 4096, 8
 # The parts of their length to which sequences are cut: the smallest that the data and the measurements take.
 PARTS = (16, 8, 4, 2, 1)
 # Options that count tokens of a sequence, or what it is made of: cut as sequences are.
-LENGTHS = ("characters", "first", "length", "lengths", "longest", "shots")
+LENGTHS = ("characters", "first", "length", "lengths", "longest", "pairs", "shots")
 # Options that say how much is measured, and how much is enough to see that it can be.
 ENOUGH = dict.fromkeys(("episodes", "samples", "sets", "windows"), 2)
 ENOUGH |= dict.fromkeys(("documents", "orders", "problems", "queries"), 4)
@@ -120,7 +120,7 @@ def _less(recipe: Recipe, part: int, steps: int) -> tuple[str, ...]:
     data, train = recipe.data, recipe.train
     fields = {name: getattr(data, name) for name in type(data).model_fields}
     settings: dict[str, Any] = {"batch_size": SEQUENCES * train.accumulation}
-    settings |= {name: max(1, fields[name] // part) for name in ("length", "shots") if name in fields}
+    settings |= {name: max(1, fields[name] // part) for name in ("length", "pairs", "shots") if name in fields}
     for name, value in fields.items():
         if name.startswith("validation_") and (value is None or isinstance(value, int)):
             enough = VALIDATION_TOKENS if name == "validation_tokens" else VALIDATION_SEQUENCES
