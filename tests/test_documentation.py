@@ -20,7 +20,7 @@ import diff_transformer
 import fill_readme
 from diff_lab.cli import app as lab_app
 from diff_lab.data import byte_tokenizer
-from diff_lab.experiments.definitions import EXPERIMENTS
+from diff_lab.experiments.definitions import EXPERIMENTS, SHOWN_BY
 from diff_lab.measure.document_losses import WHOLE
 from diff_lab.measure.many_shot import ACCURACY as MANY_SHOT
 from diff_lab.report.findings import findings
@@ -215,7 +215,7 @@ def test_commands_are_as_the_page_has_them(words: list[str]) -> None:
     assert {word for word in arguments if word.startswith("-")} <= options
     positional = [word for word in arguments if not word.startswith("-")]
     if name == "reproduce" and positional and positional[0] != "NAME":
-        assert positional[0] in {*EXPERIMENTS, "all"}
+        assert positional[0] in {*EXPERIMENTS, *SHOWN_BY, "all"}
     if name in ("train", "plan", "prepare") and positional[0] != "RECIPE":
         load_recipe(positional[0], [word for word in positional[1:] if re.match(r"(model|data|train)\.\w+=", word)])
 
@@ -317,7 +317,7 @@ def test_the_choice_names_every_attention_type() -> None:
 
 def test_the_paper_s_page_names_every_experiment_and_files_that_exist() -> None:
     page = PAGES["docs/concepts/paper.md"]
-    of_the_paper = {name for name in EXPERIMENTS if re.match(r"table|fig|appendix", name)}
+    of_the_paper = {name for name in (*EXPERIMENTS, *SHOWN_BY) if re.match(r"table|fig|appendix", name)}
     assert set(re.findall(r"`diff-lab reproduce (\w+)`", page)) == of_the_paper
     for file in re.findall(r"`([\w/]+\.py)`", page):
         assert any((ROOT / house / file).is_file() for house in ("src/diff_transformer", "lab/src")), file

@@ -38,9 +38,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
 
-from diff_lab.experiments.definitions import EXPERIMENTS
 from diff_lab.experiments.request import as_defined
-from diff_lab.learning import ACCURACY_CURVE, LAST_PART, MOST_ACCURACY, curves_of
+from diff_lab.learning import LAST_PART, MOST_ACCURACY, curves_of
 from diff_lab.record import Comparison
 from diff_lab.results_files import read_results
 from diff_lab.statistics import mean_interval, seeds_needed, verdict
@@ -130,7 +129,7 @@ for name, other in ((name, row) for name, file in results.items() for row in fil
 
 # %%
 file = results["recall"]
-floor = next(one.floor for one in file.baselines if one.name == ACCURACY_CURVE)
+floor = next(one.floor for one in file.baselines if one.name == file.headline.name)
 at_step: dict[int, dict[str, list[float]]] = {}
 for step in (200, 5000):
     at_step[step] = {one.variant: [c.at(step) for c in one.by_seed.values()] for one in curves_of(file.records)}
@@ -207,8 +206,8 @@ def headline(name: str) -> Comparison | None:
 
 
 by_verdict: dict[str, list[str]] = {}
-for name in EXPERIMENTS:
-    row = headline(name) if name in results else None
+for name in results:
+    row = headline(name)
     if row is not None and row.verdict is not None:
         low, high = row.interval
         line = f"{name:22} {row.ours[0]:7.3f} {row.ours[1]:7.3f}   [{low:+.4f}, {high:+.4f}]"

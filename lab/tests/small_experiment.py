@@ -1,15 +1,16 @@
 """An experiment at a size of seconds, and what its runs tell."""
 
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from diff_lab.experiments.definitions import find_experiment
-from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, Preset
+from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, ComparisonRule, Experiment, Preset, compared_by
 from diff_lab.experiments.request import ExperimentRequest
 from diff_lab.experiments.runner import run_experiment
-from diff_lab.record import ResultsFile
+from diff_lab.measure.measurement import MeasurementRequest
+from diff_lab.measure.retrieval import ACCURACY, FIRST_QUERY
+from diff_lab.measure.standard import Standard
+from diff_lab.record import Headline, ResultsFile
 from diff_lab.train.progress import Progress
 
 SIZES = (
@@ -35,7 +36,18 @@ TINY = Preset(
     options={"sequences": 8},
     minutes=0.1,
 )
-SMALL = replace(find_experiment("recall"), presets={"cpu": TINY})
+ATTENTION = ("retrieval/attention_to_answer_share", "retrieval/attention_noise_share")
+NOTE = "Needles lie among noise."
+SMALL = Experiment(
+    name="recall",
+    shows="needles found among noise tokens",
+    presets={"cpu": TINY},
+    requests=lambda preset: [MeasurementRequest(name="standard", options=preset.options)],
+    options=Standard,
+    compare=compared_by(ComparisonRule(names=(FIRST_QUERY, ACCURACY, *ATTENTION), exploratory=True)),
+    headline=lambda _: Headline(name=FIRST_QUERY, claim="DIFF answers the first query more often than the Transformer"),
+    notes=(NOTE,),
+)
 
 
 class Heard(Progress):

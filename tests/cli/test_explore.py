@@ -146,30 +146,6 @@ def test_needles_among_more_tokens_than_the_context_holds(retrieval_run: Path, t
         build_explorer(tmp_path / "run", None, "nonsense", "cpu")
 
 
-def test_a_model_that_learned_needles_in_text(run: Callable[..., Any], tmp_path: Path, text_file: Path) -> None:
-    """It opens with a document of its own data, up to the number that is asked for; without the file of examples, as
-    the runs of earlier versions are, with any text."""
-    folder = tmp_path / "run"
-    data = ["data.kind=needles", f"data.paths={text_file}", "data.length=256", "data.needles=1", "data.queried=1"]
-    sizes = ["model.hidden_size=16", "model.intermediate_size=16", "data.batch_size=2", "data.validation_documents=2"]
-    settings = [*sizes, *data, "data.validation_fraction=0.2", "train.steps=1", "train.warmup_steps=0"]
-    assert run("train", "tiny", *settings, "--output", folder).exit_code == 0
-    explorer = build_explorer(folder, None, None, "cpu")
-    example = explorer.describe()["examples"][0]
-    city = re.findall(r"What is the special magic number for (\w+)\?\n", example["text"])[0]
-    assert example["text"].rstrip().endswith(f"The special magic {city} number is:")
-    answer = example["answer"]
-    pieces = explorer.run({"text": example["text"], "answer": answer})["pieces"]
-    assert len(pieces) == answer["query"] + 1
-    number = "".join(pieces[answer["begin"] : answer["end"]]).strip()
-    assert f"The special magic {city} number is: {number}\n" in example["text"]
-    assert explorer.example({"seed": 1}) != explorer.example({"seed": 2})
-    (folder / "examples.json").unlink()
-    described = build_explorer(folder, None, None, "cpu").describe()
-    assert not described["draws_examples"]
-    assert described["examples"][0]["text"].startswith("The old house")
-
-
 @pytest.mark.parametrize(
     "content", ["[]", "{}", '{"examples": [{}]}', '{"examples": [{"title": "", "text": "", "answer": 3}]}']
 )

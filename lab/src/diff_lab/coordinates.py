@@ -46,6 +46,9 @@ class Axis:
 AXES = {
     "needles": Axis("needles", "{} needles"),
     "queries": Axis("needles asked for", "{} queried"),
+    "pairs": Axis("pairs in the context", "{} pairs"),
+    "factor": Axis("factor of λ", "λ × {}"),
+    "layer": Axis("layer", "layer {}"),
     "length": Axis("length of the context in tokens", "{} tokens"),
     "depth": Axis("depth in the context", "depth {}", form="share"),
     "context_factor": Axis("length of the context, in lengths of training", "context × {}"),

@@ -248,7 +248,7 @@ def test_demo_ends_with_a_table_a_page_and_models(
 ) -> None:
     import diff_lab.experiments.demo as module
 
-    monkeypatch.setattr(module, "FAST", TINY)
+    monkeypatch.setattr(module, "FAST_DEMO", TINY)
     monkeypatch.setattr(module, "default_workers", lambda *_, **__: 1)
     monkeypatch.chdir(tmp_path)
     folder = Path("runs/demo-fast")

@@ -194,16 +194,15 @@ def test_a_text_that_cannot_be_read_is_said_before_a_model_is_loaded(
 
 def test_every_record_has_a_row(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
-    options = ("--option", "factors=[1, 2]", "--option", "sequences=8", "--output", output)
-    result = run("eval", retrieval_run, "--measure", "retrieval_lengths", *options)
+    result = run("eval", retrieval_run, "--measure", "standard", "--option", "sequences=8", "--output", output)
     assert result.exit_code == 0
-    records = read_results(output).records
-    assert [record.coordinates.label for record in records] == ["context × 1", "context × 2"]
+    records = [one for one in read_results(output).records if one.name == "retrieval/accuracy_by_depth"]
+    assert records
     for record in records:
-        (line,) = [line for line in result.stdout.splitlines() if f" {record.coordinates.label} " in line]
-        assert "length/accuracy ↑" in line
+        lines = [line for line in result.stdout.splitlines() if "retrieval/accuracy_by_depth ↑" in line]
+        (line,) = [line for line in lines if f" {record.coordinates.label} " in line]
         assert f" {record.value:.3f} [" in line
-        assert " 8 " in line
+        assert f" {record.n} " in line
 
 
 @pytest.mark.all

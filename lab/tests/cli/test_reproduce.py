@@ -14,7 +14,7 @@ import torch
 
 from commands import fails
 from diff_lab.cli.recipe_options import parse_options
-from diff_lab.experiments.definitions import EXPERIMENTS
+from diff_lab.experiments.definitions import EXPERIMENTS, SHOWN_BY
 from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, Preset
 from diff_lab.measure.measurement import MeasurementRequest, Options
 from diff_lab.record import Result
@@ -103,7 +103,7 @@ def test_the_papers_size_has_a_page_with_a_command_for_each_table_and_figure(run
     fails(run("reproduce", "table6", "--preset", "paper"), "docs/experiments.md")
     text = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text(encoding="utf-8")
     section = text.split("## The paper's own size")[1].split("\n## ")[0]
-    of_the_paper = [name for name in EXPERIMENTS if re.match("table|fig|appendix", name)]
+    of_the_paper = [name for name in (*EXPERIMENTS, *SHOWN_BY) if re.match("table|fig|appendix", name)]
     words = [re.sub(r"_?(\d+|[cg])$", r" \1", name.replace("fig", "figure")).lower() for name in of_the_paper]
     assert all(f"| {name} |" in section.lower() for name in words)
     trained = []
@@ -168,15 +168,15 @@ def test_the_list_has_every_experiment(run: Run) -> None:
 
 
 def test_what_cannot_be_run_is_one_sentence(run: Run, tmp_path: Path) -> None:
-    fails(run("reproduce", "recal"), "There is no experiment 'recal'; did you mean 'recall'?")
+    fails(run("reproduce", "nois"), "There is no experiment 'nois'; did you mean 'noise'?")
     fails(run("reproduce", "nosuch"), "There is no experiment 'nosuch'", *EXPERIMENTS)
     fails(run("reproduce"), "Name one experiment or more of ", "--list")
-    fails(run("reproduce", "recall", "--text", tmp_path, "--output", tmp_path), "--text does not go with 'recall'")
-    fails(run("reproduce", "recall", "--option", "sequences"), "'sequences' is not a setting; write NAME=VALUE.")
-    fails(run("reproduce", "recall", "--option", "a=[", "--output", tmp_path), "The value of 'a=[' is not valid YAML.")
-    fails(run("reproduce", "recall", "table6", "--option", "sequences=1"), "--option goes with one experiment")
-    fails(run("reproduce", "recall", "--option", "sequence=1"), "no option 'sequence'; did you mean 'sequences'?")
-    assert run("reproduce", "recall", "--seeds", 0).exit_code == 2
+    fails(run("reproduce", "noise", "--text", tmp_path, "--output", tmp_path), "--text does not go with 'noise'")
+    fails(run("reproduce", "noise", "--option", "sequences"), "'sequences' is not a setting; write NAME=VALUE.")
+    fails(run("reproduce", "noise", "--option", "a=[", "--output", tmp_path), "The value of 'a=[' is not valid YAML.")
+    fails(run("reproduce", "noise", "table6", "--option", "sequences=1"), "--option goes with one experiment")
+    fails(run("reproduce", "noise", "--option", "sequence=1"), "no option 'sequence'; did you mean 'sequences'?")
+    assert run("reproduce", "noise", "--seeds", 0).exit_code == 2
 
 
 def test_text_goes_to_those_that_are_trained_on_it(run: Run, tmp_path: Path, add: Add) -> None:

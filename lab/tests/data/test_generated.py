@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from diff_lab.data import ArithmeticBatches, ManyShotBatches, RetrievalBatches
+from diff_lab.data import ArithmeticBatches, ManyShotBatches, RecallBatches, RetrievalBatches
 from diff_lab.data.batches import GeneratedBatches
 
 Make = Callable[..., GeneratedBatches]
 MAKERS = {
     "retrieval": lambda seed, **settings: RetrievalBatches(seed=seed, validation_sequences=40, **settings),
+    "recall": lambda seed, **settings: RecallBatches(seed=seed, validation_sequences=40, **settings),
     "many_shot": lambda seed, **settings: ManyShotBatches(8, seed=seed, validation_sequences=40, **settings),
     "arithmetic": lambda seed, **settings: ArithmeticBatches(seed=seed, validation_problems=40, **settings),
 }
@@ -43,7 +44,7 @@ def test_no_sequence_is_trained_on_and_validated_with(make: Make) -> None:
     # Step 0 too: no step has that number, but a stream that was mixed up may begin there.
     trained, validation = rows([task.train_batch(step) for step in range(51)]), rows(list(task.validation_batches()))
     assert trained.isdisjoint(validation)
-    if isinstance(task, RetrievalBatches):
+    if isinstance(task, RetrievalBatches | RecallBatches):
         sampled = {tuple(row) for seed in (0, 1) for row in task.sample(4, seed).input_ids.tolist()}
         assert (len(trained), len(validation), len(sampled)) == (4 * 51, 40, 8)
         assert sampled.isdisjoint(trained | validation)

@@ -44,7 +44,7 @@ def tiny(name: str, text: Path, *overrides: str, **options: Any) -> ExperimentRe
 
 
 def refused(request: ExperimentRequest, message: str, folder: Path) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         run_experiment(request, folder / "output")
     assert not (folder / "output").exists()
 
@@ -63,13 +63,14 @@ def test_text_of_one_document(name: str, book: Path, tmp_path: Path) -> None:
         ("fig4", {"length": 50_000}, "two documents of 50000 tokens or more"),
         ("table6", {"longest": 1}, "None of 0 tokens is a 'hit' token"),
         ("v2", {"longest": 2}, r"None of \d+ tokens is a 'hit' token"),
-        ("table2", {"cells": [[2, 3]]}, "num_queries is at most num_pairs=2, got 3"),
-        ("fig5", {"needles": 4, "lengths": [10, 7]}, "no room for 4 pairs and 1 queries"),
-        ("table3", {"needles": 100}, "100 pairs need as many different keys"),
+        ("noise", {"pairs": [4, 1]}, "A context has 2 pairs or more, .*, got 1"),
         ("table4", {"characters": 90_000}, "No sequence of the validation text holds 45000 characters of one document"),
+        ("table4", {"judge": "nobody"}, "nobody"),
+        ("table4", {"sources": "nowhere.jsonl"}, r"nowhere\.jsonl"),
+        ("table1", {"tasks": "nowhere.jsonl"}, r"nowhere\.jsonl"),
     ],
 )
-def test_settings_that_the_data_have_no_room_for(
+def test_settings_that_cannot_be_had_or_have_no_room_in_the_data(
     name: str, options: dict[str, Any], message: str, long: Path, tmp_path: Path
 ) -> None:
     refused(tiny(name, long, **options), message, tmp_path)
@@ -84,7 +85,7 @@ def test_blocks_too_short_for_questions(name: str, long: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("table2", {"cells": [[1, 1], [2]]}),
+        ("noise", {"pairs": []}),
         ("fig6", {"noises": [0.1, 1.5]}),
         ("fig7", {"noises": [-0.1]}),
         ("fig7", {"orders": 1}),
@@ -100,17 +101,15 @@ def test_options_of_no_meaning_are_refused_with_the_request(name: str, options: 
 
 
 def test_needles_in_text_need_room_as_well(long: Path) -> None:
-    sizes = ["data.length=512", "data.needles=2", "data.queried=1", "data.turns=1", "data.batch_size=2"]
-    kind = ["data.kind=needles", f"data.paths=['{long}']", "data.tokenizer=bytes", "data.validation_fraction=0.3"]
-    data = build_data(load_recipe("tiny", [*kind, *sizes]))
+    text = [f"data.paths=['{long}']", "data.tokenizer=bytes", "data.validation_fraction=0.3", "data.length=512"]
+    data = build_data(load_recipe("tiny", [*text, "data.batch_size=2"]))
 
-    def check(name: str, **options: Any) -> None:
-        MeasurementRequest(name=name, options=options).check(data.batches, data.tokenizer)
+    def check(**options: Any) -> None:
+        MeasurementRequest(name="needles", options={"queried": 1, **options}).check(data.batches, data.tokenizer)
 
     for needles in (1, 2):
-        check("needles", needles=needles, queried=1)
-        check("needle_lengths", needles=needles, lengths=[450, 512])
+        check(needles=needles)
     with pytest.raises(ValueError, match=r"queried at most as many.*got needles=1, queried=2"):
-        check("needles", needles=1, queried=2)
+        check(needles=1, queried=2)
     with pytest.raises(ValueError, match="length=64 has no room for a haystack"):
-        check("needle_lengths", needles=1, lengths=[450, 64])
+        check(needles=1, length=64)

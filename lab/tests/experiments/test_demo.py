@@ -25,7 +25,7 @@ from tiny_demo import TINY
 @pytest.fixture(scope="module", autouse=True)
 def _tiny() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "FAST", TINY)
+        patch.setattr(demo, "FAST_DEMO", TINY)
         patch.setattr(demo, "SEQUENCES", 16)
         patch.setattr(standard, "VALIDATION_SEQUENCES", 16)
         patch.setattr(demo, "default_workers", lambda *_, **__: 1)

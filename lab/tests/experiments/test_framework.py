@@ -13,8 +13,7 @@ from diff_lab.experiments.definitions import EXPERIMENTS, find_experiment
 from diff_lab.experiments.experiment import (
     DIFF_AND_SOFTMAX,
     Variant,
-    check_counts,
-    check_recipes,
+    check_alike,
     count,
     heads_of,
 )
@@ -27,7 +26,7 @@ from diff_lab.train import build_config, build_data, load_recipe
 from diff_lab.train.plan import vocabulary
 from diff_lab.train.recipe import dump_recipe
 from full_run import short_run
-from small_experiment import SIZES, SMALL, TINY
+from small_experiment import SIZES, SMALL, TINY, Heard
 
 
 @pytest.mark.parametrize(
@@ -61,17 +60,13 @@ def test_the_choice_of_a_learning_rate(
     [
         ({1e-3: 3.0, 3e-3: 2.0, 1e-2: 2.5}, "lower", None),
         ({1e-3: 1.0, 3e-3: 2.0, 1e-2: 2.5}, "lower", 3.3e-4),
-        ({1e-3: 0.1, 3e-3: 0.2, 1e-2: 0.5}, "higher", 3.3e-2),
         ({5e-3: 3.0, 1.25e-2: 2.0, 3e-2: 1.5}, "lower", 7.2e-2),
-        ({1e-3: 1.0, 2e-3: 2.0}, "lower", 5e-4),
         ({1e-3: 0.5, 3e-3: 0.5, 1e-2: 0.2}, "higher", None),  # as good inside
         ({1e-3: 3.0, 3e-3: 2.0, 1e-2: math.nan}, "lower", None),  # nothing to gain where it diverges
         ({1e-3: 3.0, 3e-3: math.nan}, "lower", 3.3e-4),
         ({1e-3: math.nan, 3e-3: math.nan}, "lower", None),
         ({1e-3: 3.0}, "lower", None),
         ({1e-3: 2.0, 1.02e-3: 1.0}, "lower", None),  # 0.00104 is 0.001 in two digits
-        ({1e-3: 0.4, 1.003e-3: 0.3}, "higher", None),
-        ({1.004e-3: 2.0, 1.02e-3: 1.0}, "lower", None),
     ],
 )
 def test_the_rate_that_is_tried_next(tried: dict[float, float], better: Better, further: float | None) -> None:
@@ -128,7 +123,7 @@ def test_what_is_asked_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert request.preset.seeds == 4
 
 
-@pytest.mark.parametrize("name", short_run(EXPERIMENTS, ["table5", "recall", "appendix_c"]))
+@pytest.mark.parametrize("name", short_run(EXPERIMENTS, ["table5", "noise", "appendix_c"]))
 def test_every_experiment_of_the_register_is_complete(name: str) -> None:
     """At every size its recipes are valid and its variants alike."""
     experiment = find_experiment(name)
@@ -139,14 +134,12 @@ def test_every_experiment_of_the_register_is_complete(name: str) -> None:
     assert {"cpu", "gpu"} <= experiment.presets.keys() <= {"cpu", "evening", "night", "gpu"}
     assert any("No verdict" in note for note in experiment.notes) == (name in {"table1", "table4", "table8"})
     minutes = [experiment.presets[size].minutes or math.inf for size in ("cpu", "gpu")]
-    assert minutes[0] <= (120 if name == "recall" else 65)
+    assert minutes[0] <= 65
     assert minutes[1] <= 30
     for preset in experiment.presets.values():
         recipes = {variant: preset.variant_recipe(variant, *preset.sweep) for variant in preset.variants}
-        check_recipes(recipes)
-        check_counts(
-            {variant: count(build_config(recipe, vocabulary(recipe))) for variant, recipe in recipes.items()}, preset
-        )
+        counts = {variant: count(build_config(recipe, vocabulary(recipe))) for variant, recipe in recipes.items()}
+        check_alike(recipes, counts, preset)
         for variant in preset.variants:
             preset.variant_recipe(variant, *preset.extension)
 
@@ -156,11 +149,11 @@ def test_every_experiment_of_the_register_is_complete(name: str) -> None:
 def test_the_users_text_reaches_every_variant_that_is_trained_on_text_and_no_other(
     name: str, preset: str, tmp_path: Path
 ) -> None:
-    """By the recipe of the very preset: needles are among tokens on two cores and in text on a GPU."""
+    """By the recipe of the very preset."""
     experiment = find_experiment(name)
     variants = experiment.presets[preset].variants
     kinds = {experiment.presets[preset].variant_recipe(variant).data.kind for variant in variants}
-    if not kinds & {"text", "needles"}:
+    if "text" not in kinds:
         with pytest.raises(ValueError, match=f"--text does not go with '{name}' at --preset {preset}, which uses no"):
             request_experiment(experiment, preset, text=[tmp_path], is_rehearsal=True)
         return
@@ -187,7 +180,7 @@ def test_two_commands_do_not_train_one_run_at_a_time(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / key
     folder.mkdir(parents=True)
     with FileLock(folder / ".lock"), pytest.raises(ValueError, match=f"Another command is training the run in .*{key}"):
-        run_store.Store(tmp_path / "runs").train(key, recipe, data, SMALL.on_evaluate(data.batches))
+        run_store.Store(tmp_path / "runs").train(key, recipe, SMALL.on_evaluate, None, data, Heard())
 
 
 def test_a_run_is_known_by_all_that_made_it(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from full_run import short_run
 from small_experiment import TINY
 
 # Text that is trained on in two variants, and variants in several sizes or with data of their own.
-FEW = ["table5", "fig3", "recall"]
+FEW = ["table5", "fig3", "noise"]
 
 
 @pytest.fixture(scope="module")
@@ -141,10 +141,6 @@ def test_a_text_that_is_read_often_is_told(text: Path) -> None:
     (note,) = notes(round(7 * once))
     assert f"{batches.train_tokens:,} tokens 7 times" in note
     assert "--text" in note
-    # A fourth of the sequences are needle documents, and the rest reads the text more slowly.
-    (note,) = notes(round(8 * once), "data.kind=needles", "data.length=256", "data.share=0.25", "data.needles=1",
-                    "data.queried=1")  # fmt: skip
-    assert " 6 times" in note
     retrieval = load_recipe("retrieval")
     assert text_notes(retrieval, build_data(retrieval).batches) == []
 

@@ -54,7 +54,7 @@ def measuring(function: Callable[[EvalInput], float], preset: Preset) -> Experim
         requests=lambda _: [Measure(function)],
         options=SMALL.options,
         presets={"cpu": preset},
-        compare=compared_by(ComparisonRule(name="x")),
+        compare=compared_by(ComparisonRule(names=("x",))),
     )
 
 
@@ -224,7 +224,7 @@ def test_an_experiment_that_trains_nothing(tmp_path: Path) -> None:
         shows="a ratio",
         presets={"cpu": Preset(variants=(), seeds=1, minutes=1)},
         measure_once=once,
-        compare=compared_by(ComparisonRule(name="ratio")),
+        compare=compared_by(ComparisonRule(names=("ratio",))),
     )
     results = run_experiment(request_experiment(experiment), tmp_path)
     assert results.settings["variants"] == []

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -124,13 +123,6 @@ def fails_when_stopped(progress: Progress) -> None:
         raise OSError(errno.ENOSPC, "No space left on device") from None
 
 
-def steps_until_a_tidy_end(mark: Path, progress: Progress) -> None:
-    """The end of the process takes a while, and leaves a mark."""
-    Finalize(None, time.sleep, args=(0.3,), exitpriority=1)
-    Finalize(None, mark.touch, exitpriority=0)
-    steps_for_ever(progress)
-
-
 def kills_itself(number: int, progress: Progress) -> None:
     """As a signal does that comes before a worker can take it."""
     if number != signal.SIGKILL:
@@ -212,16 +204,6 @@ def test_ctrl_c_stops_every_training_with_a_checkpoint(tmp_path: Path) -> None:
     for variant in (0, 1):
         assert len(list(tmp_path.glob(f"{variant}/checkpoints/step-*"))) == 1
         assert not (tmp_path / str(variant) / ".lock").exists()
-
-
-@pytest.mark.all
-def test_workers_that_were_stopped_end_by_themselves(tmp_path: Path) -> None:
-    """Killed ones would leave the semaphores that they have made, of which multiprocessing warns."""
-    marks = [tmp_path / "0", tmp_path / "1"]
-    jobs = [partial(steps_until_a_tidy_end, mark) for mark in marks]
-    with pytest.raises(TrainingInterrupted):
-        results_of(*jobs, shown=Stops(signal.SIGTERM, "job 0", "job 1"))
-    assert all(mark.exists() for mark in marks)
 
 
 def test_only_checkpoints_that_are_there_are_promised(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
-"""Needles in text and among tokens, on models whose answers are known and on tiny ones through the whole protocol."""
+"""Needles in text: their places, and answers of models that are known and of tiny ones through the whole protocol."""
 
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -9,21 +8,28 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from diff_lab.data import ManyShotBatches, NeedleBatches, NeedleTask, RetrievalBatches, byte_tokenizer
+from diff_lab.data import RetrievalBatches, TextBatches, byte_tokenizer, train_bpe
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_lab.measure.needles import (
     DEPTHS,
+    NeedleDocument,
     Needles,
+    NeedleTask,
     document_attention,
     haystack,
+    needle,
     needle_answers,
+    question,
 )
+from diff_lab.train import load_recipe
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM, attention_maps
 from writing_model import WritingModel
 
+PROSE = " ".join(f'This is sentence number {n}; it says nothing of note. "Is it?" Not so!' for n in range(400))
+CODE = "\n".join(f"value_{n} = function({n}, 'é')" for n in range(800))
 TEXT = " ".join(f"Sentence {n} says little." for n in range(300))
 TOKENIZER = byte_tokenizer()
-TASK = NeedleTask(TOKENIZER, TEXT, length=520, needles=3, queried=2, digits=3)
+TASK = NeedleTask(TOKENIZER, TEXT, length=520, needles=3, queried=2)
 SIZES: dict[str, Any] = {
     "vocab_size": 257,
     "hidden_size": 16,
@@ -32,6 +38,106 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 600,
 }
+
+
+class Blocks(TextBatches):
+    """The text as validation data."""
+
+    def __init__(self) -> None:
+        self.length = 520
+
+    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
+        yield {"input_ids": torch.tensor([TOKENIZER.encode(TEXT)])}
+
+
+@pytest.fixture(scope="module")
+def bpe() -> object:
+    return train_bpe([PROSE, CODE], 500)
+
+
+def decoded(tokenizer: object, document: NeedleDocument, begin: int, end: int | None) -> str:
+    return str(tokenizer.decode(list(document.tokens[begin:end])))  # type: ignore[attr-defined]  # any tokenizer
+
+
+@pytest.mark.parametrize("haystack", [PROSE, CODE], ids=["prose", "code"])
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_places(kind: str, haystack: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = byte_tokenizer() if kind == "bytes" else request.getfixturevalue("bpe")
+    task = NeedleTask(tokenizer, haystack, length=800, needles=4, queried=2)
+    for depth in (0.0, 0.3, 1.0, None):
+        for document in task.sample(5, seed=1, depth=depth):
+            assert 500 < len(document.tokens) <= 800
+            full_text = decoded(tokenizer, document, 0, None)
+            context = decoded(tokenizer, document, 0, document.context_length)
+            lines = [line for line in context.split("\n") if line.startswith("The special magic")]
+            assert len(lines) == 4  # on lines of their own, and nothing else on these
+            named = [line.split()[3] for line in lines]
+            for number, (begin, end), (first, last), position in zip(
+                document.numbers,
+                document.answer_spans,
+                document.needle_spans,
+                document.query_positions,
+                strict=True,
+            ):
+                assert len(number) == 7
+                assert decoded(tokenizer, document, begin, end).strip() == number
+                assert decoded(tokenizer, document, first, last).strip() in lines
+                assert first < begin < end <= last <= document.context_length
+                # The next token begins the same number in the answer, and not in the prompt.
+                assert position + 1 >= document.prompt_length
+                following = decoded(tokenizer, document, position + 1, position + 2).strip()
+                assert following
+                assert number.startswith(following)
+            queried_cities = [
+                name for name, line in zip(named, lines, strict=True) if line.split()[-1] in document.numbers
+            ]
+            assert len(queried_cities) == 2
+            prompt = decoded(tokenizer, document, document.context_length, document.prompt_length)
+            assert any(prompt == f"\n{question(cities)}\n" for cities in (queried_cities, queried_cities[::-1]))
+            answer = decoded(tokenizer, document, document.prompt_length, None)
+            assert answer.count("The special magic") == 2
+            assert full_text == context + prompt + answer
+            if depth is not None:
+                start = context.index(f"is: {document.numbers[0]}")
+                haystack_size = len(context) - sum(len(line) + 1 for line in lines)
+                before = len(context[:start]) - sum(len(line) + 1 for line in lines if context.index(line) < start)
+                assert abs(before / haystack_size - depth) < 0.25
+
+
+def test_prose_is_cut_at_ends_of_sentences() -> None:
+    task = NeedleTask(byte_tokenizer(), PROSE, length=900, needles=4, queried=1)
+    for document in task.sample(8, seed=0):
+        context = decoded(byte_tokenizer(), document, 0, document.context_length)
+        parts = context.split("\nThe special magic ")
+        assert all(part.rstrip()[-1] in '.!?"0123456789' for part in parts[:-1])
+
+
+def test_the_templates_own_words() -> None:
+    assert needle("Oslo", "4821907") == "The special magic Oslo number is: 4821907"
+    assert question(["Oslo"]) == "What is the special magic number for Oslo?"
+    assert question(["Oslo", "Rome"]) == "What are the special magic numbers for Oslo, and Rome?"
+
+
+def test_documents_are_functions_of_seed_and_number() -> None:
+    task = NeedleTask(TOKENIZER, PROSE, length=600, needles=3, queried=1)
+    assert task.sample(2, 3) == task.sample(2, 3)
+    assert task.sample(1, 3) != task.sample(1, 4)
+    assert task.sample(2, 3)[0] != task.sample(2, 3)[1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"queried": 3}, "needles=2, queried=3"),
+        ({"needles": 0, "queried": 0}, "needles=0"),
+        ({"length": 200}, "length=200 has no room"),
+        ({"length": 10**6}, "fewer tokens than one document"),
+    ],
+)
+def test_what_is_refused(changed: dict[str, int], message: str) -> None:
+    settings: dict[str, Any] = {"length": 600, "needles": 2, "queried": 1} | changed
+    with pytest.raises(ValueError, match=message):
+        NeedleTask(TOKENIZER, PROSE, **settings)
 
 
 def reads(reply: Callable[[dict[str, str], list[str]], str], positions: int = 600) -> WritingModel:
@@ -54,8 +160,7 @@ def test_a_city_counts_when_its_number_is_in_the_answer() -> None:
     half = reads(lambda hidden, cities: hidden[cities[0]])
     answers = needle_answers(half, TOKENIZER, documents)
     assert all(sorted(row) == [False, True] for row in answers)
-    batches = NeedleBatches(None, TASK, TASK, documents=1, vocab_size=257)
-    measured = EvalInput(model=half, variant="half", batches=batches, tokenizer=TOKENIZER)
+    measured = EvalInput(model=half, variant="half", batches=Blocks(), tokenizer=TOKENIZER)
     records = Needles(needles=3, samples=3).run(measured)
     values = {(record.name, record.coordinates.label): record.value for record in records}
     assert values["needles/accuracy", "3 needles, 2 queried"] == 0.5
@@ -67,7 +172,7 @@ def test_a_city_counts_when_its_number_is_in_the_answer() -> None:
 
 def test_listing_all_numbers_does_not_fit_into_an_answer() -> None:
     """Of many needles: an answer has room for the numbers that are asked for and a few tokens more."""
-    task = NeedleTask(TOKENIZER, TEXT, length=1100, needles=9, queried=1, digits=7)
+    task = NeedleTask(TOKENIZER, TEXT, length=1100, needles=9, queried=1)
     lists = reads(lambda hidden, cities: " ".join(sorted(hidden.values())), positions=1200)
     answers = needle_answers(lists, TOKENIZER, task.sample(12, seed=0))
     assert 0 < sum(row[0] for row in answers) < 12
@@ -89,10 +194,10 @@ def test_attention_to_the_numbers() -> None:
     for row, document in enumerate(documents):
         maps = torch.stack([layer.difference for layer in attention_maps(model, torch.tensor([document.tokens]))])
         parts = zip(document.query_positions, document.answer_spans, document.needle_spans, strict=True)
-        for number, (query, answer, needle) in enumerate(parts):
+        for number, (query, answer, around) in enumerate(parts):
             assert TOKENIZER.decode(document.tokens[slice(*answer)]) in document.numbers
             weights, sizes_of = maps[:, 0, :, query], maps[:, 0, :, query].abs()
-            noise = [place for place in range(document.context_length) if place not in range(*needle)]
+            noise = [place for place in range(document.context_length) if place not in range(*around)]
             expected = [
                 weights[..., slice(*answer)].sum(-1),
                 sizes_of[..., slice(*answer)].sum(-1) / sizes_of.sum(-1),
@@ -102,50 +207,28 @@ def test_attention_to_the_numbers() -> None:
             torch.testing.assert_close(mass[row, number], torch.stack(expected).mean((1, 2)))
 
 
-class Knows(torch.nn.Module):
-    """Predicts the token after next: where a key is asked for, its answer stands there; but not for the first query."""
-
-    def __init__(self, vocab_size: int, context_length: int) -> None:
-        super().__init__()
-        self.anchor = torch.nn.Parameter(torch.zeros(1))
-        self.vocab_size, self.context_length = vocab_size, context_length
-
-    def forward(self, input_ids: Tensor, use_cache: bool) -> Any:
-        following = input_ids.roll(-1, dims=1)
-        following[:, self.context_length + 1] = 0
-        return SimpleNamespace(logits=torch.nn.functional.one_hot(following, self.vocab_size).float())
+def test_data_without_text_are_refused() -> None:
+    with pytest.raises(ValueError, match="whole documents of text, and the data holds none: name some with --text"):
+        Needles().run(EvalInput(model=None, variant="it", batches=RetrievalBatches()))
 
 
-def test_token_needles() -> None:
-    task = RetrievalBatches(4, 60, num_queries=4, num_keys=8, num_values=8).asking(3, 2)
-    assert (task.num_pairs, task.num_queries, task.context_length) == (3, 2, 48)
-    measured = EvalInput(model=Knows(task.vocab_size, 48), variant="it", batches=task, seed=2)
-    # Ten sequences for each of five depths.
-    records = Needles(needles=3, queried=2, samples=10).run(measured)
-    values = {(record.name, record.coordinates.label): record.value for record in records}
-    assert values["needles/accuracy", "3 needles, 2 queried"] == 0.5
-    assert values["needles/joint_accuracy", "3 needles, 2 queried"] == 0.0
-    by_depth = [record for record in records if record.name == "needles/accuracy_by_depth"]
-    assert sum(record.n or 0 for record in by_depth) == 50  # the first query of each sequence
-    assert all(record.value == 0 for record in by_depth)
-
-
-def test_text_and_tokens_are_told_apart() -> None:
-    with pytest.raises(ValueError, match="in text or among the tokens of the retrieval task"):
-        Needles().run(EvalInput(model=None, variant="it", batches=ManyShotBatches()))
+def test_levels_without_retrieval() -> None:
+    """Numbers hardly ever coincide and may be listed in any order, as many as are asked for."""
+    each, joint, *by_depth = Needles(needles=4, queried=2).baselines(load_recipe("tiny"))
+    assert (each.floor, joint.floor, by_depth[0].floor) == (2 / 4, 1 / 6, 2 / 4)
+    assert joint.chance == each.chance**2 == pytest.approx(9e6**-2)
 
 
 @pytest.mark.parametrize("kind", ["diff", "llama"])
-def test_the_measures_run_on_the_data_of_a_run(kind: str) -> None:
+def test_the_measures_run_on_a_text(kind: str) -> None:
     torch.manual_seed(0)
     ends = {"pad_token_id": 256, "eos_token_id": 256}
     if kind == "diff":
         model: Any = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, **ends)).eval()
     else:
         model = LlamaForCausalLM(LlamaConfig(**SIZES, **ends)).eval()
-    batches = NeedleBatches(None, TASK, TASK, documents=1, vocab_size=257)
     options = {"needles": 2, "queried": 1, "length": 420, "samples": 1}
-    measured = EvalInput(model=model, variant="it", batches=batches, tokenizer=TOKENIZER, seed=4)
+    measured = EvalInput(model=model, variant="it", batches=Blocks(), tokenizer=TOKENIZER, seed=4)
     records = MeasurementRequest(name="needles", options=options).run(measured)
     assert [record.value for record in records] == [0.0] * (2 + len(DEPTHS))
     if kind == "diff":

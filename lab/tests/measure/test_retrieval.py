@@ -7,18 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from diff_lab.data import ManyShotBatches, RetrievalBatches
+from diff_lab.data import RetrievalBatches
 from diff_lab.measure.accuracy import ratio_samples
-from diff_lab.measure.measurement import EvalInput, MeasurementRequest
+from diff_lab.measure.measurement import EvalInput
 from diff_lab.measure.retrieval import (
     ATTENTION,
-    RetrievalLengths,
     attention_mass,
     retrieval_answers,
     retrieval_records,
 )
 from diff_lab.measure.standard import validation_callback
-from diff_lab.record import Result
 from diff_lab.statistics import bootstrap_interval, mean_interval
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM, attention_maps
 
@@ -118,49 +116,7 @@ def test_all_wrong_still_has_an_interval_with_a_width() -> None:
     sample = TASK.sample(8, 0)
     model = Oracle(torch.ones(1, TASK.length, dtype=torch.bool))
     assert not retrieval_answers(model, sample).any()
-    first_queries = TASK.asking(TASK.num_pairs, 1)
+    first_queries = TASK.asking(1)
     for is_wrong in (True, False):
         oracle = Oracle(torch.full((1, first_queries.length), is_wrong))
         assert validation_callback(TASK)(oracle, 1) == {"validation/accuracy": 0.0 if is_wrong else 1.0}
-
-
-BATCHES = RetrievalBatches(num_pairs=2, length=24, num_keys=2, num_values=2, num_noise=4)
-
-
-@pytest.fixture(scope="module")
-def longer() -> DiffTransformerForCausalLM:
-    return a_model(BATCHES, max_position_embeddings=256)
-
-
-def measured(longer: DiffTransformerForCausalLM, seed: int = 0, **options: Any) -> list[Result]:
-    request = MeasurementRequest(name="retrieval_lengths", options=options)
-    return request.run(EvalInput(model=longer, variant="it", batches=BATCHES, seed=seed))
-
-
-def test_each_context_is_so_many_times_as_long(longer: DiffTransformerForCausalLM) -> None:
-    records = measured(longer, factors=[1, 3], sequences=200, seed=5)
-    assert [(record.name, record.coordinates.label, record.n, record.seed) for record in records] == [
-        ("length/accuracy", "context × 1", 200, 5),
-        ("length/accuracy", "context × 3", 200, 5),
-    ]
-    for record, factor in zip(records, (1, 3), strict=True):
-        # The context of 18 tokens that stands before two queries in training, and one query of three tokens.
-        task = RetrievalBatches(
-            num_pairs=2, length=18 * factor + 3, num_queries=1, num_keys=2, num_values=2, num_noise=4
-        )
-        assert record.value == retrieval_answers(longer, task.sample(200, 5)).double().mean().item()
-        assert record.interval is not None
-        assert 0 < record.value < 1
-    assert records[0].value != records[1].value
-
-
-def test_what_lengths_refuse(longer: DiffTransformerForCausalLM) -> None:
-    other = ManyShotBatches(4, classes=2, labels=2, words=4)
-    of_other = EvalInput(model=longer, variant="it", batches=other)
-    with pytest.raises(
-        ValueError, match=r"^retrieval_lengths is measured on the retrieval task alone, which the model"
-    ):
-        RetrievalLengths().run(of_other)
-    for options, name in (({"factors": [2, 0]}, "factors"), ({"sequences": 0}, "sequences")):
-        with pytest.raises(ValueError, match=rf"cannot take .* for {name} .*greater than or equal to 1\.$"):
-            measured(longer, **options)

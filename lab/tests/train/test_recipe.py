@@ -18,7 +18,7 @@ model: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, head_dim: 
 data: {kind: retrieval}
 train: {steps: 3, learning_rate: 2e-3, precision: no}
 """
-KINDS_LISTED = "'text', 'needles', 'masked_text', 'retrieval', 'many_shot', 'arithmetic'"
+KINDS_LISTED = "'text', 'masked_text', 'retrieval', 'recall', 'many_shot', 'arithmetic'"
 
 
 @pytest.fixture

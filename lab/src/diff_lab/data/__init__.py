@@ -5,7 +5,7 @@ from diff_lab.data.batches import Batches
 from diff_lab.data.corpus import Corpus, HubDataset, TextFiles, training_text, validation_text
 from diff_lab.data.many_shot_task import Episode, LabelledText, ManyShotBatches, read_labelled
 from diff_lab.data.masked_text import MaskedTextBatches, with_mask_token
-from diff_lab.data.needle_task import NeedleBatches, NeedleDocument, NeedleTask
+from diff_lab.data.recall_task import RecallBatches
 from diff_lab.data.retrieval_task import RetrievalBatches, RetrievalSample
 from diff_lab.data.text_batches import TextBatches
 from diff_lab.data.token_cache import Tell, TokenCache, prepare
@@ -21,9 +21,7 @@ __all__ = [
     "LabelledText",
     "ManyShotBatches",
     "MaskedTextBatches",
-    "NeedleBatches",
-    "NeedleDocument",
-    "NeedleTask",
+    "RecallBatches",
     "RetrievalBatches",
     "RetrievalSample",
     "Tell",

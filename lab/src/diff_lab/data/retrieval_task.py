@@ -1,6 +1,5 @@
 """Draws multi-needle retrieval at the level of tokens: pairs hidden among noise, then queried (Section 3.4)."""
 
-import itertools
 import math
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
@@ -92,11 +91,11 @@ class RetrievalBatches(GeneratedBatches):
         """Draw `n` sequences to evaluate on; none of them is drawn for training or validation on purpose."""
         return self._draw(n, (seed, SAMPLE, 0))
 
-    def asking(self, num_pairs: int, num_queries: int, context_length: int | None = None) -> "RetrievalBatches":
-        """Return the task with other numbers of needles and of distinct queries, by default in the same length. Raises
-        ValueError if so many do not fit."""
-        length = (context_length or self.context_length) + 3 * num_queries
-        return replace(self, num_pairs=num_pairs, length=length, num_queries=num_queries, repeats=False, vary=False)
+    def asking(self, num_queries: int) -> "RetrievalBatches":
+        """Return the task with another number of queries, which are distinct, in contexts as long. Raises ValueError
+        for more than there are pairs."""
+        length = self.context_length + 3 * num_queries
+        return replace(self, length=length, num_queries=num_queries, repeats=False, vary=False)
 
     def names(self, input_ids: Tensor) -> list[str]:
         """Name the tokens of a sequence (N,): "?" for the marker, "k3" and "v3" for keys and values, "·" for noise."""
@@ -158,43 +157,29 @@ def _distinct(random: np.random.Generator, rows: int, population: int, count: in
     return random.random((rows, population)).argsort(axis=1)[:, :count]
 
 
-# What guessing among the values of the context gives. A sequence's values are drawn independently, so that some occur
-# twice: whoever knows them all and no key answers best with the most frequent, right in E[the largest number of equal
-# values] / N of the cases.
-
-
-def most_frequent(drawn: int, values: int) -> float:
-    """Compute E[the largest number of equal ones among so many independent draws] / draws."""
-    return float(right_ways(drawn, values, 1)[drawn]) / drawn
-
-
 @cache
-def right_ways(most_drawn: int, values: int, answers: int) -> np.ndarray:
-    """Count the expected ways in which the most frequent of 0 … `most_drawn` independent draws are right as the answers
-    to so many different draws: (most_drawn + 1,).
+def most_frequent(drawn: int, values: int) -> float:
+    """Compute E[the largest number of equal ones among so many independent draws] / draws.
 
-    A value that was drawn c times is right in c ways, given again in c − 1, down to 1. So a value that was drawn t
-    times or more stands once for each of t, t − 1, … 1, and the answers are the largest of all these numbers. The sum
-    over all draws goes through t from above. How often each value was drawn counts as if it were Poisson's, which is
-    the same for a known total, and keeps the numbers within the range of floats up to 1,900 draws.
+    It is what guessing among the values of the context gives: they are drawn independently, so that some occur twice,
+    and whoever knows them all and no key answers best with the most frequent.
     """
-    drawn = np.arange(most_drawn + 1)
-    mean = max(most_drawn, 1) / math.e / values
-    # Of each number of values drawn t times or more, of draws that are theirs, and of answers given.
-    weights = np.zeros((1, most_drawn + 1, answers + 1))
-    weights[0, 0, 0] = 1
-    for t in range(most_drawn, 0, -1):
-        before, most = weights, min(values, most_drawn // t)
-        weights = np.zeros((most + 1, most_drawn + 1, answers + 1))
-        likelihood = t * math.log(mean) - math.lgamma(t + 1)
-        for old, new in itertools.combinations_with_replacement(range(most + 1), 2):
-            if old >= len(before):
-                break
-            more = new - old
-            chosen = math.exp(math.log(math.comb(values - old, more)) + more * likelihood)
-            reached = before[old, : most_drawn + 1 - more * t] * chosen
-            for given in range(answers + 1):
-                now = min(answers, given + new)
-                weights[new, more * t :, now] += reached[:, given] * float(t) ** (now - given)
-    log_total = np.array([math.lgamma(n + 1) - n * math.log(mean * values) for n in drawn])
-    return weights.sum((0, 2)) * np.exp(log_total)
+    counts, mean = np.arange(drawn + 1), drawn / values
+    # How often each value was drawn counts as if it were Poisson's, which is the same for a known total.
+    likely = np.exp(counts * math.log(mean) - mean - [math.lgamma(count + 1) for count in counts])
+    total = math.exp(drawn * math.log(drawn) - drawn - math.lgamma(drawn + 1))
+    expected = 0.0
+    for most in counts:  # the sum of how likely the largest number is to exceed 0, 1, …
+        exceeds = 1 - _of_sum(np.where(counts <= most, likely, 0), values)[drawn] / total
+        if exceeds < 1e-12:
+            break
+        expected += exceeds
+    return float(expected) / drawn
+
+
+def _of_sum(likely: np.ndarray, terms: int) -> np.ndarray:
+    """Return how likely a sum of so many independent terms is, from how likely each of their values 0, 1, … is."""
+    if terms == 1:
+        return likely
+    half = _of_sum(np.convolve(likely, likely)[: len(likely)], terms // 2)
+    return half if terms % 2 == 0 else np.convolve(half, likely)[: len(likely)]

@@ -1,126 +1,33 @@
-"""Reads the experiments of `experiments.yaml`, and completes them with what is no data.
+"""Reads the experiments of `experiments.yaml`, and completes them with numbers and comparisons that are computed."""
 
-These are numbers and comparisons that are computed, and headlines that depend on options.
-"""
-
-import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.experiments import gradients_and_speed, scaling, variants
-from diff_lab.experiments.experiment import ComparisonRule, Experiment, Preset, Variant
+from diff_lab.experiments import computed, variants
+from diff_lab.experiments.experiment import ComparisonRule, Experiment, Preset, Variant, compared_by
 from diff_lab.experiments.variants import written
-from diff_lab.measure import many_shot
-from diff_lab.measure.document_losses import CUMULATIVE_LOSS, Repeats
-from diff_lab.measure.measurement import Count, MeasurementRequest, Options, find_measurement
-from diff_lab.measure.needles import ACCURACY, BY_DEPTH
-from diff_lab.measure.retrieval import LENGTH_ACCURACY
-from diff_lab.record import Comparison, Headline, Result
+from diff_lab.measure.document_losses import Repeats
+from diff_lab.measure.measurement import MeasurementRequest, Options, find_measurement
+from diff_lab.record import Headline
 from diff_lab.train.recipe import read_yaml
 from diff_transformer.utils.suggestions import did_you_mean
 
 Settings = Mapping[str, Any]
 
 
-class CellOptions(Options):
-    """How many needles are hidden and how many of them are asked for, and how often."""
-
-    cells: Annotated[tuple[tuple[Count, Count], ...], Field(min_length=1)] = Field(
-        default=((1, 1),), description="pairs of needles and how many of them are asked for"
-    )
-    samples: Count = Field(default=100, description="documents at each depth")
-    batch_size: Count = Field(default=64, description="documents at a time")
-
-
-def _needle_cells(preset: Preset) -> list[MeasurementRequest]:
-    """Return a measurement for each cell of Table 2."""
-    shared = {name: value for name, value in preset.options.items() if name != "cells"}
-    return [
-        MeasurementRequest(
-            name="needles",
-            options={"needles": needles, "queried": queried, **shared},
-            # Of one city to a question both accuracies are the same number.
-            numbers=(ACCURACY, BY_DEPTH) if queried == 1 else (),
-        )
-        for needles, queried in preset.options["cells"]
-    ]
-
-
-def _table_2(options: Settings) -> Headline:
-    """Return the cell of 2 needles that are both asked for; without it the first of several needles, as nothing is
-    claimed of others.
-    """
-    cells = [tuple(cell) for cell in options["cells"]]
-    needles, queried = (2, 2) if (2, 2) in cells else next((cell for cell in cells if cell[0] > 1), cells[0])
-    is_both = (needles, queried) == (2, 2)
-    which = "2 needles that are both asked for" if is_both else f"the needles asked for, {queried} of {needles},"
-    return Headline(
-        name=ACCURACY,
-        coordinates=Coordinates(needles=needles, queries=queried),
-        claim=f"DIFF finds more of {which} than the Transformer",
-    )
-
-
-def _figure_4(options: Settings) -> Headline:
-    """Return the loss of the whole of the long documents."""
-    return Headline(
-        name=CUMULATIVE_LOSS,
-        coordinates=Coordinates(first_tokens=options["length"]),
-        claim="DIFF has a lower loss on long documents than the Transformer",
-    )
-
-
-def _figure_6(options: Settings) -> Headline:
-    """Return the accuracy with as many demonstrations as there are, the fewest of them wrong."""
-    return Headline(
-        name=many_shot.ACCURACY,
-        coordinates=Coordinates(noise=min(options["noises"]), shots=max(options["shots"])),
-        claim=f"DIFF classifies by {max(options['shots'])} demonstrations better than the Transformer",
-    )
-
-
-def _figure_7(options: Settings) -> Headline:
-    return Headline(
-        name=many_shot.ORDER_VARIANCE,
-        coordinates=Coordinates(orders=many_shot.ORDERS[0], noise=options["noises"][0]),
-        claim="DIFF's answers depend less on the order of demonstrations than the Transformer's",
-    )
-
-
-def _length_generalisation(options: Settings) -> Headline:
-    """Return the accuracy in the longest context: what was trained on is Table 2's and Figure 5's."""
-    longest = max(options["factors"])
-    return Headline(
-        name=LENGTH_ACCURACY,
-        coordinates=Coordinates(context_factor=longest),
-        claim=f"DIFF finds more needles than the Transformer in contexts {longest} times as long as in training",
-    )
-
-
 # By name, fields of `Experiment` that are no data. What is "derived" from the records is compared with them.
 COMPUTED: dict[str, dict[str, Any]] = {
-    "fig3": {"compare": scaling.compare, "options": Repeats},
-    "fig4": {"headline": _figure_4},
-    "table2": {"requests": _needle_cells, "options": CellOptions, "headline": _table_2},
-    "fig6": {"headline": _figure_6},
-    "fig7": {"headline": _figure_7},
-    "table7": {
-        "measure_once": gradients_and_speed.measure_throughput,
-        "options": gradients_and_speed.ThroughputOptions,
-    },
+    "fig3": {"compare": computed.compare_sizes, "options": Repeats},
+    "table7": {"measure_once": computed.measure_throughput, "options": computed.ThroughputOptions},
     "appendix_g": {
-        "compare": gradients_and_speed.compare_gradients,
-        "on_evaluate": gradients_and_speed.on_evaluate,
+        "compare": computed.compare_gradients,
+        "on_evaluate": computed.on_evaluate,
         "logs": "gradients",
     },
-    "lr_sensitivity": {"derived": scaling.derived},
-    "length_generalisation": {"headline": _length_generalisation},
+    "lr_sensitivity": {"derived": computed.loss_by_rate},
 }
 
 
@@ -151,98 +58,65 @@ def _requests(declared: Sequence[Settings], preset: Preset) -> list[MeasurementR
     ]
 
 
-def _compare(
-    declared: Sequence[Settings],
-    paper: Mapping[str, Sequence[Settings]],
-    derived: Callable[[Sequence[Result]], list[Result]] | None,
-    records: Sequence[Result],
-    _: Preset,
-) -> list[Comparison]:
-    """Make the comparisons that are declared."""
-    every = [*records, *(derived(records) if derived is not None else ())]
-    comparisons = []
-    for one in declared:
-        pattern = one.get("pattern")
-        found = dict.fromkeys(record.name for record in every if pattern and re.fullmatch(pattern, record.name))
-        for name in one.get("names", found):
-            for variant, against, *unclaimed in one.get("pairs", [("diff", "softmax")]):
-                rule = ComparisonRule(
-                    name=name,
-                    variant=variant,
-                    against=against,
-                    at=partial(_is_at, one.get("at", {})),
-                    paper=partial(_paper_values, paper.get(name, ()), variant, against),
-                    claimed=not unclaimed and one.get("claimed", True) and partial(_is_claimed, one),
-                    exploratory=one.get("exploratory", False),
-                    quality=one.get("quality", True),
-                )
-                comparisons += rule.comparisons(every)
-    return comparisons
-
-
-def _is_at(places: Mapping[str, Sequence[Any]], coordinates: Coordinates) -> bool:
-    return all(coordinates.get(axis) in values for axis, values in places.items())
-
-
-def _is_claimed(declared: Settings, coordinates: Coordinates) -> bool:
-    is_denied = "unclaimed" in declared and _is_at(declared["unclaimed"], coordinates)
-    return _is_at(declared.get("claimed_at", {}), coordinates) and not is_denied
-
-
-def _paper_values(
-    rows: Sequence[Settings], variant: str, against: str, coordinates: Coordinates
-) -> tuple[float, float] | None:
-    """Return the paper's values of two variants there, NaN for one that it does not give; None for neither."""
-    for row in rows:
-        at = row.get("at", {})
-        if bool(at) == bool(coordinates) and _is_at({axis: [value] for axis, value in at.items()}, coordinates):
-            values = [row.get(name, math.nan) for name in (variant, against)]
-            return None if all(map(math.isnan, values)) else (values[0], values[1])
-    return None
-
-
 def _options(measurements: Sequence[Settings]) -> type[Options]:
     """Return the options of the measurement that takes the preset's."""
     names = (one["name"] for one in measurements if one.get("preset"))
     return next(map(find_measurement, names), Options)
 
 
-def _texts(parts: Iterable[Any]) -> tuple[str, ...]:
-    """Return the texts in lists of texts and lists."""
-    return tuple(text for part in parts for text in ([part] if isinstance(part, str) else _texts(part)))
-
-
 def _headline(declared: Settings) -> Callable[[Settings], Headline]:
-    headline = Headline(**{**declared, "coordinates": Coordinates(declared.get("coordinates", {}))})
-    return lambda _: headline
+    """Return the headline by options: coordinates are some of these, and words of the claim."""
+    fields, at = dict(declared), declared.get("coordinates", {})
+    chosen = fields.pop("options", {})
+
+    def headline(options: Settings) -> Headline:
+        values = {}
+        for axis, (option, *place) in chosen.items():
+            values[axis] = options[option][place[0]] if place else options[option]
+        claim = fields["claim"].format(**values)
+        return Headline(**{**fields, "coordinates": Coordinates(at, **values), "claim": claim})
+
+    return headline
 
 
 def _experiment(name: str, declared: Settings) -> Experiment:
-    computed = dict(COMPUTED.get(name, {}))
+    own = dict(COMPUTED.get(name, {}))
+    derived = own.pop("derived", None)
+    rules = [ComparisonRule(**one) for one in declared.get("compare", ())]
+    compare = compared_by(*rules, paper=declared.get("paper"))
     measurements = declared.get("measurements", ())
-    rules = (declared.get("compare", ()), declared.get("paper", {}), computed.pop("derived", None))
     fields: dict[str, Any] = {
         "presets": {size: _preset(preset) for size, preset in declared["presets"].items()},
-        "compare": partial(_compare, *rules),
+        "compare": compare,
         "requests": partial(_requests, measurements),
         "options": _options(measurements),
         "headline": _headline(declared["headline"]) if "headline" in declared else None,
     }
-    fields |= {"notes": _texts(declared["notes"]), "rehearsal": declared.get("rehearsal", {})}
-    return Experiment(**{"name": name, "shows": declared["shows"], **fields, **computed})
+    if derived is not None:
+        fields["compare"] = lambda records, preset: compare([*records, *derived(records)], preset)
+    fields |= {"notes": tuple(declared["notes"]), "rehearsal": declared.get("rehearsal", {})}
+    return Experiment(**{"name": name, "shows": declared["shows"], **fields, **own})
 
 
-def _read() -> dict[str, Experiment]:
-    declared = read_yaml(Path(__file__).with_name("experiments.yaml").read_text(encoding="utf-8"))
-    del declared["shared"]  # what others name
-    return {name: _experiment(name, one) for name, one in declared.items()}
+_DECLARED = read_yaml(Path(__file__).with_name("experiments.yaml").read_text(encoding="utf-8"))
+del _DECLARED["shared"]  # what others name
+_DEMO = _DECLARED.pop("demo")
+_FAST, EXPECTATIONS = _DEMO.pop("fast"), _DEMO.pop("expectations")  # these are a text for the user
+# The overrides of the demo's recipes by task, and further ones by which it takes a minute.
+DEMO = {task: written(settings) for task, settings in _DEMO.items()}
+FAST_DEMO = {task: written(settings) for task, settings in _FAST.items()}
+EXPERIMENTS = {name: _experiment(name, one) for name, one in _DECLARED.items()}  # in the order of the paper
 
-
-EXPERIMENTS = _read()  # in the order of the paper
+# Tables and figures of the paper that another experiment shows.
+SHOWN_BY = dict.fromkeys(("table2", "fig5", "table3", "recall"), "noise")
 
 
 def find_experiment(name: str) -> Experiment:
-    """Return the experiment of that name. Raises ValueError with the nearest name and all names if there is none."""
+    """Return the experiment of that name, or the one that shows the table or figure of that name.
+
+    Raises ValueError with the nearest name and all names if there is none.
+    """
+    name = name if name in EXPERIMENTS else SHOWN_BY.get(name, name)
     if name not in EXPERIMENTS:
         names = ", ".join(EXPERIMENTS)
         raise ValueError(f"There is no experiment {name!r}{did_you_mean(name, EXPERIMENTS)} There are {names}.")

@@ -4,6 +4,7 @@ Same configuration but `attention_type`, same data in the same order, same numbe
 files; a page and a table are made from these alone.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from diff_lab.data import RetrievalBatches, RetrievalSample, TextBatches
-from diff_lab.experiments.experiment import section
+from diff_lab.experiments.definitions import DEMO, EXPECTATIONS, FAST_DEMO
 from diff_lab.experiments.run_store import load_trained
 from diff_lab.experiments.worker_pool import Job, WorkerPool, default_workers
 from diff_lab.measure.measurement import EvalInput
@@ -41,30 +42,7 @@ SAMPLES = "samples.json"
 EXPLORER_PAGE = "explorer.html"  # which the command line writes
 LEFTOVERS = (RESULTS, ATTENTION, SAMPLES, EXPLORER_PAGE, "report.html")
 
-# Every number of the demo's size, in place of the recipes' own. Text: as the experiment `language` has it, where first
-# weights of 0.1 give so narrow a model activations of the scale that 0.02 gives a wide one, and small ones of what is
-# added to the residual stream let DIFF begin sooner (docs/log.md).
-SETTINGS = {
-    "retrieval": (
-        *section("model", hidden_size=64, intermediate_size=172, num_hidden_layers=2, head_dim=16),
-        *section("model", rope_theta=10, initializer_range=0.05),
-        *section("data", num_pairs=4, num_queries=8, repeats=True, vary=True, length=52, batch_size=64),
-        *section("data", num_keys=16, num_values=16, num_noise=16),
-        *section("train", learning_rate="3e-3", steps=2000, evaluate_every=50),
-    ),
-    "language": (
-        *section("model", hidden_size=64, intermediate_size=172, num_hidden_layers=4, head_dim=8),
-        *section("model", tie_word_embeddings=True, initializer_range=0.1, residual_initializer_range=0.01),
-        *section("data", tokenizer="bpe", vocab_size=1024, length=128, batch_size=16),
-        *section("data", isolate_documents=False, validation_tokens=20000),
-        *section("train", learning_rate=0.0125, schedule="cosine", steps=1200, evaluate_every=60),
-    ),
-}
-# The same with fewer steps: everything that the demo shows, of models that have learned little.
-FAST = {
-    "retrieval": section("train", steps=300, evaluate_every=20),
-    "language": section("train", steps=80, evaluate_every=10, warmup_steps=10),
-}
+
 SEQUENCES = 512  # of retrieval, measured at the end
 EXAMPLES = 64  # sequences among which a query is looked for whose maps are shown
 SAMPLE_PROMPT, SAMPLE_LENGTH = 48, 120  # tokens
@@ -97,94 +75,68 @@ def run_demo(
     """
     folder, progress = Path(output_dir), progress or Progress()
     _check_folder(folder, resume=resume, overwrite=overwrite)
-    overrides = {task: [*SETTINGS[task], *_WITHOUT_EXTRAS, f"train.seed={seed}"] for task in TASKS}
-    for task in TASKS if fast else ():
-        overrides[task] += FAST[task]
-    if text:
-        overrides["language"].append(override_of("data.paths", [str(path) for path in text]))
-    recipes = {
-        task: {
-            variant: load_recipe(task, [*overrides[task], f"model.attention_type={variant}"]) for variant in VARIANTS
-        }
-        for task in TASKS
-    }
+    recipes: dict[tuple[str, str], Recipe] = {}  # by task and variant, as the runs
+    for task, variant in itertools.product(TASKS, VARIANTS):
+        overrides = [*DEMO[task], f"train.seed={seed}", f"model.attention_type={variant}"]
+        if fast:
+            overrides += FAST_DEMO[task]
+        if text and task == "language":
+            overrides.append(override_of("data.paths", [str(path) for path in text]))
+        recipes[task, variant] = load_recipe(task, overrides)
     existing: dict[str, Any] = {"resume": "auto" if resume else False, "overwrite": overwrite}
-    runs = {task: {variant: folder / f"{task}-{variant}" for variant in VARIANTS} for task in TASKS}
-    by_run = {runs[task][variant]: recipes[task][variant] for task in TASKS for variant in VARIANTS}
-    for run, recipe in by_run.items():
-        check_run_folder(run, recipe, **existing)
+    runs = {names: folder / "-".join(names) for names in recipes}
+    for names, recipe in recipes.items():
+        check_run_folder(runs[names], recipe, **existing)
     # All data before any training: bad input is said at once, not after minutes.
-    data_of = {task: build_data(recipes[task]["diff"]) for task in TASKS}
+    data_of = {task: build_data(recipes[task, "diff"]) for task in TASKS}
     if overwrite:
         # Everything that an earlier demo wrote is deleted at once, so that old and new are never mixed.
         for name in LEFTOVERS:
             (folder / name).unlink(missing_ok=True)
-        for run, recipe in by_run.items():
-            if is_run_folder(run):
-                begin_run_folder(run, recipe)
+        for names, recipe in recipes.items():
+            if is_run_folder(runs[names]):
+                begin_run_folder(runs[names], recipe)
     workers = default_workers(len(VARIANTS), on_cpu=not torch.accelerator.is_available())
-    progress.tell(_expectations({task: recipes[task]["diff"] for task in TASKS}, workers, fast=fast))
+    words = {"how": "at the same time" if workers > 1 else "one after the other"}
+    words["minutes"] = "a minute or so" if fast else "4 to 8 minutes"
+    for task in TASKS:
+        recipe = recipes[task, "diff"]
+        words[task] = f"{recipe.train.steps:,} steps on {recipe.data.describe()}"
+    progress.tell(EXPECTATIONS.format(**words))
     records: list[Result] = []
     with WorkerPool[tuple[int, float]](workers, progress) as trainings:
         for task, data in data_of.items():
-            names = {variant: f"{task}, {ATTENTION_TYPES[variant].label}" for variant in VARIANTS}
-            for variant, name in names.items():
-                work = partial(_train, recipes[task][variant], runs[task][variant], existing)
-                trainings.add(Job(name, work))
-            trained = {job.name: result for job, result in trainings.results()}
+            labels = {f"{task}, {ATTENTION_TYPES[variant].label}": variant for variant in VARIANTS}
+            for label, variant in labels.items():
+                work = partial(_train, recipes[task, variant], runs[task, variant], existing)
+                trainings.add(Job(label, work))
+            trained = {labels[job.name]: result for job, result in trainings.results()}
             models: dict[str, Any] = {
-                variant: load_trained(recipes[task][variant], runs[task][variant] / MODEL) for variant in VARIANTS
+                variant: load_trained(recipes[task, variant], runs[task, variant] / MODEL) for variant in VARIANTS
             }
-            measured = []
-            for variant, model in models.items():
-                lines = read_metrics(runs[task][variant] / METRICS)
-                measured += curve_records(lines, variant=variant, seed=seed)
-                given = EvalInput(model=model, variant=variant, batches=data.batches, seed=seed)
-                measured += Standard(sequences=SEQUENCES).run(given)
-                parameters, seconds = trained[names[variant]]
-                time: dict[str, Any] = {"unit": "s", "better": "lower", "seed": seed}
-                measured += [
-                    Result(name=f"{task}/parameters", variant=variant, value=parameters),
-                    Result(name=f"{task}/seconds", variant=variant, value=seconds, **time),
-                ]
             if isinstance(data.batches, RetrievalBatches):
                 write_json(folder / ATTENTION, attention_example(models, data.batches, seed), indent=None)
             else:
                 write_json(folder / SAMPLES, text_samples(models, data, seed))
-            records += measured
+            for variant, model in models.items():
+                records += curve_records(read_metrics(runs[task, variant] / METRICS), variant=variant, seed=seed)
+                given = EvalInput(model=model, variant=variant, batches=data.batches, seed=seed)
+                records += Standard(sequences=SEQUENCES).run(given)
+                parameters, seconds = trained[variant]
+                time: dict[str, Any] = {"unit": "s", "better": "lower", "seed": seed}
+                records += [
+                    Result(name=f"{task}/parameters", variant=variant, value=parameters),
+                    Result(name=f"{task}/seconds", variant=variant, value=seconds, **time),
+                ]
     settings: dict[str, Any] = {"seed": seed}
     for task in TASKS:
-        settings[task] = recipes[task]["diff"].model_dump(mode="json", exclude={"model": {"attention_type"}})
+        settings[task] = recipes[task, "diff"].model_dump(mode="json", exclude={"model": {"attention_type"}})
     title = "A Differential Transformer beside a Transformer"
     results = capture_results(title, settings, records, device=str(models["diff"].device))
-    baselines = (*retrieval_baselines(recipes["retrieval"]["diff"]), *curve_baselines(recipes["retrieval"]["diff"]))
+    retrieval = recipes["retrieval", "diff"]
+    baselines = (*retrieval_baselines(retrieval), *curve_baselines(retrieval))
     write_json(folder / RESULTS, replace(results, baselines=baselines))
     return folder
-
-
-# Numbers of each layer take a while, and a page of the demo has no room for them. While a model learns to retrieve, its
-# loss may jump without harm.
-_WITHOUT_EXTRAS = section("train", inspect_every=None, max_loss_rise=None)
-
-
-def _expectations(recipes: Mapping[str, Recipe], workers: int, *, fast: bool) -> str:
-    """Say how the demo will go, and how long it takes."""
-    retrieval, language = recipes["retrieval"], recipes["language"]
-    return f"""\
-What to expect: a Differential Transformer (DIFF) and a Transformer of the same size
-are trained {"at the same time" if workers > 1 else "one after the other"}, on two tasks.
-
-1. Finding needles: {retrieval.train.steps:,} steps on {retrieval.data.describe()}.
-   First both stand near the floor, the accuracy of a model that knows the values but not
-   their keys. Expect both to rise above it, one earlier than the other.
-
-2. Language: {language.train.steps:,} steps on {language.data.describe()}.
-   Expect both losses to fall close to each other, and either to end a little lower: after
-   so few tokens neither is a finished model. Rows in which DIFF loses are shown like all.
-
-In all {"a minute or so" if fast else "4 to 8 minutes"} on two processor cores. Ctrl-C leaves checkpoints, from which
---resume resumes. This is one seed and no proof: `diff-lab reproduce` has experiments with seeds.
-"""
 
 
 def _train(recipe: Recipe, folder: Path, existing: Mapping[str, Any], progress: Progress) -> tuple[int, float]:

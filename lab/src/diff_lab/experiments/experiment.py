@@ -4,12 +4,14 @@
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
-from diff_lab.data import Batches, MaskedTextBatches, NeedleBatches, TextBatches
+from diff_lab.data import Batches, MaskedTextBatches, TextBatches
 from diff_lab.measure.measurement import MeasurementRequest, Options
 from diff_lab.measure.standard import validation_callback
 from diff_lab.record import Comparison, Headline, Result
@@ -158,37 +160,20 @@ def equal_feed_forward(config: DiffTransformerConfig, like: DiffTransformerConfi
     return width
 
 
-def check_recipes(recipes: Mapping[Variant, Recipe]) -> None:
-    """Raise ValueError for a setting outside the model in which two variants that are compared differ."""
-    for first, variant in _pairs(list(recipes)):
-        changed = [text for text in differences(recipes[first], recipes[variant]) if not text.startswith(_FREE)]
+def check_alike(recipes: Mapping[Variant, Recipe], counts: Mapping[Variant, ParameterCounts], preset: Preset) -> None:
+    """Raise ValueError for two variants that are compared and differ in a setting outside the model, or in their
+    number of parameters without λ and norms by more than the preset's tolerance.
+    """
+    firsts: dict[Coordinates, Variant] = {}  # of those that are compared
+    for variant, recipe in recipes.items():
+        first = firsts.setdefault(variant.coordinates, variant)
+        changed = [text for text in differences(recipes[first], recipe) if not text.startswith(_FREE)]
+        both = f"The variants {first.label!r} and {variant.label!r} are not"
         if changed:
-            raise ValueError(
-                f"The variants {first.label!r} and {variant.label!r} are not trained alike: {', '.join(changed)}."
-            )
-
-
-def check_counts(counts: Mapping[Variant, ParameterCounts], preset: Preset) -> None:
-    """Raise ValueError for variants that are compared and not of equal size but for λ and norms, within the
-    preset's tolerance."""
-    tolerance = preset.parameter_tolerance
-    if tolerance is None:
-        return
-    for first, variant in _pairs(list(counts)):
-        one, other = counts[first].shared, counts[variant].shared
-        if abs(one - other) > tolerance * one:
-            raise ValueError(
-                f"The variants {first.label!r} and {variant.label!r} are not of equal size: without λ and norms they "
-                f"have {one:,} and {other:,} parameters."
-            )
-
-
-def _pairs(variants: Sequence[Variant]) -> list[tuple[Variant, Variant]]:
-    """Return each variant with the first of those that it is compared with."""
-    first: dict[Coordinates, Variant] = {}
-    for variant in variants:
-        first.setdefault(variant.coordinates, variant)
-    return [(first[variant.coordinates], variant) for variant in variants if variant is not first[variant.coordinates]]
+            raise ValueError(f"{both} trained alike: {', '.join(changed)}.")
+        one, other, tolerance = counts[first].shared, counts[variant].shared, preset.parameter_tolerance
+        if tolerance is not None and abs(one - other) > tolerance * one:
+            raise ValueError(f"{both} of equal size: without λ and norms they have {one:,} and {other:,} parameters.")
 
 
 # Up to about so many passes teach nearly as much as new text would (Muennighoff et al., arXiv 2305.16264).
@@ -197,7 +182,7 @@ PASSES = 4
 
 def text_notes(recipe: Recipe, batches: Batches) -> list[str]:
     """Return a note on a text that a run reads often; nothing if it does not, or there is no text."""
-    text = batches.text if isinstance(batches, NeedleBatches | MaskedTextBatches) else batches
+    text = batches.text if isinstance(batches, MaskedTextBatches) else batches
     if not isinstance(text, TextBatches) or not text.train_tokens:
         return []
     passes = recipe.train.steps * text.batch_size * text.length / text.train_tokens
@@ -209,60 +194,78 @@ def text_notes(recipe: Recipe, batches: Batches) -> list[str]:
     ]
 
 
-def by_name(records: Sequence[Result], name: str) -> list[Result]:
-    """Return the records of that name."""
-    return [record for record in records if record.name == name]
+Places = Mapping[str, Sequence[Any]]  # coordinates, each with the values that it may have
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRule:
-    """Which comparisons are made of a number: two variants, wherever both were measured."""
+    """Which comparisons are made of some numbers: two variants, wherever both were measured."""
 
-    name: str  # of the records
-    variant: str = "diff"  # the claim is that it is the better one
-    against: str = "softmax"
-    at: Callable[[Coordinates], bool] = lambda _: True  # whether the two are compared there
-    paper: Callable[[Coordinates], tuple[float, float] | None] = lambda _: None  # the paper's values of both, if any
-    claimed: bool | Callable[[Coordinates], bool] = True  # whether anything is claimed, there or at all
+    names: Sequence[str] = ()  # of the records
+    pattern: str = ""  # of more names, as `re.fullmatch` takes it
+    # The claim is that the first variant is the better one; a third word says that nothing is claimed of the two.
+    pairs: Sequence[Sequence[str]] = (("diff", "softmax"),)
+    at: Places = field(default_factory=dict)  # where the two are compared; wherever both were measured unless given
+    claimed: bool = True  # whether anything is claimed
+    claimed_at: Places = field(default_factory=dict)  # and where alone, if not everywhere
     exploratory: bool = False  # whether the claim is a question that the paper leaves open
     # Whether the number says how well a variant has learned (an accuracy, a loss, what follows from them), so that a
     # reader must know where one had not levelled off. Not so a speed, a gradient, or what is asked of a fixed budget.
     quality: bool = True
 
-    def comparisons(self, records: Sequence[Result]) -> list[Comparison]:
-        """Compare at each of the coordinates, in the order of the records."""
-        measured: dict[Coordinates, set[str]] = {}
-        for record in by_name(records, self.name):
-            if self.at(record.coordinates):
-                measured.setdefault(record.coordinates, set()).add(record.variant)
-        return [
-            compare(
-                records,
-                self.name,
-                self.variant,
-                self.against,
-                coordinates=coordinates,
-                paper=self.paper(coordinates),
-                claimed=self.claimed if isinstance(self.claimed, bool) else self.claimed(coordinates),
-                exploratory=self.exploratory,
-                quality=self.quality,
-            )
-            for coordinates, variants in measured.items()
-            if {self.variant, self.against} <= variants
-        ]
+
+def compared_by(
+    *rules: ComparisonRule, paper: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+) -> Callable[[Sequence[Result], Any], list[Comparison]]:
+    """Make the comparisons of an experiment by rules alone, whatever its preset.
+
+    `paper` has the paper's values of a number by variant, and by coordinates ("at") if it has any.
+    """
+
+    def compared(records: Sequence[Result], _: Any) -> list[Comparison]:
+        comparisons = []
+        for rule in rules:
+            found = [record.name for record in records if re.fullmatch(rule.pattern, record.name)]
+            names = (*rule.names, *dict.fromkeys(found))
+            for name, (variant, against, *denied) in itertools.product(names, rule.pairs):
+                measured: dict[Coordinates, set[str]] = {}
+                for record in records:
+                    if record.name == name and _is_at(rule.at, record.coordinates):
+                        measured.setdefault(record.coordinates, set()).add(record.variant)
+                comparisons += [
+                    compare(
+                        records,
+                        name,
+                        variant,
+                        against,
+                        coordinates=place,
+                        paper=_paper_values((paper or {}).get(name, ()), variant, against, place),
+                        claimed=rule.claimed and not denied and _is_at(rule.claimed_at, place),
+                        exploratory=rule.exploratory,
+                        quality=rule.quality,
+                    )
+                    for place, variants in measured.items()
+                    if {variant, against} <= variants
+                ]
+        return comparisons
+
+    return compared
 
 
-def rules(
-    names: Iterable[str], pairs: Iterable[tuple[str, str]] = (("diff", "softmax"),), **fields: Any
-) -> list[ComparisonRule]:
-    """Return a rule for each number and each two variants, which are alike in all other fields."""
-    alike = [(name, *pair) for name, pair in itertools.product(names, pairs)]
-    return [ComparisonRule(name=name, variant=variant, against=against, **fields) for name, variant, against in alike]
+def _is_at(places: Places, coordinates: Coordinates) -> bool:
+    return all(coordinates.get(axis) in values for axis, values in places.items())
 
 
-def compared_by(*all_rules: ComparisonRule) -> Callable[[Sequence[Result], Preset], list[Comparison]]:
-    """Make the comparisons of an experiment by rules alone, whatever its preset."""
-    return lambda records, _: [comparison for rule in all_rules for comparison in rule.comparisons(records)]
+def _paper_values(
+    rows: Sequence[Mapping[str, Any]], variant: str, against: str, coordinates: Coordinates
+) -> tuple[float, float] | None:
+    """Return the paper's values of two variants there, NaN for one that it does not give; None for neither."""
+    for row in rows:
+        at = row.get("at", {})
+        if bool(at) == bool(coordinates) and _is_at({axis: [value] for axis, value in at.items()}, coordinates):
+            values = [row.get(name, math.nan) for name in (variant, against)]
+            return None if all(map(math.isnan, values)) else (values[0], values[1])
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

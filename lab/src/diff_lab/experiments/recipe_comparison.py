@@ -9,14 +9,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from diff_lab.coordinates import NO_COORDINATES
 from diff_lab.data import TextBatches
 from diff_lab.experiments.experiment import (
     ComparisonRule,
     Experiment,
     Preset,
     Variant,
-    check_counts,
+    check_alike,
     compared_by,
     count,
     equal_feed_forward,
@@ -29,7 +28,6 @@ from diff_lab.measure.retrieval import ACCURACY, BY_DEPTH, FIRST_QUERY
 from diff_lab.measure.standard import LABEL_ACCURACY, LANGUAGE_LOSS, MASKED_LOSS, Standard
 from diff_lab.record import OWN, Headline
 from diff_lab.train import Data, Recipe, build_config, build_data, load_recipe
-from diff_lab.train.data_kinds import ArithmeticData, MaskedTextData, RetrievalData, TextData
 from diff_lab.train.recipe import ModelRecipe, read_yaml
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model import DiffTransformerConfig
@@ -44,15 +42,20 @@ SEQUENCES = 2048
 # How often a bigram may stand in the text and be left in the hits of AR-hit: so often, or once in so many tokens.
 FREQUENT, TOKENS_OF_FREQUENT = 100, 20_000
 BITS_PER_BYTE = "language/bits_per_byte"
-# The options of what is measured, of retrieval and by document.
-_SEQUENCES, _OF_DOCUMENTS = "sequences", ("documents", "frequent", "longest")
 # Settings of a model that no variant may change: they are the type, the data's, or another model's.
 _FIXED = ("attention_type", "vocab_size", "max_position_embeddings", "init_from")
-_WORDS = {"lambda_init": "λ_init"}
 _ONE_TEXT = (
     f"Intervals of {LANGUAGE_LOSS} and {BITS_PER_BYTE} are over seeds on one validation text, and say nothing of other "
     "text."
 )
+# By kind of data, the numbers that are compared, the comparison's subject first, and the options of what is measured.
+_COMPARED = {
+    "retrieval": (FIRST_QUERY, ACCURACY, BY_DEPTH),
+    "arithmetic": (EXACT_MATCH,),
+    "text": (LANGUAGE_LOSS, BITS_PER_BYTE),
+    "masked_text": (LABEL_ACCURACY, MASKED_LOSS),
+}
+_OPTIONS = {"retrieval": ("sequences",), "text": ("documents", "frequent", "longest")}
 
 
 def variant_of(text: str) -> Variant:
@@ -77,7 +80,7 @@ def variant_of(text: str) -> Variant:
             known = [f"model.{setting}" for setting in settings]
             hint = did_you_mean(key, known, f"; there are {', '.join(known)}.")
             raise ValueError(f"What {text!r} changes is the model, by model.KEY=VALUE, not by {change!r}{hint}")
-        words, read = _WORDS.get(name, name.replace("_", " ")), read_yaml(value)
+        words, read = name.replace("_", " ").replace("lambda init", "λ_init"), read_yaml(value)
         names.append(f"{'' if read else 'no '}{words}" if isinstance(read, bool) else f"{words} {value}")
         overrides.append(change)
     return Variant(name=", ".join(names), overrides=tuple(overrides))
@@ -148,21 +151,14 @@ def compare_recipe(
     if not unmatched:
         matched = [_matched(variant, preset, build_config(transformer, 1), notes) for variant in preset.variants]
         preset = replace(preset, variants=tuple(matched))
-    refuse_unknown(options, _options_of(recipe), repr(comparison_name(recipe)))
+    refuse_unknown(options, _OPTIONS.get(recipe.data.kind, ()), repr(comparison_name(recipe)))
     data = build(recipe)
-    one_size = count(build_config(transformer, data.batches.vocab_size, data.tokenizer))
     recipes = {variant: preset.variant_recipe(variant) for variant in preset.variants}
     sizes = {one: count(build_config(of, data.batches.vocab_size, data.tokenizer)) for one, of in recipes.items()}
     try:
-        check_counts(sizes, preset)
+        check_alike(recipes, sizes, preset)
     except ValueError as error:
         raise ValueError(f"{error} They may differ by {TOLERANCE:.0%}; --unmatched leaves sizes alone.") from None
-    for variant, size in sizes.items() if unmatched else ():
-        if more := size.shared / one_size.shared - 1:
-            notes.append(
-                f"{variant.name} has {abs(more):.1%} {'more' if more > 0 else 'fewer'} parameters without λ and norms "
-                "than the Transformer with the sizes of the recipe, and keeps them (--unmatched)."
-            )
     experiment = own_experiment(replace(preset, options=_measured(recipe, data, notes)))
     return replace(experiment, notes=(*experiment.notes, *notes))
 
@@ -185,18 +181,11 @@ def _matched(variant: Variant, preset: Preset, like: DiffTransformerConfig, note
     return variant.changed(*section("model", intermediate_size=width))
 
 
-def _options_of(recipe: Recipe) -> tuple[str, ...]:
-    """Return the names of the options that data of the recipe's kind may take."""
-    if isinstance(recipe.data, RetrievalData):
-        return (_SEQUENCES,)
-    return _OF_DOCUMENTS if isinstance(recipe.data, TextData) and recipe.data.kind == "text" else ()
-
-
 def _measured(recipe: Recipe, data: Data, notes: list[str]) -> dict[str, Any]:
     """Return the options of the measurements, and add a note on those that the data do not allow."""
-    if isinstance(recipe.data, RetrievalData):
-        return {_SEQUENCES: SEQUENCES}
-    if isinstance(recipe.data, TextData) and isinstance(data.batches, TextBatches):
+    if recipe.data.kind == "retrieval":
+        return {"sequences": SEQUENCES}
+    if isinstance(data.batches, TextBatches):
         # A bigram is frequent from the same share of the text on, whatever its size.
         repeats = Repeats(frequent=max(FREQUENT, data.batches.train_tokens // TOKENS_OF_FREQUENT))
         try:
@@ -204,7 +193,7 @@ def _measured(recipe: Recipe, data: Data, notes: list[str]) -> dict[str, Any]:
         except ValueError as error:
             notes.append(f"Nothing is measured by document, so intervals are over seeds alone. {error}")
         else:
-            return repeats.model_dump(mode="json", include=set(_OF_DOCUMENTS))
+            return repeats.model_dump(mode="json", include=set(_OPTIONS["text"]))
     return {}
 
 
@@ -213,23 +202,14 @@ def own_experiment(preset: Preset) -> Experiment:
     recipe = load_recipe(preset.recipe)
     names = [variant.name for variant in preset.variants]
     against = TRANSFORMER if TRANSFORMER in names else names[0]
-    others = [name for name in names if name != against]
+    pairs = [(name, against) for name in names if name != against]
     by_document = "documents" in preset.options
-    compared = _compared(recipe, by_document)
-    rules = [
-        ComparisonRule(
-            name=name,
-            variant=other,
-            against=against,
-            exploratory=True,
-            # Bits per byte repeat the loss, and parts of a whole have no verdict.
-            claimed=name != BITS_PER_BYTE and (lambda coordinates: not coordinates),
-        )
-        for name in compared
-        for other in others
-    ]
+    compared = (*(REPEAT_COLUMNS if by_document else ()), *_COMPARED.get(recipe.data.kind, (LABEL_ACCURACY,)))
+    # Bits per byte repeat the loss, and parts of a whole have no verdict.
+    asked: dict[str, Any] = {"pairs": pairs, "exploratory": True, "claimed_at": {"depth": [None], "operations": [None]}}
+    rules = [ComparisonRule(names=(name,), claimed=name != BITS_PER_BYTE, **asked) for name in compared]
 
-    def measurements(requested: Preset) -> list[MeasurementRequest]:
+    def requests(requested: Preset) -> list[MeasurementRequest]:
         if by_document:
             return [MeasurementRequest(name="standard"), MeasurementRequest(name="repeats", options=requested.options)]
         return [MeasurementRequest(name="standard", options=requested.options)]
@@ -238,29 +218,15 @@ def own_experiment(preset: Preset) -> Experiment:
         name=comparison_name(recipe),
         shows=f"variants of the recipe {recipe.name}: {'; '.join(names)}",
         presets={OWN: preset},
-        requests=measurements,
+        requests=requests,
         compare=compared_by(*rules),
         options=Repeats if by_document else Standard if preset.options else Options,
-        headline=lambda _: Headline(name=compared[0], variant=others[0], against=against),
+        headline=lambda _: Headline(name=compared[0], variant=pairs[0][0], against=against),
         notes=(_ONE_TEXT,) if LANGUAGE_LOSS in compared else (),
     )
 
 
 def recorded_experiment(request: Mapping[str, Any]) -> Experiment:
     """Return the experiment of results that `compare_recipe` has led to, from the request that they record."""
-    variants = tuple(
-        Variant(name=variant["name"], overrides=tuple(variant["overrides"]), coordinates=NO_COORDINATES)
-        for variant in request["variants"]
-    )
+    variants = tuple(Variant(name=one["name"], overrides=tuple(one["overrides"])) for one in request["variants"])
     return own_experiment(Preset(recipe=request["recipe"], variants=variants, options=request["options"]))
-
-
-def _compared(recipe: Recipe, by_document: bool) -> tuple[str, ...]:
-    """Return the numbers that are compared; the first one is the comparison's subject."""
-    if isinstance(recipe.data, RetrievalData):
-        return (FIRST_QUERY, ACCURACY, BY_DEPTH)
-    if isinstance(recipe.data, ArithmeticData):
-        return (EXACT_MATCH,)
-    if recipe.data.kind == "text":
-        return (*(REPEAT_COLUMNS if by_document else ()), LANGUAGE_LOSS, BITS_PER_BYTE)
-    return (LABEL_ACCURACY, MASKED_LOSS) if isinstance(recipe.data, MaskedTextData) else (LABEL_ACCURACY,)

@@ -10,12 +10,7 @@ from typing import Any
 
 import torch
 
-from diff_lab.experiments.experiment import (
-    Preset,
-    Variant,
-    heads_of,
-    section,
-)
+from diff_lab.experiments.experiment import Preset, Variant, heads_of, section
 from diff_lab.experiments.request import DatasetCache, ExperimentRequest, check_measurements, check_preset
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.record import ResultsFile
@@ -32,22 +27,11 @@ VALIDATION_TOKENS, VALIDATION_SEQUENCES = 4096, 8
 # The parts of their length to which sequences are cut: the smallest that the data and the measurements take.
 PARTS = (16, 8, 4, 2, 1)
 # Options that count tokens of a sequence, or what it is made of: cut as sequences are.
-LENGTHS = ("characters", "first", "length", "lengths", "longest", "shots")
+LENGTHS = ("characters", "first", "length", "lengths", "longest", "pairs", "shots")
 # Options that say how much is measured, and how much is enough to see that it can be.
-ENOUGH = {
-    "documents": 4,
-    "episodes": 2,
-    "new_tokens": 8,
-    "orders": 3,
-    "problems": 4,
-    "queries": 4,
-    "questions": 12,
-    "samples": 2,
-    "sequences": 16,
-    "sets": 2,
-    "tokens": 1024,
-    "windows": 2,
-}
+ENOUGH = dict.fromkeys(("episodes", "samples", "sets", "windows"), 2)
+ENOUGH |= dict.fromkeys(("documents", "orders", "problems", "queries"), 4)
+ENOUGH |= {"new_tokens": 8, "questions": 12, "sequences": 16, "tokens": 1024}
 
 
 def rehearse(request: ExperimentRequest, folder: Path, progress: Progress) -> ResultsFile:
@@ -136,7 +120,7 @@ def _less(recipe: Recipe, part: int, steps: int) -> tuple[str, ...]:
     data, train = recipe.data, recipe.train
     fields = {name: getattr(data, name) for name in type(data).model_fields}
     settings: dict[str, Any] = {"batch_size": SEQUENCES * train.accumulation}
-    settings |= {name: max(1, fields[name] // part) for name in ("length", "shots") if name in fields}
+    settings |= {name: max(1, fields[name] // part) for name in ("length", "pairs", "shots") if name in fields}
     for name, value in fields.items():
         if name.startswith("validation_") and (value is None or isinstance(value, int)):
             enough = VALIDATION_TOKENS if name == "validation_tokens" else VALIDATION_SEQUENCES

@@ -16,8 +16,7 @@ from diff_lab.experiments.experiment import (
     ParameterCounts,
     Preset,
     Variant,
-    check_counts,
-    check_recipes,
+    check_alike,
     count,
     text_notes,
 )
@@ -36,14 +35,14 @@ def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> Resul
     rule.
 
     These follow from the records, and from the settings that the file holds: the recipe, its overrides, and the
-    preset's options. Results of an experiment that is not known, or that hold no settings, stay as they are.
+    preset's options. Results of an experiment that is not known, or that hold no settings, are judged alone.
     """
     request = file.settings.get("request", {})
     if experiment is None:
         is_own = request.get("preset") == OWN
         is_known = is_own or request.get("experiment") in EXPERIMENTS
         if not is_known or not {"recipe", "overrides", "options"} <= request.keys():
-            return file
+            return judge(file)
         experiment = recorded_experiment(request) if is_own else find_experiment(request["experiment"])
     preset = Preset(recipe=request["recipe"], overrides=tuple(request["overrides"]), options=request["options"])
     baselines = [
@@ -195,12 +194,11 @@ def check_preset(
     """
     preset = request.preset
     recipes = {variant: preset.variant_recipe(variant) for variant in preset.variants}
-    check_recipes(recipes)
     counts = {}
     for variant, recipe in recipes.items():
         built = data.of(recipe)
         counts[variant] = count(build_config(recipe, built.batches.vocab_size, built.tokenizer))
-    check_counts(counts, preset)
+    check_alike(recipes, counts, preset)
     check_measurements(request, data)
     notes = (note for recipe in recipes.values() for note in text_notes(recipe, data.of(recipe).batches))
     return counts, tuple(dict.fromkeys(notes))
@@ -249,24 +247,13 @@ def _differences(before: object, now: Mapping[str, Any]) -> str:
     """Describe the differences of two requests: "seeds: 10 there, 3 asked for; …"; empty if there are none."""
     if not isinstance(before, Mapping):
         return "they do not tell how"
-    there, here = _flat(before), _flat(now)
+    options = [{f"options.{name}": value for name, value in side["options"].items()} for side in (before, now)]
+    there, here = {**before, **options[0], "options": None}, {**now, **options[1], "options": None}
     differences = []
     for name in {**there, **here}:
         # A setting may be None, which is a value; one that is not there is shown as "none".
-        if name in there and name in here and there[name] == here[name]:
-            continue
-        shown = [str(side.get(name, "none")) for side in (there, here)]
-        is_short = max(map(len, shown)) <= 60
-        differences.append(f"{name}: {shown[0]} there, {shown[1]} asked for" if is_short else name)
+        sides = [side.get(name, "none") for side in (there, here)]
+        if sides[0] != sides[1]:
+            is_short = all(len(str(side)) <= 60 for side in sides)
+            differences.append(f"{name}: {sides[0]} there, {sides[1]} asked for" if is_short else name)
     return "; ".join(differences)
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, those of sections such as the options by dotted names."""
-    flat = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat.update({f"{name}.{key}": one for key, one in _flat(value).items()})
-        else:
-            flat[name] = value
-    return flat

@@ -94,15 +94,16 @@ class Store:
         self,
         key: str,
         recipe: Recipe,
-        data: Data,
-        on_evaluate: Callable[[Any, int], dict[str, float]],
-        progress: Progress | None = None,
-        commit: str | None = None,
+        on_evaluate: Callable[[Batches], Callable[[Any, int], dict[str, float]]],
+        commit: str | None,
+        data: Data | None,
+        progress: Progress,
     ) -> FinishedRun:
         """Return the finished run of that key: as it lies there, or trained, resuming an interrupted training.
 
-        The commit is of the code, to be remembered. Raises ValueError if another process is training it, and
-        TrainingInterrupted as `train`; the next call resumes.
+        The commit is of the code, to be remembered. Data are made here if they come as None, as where another process
+        is to call this. Raises ValueError if another process is training the run, and TrainingInterrupted as `train`;
+        the next call resumes.
         """
         folder = self._folder / key / RUN
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -113,9 +114,10 @@ class Store:
                     begun = folder.parent / BEGUN
                     if not begun.is_file():
                         write_json(begun, {"commit": commit})
-                    settings: dict[str, Any] = {"data": data, "on_evaluate": on_evaluate, "progress": progress}
+                    data = data or build_data(recipe)
+                    settings: dict[str, Any] = {"data": data, "on_evaluate": on_evaluate(data.batches)}
                     try:
-                        seconds = train(recipe, folder, resume="auto", **settings).seconds
+                        seconds = train(recipe, folder, resume="auto", progress=progress, **settings).seconds
                     except DivergenceError as error:
                         diverged = str(error)
                     outcome = {"commit": commit, "begun_at": read_json(begun)["commit"]}
@@ -134,20 +136,6 @@ class Store:
         run = self.find(key)
         assert run is not None  # it has been there, or was just written
         return run
-
-
-def train_in_store(
-    store: Store,
-    key: str,
-    recipe: Recipe,
-    on_evaluate: Callable[[Batches], Callable[[Any, int], dict[str, float]]],
-    commit: str | None,
-    data: Data | None,
-    progress: Progress,
-) -> FinishedRun:
-    """Call `Store.train` by arguments that another process can get. It makes the data itself, which come as None."""
-    data = data or build_data(recipe)
-    return store.train(key, recipe, data, on_evaluate(data.batches), progress, commit)
 
 
 def run_key(recipe: Recipe, batches: Batches, before: str | None = None, logs: str = "") -> str:

@@ -40,30 +40,20 @@ from diff_lab.statistics import remark_on_seeds
 from diff_lab.train import Progress, Recipe, build_model
 
 
-def size_records(variant: Variant, sizes: ParameterCounts) -> list[Result]:
-    """Return how many parameters a variant has, with and without λ and norms."""
-    names = {"training/parameters": sizes.total, "training/parameters_without_lambda_and_norms": sizes.shared}
-    return [
-        Result(name=name, variant=variant.name, coordinates=variant.coordinates, value=float(value))
-        for name, value in names.items()
-    ]
-
-
 def missing_records(variant: Variant, seed: int, measured: Mapping[Variant, Sequence[Result]]) -> list[Result]:
     """Put NaN in place of every number that another variant has: a run that diverged is seen everywhere.
 
-    The other is a variant that it is compared with; if all of those diverged, one at other coordinates, of whose
-    numbers those at its own are taken.
+    The other is a variant that it is compared with; if all of those diverged, one at other coordinates.
     """
     if not measured:
         return []
-    alike = (other for other in measured if other.coordinates == variant.coordinates)
-    other = next(alike, next(iter(measured)))
-    lost: dict[str, Any] = {"value": math.nan, "interval": None, "documents": (), "n": None}
-    records = [replace(record, variant=variant.name, seed=seed, **lost) for record in measured[other]]
-    if other.coordinates == variant.coordinates:
-        return records
-    return [replace(one, coordinates=variant.coordinates) for one in records if one.coordinates == other.coordinates]
+    other = next((one for one in measured if one.coordinates == variant.coordinates), next(iter(measured)))
+    lost: dict[str, Any] = {"variant": variant.name, "seed": seed, "value": math.nan}
+    lost |= {"interval": None, "documents": (), "n": None}
+    return [
+        replace(record, coordinates=Coordinates(record.coordinates, **variant.coordinates), **lost)
+        for record in measured[other]
+    ]
 
 
 def run_experiment(
@@ -80,14 +70,14 @@ def run_experiment(
     Trained runs lie in `output`/runs, each in a folder named by a hash of its origin. One that is finished is used
     again, one that was interrupted is resumed, whatever else is asked for.
 
-    So many `workers` train at a time, each in a process of its own with an equal share of the processor cores; 1 trains
-    in this process, and None is one for each core, or 1 on a GPU. The numbers depend on how many threads a training
-    has, in their last digits, and on nothing else of it. A script that asks for more than 1 has to be importable: its
-    work stands under `if __name__ == "__main__"`.
-
-    `resume` keeps existing results, which must be of the same request, and measurements of runs that the same code has
-    made; `overwrite` replaces results that are there. Of a run that was kept without its model the measurements are
-    kept in any case, whichever code made them.
+    Args:
+        resume: whether to keep existing results, which must be of the same request, and measurements that the same code
+            has made. Those of a run that was kept without its model are kept in any case.
+        overwrite: whether to replace results that are there.
+        workers: how many train at a time, each in a process with an equal share of the processor cores; 1 trains in
+            this process, and None is one for each core, or 1 on a GPU. The last digits of the numbers depend on how
+            many threads a training has. A script that asks for more than 1 has its work under
+            `if __name__ == "__main__"`.
 
     Raises:
         FileNotFoundError: a run was kept without its model, and these options were not measured of it.
@@ -155,7 +145,9 @@ class ExperimentRun:
         self.notes += notes
         for variant, sizes in counts.items():
             self.progress.tell(f"{variant.label}: {sizes.total:,} parameters, {sizes.shared:,} without λ and norms")
-            self.records += size_records(variant, sizes)
+            for name, value in (("", sizes.total), ("_without_lambda_and_norms", sizes.shared)):
+                fields: dict[str, Any] = {"coordinates": variant.coordinates, "value": float(value)}
+                self.records.append(Result(name=f"training/parameters{name}", variant=variant.name, **fields))
         trained = self._train()
         self.notes += sweep_notes(self.preset, trained)
         for variant, outcome in trained.items():

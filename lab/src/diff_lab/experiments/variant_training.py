@@ -9,7 +9,7 @@ from functools import partial
 from statistics import fmean
 
 from diff_lab.experiments.experiment import Experiment, Preset, Variant, section
-from diff_lab.experiments.run_store import FinishedRun, Store, run_key, train_in_store
+from diff_lab.experiments.run_store import FinishedRun, Store, run_key
 from diff_lab.experiments.worker_pool import Job, WorkerPool
 from diff_lab.record import Better
 from diff_lab.results_files import number_of
@@ -49,9 +49,9 @@ class TrainingOfVariant:
 
     def __init__(self, preset: Preset, variant: Variant, validation: str, better: Better) -> None:
         self._preset, self._variant, self._validation, self._better = preset, variant, validation, better
+        self._seeds = preset.seeds_of(variant)
         trials = len(preset.learning_rates) * preset.trials_per_rate if preset.tries_rates else 0
         # The best of trials of full length are runs of the first seeds.
-        self._seeds = preset.seeds_of(variant)
         seeds = self._seeds - (preset.trials_per_rate if trials and not preset.sweep else 0)
         self.expected = trials + seeds + (self._seeds if preset.extension else 0)
 
@@ -59,7 +59,7 @@ class TrainingOfVariant:
         """Yield trainings that do not depend on each other, be sent their runs, and yield more."""
         tried = dict.fromkeys(self._preset.learning_rates, math.nan)
         remarks: list[str] = []
-        rate = next(iter(tried), self._recipe().train.learning_rate)
+        rate = next(iter(tried), self._preset.variant_recipe(self._variant).train.learning_rate)
         if self._preset.tries_rates:
             yield from self._try_rates(tried)
             rate, remarks = choose_rate(tried, self._better)
@@ -95,21 +95,21 @@ class TrainingOfVariant:
             self.expected += len(untried) * len(seeds)
 
     def _trial(self, rate: float, seed: int) -> Training:
-        recipe = self._recipe(*self._preset.sweep, *section("train", learning_rate=rate, seed=seed))
         which = f" with seed {seed}" if self._preset.trials_per_rate > 1 else ""
-        return Training(f"{self._variant.label} · trying the learning rate {rate:g}{which}", recipe)
+        name = f"{self._variant.label} · trying the learning rate {rate:g}{which}"
+        return Training(name, self._recipe(rate, seed, self._preset.sweep))
 
     def _training(self, rate: float, seed: int) -> Training:
-        recipe = self._recipe(*section("train", learning_rate=rate, seed=seed))
-        return Training(f"{self._variant.label} · seed {seed} · learning rate {rate:g}", recipe)
+        return Training(f"{self._variant.label} · seed {seed} · learning rate {rate:g}", self._recipe(rate, seed))
 
     def _second_training(self, rate: float, seed: int, first: FinishedRun) -> Training:
         start = override_of("model.init_from", str(first.model_folder.resolve()))
-        recipe = self._recipe(*section("train", learning_rate=rate, seed=seed), *self._preset.extension, start)
+        recipe = self._recipe(rate, seed, after=(*self._preset.extension, start))
         return Training(f"{self._training(rate, seed).name} · extension", recipe, before=first.key)
 
-    def _recipe(self, *more: str) -> Recipe:
-        return self._preset.variant_recipe(self._variant, *more)
+    def _recipe(self, rate: float, seed: int, before: Sequence[str] = (), after: Sequence[str] = ()) -> Recipe:
+        own = section("train", learning_rate=rate, seed=seed)
+        return self._preset.variant_recipe(self._variant, *before, *own, *after)
 
 
 def train_variants(
@@ -146,8 +146,8 @@ def train_variants(
                 runs[key] = store.find(key)
                 if runs[key] is None:
                     given = data if workers == 1 else None  # a worker makes them for itself
-                    arguments = (store, key, training.recipe, experiment.on_evaluate, commit, given)
-                    pool.add(Job(training.name, partial(train_in_store, *arguments)))
+                    arguments = (key, training.recipe, experiment.on_evaluate, commit, given)
+                    pool.add(Job(training.name, partial(store.train, *arguments)))
             return key
 
         def advance(variant: Variant) -> None:
@@ -180,24 +180,23 @@ def choose_rate(tried: Mapping[float, float], better: Better) -> tuple[float, li
     """Choose the best of learning rates by their validation (NaN if a run diverged), the lowest of equals; and say if
     it was at the edge of those tried or not alone.
     """
-    score, rates = _scores(tried, better), sorted(tried)
-    best = [rate for rate in rates if score[rate] == max(score.values())]
-    if score[best[0]] == -math.inf:
-        return best[0], ["it diverged at every learning rate tried."]
-    remarks, all_rates = [], ", ".join(f"{rate:g}" for rate in rates)
-    if len(best) > 1:
-        equal = ", ".join(f"{rate:g}" for rate in best)
-        remarks.append(f"the learning rates {equal} validated equally well; the lowest was taken.")
-    for edge, word in ((rates[0], "smallest"), (rates[-1], "largest")):
-        if best[0] == edge:
+    best = _ranked(tried, better)[0]
+    if not math.isfinite(tried[best]):
+        return best, ["it diverged at every learning rate tried."]
+    remarks, all_rates = [], ", ".join(f"{rate:g}" for rate in sorted(tried))
+    equal = [f"{rate:g}" for rate in sorted(tried) if tried[rate] == tried[best]]
+    if len(equal) > 1:
+        remarks.append(f"the learning rates {', '.join(equal)} validated equally well; the lowest was taken.")
+    for edge, word in ((min(tried), "smallest"), (max(tried), "largest")):
+        if best == edge:
             remarks.append(f"the best learning rate, {edge:g}, was the {word} tried ({all_rates}).")
-    return best[0], remarks
+    return best, remarks
 
 
-def _scores(tried: Mapping[float, float], better: Better) -> dict[float, float]:
-    """Return each rate's validation, so that the highest is the best; −inf if a run diverged."""
-    sign = 1 if better == "higher" else -1
-    return {rate: sign * value if math.isfinite(value) else -math.inf for rate, value in tried.items()}
+def _ranked(tried: Mapping[float, float], better: Better) -> list[float]:
+    """Return the rates, the best first and of equals the lowest; those at which a run diverged are last."""
+    sign = -1 if better == "higher" else 1
+    return sorted(sorted(tried), key=lambda rate: sign * tried[rate] if math.isfinite(tried[rate]) else math.inf)
 
 
 def next_rate(tried: Mapping[float, float], better: Better) -> float | None:
@@ -206,14 +205,15 @@ def next_rate(tried: Mapping[float, float], better: Better) -> float | None:
     Its ratio to the best is that of the best to its neighbour, rounded to two digits. None if the best lies inside, or
     rates are so close that rounding leaves none beyond it.
     """
-    ranked, rates = sorted(tried, key=_scores(tried, better).__getitem__), sorted(tried)
-    if len(rates) < 2 or not math.isfinite(tried[ranked[-1]]) or tried[ranked[-1]] == tried[ranked[-2]]:
+    if len(tried) < 2:
         return None
-    for edge, neighbour in ((rates[0], rates[1]), (rates[-1], rates[-2])):
-        if ranked[-1] == edge:
-            further = float(f"{edge * edge / neighbour:.1e}")
-            return further if further < edge < neighbour or neighbour < edge < further else None
-    return None
+    best, second, *_ = _ranked(tried, better)
+    rates = sorted(tried)
+    if best not in (rates[0], rates[-1]) or not math.isfinite(tried[best]) or tried[best] == tried[second]:
+        return None
+    neighbour = rates[1] if best == rates[0] else rates[-2]
+    further = float(f"{best * best / neighbour:.1e}")
+    return further if further < best < neighbour or neighbour < best < further else None
 
 
 def sweep_notes(preset: Preset, trained: Mapping[Variant, TrainedVariant]) -> list[str]:

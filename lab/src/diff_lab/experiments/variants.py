@@ -58,8 +58,8 @@ def at_rates(*rates: float) -> tuple[Variant, ...]:
     )
 
 
-def table_6(heads: int, head_dim: int, *names: str) -> tuple[Variant, ...]:
-    """Return the rows of Table 6 of these names, or all; half of the heads are twice as wide.
+def table_6(heads: int, head_dim: int) -> tuple[Variant, ...]:
+    """Return the rows of Table 6; half of the heads are twice as wide.
 
     The headwise norm of the Transformer is over each head's own channels, without DIFF's factor 1 − λ_init, which
     undoes the subtraction's effect on the gradient. Without the norm, DIFF has no such factor either.
@@ -76,7 +76,7 @@ def table_6(heads: int, head_dim: int, *names: str) -> tuple[Variant, ...]:
         CONSTANT: (diff, *full, "model.lambda_init=0.8"),
         "diff, λ_init 0.5": (diff, *full, "model.lambda_init=0.5"),
     }
-    return tuple(Variant(name=name, overrides=rows[name]) for name in names or rows)
+    return tuple(Variant(name=name, overrides=rows[name]) for name in rows)
 
 
 def with_v2(hidden_size: int, heads: int, head_dim: int, feed_forward: int) -> tuple[Variant, ...]:
@@ -91,6 +91,14 @@ def with_v2(hidden_size: int, heads: int, head_dim: int, feed_forward: int) -> t
         Variant(name="diff_v2", overrides=("model.attention_type=diff_v2", *narrower)),
         *diff_and_softmax(*section("model", **sizes, intermediate_size=feed_forward)),
     )
+
+
+def with_controls(hidden_size: int, heads: int, head_dim: int, feed_forward: int) -> tuple[Variant, ...]:
+    """Return the variants of `with_v2`, the Transformer with a headwise norm, and DIFF whose λ is fixed at 0."""
+    v2, diff, softmax = with_v2(hidden_size, heads, head_dim, feed_forward)
+    norm = softmax.changed("model.headwise_norm=true", name="softmax, headwise norm")
+    without = diff.changed(*section("model", lambda_init=0, fixed_lambda=True), name="diff, λ 0")
+    return v2, diff, softmax, norm, without
 
 
 def parts(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 
@@ -35,16 +35,10 @@ _WORKER_BYTES = 1 << 30  # what a worker takes: half of it for torch and transfo
 
 @dataclass(frozen=True)
 class Job(Generic[T]):
-    """A training, or other work that takes a while.
+    """A training, or other work that takes a while. Another process does it: it and its result can be pickled."""
 
-    Args:
-        name: its name for the user.
-        work: is given the progress that shows the job, and returns a result. Another process runs it, so it and the
-            result can be pickled.
-    """
-
-    name: str
-    work: Callable[[Progress], T]
+    name: str  # for the user
+    work: Callable[[Progress], T]  # is given the progress that shows the job, and returns the result
 
 
 def default_workers(jobs: int, *, on_cpu: bool) -> int:
@@ -116,36 +110,28 @@ class WorkerPool(Generic[T]):
                 job = self._waiting.popleft()
                 yield job, job.work(self._progress.run(job.name))
             return
-        while True:
-            if self._interrupt.requested:
-                self._progress.tell("Each training stops after its step and saves a checkpoint.")
-                raise self._interrupted()
-            self._hand_out()
+        while not self._interrupt.requested:
+            while self._waiting and len(self._busy()) < self._count:
+                idle = (one for one in self._workers if not one.is_busy and one.process.is_alive())
+                worker = next(idle, None)
+                if worker is None:
+                    worker = _Worker(max(1, usable_processors() // self._count))
+                    self._workers.append(worker)
+                job = self._waiting.popleft()
+                worker.start(job, self._progress.run(job.name))
             if not self._busy():
                 return
             for worker in self._finished():
-                job = worker.job
                 try:
                     result = worker.take_result()
                 except TrainingInterrupted as error:  # it got the signal itself
-                    raise self._interrupted({job.name: error}) from None
-                except Exception:
-                    self._stop_all()
-                    raise
-                yield job, result
+                    raise self._interrupted({worker.job.name: error}) from None
+                yield worker.job, result
+        self._progress.tell("Each training stops after its step and saves a checkpoint.")
+        raise self._interrupted()
 
     def _busy(self) -> "list[_Worker[T]]":
         return [worker for worker in self._workers if worker.is_busy]
-
-    def _hand_out(self) -> None:
-        """Give waiting jobs to idle workers, of which more are started up to the number wanted."""
-        while self._waiting and len(self._busy()) < self._count:
-            worker = next((one for one in self._workers if not one.is_busy and one.process.is_alive()), None)
-            if worker is None:
-                worker = _Worker(max(1, usable_processors() // self._count))
-                self._workers.append(worker)
-            job = self._waiting.popleft()
-            worker.start(job, self._progress.run(job.name))
 
     def _finished(self) -> "list[_Worker[T]]":
         """Wait a while for messages of the jobs, and return the workers whose job has ended."""
@@ -183,9 +169,7 @@ class _Worker(Generic[T]):
     """A process that runs one job at a time, and sends the job's progress and its end through a pipe."""
 
     job: Job[T]
-    _result: T
-    _error: BaseException | None
-    _trace: str  # of the error, as a pickle holds none
+    _end: tuple[Any, BaseException | None, str]  # the result, or the error and its trace, as a pickle holds none
 
     def __init__(self, threads: int) -> None:
         context: Any = multiprocessing.get_context(START)  # each of which has Process, and their base has not
@@ -214,7 +198,8 @@ class _Worker(Generic[T]):
             except (EOFError, OSError):
                 name, arguments = "ended", [None, self._why_it_ended(), ""]
             if name == "ended":
-                self._result, self._error, self._trace = arguments
+                result, error, trace = arguments
+                self._end = result, error, trace
                 return True
             getattr(self._progress, name)(*arguments)
         return False
@@ -223,14 +208,14 @@ class _Worker(Generic[T]):
         """Return the result of the job, which has ended, or raise its error."""
         self.is_busy = False
         self._progress.stop()
-        error = self._error
+        result, error, trace = self._end
         if error is None:
-            return self._result
+            return cast(T, result)
         if isinstance(error, OSError) and error.strerror:  # the system's, with a number and a file
             error.strerror = f"{self.job.name}: {error.strerror}"
-        elif not isinstance(error, TrainingInterrupted) and self._trace:
+        elif not isinstance(error, TrainingInterrupted) and trace:
             error.args = (f"{self.job.name}: {error.args[0] if len(error.args) == 1 else error}",)
-        raise error from RuntimeError(self._trace)
+        raise error from RuntimeError(trace)
 
     def _why_it_ended(self) -> OSError | TrainingInterrupted:
         """Make the error that says how the process ended during its job."""

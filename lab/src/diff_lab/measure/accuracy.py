@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
-from diff_lab.data.retrieval_task import most_frequent, right_ways
+from diff_lab.data.retrieval_task import most_frequent
 from diff_lab.measure.measurement import EvalInput
 from diff_lab.record import Interval, Result
 from diff_lab.statistics import mean_interval, proportion_interval
@@ -64,27 +64,9 @@ def token_levels(pairs: int, queries: int, values: int, *, repeats: bool = False
     return {"chance": 1 / values, "floor": most_frequent(pairs, values), "by_elimination": eliminated}
 
 
-def joint_levels(pairs: int, queries: int, values: int) -> dict[str, Any]:
-    """Return the levels of the share of sequences whose queries, all different, are all answered right.
-
-    The best answers without binding are the most frequent values one after the other, each as often as it occurs.
-    """
-    all_right = float(right_ways(pairs, values, queries)[pairs]) / math.perm(pairs, queries)
-    return {"chance": values**-queries, "floor": all_right}
-
-
-def text_levels(needles: int, queried: int, digits: int, *, joint: bool = False) -> dict[str, Any]:
-    """Return the levels of needles in text, whose blind answer lists as many of its numbers as are asked for, at
-    random. `joint` is whether all numbers of a question have to be right."""
-    floor = 1 / math.comb(needles, queried) if joint else queried / needles
-    guess = 1 / (9 * 10 ** (digits - 1))  # the first digit is not 0
-    return {"chance": guess**queried if joint else guess, "floor": max(floor, guess)}
-
-
 def _by_elimination(pairs: int, queries: int, values: int, repeats: bool) -> Iterator[float]:
     """Yield the accuracy of each query: the values left are independent draws, one for each key not asked for yet."""
-    ways = right_ways(pairs, values, 1)
-    blind = [0.0, *(float(ways[left]) / left for left in range(1, pairs + 1))]  # by how many keys are left
+    blind = [0.0, *(most_frequent(left, values) for left in range(1, pairs + 1))]  # by how many keys are left
     likelihoods = {0: 1.0}  # how many different keys were asked for → how likely that is
     for _ in range(queries):
         seen = {count: count / pairs if repeats else 0.0 for count in likelihoods}

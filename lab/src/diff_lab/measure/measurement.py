@@ -114,10 +114,10 @@ def data_of(batches: Batches | None, kind: type[B], described: str, measurement:
 class Measurement(Options):
     """A measurement, known by its name in `MEASUREMENTS` on the command line, in experiments and in presets.
 
-    Its fields are its options. The data it needs are "text" (`TextBatches`, of --text or of the run's recipe, or the
-    recipe's `NeedleBatches`), "recipe" (whatever the run was trained on) or None; "training" if it also needs an
-    experiment's `TrainingRecord`, which a checkpoint alone does not have. `any_model` says whether it also runs on
-    models that are not this project's, such as Llama and DiffLlama.
+    Its fields are its options. The data it needs are "text" (`TextBatches`, of --text or of the run's recipe), "recipe"
+    (whatever the run was trained on) or None; "training" if it also needs an experiment's `TrainingRecord`, which a
+    checkpoint alone does not have. `any_model` says whether it also runs on models that are not this project's, such as
+    Llama and DiffLlama.
     """
 
     needs: ClassVar[Literal["text", "recipe", "training"] | None] = "recipe"
@@ -166,13 +166,13 @@ class MeasurementRequest:
         return [record for record in records if not self.numbers or record.name in self.numbers]
 
 
-# The measurements in each module of this package. The class of "needle_lengths" is `NeedleLengths`.
+# The measurements in each module of this package. The class of "needle_attention" is `NeedleAttention`.
 _MODULES = {
     "standard": ("standard", "loss_of_a_guess"),
     "harness": ("harness",),
-    "needles": ("needles", "needle_lengths", "needle_attention"),
+    "needles": ("needles", "needle_attention"),
     "many_shot": ("many_shot", "many_shot_orders", "episodes", "episode_orders"),
-    "retrieval": ("retrieval_lengths",),
+    "retrieval": ("noise",),
     "document_losses": ("positions", "repeats"),
     "hallucination": ("hallucination",),
     "arithmetic": ("arithmetic",),

@@ -1,41 +1,207 @@
-"""Measures how many hidden needles are found, and the attention to them, in text and among tokens (Tables 2 and 3)."""
+"""Measures how many needles hidden in a text are found, and the attention to them (Tables 2, 3, Figure 5)."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import product
-from statistics import fmean
+import re
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from math import comb
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.data import (
-    Batches,
-    NeedleBatches,
-    NeedleDocument,
-    NeedleTask,
-    RetrievalBatches,
-    RetrievalSample,
-    TextBatches,
-)
-from diff_lab.data.batches import padded
-from diff_lab.measure.accuracy import joint_levels, share_record, text_levels, token_levels
+from diff_lab.data import Batches, TextBatches
+from diff_lab.data.batches import require_positive
+from diff_lab.data.tokenizers import plain_text_tokenizer
+from diff_lab.measure.accuracy import share_record
 from diff_lab.measure.decoding import greedy_answers
-from diff_lab.measure.measurement import Count, Counts, EvalInput, Measurement
-from diff_lab.measure.retrieval import ATTENTION, attention_mass, attention_of_spans, fifth_of, retrieval_answers
+from diff_lab.measure.measurement import Count, EvalInput, Measurement
+from diff_lab.measure.retrieval import ATTENTION, attention_of_spans
+from diff_lab.measure.standard import text_part
 from diff_lab.record import Baseline, Result
 from diff_lab.statistics import mean_interval
 
-# Where the first queried needle lies, as in the paper; among tokens, which fifth of the context it lies in.
+_NAMES = (
+    "Accra Algiers Amman Ankara Athens Baghdad Baku Bangkok Beijing Beirut Belgrade Berlin Bern Bogota Boston Brussels "
+    "Bucharest Budapest Cairo Caracas Chicago Dakar Delhi Denver Dhaka Doha Dublin Hanoi Harare Havana Helsinki "
+    "Istanbul Jakarta Kabul Kampala Kyiv Lagos Lima Lisbon London Luanda Lusaka Madrid Manila Miami Milan Minsk Moscow "
+    "Mumbai Nairobi Oslo Paris Prague Quito Riga Riyadh Rome Santiago Seattle Seoul Sofia Stockholm Sydney Taipei "
+    "Tallinn Tbilisi Tehran Tokyo Toronto Tripoli Tunis Vienna Vilnius Warsaw Yerevan Zagreb Zurich"
+)
+CITIES = tuple(_NAMES.split())
+DIGITS = 7  # of a number; its first one is not 0
+# After the end of a sentence, with the quotation marks or brackets that close it, where white space follows.
+_SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)")
+_RARE = 200  # characters of a sentence, on average, that are too many to find one near every depth
+_LINE_END = re.compile(r"(?<=\S)(?=\n)")
+_LEAST_TEXT = 32  # tokens
+# Where the first queried needle lies, as in the paper.
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 ACCURACY, JOINT, BY_DEPTH = "needles/accuracy", "needles/joint_accuracy", "needles/accuracy_by_depth"
 # The accuracy in the task whose attention is measured, under a name of its own: both may be measured in one cell.
 ATTENTION_ACCURACY = "needles/attention_task_accuracy"
 ATTENTION_METHOD = "Student's t over sequences; mean over heads, layers and queries"
-ALL_LENGTHS = Coordinates(length="all lengths")
-DIGITS = 7  # of a number in the paper's template
+
+
+def needle(city: str, number: str) -> str:
+    """Return what is hidden in the haystack, and the answer."""
+    return f"The special magic {city} number is: {number}"
+
+
+def question(cities: Sequence[str]) -> str:
+    """Return what is asked about one city or more."""
+    if len(cities) == 1:
+        return f"What is the special magic number for {cities[0]}?"
+    return f"What are the special magic numbers for {', '.join(cities[:-1])}, and {cities[-1]}?"
+
+
+@dataclass(frozen=True)
+class NeedleDocument:
+    """A haystack with needles, a question and its answer. Positions count tokens from the document's first."""
+
+    tokens: tuple[int, ...]  # of the whole document
+    prompt_length: int  # tokens before the answer, which is what a model is to give
+    context_length: int  # tokens before the question
+    numbers: tuple[str, ...]  # what the question asks for, R numbers of digits
+    answer_spans: tuple[tuple[int, int], ...]  # R spans (begin, end) of these numbers in the context
+    needle_spans: tuple[tuple[int, int], ...]  # R spans of the needles that they stand in
+    query_positions: tuple[int, ...]  # R positions in the answer that each predict a number's first token
+
+
+@dataclass(eq=False, repr=False)
+class NeedleTask:
+    """Documents of a haystack's text with needles on lines of their own, each after the end of a sentence.
+
+        … text. ⏎ The special magic Oslo number is: 4821907 ⏎ text …
+        What is the special magic number for Oslo?
+        The special magic Oslo number is: 4821907
+
+    Args:
+        tokenizer: a fast tokenizer of transformers.
+        haystack: the text, of which each document takes a part, drawn at random, that fills its length.
+        length: tokens of a document at most; its text is cut to fit.
+        needles: how many are hidden.
+        queried: how many of them the question asks for, each on a line of the answer.
+
+    Raises:
+        ValueError: a number is out of range, or the haystack or the length is too short.
+    """
+
+    tokenizer: Any
+    haystack: str
+    _: KW_ONLY
+    length: int
+    needles: int = 4
+    queried: int = 2
+
+    def __post_init__(self) -> None:
+        require_positive(self)
+        if not self.queried <= self.needles <= len(CITIES):
+            raise ValueError(
+                f"needles must be at most {len(CITIES)} and queried at most as many, "
+                f"got needles={self.needles}, queried={self.queried}."
+            )
+        # A haystack that names a special token has its text.
+        self._encoder = plain_text_tokenizer(self.tokenizer)
+        widest = max(CITIES, key=lambda city: len(self._encode(city).ids))
+        line = len(self._encode(f"\n{needle(widest, '9' * DIGITS)}\n").ids)
+        question_tokens = len(self._encode(f"\n{question([widest] * self.queried)}\n").ids)
+        self._most = self.needles * (line + 2) + question_tokens + self.queried * line + 1
+        if self.length < self._most + _LEAST_TEXT:
+            raise ValueError(
+                f"length={self.length} has no room for a haystack of {_LEAST_TEXT} tokens: {self.needles} needles, "
+                f"a question for {self.queried} and the answer may take {self._most}."
+            )
+        beginning = self.haystack[: 64 * self.length]
+        tokens = len(self._encode(beginning).ids)
+        if tokens < self.length:
+            raise ValueError(f"The haystack has fewer tokens than one document of {self.length}: give more text.")
+
+        # Of this text a quarter more than a document needs on average, so that most are tokenised once.
+        self._characters = 1.25 * len(beginning) / tokens
+
+    def sample(self, n: int, seed: int, depth: float | None = None) -> list[NeedleDocument]:
+        """Draw `n` documents; with a depth in 0 … 1, the first queried needle lies there and the others anywhere."""
+        return [self._draw(np.random.default_rng((seed, 0, number)), depth) for number in range(n)]
+
+    def _draw(self, random: np.random.Generator, depth: float | None) -> NeedleDocument:
+        cities = [CITIES[index] for index in random.permutation(len(CITIES))[: self.needles]]
+        smallest = 10 ** (DIGITS - 1)
+        values = list(map(str, random.integers(smallest, 10 * smallest, size=self.needles)))
+        lines = [needle(city, value) for city, value in zip(cities, values, strict=True)]
+        queried = random.permutation(self.needles)[: self.queried].tolist()
+        text = self._text(random, self.length - self._most)
+        context, spans = _hide(random, text, lines, queried[0], depth)
+
+        encoded = self._encode(context)
+        ask = self._encode(f"\n{question([cities[index] for index in queried])}\n").ids
+        reply = self._encode("\n".join(lines[index] for index in queried))
+        closing = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
+        prompt_length = len(encoded.ids) + len(ask)
+
+        # A number stands at the end of its line. In the answer the token before its first one predicts it.
+        needle_spans = [spans[index] for index in queried]
+        answer_ends = np.cumsum([len(lines[index]) + 1 for index in queried]) - 1
+        firsts = [_span(reply.offsets, end - DIGITS, end)[0] for end in answer_ends]
+        return NeedleDocument(
+            tokens=(*encoded.ids, *ask, *reply.ids, *closing),
+            prompt_length=prompt_length,
+            context_length=len(encoded.ids),
+            numbers=tuple(values[index] for index in queried),
+            answer_spans=tuple(_span(encoded.offsets, end - DIGITS, end) for _, end in needle_spans),
+            needle_spans=tuple(_span(encoded.offsets, begin, end) for begin, end in needle_spans),
+            query_positions=tuple(prompt_length + first - 1 for first in firsts),
+        )
+
+    def _text(self, random: np.random.Generator, tokens: int) -> str:
+        """At most so many tokens of the haystack, drawn at random, from the beginning of a word on."""
+        size = int(self._characters * tokens)
+        while True:
+            start = int(random.integers(max(1, len(self.haystack) - size)))
+            encoded = self._encode(self.haystack[start : start + size])
+            if len(encoded.ids) >= tokens:
+                break
+            size = min(2 * size, len(self.haystack))
+        text = self.haystack[start : start + encoded.offsets[tokens - 1][1]]
+        begin = re.search(r"\s+", text[: len(text) // 4])
+        return text[begin.end() if begin else 0 :].rstrip()
+
+    def _encode(self, text: str) -> Any:
+        return self._encoder.encode(text, add_special_tokens=False)
+
+
+def _hide(
+    random: np.random.Generator, text: str, lines: list[str], target: int, depth: float | None
+) -> tuple[str, list[tuple[int, int]]]:
+    """Return the text with these lines in it, and the characters of each; `target` lies at `depth` if that is given."""
+    positions = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
+    if len(positions) < len(lines) + len(text) // _RARE:  # source code has few sentences, but lines
+        positions = [0, *(match.end() for match in _LINE_END.finditer(text)), len(text)]
+    positions = sorted(set(positions))
+    chosen = random.choice(positions, size=len(lines), replace=len(positions) < len(lines))
+    if depth is not None:
+        nearest = min(positions, key=lambda position: abs(position - depth * len(text)))
+        # Another needle that lies there goes where this one would have.
+        chosen = np.where(chosen == nearest, chosen[target], chosen)
+        chosen[target] = nearest
+    hidden, spans, last = "", [(0, 0)] * len(lines), 0
+    for index in np.argsort(chosen, kind="stable"):
+        position = int(chosen[index])
+        hidden += text[last:position] + ("\n" if position else "")
+        spans[index] = len(hidden), len(hidden) + len(lines[index])
+        # A line of its own: what follows begins with white space or, at the beginning, is given a new line.
+        follows = text[position : position + 1]
+        hidden += lines[index] + ("" if follows in ("", "\n") else "\n")
+        last = position
+    return hidden + text[last:], spans
+
+
+def _span(offsets: list[tuple[int, int]], begin: int, end: int) -> tuple[int, int]:
+    """Return the tokens that have one of the characters begin … end − 1."""
+    inside = [token for token, (first, last) in enumerate(offsets) if first < end and last > begin]
+    return inside[0], inside[-1] + 1
 
 
 def needle_answers(
@@ -67,7 +233,7 @@ def document_attention(model: Any, documents: Sequence[NeedleDocument]) -> Tenso
     length = max(len(document.tokens) for document in documents)
     return attention_of_spans(
         model,
-        padded(((document.tokens, document.learned) for document in documents), length)["input_ids"],
+        torch.tensor([[*one.tokens, *[one.tokens[-1]] * (length - len(one.tokens))] for one in documents]),
         torch.tensor([document.query_positions for document in documents]),
         torch.tensor([document.answer_spans for document in documents]),
         torch.tensor([document.needle_spans for document in documents]),
@@ -83,35 +249,14 @@ def haystack(batches: TextBatches, tokenizer: Any) -> str:
     return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-def baselines_at(needles: int, queried: int, recipe: Any, coordinates: Coordinates) -> list[Baseline]:
-    """Return what the accuracies of `Needles` come to without retrieval."""
-    data = recipe.data
-    if data.kind == "retrieval":
-        of_each = token_levels(needles, queried, data.num_values)
-        of_all = joint_levels(needles, queried, data.num_values)
-        # The first needle that is asked for is the one whose depth is known, and no answer stands before it.
-        first = token_levels(needles, 1, data.num_values)
-    else:
-        digits = getattr(data, "digits", DIGITS)
-        of_each, of_all = text_levels(needles, queried, digits), text_levels(needles, queried, digits, joint=True)
-        first = of_each
-    shared: dict[str, Any] = {"steps": recipe.train.steps, "accuracy": ACCURACY, "accuracy_coordinates": coordinates}
-    depths = [Coordinates(coordinates, depth=depth) for depth in DEPTHS]
-    return [
-        Baseline(name=ACCURACY, coordinates=coordinates, steps=recipe.train.steps, **of_each),
-        Baseline(name=JOINT, coordinates=coordinates, steps=recipe.train.steps, **of_all),
-        *(Baseline(name=BY_DEPTH, coordinates=depth, **shared, **first) for depth in depths),
-    ]
-
-
 class NeedleMeasurement(Measurement):
-    """Which needles are hidden, and how many are asked for. A run that was trained on tokens is asked for tokens."""
+    """Which needles are hidden, and how many are asked for."""
 
-    needles: Count = Field(default=4, description="cities with a number each in a document, or pairs of tokens")
-    queried: Count = Field(default=2, description="cities or pairs that are asked for")
-    length: Count | None = Field(
-        default=None, description="tokens of a document, or before the first query; as in training unless given"
-    )
+    needs = "text"
+
+    needles: Count = Field(default=4, description="cities with a number each in a document")
+    queried: Count = Field(default=2, description="cities that are asked for")
+    length: Count | None = Field(default=None, description="tokens of a document; as in training unless given")
     samples: Count = Field(default=50, description="documents at each depth")
     batch_size: Count = Field(default=16, description="documents at a time")
 
@@ -120,79 +265,50 @@ class NeedleMeasurement(Measurement):
         """Of the accuracy."""
         return Coordinates(needles=self.needles, queries=self.queried)
 
-    def check(self, batches: Batches | None, tokenizer: Any) -> NeedleTask | RetrievalBatches:
-        """Return the task that the options and the data make."""
-        if isinstance(batches, RetrievalBatches):
-            return batches.asking(self.needles, self.queried, self.length)
-        if isinstance(batches, NeedleBatches):
-            trained = batches.validation
-            text, length, digits = trained.haystack, trained.length, trained.digits
-        elif isinstance(batches, TextBatches):
-            text, length, digits = haystack(batches, tokenizer), batches.length, DIGITS
-        else:
-            raise ValueError(
-                "Needles are hidden in text or among the tokens of the retrieval task, and the model was trained on "
-                "neither; name a text with --text."
-            )
-        length = self.length or length
-        return NeedleTask(tokenizer, text, length=length, needles=self.needles, queried=self.queried, digits=digits)
+    def check(self, batches: Batches | None, tokenizer: Any) -> NeedleTask:
+        """Return the task that the options and the text make."""
+        text = text_part(batches)
+        sizes: dict[str, Any] = {"length": self.length or text.length, "needles": self.needles}
+        return NeedleTask(tokenizer, haystack(text, tokenizer), queried=self.queried, **sizes)
 
-    def by_depth(
-        self,
-        measured: EvalInput,
-        of_tokens: Callable[[RetrievalBatches, RetrievalSample], Tensor],
-        of_documents: Callable[[list[NeedleDocument]], Tensor],
-    ) -> dict[float, Tensor]:
-        """Return what is measured of the sequences (n, …) at each depth.
-
-        Needles among tokens lie anywhere, and each depth is the fifth of the context around the first queried one.
-        """
+    def documents(self, measured: EvalInput) -> dict[float, list[NeedleDocument]]:
+        """Draw the documents at each depth."""
         task = self.check(measured.batches, measured.tokenizer)
-        if not isinstance(task, RetrievalBatches):
-            return {depth: of_documents(task.sample(self.samples, measured.seed, depth)) for depth in DEPTHS}
-        sample = task.sample(len(DEPTHS) * self.samples, measured.seed)
-        found, fifths = of_tokens(task, sample), fifth_of(sample.depth[:, 0])
-        parts = {depth: found[fifths == number] for number, depth in enumerate(DEPTHS)}
-        return {depth: part for depth, part in parts.items() if len(part)}
+        return {depth: task.sample(self.samples, measured.seed, depth) for depth in DEPTHS}
 
-    def answers(self, measured: EvalInput) -> dict[float, Tensor]:
-        """Return which of the cities or pairs the model finds, at each depth: (n, queried) boolean.
-
-        Given the right answers before it, an answer among tokens is right under teacher forcing exactly if greedy
-        decoding gives it; the joint accuracy is therefore that of greedy decoding.
-        """
-        model, tokenizer = measured.model, measured.tokenizer
-        return self.by_depth(
-            measured,
-            lambda _, sample: retrieval_answers(model, sample),
-            lambda documents: torch.tensor(needle_answers(model, tokenizer, documents, self.batch_size)),
-        )
+    def answers(self, measured: EvalInput, documents: Sequence[NeedleDocument]) -> Tensor:
+        """Return which of the cities the model finds: (n, queried) boolean."""
+        return torch.tensor(needle_answers(measured.model, measured.tokenizer, documents, self.batch_size))
 
 
 class Needles(NeedleMeasurement):
     """Numbers of cities hidden in a text and found again, by generation, at five depths (Table 2, Figure 5)."""
 
     def run(self, measured: EvalInput) -> list[Result]:
-        return self.records(measured, self.coordinates)
-
-    def records(self, measured: EvalInput, coordinates: Coordinates) -> list[Result]:
-        """Return the accuracy over all depths, for each city and for all of a question's jointly, and by depth."""
-        answers = self.answers(measured)
+        """Measure the accuracy over all depths, of each city and of all of a question's jointly, and by depth."""
+        answers = {depth: self.answers(measured, some) for depth, some in self.documents(measured).items()}
         right = torch.cat(list(answers.values()))
-        if isinstance(measured.batches, RetrievalBatches):
-            # No answer stands before the first one, whose depth is known.
-            answers = {depth: at_depth[:, :1] for depth, at_depth in answers.items()}
         return [
-            share_record(measured, ACCURACY, right, coordinates),
-            share_record(measured, JOINT, right.all(1, keepdim=True), coordinates),
+            share_record(measured, ACCURACY, right, self.coordinates),
+            share_record(measured, JOINT, right.all(1, keepdim=True), self.coordinates),
             *(
-                share_record(measured, BY_DEPTH, at_depth, Coordinates(coordinates, depth=depth))
+                share_record(measured, BY_DEPTH, at_depth, Coordinates(self.coordinates, depth=depth))
                 for depth, at_depth in answers.items()
             ),
         ]
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        return baselines_at(self.needles, self.queried, recipe, self.coordinates)
+        """Return chance and floor; a blind answer lists as many of the numbers as are asked for, at random."""
+        guess = 1 / (9 * 10 ** (DIGITS - 1))
+        each = {"steps": recipe.train.steps, "chance": guess, "floor": self.queried / self.needles}
+        joint = {**each, "chance": guess**self.queried, "floor": 1 / comb(self.needles, self.queried)}
+        follows: dict[str, Any] = {**each, "accuracy": ACCURACY, "accuracy_coordinates": self.coordinates}
+        depths = [Coordinates(self.coordinates, depth=depth) for depth in DEPTHS]
+        return [
+            Baseline(name=ACCURACY, coordinates=self.coordinates, **each),
+            Baseline(name=JOINT, coordinates=self.coordinates, **joint),
+            *(Baseline(name=BY_DEPTH, coordinates=depth, **follows) for depth in depths),
+        ]
 
 
 class NeedleAttention(NeedleMeasurement):
@@ -200,69 +316,18 @@ class NeedleAttention(NeedleMeasurement):
 
     any_model = False
 
-    needles: Count = Field(default=8, description="cities with a number each in a document, or pairs of tokens")
-    queried: Count = Field(default=1, description="cities or pairs that are asked for")
+    needles: Count = Field(default=8, description="cities with a number each in a document")
+    queried: Count = Field(default=1, description="cities that are asked for")
     samples: Count = Field(default=10, description="documents at each depth")
 
     def run(self, measured: EvalInput) -> list[Result]:
-        right = torch.cat(list(self.answers(measured).values()))
+        documents = self.documents(measured)
+        right = torch.cat([self.answers(measured, some) for some in documents.values()])
         records = [share_record(measured, ATTENTION_ACCURACY, right, self.coordinates)]
-        masses = self.by_depth(
-            measured,
-            lambda task, sample: attention_mass(measured.model, sample, task.context_length),
-            lambda documents: document_attention(measured.model, documents),
-        )
-        for depth, mass in masses.items():
-            for (name, better), values in zip(ATTENTION.items(), mass.double().mean(1).unbind(-1), strict=True):
-                interval = mean_interval(values.tolist())
-                fields = {"interval": interval, "n": len(values), "better": better, "method": ATTENTION_METHOD}
-                coordinates = Coordinates(depth=depth)
-                value = values.mean().item()
-                records.append(measured.record(f"needles/{name}", value, coordinates=coordinates, **fields))
+        for depth, some in documents.items():
+            masses = document_attention(measured.model, some).double().mean(1).unbind(-1)
+            for (name, better), values in zip(ATTENTION.items(), masses, strict=True):
+                fields: dict[str, Any] = {"n": len(values), "better": better, "method": ATTENTION_METHOD}
+                fields |= {"interval": mean_interval(values.tolist()), "coordinates": Coordinates(depth=depth)}
+                records.append(measured.record(f"needles/{name}", values.mean().item(), **fields))
         return records
-
-    def baselines(self, recipe: Any) -> list[Baseline]:
-        levels = baselines_at(self.needles, self.queried, recipe, self.coordinates)
-        accuracy = replace(levels[0], name=ATTENTION_ACCURACY)
-        # Where a model looks that does not find the answer means nothing. Signed sums are fixed by construction.
-        follows: dict[str, Any] = {"accuracy": accuracy.name, "accuracy_coordinates": self.coordinates}
-        names = [f"needles/{name}" for name in ATTENTION if name.endswith("share")]
-        shares = (
-            replace(accuracy, name=name, coordinates=Coordinates(depth=depth), is_accuracy=False, **follows)
-            for name, depth in product(names, DEPTHS)
-        )
-        return [accuracy, *shares]
-
-
-class NeedleLengths(Measurement):
-    """One needle of several found, by the length of the context and the needle's depth (Figure 5)."""
-
-    needles: Count = Field(default=4, description="needles in a document")
-    samples: Count = Field(default=100, description="documents at each depth")
-    lengths: Counts = Field(default=(1024,), description="tokens of a document, or before the first query")
-    batch_size: Count = Field(default=64, description="documents at a time")
-
-    def at_each(self) -> dict[int, Needles]:
-        """Return what is measured at each length."""
-        shared = {**self.model_dump(exclude={"lengths"}), "queried": 1}
-        return {length: Needles(length=length, **shared) for length in self.lengths}
-
-    def check(self, batches: Batches, tokenizer: Any) -> None:
-        for needles in self.at_each().values():
-            needles.check(batches, tokenizer)
-
-    def run(self, measured: EvalInput) -> list[Result]:
-        records = [
-            record
-            for length, needles in self.at_each().items()
-            for record in needles.records(measured, Coordinates(length=length))
-            if record.name != JOINT  # of one needle that is the accuracy
-        ]
-        accuracies = [record for record in records if record.name == ACCURACY]
-        mean, count = fmean(record.value for record in accuracies), sum(record.n or 0 for record in accuracies)
-        averaged: dict[str, Any] = {"value": mean, "interval": None, "n": count, "method": "mean over lengths"}
-        return [replace(accuracies[0], coordinates=ALL_LENGTHS, **averaged), *records]
-
-    def baselines(self, recipe: Any) -> list[Baseline]:
-        lengths = [ALL_LENGTHS, *(Coordinates(length=length) for length in self.lengths)]
-        return [baseline for length in lengths for baseline in baselines_at(self.needles, 1, recipe, length)]

@@ -1,14 +1,19 @@
-"""Measures the retrieval task: accuracy, attention to the answer and to noise (Table 3), longer contexts."""
+"""Measures the retrieval and the recall task: accuracy, and attention to the answer and to noise (Tables 2 and 3)."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Annotated, Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 from torch import Tensor
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.data import Batches, RetrievalBatches, RetrievalSample
+from diff_lab.data import Batches, RecallBatches, RetrievalBatches, RetrievalSample
+from diff_lab.data.recall_task import part_tokens
+from diff_lab.data.retrieval_task import most_frequent
 from diff_lab.measure.accuracy import (
     BY_SEQUENCE,
     proportion_record,
@@ -20,6 +25,8 @@ from diff_lab.measure.accuracy import (
 from diff_lab.measure.measurement import Count, Counts, EvalInput, Measurement, data_of
 from diff_lab.record import Baseline, Better, Interval, Result
 from diff_lab.statistics import mean_interval
+from diff_transformer.explorer import ExploredModel, LambdaSettings
+from diff_transformer.explorer.explored_model import replaced_lambdas
 from diff_transformer.model import attention_maps
 
 ACCURACY, FIRST_QUERY = "retrieval/accuracy", "retrieval/first_query_accuracy"
@@ -33,12 +40,11 @@ ATTENTION: dict[str, Better] = {
     "attention_noise_signed": "lower",
     "attention_noise_share": "lower",
 }
-LENGTH_ACCURACY = "length/accuracy"
-
-
-def fifth_of(depth: Tensor) -> Tensor:
-    """Return the fifths of the context, counted from 0, of depths from 0 to 1."""
-    return (depth * len(FIFTHS)).long().clamp(max=len(FIFTHS) - 1)
+# Of the recall task.
+NOISE_ACCURACY, BY_LAMBDA = "noise/accuracy", "noise/accuracy_by_lambda"
+SHARE, SIGNED = "noise/attention_share", "noise/attention_signed"
+BEST, MEAN = "best head", "mean of the heads"
+ALL_LAYERS = "all layers"
 
 
 @torch.no_grad()
@@ -116,7 +122,7 @@ def retrieval_records(measured: EvalInput, batches: RetrievalBatches, sequences:
     sample = batches.sample(sequences, measured.seed)
     right = retrieval_answers(measured.model, sample)
     mass = attention_mass(measured.model, sample, batches.context_length)
-    fifths = fifth_of(sample.depth)
+    fifths = (sample.depth * len(FIFTHS)).long().clamp(max=len(FIFTHS) - 1)
 
     def by_depth(name: str, values: Tensor, interval: Callable[[Tensor], Interval | None], better: Better) -> None:
         """Add a record for each depth at which there are needles: the mean over its queries, with its interval."""
@@ -152,30 +158,123 @@ def retrieval_baselines(recipe: Any) -> list[Baseline]:
     ]
 
 
-class RetrievalLengths(Measurement):
-    """Recall of the first query in contexts once, twice and four times as long as in training (beyond the paper)."""
+@torch.no_grad()
+def answer_attention(model: Any, sample: RetrievalSample, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Measure the attention of asked keys to their answers by head: the share and the signed mass.
+
+    A weight a of a head's map, A1 − λA2 or the softmax map, counts as a·|v|, with the norm of the value it multiplies.
+
+    - The *share* is |a·v| of the answer over Σ|a·v| of the row, as a mean over questions. A head of DIFF that has all
+      of A1 on the answer and none of A2 reaches 1/(1 + λ), if all values are of one size.
+    - The *signed* mass is Σ a·|v| of the answers over Σ (1 − λ)·v̄, with v̄ = Σ|a·v| / Σ|a| of each row, summed over
+      questions. Such a head reaches 1/(1 − λ).
+
+    Of a map without subtraction the two differ by the averaging alone. The signed mass of a layer with a λ near 1 or
+    above says little.
+
+    Returns:
+        The share and the signed mass, each (layers, heads) in float64.
+    """
+    device = next(model.parameters()).device
+    attentions = [layer.self_attn for layer in model.model.layers]
+    norms: list[Tensor] = []  # of each layer's values, (B, heads of values, N)
+
+    def keep(_: object, __: object, values: Tensor) -> None:
+        norms.append(values.unflatten(-1, (-1, attentions[0].cache_width)).norm(dim=-1).transpose(1, 2))
+
+    found = []
+    with ExitStack() as hooks:
+        for attention in attentions:
+            hooks.callback(attention.v_proj.register_forward_hook(keep).remove)
+        parts = (x.split(batch_size) for x in (sample.input_ids, sample.query_positions, sample.answer_spans))
+        for input_ids, queries, answers in zip(*parts, strict=True):
+            norms.clear()
+            maps = attention_maps(model, input_ids.to(device))
+            places = torch.arange(len(input_ids), device=device)[:, None], queries.to(device)
+            layers = []
+            for layer, norm in zip(maps, norms, strict=True):
+                rows = layer.difference.transpose(1, 2)[places].double()  # (n, Q, H, N)
+                heads = rows.shape[2]
+                weighted = rows * norm.repeat_interleave(heads // norm.shape[1], dim=1)[:, None]
+                on_answer = weighted.gather(-1, answers.to(device)[:, :, None, None].expand(-1, -1, heads, 1))[..., 0]
+                size = weighted.abs().sum(-1)
+                scale = rows.sum(-1) * size / rows.abs().sum(-1)
+                layers.append(torch.stack((on_answer.abs() / size, on_answer, scale)).flatten(1, 2))  # (3, n·Q, H)
+            found.append(torch.stack(layers))
+    share, on_answer, scale = torch.cat(found, dim=2).unbind(1)  # (layers, questions, H)
+    return share.mean(1).cpu(), (on_answer.sum(1) / scale.sum(1)).cpu()
+
+
+def one_token_level(pairs: int) -> float:
+    """Compute the accuracy of comparing one token of a key and guessing among the pairs that have it.
+
+    It is the expected number of different tokens there, divided by the number of pairs.
+    """
+    tokens = int(part_tokens(pairs))
+    absent = math.comb(tokens**2 - tokens, pairs) / math.comb(tokens**2, pairs)
+    return tokens / pairs * (1 - absent)
+
+
+class Noise(Measurement):
+    """Answers found among more and more distractors, also with other λ, and the attention to them (Tables 2 and 3)."""
 
     any_model = False
 
-    factors: Counts = Field(default=(1, 2, 4), description="lengths of a context, in those of training")
-    sequences: Count = Field(default=2048, description="sequences of each length")
+    pairs: Counts = Field(default=(8, 16, 32), description="numbers of pairs in a context; the last is the hardest")
+    sequences: Count = Field(default=256, description="sequences of each")
+    factors: tuple[Annotated[FiniteFloat, Field(ge=0, le=10)], ...] = Field(
+        default=(0.0, 0.5, 1.0, 1.5, 2.0), description="factors by which learned λ are multiplied"
+    )
+    batch_size: Count = Field(default=32, description="sequences at a time")
 
-    def check(self, batches: Batches | None, tokenizer: Any) -> Mapping[int, RetrievalBatches]:
-        """Return the task in contexts so many times as long, with as many needles as in training."""
-        task = data_of(batches, RetrievalBatches, "the retrieval task", "retrieval_lengths", "positions")
-        # One query: what the answers to others give away is no part of it.
-        return {factor: task.asking(task.num_pairs, 1, factor * task.context_length) for factor in self.factors}
+    def check(self, batches: Batches | None, tokenizer: Any) -> RecallBatches:
+        """Return the task. Raises ValueError for other data and for numbers of pairs that no context has."""
+        task = data_of(batches, RecallBatches, "the recall task", "noise", "positions")
+        for pairs in self.pairs:
+            task.check_pairs(pairs)
+        return task
 
     def run(self, measured: EvalInput) -> list[Result]:
-        records = []
-        for factor, longer in self.check(measured.batches, None).items():
-            right = retrieval_answers(measured.model, longer.sample(self.sequences, measured.seed))
-            records.append(share_record(measured, LENGTH_ACCURACY, right, Coordinates(context_factor=factor)))
+        task, model = self.check(measured.batches, None), measured.model
+        samples = {pairs: task.sample(self.sequences, measured.seed, pairs) for pairs in self.pairs}
+
+        def accuracy(pairs: int, name: str, coordinates: Coordinates) -> Result:
+            right = retrieval_answers(model, samples[pairs], self.batch_size)
+            return share_record(measured, name, right, coordinates)
+
+        records = [accuracy(pairs, NOISE_ACCURACY, Coordinates(pairs=pairs)) for pairs in self.pairs]
+        hardest = self.pairs[-1]
+        explored = ExploredModel(model, measured.variant)
+        for factor in self.factors if explored.subtracts else ():
+            with replaced_lambdas(model, LambdaSettings(factor=factor), explored.heads):
+                records.append(accuracy(hardest, BY_LAMBDA, Coordinates(factor=factor)))
+        share, signed = answer_attention(model, samples[hardest], self.batch_size)
+        fields: dict[str, Any] = {"n": samples[hardest].query_positions.numel(), "better": "higher"}
+        chosen_layers: dict[int | str, slice] = {ALL_LAYERS: slice(None)}
+        chosen_layers |= {number + 1: slice(number, number + 1) for number in range(len(share))}
+        for layer, chosen in chosen_layers.items():
+            best = int(share[chosen].argmax())
+            for name, values in ((SHARE, share[chosen].flatten()), (SIGNED, signed[chosen].flatten())):
+                for part, value in ((BEST, values[best]), (MEAN, values.mean())):
+                    at = Coordinates(layer=layer, part=part)
+                    records.append(measured.record(name, float(value), coordinates=at, **fields))
         return records
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        # Whether a model has learned the task is told by the shortest contexts, whatever is left of it in longer ones.
-        shared: dict[str, Any] = {"accuracy_coordinates": Coordinates(context_factor=min(self.factors))}
-        shared |= {"name": LENGTH_ACCURACY, "accuracy": LENGTH_ACCURACY, "steps": recipe.train.steps}
-        shared |= token_levels(recipe.data.num_pairs, 1, recipe.data.num_values)
-        return [Baseline(coordinates=Coordinates(context_factor=factor), **shared) for factor in self.factors]
+        """Return chance, and as floor the better of the most frequent value and of comparing one token of a key."""
+        tokens = recipe.data.tokens
+        shared: dict[str, Any] = {"steps": recipe.train.steps, "chance": 1 / tokens}
+        by_pairs = []
+        for pairs in self.pairs:
+            floor = max(most_frequent(pairs, tokens), one_token_level(pairs))
+            by_pairs.append(Baseline(name=NOISE_ACCURACY, coordinates=Coordinates(pairs=pairs), floor=floor, **shared))
+        hardest = by_pairs[-1]
+        # Where a model looks that does not find the answer means nothing.
+        follows: dict[str, Any] = {"accuracy": hardest.name, "accuracy_coordinates": hardest.coordinates}
+        follows["is_accuracy"] = False
+        places = [Coordinates(layer=ALL_LAYERS, part=part) for part in (BEST, MEAN)]
+        return [
+            *by_pairs,
+            *(replace(hardest, name=BY_LAMBDA, coordinates=Coordinates(factor=factor)) for factor in self.factors),
+            *(replace(hardest, name=name, coordinates=at, **follows) for name in (SHARE, SIGNED) for at in places),
+        ]

@@ -15,7 +15,6 @@ from diff_lab.data import (
     ArithmeticBatches,
     Batches,
     MaskedTextBatches,
-    NeedleBatches,
     RetrievalBatches,
     TextBatches,
 )
@@ -124,11 +123,10 @@ def label_scores(model: Any, batches: Iterable[dict[str, Tensor]], *, masked: bo
 
 
 def text_part(batches: Batches | None) -> TextBatches:
-    """Return the text of validation data, without needle documents beside it. Raises ValueError if there is none."""
-    text = batches.text if isinstance(batches, NeedleBatches) else batches
-    if not isinstance(text, TextBatches):
+    """Return validation data that are text. Raises ValueError if they are none."""
+    if not isinstance(batches, TextBatches):
         raise ValueError("This is measured on whole documents of text, and the data holds none: name some with --text.")
-    return text
+    return batches
 
 
 def validation_callback(batches: Batches) -> Callable[[Any, int], dict[str, float]]:
@@ -138,7 +136,7 @@ def validation_callback(batches: Batches) -> Callable[[Any, int], dict[str, floa
     """
     retrieval = None
     if isinstance(batches, RetrievalBatches):
-        retrieval = batches.asking(batches.num_pairs, 1).sample(VALIDATION_SEQUENCES, seed=0)
+        retrieval = batches.asking(1).sample(VALIDATION_SEQUENCES, seed=0)
 
     def on_evaluate(model: Any, step: int) -> dict[str, float]:
         if isinstance(batches, MaskedTextBatches):

@@ -248,6 +248,7 @@ def trainer_config(recipe: Recipe, data: Data, folder: Path) -> DiffTrainer.Conf
         f"train.parallel={train.parallel}": train.parallel != "auto",
         "train.on_divergence=skip": train.on_divergence == "skip",
         "model.init_from (torchtitan has --checkpoint.initial-load-path)": recipe.model.init_from is not None,
+        "model.fixed_lambda": recipe.model.fixed_lambda,
         f"data.kind={recipe.data.kind}": isinstance(recipe.data, MaskedTextData),
     }
     if found := [setting for setting, is_set in ignored.items() if is_set]:

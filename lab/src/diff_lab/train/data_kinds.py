@@ -19,8 +19,7 @@ from diff_lab.data import (
     HubDataset,
     ManyShotBatches,
     MaskedTextBatches,
-    NeedleBatches,
-    NeedleTask,
+    RecallBatches,
     RetrievalBatches,
     Tell,
     TextBatches,
@@ -28,10 +27,9 @@ from diff_lab.data import (
     byte_tokenizer,
     prepare,
     trained_bpe,
-    training_text,
-    validation_text,
     with_mask_token,
 )
+from diff_lab.data.recall_task import PAIR
 from diff_lab.train.distributed import broadcast_from_rank0
 
 # Of whole numbers that tensors and generators of random numbers take.
@@ -148,50 +146,6 @@ class TextData(Section):
         )
 
 
-class NeedleData(TextData):
-    """Text and, among it, documents with needles; see `diff_lab.data.needle_task.NeedleBatches`.
-
-    `share` of the sequences of a step, one or more, are needle documents, whose haystacks are the text's own.
-    """
-
-    kind: Literal["needles"] = "needles"  # type: ignore[assignment]  # what tells it from text
-    share: Annotated[float, Field(gt=0, le=1)] = 0.2
-    needles: Count = 4
-    queried: Count = 2
-    digits: Annotated[int, Field(ge=1, le=18)] = 7
-    turns: Count = 1
-    validation_documents: Count = 128
-
-    @property
-    def documents(self) -> int:
-        """Needle documents in the batch of a step."""
-        return max(1, round(self.share * self.batch_size))
-
-    def describe(self) -> str:
-        return f"{super().describe()}, with needle documents among it"
-
-    def _batches(
-        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, seed: int, tell: Tell | None, batch_size: int
-    ) -> Batches:
-        sequences = batch_size - self.documents
-        text: Any = super()._batches(corpus, tokenizer, seed, tell, sequences) if sequences else None
-
-        def task(read: Callable[[Corpus, float], Any], turns: int, vary: bool) -> NeedleTask:
-            haystack = "".join(read(corpus, self.validation_fraction))
-            settings = self.model_dump(include={"length", "needles", "queried", "digits"})
-            return NeedleTask(tokenizer, haystack, turns=turns, vary=vary, **settings)
-
-        return NeedleBatches(
-            text,
-            task(training_text, self.turns, vary=True),
-            task(validation_text, 1, vary=False),
-            documents=self.documents,
-            vocab_size=len(tokenizer),
-            seed=seed,
-            validation_documents=self.validation_documents,
-        )
-
-
 class MaskedTextData(TextData):
     """Text of which an encoder finds hidden tokens; see `diff_lab.data.masked_text.MaskedTextBatches`.
 
@@ -260,6 +214,25 @@ class RetrievalData(GeneratedData):
     validation_sequences: Count = 1024
 
 
+class RecallData(GeneratedData):
+    """Recall among distractors of the same form; see `diff_lab.data.recall_task.RecallBatches`."""
+
+    generator = RecallBatches
+    summary = "associative recall among distractors, from a seeded generator"
+
+    kind: Literal["recall"] = "recall"
+    pairs: Count = 32
+    questions: Count = 16
+    tokens: Count = 16
+    batch_size: BatchSize = 32
+    validation_sequences: Count = 256
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence."""
+        return PAIR * (self.pairs + self.questions)
+
+
 class ManyShotData(GeneratedData):
     """Words of classes shown with labels; see `diff_lab.data.many_shot_task.ManyShotBatches`."""
 
@@ -297,7 +270,7 @@ class ArithmeticData(GeneratedData):
     validation_problems: Count = 512
 
 
-AnyData = TextData | NeedleData | MaskedTextData | RetrievalData | ManyShotData | ArithmeticData
+AnyData = TextData | MaskedTextData | RetrievalData | RecallData | ManyShotData | ArithmeticData
 KINDS: dict[str, type[TextData | GeneratedData]] = {
     section.model_fields["kind"].default: section for section in get_args(AnyData)
 }

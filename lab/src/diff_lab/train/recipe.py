@@ -71,6 +71,7 @@ class ModelRecipe(Section):
     token_lambda: bool = False
     head_dim: Count | None = None
     lambda_init: Literal["schedule"] | float = "schedule"
+    fixed_lambda: bool = False
     headwise_norm: bool | None = None
     attention_bias: bool = False
     qk_norm: bool = False
@@ -269,7 +270,7 @@ def build_config(
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
         "is_causal": recipe.data.is_causal,
     }
-    settings = model.model_dump(exclude={"init_from", "rope_theta"})
+    settings = model.model_dump(exclude={"init_from", "rope_theta", "fixed_lambda"})
     return DiffTransformerConfig(**settings | derived, bos_token_id=end, eos_token_id=end)
 
 

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from diff_lab.data import NeedleBatches, NeedleDocument, RetrievalBatches, Tell
+from diff_lab.data import RetrievalBatches, Tell
 from diff_lab.data.batches import GeneratedBatches
 from diff_lab.data.retrieval_task import most_frequent
 from diff_lab.train.checkpoint import without_progress_bars
@@ -53,7 +53,7 @@ Resume = bool | Literal["auto"]
 
 # Settings of a recipe that the model it starts from need not share: positions, and what no weight depends on.
 _FREE_SETTINGS = {"init_from", "vocab_size", "max_position_embeddings", "rope_theta"}
-_FREE_SETTINGS |= {"initializer_range", "residual_initializer_range", "attention_dropout"}
+_FREE_SETTINGS |= {"initializer_range", "residual_initializer_range", "attention_dropout", "fixed_lambda"}
 # And settings that no recipe has.
 _SHARED_SETTINGS = [name for name in ModelRecipe.model_fields if name not in _FREE_SETTINGS]
 _SHARED_SETTINGS += ["lambda_init_offset", "hidden_act", "sliding_window", "layer_types", "norm_eps_in_attention"]
@@ -190,6 +190,10 @@ def build_model(recipe: Recipe, data: Data, *, init_from: bool = True, without_w
     else:
         with torch.device("meta") if without_weights else nullcontext():
             model = language_model_class(config)(config)
+        if recipe.model.fixed_lambda:
+            for name, parameter in model.named_parameters():
+                if any(f".{module}." in name for module in config.spec.lambda_modules):
+                    parameter.requires_grad_(False)
         if not without_weights:
             draw_weights(model, recipe.train.seed)
     if data.tokenizer is not None and config.is_causal:
@@ -210,6 +214,9 @@ def draw_weights(model: LanguageModel, seed: int, modules: Iterable[tuple[str, t
             torch.manual_seed(int.from_bytes(digest[:8], "big", signed=True))
             with materialized(module):
                 model._init_weights(module)  # transformers' hook: the model's own rule for each kind of module
+                for parameter in module.parameters(recurse=False):
+                    if not parameter.requires_grad:  # λ stays at λ_init
+                        torch.nn.init.zeros_(parameter)
 
 
 def _load_initial_weights(
@@ -289,7 +296,6 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
 
 # Of examples.json: texts of a run's task, with which `explore` opens its model.
 _MOST_SEQUENCES, _MOST_TOKENS = 512, 1 << 17  # of the retrieval task; so many tokens take half a megabyte
-_DOCUMENTS = 16  # with needles in text
 _RETRIEVAL_NOTE = (
     "This model learned one task. A key (k3) with its value (v5) right after it is a needle among noise (n0, n1, …). "
     'At the end "?" and a key ask for a value, and the model should write it. It learned nothing else, so its loss on '
@@ -322,23 +328,9 @@ def _examples(data: Data) -> dict[str, Any] | None:
             examples.append({"title": title, "text": " ".join(seen), "answer": answer})
         floor = most_frequent(batches.num_pairs, batches.num_values)
         return {"words": words, "note": _RETRIEVAL_NOTE, "floor": floor, "examples": examples}
-    if isinstance(batches, NeedleBatches):
-        documents = batches.validation.sample(_DOCUMENTS, seed=0)
-        return {"examples": [_question(number, document, tokenizer) for number, document in enumerate(documents, 1)]}
     if isinstance(batches, GeneratedBatches):
         tokens = next(batches.validation_batches())["input_ids"][0].tolist()
         # The text of a model without a tokenizer is the numbers of its tokens.
         text = " ".join(map(str, tokens)) if tokenizer is None else tokenizer.decode(tokens)
         return {"examples": [{"title": "From the task of the training", "text": text}]}
     return None
-
-
-def _question(number: int, document: NeedleDocument, tokenizer: Any) -> dict[str, Any]:
-    """Cut a document before the answer's number. If its text alone has other tokens, the answer is not marked."""
-    query, (begin, end) = document.query_positions[0], document.answer_spans[0]
-    tokens = list(document.tokens[: query + 1])
-    text = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    is_same = tokenizer(text)["input_ids"] == tokens
-    # The position that predicts the answer, and the answer's tokens in the text, the end not included.
-    answer = {"answer": {"query": query, "begin": begin, "end": end}} if is_same else {}
-    return {"title": f"Needles {number} in a text", "text": text, **answer}

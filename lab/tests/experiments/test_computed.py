@@ -1,4 +1,4 @@
-"""The fit through sizes, Figure 3 and what a wrong learning rate costs, on numbers whose answer is known."""
+"""Figure 3, what a wrong learning rate costs, Appendix G and Table 7, on numbers whose answer is known."""
 
 import math
 from dataclasses import replace
@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from diff_lab.bench.benchmark import BASELINE, FORWARD, STEP, BenchRow
+from diff_lab.bench.model_bench import DIFF
 from diff_lab.coordinates import Coordinates
-from diff_lab.experiments import scaling
+from diff_lab.experiments import computed
+from diff_lab.experiments.computed import ratio_interval
 from diff_lab.experiments.definitions import find_experiment
-from diff_lab.experiments.experiment import count, equal_feed_forward
-from diff_lab.experiments.scaling import ratio_interval
-from diff_lab.learning import LOSS_CURVE
+from diff_lab.experiments.experiment import Preset, count, equal_feed_forward
 from diff_lab.record import Result
 from diff_lab.statistics import Fit, fits
 from diff_transformer.model import DiffTransformerConfig
@@ -102,38 +103,27 @@ def test_no_interval_without_spread_or_trend() -> None:
     assert ratio_interval(SIZES, level, resamples=200) is None
 
 
-def made_up(share: float, tokens_share: float, seeds: int, noise: float = 0.002) -> list[Result]:
-    """A scaling law in which DIFF of N·share parameters is as good as a Transformer of N, and curves likewise."""
+def made_up(share: float, seeds: int, noise: float = 0.002) -> list[Result]:
+    """A scaling law in which DIFF of N·share parameters is as good as a Transformer of N."""
     random = np.random.default_rng(0)
     records = []
     sizes = {20_000: 19_000.0, 40_000: 38_000.0, 60_000: 57_000.0, 130_000: 132_000.0}
     for size, parameters in sizes.items():
         coordinates = Coordinates(parameters=size)
-        for variant, factor, tokens_factor in (("diff", 1 / share, 1 / tokens_share), ("softmax", 1.0, 1.0)):
-            records.append(Result(name=scaling.SIZE, variant=variant, coordinates=coordinates, value=parameters))
+        for variant, factor in (("diff", 1 / share), ("softmax", 1.0)):
+            records.append(Result(name=computed.SIZE, variant=variant, coordinates=coordinates, value=parameters))
             for seed in range(seeds):
                 loss = 2 + 10 * (parameters * factor) ** -0.2 + random.normal(0, noise)
-                shared: dict[str, Any] = {"variant": variant, "seed": seed, "better": "lower"}
-                records.append(Result(name=scaling.LANGUAGE_LOSS, coordinates=coordinates, value=loss, **shared))
-                for name in ("loss", "ar_hit", "other"):
-                    records.append(Result(name=f"repeats/{name}", coordinates=coordinates, value=loss, **shared))
-                for step in range(400, 8001, 400):
-                    point = 9 - 0.5 * math.log(step * tokens_factor) + random.normal(0, noise)
-                    records.append(
-                        Result(
-                            name=LOSS_CURVE,
-                            coordinates=Coordinates(coordinates, step=step),
-                            value=point,
-                            **shared,
-                        )
-                    )
+                shared: dict[str, Any] = {"variant": variant, "seed": seed, "value": loss, "better": "lower"}
+                for name in (computed.LANGUAGE_LOSS, "repeats/loss", "repeats/ar_hit", "repeats/other"):
+                    records.append(Result(name=name, coordinates=coordinates, **shared))
     return records
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.6, "reproduced"), (1.7, "contrary"), (1.0, "inconclusive")], ids=str)
 def test_figure_3_on_made_up_numbers(share: float, verdict: str) -> None:
     experiment = find_experiment("fig3")
-    results = experiment.compare(made_up(share, share, seeds=3), experiment.presets["cpu"])
+    results = experiment.compare(made_up(share, seeds=3), experiment.presets["cpu"])
     by_size = results[0]
     assert by_size.ours == (pytest.approx(share, rel=0.05), 1.0)
     assert by_size.difference == pytest.approx(by_size.ours[0] - 1)
@@ -144,17 +134,17 @@ def test_figure_3_on_made_up_numbers(share: float, verdict: str) -> None:
     assert by_size.reason == ""
     # The interval is a bootstrap: the spread of the seeds' ratios does not tell how many would decide it.
     assert by_size.seeds_needed is None
-    single = experiment.compare(made_up(share, share, seeds=1), experiment.presets["cpu"])[0]
+    single = experiment.compare(made_up(share, seeds=1), experiment.presets["cpu"])[0]
     assert (single.verdict, single.interval) == ("inconclusive", None)
 
 
 def test_figure_3_where_a_run_diverged() -> None:
     """Nothing is concluded from what a run that diverged has a part in."""
     experiment = find_experiment("fig3")
-    of_size = (scaling.LANGUAGE_LOSS, "diff", 1, "0.06M")
+    of_size = (computed.LANGUAGE_LOSS, "diff", 1, "0.06M")
     records = [
         replace(r, value=math.nan) if (r.name, r.variant, r.seed, r.coordinates.label) == of_size else r
-        for r in made_up(0.6, 0.6, seeds=4)
+        for r in made_up(0.6, seeds=4)
     ]
     by_size = experiment.compare(records, experiment.presets["cpu"])[0]
     assert [math.isnan(one) for one in by_size.differences] == [False, True, False, False]
@@ -168,12 +158,12 @@ def test_figure_3_where_the_fits_do_not_meet(shift: float, slope: float) -> None
     experiment = find_experiment("fig3")
     records = [
         replace(r, value=4 + slope * (r.value - 4) + shift)
-        if (r.name, r.variant) == (scaling.LANGUAGE_LOSS, "diff")
+        if (r.name, r.variant) == (computed.LANGUAGE_LOSS, "diff")
         else r
-        for r in made_up(1.0, 0.6, seeds=3)
+        for r in made_up(1.0, seeds=3)
     ]
     by_size = experiment.compare(records, experiment.presets["cpu"])[0]
-    assert (by_size.verdict, by_size.seeds_needed, by_size.reason) == ("inconclusive", None, scaling.APART)
+    assert (by_size.verdict, by_size.seeds_needed, by_size.reason) == ("inconclusive", None, computed.APART)
     assert all(map(math.isnan, (by_size.difference, by_size.ours[0], *by_size.differences, *by_size.interval)))
 
 
@@ -208,12 +198,12 @@ def test_what_a_wrong_learning_rate_costs() -> None:
         "softmax": {"0.1": (2.3, 2.5), "0.2": (2.5, 2.7), "0.4": (3.0, 3.2)},
     }
     guess = 4.0
-    records = [Result(name=scaling.GUESS, variant="diff", value=guess, seed=0)]
+    records = [Result(name=computed.GUESS, variant="diff", value=guess, seed=0)]
     for variant, rates in losses.items():
         for rate, values in rates.items():
             for seed, value in enumerate(values):
                 record = Result(
-                    name=scaling.LANGUAGE_LOSS,
+                    name=computed.LANGUAGE_LOSS,
                     variant=variant,
                     coordinates=Coordinates(learning_rate=float(rate)),
                     value=value,
@@ -221,10 +211,76 @@ def test_what_a_wrong_learning_rate_costs() -> None:
                     better="lower",
                 )
                 records.append(record)
-    derived = {(r.name, r.variant, r.seed): r.value for r in scaling.derived(records)}
-    best, excess = scaling.BEST, scaling.EXCESS
+    derived = {(r.name, r.variant, r.seed): r.value for r in computed.loss_by_rate(records)}
+    best, excess = computed.BEST, computed.EXCESS
     assert [derived[best, "diff", seed] for seed in (0, 1)] == [2.1, 1.9]
     assert [derived[best, "softmax", seed] for seed in (0, 1)] == [2.3, 2.5]
     assert derived[excess, "diff", 0] == pytest.approx((2.0 + 2.1 + guess) / 3 - 2.1)
     assert derived[excess, "diff", 1] == pytest.approx((2.2 + 1.9 + guess) / 3 - 1.9)
     assert derived[excess, "softmax", 0] == pytest.approx((2.3 + 2.5 + 3.0) / 3 - 2.3)
+
+
+def sized(values: dict[str, float], step: int, seed: int) -> list[Result]:
+    return [
+        Result(name="gradient/q", variant=variant, value=v, seed=seed, coordinates=Coordinates(step=step))
+        for variant, v in values.items()
+    ]
+
+
+def test_a_distance_is_in_powers_of_ten() -> None:
+    """Twice as large and half as large do not cancel, and 0 has no size."""
+    records = sized({"diff": 20.0, "softmax": 0.2}, 0, 0)
+    records += sized({"diff": 2.0, "softmax": 1.0}, 5, 0) + sized({"diff": 1.0, "softmax": 2.0}, 9, 0)
+    records += sized({"diff": 0.0, "softmax": 1.0}, 0, 1)
+    distances = {
+        (r.coordinates.label, r.seed, r.variant): r.value for r in computed.distance_records(records, "gradient/q")
+    }
+    assert distances["before training", 0, "diff"] == pytest.approx(2.0)
+    assert distances["in training", 0, "diff"] == pytest.approx(math.log10(2))
+    assert math.isnan(distances["before training", 1, "diff"])
+    assert distances["in training", 0, computed.LIMIT_VARIANT] == 1.0
+
+
+def row(candidate: str, pass_: str, speed: float | None, ratio: float | None) -> BenchRow:
+    return BenchRow(
+        candidate=candidate,
+        pass_=pass_,
+        dtype="float32",
+        shape={"batch": 1, "length": 2048},
+        ratio=ratio,
+        tokens_per_second=speed,
+        rounds=5,
+        reason=None if speed else "out of memory",
+    )
+
+
+@pytest.mark.parametrize(("ratios", "verdict"), [((1.01, 1.02, 1.0), "reproduced"), ((1.3, 1.31, 1.32), "contrary")])
+def test_table7s_share_is_held_against_the_papers(ratios: tuple[float, ...], verdict: str) -> None:
+    records = []
+    for seed, ratio in enumerate(ratios):
+        rows = [row(name, pass_, 100.0, r) for pass_ in (STEP, FORWARD) for name, r in ((BASELINE, 1.0), (DIFF, ratio))]
+        records += computed.throughput_records(rows, seed)
+    comparisons = {c.name: c for c in find_experiment("table7").compare(records, Preset())}
+    share = comparisons["throughput/training_share"]
+    assert share.verdict == verdict
+    assert share.exploratory
+    assert share.ours == pytest.approx((sum(1 / r for r in ratios) / 3, 6635 / 7247))
+    assert comparisons["throughput/forward"].paper == (46811.0, 51228.0)
+    assert comparisons["throughput/forward"].verdict is None
+
+
+def test_what_could_not_be_timed_is_said() -> None:
+    with pytest.raises(ValueError, match=r"^diff could not be timed \(training step, .*2048\): out of memory\.$"):
+        computed.throughput_records([row(DIFF, STEP, None, None)], 0)
+
+
+@pytest.mark.parametrize("names", [("fig4", "table5", "fig8"), ("fig6", "fig7")])
+def test_experiments_share_their_runs(names: tuple[str, ...]) -> None:
+    """They measure what the first of them trains, and choose the learning rates as it does."""
+    for preset in ("cpu", "gpu"):
+        first, *others = (find_experiment(name).presets[preset] for name in names)
+        for other in others:
+            assert [other.variant_recipe(variant, *other.sweep) for variant in other.variants] == [
+                first.variant_recipe(variant, *first.sweep) for variant in first.variants
+            ]
+            assert (other.learning_rates, other.seeds, other.extension) == (first.learning_rates, first.seeds, ())
