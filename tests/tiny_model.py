@@ -1,10 +1,13 @@
 """Sizes of a tiny model, and how far apart two of its answers may be."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import Cache, DynamicCache, StaticCache
 
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.ops.flex import _cpu_has_vectors
@@ -42,6 +45,12 @@ FORMS = (*KINDS, *map(TokenLambda, _CHOOSE))
 LAST_FORMS = tuple(TokenLambda(name) if name in _CHOOSE else name for name in KINDS)
 # Those that subtract a second map.
 DIFFERENTIAL = tuple(name for name in KINDS if ATTENTION_TYPES[name].differential)
+IMPLEMENTATIONS = ("diff_attention", "diff_attention_reference", "diff_attention_sdpa", "sdpa", "eager")
+# transformers' eager attention takes the softmax in float32, even of float64.
+COMPUTES_IN = {"eager": torch.float32}
+CACHES: dict[str, Callable[..., Cache]] = {"dynamic": DynamicCache, "static": partial(StaticCache, max_cache_len=16)}
+# Options of the attention.
+OPTIONS: dict[str, Any] = {"attention_bias": True, "qk_norm": True, "output_gate": True}
 SIZES: dict[str, Any] = {
     "vocab_size": 29,
     "hidden_size": 24,

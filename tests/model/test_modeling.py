@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import oracle
 from diff_lab.train.run_setup import draw_weights
 from diff_transformer import DiffTransformerForCausalLM
-from tiny_model import has_lambda_vectors
+from tiny_model import COMPUTES_IN, IMPLEMENTATIONS, has_lambda_vectors
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -179,7 +179,7 @@ def test_causality_is_exact(kind: str, make: Any, tokens: Any) -> None:
     changed = inputs.clone()
     changed[:, 5] = (inputs[:, 5] + 3) % 28 + 1
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        for implementation in ("diff_attention", "diff_attention_reference", "diff_attention_sdpa", "sdpa", "eager"):
+        for implementation in IMPLEMENTATIONS:
             model = make(kind, dtype, attn_implementation=implementation)
             before, after = model(inputs).logits, model(changed).logits
             assert torch.equal(before[:, :5], after[:, :5]), implementation
@@ -223,15 +223,20 @@ def test_logits_to_keep(make: Any, tokens: Any, check: Any) -> None:
         check(model(inputs, logits_to_keep=keep).logits, expected)
 
 
-def test_both_directions(kind: str, make: Any, tokens: Any, check: Any) -> None:
-    """``is_causal=False``, which transformers' models take: as a mask in which every token sees every other."""
-    inputs = tokens()
-    everything = torch.ones(2, 1, 9, 9, dtype=torch.bool)
+@pytest.mark.parametrize("window", [None, 4])
+def test_both_directions(window: int | None, kind: str, make: Any, tokens: Any, check: Any) -> None:
+    """``is_causal=False``, which transformers' models take: a token sees every other, or those up to a window away.
+
+    None is what a caller passes on that has no opinion.
+    """
+    inputs, i = tokens(length=13), torch.arange(13)
+    near = ((i[None, :] - i[:, None]).abs() <= (window or 13))[None, None]
     for implementation in ("diff_attention", "diff_attention_reference", "sdpa", "eager"):
-        model = make(kind, attn_implementation=implementation)
-        both = model(inputs, is_causal=False, use_cache=False).logits
-        check(both, model(inputs, attention_mask=everything, use_cache=False).logits)
-        assert (both - model(inputs).logits).abs().max() > 0.1
+        model = make(kind, sliding_window=window, attn_implementation=implementation)
+        both, causal = model(inputs, is_causal=False, use_cache=False).logits, model(inputs).logits
+        check(both, model(inputs, attention_mask=near, use_cache=False).logits, dtype=COMPUTES_IN.get(implementation))
+        assert (both - causal).abs().max() > 0.1
+        assert torch.equal(model(inputs, is_causal=None).logits, causal)
 
 
 def test_outputs(kind: str, make: Any, tokens: Any) -> None:
