@@ -8,7 +8,7 @@ from transformers import AutoConfig
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model import DiffTransformerForMaskedLM
-from tiny_model import SIZES
+from tiny_model import KINDS, OPTIONS, PAIRED, SIZES
 
 
 def test_defaults() -> None:
@@ -20,6 +20,11 @@ def test_defaults() -> None:
     assert config.rms_norm_eps == 1e-5
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
     assert not config.tie_word_embeddings
+    for kind in (*KINDS, "dex"):
+        config = DiffTransformerConfig(attention_type=kind, num_noise_heads=3)
+        assert config.headwise_norm is None
+        assert config.has_headwise_norm is (kind in PAIRED)
+    assert DiffTransformerConfig(attention_type="dex", headwise_norm=False).has_headwise_norm is False
 
 
 FULL: dict[str, Any] = {
@@ -39,6 +44,7 @@ FULL: dict[str, Any] = {
     "attention_norm_eps": 1e-5,
     "initializer_range": 0.01,
     "residual_initializer_range": 0.003,
+    "sliding_window": 5,
     "tie_word_embeddings": True,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -67,11 +73,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"attention_type": "dex", "headwise_norm": True},
         r"headwise_norm must be false or left out for attention_type 'dex', got True\.$",
     ),
+    **{
+        f"{name} of dex": (
+            {"attention_type": "dex", name: value},
+            f"{name} must be left out for attention_type 'dex', got {value}",
+        )
+        for name, value in (*OPTIONS.items(), ("attention_dropout", 0.1))
+    },
     "odd heads": ({"num_attention_heads": 3, "hidden_size": 24}, r"must be even .*, got 3 and 3\.$"),
-    "odd heads of the Transformer": (
-        {"num_attention_heads": 3, "hidden_size": 24, "attention_type": "softmax"},
-        r"must be even .*, got 3 and 3\.$",
-    ),
     "odd key/value heads": ({"num_key_value_heads": 3}, r"must be even .*, got 12 and 3\.$"),
     "heads not divisible": ({"num_key_value_heads": 8}, r"positive multiple of num_key_value_heads, got 12 and 8\.$"),
     "no heads": ({"num_attention_heads": 0}, r"num_attention_heads must be 1 or more, got 0\.$"),

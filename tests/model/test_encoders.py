@@ -23,13 +23,11 @@ from diff_transformer import (
     text_embeddings,
 )
 from diff_transformer.model import language_model_class, pooled
-from tiny_model import SIZES, sizes_for
+from tiny_model import COMPUTES_IN, SIZES, sizes_for
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 IMPLEMENTATIONS = ("diff_attention", "diff_attention_blockwise", "diff_attention_sdpa", "sdpa", "eager")
-# transformers' eager attention takes the softmax in float32, even of float64.
-COMPUTES_IN = {"eager": torch.float32}
 Gradients = dict[str, Tensor]
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,12 @@ from diff_lab.train.run_setup import draw_weights
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
 from diff_transformer.model.remote_code import code_files
 from full_run import short_run
-from tiny_model import KINDS, PAIRED, has_lambda_vectors
+from tiny_model import KINDS, OPTIONS, PAIRED, has_lambda_vectors
 
 # Memory that was never written is NaN here, so a parameter that loading forgot shows.
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-OPTIONS: dict[str, Any] = {"attention_bias": True, "qk_norm": True, "output_gate": True}
-# The parameters that they add to a layer's attention.
+# The parameters that the options add to a layer's attention.
 OF_OPTIONS = (
     *("q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias"),
     *("q_norm.weight", "k_norm.weight", "gate_proj.weight"),
@@ -52,6 +50,33 @@ def test_round_trip(kind: str, tied: bool, make: Any, tokens: Any, check: Any, t
         assert torch.equal(loaded.state_dict()[name], value), name
     check(loaded(inputs).logits, model(inputs).logits)
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) is tied
+
+
+@pytest.mark.parametrize(
+    ("kind", "norm"), {"diff": False, "diff_grouped": False, "diff_v2": True, "softmax": True}.items()
+)
+def test_the_headwise_norm_of_controls(kind: str, norm: bool, make: Any, tokens: Any, tmp_path: Path) -> None:
+    """Table 6's: DIFF without it, the others with one."""
+    model, inputs = make(kind, torch.float32, headwise_norm=norm), tokens()
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["headwise_norm"] is norm
+    assert any("head_norm" in name for name in load_file(tmp_path / "model.safetensors")) is norm
+    loaded, report = DiffTransformerForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert torch.equal(loaded(inputs).logits, model(inputs).logits)
+
+
+def test_a_config_from_before_the_key(make: Any, tokens: Any, tmp_path: Path) -> None:
+    model, inputs = make("diff", torch.float32), tokens()
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    settings = json.loads(file.read_text())
+    settings.pop("headwise_norm", None)
+    file.write_text(json.dumps(settings))
+    loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.has_headwise_norm
+    assert torch.equal(loaded(inputs).logits, model(inputs).logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -209,20 +234,3 @@ def test_importing_the_package_registers_the_model(make: Any, tmp_path: Path) ->
     )
     ran = fresh.run(code, tmp_path, warnings_are_errors=True)
     assert ran.stdout == "DiffTransformerForCausalLM\n", ran.stderr[-500:]
-
-
-def test_without_the_import_it_is_said_what_to_do(make: Any, tmp_path: Path) -> None:
-    """transformers cannot know the model then; ``auto_map`` makes it say what loads the folder all the same."""
-    make("diff", torch.float32).save_pretrained(tmp_path)
-    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors", ".py"}
-    code = (
-        "import sys; from transformers import AutoModelForCausalLM;"
-        "print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1], **eval(sys.argv[2]))).__name__)"
-    )
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}
-    refused, loaded = (
-        fresh.run(code, tmp_path, options, environment=environment) for options in ("{}", "{'trust_remote_code': True}")
-    )
-    assert "`trust_remote_code=True`" in refused.stderr.splitlines()[-1]
-    assert str(tmp_path) in refused.stderr
-    assert loaded.stdout == "DiffTransformerForCausalLM\n", loaded.stderr[-500:]

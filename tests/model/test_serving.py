@@ -61,16 +61,6 @@ def test_the_layer_shows_its_call_to_who_reads_the_source(kind: str, make: Any) 
     assert layer.scaling == 4**-0.5
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_its_logits_are_ours(kind: str, ranks: int, make: Any, check: Any) -> None:
-    model = make(kind)
-    server = serve(model, ranks)
-    logits = server.logits([Part(i, prompt, 0) for i, prompt in enumerate(PROMPTS)])
-    with torch.no_grad():
-        expected = torch.stack([model(torch.tensor([prompt])).logits[0, -1] for prompt in PROMPTS])
-    check(logits, expected)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_lambda_stays_in_float32(dtype: torch.dtype, make: Any) -> None:
     model = make("diff", torch.float32)
