@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, DynamicCache, StaticCache
 
 from diff_transformer.attention_types import ATTENTION_TYPES
+from diff_transformer.nn.layers import draw_normal
 from diff_transformer.ops.flex import _cpu_has_vectors
 
 needs_vectors = pytest.mark.skipif(
@@ -71,6 +72,20 @@ def sizes_for(kind: str, **config: Any) -> dict[str, Any]:
         kv_heads = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
         sizes["num_noise_heads"] = max(SIZES["num_noise_heads"], kv_heads // 2)
     return sizes
+
+
+def sharpen(model: nn.Module) -> None:
+    """Make attention peaked and give every parameter a value that shows where it went."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # In float64, where torch's draws do not depend on the processor.
+            if parameter.dim() == 2:
+                gain = 2.0 if name.endswith(("q_proj.weight", "k_proj.weight", "lm_head.weight")) else 1.0
+                draw_normal(parameter, gain if "embed" in name else gain * parameter.shape[1] ** -0.5)
+            elif ".lam." in name or "lambda_" in name:
+                draw_normal(parameter, 0.6)
+            else:
+                parameter.copy_(torch.rand(parameter.shape, dtype=torch.float64) + 0.5)
 
 
 # How many eps of its dtype an answer may be off, relative to the largest entry. Logits of the attention reach about 20:

@@ -7,7 +7,6 @@ import pytest
 from transformers import AutoConfig
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.model import DiffTransformerForMaskedLM
 from tiny_model import KINDS, OPTIONS, PAIRED, SIZES
 
 
@@ -84,10 +83,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "odd key/value heads": ({"num_key_value_heads": 3}, r"must be even .*, got 12 and 3\.$"),
     "heads not divisible": ({"num_key_value_heads": 8}, r"positive multiple of num_key_value_heads, got 12 and 8\.$"),
     "no heads": ({"num_attention_heads": 0}, r"num_attention_heads must be 1 or more, got 0\.$"),
-    "no key/value heads": ({"num_key_value_heads": 0}, r"num_key_value_heads, got 12 and 0\.$"),
     "width not divisible": ({"hidden_size": 100}, r"hidden_size must be a multiple .*, got 100 and 12\.$"),
     "odd head_dim": ({"head_dim": 7}, r"head_dim must be even for the rotary embedding, got 7\.$"),
-    "odd head_dim from the width": ({"hidden_size": 36}, r"head_dim must be even for the rotary embedding, got 3\.$"),
     "no head_dim": ({"head_dim": 0}, r"head_dim must be 1 or more, got 0\.$"),
     "λ_init": ({"lambda_init": "linear"}, r"lambda_init must be 'schedule' or a number, got 'linear'\.$"),
     "λ_init nan": ({"lambda_init": float("nan")}, r"lambda_init must be .* finite number, got nan\.$"),
@@ -95,17 +92,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         name: ({name: 0}, rf"{name} must be 1 or more, got 0\.$")
         for name in ("vocab_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings", "hidden_size")
     },
-    **{
-        f"{name} too large": ({name: 10**12}, rf"{name} must be at most [\d,]+, got 1000000000000\.$")
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    },
     "negative eps": ({"rms_norm_eps": -1e-5}, r"rms_norm_eps must be a finite number, 0 or more, got -1e-05\.$"),
-    "negative eps in attention": (
-        {"attention_norm_eps": -1.0},
-        r"attention_norm_eps must be a finite number, 0 or more, got -1\.0\.$",
-    ),
     "activation": ({"hidden_act": "gelu"}, r"hidden_act must be one of 'silu', 'poly_norm', got 'gelu'\.$"),
-    "eps nan": ({"rms_norm_eps": float("nan")}, r"rms_norm_eps must be .*, got nan\.$"),
     "unknown rotary type": (
         {"rope_parameters": {"rope_type": "nonsense", "rope_theta": 1e4}},
         r"rope_type.*'nonsense'",
@@ -150,5 +138,3 @@ def test_types_of_layers_can_be_set_by_loading(tmp_path: Path) -> None:
     types = ["full_attention", "sliding_attention"]
     windowed = DiffTransformerForCausalLM.from_pretrained(tmp_path, layer_types=types, sliding_window=3)
     assert windowed.config.layer_types == types
-    with pytest.raises(ValueError, match=r"sliding_window must be None, and layer_types None, got \['full_attention'"):
-        DiffTransformerForMaskedLM(DiffTransformerConfig(**SIZES, layer_types=types, sliding_window=3, is_causal=False))

@@ -4,6 +4,7 @@ The truth is one document after the other through the reference, in float64.
 """
 
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,8 @@ from transformers import DataCollatorWithFlattening, DynamicCache
 import flash_stand_in
 from diff_lab.data.batches import flattened
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.model import attends_by_document, masks, modeling
+from diff_transformer.model import attends_by_document, modeling
+from diff_transformer.model.interface_attention import attend_by_document
 from tiny_model import DIFFERENTIAL, KINDS
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -168,11 +170,11 @@ def test_a_kernel_for_several_lengths(
     query = torch.randn(1, 4, 20, 8, dtype=torch.float64)
     key, value = (torch.randn(1, 2, 20, 8, dtype=torch.float64) for _ in range(2))
     settings = (torch.tensor([0, 9, 9, 10, 20]), 0.3, is_causal, window)
-    expected = masks.attend_by_document(module, query, key, value, *settings, 10)
-    monkeypatch.setattr(masks, "_takes_several_lengths", lambda *_: True)
+    expected = attend_by_document(module, query, key, value, *settings, 10)
+    monkeypatch.setattr(sys.modules[attend_by_document.__module__], "_takes_several_lengths", lambda *_: True)
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
     for longest in (10, None):
-        check(masks.attend_by_document(module, query, key, value, *settings, longest), expected)
+        check(attend_by_document(module, query, key, value, *settings, longest), expected)
     assert calls == [10, 20]
 
 
@@ -182,7 +184,7 @@ def test_a_window_in_a_long_document(window: int, check: Any) -> None:
     module = torch.nn.Module()
     query, key, value = (torch.randn(1, 2, 403, 8, dtype=torch.float64) for _ in range(3))
     ends = torch.tensor([0, 400, 403])
-    out = masks.attend_by_document(module, query, key, value, ends, 0.3, True, window, None)
+    out = attend_by_document(module, query, key, value, ends, 0.3, True, window, None)
     mask = torch.ones(403, 403, dtype=torch.bool).tril().triu(1 - window)
     mask[400:, :400] = False
     check(out, F.scaled_dot_product_attention(query, key, value, mask, scale=0.3).transpose(1, 2))

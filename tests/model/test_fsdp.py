@@ -5,7 +5,6 @@ this file as a script.
 """
 
 import inspect
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +14,12 @@ import torch
 from accelerate.utils import FullyShardedDataParallelPlugin, fsdp2_prepare_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import distributed as transformers_distributed
 
 import ranks
 from diff_transformer import DiffTransformerForCausalLM
-from tiny_model import FORMS, has_lambda_vectors, name_of_form
+from tiny_model import FORMS, name_of_form
 
 # lab/tests/train/test_distributed.py trains with FSDP2 in `make test`.
 pytestmark = pytest.mark.all
@@ -72,8 +70,6 @@ def on_a_rank() -> None:
             models["transformers"] = load(kind, distributed_config=plan)
         for name, model in models.items():
             save_file(answers(model, rows), folder / f"{name} {kind} {rank}.safetensors")
-            units = [path for path, module in model.named_modules() if isinstance(module, FSDPModule)]
-            (folder / f"{name} {kind} units").write_text(json.dumps(units))
         if HAS_PLAN:
             models["transformers"].save_pretrained(folder / f"{kind} saved")
 
@@ -89,7 +85,11 @@ def on_a_rank() -> None:
 @pytest.fixture(scope="module")
 def spread(tmp_path_factory: pytest.TempPathFactory, make: Any) -> Path:
     """The folder in which both ranks have written what they found."""
-    return ranks.spread_models(__file__, tmp_path_factory.mktemp("ranks"), make)
+    folder = tmp_path_factory.mktemp("ranks")
+    for form in FORMS:
+        make(form).save_pretrained(folder / name_of_form(form))
+    ranks.run(__file__, folder)
+    return folder
 
 
 @pytest.mark.parametrize("sharding", ["accelerate", "transformers"])
@@ -107,20 +107,6 @@ def test_two_ranks_give_what_one_process_gives(sharding: str, kind: str, spread:
         for name, value in expected.items():
             assert value.abs().max() > 0, name
             check(of_rank[name], value)
-
-
-def test_what_becomes_a_unit(kind: str, spread: Path) -> None:
-    """By the plan, as Llama's: the embedding, each layer, the last norm, the head; accelerate adds each λ."""
-    layers = {"model.layers.0", "model.layers.1"}
-    others = {"", "model.embed_tokens", "model.norm", "lm_head"}
-    lambdas = {f"{layer}.self_attn.lam" for layer in layers} if has_lambda_vectors(kind) else set()
-    units = {
-        name: set(json.loads((spread / f"{name} {name_of_form(kind)} units").read_text()))
-        for name in ("accelerate", *(["transformers"] if HAS_PLAN else []))
-    }
-    assert units["accelerate"] >= layers | lambdas
-    if HAS_PLAN:
-        assert units["transformers"] == layers | others
 
 
 @pytest.mark.skipif(not HAS_PLAN, reason="this release of transformers has no FSDP plans")

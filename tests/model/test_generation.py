@@ -118,22 +118,3 @@ def test_speculative_decoding(kind: str, helper: str, options: dict[str, Any], m
     model.lm_head.register_forward_pre_hook(lambda _, args: calls.append(args[0].shape[1]))
     assert torch.equal(generate(model, inputs, **draft), expected)
     assert max(calls[1:]) > 1, "no draft was ever checked"
-
-
-def test_what_generate_returns(kind: str, make: Any, tokens: Any) -> None:
-    """Scores, logits, hidden states and attentions of every step, in transformers' shapes."""
-    model, inputs = make(kind, attn_implementation="eager"), tokens()
-    weights = model.model.layers[0].self_attn.o_proj.in_features // 4
-    flags = ("output_scores", "output_logits", "output_hidden_states", "output_attentions", "return_dict_in_generate")
-    for options, rows in (({}, 2), ({"num_beams": 3}, 6), ({"do_sample": True, "num_return_sequences": 2}, 4)):
-        out = generate(model, inputs, max_new_tokens=3, **dict.fromkeys(flags, True), **options)
-        assert [tuple(scores.shape) for scores in out.scores] == [(rows, 29)] * 3
-        assert [tuple(logits.shape) for logits in out.logits] == [(rows, 29)] * 3
-        for step, (states, maps) in enumerate(zip(out.hidden_states, out.attentions, strict=True)):
-            n = 9 if step == 0 else 1
-            assert [tuple(state.shape) for state in states] == [(rows, n, 24)] * 3
-            assert [tuple(layer.shape) for layer in maps] == [(rows, weights, n, 9 + step)] * 2
-        text = model.config.get_text_config()
-        for layer in out.past_key_values.layers:
-            assert layer.keys.shape == (rows, text.num_key_value_heads, 11, text.head_dim)
-            assert layer.values.shape == layer.keys.shape

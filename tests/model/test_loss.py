@@ -210,15 +210,3 @@ def test_a_head_with_a_hook_or_another_forward_is_called(make: Any, tokens: Any,
     assert calls == ["hook"] * 5 + ["forward"] * 5
     assert not is_plain_linear(nn.Linear(24, VOCABULARY, bias=False), VOCABULARY + 1)  # a part of the rows
     assert not is_plain_linear(nn.Linear(24, VOCABULARY), VOCABULARY)
-
-
-# torch's own, of what it does itself while it traces.
-@pytest.mark.all
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_compiled(make: Any, tokens: Any, check: Any) -> None:
-    torch._dynamo.reset()
-    model, inputs = make(num_hidden_layers=1), tokens()
-    truth = answers(model, model(inputs, labels=inputs, use_cache=False, chunked_loss=True).loss)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    agree(check, answers(model, compiled(inputs, labels=inputs, use_cache=False, chunked_loss=True).loss), truth)
-    torch._dynamo.reset()

@@ -84,7 +84,7 @@ def packed() -> tuple[Tensor, Tensor, Tensor]:
     return tokens, labels, torch.cat([torch.arange(int(length)) for length in lengths])[None]
 
 
-def answers(model: Any, data: tuple[Tensor, Tensor, Tensor], whole: Callable[[Tensor], Tensor], **kwargs: Any) -> Any:
+def answers(model: Any, data: tuple[Tensor, Tensor, Tensor], **kwargs: Any) -> Any:
     """The loss and every gradient."""
     tokens, labels, positions = data
     logits = model(tokens, position_ids=positions, use_cache=False, **kwargs).logits
@@ -129,7 +129,7 @@ def spread_answers(model: Any, layout: dict[str, Any]) -> dict[str, Tensor]:
         shard(model, layers, mesh["replicas", "divided"] if replicas > 1 else divided)
         row = mesh["replicas"].get_local_rank() * dp + mesh["dp"].get_local_rank()
         data = data if layout.get("documents") else tuple(x.chunk(replicas * dp)[row] for x in data)
-    result = answers(model, data, whole, **kwargs)
+    result = answers(model, data, **kwargs)
     loss = result["loss"]
     torch.distributed.all_reduce(loss)  # every rank's, those with the same rows too
     result["loss"] = loss / torch.distributed.get_world_size()
@@ -196,7 +196,7 @@ def test_ranks_give_what_one_process_gives(
             continue
         computed = load_file(file)
         window = {"sliding_window": settings["window"]} if "window" in settings else {}
-        expected = answers(make(kind, **SIZES, **window), packed() if settings.get("documents") else batch(), whole)
+        expected = answers(make(kind, **SIZES, **window), packed() if settings.get("documents") else batch())
         assert computed.keys() == expected.keys()
         largest = max(value.abs().max().item() for value in expected.values())
         for name, value in expected.items():

@@ -71,13 +71,6 @@ def test_lambda_stays_in_float32(dtype: torch.dtype, make: Any) -> None:
             assert torch.equal(servers.self_attn.lam.get_parameter(name), parameter), name
 
 
-def test_the_headwise_norm_is_left_as_it_is(make: Any) -> None:
-    """A norm of the server's would lose the factor 1 − λ_init; those of the layers it may have."""
-    layer = serve(make("diff")).ranks[0].model.layers[1]
-    assert type(layer.input_layernorm).__name__ == type(layer.post_attention_layernorm).__name__ == "ServersNorm"
-    assert layer.self_attn.head_norm.factor == pytest.approx(1 - (0.8 - 0.6 * 2.718281828459045**-0.3))
-
-
 @pytest.mark.all
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, while it compiles
 def test_a_server_compiles_the_model_once(kind: str, make: Any, check: Any) -> None:
