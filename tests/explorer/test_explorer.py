@@ -136,11 +136,7 @@ REFUSED_MAPS: list[tuple[Any, str]] = [
     ({"layer": 1}, "head must be a whole number in 1 … 4, got None"),
     ({"layer": 1, "head": 1, "first_row": 11}, "first_row must be a whole number in 0 … 10"),
 ]
-REFUSED_TOKENS: list[tuple[Any, str]] = [
-    ({"temperature": -1}, "in 0 … 10"),
-    ({"temperature": "1"}, "a number"),
-    ({"seed": -1}, "seed must be"),
-]
+REFUSED_TOKENS: list[tuple[Any, str]] = [({"temperature": -1}, "in 0 … 10"), ({"seed": -1}, "seed must be")]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from decoded_maps import decode_maps
-from diff_transformer.explorer import Example, ExploredModel, Explorer, Side, WordVocabulary, page
+from diff_transformer.explorer import Example, ExploredModel, Explorer, Side, page
 
 TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
 ANSWER = {"query": 10, "begin": 1, "end": 2}
@@ -40,12 +40,11 @@ def test_it_holds_a_run_for_each_step_of_lambda_and_for_each_token(explorer: Exp
             assert step["run"][name] == pytest.approx(expected[name], rel=1e-4)
 
 
-def test_heads_of_a_model_with_many_are_not_moved_one_by_one(make: Any) -> None:
-    sides = [
-        Side(ExploredModel(make(kind, num_attention_heads=72), kind), WordVocabulary([f"w{i}" for i in range(29)]))
-        for kind in ("diff", "softmax")
-    ]
-    recorded = data_of(page.recorded_page(Explorer(*sides, [Example("a text", "w1 w2")])))["recorded"]
+def test_heads_of_a_model_with_many_are_not_moved_one_by_one(
+    explorer: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "MOST_HEADS", 7)
+    recorded = data_of(page.recorded_page(explorer))["recorded"]
     assert sorted(recorded["left"]["moved"]) == ["1", "2", "factor"]
     assert recorded["right"]["moved"] == {}
 
@@ -53,7 +52,6 @@ def test_heads_of_a_model_with_many_are_not_moved_one_by_one(make: Any) -> None:
 def test_what_it_refuses(explorer: Explorer, make: Any) -> None:
     with pytest.raises(ValueError, match="A page needs a text"):
         page.recorded_page(Explorer(explorer.sides["left"]))
-    model = ExploredModel(make("diff", max_position_embeddings=2000), "long")
-    long = Explorer(Side(model, explorer.sides["left"].vocabulary), None, [Example("a text", "w1 " * 1500)])
+    side = Side(ExploredModel(make("diff", max_position_embeddings=1600), "long"), explorer.sides["left"].vocabulary)
     with pytest.raises(ValueError, match=r"The maps of 1,516 tokens take .* MB; give a shorter --text"):
-        page.recorded_page(long)
+        page.recorded_page(Explorer(side, examples=[Example("a text", "w1 " * 1500)]))

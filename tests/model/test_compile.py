@@ -11,6 +11,8 @@ from transformers import CompileConfig
 from full_run import short_run
 from tiny_model import KINDS
 
+each_kind = pytest.mark.parametrize("kind", short_run(KINDS, ["diff"]))
+
 
 @pytest.fixture(autouse=True)
 def _cold() -> Iterator[None]:
@@ -23,7 +25,7 @@ def _cold() -> Iterator[None]:
 # "aot_eager" traces the whole forward and backward into one graph each, through the operator's fake implementation,
 # and runs them without making machine code, which takes a minute. The operator itself is compiled in tests/ops.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while it traces
-@pytest.mark.parametrize("kind", short_run(KINDS, ["diff"]))
+@each_kind
 @pytest.mark.parametrize("given", ["nothing", "a mask", pytest.param("chunked_loss", marks=pytest.mark.all)])
 def test_forward_and_backward(given: str, kind: str, make: Any, tokens: Any, check: Any) -> None:
     model, inputs = make(kind, num_hidden_layers=1), tokens()
@@ -43,6 +45,7 @@ def test_forward_and_backward(given: str, kind: str, make: Any, tokens: Any, che
         check(parameter.grad, gradients[name], least=0.1, dtype=torch.float32)  # the loss upcasts to float32
 
 
+@each_kind
 def test_generate_compiles_one_step(kind: str, make: Any, tokens: Any) -> None:
     """As ``generate`` does on a GPU by itself: the same text, one graph, also for a second and shorter text."""
     model, inputs = make(kind, num_hidden_layers=1), tokens(batch=3)

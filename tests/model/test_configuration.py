@@ -85,7 +85,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no heads": ({"num_attention_heads": 0}, r"num_attention_heads must be 1 or more, got 0\.$"),
     "width not divisible": ({"hidden_size": 100}, r"hidden_size must be a multiple .*, got 100 and 12\.$"),
     "odd head_dim": ({"head_dim": 7}, r"head_dim must be even for the rotary embedding, got 7\.$"),
-    "no head_dim": ({"head_dim": 0}, r"head_dim must be 1 or more, got 0\.$"),
     "λ_init": ({"lambda_init": "linear"}, r"lambda_init must be 'schedule' or a number, got 'linear'\.$"),
     "λ_init nan": ({"lambda_init": float("nan")}, r"lambda_init must be .* finite number, got nan\.$"),
     **{
@@ -116,7 +115,6 @@ def test_odd_heads_are_fine_for_the_second_version() -> None:
 @pytest.mark.parametrize(
     ("set_afterwards", "message"),
     [
-        ({"sliding_window": 1}, "sliding_window must be 2 or more"),
         ({"attention_type": "softmx"}, "attention_type must be one of .*, got 'softmx'"),
         ({"sliding_window": 0}, "sliding_window must be 2 or more, or None for no window, got 0"),
         ({"layer_types": ["full_attention"]}, "layer_types must name .* for each of 2 layers"),

@@ -44,7 +44,6 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "FSDP2": {"dp": 2},
         "TP": {"tp": 2},
         "TP with sequence parallelism": {"tp": 2, "sequence": True},
-        "TP, compiled layers": {"tp": 2, "sequence": True, "compiled": True},
         "CP": {"cp": 2},
         "CP, documents": {"cp": 2, "documents": True},
         "CP, window": {"cp": 2, "window": 3},
@@ -55,6 +54,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "FSDP2 and TP with sequence parallelism": {"dp": 2, "tp": 2, "sequence": True},
         "TP and CP, documents": {"cp": 2, "tp": 2, "sequence": True, "documents": True},
         "FSDP2 and CP, documents": {"dp": 2, "cp": 2, "documents": True},
+        "FSDP2 and TP, compiled layers": {"dp": 2, "tp": 2, "sequence": True, "compiled": True},
         "CP 4, documents": {"cp": 4, "documents": True},
     },
 }
