@@ -161,7 +161,7 @@ def test_a_wrong_graph_is_refused_and_not_left(
     altered = SimpleNamespace(save=lambda file, external_data: onnx.save(proto, file))
     monkeypatch.setattr(exporting, "_trace", lambda model: altered)
     with pytest.raises(ValueError, match=r"results differ from the model's: they are off by"):
-        exporting.export_graph(exported.model, tmp_path / "model.onnx")
+        exporting.export_onnx(exported.model, None, tmp_path / "shared", card="")
     assert not list(tmp_path.iterdir())
 
 
