@@ -17,6 +17,16 @@ from transformers import TrainerCallback, TrainingArguments
 from diff_transformer import DiffTransformerForCausalLM
 from tiny_model import check_rounding
 
+# Of a trainer's arguments.
+QUIET_ON_CPU: dict[str, Any] = {
+    "use_cpu": True,
+    "lr_scheduler_type": "constant",
+    "logging_steps": 1,
+    "report_to": [],
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+    "seed": 0,
+}
 Document = tuple[Tensor, Tensor]  # tokens and labels, (N,) both
 Gradients = dict[str, Tensor]
 

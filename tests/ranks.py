@@ -11,17 +11,14 @@ import runpy
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 import forked
-from tiny_model import FORMS, name_of_form
 
 RANKS = 2
 SECONDS = 300  # a machine may be busy with other tests
@@ -93,14 +90,6 @@ def _run_module(module: str, arguments: list[str]) -> None:
     torch.set_num_threads(1)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-def spread_models(script: str, folder: Path, make: Callable[[str], Any], count: int = RANKS) -> Path:
-    """Save a model of each kind for the ranks to load, run them, and return the folder in which all is."""
-    for form in FORMS:
-        make(form).save_pretrained(folder / name_of_form(form))
-    run(script, folder, count)
-    return folder
 
 
 def check_saved_alike(folder: Path, kind: str) -> None:

@@ -1,12 +1,16 @@
 """Sizes of a tiny model, and how far apart two of its answers may be."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, StaticCache
 
 from diff_transformer.attention_types import ATTENTION_TYPES
+from diff_transformer.nn.layers import draw_normal
 from diff_transformer.ops.flex import _cpu_has_vectors
 
 needs_vectors = pytest.mark.skipif(
@@ -42,6 +46,12 @@ FORMS = (*KINDS, *map(TokenLambda, _CHOOSE))
 LAST_FORMS = tuple(TokenLambda(name) if name in _CHOOSE else name for name in KINDS)
 # Those that subtract a second map.
 DIFFERENTIAL = tuple(name for name in KINDS if ATTENTION_TYPES[name].differential)
+IMPLEMENTATIONS = ("diff_attention", "diff_attention_reference", "diff_attention_sdpa", "sdpa", "eager")
+# transformers' eager attention takes the softmax in float32, even of float64.
+COMPUTES_IN = {"eager": torch.float32}
+CACHES: dict[str, Callable[..., Cache]] = {"dynamic": DynamicCache, "static": partial(StaticCache, max_cache_len=16)}
+# Options of the attention.
+OPTIONS: dict[str, Any] = {"attention_bias": True, "qk_norm": True, "output_gate": True}
 SIZES: dict[str, Any] = {
     "vocab_size": 29,
     "hidden_size": 24,
@@ -62,6 +72,20 @@ def sizes_for(kind: str, **config: Any) -> dict[str, Any]:
         kv_heads = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
         sizes["num_noise_heads"] = max(SIZES["num_noise_heads"], kv_heads // 2)
     return sizes
+
+
+def sharpen(model: nn.Module) -> None:
+    """Make attention peaked and give every parameter a value that shows where it went."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # In float64, where torch's draws do not depend on the processor.
+            if parameter.dim() == 2:
+                gain = 2.0 if name.endswith(("q_proj.weight", "k_proj.weight", "lm_head.weight")) else 1.0
+                draw_normal(parameter, gain if "embed" in name else gain * parameter.shape[1] ** -0.5)
+            elif ".lam." in name or "lambda_" in name:
+                draw_normal(parameter, 0.6)
+            else:
+                parameter.copy_(torch.rand(parameter.shape, dtype=torch.float64) + 0.5)
 
 
 # How many eps of its dtype an answer may be off, relative to the largest entry. Logits of the attention reach about 20:

@@ -51,25 +51,10 @@ def test_a_file_error_is_one_line_whoever_raised_it(capsys: pytest.CaptureFixtur
     assert (code, text) == (2, "error: [Errno 2] No such file or directory: '/nowhere/at all'\n")
 
 
-@pytest.mark.parametrize(
-    "bug",
-    [
-        lambda: int("three"),
-        lambda: __import__("no_such_module"),
-        lambda: 1 / 0,
-        lambda: (_ for _ in ()).throw(BrokenPipeError()),
-    ],
-)
+@pytest.mark.parametrize("bug", [lambda: int("three"), lambda: __import__("no_such_module")])
 def test_a_bug_is_not_dressed_up_as_bad_input(bug: Callable[[], None]) -> None:
-    with pytest.raises((ValueError, ModuleNotFoundError, ZeroDivisionError, BrokenPipeError)):
+    with pytest.raises((ValueError, ModuleNotFoundError)):
         with_plain_errors(bug)()
-
-
-def test_a_letter_that_stdout_cannot_show_is_no_error() -> None:
-    lines = ["import sys; sys.argv[1:] = ['--version']", "from diff_transformer.cli import main"]
-    lines += ["try:\n    main()", "finally:\n    print('λ')"]
-    result = python("\n".join(lines), PYTHONIOENCODING="ascii")
-    assert (result.returncode, result.stdout) == (0, f"diff-transformer {__version__}\n?\n")
 
 
 @pytest.mark.all
@@ -91,21 +76,6 @@ def test_a_mistyped_command_is_answered_with_the_nearest() -> None:
 def test_a_command_that_has_moved_is_answered_with_where_it_went(command: str) -> None:
     fails(invoke(command, "tiny"), f"is `diff-lab {command}` now, which `pip install . ./lab` in a checkout")
     assert command in lab_app.COMMANDS
-
-
-def test_a_command_that_is_gone_is_answered_with_what_to_use() -> None:
-    fails(invoke("watch", "runs/tiny"), "There is no command `watch` any more", "`tensorboard --logdir RUN`")
-    fails(CliRunner().invoke(lab_app.app, ["watch", "runs/tiny"]), "`tensorboard --logdir RUN`", "See diff-lab --help.")
-
-
-def test_training_under_a_launcher_says_where_it_went() -> None:
-    command = [sys.executable, "-m", "diff_transformer.train", "tiny", "train.steps=3"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 1
-    assert "pip install . ./lab" in result.stderr
-    assert result.stderr.endswith("python -m diff_lab.train tiny train.steps=3\n")
-    with pytest.raises(ModuleNotFoundError, match="is diff_lab"):
-        import diff_transformer.train  # noqa: F401
 
 
 @pytest.mark.parametrize(
@@ -183,7 +153,8 @@ def test_every_command_of_the_table_exists_and_its_help_wraps(program: str) -> N
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_module_runs_as_the_script_does(program: str) -> None:
-    command = [sys.executable, "-m", str(PROGRAMS[program].__package__), "--version"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (result.returncode, result.stdout) == (0, f"{program} {__version__}\n")
+def test_the_module_runs_as_the_script_does_and_a_letter_that_stdout_cannot_show_is_no_error(program: str) -> None:
+    code = f"import runpy, sys; sys.argv[1:] = ['--version']; name = {PROGRAMS[program].__package__!r}"
+    code += "\ntry:\n    runpy.run_module(name, run_name='__main__', alter_sys=True)\nfinally:\n    print('λ')"
+    result = python(code, PYTHONIOENCODING="ascii")
+    assert (result.returncode, result.stdout) == (0, f"{program} {__version__}\n?\n")

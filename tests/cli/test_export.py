@@ -119,8 +119,8 @@ def test_onnx(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
 def test_bad_input_is_said_before_anything_is_done(
     run: Run, text_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new = tmp_path / "new"
-    monkeypatch.setattr("diff_transformer.cli.checkpoints.load_model", None)  # would be called, and fail
+    new, text_run = tmp_path / "new", shutil.copytree(text_run, tmp_path / "run")
+    (text_run / "model" / "model.safetensors").write_bytes(b"no weights")  # which would be said
     fails(run("export", text_run, text_run), "exists already; name a folder that does not")
     fails(run("export", tmp_path / "nowhere", new), "does not exist")
     fails(run("export", text_run, new, "--dtype", "int8"), "--dtype", "'float32', 'bfloat16'")

@@ -1,4 +1,4 @@
-"""A Llama becomes a "dex" that computes the same to the last bit, and what was trained folds back into a Llama."""
+"""A Llama becomes a "dex" or a DIFF V2 that computes the same; what was trained as "dex" folds back into a Llama."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer import DiffTransformerForCausalLM, attention_maps
 from diff_transformer.convert import convert_from, convert_to
 from diff_transformer.nn import AnnealedLambda, DexCorrection
 
@@ -27,6 +27,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"num_key_value_heads": 8},
     {"hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 3},
 )
+V2_SHAPES = ({}, {"num_key_value_heads": 2}, {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": None})
 
 
 def trained(folder: Path, progress: float) -> None:
@@ -143,3 +144,45 @@ def test_bad_choices(theirs: Folder, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"can become 'softmax' or 'diff_v2' or 'dex', not 'diff'\.$"):
         convert_from("llama", source, target, attention_type="diff")
     assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "shape", [{}, {"num_key_value_heads": 2}, {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": None}]
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_diff_v2_begins_with_the_logits_of_its_source(
+    shape: dict[str, int], tied: bool, theirs: Folder, logits: Logits, check: Check, tmp_path: Path
+) -> None:
+    source = theirs(LlamaForCausalLM, tie_word_embeddings=tied, **shape)
+    assert convert_from("llama", source, tmp_path / "new", attention_type="diff_v2").attention_type == "diff_v2"
+    check(logits(tmp_path / "new"), logits(source, LlamaForCausalLM))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_nothing_is_rounded_on_the_way_to_diff_v2(dtype: torch.dtype, theirs: Folder, tmp_path: Path) -> None:
+    source = theirs(LlamaForCausalLM)
+    old = {key: x.to(dtype) for key, x in load_file(source / "model.safetensors").items()}
+    save_file(old, source / "model.safetensors", {"format": "pt"})
+    convert_from("llama", source, tmp_path / "new", attention_type="diff_v2")
+    new = load_file(tmp_path / "new/model.safetensors")
+    assert {x.dtype for x in new.values()} == {dtype}
+    prefix = "model.layers.1.self_attn."
+    assert torch.equal(new[prefix + "o_proj.weight"] / 2, old[prefix + "o_proj.weight"])
+    assert not new[prefix + "lambda_proj.weight"].any()
+    for query in new[prefix + "q_proj.weight"].unflatten(0, (8, 2, 4)).unbind(1):
+        assert torch.equal(query.flatten(0, 1), old[prefix + "q_proj.weight"])
+
+
+def test_gradients_part_the_equal_maps_from_the_first_step(theirs: Folder, tokens: Tensor, tmp_path: Path) -> None:
+    """The queries' gradients are 1 : −½, and that of W_λ is not 0."""
+    convert_from("llama", theirs(LlamaForCausalLM), tmp_path / "new", attention_type="diff_v2")
+    model = DiffTransformerForCausalLM.from_pretrained(tmp_path / "new")
+    for maps in attention_maps(model, tokens):
+        assert torch.equal(maps.first, maps.second)
+        assert torch.equal(maps.difference, maps.first / 2)
+    model(tokens, labels=tokens).loss.backward()
+    for layer in model.model.layers:
+        first, second = layer.self_attn.q_proj.weight.grad.unflatten(0, (8, 2, 4)).unbind(1)
+        assert first.abs().max() > 1e-4
+        torch.testing.assert_close(second, -first / 2, rtol=1e-3, atol=1e-6)
+        assert layer.self_attn.lambda_proj.weight.grad.abs().max() > 1e-5

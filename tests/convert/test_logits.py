@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import DiffLlamaForCausalLM, LlamaForCausalLM
+from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.convert import convert_from, convert_to
+from diff_transformer.convert import as_our_model, convert_from, convert_to
+from tiny_model import SIZES
 
 SHAPES = (  # groups of two queries, of four, none, one pair of wide heads
     {},
@@ -143,3 +144,32 @@ def test_to_the_authors(
     source = ours(kind, **shape, rope_parameters={"rope_type": "default", "rope_theta": 70.0}, lambda_init_offset=2)
     convert_to(layout, source, tmp_path / "new")
     check(authors_logits(tmp_path / "new"), logits(source))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_diffllama_in_memory(tied: bool, dtype: torch.dtype, tokens: Tensor) -> None:
+    """It computes the same in the same dtype, from copied weights; settings of generation and random state stay."""
+    config = DiffLlamaConfig(**SIZES, attention_dropout=0.0, tie_word_embeddings=tied)
+    theirs = DiffLlamaForCausalLM(config).to(dtype).eval()
+    theirs.generation_config.update(eos_token_id=[2, 5], do_sample=True)
+    before = torch.get_rng_state()
+    ours = as_our_model(theirs)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert ours.generation_config.to_dict() == theirs.generation_config.to_dict()
+    assert not ours.training
+    assert ours.lm_head.weight.dtype == dtype
+    expected, answer = theirs(tokens).logits.double(), ours(tokens).logits.double()
+    # DiffLlama's λ is in float32, or in the dtype of the model where that is narrower.
+    torch.testing.assert_close(answer, expected, rtol=0, atol=1e-6 if dtype == torch.float64 else 0.02)
+    with torch.no_grad():
+        ours.lm_head.weight.zero_()
+    assert torch.equal(theirs(tokens).logits.double(), expected)
+
+
+def test_another_model_in_memory_is_refused() -> None:
+    with pytest.raises(ValueError, match="Only a DiffLlama is converted without a folder, got LlamaForCausalLM"):
+        as_our_model(LlamaForCausalLM(LlamaConfig(**SIZES)))
+    biased = DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES, attention_dropout=0.0, attention_bias=True))
+    with pytest.raises(ValueError, match="attention_bias must be False"):
+        as_our_model(biased)

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.convert import convert_from, convert_to
 from diff_transformer.convert.layout_tables import read_motif
+from layers_by_hand import decoder_logits, lambda_of, one_map, rms, save_checkpoint, turned
 
 VOCABULARY = 29
 SETTINGS: dict[str, Any] = {
@@ -65,60 +65,27 @@ def motif(tmp_path: Path) -> Save:
 
     def save(**given: Any) -> Path:
         settings = {**SETTINGS, **given}
-        width, inner, d = settings["hidden_size"], settings["intermediate_size"], head_dim_of(settings)
+        width, d = settings["hidden_size"], head_dim_of(settings)
         heads, kv_heads = settings["num_attention_heads"], settings["num_key_value_heads"]
         signal = heads - settings.get("num_noise_heads", heads // 2)
-        matrices = {
-            "self_attn.q_proj": (heads * d, width, 2.0),
-            "self_attn.k_proj": (kv_heads * d, width, 2.0),
-            "self_attn.v_proj": (kv_heads * d, width, 1.0),
-            "self_attn.o_proj": (width, signal * 2 * d, 1.0),
-            "mlp.gate_proj": (inner, width, 1.0),
-            "mlp.up_proj": (inner, width, 1.0),
-            "mlp.down_proj": (width, inner, 1.0),
+        of_layer: dict[str, Any] = {
+            "self_attn.q_proj.weight": (heads * d, width, 2.0),
+            "self_attn.k_proj.weight": (kv_heads * d, width, 2.0),
+            "self_attn.v_proj.weight": (kv_heads * d, width, 1.0),
+            "self_attn.o_proj.weight": (width, signal * 2 * d, 1.0),
+            "self_attn.subln.weight": 2 * d,
+            "mlp.act_fn.weight": 3,
+            "mlp.act_fn.bias": 1,
+            **{f"self_attn.lambda_{name}": d for name in ("q1", "k1", "q2", "k2")},
         }
-        norms = {"input_layernorm": width, "post_attention_layernorm": width, "self_attn.subln": 2 * d, "mlp.act_fn": 3}
-        weights = {
-            "model.embed_tokens.weight": torch.randn(VOCABULARY, width),
-            "model.norm.weight": torch.rand(width) + 0.5,
-        }
-        if not settings["tie_word_embeddings"]:
-            weights["lm_head.weight"] = torch.randn(VOCABULARY, width) * 2 * width**-0.5
-        for layer in range(settings["num_hidden_layers"]):
-            prefix = f"model.layers.{layer}."
-            for name, (rows, columns, gain) in matrices.items():
-                weights[f"{prefix}{name}.weight"] = torch.randn(rows, columns) * gain * columns**-0.5
-            weights |= {f"{prefix}{name}.weight": torch.rand(size) + 0.5 for name, size in norms.items()}
-            weights[f"{prefix}mlp.act_fn.bias"] = torch.rand(1) + 0.5
-            for name in ("q1", "k1", "q2", "k2"):
-                weights[f"{prefix}self_attn.lambda_{name}"] = torch.randn(d) * 0.8 * d**-0.25
-        (tmp_path / "theirs").mkdir()
-        save_file(weights, tmp_path / "theirs/model.safetensors")
-        (tmp_path / "theirs/config.json").write_text(json.dumps(settings), encoding="utf-8")
-        return tmp_path / "theirs"
+        return save_checkpoint(tmp_path / "theirs", settings, of_layer, settings["tie_word_embeddings"])
 
     return save
 
 
-def normed(x: Tensor, weight: Tensor | float, eps: float) -> Tensor:
-    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
-
-
-def poly_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return sum(w * normed(x**power, 1.0, 1e-6) for w, power in zip(weight, (3, 2, 1), strict=True)) + bias
-
-
-def turned(x: Tensor, theta: float) -> Tensor:
-    """One head (B, N, d): channels i and i + d/2 are a complex number, turned by the angle n·θ^(−2i/d)."""
-    half = x.shape[-1] // 2
-    angles = torch.arange(x.shape[1])[:, None] * theta ** (-torch.arange(half) / half)
-    z = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat((z.real, z.imag), -1)
-
-
-def causal_map(q: Tensor, k: Tensor) -> Tensor:
-    scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
-    return scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), float("-inf")).softmax(-1)
+def poly_norm(x: Tensor, w: Mapping[str, Tensor]) -> Tensor:
+    terms = [scale * rms(x**power, 1.0, 1e-6) for scale, power in zip(w["mlp.act_fn.weight"], (3, 2, 1), strict=True)]
+    return sum(terms, w["mlp.act_fn.bias"])
 
 
 def attention(x: Tensor, w: Mapping[str, Tensor], settings: Mapping[str, Any], layer: int) -> Tensor:
@@ -128,41 +95,20 @@ def attention(x: Tensor, w: Mapping[str, Tensor], settings: Mapping[str, Any], l
     ratio = heads // groups - 1
 
     def head(name: str, number: int) -> Tensor:
-        return x @ w[f"{name}_proj.weight"][number * d : (number + 1) * d].T
+        part = x @ w[f"{name}_proj.weight"][number * d : (number + 1) * d].T
+        return part if name == "v" else turned(part, theta, interleaved=False)
 
     init = 0.8 - 0.6 * math.exp(-0.3 * (layer - 1))
-    lam = (w["lambda_q1"] @ w["lambda_k1"]).exp() - (w["lambda_q2"] @ w["lambda_k2"]).exp() + init
     out = []
     for group in range(groups):
         pair = group // (groups // pairs)
-        k1, k2 = (turned(head("k", 2 * pair + i), theta) for i in range(2))
         values = torch.cat((head("v", 2 * pair), head("v", 2 * pair + 1)), -1)
-        noise = causal_map(turned(head("q", group * (ratio + 1) + ratio), theta), k2)
+        noise = one_map(head("q", group * (ratio + 1) + ratio), head("k", 2 * pair + 1))
         for i in range(ratio):
-            signal = causal_map(turned(head("q", group * (ratio + 1) + i), theta), k1)
-            mixed = (signal - lam * noise) @ values
-            out.append(normed(mixed, w["subln.weight"], settings["attn_rms_norm_eps"]) * (1 - init))
+            signal = one_map(head("q", group * (ratio + 1) + i), head("k", 2 * pair))
+            mixed = (signal - lambda_of(w, init) * noise) @ values
+            out.append(rms(mixed, w["subln.weight"], settings["attn_rms_norm_eps"]) * (1 - init))
     return torch.cat(out, -1) @ w["o_proj.weight"].T
-
-
-def part_of(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): x for key, x in weights.items() if key.startswith(prefix)}
-
-
-def forward(folder: Path, tokens: Tensor) -> Tensor:
-    """The logits of the model in a folder in Motif's layout."""
-    weights = load_file(folder / "model.safetensors")
-    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    eps = settings["rms_norm_eps"]
-    x = weights["model.embed_tokens.weight"][tokens]
-    for layer in range(settings["num_hidden_layers"]):
-        w = part_of(weights, f"model.layers.{layer}.")
-        x = x + attention(normed(x, w["input_layernorm.weight"], eps), part_of(w, "self_attn."), settings, layer)
-        y = normed(x, w["post_attention_layernorm.weight"], eps)
-        gate = poly_norm(y @ w["mlp.gate_proj.weight"].T, w["mlp.act_fn.weight"], w["mlp.act_fn.bias"])
-        x = x + (gate * (y @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T
-    head = weights["model.embed_tokens.weight" if settings["tie_word_embeddings"] else "lm_head.weight"]
-    return normed(x, weights["model.norm.weight"], eps) @ head.T
 
 
 @pytest.mark.parametrize(
@@ -173,7 +119,7 @@ def test_from_motif(
 ) -> None:
     source = motif(**settings)
     convert_from(layout, source, tmp_path / "new")
-    check(logits(tmp_path / "new"), forward(source, tokens))
+    check(logits(tmp_path / "new"), decoder_logits(source, tokens, attention, poly_norm))
     config = DiffTransformerForCausalLM.from_pretrained(tmp_path / "new").config
     assert config.attention_type == ("diff_grouped" if layout == "motif-2" else "diff")
     assert (config.rms_norm_eps, config.norm_eps_in_attention, config.lambda_init_offset) == (1e-2, 1e-3, -1)
@@ -199,7 +145,7 @@ def test_to_motif(
     more = {"hidden_act": "poly_norm", "lambda_init_offset": -1, "attention_norm_eps": 1e-2}
     source = ours(kind, **{**config, "head_dim": 4}, **more)
     convert_to(layout, source, tmp_path / "new")
-    check(forward(tmp_path / "new", tokens), logits(source))
+    check(decoder_logits(tmp_path / "new", tokens, attention, poly_norm), logits(source))
     settings = json.loads((tmp_path / "new/config.json").read_text(encoding="utf-8"))
     assert (settings["model_type"], settings["architectures"]) == ("Motif", ["MotifForCausalLM"])
 
@@ -242,26 +188,3 @@ def test_settings_as_later_releases_of_transformers_write_them() -> None:
     new["rope_parameters"] = {"rope_type": "default", "rope_theta": SETTINGS["rope_theta"]}
     first, second = (read_motif(settings, "diff_grouped") for settings in (old, new))
     assert first.to_dict() == second.to_dict()
-
-
-@pytest.mark.parametrize(
-    ("kind", "layout", "config", "pattern"),
-    [
-        ("diff", "motif", {}, "hidden_act must be 'poly_norm'"),
-        ("diff", "motif", {"hidden_act": "poly_norm"}, "cannot hold lambda_init_offset 0"),
-        ("diff", "motif-2", {}, "one kind of attention, our 'diff_grouped'"),
-        ("diff_grouped", "motif", {"num_noise_heads": 2}, "one kind of attention, our 'diff'"),
-        (
-            "diff_grouped",
-            "motif-2",
-            {"num_noise_heads": 2, "hidden_act": "poly_norm", "token_lambda": True, "lambda_init_offset": -1},
-            "cannot hold token_lambda True",
-        ),
-    ],
-)
-def test_models_that_motif_cannot_hold(
-    kind: str, layout: str, config: dict[str, Any], pattern: str, ours: Any, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=pattern):
-        convert_to(layout, ours(kind, **config), tmp_path / "new")
-    assert not (tmp_path / "new").exists()

@@ -4,6 +4,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.convert import shared_folder as exporting
-from tiny_model import PAIRED, SIZES
+from tiny_model import PAIRED, SIZES, sharpen
 
 pytestmark = pytest.mark.all
 
@@ -36,36 +37,22 @@ class Exported(NamedTuple):
     kind: str
     model: Any
     file: Path
-    program: Any
     session: Any
 
 
 # Each export takes 13 s of a processor.
-@pytest.fixture(
-    scope="module", params=["diff", *(pytest.param(kind, marks=pytest.mark.all) for kind in KINDS if kind != "diff")]
-)
+@pytest.fixture(scope="module", params=KINDS)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
     torch.manual_seed(3)
     config = DiffTransformerConfig(attention_type=request.param, **SIZES, **KINDS[request.param])
     model = DiffTransformerForCausalLM(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            # Peaked attention, and norms and λ that are far from where they start.
-            parameter.normal_(
-                1.0 if "norm" in name else 0.0, 0.4 if parameter.dim() == 1 else parameter.shape[1] ** -0.5
-            )
-            if name.endswith(("q_proj.weight", "k_proj.weight", "lm_head.weight")):
-                parameter.mul_(2)
+    sharpen(model)
     file = tmp_path_factory.mktemp(request.param) / "model.onnx"
-    programs = []
-    with pytest.MonkeyPatch.context() as patch:
-        trace = exporting._trace
-        patch.setattr(exporting, "_trace", lambda model: programs.append(trace(model)) or programs[0])
-        exporting.export_graph(model, file)
+    exporting.export_graph(model, file)
     assert model.config._attn_implementation == "diff_attention"
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    yield Exported(request.param, model, file, programs[0], session)
+    yield Exported(request.param, model, file, session)
     model.set_attn_implementation("diff_attention")
 
 
@@ -162,40 +149,29 @@ def test_greedy_generation_equals_generate(exported: Exported) -> None:
     assert len(set(expected[0, 6:].tolist())) > 3  # not one token over and over
 
 
-class Altered:
-    """A program whose graph has another number in one of its weights."""
-
-    def __init__(self, file: Path, change: float) -> None:
-        self.proto, self.change = onnx.load(file), change
-
-    def save(self, file: Path, external_data: bool) -> None:
-        weight = max(self.proto.graph.initializer, key=lambda tensor: len(tensor.raw_data))
-        numbers = onnx.numpy_helper.to_array(weight).copy()
-        numbers *= 1 + self.change
-        weight.CopyFrom(onnx.numpy_helper.from_array(numbers, weight.name))
-        onnx.save(self.proto, file)
-
-
 @pytest.mark.parametrize("change", [1e-3, float("nan")])
 def test_a_wrong_graph_is_refused_and_not_left(
     exported: Exported, change: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporting, "_trace", lambda model: Altered(exported.file, change))
+    """One with other numbers in its largest weight."""
+    proto = onnx.load(exported.file)
+    weight = max(proto.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    numbers = onnx.numpy_helper.to_array(weight) * np.float32(1 + change)
+    weight.CopyFrom(onnx.numpy_helper.from_array(numbers, weight.name))
+    altered = SimpleNamespace(save=lambda file, external_data: onnx.save(proto, file))
+    monkeypatch.setattr(exporting, "_trace", lambda model: altered)
     with pytest.raises(ValueError, match=r"results differ from the model's: they are off by"):
-        exporting.export_graph(exported.model, tmp_path / "model.onnx")
+        exporting.export_onnx(exported.model, None, tmp_path / "shared", card="")
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(exporting, "_trace", lambda model: Altered(exported.file, 0.0))
-    exporting.export_graph(exported.model, tmp_path / "model.onnx")
 
 
-def test_weights_beside_a_large_graph(exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_beside_a_large_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "LARGEST_IN_ONE_FILE", 0)
-    monkeypatch.setattr(exporting, "_trace", lambda model: exported.program)
-    exporting.export_graph(exported.model, tmp_path / "model.onnx")
+    model = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES)).eval()
+    exporting.export_graph(model, tmp_path / "model.onnx")
     sizes = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
     assert sizes.keys() == {"model.onnx", "model.onnx.data"}
-    parameters = sum(parameter.numel() for parameter in exported.model.parameters())
-    assert sizes["model.onnx.data"] > 0.9 * 4 * parameters
+    assert sizes["model.onnx.data"] > 0.9 * 4 * sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_an_embedding_whose_angles_depend_on_the_length_is_refused(tmp_path: Path) -> None:

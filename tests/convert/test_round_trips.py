@@ -103,7 +103,7 @@ def same_bits(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS_BOTH_WAYS, ids=lambda layout: layout.name)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_no_bit_changes(layout: Layout, data: st.DataObject) -> None:
     config = data.draw(configs(layout))

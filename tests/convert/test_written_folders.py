@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import DiffLlamaForCausalLM
 
@@ -99,19 +97,3 @@ def test_somebody_else_made_the_folder_meanwhile(source: Path, tmp_path: Path) -
     with pytest.raises(FileExistsError, match="exists already"):
         convert(source, tmp_path / "new", progress=progress)
     assert not any((tmp_path / "new").iterdir())
-
-
-def test_a_dtype_for_each_tensor_is_kept(
-    source: Path, tmp_path: Path, tensors: Callable[..., dict[str, Tensor]]
-) -> None:
-    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-    mixed = {key: x.to(dtypes[index % 4]) for index, (key, x) in enumerate(sorted(tensors(source).items()))}
-    for file in source.glob("model*"):
-        file.unlink()
-    save_file(mixed, source / "model.safetensors")
-    convert(source, tmp_path / "new")
-    new = tensors(tmp_path / "new")
-    for key in ("mlp.up_proj.weight", "self_attn.q_proj.weight", "input_layernorm.weight"):
-        for layer in range(3):
-            name = f"model.layers.{layer}.{key}"
-            assert new[name].dtype == mixed[name].dtype

@@ -7,16 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torchao.quantization import Int8WeightOnlyConfig
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from diff_transformer import DiffTransformerForCausalLM
 from tiny_model import PAIRED
-
-# transformers has renamed what PEFT asks a model for.
-pytestmark = pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning")
 
 
 def rounded(model: DiffTransformerForCausalLM, int8: Any) -> DiffTransformerForCausalLM:
@@ -75,30 +71,3 @@ def test_a_checkpoint_loads_in_int8(
         assert not torch.equal(answer, plain)
     written = loaded.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=5, do_sample=False)
     assert written.shape == (2, 14)
-
-
-def test_an_int8_model_is_saved_and_loaded_as_it_is(kind: str, make: Any, tokens: Any, tmp_path: Path) -> None:
-    make(kind).save_pretrained(tmp_path / "whole")
-    loaded = load(tmp_path / "whole")
-    loaded.save_pretrained(tmp_path / "int8")
-    assert not list((tmp_path / "int8").glob("*.bin"))
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "int8")
-    assert quantised(again) == quantised(loaded)
-    inputs = tokens()
-    with torch.no_grad():
-        assert torch.equal(again(inputs).logits, loaded(inputs).logits)
-
-
-def test_adapters_train_on_int8_weights(kind: str, make: Any, tokens: Any, train: Any, tmp_path: Path) -> None:
-    """Small adapters in float32 over weights that are rounded and stay as they are."""
-    make(kind).save_pretrained(tmp_path)
-    base = load(tmp_path)
-    inputs = tokens()
-    with torch.no_grad():
-        before = base(inputs).logits
-    projections = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    model = get_peft_model(base, LoraConfig(r=2, task_type="CAUSAL_LM", target_modules=projections))
-    losses = train(model, inputs)
-    assert losses[-1] < losses[0] - 0.05
-    with torch.no_grad(), model.disable_adapter():
-        assert torch.equal(model(inputs).logits, before)

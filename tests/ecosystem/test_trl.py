@@ -18,7 +18,7 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTr
 
 from diff_lab.data import byte_tokenizer
 from diff_transformer import DiffTransformerForCausalLM
-from loss_weighting import GradientRecorder, check_step, check_weights, exact_step
+from loss_weighting import QUIET_ON_CPU, GradientRecorder, check_step, check_weights, exact_step
 
 disable_progress_bars()
 
@@ -26,40 +26,25 @@ disable_progress_bars()
 pytestmark = pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning")
 
 TEXTS = ["the cat sat on a mat", "a dog", "to be, or not to be", "x", "λ", "noise is what both maps have in common"]
-IMPLEMENTATIONS = ("diff_attention", "eager", "sdpa")
-QUIET_ON_CPU: dict[str, Any] = {
-    "use_cpu": True,
-    "bf16": False,
-    "report_to": [],
-    "disable_tqdm": True,
-    "save_strategy": "no",
-    "dataloader_pin_memory": False,
-}
+QUIET: dict[str, Any] = {**QUIET_ON_CPU, "bf16": False, "save_strategy": "no", "gradient_checkpointing": False}
 LORA = {"r": 2, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 
 
 def trainer_of(
     model: DiffTransformerForCausalLM, folder: Path, data: dict[str, list[str]], **settings: Any
 ) -> SFTTrainer:
-    peft_config, evaluated = settings.pop("peft_config", None), settings.pop("evaluated", None)
+    peft_config = settings.pop("peft_config", None)
     defaults: dict[str, Any] = {
         "max_steps": 4,
         "learning_rate": 0.03,
-        "lr_scheduler_type": "constant",
         "per_device_train_batch_size": 2,
         "max_length": 48,
-        "gradient_checkpointing": False,
-        "logging_steps": 1,
     }
-    arguments = SFTConfig(
-        output_dir=str(folder),
-        **{**QUIET_ON_CPU, **defaults, **settings},
-    )
+    arguments = SFTConfig(output_dir=str(folder), **{**QUIET, **defaults, **settings})
     return SFTTrainer(
         model=model,
         args=arguments,
         train_dataset=Dataset.from_dict(data),
-        eval_dataset=Dataset.from_dict(evaluated) if evaluated is not None else None,
         processing_class=byte_tokenizer(),
         peft_config=peft_config,
     )
@@ -105,10 +90,9 @@ def test_it_trains(kind: str, packing: bool, peft: bool, make: Any, tmp_path: Pa
             assert torch.equal(parameter, old) == peft, name
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", ["diff_attention", "sdpa"])
 def test_packed_documents_do_not_see_each_other(kind: str, implementation: str, make: Any, tmp_path: Path) -> None:
     model = make(kind, attn_implementation=implementation)
-    assert model.config._attn_implementation == implementation
     trainer = trainer_of(model, tmp_path, {"text": TEXTS}, packing=True, per_device_train_batch_size=3)
     batch = next(iter(trainer.get_train_dataloader()))
     assert len(documents(batch)) == len(TEXTS)
@@ -119,10 +103,6 @@ def test_packed_documents_do_not_see_each_other(kind: str, implementation: str, 
     with torch.no_grad():
         for given in (batch, by_positions):
             assert trainer.compute_loss(model, dict(given)).item() == pytest.approx(expected, rel=1e-5)
-        # In one document this would be another loss.
-        positions = torch.arange(batch["input_ids"].shape[1]).unsqueeze(0)
-        as_one_document = trainer.compute_loss(model, {**by_positions, "position_ids": positions})
-    assert abs(as_one_document.item() - expected) > 0.01
 
 
 # Completions of one target (their end) to many, in rows of which the longest has 40 tokens.
@@ -185,16 +165,6 @@ def test_every_target_weighs_the_same(kind: str, layout: str, make: Callable[...
     assert logged[1] == pytest.approx(logged[0], abs=6e-5)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_loss_of_an_evaluation(layout: str, make: Callable[..., Any], tmp_path: Path) -> None:
-    settings, rows = LAYOUTS[layout]
-    model = make("diff")
-    data = {"prompt": PROMPTS, "completion": COMPLETIONS}
-    trainer = trainer_of(model, tmp_path, data, evaluated=data, per_device_eval_batch_size=rows, **settings)
-    (batch,) = trainer.get_eval_dataloader()
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(exact_step(model, documents(batch))[0], rel=1e-5)
-
-
 def test_gradient_checkpointing_with_lora(make: Any, tmp_path: Path) -> None:
     """TRL's own default."""
 
@@ -208,27 +178,17 @@ def test_gradient_checkpointing_with_lora(make: Any, tmp_path: Path) -> None:
     assert run("with", True) == run("without", False)
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["as saved", "saved without auto_map"])
-def test_preferences_against_a_reference_that_the_trainer_loads(
-    kind: str, named: bool, make: Any, tmp_path: Path
-) -> None:
-    """Without ``ref_model`` it loads the model's folder anew, by the ``auto_map`` of its configuration."""
+def test_preferences_against_a_reference_that_the_trainer_loads(kind: str, make: Any, tmp_path: Path) -> None:
+    """Without ``ref_model`` it loads the model's folder anew, by the ``auto_map`` of its configuration, or without."""
     make(kind).save_pretrained(tmp_path)
-    if not named:
+    if kind == "softmax":
         settings = json.loads((tmp_path / "config.json").read_text())
         del settings["auto_map"]
         (tmp_path / "config.json").write_text(json.dumps(settings))
     model = DiffTransformerForCausalLM.from_pretrained(tmp_path)
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     arguments = DPOConfig(
-        output_dir=str(tmp_path / "out"),
-        max_steps=2,
-        learning_rate=0.001,
-        lr_scheduler_type="constant",
-        per_device_train_batch_size=2,
-        gradient_checkpointing=False,
-        logging_steps=1,
-        **QUIET_ON_CPU,
+        str(tmp_path / "out"), max_steps=2, learning_rate=0.001, per_device_train_batch_size=2, **QUIET
     )
     data = {"prompt": ["the cat", "a dog"], "chosen": [" sat", " ran"], "rejected": [" flew", " sang"]}
     trainer = DPOTrainer(
@@ -248,18 +208,8 @@ def test_texts_that_the_trainer_generates_are_rewarded(kind: str, make: Any, tmp
     folder = tmp_path / "model"
     make(kind).save_pretrained(folder)
     model = DiffTransformerForCausalLM.from_pretrained(folder)
-    arguments = GRPOConfig(
-        output_dir=str(tmp_path / "out"),
-        max_steps=12,
-        learning_rate=0.03,
-        lr_scheduler_type="constant",
-        per_device_train_batch_size=16,
-        num_generations=16,
-        max_completion_length=6,
-        gradient_checkpointing=False,
-        logging_steps=1,
-        **QUIET_ON_CPU,
-    )
+    sizes = {"per_device_train_batch_size": 16, "num_generations": 16, "max_completion_length": 6}
+    arguments = GRPOConfig(str(tmp_path / "out"), max_steps=12, learning_rate=0.03, **sizes, **QUIET)
 
     def share_of_low_bytes(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         return [sum(token < 64 for token in tokens) / len(tokens) for tokens in completion_ids]

@@ -64,11 +64,13 @@ def explorer(make: Callable[..., DiffTransformerForCausalLM]) -> Explorer:
 @pytest.fixture(scope="session")
 def questions(explorer: Explorer) -> list[Example]:
     """Thirty questions of several lengths; the answer to most is the token that DIFF writes with its learned λ."""
-    asked = []
+    asked: list[Example] = []
     for number in range(200):
         words = [f"w{(7 * number + place * place) % 29}" for place in range(5 + number % 7)]
         piece = explorer.run({"text": " ".join(words)})["next"][0]["piece"]
         if piece in words or number % 20 == 0:
             begin = words.index(piece) if piece in words else 0
             asked.append(Example("", " ".join(words), Answer(len(words) - 1, begin, begin + 1)))
-    return asked[:30]
+        if len(asked) == 30:
+            break
+    return asked

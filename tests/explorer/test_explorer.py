@@ -21,6 +21,7 @@ from diff_transformer.explorer import (
     WordVocabulary,
 )
 
+Make = Callable[..., DiffTransformerForCausalLM]
 TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
 TOKENS = [int(word[1:]) for word in TEXT.split()]
 ANSWER = {"query": 10, "begin": 1, "end": 2}
@@ -42,14 +43,7 @@ def test_what_the_page_reads_first(explorer: Explorer) -> None:
     assert explorer.example({"seed": 2})["title"] == "example 2"
 
 
-def test_the_page_learns_how_heads_fall_into_groups(make: Callable[..., DiffTransformerForCausalLM]) -> None:
-    side = Side(ExploredModel(make("diff_grouped"), "grouped"), WordVocabulary(["a"] * 29))
-    described = Explorer(side).describe()["models"]["left"]
-    assert (described["label"], described["heads"]) == ("grouped DIFF, 3 signal heads to a noise head", 6)
-    assert described["noise_heads"] == 2
-
-
-def test_a_run_with_the_learned_lambda(explorer: Explorer, make: Callable[..., DiffTransformerForCausalLM]) -> None:
+def test_a_run_with_the_learned_lambda(explorer: Explorer, make: Make) -> None:
     answer = explorer.run({"text": TEXT})
     assert answer["tokens"] == TOKENS
     assert answer["pieces"] == TEXT.split()
@@ -64,7 +58,7 @@ def test_a_run_with_the_learned_lambda(explorer: Explorer, make: Callable[..., D
     assert "answer_share" not in answer
 
 
-def test_a_run_with_another_lambda(explorer: Explorer, make: Callable[..., DiffTransformerForCausalLM]) -> None:
+def test_a_run_with_another_lambda(explorer: Explorer, make: Make) -> None:
     question = {"tokens": TOKENS, "lambdas": {"layers": {"1": 0.1}}, "answer": ANSWER, "picture": 8}
     answer = explorer.run(question)
     model = make("diff")
@@ -88,7 +82,7 @@ def test_a_run_with_another_lambda(explorer: Explorer, make: Callable[..., DiffT
     assert json.loads(json.dumps(answer)) == answer
 
 
-def test_the_map_of_a_head(explorer: Explorer, make: Callable[..., DiffTransformerForCausalLM]) -> None:
+def test_the_map_of_a_head(explorer: Explorer, make: Make) -> None:
     question = {"text": TEXT, "layer": 2, "head": 3}
     maps, _ = decode_maps(explorer.head_map(question))
     expected = attention_maps(make("diff"), torch.tensor([TOKENS]))[1]
@@ -100,7 +94,7 @@ def test_the_map_of_a_head(explorer: Explorer, make: Callable[..., DiffTransform
     assert single.second is None
 
 
-def test_generation(explorer: Explorer, make: Callable[..., DiffTransformerForCausalLM]) -> None:
+def test_generation(explorer: Explorer, make: Make) -> None:
     """The most likely token; a drawn one is the same for the same seed."""
     tokens = list(TOKENS)
     for _ in range(3):
@@ -113,80 +107,58 @@ def test_generation(explorer: Explorer, make: Callable[..., DiffTransformerForCa
     assert len({each["token"] for each in drawn}) > 3
 
 
+REFUSED_RUNS: list[tuple[Any, str]] = [
+    ([], "must be a JSON object"),
+    ({"text": TEXT, "tokens": [1]}, 'either "text" or "tokens"'),
+    ({"text": 7}, "text must be a string, got int"),
+    ({"text": " "}, "no tokens"),
+    ({"text": "w3 <script>alert(1)</script>"}, "no token '<script>alert"),
+    ({"text": "w3 " * 65}, "65 tokens, and the context of tiny-diff holds 64"),
+    ({"tokens": "w3"}, "must be lists of numbers"),
+    ({"tokens": [-1]}, "numbers in 0 … 28, got -1"),
+    ({"tokens": [True]}, "numbers in 0 … 28, got True"),
+    ({"text": TEXT, "side": ["left"]}, r"side must be 'left' or 'right', got \['left'\]"),
+    ({"text": TEXT, "lambdas": {"heads": {"2": 0}}}, r"lambdas must be like .*got {'heads': {'2': 0}}"),
+    ({"text": TEXT, "lambdas": {"layers": [0.5]}}, "lambdas must be like"),
+    ({"text": TEXT, "lambdas": {"factor": float("nan")}}, "lambdas must be like"),
+    ({"text": TEXT, "lambdas": {"factor": 11}}, "at most 10 in size; got {'factor': 11}"),
+    ({"text": TEXT, "lambdas": {"every": 1}}, "lambdas must be like"),
+    ({"text": TEXT, "lambdas": {"layers": {"3": 1}}}, "head 1 of layer 3, but the model has layers 1 … 2"),
+    ({"text": TEXT, "lambdas": {"heads": {"1.5": 1}}}, "head 5 of layer 1"),
+    ({"text": TEXT, "side": "right", "lambdas": {"factor": 0.5}}, "tiny-softmax subtracts nothing"),
+    ({"text": TEXT, "picture": 1000}, "picture must be a whole number in 1 … 128"),
+    ({"text": TEXT, "answer": {"query": 99, "begin": 0, "end": 1}}, "as the text has 11 tokens"),
+    ({"text": TEXT, "answer": {"query": 3, "begin": True, "end": 2}}, "answer must have"),
+    ({"text": TEXT, "answer": {"query": 3, "begin": 2, "end": 2}}, "begin < end ≤ query"),
+]
+REFUSED_MAPS: list[tuple[Any, str]] = [
+    ({"layer": 0, "head": 1}, "layer must be a whole number in 1 … 2, got 0"),
+    ({"layer": 1}, "head must be a whole number in 1 … 4, got None"),
+    ({"layer": 1, "head": 1, "first_row": 11}, "first_row must be a whole number in 0 … 10"),
+]
+REFUSED_TOKENS: list[tuple[Any, str]] = [({"temperature": -1}, "in 0 … 10"), ({"seed": -1}, "seed must be")]
+
+
 @pytest.mark.parametrize(
-    ("question", "message"),
+    ("name", "question", "message"),
     [
-        ([], "must be a JSON object"),
-        ({}, 'either "text" or "tokens"'),
-        ({"text": TEXT, "tokens": [1]}, 'either "text" or "tokens"'),
-        ({"text": 7}, "text must be a string, got int"),
-        ({"text": " "}, "no tokens"),
-        ({"text": "w3 <script>alert(1)</script>"}, "no token '<script>alert"),
-        ({"text": "w3 " * 65}, "65 tokens, and the context of tiny-diff holds 64"),
-        ({"text": "w3 \ud800"}, "surrogate pair at character 4"),
-        ({"tokens": "w3"}, "must be lists of numbers"),
-        ({"tokens": [29]}, "numbers in 0 … 28, got 29"),
-        ({"tokens": [-1]}, "numbers in 0 … 28, got -1"),
-        ({"tokens": [True]}, "numbers in 0 … 28, got True"),
-        ({"text": TEXT, "side": "middle"}, "side must be 'left' or 'right', got 'middle'"),
-        ({"text": TEXT, "side": ["left"]}, "side must be"),
-        ({"text": TEXT, "lambdas": {"heads": {"2": 0}}}, r"lambdas must be like .*got {'heads': {'2': 0}}"),
-        ({"text": TEXT, "lambdas": {"layers": {"x": 0}}}, r"lambdas must be like .*got {'layers': {'x': 0}}"),
-        ({"text": TEXT, "lambdas": {"layers": [0.5]}}, "lambdas must be like"),
-        ({"text": TEXT, "lambdas": {"factor": "0"}}, "lambdas must be like"),
-        ({"text": TEXT, "lambdas": {"factor": float("nan")}}, "lambdas must be like"),
-        ({"text": TEXT, "lambdas": {"factor": 11}}, "at most 10 in size; got {'factor': 11}"),
-        ({"text": TEXT, "lambdas": {"every": 1}}, "lambdas must be like"),
-        ({"text": TEXT, "lambdas": [1]}, "lambdas must be like"),
-        (
-            {"text": TEXT, "lambdas": {"layers": {"3": 1}}},
-            "head 1 of layer 3, but the model has layers 1 … 2",
-        ),
-        ({"text": TEXT, "lambdas": {"heads": {"1.5": 1}}}, "head 5 of layer 1"),
-        ({"text": TEXT, "side": "right", "lambdas": {"factor": 0.5}}, "tiny-softmax subtracts nothing"),
-        ({"text": TEXT, "picture": 1000}, "picture must be a whole number in 1 … 128"),
-        ({"text": TEXT, "answer": {"query": 99, "begin": 0, "end": 1}}, "as the text has 11 tokens"),
-        ({"text": TEXT, "answer": {"query": 3}}, "answer must have"),
-        ({"text": TEXT, "answer": [1, 2, 3]}, "answer must have"),
-        ({"text": TEXT, "answer": {"query": 3, "begin": 1.0, "end": 2}}, "answer must have"),
-        ({"text": TEXT, "answer": {"query": 3, "begin": True, "end": 2}}, "answer must have"),
-        ({"text": TEXT, "answer": {"query": 3, "begin": 4, "end": 5}}, "begin < end ≤ query"),
-        ({"text": TEXT, "answer": {"query": 3, "begin": 2, "end": 2}}, "begin < end ≤ query"),
+        *(("run", *case) for case in REFUSED_RUNS),
+        *(("head_map", {"text": TEXT, **question}, message) for question, message in REFUSED_MAPS),
+        *(("next_token", {"text": TEXT, **question}, message) for question, message in REFUSED_TOKENS),
     ],
 )
-def test_what_a_run_refuses(explorer: Explorer, question: Any, message: str) -> None:
+def test_what_is_refused(explorer: Explorer, name: str, question: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        explorer.run(question)
-
-
-@pytest.mark.parametrize(
-    ("question", "message"),
-    [
-        ({"layer": 0, "head": 1}, "layer must be a whole number in 1 … 2, got 0"),
-        ({"layer": 1, "head": 9}, "head must be a whole number in 1 … 4, got 9"),
-        ({"layer": 1}, "head must be a whole number in 1 … 4, got None"),
-        ({"layer": 1, "head": 1, "first_row": 11}, "first_row must be a whole number in 0 … 10"),
-    ],
-)
-def test_what_a_map_refuses(explorer: Explorer, question: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        explorer.head_map({"text": TEXT, **question})
-
-
-@pytest.mark.parametrize(
-    ("question", "message"),
-    [({"temperature": -1}, "in 0 … 10"), ({"temperature": "1"}, "a number"), ({"seed": -1}, "seed must be")],
-)
-def test_what_generation_refuses(explorer: Explorer, question: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        explorer.next_token({"text": TEXT, **question})
+        getattr(explorer, name)(question)
 
 
 def test_readers_at_once_do_not_disturb_each_other(explorer: Explorer) -> None:
     settings = [None, {"factor": 0.0}, {"layers": {"2": 0.7}}, {"heads": {"1.1": -0.3}}]
     expected = [explorer.run({"text": TEXT, "lambdas": each})["loss"] for each in settings]
     assert len(set(expected)) == len(expected)
-    explorer._kept.clear()
+    for number in range(70):  # few are kept
+        explorer.run({"tokens": [number % 29, number // 29]})
+    assert len(explorer._kept) == 64
     seen: dict[int, list[float]] = {index: [] for index in range(len(settings))}
 
     def read(index: int) -> None:
@@ -203,14 +175,8 @@ def test_readers_at_once_do_not_disturb_each_other(explorer: Explorer) -> None:
     assert [set(losses) for losses in seen.values()] == [{loss} for loss in expected]
 
 
-def test_few_runs_are_kept(explorer: Explorer) -> None:
-    for number in range(70):
-        explorer.run({"tokens": [number % 29, number // 29]})
-    assert len(explorer._kept) == 64
-
-
 @pytest.mark.parametrize("text", ["<script>alert('é')</script>", "a\x00\x07\x1b[31m\u202e", "\U0001f600 ¿", "\ufffd"])
-def test_hostile_text_comes_back_as_it_was(make: Callable[..., DiffTransformerForCausalLM], text: str) -> None:
+def test_hostile_text_comes_back_as_it_was(make: Make, text: str) -> None:
     tokenizer = byte_tokenizer()
     model = ExploredModel(make("diff", vocab_size=len(tokenizer)), "bytes")
     answer = Explorer(Side(model, TokenizerVocabulary(tokenizer))).run({"text": text})
@@ -231,7 +197,7 @@ def test_vocabularies() -> None:
         WordVocabulary(["?", "k1"]).encode("key")
 
 
-def test_a_model_that_gives_nan_is_refused_with_a_sentence(make: Callable[..., DiffTransformerForCausalLM]) -> None:
+def test_a_model_that_gives_nan_is_refused_with_a_sentence(make: Make) -> None:
     model = make("diff")
     with torch.no_grad():
         model.lm_head.weight[3, 2] = torch.nan

@@ -13,18 +13,22 @@ from diff_transformer import DiffTransformerForCausalLM, attention_maps
 
 pytest.importorskip("anywidget")
 
+Make = Callable[..., DiffTransformerForCausalLM]
 TEXT = "w3 w7 w1 w12 w7 w9"
 WORDS = [f"w{number}" for number in range(29)]
 
 
+def opened(model: Any, **settings: Any) -> tuple[Any, list[Any]]:
+    """A widget, and what it sends."""
+    widget, sent = diff_transformer.explore(model, WORDS, TEXT, **settings), list[Any]()
+    widget.send = lambda content, buffers=None: sent.append((content, buffers or []))
+    return widget, sent
+
+
 @pytest.fixture
-def asked(
-    make: Callable[..., DiffTransformerForCausalLM], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str, Any], tuple[dict[str, Any], list[bytes]]]:
+def asked(make: Make) -> Callable[[str, Any], tuple[dict[str, Any], list[bytes]]]:
     """(name, question) → what the widget sends back."""
-    widget = diff_transformer.explore(make("diff"), WORDS, TEXT, compare=make("softmax"), answer=(5, 1, 2))
-    sent: list[Any] = []
-    monkeypatch.setattr(widget, "send", lambda content, buffers=None: sent.append((content, buffers or [])))
+    widget, sent = opened(make("diff"), compare=make("softmax"), answer=(5, 1, 2))
 
     def ask(name: str, question: Any) -> Any:
         widget._handle_custom_msg({"id": "7", "name": name, "question": question}, [])
@@ -37,7 +41,7 @@ def asked(
     return ask
 
 
-def test_it_answers_as_the_server_does(asked: Any, make: Callable[..., DiffTransformerForCausalLM]) -> None:
+def test_it_answers_as_the_server_does(asked: Any, make: Make) -> None:
     content, buffers = asked("run", {"text": TEXT, "picture": 6})
     assert content["id"] == "7"
     assert content["answer"]["pieces"] == TEXT.split()
@@ -56,33 +60,28 @@ def test_it_refuses_with_a_sentence(asked: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError("no space"), KeyboardInterrupt()])
-def test_it_answers_whatever_goes_wrong(
-    make: Callable[..., DiffTransformerForCausalLM], monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
+def test_it_answers_whatever_goes_wrong(make: Make, error: BaseException) -> None:
     """The page waits for an answer to each question, and asks no other before."""
-    widget = diff_transformer.explore(make("diff"), WORDS, TEXT)
-    sent: list[Any] = []
-    monkeypatch.setattr(widget, "send", lambda content, buffers=None: sent.append(content))
+    model = make("diff")
+    widget, sent = opened(model)
 
-    def fail(question: Any) -> Any:
+    def fail(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(widget.explorer, "run", fail)
+    model.model.norm.register_forward_pre_hook(fail)
     with pytest.raises(type(error)):
-        widget._answer(widget, {"id": "3", "name": "run", "question": {}}, [])
-    assert sent == [{"id": "3", "error": f"The explorer failed at this: {type(error).__name__} {error}".rstrip()}]
+        widget._answer(widget, {"id": "3", "name": "run", "question": {"text": "w1"}}, [])
+    assert sent == [({"id": "3", "error": f"The explorer failed at this: {type(error).__name__} {error}".rstrip()}, [])]
 
 
-def test_it_says_what_is_not_installed(
-    make: Callable[..., DiffTransformerForCausalLM], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_says_what_is_not_installed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "anywidget", None)
     monkeypatch.delitem(sys.modules, "diff_transformer.explorer.widget", raising=False)
     with pytest.raises(ModuleNotFoundError, match=r'explore needs anywidget, .* pip install "\.\[explore\]"'):
         diff_transformer.explore(make("diff"), WORDS, TEXT)
 
 
-def test_what_explore_refuses(make: Callable[..., DiffTransformerForCausalLM]) -> None:
+def test_what_explore_refuses(make: Make) -> None:
     with pytest.raises(ValueError, match="subtracts nothing; give it as compare"):
         diff_transformer.explore(make("softmax"), WORDS, TEXT)
     with pytest.raises(ValueError, match="no token 'x'"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from decoded_maps import decode_maps
-from diff_transformer.explorer import Explorer, page
+from diff_transformer.explorer import Example, ExploredModel, Explorer, Side, page
 
 TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
 ANSWER = {"query": 10, "begin": 1, "end": 2}
@@ -49,9 +49,9 @@ def test_heads_of_a_model_with_many_are_not_moved_one_by_one(
     assert recorded["right"]["moved"] == {}
 
 
-def test_what_it_refuses(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_refuses(explorer: Explorer, make: Any) -> None:
     with pytest.raises(ValueError, match="A page needs a text"):
         page.recorded_page(Explorer(explorer.sides["left"]))
-    monkeypatch.setattr(page, "LARGEST_PAGE", 10_000)
-    with pytest.raises(ValueError, match=r"The maps of 27 tokens take .* MB; give a shorter --text"):
-        page.recorded_page(explorer)
+    side = Side(ExploredModel(make("diff", max_position_embeddings=1600), "long"), explorer.sides["left"].vocabulary)
+    with pytest.raises(ValueError, match=r"The maps of 1,516 tokens take .* MB; give a shorter --text"):
+        page.recorded_page(Explorer(side, examples=[Example("a text", "w1 " * 1500)]))

@@ -6,20 +6,23 @@ compute the same thing agree to a dozen digits and a mistake stands out.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from accelerate.state import AcceleratorState
 from torch import Tensor
+from transformers import AttentionInterface
 
-import diff_transformer.model.interface_attention as model_attention
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.attention_types import ATTENTION_TYPES
-from diff_transformer.nn.layers import draw_normal
+from diff_transformer.model.interface_attention import eager_attention_forward
 from diff_transformer.ops import backends
-from tiny_model import FORMS, SIZES, TokenLambda, check_rounding, sizes_for
+from diff_transformer.ops.attention_request import Request
+from tiny_model import FORMS, SIZES, TokenLambda, check_rounding, sharpen, sizes_for
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -49,19 +52,6 @@ def make() -> Callable[..., DiffTransformerForCausalLM]:
     return make
 
 
-def sharpen(model: DiffTransformerForCausalLM) -> None:
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            # In float64, where torch's draws do not depend on the processor.
-            if parameter.dim() == 2:
-                gain = 2.0 if name.endswith(("q_proj.weight", "k_proj.weight", "lm_head.weight")) else 1.0
-                draw_normal(parameter, gain if "embed" in name else gain * parameter.shape[1] ** -0.5)
-            elif ".lam." in name:
-                draw_normal(parameter, 0.6)
-            else:
-                parameter.copy_(torch.rand(parameter.shape, dtype=torch.float64) + 0.5)
-
-
 @pytest.fixture
 def tokens() -> Callable[..., Tensor]:
     """(batch=2, length=9) → random tokens, 0 left out (it is the padding of these tests)."""
@@ -74,24 +64,41 @@ def check() -> Callable[..., None]:
 
 
 @pytest.fixture
+def forget_the_device() -> Iterator[None]:
+    """accelerate keeps what the Trainer set up for the whole process; the next test may want another precision."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """What our backends are asked for."""
+    seen: list[Request] = []
+
+    def noted(attend: Callable[..., Tensor], request: Request, *args: Any) -> Tensor:
+        seen.append(request)
+        return attend(request, *args)
+
+    for name, backend in list(backends._BACKENDS.items()):
+        monkeypatch.setitem(backends._BACKENDS, name, backend._replace(attend=partial(noted, backend.attend)))
+    return seen
+
+
+@pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each implementation ran: our backends by name, transformers' "eager", torch's own attention."""
     counter: Counter[str] = Counter()
 
-    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            counter[name] += 1
-            return function(*args, **kwargs)
-
-        return call
+    def counted(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        counter[name] += 1
+        return function(*args, **kwargs)
 
     for name, backend in list(backends._BACKENDS.items()):
-        monkeypatch.setitem(backends._BACKENDS, name, backend._replace(attend=counted(name, backend.attend)))
+        attend = partial(counted, name, backend.attend)
+        monkeypatch.setitem(backends._BACKENDS, name, backend._replace(attend=attend))
     functional = torch.nn.functional
-    monkeypatch.setattr(
-        functional, "scaled_dot_product_attention", counted("torch", functional.scaled_dot_product_attention)
-    )
-    monkeypatch.setattr(
-        model_attention, "eager_attention_forward", counted("eager", model_attention.eager_attention_forward)
-    )
+    torchs = partial(counted, "torch", functional.scaled_dot_product_attention)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", torchs)
+    eager = partial(counted, "eager", eager_attention_forward)
+    monkeypatch.setitem(AttentionInterface._global_mapping, "eager", eager)
     return counter

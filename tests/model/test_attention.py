@@ -1,19 +1,21 @@
-"""The one call of each layer through transformers' attention interface, and what each implementation runs."""
+"""The one call of each layer through transformers' attention interface, what each implementation runs, and options."""
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from diff_transformer.nn import differential
-from diff_transformer.ops import diff_attention
-from tiny_model import PAIRED, needs_vectors
+from diff_lab.train.plan import multiplied_weights
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.ops.attention_request import Request
+from tiny_model import COMPUTES_IN, OPTIONS, PAIRED, SIZES
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -26,8 +28,6 @@ RUNS: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "diff_attention_blockwise": ({"blockwise": 1}, {"torch": 1}),
     "diff_attention_sdpa": ({"sdpa": 1}, {"torch": 1}),
 }
-# transformers' eager attention takes the softmax in float32, even of float64.
-COMPUTES_IN = {"eager": torch.float32}
 
 
 def expect_runs(ran: Counter[str], implementation: str, kind: str) -> None:
@@ -36,30 +36,6 @@ def expect_runs(ran: Counter[str], implementation: str, kind: str) -> None:
         assert ran.pop("torch") >= 4
     assert ran == expected
     ran.clear()
-
-
-def some_padding(tokens: Tensor) -> Tensor:
-    mask = torch.ones_like(tokens)
-    mask[0, :4] = 0
-    return mask
-
-
-@pytest.mark.all
-@needs_vectors
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, while it compiles
-def test_flex_attention_as_our_backend(make: Any, tokens: Any, ran: Counter[str], check: Any) -> None:
-    """With padding, whose mask is a tensor, and without, where causality is a block mask."""
-    inputs = tokens()
-    for mask in (None, some_padding(inputs)):
-        logits = {}
-        for name in ("reference", "flex"):
-            model = make("diff", torch.float32, attn_implementation=f"diff_attention_{name}").eval()
-            with torch.no_grad():
-                logits[name] = model(inputs, attention_mask=mask, use_cache=False).logits
-            assert ran == {name: 2}
-            ran.clear()
-        seen = torch.ones_like(inputs, dtype=torch.bool) if mask is None else mask.bool()
-        check(logits["flex"][seen], logits["reference"][seen])
 
 
 def test_switching_a_live_model(kind: str, make: Any, tokens: Any, ran: Counter[str], check: Any) -> None:
@@ -110,6 +86,7 @@ def test_one_call_for_each_layer(kind: str, make: Any, tokens: Any, calls: list[
         assert call["kwargs"]["dropout"] == 0.0
         assert call["module"].is_causal is True
         assert call["module"].num_key_value_groups == query_heads // kv_heads
+        assert model.config.get_text_config().num_attention_heads == query_heads
         assert "lam" not in call["kwargs"]
         if kind in PAIRED:
             noise = torch.arange(8) % (call["module"].ratio + 1) == call["module"].ratio
@@ -119,30 +96,71 @@ def test_one_call_for_each_layer(kind: str, make: Any, tokens: Any, calls: list[
             assert call["query"][:, noise, :, 4:].all()
 
 
-def test_our_own_operator_gets_views_of_what_the_projection_made(
-    make: Any, tokens: Any, monkeypatch: pytest.MonkeyPatch
+def test_the_window_reaches_kernels_that_take_no_mask(
+    kind: str, make: Any, tokens: Any, calls: list[dict[str, Any]]
 ) -> None:
-    """No zeros, no copies: queries and keys in the memory of the rotated ones, the values in their projection's."""
-    seen: list[tuple[Tensor, ...]] = []
-    projected: dict[str, Tensor] = {}
+    model = make(kind, sliding_window=4, layer_types=["full_attention", "sliding_attention"])
+    model.set_attn_implementation("spy")
+    model(tokens())
+    assert [call["kwargs"]["sliding_window"] for call in calls] == [None, 4]
 
-    def spy(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, **kwargs: Any) -> Tensor:
-        seen.append((q, k, v))
-        return diff_attention(q, k, v, lam, **kwargs)
 
-    model = make("diff")
-    attention = model.model.layers[0].self_attn
-    project = attention.project
-
-    def keep(*args: Any) -> tuple[Tensor, ...]:
-        projected["q"], projected["k"], projected["v"] = project(*args)
-        return projected["q"], projected["k"], projected["v"]
-
-    monkeypatch.setattr(attention, "project", keep)
-    monkeypatch.setattr(differential, "diff_attention", spy)
+def test_our_own_operator_gets_views_of_what_the_projection_made(
+    make: Any, tokens: Any, requests: list[Request]
+) -> None:
+    """No zeros, no copies: the values in their projection's memory, nothing beside queries and keys in theirs."""
+    model, values = make("diff"), list[Tensor]()
+    model.model.layers[0].self_attn.v_proj.register_forward_hook(lambda _, __, output: values.append(output))
     model(tokens(), use_cache=False)
-    q, k, v = seen[0]
+    q, k, v = requests[0][:3]
     assert (q.shape, k.shape, v.shape) == ((2, 4, 2, 9, 4), (2, 2, 2, 9, 4), (2, 2, 9, 8))
-    for name, view in zip("qkv", (q, k, v), strict=True):
-        assert view.untyped_storage().data_ptr() == projected[name].untyped_storage().data_ptr(), name
-        assert view.numel() == projected[name].numel(), name
+    assert v.untyped_storage().data_ptr() == values[0].untyped_storage().data_ptr()
+    for x in (q, k, v):
+        assert x.untyped_storage().nbytes() == x.nbytes
+        assert not x.is_contiguous()  # a copy would be
+
+
+def test_generation_and_saving_with_every_option(kind: str, make: Any, tokens: Any, tmp_path: Path) -> None:
+    model = make(kind, torch.float32, **OPTIONS)
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    prompt = tokens(1, 5)
+    cached, computed = (model.generate(prompt, use_cache=cache, **options) for cache in (True, False))
+    assert torch.equal(cached, computed)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again(prompt).logits, model(prompt).logits)
+
+
+def test_the_weights_of_the_gate_are_counted(kind: str) -> None:
+    plain, gated = (DiffTransformerConfig(attention_type=kind, **SIZES, output_gate=gate) for gate in (False, True))
+    layers = [DiffTransformerForCausalLM(config).model.layers[0].self_attn for config in (plain, gated)]
+    difference = sum(p.numel() for p in layers[1].parameters()) - sum(p.numel() for p in layers[0].parameters())
+    assert multiplied_weights(gated) - multiplied_weights(plain) == 2 * difference
+
+
+@pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_sdpa", "sdpa", "eager"])
+def test_dropout_in_training_alone(kind: str, implementation: str, make: Any, tokens: Any, check: Any) -> None:
+    """Of whole rows and of packed documents, which our own implementation reads one by one."""
+    plain, inputs = make(kind, torch.float32), tokens(1, 9)
+    model = make(kind, torch.float32, attn_implementation=implementation, attention_dropout=0.5)
+    check(model(inputs).logits, plain(inputs).logits)
+    model.train()
+    ends = torch.tensor([0, 4, 9], dtype=torch.int32)
+    packed = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 5, "max_length_k": 5}
+    for more in ({}, packed):
+        model.zero_grad()
+        torch.manual_seed(0)
+        first, second = model(inputs, **more).logits, model(inputs, **more).logits
+        torch.manual_seed(0)
+        assert torch.equal(model(inputs, **more).logits, first)
+        assert not torch.equal(first, second)
+        first.sum().backward()
+        assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["diff", "diff_v2"])
+def test_an_implementation_that_drops_nothing_refuses_it(kind: str, make: Any, tokens: Any) -> None:
+    model = make(kind, torch.float32, attn_implementation="diff_attention_blockwise", attention_dropout=0.5)
+    model(tokens())
+    with pytest.raises(ValueError, match="'blockwise' cannot run this request: it drops no attention weights"):
+        model.train()(tokens())

@@ -7,8 +7,7 @@ import pytest
 from transformers import AutoConfig
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.model import DiffTransformerForMaskedLM
-from tiny_model import SIZES
+from tiny_model import KINDS, OPTIONS, PAIRED, SIZES
 
 
 def test_defaults() -> None:
@@ -20,6 +19,11 @@ def test_defaults() -> None:
     assert config.rms_norm_eps == 1e-5
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
     assert not config.tie_word_embeddings
+    for kind in (*KINDS, "dex"):
+        config = DiffTransformerConfig(attention_type=kind, num_noise_heads=3)
+        assert config.headwise_norm is None
+        assert config.has_headwise_norm is (kind in PAIRED)
+    assert DiffTransformerConfig(attention_type="dex", headwise_norm=False).has_headwise_norm is False
 
 
 FULL: dict[str, Any] = {
@@ -39,6 +43,7 @@ FULL: dict[str, Any] = {
     "attention_norm_eps": 1e-5,
     "initializer_range": 0.01,
     "residual_initializer_range": 0.003,
+    "sliding_window": 5,
     "tie_word_embeddings": True,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -67,36 +72,27 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"attention_type": "dex", "headwise_norm": True},
         r"headwise_norm must be false or left out for attention_type 'dex', got True\.$",
     ),
+    **{
+        f"{name} of dex": (
+            {"attention_type": "dex", name: value},
+            f"{name} must be left out for attention_type 'dex', got {value}",
+        )
+        for name, value in (*OPTIONS.items(), ("attention_dropout", 0.1))
+    },
     "odd heads": ({"num_attention_heads": 3, "hidden_size": 24}, r"must be even .*, got 3 and 3\.$"),
-    "odd heads of the Transformer": (
-        {"num_attention_heads": 3, "hidden_size": 24, "attention_type": "softmax"},
-        r"must be even .*, got 3 and 3\.$",
-    ),
     "odd key/value heads": ({"num_key_value_heads": 3}, r"must be even .*, got 12 and 3\.$"),
     "heads not divisible": ({"num_key_value_heads": 8}, r"positive multiple of num_key_value_heads, got 12 and 8\.$"),
     "no heads": ({"num_attention_heads": 0}, r"num_attention_heads must be 1 or more, got 0\.$"),
-    "no key/value heads": ({"num_key_value_heads": 0}, r"num_key_value_heads, got 12 and 0\.$"),
     "width not divisible": ({"hidden_size": 100}, r"hidden_size must be a multiple .*, got 100 and 12\.$"),
     "odd head_dim": ({"head_dim": 7}, r"head_dim must be even for the rotary embedding, got 7\.$"),
-    "odd head_dim from the width": ({"hidden_size": 36}, r"head_dim must be even for the rotary embedding, got 3\.$"),
-    "no head_dim": ({"head_dim": 0}, r"head_dim must be 1 or more, got 0\.$"),
     "λ_init": ({"lambda_init": "linear"}, r"lambda_init must be 'schedule' or a number, got 'linear'\.$"),
     "λ_init nan": ({"lambda_init": float("nan")}, r"lambda_init must be .* finite number, got nan\.$"),
     **{
         name: ({name: 0}, rf"{name} must be 1 or more, got 0\.$")
         for name in ("vocab_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings", "hidden_size")
     },
-    **{
-        f"{name} too large": ({name: 10**12}, rf"{name} must be at most [\d,]+, got 1000000000000\.$")
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    },
     "negative eps": ({"rms_norm_eps": -1e-5}, r"rms_norm_eps must be a finite number, 0 or more, got -1e-05\.$"),
-    "negative eps in attention": (
-        {"attention_norm_eps": -1.0},
-        r"attention_norm_eps must be a finite number, 0 or more, got -1\.0\.$",
-    ),
     "activation": ({"hidden_act": "gelu"}, r"hidden_act must be one of 'silu', 'poly_norm', got 'gelu'\.$"),
-    "eps nan": ({"rms_norm_eps": float("nan")}, r"rms_norm_eps must be .*, got nan\.$"),
     "unknown rotary type": (
         {"rope_parameters": {"rope_type": "nonsense", "rope_theta": 1e4}},
         r"rope_type.*'nonsense'",
@@ -119,7 +115,6 @@ def test_odd_heads_are_fine_for_the_second_version() -> None:
 @pytest.mark.parametrize(
     ("set_afterwards", "message"),
     [
-        ({"sliding_window": 1}, "sliding_window must be 2 or more"),
         ({"attention_type": "softmx"}, "attention_type must be one of .*, got 'softmx'"),
         ({"sliding_window": 0}, "sliding_window must be 2 or more, or None for no window, got 0"),
         ({"layer_types": ["full_attention"]}, "layer_types must name .* for each of 2 layers"),
@@ -141,5 +136,3 @@ def test_types_of_layers_can_be_set_by_loading(tmp_path: Path) -> None:
     types = ["full_attention", "sliding_attention"]
     windowed = DiffTransformerForCausalLM.from_pretrained(tmp_path, layer_types=types, sliding_window=3)
     assert windowed.config.layer_types == types
-    with pytest.raises(ValueError, match=r"sliding_window must be None, and layer_types None, got \['full_attention'"):
-        DiffTransformerForMaskedLM(DiffTransformerConfig(**SIZES, layer_types=types, sliding_window=3, is_causal=False))

@@ -1,7 +1,7 @@
 """``generate_batch``, where requests share one paged cache, against ``generate``, one request at a time.
 
-On the CPU transformers runs it with "sdpa" and "paged|eager"; FlashAttention is a stand-in. CUDA graphs, asynchronous
-batches and block tables need a GPU.
+On the CPU transformers runs it with "sdpa" and "paged|eager". FlashAttention, CUDA graphs, asynchronous batches and
+block tables need a GPU.
 """
 
 import functools
@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
-from transformers.generation.continuous_batching import continuous_api
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
-import flash_stand_in
 from diff_transformer.model import modeling
 from tiny_model import PAIRED
 
@@ -71,23 +69,18 @@ def generated_in_batch(model: Any, prompts: Any = PROMPTS, page_size: int = 4, *
     return [result.generated_tokens for result in results.values()]
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [pytest.param(ROOMY, marks=pytest.mark.all, id="all at once"), pytest.param(TIGHT, id="more than fit")],
-)
 @pytest.mark.parametrize("implementation", ["diff_attention", "eager"])
-def test_the_tokens_are_those_of_generate(kind: str, implementation: str, sizes: dict[str, int], make: Any) -> None:
+def test_the_tokens_are_those_of_generate(kind: str, implementation: str, make: Any) -> None:
+    """More requests than fit."""
     model, (_, expected) = make(kind, attn_implementation=implementation), shared_model(kind, make)
     assert len({tuple(tokens) for tokens in expected}) > 3
-    assert generated_in_batch(model, **sizes) == expected
+    assert generated_in_batch(model, **TIGHT) == expected
     assert model.config._attn_implementation == implementation
     assert generated_alone(model, PROMPTS[:1]) == expected[:1]
 
 
-@pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens of each request were found in the cache."""
-    lengths: list[int] = []
+def test_requests_that_begin_alike_share_pages(kind: str, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []  # how many tokens of each request were found in the cache
     search = PagedAttentionCache.search_prefix_match
 
     def noted(self: PagedAttentionCache, *args: Any, **kwargs: Any) -> int:
@@ -95,64 +88,16 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return lengths[-1]
 
     monkeypatch.setattr(PagedAttentionCache, "search_prefix_match", noted)
-    return lengths
-
-
-def test_requests_that_begin_alike_share_pages(kind: str, make: Any, shared: list[int]) -> None:
     model, expected = shared_model(kind, make)
     assert generated_in_batch(model, max_batch_tokens=20) == expected
-    assert max(shared) >= 8  # two pages or more of the first request serve a later one
-    shared.clear()
-    assert generated_in_batch(model, max_batch_tokens=20, allow_block_sharing=False) == expected
-    assert not any(shared)
+    assert max(lengths) >= 8  # two pages or more of the first request serve a later one
 
 
-@pytest.mark.parametrize(
-    "window",
-    [
-        pytest.param({}, marks=pytest.mark.all, id="all layers"),
-        pytest.param({"layer_types": ["sliding_attention", "full_attention"]}, id="one layer"),
-    ],
-)
-def test_layers_with_a_window(kind: str, window: dict[str, Any], make: Any) -> None:
-    model = make(kind, sliding_window=5, **window)
+def test_layers_with_a_window(kind: str, make: Any) -> None:
+    model = make(kind, sliding_window=5, layer_types=["sliding_attention", "full_attention"])
     expected = generated_alone(model)
     assert expected != shared_model(kind, make)[1]
     assert generated_in_batch(model) == expected
-
-
-@pytest.mark.skipif(
-    not hasattr(continuous_api, "is_flash_attn_2_available"), reason="this transformers does not switch to it by itself"
-)
-@pytest.mark.parametrize("implementation", ["diff_attention", pytest.param("flash_attention_2", marks=pytest.mark.all)])
-def test_flash_attention_is_called_as_by_any_model(
-    kind: str, implementation: str, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where there is FlashAttention, transformers takes it in place of "sdpa" for as long as it batches."""
-    ran = flash_stand_in.install(monkeypatch)
-    monkeypatch.setattr(continuous_api, "is_flash_attn_3_available", lambda **kwargs: False)
-    monkeypatch.setattr(continuous_api, "is_flash_attn_2_available", lambda **kwargs: True)
-    model = make(kind, attn_implementation=implementation)
-    _, expected = shared_model(kind, make)
-    assert generated_in_batch(model) == expected
-    assert set(ran) == {"flash_attn_varlen_func"}
-    assert len(ran) % 2 == 0  # one call for each of the two layers
-    assert model.config._attn_implementation == implementation
-
-
-def test_a_manager_of_ones_own(kind: str, make: Any) -> None:
-    """Without generate_batch: requests arrive while others are under way, and two are asked for twice."""
-    model, expected = shared_model(kind, make)
-    config = ContinuousBatchingConfig(**{PAGE_SIZE: 4, **ROOMY})
-    with model.continuous_batching_context_manager(
-        settings(), continuous_batching_config=config, warmup=False
-    ) as manager:
-        ids = [manager.add_request(prompt, max_new_tokens=NEW_TOKENS) for prompt in (*PROMPTS, *PROMPTS[:2])]
-        results = {
-            result.request_id: result.generated_tokens for result in (manager.get_result(timeout=30) for _ in ids)
-        }
-    assert [results[name] for name in ids] == [*expected, *expected[:2]]
-    assert model.config._attn_implementation == "diff_attention"
 
 
 def test_a_transformers_that_sizes_the_cache_otherwise_is_told_so(

@@ -1,36 +1,25 @@
 """attention_type "dex": the exact start from a Llama, every implementation, the state of the annealing, training."""
 
-import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.dex_annealing import DexAnnealing
 from diff_transformer.nn import AnnealedLambda, DexCorrection
+from loss_weighting import QUIET_ON_CPU
 from tiny_model import SIZES
 
-with warnings.catch_warnings():
-    # torchao, which PEFT imports where it is installed, announces its own future on import.
-    warnings.simplefilter("ignore")
+pytestmark = pytest.mark.usefixtures("forget_the_device")
 
 # An odd number of key/value heads, as no DIFF model may have.
 MODEL: dict[str, Any] = {**SIZES, "num_attention_heads": 6, "num_key_value_heads": 3, "rms_norm_eps": 1e-5}
 SOME = [[0, 4], [5]]
-
-
-@pytest.fixture(autouse=True)
-def _forget_the_device() -> Iterator[None]:
-    """accelerate keeps what the Trainer set up for the whole process; the next test may want another precision."""
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def llama(implementation: str = "sdpa") -> LlamaForCausalLM:
@@ -150,18 +139,11 @@ def text() -> list[dict[str, Tensor]]:
 def trainer(model: Any, folder: Path, steps: int, annealing: DexAnnealing, **arguments: Any) -> Trainer:
     settings = TrainingArguments(
         output_dir=str(folder),
-        use_cpu=True,
         per_device_train_batch_size=8 // arguments.get("gradient_accumulation_steps", 1),
         max_steps=steps,
         learning_rate=0.01,
-        lr_scheduler_type="constant",
-        logging_steps=1,
-        save_strategy="steps",
         save_steps=3,
-        report_to=[],
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        seed=0,
+        **QUIET_ON_CPU,
         **arguments,
     )
     return Trainer(model=model, args=settings, train_dataset=text(), callbacks=[annealing])

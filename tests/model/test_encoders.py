@@ -1,4 +1,4 @@
-"""Encoders: every token sees all others of its text, and nothing else, whatever computes the attention.
+"""Encoders and heads for tasks: in an encoder a token sees its whole text and nothing else, whatever attends.
 
 The truth is a causal model with the same weights and a mask (B, 1, N, N) that shows everything, through the reference.
 """
@@ -12,24 +12,32 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, DynamicCache
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    DynamicCache,
+)
 
 from diff_lab.data.batches import flattened
 from diff_transformer import (
     DiffTransformerConfig,
     DiffTransformerForCausalLM,
     DiffTransformerForMaskedLM,
+    DiffTransformerForQuestionAnswering,
     DiffTransformerForSequenceClassification,
+    DiffTransformerForTokenClassification,
     text_embeddings,
 )
 from diff_transformer.model import language_model_class, pooled
-from tiny_model import SIZES, sizes_for
+from tiny_model import COMPUTES_IN, SIZES, sizes_for
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 IMPLEMENTATIONS = ("diff_attention", "diff_attention_blockwise", "diff_attention_sdpa", "sdpa", "eager")
-# transformers' eager attention takes the softmax in float32, even of float64.
-COMPUTES_IN = {"eager": torch.float32}
 Gradients = dict[str, Tensor]
 
 
@@ -253,3 +261,52 @@ def test_a_classifier_takes_the_mean(kind: str, side: str, encoder: Any, tokens:
     check(model(inputs_embeds=model.model.embed_tokens(inputs)).logits, expected)
     out.loss.backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+
+
+def test_a_causal_classifier_takes_the_last_token(kind: str, make: Any, tokens: Any, check: Any) -> None:
+    """The last that is no padding, wherever the padding stands; the loss is the cross-entropy."""
+    language_model, inputs = make(kind, num_labels=3, pad_token_id=0), tokens()
+    model = DiffTransformerForSequenceClassification(language_model.config).double().eval()
+    model.model.load_state_dict(language_model.model.state_dict())
+    hidden = model.model(inputs).last_hidden_state
+    logits = model(inputs).logits
+    assert logits.shape == (2, 3)
+    check(logits, hidden[:, -1] @ model.score.weight.T)
+    for on_the_left in (True, False):
+        sides = (3, 0) if on_the_left else (0, 3)
+        padded, mask = F.pad(inputs, sides), F.pad(torch.ones_like(inputs), sides)
+        # Positions are counted over the padding as well: only distances matter, up to the tables' float32.
+        check(model(padded, attention_mask=mask).logits, logits, dtype=torch.float32)
+    labels = torch.tensor([2, 0])
+    loss = model(inputs, labels=labels).loss
+    torch.testing.assert_close(loss, F.cross_entropy(logits, labels))
+    model.config.problem_type = "multi_label_classification"
+    several = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    torch.testing.assert_close(model(inputs, labels=several).loss, F.binary_cross_entropy_with_logits(logits, several))
+
+
+HEADS: dict[str, tuple[Any, Any]] = {
+    "sequence": (DiffTransformerForSequenceClassification, AutoModelForSequenceClassification),
+    "token": (DiffTransformerForTokenClassification, AutoModelForTokenClassification),
+    "question": (DiffTransformerForQuestionAnswering, AutoModelForQuestionAnswering),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_from_a_language_model(head: str, kind: str, make: Any, tokens: Any, check: Any, tmp_path: Path) -> None:
+    """Its base model is taken over and the new head is initialised; saved and loaded, it is the same model again."""
+    language_model, inputs = make(kind, torch.float32, num_labels=3, pad_token_id=0), tokens()
+    language_model.save_pretrained(tmp_path)
+    head_class, auto_class = HEADS[head]
+    model, info = auto_class.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(model) is head_class
+    assert {name.split(".")[0] for name in info["missing_keys"]} == {"qa_outputs" if head == "question" else "score"}
+    assert {*info["unexpected_keys"]} <= {"lm_head.weight"}
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    check(model.model(inputs).last_hidden_state, language_model.model(inputs).last_hidden_state)
+    assert model(inputs)[0].isfinite().all()
+    model.save_pretrained(tmp_path / "head")
+    again = auto_class.from_pretrained(tmp_path / "head", dtype=torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        expected = parameter if ".lam." in name else parameter.bfloat16()
+        assert torch.equal(again.get_parameter(name), expected), name

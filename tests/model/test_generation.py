@@ -1,4 +1,4 @@
-"""Caches against no cache, chunks against the whole, padded batches against single sequences; generate on top.
+"""Padded batches through caches against no cache; generate on top.
 
 In float64, so that two logits are never so close that rounding decides which token comes next.
 """
@@ -8,38 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, StaticCache
+from transformers import DynamicCache
 
 from diff_transformer import DiffTransformerForCausalLM
+from tiny_model import CACHES
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
-
-# transformers' eager attention takes the softmax in float32, even of float64.
-COMPUTES_IN = {"eager": torch.float32}
-IMPLEMENTATIONS = ("diff_attention", "diff_attention_reference", "diff_attention_sdpa", "sdpa", "eager")
-
-
-def a_cache(name: str, model: DiffTransformerForCausalLM) -> Cache:
-    if name == "static":
-        return StaticCache(config=model.config, max_cache_len=16)
-    return DynamicCache(config=model.config)
-
-
-@pytest.mark.parametrize("chunks", [(9,), (8, 1), (1,) * 9, (4, 5), (1, 3, 2, 3)], ids=str)
-@pytest.mark.parametrize("cache_name", ["dynamic", "static"])
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_chunks_equal_the_whole(
-    kind: str, implementation: str, cache_name: str, chunks: tuple[int, ...], make: Any, tokens: Any, check: Any
-) -> None:
-    """Prefill, chunked prefill and decoding, without a mask."""
-    model, inputs = make(kind, attn_implementation=implementation), tokens()
-    with torch.no_grad():
-        expected = model(inputs, use_cache=False).logits
-        cache = a_cache(cache_name, model)
-        parts = [model(part, past_key_values=cache).logits for part in inputs.split(chunks, dim=1)]
-    assert cache.get_seq_length() == 9
-    # The rotary tables are made anew for each chunk, in float32, but of the same positions: equal to the bit.
-    check(torch.cat(parts, 1), expected, dtype=COMPUTES_IN.get(implementation))
 
 
 @pytest.mark.parametrize("cache_name", ["dynamic", "static"])
@@ -52,59 +26,13 @@ def test_chunks_of_a_padded_batch(
     mask[0, :3] = 0
     with torch.no_grad():
         expected = model(inputs, attention_mask=mask, use_cache=False).logits
-        cache, start, parts = a_cache(cache_name, model), 0, []
+        cache, start, parts = CACHES[cache_name](config=model.config), 0, []
         for size in (2, 4, 1, 2):
             stop = start + size
             part = model(inputs[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache)
             parts.append(part.logits)
             start = stop
     check(torch.cat(parts, 1) * mask[..., None], expected * mask[..., None])
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padded_rows_equal_single_ones(
-    kind: str, side: str, implementation: str, make: Any, tokens: Any, check: Any
-) -> None:
-    """Logits at real tokens, with positions counted from each row's first token, whatever stands at the padding."""
-    # In float64 transformers' eager attention answers NaN for rows of padding (see test_attention.py).
-    dtype = torch.float32 if implementation == "eager" else torch.float64
-    model, rows = make(kind, dtype, attn_implementation=implementation), [tokens(1, n) for n in (9, 5, 1)]
-    batch, mask = torch.zeros(3, 9, dtype=torch.long), torch.zeros(3, 9, dtype=torch.long)
-    for i, row in enumerate(rows):
-        columns = slice(9 - row.shape[1], None) if side == "left" else slice(row.shape[1])
-        batch[i, columns], mask[i, columns] = row[0], 1
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    for padding in (0, 7):
-        filled = batch.masked_fill(mask == 0, padding)
-        logits = model(filled, attention_mask=mask, position_ids=positions).logits
-        for i, row in enumerate(rows):
-            check(logits[i][mask[i] == 1], model(row).logits[0])
-        if side == "left" and implementation != "eager":
-            assert logits.isfinite().all()
-    # Positions counted over the padding as well: only distances matter, up to the tables' float32.
-    logits = model(batch, attention_mask=mask).logits
-    for i, row in enumerate(rows):
-        check(logits[i][mask[i] == 1], model(row).logits[0], dtype=torch.float32)
-
-
-def test_loss_of_a_padded_batch(kind: str, make: Any, tokens: Any, check: Any) -> None:
-    """Training on padded rows: the loss and its gradient are those of the rows alone, and never NaN."""
-    model, row = make(kind), tokens(1, 6)
-    # Where padding stands left, the first token has a predecessor; it is no target, as it is none alone.
-    labels = torch.cat((torch.full((1, 1), -100), row[:, 1:]), 1)
-    ones, padding = torch.ones_like(row), torch.zeros(1, 3, dtype=torch.long)
-    model(row, labels=labels).loss.backward()
-    alone = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    for on_the_left in (True, False):
-        inputs, mask, targets = (
-            torch.cat((extra, part) if on_the_left else (part, extra), 1)
-            for part, extra in ((row, padding), (ones, padding), (labels, padding - 100))
-        )
-        model.zero_grad()
-        model(inputs, attention_mask=mask, labels=targets).loss.backward()
-        for name, parameter in model.named_parameters():
-            check(parameter.grad, alone[name], least=0.1, dtype=torch.float32)  # the loss upcasts to float32
 
 
 def generate(model: DiffTransformerForCausalLM, inputs: Tensor, **options: Any) -> Tensor:
@@ -190,22 +118,3 @@ def test_speculative_decoding(kind: str, helper: str, options: dict[str, Any], m
     model.lm_head.register_forward_pre_hook(lambda _, args: calls.append(args[0].shape[1]))
     assert torch.equal(generate(model, inputs, **draft), expected)
     assert max(calls[1:]) > 1, "no draft was ever checked"
-
-
-def test_what_generate_returns(kind: str, make: Any, tokens: Any) -> None:
-    """Scores, logits, hidden states and attentions of every step, in transformers' shapes."""
-    model, inputs = make(kind, attn_implementation="eager"), tokens()
-    weights = model.model.layers[0].self_attn.o_proj.in_features // 4
-    flags = ("output_scores", "output_logits", "output_hidden_states", "output_attentions", "return_dict_in_generate")
-    for options, rows in (({}, 2), ({"num_beams": 3}, 6), ({"do_sample": True, "num_return_sequences": 2}, 4)):
-        out = generate(model, inputs, max_new_tokens=3, **dict.fromkeys(flags, True), **options)
-        assert [tuple(scores.shape) for scores in out.scores] == [(rows, 29)] * 3
-        assert [tuple(logits.shape) for logits in out.logits] == [(rows, 29)] * 3
-        for step, (states, maps) in enumerate(zip(out.hidden_states, out.attentions, strict=True)):
-            n = 9 if step == 0 else 1
-            assert [tuple(state.shape) for state in states] == [(rows, n, 24)] * 3
-            assert [tuple(layer.shape) for layer in maps] == [(rows, weights, n, 9 + step)] * 2
-        text = model.config.get_text_config()
-        for layer in out.past_key_values.layers:
-            assert layer.keys.shape == (rows, text.num_key_value_heads, 11, text.head_dim)
-            assert layer.values.shape == layer.keys.shape

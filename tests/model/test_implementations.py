@@ -15,11 +15,6 @@ from torch import Tensor
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
-    BloomConfig,
-    BloomForCausalLM,
-    DeepseekV32Config,
-    DeepseekV32ForCausalLM,
-    DynamicCache,
     Gemma2Config,
     Gemma2ForCausalLM,
     GptOssConfig,
@@ -27,18 +22,16 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
-    StaticCache,
 )
 
-import diff_transformer.model.interface_attention as model_attention
 import flash_stand_in
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.model.interface_attention import OPERATOR_IMPLEMENTATIONS
+from diff_transformer.model.interface_attention import OPERATOR_IMPLEMENTATIONS, eager_attention_forward
 from diff_transformer.ops.cpu.cpu_backend import is_faster
 from diff_transformer.ops.triton.triton_backend import interpreted
 from full_run import short_run
 from rounding import check_within, rounding_limits
-from tiny_model import PAIRED, SIZES
+from tiny_model import CACHES, COMPUTES_IN, OPTIONS, PAIRED, SIZES
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -47,8 +40,6 @@ IMPLEMENTATIONS = (
     *("diff_attention", "diff_attention_blockwise", "diff_attention_sdpa"),
     *("eager", "sdpa", *flash_stand_in.NAMES),
 )
-# transformers' eager attention takes the softmax in float32, even of float64.
-COMPUTES_IN = {"eager": torch.float32}
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +54,8 @@ def calls(flash: list[str], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     functions = AttentionInterface._global_mapping
     for name in (*OPERATOR_IMPLEMENTATIONS, "sdpa", *flash_stand_in.NAMES):
         monkeypatch.setitem(functions, name, partial(counted, counter, name, functions[name]))
-    eager = partial(counted, counter, "eager", model_attention.eager_attention_forward)
-    monkeypatch.setattr(model_attention, "eager_attention_forward", eager)
+    eager = partial(counted, counter, "eager", eager_attention_forward)
+    monkeypatch.setitem(functions, "eager", eager)
     return counter
 
 
@@ -108,7 +99,7 @@ CASES: dict[str, tuple[dict[str, Any], int, Callable[[Tensor], dict[str, Any]]]]
         2,
         full,
     ),
-    "options": ({"attention_bias": True, "qk_norm": True, "output_gate": True}, 2, full),
+    "options": (OPTIONS, 2, full),
     "the other way with the headwise norm": ({"headwise_norm": None}, 2, full),
 }
 
@@ -185,38 +176,27 @@ def test_the_fused_kernels_agree_in_float32(
         check_within(computed[name], value, limits[name], torch.float32)
 
 
-@pytest.mark.parametrize("cache_class", [DynamicCache, StaticCache])
+@pytest.mark.parametrize("cache_name", CACHES)
 def test_decoding_makes_one_call_a_layer_and_step(
-    kind: str, cache_class: type, make: Any, tokens: Any, check: Any, calls: Counter[str]
+    kind: str, cache_name: str, make: Any, tokens: Any, check: Any, calls: Counter[str]
 ) -> None:
+    """Prefill, chunked prefill and decoding, without a mask."""
     inputs = tokens()
     model = make(kind, attn_implementation=TRUTH)
     with torch.no_grad():
         truth = model(inputs, use_cache=False).logits
         for implementation in IMPLEMENTATIONS:
-            if cache_class is StaticCache and implementation in flash_stand_in.NAMES:
+            if cache_name == "static" and implementation in flash_stand_in.NAMES:
                 continue  # FlashAttention takes no mask that hides the empty slots: transformers' Llama cannot either
             model.set_attn_implementation(implementation)
-            size = {"max_cache_len": 12} if cache_class is StaticCache else {}
-            cache, parts = cache_class(config=model.config, **size), []
-            for step, part in enumerate(inputs.split((6, 1, 2), dim=1), start=1):
-                calls.clear()
-                parts.append(model(part, past_key_values=cache).logits)
-                assert calls == {implementation: 2}, step
-            check(torch.cat(parts, 1), truth, dtype=COMPUTES_IN.get(implementation))
-
-
-@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "flex_attention"])
-def test_a_checkpoint_is_loaded_with_the_one_that_is_named(
-    implementation: str, make: Any, tokens: Any, tmp_path: Any, calls: Counter[str]
-) -> None:
-    make("diff", torch.float32).save_pretrained(tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=implementation)
-    assert model.config._attn_implementation == implementation
-    if implementation != "flex_attention":  # which would be compiled first; it runs above
-        calls.clear()
-        model(tokens())
-        assert calls == {implementation: 2}
+            for chunks in ((6, 1, 2), (1,) * 9, (4, 5)):
+                cache, parts = CACHES[cache_name](config=model.config), []
+                for step, part in enumerate(inputs.split(chunks, dim=1), start=1):
+                    calls.clear()
+                    parts.append(model(part, past_key_values=cache).logits)
+                    assert calls == {implementation: 2}, step
+                assert cache.get_seq_length() == 9
+                check(torch.cat(parts, 1), truth, dtype=COMPUTES_IN.get(implementation))
 
 
 def test_an_unknown_one_is_refused(make: Any, tmp_path: Any) -> None:
@@ -243,22 +223,12 @@ def test_other_models_may_run_ours(tokens: Any, check: Any, calls: Counter[str])
         assert calls == {"diff_attention": 2}
 
 
-def a_sparse_model() -> PreTrainedModel:
-    sizes = {"index_topk": 3, "index_n_heads": 2, "index_head_dim": 8, "moe_intermediate_size": 8}
-    sizes |= {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
-    experts = {"n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1}
-    config = {**SIZES, "num_key_value_heads": 8, "first_k_dense_replace": 2}
-    del config["head_dim"], config["num_noise_heads"]
-    return DeepseekV32ForCausalLM(DeepseekV32Config(**config, **sizes, **experts))
-
-
 # Models whose attention SDPA's forward does not compute, and the argument that says so.
 OF_OTHERS: dict[str, Callable[[], PreTrainedModel]] = {
     "softcap": lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES)),
     "s_aux": lambda: GptOssForCausalLM(
         GptOssConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1, rope_parameters={"rope_type": "default"})
     ),
-    "indices": a_sparse_model,
 }
 
 
@@ -285,12 +255,3 @@ def test_our_model_refuses_what_it_would_drop(kind: str, implementation: str, ma
         ):
             model(inputs, **{name: value})
         model(inputs, **{name: None})
-
-
-def test_a_model_that_attends_itself_is_refused(tokens: Any) -> None:
-    """It makes its mask by the implementation's name, and adds what it gets."""
-    theirs = BloomForCausalLM(BloomConfig(vocab_size=29, hidden_size=24, n_layer=1, n_head=4)).eval()
-    theirs(tokens())
-    theirs.config._attn_implementation = "diff_attention"
-    with pytest.raises(ValueError, match=r"attention themselves: .* must be 'eager', got 'diff_attention'\.$"):
-        theirs(tokens())

@@ -10,13 +10,10 @@ from torch.nn.attention.bias import causal_upper_left
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import DynamicCache
 
-from tiny_model import needs_vectors
+from tiny_model import COMPUTES_IN, IMPLEMENTATIONS, needs_vectors
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-# transformers' eager attention takes the softmax in float32, even of float64.
-COMPUTES_IN = {"eager": torch.float32}
-IMPLEMENTATIONS = ("diff_attention", "diff_attention_reference", "diff_attention_sdpa", "sdpa", "eager")
 LOWEST = torch.finfo(torch.float32).min
 
 
@@ -60,17 +57,6 @@ def test_forms_agree(kind: str, implementation: str, form: str, make: Any, token
             for row, expected in enumerate(alone):
                 # Positions are counted over the padding as well: only distances matter, up to the tables' float32.
                 check(logits[row, -len(expected) :], expected, dtype=torch.float32)
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_no_mask_is_causal(kind: str, implementation: str, make: Any, tokens: Any, check: Any) -> None:
-    model, inputs = make(kind, attn_implementation=implementation), tokens()
-    ones = torch.ones_like(inputs)
-    for mask in (ones, visible(ones), None):
-        logits = model(inputs, attention_mask=mask).logits
-        check(logits, model(inputs).logits, dtype=COMPUTES_IN.get(implementation))
-        # A causal mask of another shape of the same meaning leaves earlier logits alone.
-        check(model(inputs[:, :5]).logits, logits[:, :5], dtype=COMPUTES_IN.get(implementation))
 
 
 @pytest.mark.parametrize("form", ["boolean", "additive"])
@@ -119,52 +105,16 @@ def test_a_block_mask(kind: str, implementation: str, make: Any, tokens: Any, ch
         check(model(inputs, attention_mask=mask, use_cache=False).logits, expected)
 
 
-def packed(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Documents (1, n) → one row (1, N) and its positions, which begin anew with each."""
-    return torch.cat(parts, 1), torch.cat([torch.arange(part.shape[1]) for part in parts])[None]
-
-
-@pytest.mark.parametrize("use_cache", [False, True])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_packed_documents(kind: str, implementation: str, use_cache: bool, make: Any, tokens: Any, check: Any) -> None:
-    """Each document's logits are those of a run of its own, also one of a single token."""
+def test_packed_documents(kind: str, implementation: str, make: Any, tokens: Any, check: Any) -> None:
+    """Each document's logits are those of a run of its own, also one of a single token, and while a cache is filled."""
     model, parts = make(kind, attn_implementation=implementation), [tokens(1, n) for n in (5, 1, 8, 2)]
-    row, positions = packed(parts)
-    precision = COMPUTES_IN.get(implementation)
+    row, positions = torch.cat(parts, 1), torch.cat([torch.arange(part.shape[1]) for part in parts])[None]
     with torch.no_grad():
-        logits = model(row, position_ids=positions, use_cache=use_cache).logits
+        logits = model(row, position_ids=positions, use_cache=True).logits
         apart = torch.cat([model(part).logits for part in parts], 1)
-        check(logits, apart, dtype=precision)
+        check(logits, apart, dtype=COMPUTES_IN.get(implementation))
         assert (model(row).logits - apart)[:, 5:].abs().max() > 0.1
-
-
-def test_packed_documents_in_a_batch_and_a_window(kind: str, make: Any, tokens: Any, check: Any) -> None:
-    model = make(kind, sliding_window=3)
-    rows = [[tokens(1, n) for n in sizes] for sizes in ((4, 6), (7, 3))]
-    (first, first_positions), (second, second_positions) = map(packed, rows)
-    positions = torch.cat((first_positions, second_positions))
-    with torch.no_grad():
-        logits = model(torch.cat((first, second)), position_ids=positions).logits
-        for row, parts in zip(logits, rows, strict=True):
-            check(row, torch.cat([model(part).logits[0] for part in parts]))
-
-
-def test_gradients_of_packed_documents(kind: str, make: Any, tokens: Any, check: Any) -> None:
-    """The loss of a packed row is that of its documents, and so is every gradient."""
-    model, parts = make(kind), [tokens(1, n) for n in (5, 7)]
-    row, positions = packed(parts)
-    labels = row.clone()
-    labels[0, 5] = -100  # the first token of a document follows nothing
-
-    def gradients(*losses: Tensor) -> dict[str, Tensor]:
-        model.zero_grad()
-        sum(losses).backward()
-        return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-
-    of_packed = gradients(model(row, position_ids=positions, labels=labels, num_items_in_batch=10).loss)
-    apart = gradients(*(model(part, labels=part, num_items_in_batch=10).loss for part in parts))
-    for name, gradient in apart.items():
-        check(of_packed[name], gradient, least=0.1, dtype=torch.float32)  # the loss upcasts to float32
 
 
 def test_a_mask_of_tokens_to_come(kind: str, make: Any, tokens: Any, check: Any) -> None:
@@ -177,21 +127,20 @@ def test_a_mask_of_tokens_to_come(kind: str, make: Any, tokens: Any, check: Any)
             check(model(inputs, attention_mask=wider).logits, expected)
 
 
-@pytest.mark.parametrize("mask", ["bias", "sparse"])
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_mask_that_holds_no_numbers_of_its_own_is_refused(
-    implementation: str, mask: str, make: Any, tokens: Any
-) -> None:
-    given = causal_upper_left(9, 9) if mask == "bias" else torch.ones(1, 1, 9, 9).tril().to_sparse()
-    model = make("diff", torch.float32, attn_implementation=implementation)
-    with pytest.raises(TypeError, match=r"^attention_mask must be a dense tensor that holds its own numbers, got a"):
-        model(tokens(), attention_mask=given)
+NO_NUMBERS = r"^attention_mask must be a dense tensor that holds its own numbers, got a"
+FOUR_AXES = r"^attention_mask of four axes must be boolean, .* got {}\.$"  # ones and zeros that are added hide nothing
+REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "bias": (lambda: causal_upper_left(9, 9), NO_NUMBERS),
+    "sparse": (lambda: torch.ones(1, 1, 9, 9).tril().to_sparse(), NO_NUMBERS),
+    "int64": (lambda: torch.ones(1, 1, 9, 9).long(), FOUR_AXES.format(torch.int64)),
+    "float8": (lambda: torch.ones(1, 1, 9, 9).to(torch.float8_e4m3fn), FOUR_AXES.format(torch.float8_e4m3fn)),
+}
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("mask", REFUSED)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_four_axes_are_boolean_or_added(implementation: str, dtype: torch.dtype, make: Any, tokens: Any) -> None:
-    """Ones and zeros that are added hide nothing."""
+def test_what_is_refused(implementation: str, mask: str, make: Any, tokens: Any) -> None:
+    given, message = REFUSED[mask]
     model = make("diff", torch.float32, attn_implementation=implementation)
-    with pytest.raises(ValueError, match=rf"^attention_mask of four axes must be boolean, .* got {dtype}\.$"):
-        model(tokens(), attention_mask=torch.ones(9, 9).tril()[None, None].to(dtype))
+    with pytest.raises((TypeError, ValueError), match=message):
+        model(tokens(), attention_mask=given())

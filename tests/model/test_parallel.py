@@ -3,6 +3,7 @@
 The ranks run this file as a script: each layout of its own process groups, one after another.
 """
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import distributed as transformers_distributed
 
 import ranks
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
@@ -28,18 +31,19 @@ from diff_transformer.parallel import (
     shard,
     tensor_parallel,
 )
-from tiny_model import DIFFERENTIAL, FORMS, name_of_form, sizes_for
+from tiny_model import FORMS, name_of_form, sizes_for
 
 LENGTH, ROWS = 32, 4
 DOCUMENTS = [0, 5, 9, 26, LENGTH]  # of the first row
 SIZES = {"vocab_size": 32, "max_position_embeddings": LENGTH}
+PROMPTS = torch.arange(1, 19).view(2, 9)
+HAS_PIPELINE = "pp_size" in inspect.signature(transformers_distributed.DistributedConfig).parameters
 # By the number of ranks: sizes of a mesh, and settings.
 LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {
         "FSDP2": {"dp": 2},
         "TP": {"tp": 2},
         "TP with sequence parallelism": {"tp": 2, "sequence": True},
-        "TP, compiled layers": {"tp": 2, "sequence": True, "compiled": True},
         "CP": {"cp": 2},
         "CP, documents": {"cp": 2, "documents": True},
         "CP, window": {"cp": 2, "window": 3},
@@ -50,9 +54,21 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "FSDP2 and TP with sequence parallelism": {"dp": 2, "tp": 2, "sequence": True},
         "TP and CP, documents": {"cp": 2, "tp": 2, "sequence": True, "documents": True},
         "FSDP2 and CP, documents": {"dp": 2, "cp": 2, "documents": True},
+        "FSDP2 and TP, compiled layers": {"dp": 2, "tp": 2, "sequence": True, "compiled": True},
         "CP 4, documents": {"cp": 4, "documents": True},
     },
 }
+
+
+# Those of `make test`.
+FEW_FORMS = ("diff", "diff_grouped λ of tokens")
+each_form = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(form, id=name, marks=() if name in FEW_FORMS else pytest.mark.all)
+        for form, name in ((form, name_of_form(form)) for form in FORMS)
+    ],
+)
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:
@@ -68,7 +84,7 @@ def packed() -> tuple[Tensor, Tensor, Tensor]:
     return tokens, labels, torch.cat([torch.arange(int(length)) for length in lengths])[None]
 
 
-def answers(model: Any, data: tuple[Tensor, Tensor, Tensor], whole: Callable[[Tensor], Tensor], **kwargs: Any) -> Any:
+def answers(model: Any, data: tuple[Tensor, Tensor, Tensor], **kwargs: Any) -> Any:
     """The loss and every gradient."""
     tokens, labels, positions = data
     logits = model(tokens, position_ids=positions, use_cache=False, **kwargs).logits
@@ -83,7 +99,12 @@ def whole(x: Tensor) -> Tensor:
 
 def takes(form: str, layout: dict[str, Any]) -> bool:
     """Whether a layout is tried with an attention type: compilation takes seconds, so with one."""
-    return form == "diff" if layout.get("compiled") else form in DIFFERENTIAL or "cp" not in layout
+    return form == "diff" if layout.get("compiled") else form != "softmax" or "cp" not in layout
+
+
+def names_in(folder: Path) -> list[str]:
+    """The attention types that are asked for."""
+    return [name for name in map(name_of_form, FORMS) if (folder / name).is_dir()]
 
 
 def spread_answers(model: Any, layout: dict[str, Any]) -> dict[str, Tensor]:
@@ -108,11 +129,28 @@ def spread_answers(model: Any, layout: dict[str, Any]) -> dict[str, Tensor]:
         shard(model, layers, mesh["replicas", "divided"] if replicas > 1 else divided)
         row = mesh["replicas"].get_local_rank() * dp + mesh["dp"].get_local_rank()
         data = data if layout.get("documents") else tuple(x.chunk(replicas * dp)[row] for x in data)
-    result = answers(model, data, whole, **kwargs)
+    result = answers(model, data, **kwargs)
     loss = result["loss"]
     torch.distributed.all_reduce(loss)  # every rank's, those with the same rows too
     result["loss"] = loss / torch.distributed.get_world_size()
     return result
+
+
+def generate(model: DiffTransformerForCausalLM) -> Tensor:
+    mask = torch.ones_like(PROMPTS)
+    return model.generate(PROMPTS, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=0)
+
+
+def in_a_pipeline(rank: int, folder: Path) -> None:
+    """transformers' own pipeline of two ranks: logits, and greedy tokens."""
+    plan = transformers_distributed.DistributedConfig(pp_size=2)
+    for kind in names_in(folder):
+        model = DiffTransformerForCausalLM.from_pretrained(folder / kind, dtype=torch.float64, distributed_config=plan)
+        layers = [name for name, _ in model.named_parameters() if name.endswith("q_proj.weight")]
+        assert layers == [f"model.layers.{rank}.self_attn.q_proj.weight"]
+        with torch.no_grad():
+            found = {"logits": model(PROMPTS).logits, "tokens": generate(model)}
+        save_file({name: value.contiguous() for name, value in found.items()}, folder / f"{kind} {rank}.safetensors")
 
 
 def on_a_rank() -> None:
@@ -120,17 +158,17 @@ def on_a_rank() -> None:
     # Gathered logits are a view, which nothing here changes in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
     warnings.filterwarnings("ignore", "The .grad attribute", UserWarning)  # which torch.compile reads
-    for form in FORMS:
+    for form in names_in(folder):
         for name, layout in LAYOUTS[torch.distributed.get_world_size()].items():
             if not takes(form, layout):
                 continue
             window = {"sliding_window": layout["window"]} if "window" in layout else {}
-            model = DiffTransformerForCausalLM.from_pretrained(
-                folder / name_of_form(form), dtype=torch.float64, **window
-            )
+            model = DiffTransformerForCausalLM.from_pretrained(folder / form, dtype=torch.float64, **window)
             result = spread_answers(model, layout)
             if rank == 0:
-                save_file(result, folder / f"{name_of_form(form)}, {name}.safetensors")
+                save_file(result, folder / f"{form}, {name}.safetensors")
+    if HAS_PIPELINE and torch.distributed.get_world_size() == 2:
+        in_a_pipeline(rank, folder)
     torch.distributed.destroy_process_group()
 
 
@@ -140,25 +178,54 @@ def spread(
 ) -> tuple[Path, int]:
     """The folder in which the ranks have written what they found, and their number."""
     folder = tmp_path_factory.mktemp("ranks")
-    return ranks.spread_models(__file__, folder, lambda form: make(form, **SIZES), request.param), request.param
+    for form in FORMS:
+        if request.config.getoption("--all") or name_of_form(form) in FEW_FORMS:
+            make(form, **SIZES).save_pretrained(folder / name_of_form(form))
+    ranks.run(__file__, folder, request.param)
+    return folder, request.param
 
 
+@each_form
 def test_ranks_give_what_one_process_gives(
     kind: str, spread: tuple[Path, int], make: Callable[..., Any], check: Callable[..., None]
 ) -> None:
     folder, count = spread
     for layout, settings in LAYOUTS[count].items():
         file = folder / f"{name_of_form(kind)}, {layout}.safetensors"
-        if not takes(kind, settings):
+        if not takes(name_of_form(kind), settings):
             continue
         computed = load_file(file)
         window = {"sliding_window": settings["window"]} if "window" in settings else {}
-        expected = answers(make(kind, **SIZES, **window), packed() if settings.get("documents") else batch(), whole)
+        expected = answers(make(kind, **SIZES, **window), packed() if settings.get("documents") else batch())
         assert computed.keys() == expected.keys()
         largest = max(value.abs().max().item() for value in expected.values())
         for name, value in expected.items():
             assert value.abs().max() > 0, name
             check(computed[name], value, least=largest)
+
+
+@each_form
+@pytest.mark.skipif(not HAS_PIPELINE, reason="this release of transformers declares pipelines and does not run them")
+def test_a_pipeline_gives_what_one_process_gives(
+    kind: str, spread: tuple[Path, int], make: Callable[..., Any], check: Callable[..., None]
+) -> None:
+    folder, count = spread
+    model = make(kind, **SIZES)
+    for rank in range(count if count == 2 else 0):
+        found = load_file(folder / f"{name_of_form(kind)} {rank}.safetensors")
+        check(found["logits"], model(PROMPTS).logits)
+        assert torch.equal(found["tokens"], generate(model))
+
+
+def test_the_pipeline_s_plan_is_llamas(kind: str, make: Callable[..., Any]) -> None:
+    """Whatever splits a Llama by its plan finds the same names and the same inputs and outputs here."""
+    model, llama = make(kind), LlamaForCausalLM(LlamaConfig(**{**sizes_for("softmax"), "num_noise_heads": None}))
+    assert type(model)._pp_plan == LlamaForCausalLM._pp_plan
+    assert model.pp_plan == llama.pp_plan
+    assert model.model.pp_plan == llama.model.pp_plan
+    assert model.config.base_model_pp_plan == LlamaConfig.base_model_pp_plan
+    assert all(isinstance(model.get_submodule(name), torch.nn.Module) for name in model.pp_plan)
+    assert "base_model_pp_plan" not in model.config.to_dict()
 
 
 def test_models_that_have_no_context_parallelism(make: Callable[..., Any]) -> None:
@@ -191,7 +258,7 @@ def test_a_feed_forward_network_that_the_ranks_cannot_share(make: Callable[..., 
 
 def test_a_step_sends_no_message_for_a_lambda() -> None:
     """FSDP2 on one of 64 ranks: two gathers a layer, one for the rest, and a scattered sum for each unit."""
-    layers = 4
+    layers = 2
     config = DiffTransformerConfig(**sizes_for("diff", num_hidden_layers=layers, hidden_size=256))
     with one_rank_of(64):
         with torch.device("meta"):

@@ -1,38 +1,33 @@
 """Under transformers' Trainer: every target of a step weighs the same, in whatever batches it comes."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from accelerate.state import AcceleratorState
 from torch import Tensor
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments, default_data_collator
 from transformers.trainer_pt_utils import LabelSmoother
 
 import diff_transformer.model
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from loss_weighting import Document, GradientRecorder, check_step, check_weights, exact_step
+from full_run import in_turn
+from loss_weighting import QUIET_ON_CPU, Document, GradientRecorder, check_step, check_weights, exact_step
 from tiny_model import LAST_FORMS, SIZES
+
+pytestmark = pytest.mark.usefixtures("forget_the_device")
 
 # How many tokens each document has, and how many at its end are targets: one document has none at all.
 LENGTHS, TARGETS = (10, 3, 7, 10, 2, 10, 5, 9), (9, 1, 2, 0, 1, 4, 4, 8)
 
 
-@pytest.fixture(autouse=True)
-def _forget_the_device() -> Iterator[None]:
-    """accelerate keeps what the Trainer set up for the whole process; the next test may want another precision."""
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def documents(numbers: Sequence[int] = TARGETS) -> list[Document]:
+def documents() -> list[Document]:
     generator = torch.Generator().manual_seed(2)
     tokens = [torch.randint(1, 29, (length,), generator=generator) for length in LENGTHS]
-    ignored = [torch.arange(len(row)) < len(row) - targets for row, targets in zip(tokens, numbers, strict=True)]
+    ignored = [torch.arange(len(row)) < len(row) - targets for row, targets in zip(tokens, TARGETS, strict=True)]
     return [(row, row.masked_fill(mask, -100)) for row, mask in zip(tokens, ignored, strict=True)]
 
 
@@ -59,36 +54,22 @@ COLLATORS: dict[str, Callable[[Any], Any]] = {
 
 
 def trainer_of(
-    model: DiffTransformerForCausalLM,
-    folder: Path,
-    batch: int,
-    accumulation: int = 1,
-    collator: str = "padded",
-    targets: Sequence[int] = TARGETS,
+    model: DiffTransformerForCausalLM, folder: Path, batch: int, accumulation: int = 1, collator: str = "padded"
 ) -> Trainer:
     """Steps of all documents each, by plain SGD."""
     arguments = TrainingArguments(
         output_dir=str(folder),
-        use_cpu=True,
         per_device_train_batch_size=batch,
-        per_device_eval_batch_size=batch,
         gradient_accumulation_steps=accumulation,
         max_steps=2,
         learning_rate=0.05,
-        lr_scheduler_type="constant",
         optim="sgd",
         max_grad_norm=0.0,
-        logging_steps=1,
         save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        seed=0,
+        **QUIET_ON_CPU,
     )
-    data = [{"input_ids": tokens.tolist(), "labels": labels.tolist()} for tokens, labels in documents(targets)]
-    return Trainer(
-        model=model, args=arguments, train_dataset=data, eval_dataset=data, data_collator=COLLATORS[collator]
-    )
+    data = [{"input_ids": tokens.tolist(), "labels": labels.tolist()} for tokens, labels in documents()]
+    return Trainer(model=model, args=arguments, train_dataset=data, data_collator=COLLATORS[collator])
 
 
 def train(trainer: Trainer) -> tuple[list[float], GradientRecorder]:
@@ -105,14 +86,7 @@ def train(trainer: Trainer) -> tuple[list[float], GradientRecorder]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], recorder
 
 
-@pytest.mark.parametrize(
-    ("kind", "collator"),
-    [
-        pytest.param(kind, collator, marks=() if kind == "diff" or collator == "padded" else pytest.mark.all)
-        for kind in LAST_FORMS
-        for collator in COLLATORS
-    ],
-)
+@pytest.mark.parametrize(("kind", "collator"), in_turn(LAST_FORMS, [*COLLATORS]))
 def test_every_target_weighs_the_same(kind: str, collator: str, make: Any, tmp_path: Path) -> None:
     start = make(kind, torch.float32)
     expected = exact_step(start, documents())
@@ -128,18 +102,6 @@ def test_every_target_weighs_the_same(kind: str, collator: str, make: Any, tmp_p
     for model, second in models.values():
         check_weights(model, models[8][0], start)
         assert second == pytest.approx(models[8][1], abs=6e-5)
-
-
-def test_the_loss_of_an_evaluation(kind: str, make: Any, tmp_path: Path) -> None:
-    """The mean over a batch's targets; of several batches the Trainer takes the mean by sequences, with any model."""
-    model = make(kind, torch.float32)
-    rows = documents()
-    full_loss = trainer_of(model, tmp_path, batch=8).evaluate()["eval_loss"]
-    assert full_loss == pytest.approx(exact_step(model, rows)[0], rel=1e-5)
-    parts = [exact_step(model, rows[start : start + 4])[0] for start in (0, 4)]
-    halves = trainer_of(model, tmp_path, batch=4).evaluate()["eval_loss"]
-    assert halves == pytest.approx(sum(parts) / 2, rel=1e-5)
-    assert abs(halves - full_loss) > 0.01
 
 
 def test_smoothed_labels_are_of_the_next_token(make: Any, tmp_path: Path) -> None:
