@@ -1,13 +1,14 @@
-"""SwiGLU, PolyNorm in its place, and the decoder layer of Section 2.2."""
+"""The headwise norm of Equation 3, SwiGLU, PolyNorm in its place, and the decoder layer of Section 2.2."""
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import oracle
-from diff_transformer.nn import DecoderLayer, PolyNorm, PolyNormGLU, SwiGLU
+from diff_transformer.nn import DecoderLayer, HeadwiseNorm, PolyNorm, PolyNormGLU, SwiGLU
 
 WIDTH, INNER = 24, 20
 
@@ -20,6 +21,14 @@ def large(module: nn.Module) -> nn.Module:
             else:
                 parameter.uniform_(0.5, 1.5)
     return module.double()
+
+
+def test_headwise_norm() -> None:
+    """Over each head's own channels: (B, N, H, 2d), times 1 − λ_init, one weight for all heads."""
+    norm, x = large(HeadwiseNorm(8, 0.3)), torch.randn(2, 5, 3, 8, dtype=torch.float64)
+    assert norm.weight.shape == (8,)
+    expected = 0.7 * oracle.rms_norm(x.numpy(), norm.weight.detach().numpy(), 1e-5)
+    np.testing.assert_allclose(norm(x).detach().numpy(), expected, rtol=1e-13)
 
 
 def mlp_weights(mlp: SwiGLU) -> list[Any]:

@@ -1,10 +1,11 @@
-"""Rotary embedding in the half-split layout."""
+"""Rotary embedding in the half-split layout, and the module that makes its tables."""
 
 import numpy as np
 import pytest
 import torch
 
 import oracle
+from diff_transformer.nn import RotaryEmbedding
 from diff_transformer.ops.functional import apply_rotary, rotary_tables
 
 
@@ -33,6 +34,8 @@ def test_tables() -> None:
 def test_an_odd_width_is_refused() -> None:
     with pytest.raises(ValueError, match=r"head_dim must be even.*got 5"):
         rotary_tables(torch.arange(3), 5)
+    with pytest.raises(ValueError, match=r"head_dim must be even .*, got 7\.$"):
+        RotaryEmbedding(7)
     with pytest.raises(ValueError, match=r"even last axis, got \(3, 5\)"):
         apply_rotary(torch.randn(3, 5), torch.ones(3, 5), torch.ones(3, 5))
 
@@ -77,7 +80,12 @@ def test_the_dtype_is_kept(dtype: torch.dtype) -> None:
     assert error <= 4 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) * float(x.abs().max())
 
 
-def test_gradients() -> None:
-    x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    cos, sin = (table.double() for table in rotary_tables(torch.arange(3), 4))
-    assert torch.autograd.gradcheck(lambda x: apply_rotary(x, cos, sin), (x,))
+def test_the_module_counts_positions_after_a_cache_and_in_each_sequence() -> None:
+    rotary, positions = RotaryEmbedding(8), torch.tensor([[0, 1, 2], [5, 6, 7]])
+    for after, batched, expected in zip(
+        rotary.positions(torch.zeros(2, 3, 24), past=5), rotary(positions), rotary(torch.arange(8)), strict=True
+    ):
+        assert torch.equal(after, expected[5:])
+        assert torch.equal(batched, expected[positions])
+    assert not rotary.state_dict()
+    assert rotary.bfloat16()(torch.arange(3))[0].dtype == torch.float32
