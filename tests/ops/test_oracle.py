@@ -83,38 +83,6 @@ def test_rotary_by_hand() -> None:
     assert oracle.rotary(x, [5], theta=100.0)[0] == pytest.approx(expected)
 
 
-def test_layers_agree_where_they_must() -> None:
-    """λ = 0 makes a DIFF layer, but for its norm, ordinary attention; V2 at λ = 1/2 is half a difference; and so on."""
-    generator = np.random.default_rng(0)
-    d_model, heads, d = 8, 2, 2
-    x = generator.normal(size=(2, 3, d_model))
-    wq, wk, wv = (generator.normal(size=(size, d_model)) for size in (2 * heads * d, heads * d, heads * d))
-    wo = np.eye(heads * d)
-    even = wq.reshape(heads, 2, d, d_model)[:, 0].reshape(heads * d, d_model)
-    odd = wq.reshape(heads, 2, d, d_model)[:, 1].reshape(heads * d, d_model)
-    positions = [0, 1, 2]
-    first = oracle.softmax_layer(x, even, wk, wv, wo, heads=heads, positions=positions)
-    second = oracle.softmax_layer(x, odd, wk, wv, wo, heads=heads, positions=positions)
-    zero = np.zeros((heads, d_model))
-    v2 = oracle.diff_v2_layer(x, wq, wk, wv, zero, wo, heads=heads, positions=positions)
-    assert v2 == pytest.approx(first - second / 2)
-
-    # V1 with both maps' keys equal and unit norm weight: the same difference, normalised and scaled by 1 − λ_init.
-    keys = np.repeat(wk.reshape(heads, 1, d, d_model), 2, 1).reshape(2 * heads * d, d_model)
-    vectors = (np.zeros(d),) * 4
-    v1 = oracle.diff_layer(
-        x, wq, keys, wv, wo, vectors, np.ones(d), layer=3, heads=heads, init=0.5, positions=positions, eps=0.0
-    )
-    difference = (first - second / 2).reshape(2, 3, heads, d)
-    normed = difference / np.sqrt((difference**2).mean(-1, keepdims=True))
-    assert v1 == pytest.approx(0.5 * normed.reshape(2, 3, heads * d))
-
-
-def test_lambda_init_by_hand() -> None:
-    assert oracle.lambda_init(1) == pytest.approx(0.2)
-    assert oracle.lambda_init(2) == pytest.approx(0.8 - 0.6 * 0.7408182206817179)
-
-
 # The budget.
 
 
