@@ -24,7 +24,7 @@ CASES = {
     "grouped, masked, windowed": Case(
         heads=4, mask="bool (B, 1, 1, S)", is_causal=True, window=4, lam="full", layout="projection"
     ),
-    "documents": Case(batch=1, heads=4, documents=(3, 0, 6), is_causal=True, lam="full", layout="projection"),
+    "documents": Case(batch=1, heads=4, ratio=2, documents=(3, 0, 6), is_causal=True, lam="full", layout="projection"),
     "shared keys, additive mask, blind queries": Case(
         key_maps=1, mask="add -inf (B, 1, N, S)", queries=11, lam="per head", is_causal=True, dv=4, layout="cache"
     ),
