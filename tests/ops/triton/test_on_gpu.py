@@ -17,6 +17,7 @@ from cases import CASES, case
 from counted_operators import Operators
 from diff_transformer import diff_attention
 from diff_transformer.ops.triton.triton_backend import interpreted
+from diff_transformer.ops.visibility import position_mask, segment_bounds_from
 from nonfinite_problems import check_output, check_pair, spoil
 
 pytestmark = [
@@ -80,16 +81,9 @@ def test_output_and_gradients(name: str, dtype: torch.dtype) -> None:
 def formula(problem: Problem, case: Case, weight: Tensor | None, eps: float, factor: float) -> Any:
     """What `Problem.solve` takes: Equation 1 spelled out in the dtype of its inputs, and the norm behind it."""
     n, s, device = case.queries, case.keys, problem.q.device
-    position, keys = torch.arange(n, device=device)[:, None] + s - n, torch.arange(s, device=device)
-    seen = torch.ones(n, s, dtype=torch.bool, device=device)
-    if case.is_causal:
-        seen &= keys <= position
-    if case.window is not None:
-        seen &= keys > position - case.window
-    if case.documents is not None:
-        lengths = torch.tensor(case.documents, device=device)
-        document = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
-        seen &= document[:, None] == document
+    documents = None if case.documents is None else segment_bounds_from(problem.options["cu_seqlens"], n)
+    seen = position_mask(n, s, case.is_causal, case.window, documents, device)
+    seen = torch.ones(n, s, dtype=torch.bool, device=device) if seen is None else seen
     mask = problem.options.get("attn_mask")
     if mask is not None and mask.dtype == torch.bool:
         seen = seen & mask
