@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diff_lab.data import byte_tokenizer
@@ -32,6 +32,7 @@ def decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=30)
 @given(text=st.sampled_from(TEXTS) | st.text() | st.text(alphabet=" \n\tabx☃é日"), data=st.data())
 def test_any_text_comes_as_decode_gives_it_and_goes_on_from_any_place(
     kind: str, text: str, data: st.DataObject
@@ -46,6 +47,7 @@ def test_any_text_comes_as_decode_gives_it_and_goes_on_from_any_place(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_tokens_come_as_decode_gives_them(kind: str, data: st.DataObject) -> None:
     """Special ones and bytes that are no characters, too, as a model that has learned little writes them."""
@@ -75,6 +77,7 @@ def test_a_character_comes_with_its_last_byte_also_after_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=30)
 @given(text=st.sampled_from(TEXTS[:-1]) | st.text(alphabet=" \n\tabx☃é日\U0001f600"))
 def test_names_are_what_tokens_add_and_the_bytes_of_what_has_only_begun(kind: str, text: str) -> None:
     tokenizer = KINDS[kind]()

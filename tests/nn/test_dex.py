@@ -94,15 +94,6 @@ def test_lambda_of_each_step() -> None:
     assert lam.learned.grad.item() == 0
 
 
-def test_the_first_step_of_training_moves_w_d() -> None:
-    for progress, moves in ((1.0, True), (0.02, True), (0.0, False)):
-        module = attention(trained=False)
-        set_dex_progress(module, progress)
-        module(hidden(), is_causal=True).square().sum().backward()
-        assert bool(module.dex.weight.grad.any()) == moves
-        assert not module.dex.lam.learned.grad.any()  # a multiple of W_D, which is still 0
-
-
 def test_lambda_is_not_rounded_to_half_precision() -> None:
     """λ W_D is formed in float32: λ's nearest bfloat16, 1, would give 1 − 1.5."""
     lam, w_d = 1.0036621, 1.5

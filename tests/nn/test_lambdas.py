@@ -46,20 +46,6 @@ def test_one_constant_for_all_layers(constant: float) -> None:
         assert module.lam().item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_factor_is_not_the_learned_lambda(build: Any, by_oracle: Any, inputs: Any, check: Any) -> None:
-    module, x = build("diff"), inputs()
-    for scale in (0.0, 1.0, 1.5):
-        with torch.no_grad():
-            for vector in module.lam.parameters():
-                vector.mul_(scale)
-        check(module(x, is_causal=True), by_oracle(module, x, is_causal=True))
-        assert module.head_norm.factor == 1 - oracle.lambda_init(3)
-    assert abs(module.lam().item() - oracle.lambda_init(3)) < 1e-12  # scale 0 came first
-    trained(module.lam)
-    assert abs(module.lam().item() - oracle.lambda_init(3)) > 0.1
-    check(module(x, is_causal=True), by_oracle(module, x, is_causal=True))
-
-
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float16], ids=str)
 def test_float32_under_another_default_dtype(default: torch.dtype) -> None:
     before = torch.get_default_dtype()

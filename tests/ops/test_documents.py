@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from budget import BACKENDS, DTYPES, Case, Problem, prepared, skip_unless_it_takes
-from diff_transformer import diff_attention, diff_attention_maps
+from diff_transformer import diff_attention
 from full_run import short_run
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -78,13 +78,3 @@ def test_borders_may_be_of_either_dtype_and_any_stride(backend: str, integers: t
     ends = problem.options["cu_seqlens"].to(integers).repeat_interleave(2)[::2]
     same = replace(problem, options={**problem.options, "cu_seqlens": ends})
     expected.check(same.solve(diff_attention, backend=backend))
-
-
-def test_maps_are_zero_between_documents() -> None:
-    problem, _ = prepared(case("one block", is_causal=True))
-    document = torch.arange(3).repeat_interleave(torch.tensor(LENGTHS["one block"]))
-    apart = document.unsqueeze(1) != document
-    maps = diff_attention_maps(problem.q, problem.k, problem.lam, **problem.options)
-    for weights in maps:
-        assert not weights[..., apart].any()
-    torch.testing.assert_close(maps[0].sum(-1), torch.ones(1, 2, 20))

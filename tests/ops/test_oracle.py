@@ -40,14 +40,6 @@ def test_what_a_query_sees_by_hand() -> None:
     assert seen(3, 3, False, 2) == ["xxx", "xxx", ".xx"]
 
 
-def test_grouped_key_by_hand() -> None:
-    # Six heads over two key heads: heads 0–2 read key head 0, heads 3–5 read key head 1, each map its own.
-    assert [oracle.grouped_key(h, c, 6, 2) for h in range(6) for c in (0, 1)] == [
-        (0, 0), (0, 1), (0, 0), (0, 1), (0, 0), (0, 1),
-        (1, 0), (1, 1), (1, 0), (1, 1), (1, 0), (1, 1),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("name", ["q", "k", "v", "lam"])
 @pytest.mark.parametrize(
     "case",
@@ -69,18 +61,6 @@ def test_gradients_are_those_of_finite_differences(case: Case, name: str) -> Non
             out = solve_by_oracle(replace(problem, **{name: moved}))[0]["out"]
             ends.append(float((out * problem.dout.numpy()).sum()))
         assert (ends[1] - ends[0]) / 2e-5 == pytest.approx(gradient[index], rel=1e-6, abs=1e-8)
-
-
-def test_rotary_by_hand() -> None:
-    x = np.array([[1.0, 2.0, 3.0, 4.0]])
-    a, b = 5.0, 5.0 * 100.0**-0.5  # angles of the two channel pairs (0, 2) and (1, 3) at position 5, theta 100
-    expected = [
-        math.cos(a) - 3 * math.sin(a),
-        2 * math.cos(b) - 4 * math.sin(b),
-        3 * math.cos(a) + math.sin(a),
-        4 * math.cos(b) + 2 * math.sin(b),
-    ]
-    assert oracle.rotary(x, [5], theta=100.0)[0] == pytest.approx(expected)
 
 
 # The budget.
