@@ -167,21 +167,17 @@ def test_compiled_to_machine_code(backend: str) -> None:
 # Autocast and checkpointing.
 
 
-def under_autocast(problem: Problem, backend: str, *, checkpointed: bool = False) -> dict[str, Tensor]:
+def under_autocast(problem: Problem, backend: str) -> dict[str, Tensor]:
     """The problem posed in float32 and solved under bfloat16 autocast; gradients arrive in float32."""
-    leaves = {name: getattr(problem, name).detach().float().requires_grad_() for name in ("q", "k", "v")}
-    assert isinstance(problem.lam, Tensor)
-    leaves["lam"] = problem.lam.detach().requires_grad_()
+    wide = {name: getattr(problem, name).float() for name in ("q", "k", "v")}
 
-    def attend(*tensors: Tensor) -> Tensor:
-        return diff_attention(*tensors, **problem.options, backend=backend)
+    def attend(*tensors: Tensor, **options: Any) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return diff_attention(*tensors, **options)
 
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = checkpoint(attend, *leaves.values(), use_reentrant=False) if checkpointed else attend(*leaves.values())
-    assert out.dtype == torch.bfloat16
-    gradients = torch.autograd.grad(out, list(leaves.values()), problem.dout)
-    assert all(gradient.dtype == torch.float32 for gradient in gradients)
-    return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
+    answer = replace(problem, **wide).solve(attend, backend=backend)
+    assert all(answer[name].dtype == torch.float32 for name in ("q", "k", "v", "lam"))
+    return answer
 
 
 @pytest.mark.usefixtures("poisoned_memory")

@@ -8,7 +8,6 @@ import signal
 import stat
 import sys
 import textwrap
-import threading
 import time
 import traceback
 import warnings
@@ -22,7 +21,7 @@ import fresh
 from diff_transformer import diff_attention
 from diff_transformer.ops import backends, flex
 from diff_transformer.ops.cpu import cpu_backend, cpu_build
-from diff_transformer.ops.cpu.extension_cache import make_private, refusal
+from diff_transformer.ops.cpu.cpu_build import make_private, refusal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests look at Linux's /proc and libraries")
 
@@ -429,25 +428,6 @@ def test_no_sources_and_no_such_system(sources: Path, monkeypatch: pytest.Monkey
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not cpu_backend.available_to_auto()
-
-
-# Threads and forks.
-
-
-def test_threads_load_the_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def slowly() -> None:
-        calls.append(threading.get_ident())
-        time.sleep(0.1)
-
-    monkeypatch.setattr(cpu_backend, "_load_kernel", functools.cache(slowly))
-    threads = [threading.Thread(target=cpu_backend.reason_against_cpu_kernel) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(calls) == 1
 
 
 def test_a_forked_process_does_not_wait_for_a_thread_that_it_does_not_have() -> None:
