@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import oracle
+from diff_transformer import diff_attention
 from diff_transformer.ops.cpu.cpu_backend import reason_against_cpu_kernel
 from diff_transformer.ops.reference import PLAIN_ERRORS, ROUNDINGS
 from diff_transformer.ops.triton.triton_backend import interpreted
@@ -141,6 +142,13 @@ class Problem:
         assert out.dtype == self.dout.dtype
         gradients = torch.autograd.grad(out, list(leaves.values()), self.dout)
         return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
+
+
+def forward(problem: Problem, backend: str, **more: Any) -> Tensor:
+    """The output alone, where no gradient is wanted: other kernels may compute it."""
+    with torch.no_grad():
+        arguments = problem.q, problem.k, problem.v, problem.lam
+        return diff_attention(*arguments, **{**problem.options, **more}, backend=backend)
 
 
 MASKS = (
@@ -315,13 +323,18 @@ def solve_by_oracle(problem: Problem, rules: oracle.Rules = oracle.SPEC) -> tupl
 
 def solve_plainly(problem: Problem, forward: oracle.Forward) -> dict[str, Tensor]:
     """The straight formula, every step in the problem's dtype; which keys are visible is taken from the oracle."""
-    visible, bias = torch.from_numpy(forward.visible), torch.from_numpy(forward.bias).to(problem.q.dtype)
+    visible, bias = torch.from_numpy(forward.visible), torch.from_numpy(forward.bias)
+    return replace(problem, options={}).solve(plain_attention(visible, bias, forward.scale))
+
+
+def plain_attention(visible: Tensor, bias: Tensor, scale: float) -> Callable[..., Tensor]:
+    """Equation 1 spelled out in the dtype of its inputs, for what every query sees and what is added, (B, H, N, S)."""
 
     def attention(q: Tensor, k: Tensor, v: Tensor, lam: Tensor | float, **_: object) -> Tensor:
         q = ungrouped(q)
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        scores = q @ k.transpose(-1, -2) * forward.scale + bias[:, :, None]
+        scores = q @ k.transpose(-1, -2) * scale + bias.to(q.dtype)[:, :, None]
         hidden = ~visible[:, :, None]
         nothing = hidden.all(-1, keepdim=True)
         scores = scores.masked_fill(hidden, float("-inf")).masked_fill(nothing, 0.0)
@@ -330,7 +343,7 @@ def solve_plainly(problem: Problem, forward: oracle.Forward) -> dict[str, Tensor
             lam = lam.to(q.dtype).expand(q.shape[0], q.shape[1], q.shape[3])[..., None]
         return (first - lam * second) @ v
 
-    return replace(problem, options={}).solve(attention)
+    return attention
 
 
 def magnitudes(problem: Problem, forward: oracle.Forward, errors: Array | None = None) -> dict[str, Array]:
@@ -388,6 +401,10 @@ class Expected:
         ratios = self.ratios(answer)
         assert max(ratios.values()) <= 1, f"error over budget (1 = the limit): {ratios}"
 
+    def check_output(self, out: Tensor) -> None:
+        error, limit = np.abs(float64(out) - self.values["out"]), self.limits["out"]
+        assert np.all(error <= limit), f"at most {np.max(error / np.maximum(limit, 1e-300))} of the limit"
+
 
 def expect(problem: Problem) -> Expected:
     """The oracle's answer to a problem and the budget of an answer in the problem's dtype."""
@@ -421,3 +438,15 @@ def prepared(case: Case) -> tuple[Problem, Expected]:
     """The problem of a case and what is expected of it, computed once for all backends."""
     problem = build(case)
     return problem, expect(problem)
+
+
+def check_normed(
+    out: Tensor, expected: Expected, weight: Tensor, norm_eps: float = 1e-5, norm_scale: float = 1.0
+) -> None:
+    """Equation 3 around the oracle's heads; allowed is what the heads' errors become, and the norm's own rounding."""
+    heads, limits = expected.values["out"], expected.limits["out"]
+    values = norm_scale * oracle.rms_norm(heads, float64(weight), norm_eps)
+    root = np.sqrt((heads**2).mean(-1, keepdims=True) + norm_eps)
+    errors = (limits + np.abs(heads) / root * np.sqrt((limits**2).mean(-1, keepdims=True))) / root
+    limit = abs(norm_scale) * np.abs(float64(weight)) * errors + 4 * torch.finfo(out.dtype).eps * np.abs(values)
+    assert np.all(np.abs(float64(out) - values) <= limit)

@@ -1,6 +1,5 @@
 """Chooses the cases of parametrised tests that run in `make test`; the others run in `make test-all` alone."""
 
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from pathlib import Path
@@ -26,23 +25,6 @@ def short_run(values: Iterable[Any], keep: Collection[Any]) -> list[Any]:
 def _with_all(value: Any) -> Any:
     values = value if isinstance(value, tuple) else (value,)
     return pytest.param(*values, marks=pytest.mark.all)
-
-
-def in_turn(names: Iterable[str], *ways: Sequence[Any], keep: Collection[str] | None = None) -> list[Any]:
-    """Every name with every combination of ``ways``; in `make test` each with one of them, the next with the next.
-
-    With ``keep``, `make test` has these names alone.
-    """
-    combinations = list(itertools.product(*ways))
-    names = list(names)
-    kept = names if keep is None else list(keep)
-    assert set(kept) <= set(names), kept
-    turns = {name: i % len(combinations) for i, name in enumerate(kept)}
-    return [
-        pytest.param(name, *way, marks=() if turns.get(name) == number else pytest.mark.all)
-        for name in names
-        for number, way in enumerate(combinations)
-    ]
 
 
 def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:

@@ -2,14 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from budget import Problem, solve_by_oracle
-from diff_transformer import diff_attention
 
 
 @dataclass(frozen=True)
@@ -54,11 +52,6 @@ def spoil(problem: Problem, tensor: str) -> Spoilt:
         spoilt=replace(problem, k=spoilt[0], v=spoilt[1], dout=dout),
         seeing=marked,
     )
-
-
-def without_gradients(problem: Problem, **more: Any) -> Tensor:
-    with torch.no_grad():
-        return diff_attention(problem.q, problem.k, problem.v, problem.lam, **problem.options, **more)
 
 
 def check_output(out: Tensor, expected: Tensor, seeing: Tensor) -> None:

@@ -12,6 +12,7 @@ of the twin Transformer.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -217,10 +218,54 @@ def rotary(x: ArrayLike, positions: ArrayLike, theta: float = 10000.0) -> Array:
     return out
 
 
-def _heads(x: Array, weight: ArrayLike, *shape: int) -> Array:
+def _heads(x: ArrayLike, weight: ArrayLike, *shape: int) -> Array:
     """x (B, N, D) through a Linear weight whose rows are (heads, [maps,] width): (B, heads, [maps,] N, width)."""
     y = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
     return np.moveaxis(y.reshape(*y.shape[:2], *shape), 1, -2)
+
+
+def _layer(
+    x: ArrayLike,
+    wq: ArrayLike,
+    wk: ArrayLike,
+    wv: ArrayLike,
+    wo: ArrayLike,
+    lam: ArrayLike,
+    *,
+    groups: int,
+    queries: int,
+    key_heads: int,
+    key_maps: int,
+    factor: float = 1.0,
+    norm_weight: ArrayLike | None = None,
+    eps: float = 1e-5,
+    positions: ArrayLike | None = None,
+    is_causal: bool = True,
+    attn_mask: ArrayLike | None = None,
+) -> Array:
+    """Attention of x (B, N, D) → (B, N, D): projections, rotary embedding, Equation 1, the norm of each head, W_O.
+
+    Weights are those of nn.Linear (out, in), rows ordered (group, query, channel) for q and (head, map, channel) for k.
+    One query to a group is ordinary attention, one of two equal maps at λ = 0. `positions` None means no rotary
+    embedding, `norm_weight` None neither the headwise norm nor its `factor`.
+    """
+    d = np.shape(wk)[0] // (key_heads * key_maps)
+    q, k = _heads(x, wq, groups, queries, d), _heads(x, wk, key_heads, key_maps, d)
+    v = _heads(x, wv, key_heads, np.shape(wv)[0] // key_heads)
+    if positions is not None:
+        q, k = rotary(q, positions), rotary(k, positions)
+    if queries == 1:
+        q = np.concatenate([q, q], 2)
+    out = attention(q, k, v, lam, is_causal=is_causal, attn_mask=attn_mask).out
+    if norm_weight is not None:
+        out = factor * rms_norm(out, norm_weight, eps)
+    heads = np.concatenate([out[:, h] for h in range(out.shape[1])], axis=-1)
+    return heads @ np.asarray(wo, np.float64).T
+
+
+def _lambda_of_tokens(x: ArrayLike, w_lambda: ArrayLike) -> Array:
+    """sigmoid(X W_λ), (B, heads, N), of W_λ (heads, D)."""
+    return 1 / (1 + np.exp(-_heads(x, w_lambda, len(np.asarray(w_lambda)), 1)[..., 0]))
 
 
 def diff_layer(
@@ -230,135 +275,40 @@ def diff_layer(
     wv: ArrayLike,
     wo: ArrayLike,
     lambda_vectors: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike] | ArrayLike,
-    norm_weight: ArrayLike | None,
     *,
     layer: int,
     heads: int,
-    key_heads: int | None = None,
+    key_heads: int,
     ratio: int = 1,
     init: float | None = None,
-    eps: float = 1e-5,
-    positions: ArrayLike | None = None,
-    theta: float = 10000.0,
-    is_causal: bool = True,
-    attn_mask: ArrayLike | None = None,
-    window: int | None = None,
+    **options: Any,
 ) -> Array:
-    """Equation 3 without its residual: x (B, N, D) → (B, N, D).
+    """Equation 3 without its residual.
 
     `heads` and `key_heads` are *differential* heads (half the twin's). `lambda_vectors` are (q1, k1, q2, k2), `layer`
-    is 1-based, `init` replaces λ_init(layer); `positions` None means no rotary embedding, `norm_weight` None neither
-    the headwise norm nor its factor. Weights are those of nn.Linear (out, in), rows ordered (head, map, channel) for q
-    and k. With a `ratio` r, r of the heads share the second map, and q's rows are ordered (group, query, channel), of
-    the r signal heads first and then of the noise map. A matrix W_λ (heads, D) in place of the vectors means λ =
-    sigmoid(X W_λ), with λ_init 0.
+    is 1-based, `init` replaces λ_init(layer). With a `ratio` r, r of the heads share the second map, whose query is the
+    last of their group. A matrix W_λ in place of the vectors means λ = sigmoid(X W_λ), with λ_init 0.
     """
-    x = np.asarray(x, np.float64)
-    key_heads = heads if key_heads is None else key_heads
-    groups = heads // ratio
-    d = np.shape(wq)[0] // (groups * (ratio + 1))
-    q, k = _heads(x, wq, groups, ratio + 1, d), _heads(x, wk, key_heads, 2, d)
-    v = _heads(x, wv, key_heads, np.shape(wv)[0] // key_heads)
-    if positions is not None:
-        q, k = rotary(q, positions, theta), rotary(k, positions, theta)
     if isinstance(lambda_vectors, tuple):
         init = lambda_init(layer) if init is None else init
         lam: ArrayLike = lambda_value(*lambda_vectors, init)
     else:
-        init, lam = 0.0, 1 / (1 + np.exp(-_heads(x, lambda_vectors, heads, 1)[..., 0]))
-    out = attention(q, k, v, lam, is_causal=is_causal, attn_mask=attn_mask, window=window).out
-    if norm_weight is not None:
-        out = (1 - init) * rms_norm(out, norm_weight, eps)
-    return _concatenate(out) @ np.asarray(wo, np.float64).T
+        init, lam = 0.0, _lambda_of_tokens(x, lambda_vectors)
+    sizes = {"groups": heads // ratio, "queries": ratio + 1, "key_heads": key_heads, "key_maps": 2}
+    return _layer(x, wq, wk, wv, wo, lam, **sizes, factor=1 - init, **options)
 
 
 def diff_v2_layer(
-    x: ArrayLike,
-    wq: ArrayLike,
-    wk: ArrayLike,
-    wv: ArrayLike,
-    w_lambda: ArrayLike,
-    wo: ArrayLike,
-    *,
-    heads: int,
-    key_heads: int | None = None,
-    positions: ArrayLike | None = None,
-    theta: float = 10000.0,
-    is_causal: bool = True,
-    attn_mask: ArrayLike | None = None,
-    norm_weight: ArrayLike | None = None,
-    eps: float = 1e-5,
+    x: ArrayLike, *weights: ArrayLike, w_lambda: ArrayLike, heads: int, key_heads: int, **options: Any
 ) -> Array:
-    """DIFF V2: out_i = attn(q_2i, k, v) − λ_i·attn(q_2i+1, k, v), λ = sigmoid(X W_λ).
-
-    `heads` counts output heads (the twin's), so wq has 2·heads·d rows and w_lambda is (heads, D).
-    """
-    x = np.asarray(x, np.float64)
-    key_heads = heads if key_heads is None else key_heads
-    d = np.shape(wq)[0] // (2 * heads)
-    q, k, v = _heads(x, wq, 2 * heads, d), _heads(x, wk, key_heads, d), _heads(x, wv, key_heads, d)
-    if positions is not None:
-        q, k = rotary(q, positions, theta), rotary(k, positions, theta)
-    lam = 1 / (1 + np.exp(-_heads(x, w_lambda, heads, 1)[..., 0]))
-    b_, _, n, _ = q.shape
-    out = np.zeros((b_, heads, n, d))
-    for i in range(heads):
-        group = [i // (heads // key_heads)]
-        first, second = (
-            softmax_attention(q[:, [m]], k[:, group], v[:, group], is_causal, attn_mask)[:, 0]
-            for m in (2 * i, 2 * i + 1)
-        )
-        out[:, i] = first - lam[:, i, :, None] * second
-    out = out if norm_weight is None else rms_norm(out, norm_weight, eps)
-    return _concatenate(out) @ np.asarray(wo, np.float64).T
+    """DIFF V2: out_i = attn(q_2i, k, v) − λ_i·attn(q_2i+1, k, v), λ = sigmoid(X W_λ); `heads` are the twin's."""
+    sizes = {"groups": heads, "queries": 2, "key_heads": key_heads, "key_maps": 1}
+    return _layer(x, *weights, lam=_lambda_of_tokens(x, w_lambda), **sizes, **options)
 
 
-def softmax_attention(
-    q: ArrayLike, k: ArrayLike, v: ArrayLike, is_causal: bool = True, attn_mask: ArrayLike | None = None
-) -> Array:
-    """Ordinary attention, q (B, A, N, d), k and v (B, Ak, S, ·) → (B, A, N, dv): one of two equal maps at λ = 0."""
-    q, k = np.asarray(q, np.float64), np.asarray(k, np.float64)
-    return attention(np.stack([q, q], 2), k[:, :, None], v, 0.0, is_causal=is_causal, attn_mask=attn_mask).out
-
-
-def softmax_layer(
-    x: ArrayLike,
-    wq: ArrayLike,
-    wk: ArrayLike,
-    wv: ArrayLike,
-    wo: ArrayLike,
-    *,
-    heads: int,
-    key_heads: int | None = None,
-    positions: ArrayLike | None = None,
-    theta: float = 10000.0,
-    is_causal: bool = True,
-    attn_mask: ArrayLike | None = None,
-    norm_weight: ArrayLike | None = None,
-    eps: float = 1e-5,
-) -> Array:
+def softmax_layer(x: ArrayLike, *weights: ArrayLike, heads: int, key_heads: int, **options: Any) -> Array:
     """The twin's attention layer: `heads` = A heads of d, each normalised by itself where there is a norm's weight."""
-    x = np.asarray(x, np.float64)
-    key_heads = heads if key_heads is None else key_heads
-    d = np.shape(wq)[0] // heads
-    q, k, v = _heads(x, wq, heads, d), _heads(x, wk, key_heads, d), _heads(x, wv, key_heads, d)
-    if positions is not None:
-        q, k = rotary(q, positions, theta), rotary(k, positions, theta)
-    out = softmax_attention(q, k, v, is_causal, attn_mask)
-    out = out if norm_weight is None else rms_norm(out, norm_weight, eps)
-    return _concatenate(out) @ np.asarray(wo, np.float64).T
-
-
-def _concatenate(heads: Array) -> Array:
-    """(B, H, N, dv) → (B, N, H·dv)."""
-    return np.concatenate([heads[:, h] for h in range(heads.shape[1])], axis=-1)
-
-
-def swiglu(x: ArrayLike, w_gate: ArrayLike, w_up: ArrayLike, w_down: ArrayLike) -> Array:
-    """(swish(x W_G) ⊙ x W_1) W_2, swish(z) = z · sigmoid(z); Linear weights (out, in)."""
-    x, w_gate, w_up, w_down = (np.asarray(a, np.float64) for a in (x, w_gate, w_up, w_down))
-    gate = x @ w_gate.T
-    return (gate / (1 + np.exp(-gate)) * (x @ w_up.T)) @ w_down.T
+    return _layer(x, *weights, lam=0.0, groups=heads, queries=1, key_heads=key_heads, key_maps=1, **options)
 
 
 def poly_norm(x: ArrayLike, weight: ArrayLike, bias: ArrayLike, eps: float = 1e-6) -> Array:
@@ -366,14 +316,6 @@ def poly_norm(x: ArrayLike, weight: ArrayLike, bias: ArrayLike, eps: float = 1e-
     x, weight, bias = (np.asarray(a, np.float64) for a in (x, weight, bias))
     ones = np.ones(x.shape[-1])
     return bias + sum(w * rms_norm(x**power, ones, eps) for w, power in zip(weight, (3, 2, 1), strict=True))
-
-
-def poly_norm_glu(
-    x: ArrayLike, w_gate: ArrayLike, w_up: ArrayLike, w_down: ArrayLike, weight: ArrayLike, bias: ArrayLike
-) -> Array:
-    """(PolyNorm(x W_G) ⊙ x W_1) W_2; Linear weights (out, in)."""
-    x, w_gate, w_up, w_down = (np.asarray(a, np.float64) for a in (x, w_gate, w_up, w_down))
-    return (poly_norm(x @ w_gate.T, weight, bias) * (x @ w_up.T)) @ w_down.T
 
 
 def decoder_layer(
@@ -389,8 +331,11 @@ def decoder_layer(
 ) -> Array:
     """Y = MultiHead(RMSNorm(X)) + X, X' = SwiGLU(RMSNorm(Y)) + Y; `attention_layer` maps (B, N, D) to (B, N, D).
 
-    With `activation`, the weight and bias of a PolyNorm, that is in the place of swish.
+    SwiGLU(Z) = (swish(Z W_G) ⊙ Z W_1) W_2, swish(z) = z · sigmoid(z); Linear weights (out, in). With `activation`, the
+    weight and bias of a PolyNorm, that is in the place of swish.
     """
     y = attention_layer(rms_norm(x, attention_norm, eps)) + np.asarray(x, np.float64)
-    normed, weights = rms_norm(y, feed_forward_norm, eps), (w_gate, w_up, w_down)
-    return y + (swiglu(normed, *weights) if activation is None else poly_norm_glu(normed, *weights, *activation))
+    normed = rms_norm(y, feed_forward_norm, eps)
+    gate, up = (normed @ np.asarray(weight, np.float64).T for weight in (w_gate, w_up))
+    gate = gate / (1 + np.exp(-gate)) if activation is None else poly_norm(gate, *activation)
+    return y + (gate * up) @ np.asarray(w_down, np.float64).T

@@ -1,14 +1,11 @@
 """A server that runs a model of transformers as vLLM does, in so far as the model can notice.
 
-It builds the base model without memory, puts parallel layers of its own in the place of ``nn.Linear`` (by the model's
-plan) and a norm of its own in the place of whatever is called RMSNorm, sets the other parameters anew in the model's
-dtype, loads the checkpoint, and keeps the keys and values itself, sized by ``config.get_text_config()``. Every forward
-pass is one row of tokens: prompts and single new tokens of several requests end to end. No cache, no mask.
+It builds the base model without memory, puts layers of its own in the place of ``nn.Linear`` and of whatever is called
+RMSNorm, sets the other parameters anew in the model's dtype, loads the checkpoint, and keeps the keys and values
+itself, sized by ``config.get_text_config()``. Every forward pass is one row of tokens: prompts and single new tokens of
+several requests end to end. No cache, no mask.
 """
 
-import re
-from collections.abc import Callable
-from threading import Barrier, Thread
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -25,42 +22,15 @@ class Part(NamedTuple):
     position: int
 
 
-class Ranks:
-    """Ranks of tensor parallelism as threads of one process."""
+class ServersLinear(nn.Module):
+    """What takes the place of an ``nn.Linear``, and is none."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.barrier = Barrier(size, timeout=60)
-        self.parts: list[Tensor] = [torch.empty(0)] * size
-
-    def sum(self, rank: int, part: Tensor) -> Tensor:
-        self.parts[rank] = part
-        self.barrier.wait()
-        total = torch.stack(self.parts).sum(0)
-        self.barrier.wait()
-        return total
-
-
-class ParallelLinear(nn.Module):
-    """What takes the place of an ``nn.Linear``, and is none: a rank's rows ("colwise") or columns ("rowwise") of it."""
-
-    def __init__(self, linear: nn.Linear, style: str, rank: int, ranks: Ranks, dtype: torch.dtype) -> None:
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
-        shape = [linear.out_features, linear.in_features]
-        self.axis = {"colwise": 0, "rowwise": 1, "replicate": None}[style]
-        if self.axis is not None:
-            assert shape[self.axis] % ranks.size == 0
-            shape[self.axis] //= ranks.size
-        self.rank, self.ranks = rank, ranks
-        self.weight = nn.Parameter(torch.full(shape, float("nan"), dtype=dtype), requires_grad=False)
-
-    def load(self, unsharded: Tensor) -> None:
-        part = unsharded if self.axis is None else unsharded.chunk(self.ranks.size, dim=self.axis)[self.rank]
-        self.weight.copy_(part)
+        self.weight = nn.Parameter(torch.full(linear.weight.shape, float("nan"), dtype=dtype), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = nn.functional.linear(x, self.weight)
-        return self.ranks.sum(self.rank, out) if self.axis == 1 and self.ranks.size > 1 else out
+        return nn.functional.linear(x, self.weight)
 
 
 class ServersNorm(nn.Module):
@@ -148,12 +118,10 @@ def _(query: Tensor, key: Tensor, value: Tensor, name: str) -> Tensor:
     return torch.empty_like(query)
 
 
-class Rank:
-    """One rank's part of a model."""
+class Server:
+    """Several requests at once, greedily."""
 
-    def __init__(
-        self, config: PreTrainedConfig, weights: dict[str, Tensor], dtype: torch.dtype, rank: int, ranks: Ranks
-    ) -> None:
+    def __init__(self, config: PreTrainedConfig, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
         text = config.get_text_config()
         assert config == text, "unequal configurations would be taken for a multimodal model"
         text._attn_implementation = "server_stand_in"
@@ -162,46 +130,34 @@ class Rank:
         assert self.model.is_backend_compatible()
         # Tables that are no parameters are not on the meta device in a server.
         self.model.rotary_emb = type(self.model.rotary_emb)(config)
-        plan = self.model.tp_plan or {}
         assert self.model.set_input_embeddings(nn.Embedding(text.vocab_size, text.hidden_size, dtype=dtype)) is None
-        self.replace(self.model, "", plan, dtype, rank, ranks)
-        for module in self.model.modules():
+        self.replace(self.model, dtype)
+        with torch.no_grad():
+            self.load(weights, dtype)
+        self.head = weights["lm_head.weight"].to(dtype)
+        self.attention = {
+            layer: ServersAttention(text.num_attention_heads, text.head_dim, text.num_key_value_heads)
+            for layer in range(text.num_hidden_layers)
+        }
+
+    def replace(self, module: nn.Module, dtype: torch.dtype) -> None:
+        for name, child in module.named_children():
+            if isinstance(child, nn.Linear):
+                setattr(module, name, ServersLinear(child, dtype))
+            elif type(child).__name__.endswith("RMSNorm"):
+                setattr(module, name, ServersNorm(child, dtype))
+            else:
+                self.replace(child, dtype)
+
+    def load(self, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
+        missing = set(weights) - {"lm_head.weight"}
+        for path, module in self.model.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
                 if parameter.is_meta:
                     empty = torch.full(parameter.shape, float("nan"), dtype=dtype)
                     setattr(module, name, nn.Parameter(empty, requires_grad=False))
-        with torch.no_grad():
-            self.load(weights)
-        self.head = weights["lm_head.weight"].to(dtype)
-        assert text.num_attention_heads % ranks.size == text.num_key_value_heads % ranks.size == 0
-        self.attention = {
-            layer: ServersAttention(
-                text.num_attention_heads // ranks.size, text.head_dim, text.num_key_value_heads // ranks.size
-            )
-            for layer in range(text.num_hidden_layers)
-        }
-
-    def replace(self, module: nn.Module, path: str, plan: dict[str, str], *args: Any) -> None:
-        dtype, rank, ranks = args
-        for name, child in module.named_children():
-            full = f"{path}{name}"
-            if isinstance(child, nn.Linear):
-                style = next((style for key, style in plan.items() if re.match(key, full)), "replicate")
-                setattr(module, name, ParallelLinear(child, style, rank, ranks, dtype))
-            elif type(child).__name__.endswith("RMSNorm"):
-                setattr(module, name, ServersNorm(child, dtype))
-            else:
-                self.replace(child, f"{full}.", plan, *args)
-
-    def load(self, weights: dict[str, Tensor]) -> None:
-        missing = set(weights) - {"lm_head.weight"}
-        for path, module in self.model.named_modules():
-            for name, parameter in module.named_parameters(recurse=False):
                 full = ".".join(filter(None, ("model", path, name)))
-                if isinstance(module, ParallelLinear):
-                    module.load(weights[full])
-                else:
-                    parameter.copy_(weights[full])
+                getattr(module, name).copy_(weights[full])
                 missing.remove(full)
         assert not missing
 
@@ -222,31 +178,6 @@ class Rank:
         )
         ends = torch.tensor([len(part.tokens) for part in parts]).cumsum(0) - 1
         return nn.functional.linear(outputs[0][0, ...][ends], self.head)
-
-
-class Server:
-    """Several requests at once, greedily, on some ranks."""
-
-    def __init__(
-        self, config: Callable[[], PreTrainedConfig], weights: dict[str, Tensor], dtype: torch.dtype, ranks: int = 1
-    ) -> None:
-        communication = Ranks(ranks)
-        self.ranks = [Rank(config(), weights, dtype, rank, communication) for rank in range(ranks)]
-
-    def logits(self, parts: list[Part]) -> Tensor:
-        """The same on every rank."""
-        results: dict[int, Tensor] = {}
-
-        def run(rank: int) -> None:
-            results[rank] = self.ranks[rank].logits(parts)
-
-        threads = [Thread(target=run, args=(rank,)) for rank in range(len(self.ranks))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert all(torch.equal(results[rank], results[0]) for rank in range(len(self.ranks)))
-        return results[0]
 
     def generate(self, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
         """Request i arrives at step i, in pieces of 4 tokens: prompts and new tokens of others meet in one pass."""

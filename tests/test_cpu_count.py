@@ -14,9 +14,12 @@ from fresh import run
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a made-up machine's control groups: sixteen processors, and no limit yet."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)), raising=False)
-    monkeypatch.setattr(cpu_count, "_MEMBERSHIP", tmp_path / "membership")
-    monkeypatch.setattr(cpu_count, "_MOUNT", tmp_path / "mount")
+    for place, name, value in (
+        (os, "sched_getaffinity", lambda process: set(range(16))),
+        (cpu_count, "_MEMBERSHIP", tmp_path / "membership"),
+        (cpu_count, "_MOUNT", tmp_path / "mount"),
+    ):
+        monkeypatch.setattr(place, name, value, raising=False)
     return tmp_path
 
 

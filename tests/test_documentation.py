@@ -30,7 +30,6 @@ from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.cli import app
 from diff_transformer.cli.explored_checkpoints import read_examples
 from diff_transformer.convert import convert_from
-from diff_transformer.ops import lambda_init_schedule
 from diff_transformer.utils.files import read_json
 from site_pages import pages_and_pictures
 
@@ -252,16 +251,6 @@ def test_links_lead_to_files(page: str) -> None:
             assert (ROOT / page).parent.joinpath(link).exists(), link
 
 
-def test_the_readme_is_short_and_begins_with_installing_and_looking() -> None:
-    readme = PAGES["README.md"]
-    assert readme.count("\n") <= 120
-    first_screen = readme.split("```python")[0]
-    assert all(words in first_screen for words in ("pip install", "diff-transformer explore"))
-    # And it has the words that people search for.
-    searched = ("drop-in", "KV cache", "perplexity", "few-shot", "fine-tune", "hyperparameter", "speedup", "DiffLlama")
-    assert not [word for word in searched if word not in readme]
-
-
 def test_filled_in_numbers_are_those_that_were_measured(tmp_path: Path) -> None:
     """fill_readme.py, on a copy of what it reads and writes, changes nothing."""
     for name in ("docs", "lab/benchmarks", "lab/results"):
@@ -299,11 +288,6 @@ def test_what_the_choice_rests_on_was_found() -> None:
     assert verdicts("table6", WHOLE, "diff") == {"contrary"}
     headlines = {one.results.name: one.row for one in findings(fill_readme.measured_experiments())}
     assert headlines["fig3"].verdict == "contrary"
-    assert (headlines["v2"].interval or (0.0, 0.0))[1] < 0
-    for ahead in ("fig3", "table6"):
-        assert (headlines[ahead].interval or (0.0, 0.0))[0] > 0
-    low, high = headlines["table2"].interval or (1.0, -1.0)
-    assert low < 0 < high
     # Only comparisons that a correction for their number leaves are known, as the README says.
     known = re.search(r"<!-- known -->(.*)<!-- /known -->", PAGES["README.md"], flags=re.DOTALL)
     assert known is not None
@@ -325,18 +309,13 @@ def test_the_paper_s_page_names_every_experiment_and_files_that_exist() -> None:
 
 
 def test_the_counts_of_the_cost_page_are_those_of_the_layers() -> None:
-    """And the λ_init of docs/concepts/layer.md."""
-    page, D, A, d = PAGES["docs/concepts/cost.md"], 64, 4, 16
+    D, A, d = 64, 4, 16
     sizes = {"hidden_size": D, "num_attention_heads": A, "head_dim": d, "num_hidden_layers": 1}
     parameters, products = {}, {}
     for name in ("diff", "softmax", "diff_v2"):
         spec, config = ATTENTION_TYPES[name], diff_transformer.DiffTransformerConfig(attention_type=name, **sizes)
         parameters[name] = sum(each.numel() for each in spec.layer_class()(D, A, 1).parameters())
         products[name] = spec.attention_products(config)
-    for sentence in ("4d numbers for λ and 2d for the norm", "A · d · D for the", "A · D for W_λ"):
-        assert sentence in page
     assert parameters["diff"] - parameters["softmax"] == 4 * d + 2 * d
     assert parameters["diff_v2"] - parameters["softmax"] == A * d * D + A * D
     assert products == {"diff": A // 2 * 4 * d, "softmax": A // 2 * 4 * d, "diff_v2": A * 3 * d}
-    assert lambda_init_schedule(1) == pytest.approx(0.2)
-    assert 0.79 < lambda_init_schedule(28) < 0.8

@@ -7,8 +7,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import check_jsonschema
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from diff_transformer._version import __version__
 
@@ -34,9 +36,8 @@ def read(path: str) -> Any:
 @pytest.mark.parametrize("schema", sorted(set(SCHEMAS.values())))
 def test_files_are_as_their_readers_want_them(schema: str) -> None:
     files = [str(ROOT / path) for path, wanted in SCHEMAS.items() if wanted == schema]
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *files]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    done = CliRunner().invoke(check_jsonschema.main, ["--builtin-schema", f"vendor.{schema}", *files])
+    assert done.exit_code == 0, done.output
     found = {path.relative_to(ROOT).as_posix() for path in (ROOT / ".github").rglob("*.yml")}
     assert found == {path for path in SCHEMAS if path.startswith(".github")}
 
@@ -63,31 +64,17 @@ def test_the_style_of_a_commit_is_that_of_make_test() -> None:
     assert [hook["id"].replace("-", " ") for hook in ruff["hooks"]] == commands
 
 
-def test_a_release_is_tested_built_checked_and_trusted() -> None:
+def test_a_release_is_tested_and_trusted() -> None:
     jobs = read(".github/workflows/release.yml")["jobs"]
     assert [jobs[name]["needs"] for name in ("build", "wheels", "publish")] == ["test", "test", ["build", "wheels"]]
-    assert [step["run"] for step in jobs["test"]["steps"] if "run" in step] == [".ci/run test-all"]
-    commands = [step["run"] for step in jobs["build"]["steps"] if "run" in step]
-    assert commands[-2:] == [
-        "python -m build && python -m build lab --outdir dist",
-        "python -m twine check --strict dist/*",
-    ]
     # No password: PyPI trusts this workflow, and nothing else may ask for such a token.
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
     assert not any("permissions" in jobs[name] for name in ("test", "build", "wheels"))
     assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
-    (check,) = (command for command in commands if command.startswith("grep"))
-    command = ["bash", "-c", check]
+    (check,) = (step["run"] for step in jobs["build"]["steps"] if step.get("run", "").startswith("grep"))
     for tag, code in ((f"v{__version__}", 0), ("v999", 1)):
-        done = subprocess.run(command, cwd=ROOT, env={"GITHUB_REF_NAME": tag, "PATH": "/usr/bin:/bin"}, check=False)
-        assert done.returncode == code
-    # The site that is published is that of `make docs`.
-    site = read(".github/workflows/docs.yml")["jobs"]
-    assert {"run": "make docs"} in site["build"]["steps"]
-    (upload,) = (step for step in site["build"]["steps"] if "upload-pages" in step.get("uses", ""))
-    assert upload["with"]["path"] == "build/site"
-    assert site["publish"]["needs"] == "build"
-    assert site["publish"]["permissions"] == {"pages": "write", "id-token": "write"}
+        environment = {"GITHUB_REF_NAME": tag, "PATH": "/usr/bin:/bin"}
+        assert subprocess.run(["bash", "-c", check], cwd=ROOT, env=environment, check=False).returncode == code
 
 
 def test_the_documentation_can_be_built_with_the_versions_that_are_pinned() -> None:

@@ -64,8 +64,7 @@ def test_the_image_is_made_of_files_that_are_there() -> None:
     (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", dockerfile, flags=re.MULTILINE)
     program, command, *settings = json.loads(entry)
     assert (program, command) == ("diff-transformer", "serve")
-    # These options, and those in the page's sentences; its commands are tested with those of all pages.
-    named = {*settings, *re.findall(r"`(--[a-z-]+)[ `]", PAGE)}  # lm_eval's have "_" in them
     group: Any = typer.main.get_command(app.app)
     options = {name for parameter in group.get_command(None, command).params for name in parameter.opts}
+    named = {*settings, *re.findall(r"`(--[a-z-]+)[ `]", PAGE)}  # lm_eval's have "_" in them
     assert {word for word in named if word.startswith("--")} <= options

@@ -24,9 +24,6 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 REPOSITORY = "https://example.org/repository"
 # Where a browser loads a thing from, and does not only go to when the reader asks for it.
 LOADED = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src")}
-# Cells of tables with a sentence in the width of a word.
-NARROW_CELLS = """[...document.querySelectorAll(".md-typeset table:not([class]) td")]
-    .filter((cell) => cell.textContent.trim().length > 30 && cell.clientWidth < 130).map((cell) => cell.textContent)"""
 LESSON = """\
 # %% [markdown]
 # # A lesson
@@ -116,8 +113,6 @@ def test_pages_fit_a_phone_and_show_their_equations(site: Path, pages: dict[Path
             shown.goto(file.as_uri(), timeout=120_000)
             name = file.relative_to(site).as_posix()
             assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{name} is wider than a phone"
-            narrow = shown.evaluate(NARROW_CELLS)
-            assert not narrow, f"{name} has columns of a word or two: {narrow}"
             equations = shown.locator(".arithmatex")
             assert equations.count() == shown.locator(".arithmatex .katex").count(), name
             assert not shown.locator(".katex-error").count(), name
@@ -127,30 +122,19 @@ def test_pages_fit_a_phone_and_show_their_equations(site: Path, pages: dict[Path
 
 @pytest.mark.all
 def test_the_api_comes_from_the_docstrings(site: Path, pages: dict[Path, Page]) -> None:
-    file = site / "api" / "operator.html"
-    text, links = file.read_text(encoding="utf-8"), {address for _, _, address in pages[file].leads}
-    assert "aligned to the <em>end</em> of the keys" in text
-    assert "diff_transformer.diff_attention" in pages[file].places
-    assert "#diff_transformer.diff_attention" in links  # a role has become a link
-    assert r"\operatorname{softmax}" in text  # which KaTeX sets, as the page comes with it
-    assert any(address.endswith("katex.min.js") for address in links)
+    """Roles have become links, and no equation of theirs is searched for."""
+    operator = pages[site / "api" / "operator.html"]
+    assert "diff_transformer.diff_attention" in operator.places
+    assert "#diff_transformer.diff_attention" in {address for _, _, address in operator.leads}
     for file in (site / "api").glob("*.html"):
         text = file.read_text(encoding="utf-8")
         assert not re.search(":(func|class|meth|mod|attr):", text), file.name
         # What a function returns is one entry: lines of its text would be values of their own otherwise.
         for returned in re.findall(r"Returns:</span>(.*?)</ul>", text, flags=re.DOTALL):
             assert returned.count("<li") == 1, f"{file.name}: {returned}"
-
-
-@pytest.mark.all
-def test_the_search_finds_words_and_shows_no_latex(site: Path) -> None:
-    items = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
-    for words in ("KV cache", "perplexity", "few-shot"):
-        assert any(words in item["text"] for item in items), words
-    for item in items:
+    for item in json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]:
         prose = re.sub(r"<code>.*?</code>", "", item["text"], flags=re.DOTALL)
         assert not re.search(r"\\[(\[a-z]", prose), item["location"]
-    assert any("Choose a head" in item["text"] for item in items)
 
 
 @pytest.mark.all
@@ -253,10 +237,3 @@ def test_links_are_those_of_the_site(source: str, text: str, moved: str, tmp_pat
 def test_a_link_to_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"docs/page\.md links to none\.md, which does not exist\."):
         site_pages.on_the_site("[a](none.md)", "docs/page.md", tmp_path, TARGETS, REPOSITORY)
-
-
-def test_what_browsers_load_is_of_the_version_that_is_named() -> None:
-    """website/package.json names it, and `npm run build` there copies it."""
-    named = yaml.safe_load((ROOT / "website" / "package.json").read_text(encoding="utf-8"))["devDependencies"]["katex"]
-    code = (ROOT / "website" / "assets" / "katex" / "katex.min.js").read_text(encoding="utf-8")
-    assert f'version:"{named}"' in code or f'"{named}"' in code

@@ -43,7 +43,7 @@ STAGES = {"correctness": 65, "tests": 100, "tuning": 115, "operator": 135, "mode
 FINISHED, STOPPED, FAILED = "finished", "stopped at its limit", "failed"
 LOG_LINES = 15
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-TESTS = "test_kernel_sizes or test_decoding or graph or test_auto or offsets or changing_lengths"
+TESTS = "test_kernel_sizes or test_decoding or graph or test_auto or offsets"
 
 
 @dataclass(frozen=True)

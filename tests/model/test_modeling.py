@@ -45,8 +45,8 @@ def by_oracle(model: DiffTransformerForCausalLM, tokens: Tensor, mask: Tensor | 
             if config.attention_type == "softmax":
                 return oracle.softmax_layer(x, *projections, heads=heads, key_heads=key_heads, **norm, **options)
             if config.attention_type == "diff_v2":
-                w_lambda, sizes = part["self_attn.lambda_proj.weight"], {"heads": heads, "key_heads": key_heads}
-                return oracle.diff_v2_layer(x, *projections[:3], w_lambda, projections[3], **sizes, **norm, **options)
+                sizes = {"w_lambda": part["self_attn.lambda_proj.weight"], "heads": heads, "key_heads": key_heads}
+                return oracle.diff_v2_layer(x, *projections, **sizes, **norm, **options)
             of_lambda = part.get("self_attn.lambda_proj.weight")
             if of_lambda is None:
                 of_lambda = tuple(part[f"self_attn.lam.{name}"] for name in ("q1", "k1", "q2", "k2"))

@@ -20,8 +20,8 @@ from server_stand_in import Part, Server
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7], [11, 1, 8, 3, 3], [16]]
 
 
-def serve(model: DiffTransformerForCausalLM, ranks: int = 1, dtype: torch.dtype = torch.float64) -> Server:
-    return Server(lambda: copy.deepcopy(model.config), dict(model.state_dict()), dtype, ranks)
+def serve(model: DiffTransformerForCausalLM, dtype: torch.dtype = torch.float64) -> Server:
+    return Server(copy.deepcopy(model.config), dict(model.state_dict()), dtype)
 
 
 def generated_alone(model: DiffTransformerForCausalLM, new_tokens: int) -> list[list[int]]:
@@ -30,17 +30,15 @@ def generated_alone(model: DiffTransformerForCausalLM, new_tokens: int) -> list[
     return [tokens[len(prompt) :].tolist() for tokens, prompt in zip(out, PROMPTS, strict=True)]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_server_generates_the_same_tokens(kind: str, ranks: int, make: Any) -> None:
+def test_a_server_generates_the_same_tokens(kind: str, make: Any) -> None:
     """Its store is as large as the Transformer's: of a layer and a token 4 heads of d = 4, for keys and for values."""
     model = make(kind)
-    server = serve(model, ranks)
+    server = serve(model)
     assert server.generate(PROMPTS, 5) == generated_alone(model, 5)
-    for rank in server.ranks:
-        layers = list(rank.attention.values())
-        assert [layer.calls for layer in layers] == [8, 8]  # one in each pass
-        assert all(layer.kv_heads * layer.width == 4 * 4 // ranks for layer in layers)
-        assert all(layer.keys[0].shape == (13, layer.kv_heads, layer.width) for layer in layers)
+    layers = list(server.attention.values())
+    assert [layer.calls for layer in layers] == [8, 8]  # one in each pass
+    assert all(layer.kv_heads * layer.width == 4 * 4 for layer in layers)
+    assert all(layer.keys[0].shape == (13, layer.kv_heads, layer.width) for layer in layers)
 
 
 @pytest.mark.parametrize("kind", ATTENTION_TYPES)
@@ -64,11 +62,18 @@ def test_the_layer_shows_its_call_to_who_reads_the_source(kind: str, make: Any) 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_lambda_stays_in_float32(dtype: torch.dtype, make: Any) -> None:
     model = make("diff", torch.float32)
-    loaded = serve(model, dtype=dtype).ranks[0].model
+    loaded = serve(model, dtype=dtype).model
     assert loaded.layers[0].self_attn.q_proj.weight.dtype == dtype
     for ours, servers in zip(model.model.layers, loaded.layers, strict=True):
         for name, parameter in ours.self_attn.lam.named_parameters():
             assert torch.equal(servers.self_attn.lam.get_parameter(name), parameter), name
+
+
+def test_the_headwise_norm_is_left_as_it_is(make: Any) -> None:
+    """A norm of the server's would lose the factor 1 − λ_init; those of the layers it may have."""
+    layer = serve(make("diff")).model.layers[1]
+    assert type(layer.input_layernorm).__name__ == type(layer.post_attention_layernorm).__name__ == "ServersNorm"
+    assert layer.self_attn.head_norm.factor == pytest.approx(1 - (0.8 - 0.6 * 2.718281828459045**-0.3))
 
 
 @pytest.mark.all
@@ -77,9 +82,8 @@ def test_a_server_compiles_the_model_once(kind: str, make: Any, check: Any) -> N
     """As one graph, whatever the number of tokens."""
     torch.compiler.reset()
     server, counter = serve(make(kind)), CompileCounter()
-    rank = server.ranks[0]
     expected = [server.logits([Part(i, prompt, 0)]) for i, prompt in enumerate(PROMPTS[:3])]
-    rank.model = torch.compile(rank.model, fullgraph=True, dynamic=True, backend=counter)
+    server.model = torch.compile(server.model, fullgraph=True, dynamic=True, backend=counter)
     for i, prompt in enumerate(PROMPTS[:3], start=len(PROMPTS)):
         check(server.logits([Part(i, prompt, 0)]), expected[i - len(PROMPTS)])
     assert counter.frame_count == 1

@@ -92,19 +92,20 @@ def by_oracle() -> Callable[..., np.ndarray]:
         options.setdefault("is_causal", False)
         weights = {name: array(parameter) for name, parameter in module.named_parameters()}
         wq, wk, wv, wo = (weights[f"{name}_proj.weight"] for name in "qkvo")
-        d, norm = module.head_dim, weights.get("head_norm.weight")
+        d, options["norm_weight"] = module.head_dim, weights.get("head_norm.weight")
         if isinstance(module, DiffAttention | GroupedDiffAttention):
             options.setdefault("layer", module.layer_idx + 1)
             heads, key_heads = len(wq) // ((module.ratio + 1) * d) * module.ratio, len(wk) // (2 * d)
-            vectors = tuple(weights[f"lam.{name}"] for name in ("q1", "k1", "q2", "k2"))
+            vectors = weights.get("lambda_proj.weight")
+            if vectors is None:
+                vectors = tuple(weights[f"lam.{name}"] for name in ("q1", "k1", "q2", "k2"))
             options |= {"heads": heads, "key_heads": key_heads, "ratio": module.ratio}
-            return oracle.diff_layer(array(x), wq, wk, wv, wo, vectors, norm, **options)
-        options["norm_weight"] = norm
+            return oracle.diff_layer(array(x), wq, wk, wv, wo, vectors, **options)
+        options["key_heads"] = len(wk) // d
         if isinstance(module, DiffAttentionV2):
-            heads, key_heads, w_lambda = len(wq) // (2 * d), len(wk) // d, weights["lambda_proj.weight"]
-            return oracle.diff_v2_layer(array(x), wq, wk, wv, w_lambda, wo, heads=heads, key_heads=key_heads, **options)
-        heads, key_heads = len(wq) // d, len(wk) // d
-        return oracle.softmax_layer(array(x), wq, wk, wv, wo, heads=heads, key_heads=key_heads, **options)
+            options |= {"heads": len(wq) // (2 * d), "w_lambda": weights["lambda_proj.weight"]}
+            return oracle.diff_v2_layer(array(x), wq, wk, wv, wo, **options)
+        return oracle.softmax_layer(array(x), wq, wk, wv, wo, heads=len(wq) // d, **options)
 
     return by_oracle
 

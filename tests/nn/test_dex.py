@@ -78,19 +78,6 @@ def test_the_formula_and_every_gradient(heads: tuple[int, ...] | None, kv_heads:
         torch.testing.assert_close(answer, value, rtol=1e-11, atol=1e-11)
 
 
-def test_gradcheck() -> None:
-    module = DexCorrection(3, 2, AnnealedLambda(2).double(), heads=(0, 2)).double()
-    heads, weight = (torch.randn(*shape, dtype=torch.float64) for shape in ((2, 3, 3, 2), (2, 2, 2)))
-    learned = torch.tensor([0.4], dtype=torch.float64)
-
-    def corrected(heads: Tensor, weight: Tensor, learned: Tensor) -> Tensor:
-        return torch.func.functional_call(module, {"weight": weight, "lam.learned": learned}, (heads,))
-
-    inputs = [tensor.requires_grad_() for tensor in (heads, weight, learned)]
-    assert torch.autograd.gradcheck(corrected, inputs)
-    assert torch.autograd.gradgradcheck(corrected, inputs)
-
-
 def test_lambda_of_each_step() -> None:
     """Equation 4 of arXiv 2505.16333, λ(t) = (1 − α)(t/T) λ_init + α λ_learn with α = t/T."""
     for start in (None, 0.0, 0.9):
@@ -105,29 +92,6 @@ def test_lambda_of_each_step() -> None:
     assert lam().item() == 0
     lam().backward()
     assert lam.learned.grad.item() == 0
-
-
-def test_the_first_step_of_training_moves_w_d() -> None:
-    for progress, moves in ((1.0, True), (0.02, True), (0.0, False)):
-        module = attention(trained=False)
-        set_dex_progress(module, progress)
-        module(hidden(), is_causal=True).square().sum().backward()
-        assert bool(module.dex.weight.grad.any()) == moves
-        assert not module.dex.lam.learned.grad.any()  # a multiple of W_D, which is still 0
-
-
-@pytest.mark.parametrize("annealed", [True, False])
-def test_lambda_that_starts_at_0_needs_the_annealing(annealed: bool) -> None:
-    """λ_learn = 0 and W_D = 0 are each other's missing gradient; λ_init takes them out of there while α < 1."""
-    module, x = attention(trained=False, lambda_start=0.0), hidden()
-    optimizer = torch.optim.SGD(module.dex.parameters(), lr=0.1)
-    for step in range(1, 5):
-        if annealed:
-            set_dex_progress(module, step / 4)
-        optimizer.zero_grad()
-        module(x, is_causal=True).square().sum().backward()
-        optimizer.step()
-    assert bool(module.dex.weight.any()) == bool(module.dex.lam.learned.any()) == annealed
 
 
 def test_lambda_is_not_rounded_to_half_precision() -> None:

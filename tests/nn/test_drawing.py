@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import fresh
-from diff_transformer.nn import layers
 from diff_transformer.nn.layers import draw_normal
 
 # A matrix, a vector that torch draws without vectors, and λ's, of a layer; all as a model draws them.
@@ -45,13 +44,12 @@ def test_every_processor_draws_the_same() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_the_numbers(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of one stream in float64, scaled and rounded once; a few at a time, whatever the shape."""
-    monkeypatch.setattr(layers, "_DRAWN_AT_ONCE", 1000)
+def test_the_numbers(dtype: torch.dtype) -> None:
+    """Those of one stream in float64, scaled and rounded once; a part at a time, whatever the shape."""
     torch.manual_seed(3)
-    weight = draw_normal(torch.nn.Parameter(torch.empty(50, 70, dtype=dtype)), 0.1)
+    weight = draw_normal(torch.nn.Parameter(torch.empty(1050, 1000, dtype=dtype)), 0.1)
     torch.manual_seed(3)
-    expected = torch.cat([torch.randn(n, dtype=torch.float64) for n in (1000, 1000, 1000, 500)]) * 0.1
+    expected = torch.cat([torch.randn(n, dtype=torch.float64) for n in (1 << 20, 1_050_000 - (1 << 20))]) * 0.1
     assert torch.equal(weight.detach().flatten(), expected.to(dtype))
     assert abs(weight.double().std().item() - 0.1) < 0.005
     assert weight.requires_grad

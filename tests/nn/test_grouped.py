@@ -8,7 +8,6 @@ import torch
 from diff_transformer import (
     DiffAttention,
     DiffTransformerConfig,
-    DiffTransformerForCausalLM,
     GroupedDiffAttention,
     SoftmaxAttention,
     diff_attention,
@@ -80,34 +79,16 @@ def test_key_heads_unless_given() -> None:
     assert (layer.ratio, layer.k_proj.out_features, layer.o_proj.in_features) == (4, 16, 64)
 
 
-def lambda_of_tokens(**config: Any) -> DiffTransformerForCausalLM:
-    torch.manual_seed(3)
-    sizes = {**SIZES, "initializer_range": 0.3, **config}
-    model = DiffTransformerForCausalLM(DiffTransformerConfig(attention_type="diff_grouped", token_lambda=True, **sizes))
-    return model.double().eval()
-
-
-@pytest.mark.parametrize("headwise_norm", [None, False])
-def test_lambda_of_each_token_and_signal_head(headwise_norm: bool | None) -> None:
-    """A layer by its parts: projections, the operator with sigmoid(X W_λ), a norm with the factor 1, W_O."""
-    model = lambda_of_tokens(headwise_norm=headwise_norm)
-    attention, x = model.model.layers[0].self_attn, torch.randn(2, 7, 24, dtype=torch.float64)
-    lam = torch.sigmoid(x @ attention.lambda_proj.weight.T).transpose(1, 2)
+@pytest.mark.parametrize("headwise_norm", [True, False])
+def test_lambda_of_each_token_and_signal_head(
+    headwise_norm: bool, build: Any, by_oracle: Any, inputs: Any, check: Any
+) -> None:
+    """sigmoid(X W_λ), and a norm with the factor 1."""
+    module, x = build("diff_grouped", token_lambda=True, headwise_norm=headwise_norm), inputs()
+    lam = module.lambdas(x)
     assert lam.shape == (2, 6, 7)
     assert lam.std() > 0.05
-    queries = (x @ attention.q_proj.weight.T).view(2, 7, 2, 4, 4).permute(0, 2, 3, 1, 4)
-    keys = (x @ attention.k_proj.weight.T).view(2, 7, 2, 2, 4).permute(0, 2, 3, 1, 4)
-    values = (x @ attention.v_proj.weight.T).view(2, 7, 2, 8).transpose(1, 2)
-    heads = diff_attention(queries, keys, values, lam, is_causal=True, backend="reference")
-    if headwise_norm is None:
-        heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-5)
-    expected = heads.transpose(1, 2).flatten(2) @ attention.o_proj.weight.T
-    module = GroupedDiffAttention(
-        24, 8, 1, 4, 4, num_noise_heads=2, token_lambda=True, headwise_norm=headwise_norm is None
-    )
-    module = module.double()
-    module.load_state_dict(attention.state_dict())
-    torch.testing.assert_close(module(x, is_causal=True), expected, rtol=1e-10, atol=1e-10)
+    check(module(x, is_causal=True), by_oracle(module, x, is_causal=True))
 
 
 def test_other_types_have_no_choice_of_lambda() -> None:

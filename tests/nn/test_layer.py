@@ -1,13 +1,14 @@
-"""SwiGLU, PolyNorm in its place, and the decoder layer of Section 2.2."""
+"""The headwise norm of Equation 3, SwiGLU, PolyNorm in its place, and the decoder layer of Section 2.2."""
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import oracle
-from diff_transformer.nn import DecoderLayer, PolyNorm, PolyNormGLU, SwiGLU
+from diff_transformer.nn import DecoderLayer, HeadwiseNorm, PolyNorm, PolyNormGLU, SwiGLU
 
 WIDTH, INNER = 24, 20
 
@@ -22,30 +23,20 @@ def large(module: nn.Module) -> nn.Module:
     return module.double()
 
 
+def test_headwise_norm() -> None:
+    """Over each head's own channels: (B, N, H, 2d), times 1 − λ_init, one weight for all heads."""
+    norm, x = large(HeadwiseNorm(8, 0.3)), torch.randn(2, 5, 3, 8, dtype=torch.float64)
+    assert norm.weight.shape == (8,)
+    expected = 0.7 * oracle.rms_norm(x.numpy(), norm.weight.detach().numpy(), 1e-5)
+    np.testing.assert_allclose(norm(x).detach().numpy(), expected, rtol=1e-13)
+
+
 def mlp_weights(mlp: SwiGLU) -> list[Any]:
     return [getattr(mlp, name).weight.detach().numpy() for name in ("gate_proj", "up_proj", "down_proj")]
 
 
-def test_swiglu(check: Any) -> None:
-    mlp, x = large(SwiGLU(WIDTH, INNER)), torch.randn(2, 5, WIDTH, dtype=torch.float64)
-    assert [tuple(p.shape) for p in mlp.parameters()] == [(INNER, WIDTH), (INNER, WIDTH), (WIDTH, INNER)]
-    gate, up, down = mlp_weights(mlp)
-    check(mlp(x), oracle.swiglu(x.numpy(), gate, up, down))
-    wrong = oracle.swiglu(x.numpy(), up, gate, down)
-    assert abs(mlp(x).detach().numpy() - wrong).max() > 0.1
-
-
 def act_fn(mlp: PolyNormGLU) -> tuple[Any, Any]:
     return mlp.act_fn.weight.detach().numpy(), mlp.act_fn.bias.detach().numpy()
-
-
-def test_poly_norm_in_the_place_of_silu(check: Any) -> None:
-    mlp, x = large(PolyNormGLU(WIDTH, INNER)), torch.randn(2, 5, WIDTH, dtype=torch.float64)
-    assert [tuple(p.shape) for p in mlp.act_fn.parameters()] == [(3,), (1,)]
-    weight, bias = act_fn(mlp)
-    check(mlp(x), oracle.poly_norm_glu(x.numpy(), *mlp_weights(mlp), weight, bias))
-    for wrong in ((weight[::-1], bias), (weight, 0 * bias)):
-        assert abs(mlp(x).detach().numpy() - oracle.poly_norm_glu(x.numpy(), *mlp_weights(mlp), *wrong)).max() > 0.1
 
 
 def test_gradients_of_poly_norm() -> None:
@@ -75,24 +66,14 @@ def test_an_unknown_activation() -> None:
         DecoderLayer(nn.Identity(), WIDTH, INNER, hidden_act="gelu")
 
 
-def test_decoder_layer_with_poly_norm(build: Any, by_oracle: Any, inputs: Any, check: Any) -> None:
-    attention, x = build("diff"), inputs()
-    layer = DecoderLayer(attention, WIDTH, INNER, hidden_act="poly_norm").double()
-    large(layer.mlp)
-
-    def attend(normed: Any) -> Any:
-        return by_oracle(attention, torch.from_numpy(normed), is_causal=True)
-
-    norms = [torch.ones(WIDTH).numpy()] * 2
-    expected = oracle.decoder_layer(x.numpy(), attend, *mlp_weights(layer.mlp), *norms, 1e-5, act_fn(layer.mlp))
-    check(layer(x, is_causal=True), expected)
-
-
+@pytest.mark.parametrize("hidden_act", ["silu", "poly_norm"])
 @pytest.mark.parametrize("eps", [1e-5, 0.1])
-def test_decoder_layer(kind: str, eps: float, build: Any, by_oracle: Any, inputs: Any, tables: Any, check: Any) -> None:
+def test_decoder_layer(
+    kind: str, eps: float, hidden_act: str, build: Any, by_oracle: Any, inputs: Any, tables: Any, check: Any
+) -> None:
     """Pre-norm, two residuals, and the layer's keyword arguments handed on to its attention."""
     attention, x = build(kind, num_key_value_heads=4), inputs()
-    layer = DecoderLayer(attention, WIDTH, INNER, eps).double()
+    layer = DecoderLayer(attention, WIDTH, INNER, eps, hidden_act=hidden_act).double()
     for module in (layer.mlp, layer.input_layernorm, layer.post_attention_layernorm):
         large(module)
     answer = layer(x, position_embeddings=tables(range(7)), is_causal=True)
@@ -101,18 +82,5 @@ def test_decoder_layer(kind: str, eps: float, build: Any, by_oracle: Any, inputs
         return by_oracle(attention, torch.from_numpy(normed), positions=range(7), is_causal=True)
 
     norms = [norm.weight.detach().numpy() for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
-    expected = oracle.decoder_layer(x.numpy(), attend, *mlp_weights(layer.mlp), *norms, eps)
-    check(answer, expected)
-    swapped = oracle.decoder_layer(x.numpy(), attend, *mlp_weights(layer.mlp), *norms[::-1], eps)
-    assert abs(answer.detach().numpy() - swapped).max() > 0.01
-
-
-def test_any_attention_will_do() -> None:
-    class Twice(nn.Module):
-        def forward(self, x: Tensor, factor: float) -> Tensor:
-            return factor * x
-
-    layer = DecoderLayer(Twice(), 4, 8)
-    nn.init.zeros_(layer.mlp.down_proj.weight)
-    x = torch.full((1, 1, 4), 3.0)
-    torch.testing.assert_close(layer(x, factor=2.0), x + 2.0)
+    activation = act_fn(layer.mlp) if hidden_act == "poly_norm" else None
+    check(answer, oracle.decoder_layer(x.numpy(), attend, *mlp_weights(layer.mlp), *norms, eps, activation))

@@ -40,14 +40,12 @@ BACKENDS = (
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each backend; blockwise also in blocks so small that tiny inputs have several, sdpa in both its variants."""
+    """Each backend; blockwise also in blocks so small that tiny inputs have several, and with few heads at a time."""
     name, _, variant = request.param.partition(", ")
-    parameters = request.node.callspec.params
-    skip_unless_it_takes(name, torch.float64 if "request_" in parameters else parameters.get("dtype", torch.float32))
+    skip_unless_it_takes(name, request.node.callspec.params.get("dtype", torch.float32))
     if variant == "3 rows a block":
-        monkeypatch.setattr(blockwise, "MIN_ROWS", 3)
-        monkeypatch.setattr(blockwise, "MAX_ROWS", 3)
-        assert blockwise.rows_per_block(heads=4, n=9, s=9) == 3
+        for constant, value in {"MIN_ROWS": 3, "MAX_ROWS": 3, "CORE_SCORES": 162}.items():
+            monkeypatch.setattr(blockwise, constant, value)
     elif name == "sdpa":
         plan = partial(sdpa.SdpaPlan, variant == "whole values")
         monkeypatch.setattr(sdpa, "sdpa_plan", lambda *fields: plan(repeat_keys=sdpa.SdpaCase(*fields).heads > 1))
@@ -58,12 +56,12 @@ def is_short(backend: str, name: str, dtype: torch.dtype) -> bool:
     """Whether `make test` runs a case, too: all in float32, some in the oracle's float64 and in bfloat16.
 
     float16 goes the way of bfloat16, but in the kernel for the CPU and in "sdpa", whose gradients in float16 have tests
-    of their own. Triton's interpreter takes four fifths of the time of all backends. It runs some short sequences in
-    float32; tests/ops/triton has more, in blocks that are as small.
+    of their own. Triton's interpreter takes four fifths of the time of all backends. It runs every other of the short
+    sequences in float32; tests/ops/triton has more, in blocks that are as small.
     """
     if backend == "triton":
         is_long = max(case(name).queries, case(name).keys) > 50
-        return name in REPRESENTATIVE and dtype == torch.float32 and not is_long
+        return name in REPRESENTATIVE[::2] and dtype == torch.float32 and not is_long
     if dtype == torch.float32:
         return True
     return name in REPRESENTATIVE and (dtype != torch.float16 or backend == "cpu")
@@ -84,12 +82,6 @@ def is_short(backend: str, name: str, dtype: torch.dtype) -> bool:
 def test_output_and_gradients(backend: str, name: str, dtype: torch.dtype) -> None:
     problem, expected = prepared(case(name, dtype))
     expected.check(problem.solve(diff_attention, backend=backend))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_auto(name: str) -> None:
-    problem, expected = prepared(case(name))
-    expected.check(problem.solve(diff_attention))
 
 
 def test_lambda_in_the_inputs_dtype(backend: str) -> None:
@@ -132,24 +124,9 @@ def test_inputs_are_left_alone(backend: str) -> None:
         assert torch.equal(x, copy)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["more queries than keys, causal", "causal and mask add -inf (B, 1, N, S)", "causal and mask bool (B, 1, 1, S)"],
-)
-def test_queries_that_see_nothing_and_keys_that_nobody_sees(backend: str, name: str) -> None:
-    """Output 0 and gradient 0; with every key hidden, all gradients are 0."""
-    problem, _ = prepared(case(name))
-    _, forward = solve_by_oracle(problem)
-    blind = torch.from_numpy(~forward.visible.any(-1))
-    assert blind.any()
-    answer = problem.solve(diff_attention, backend=backend)
-    assert not answer["out"][blind].any()
-    assert not answer["q"].transpose(1, 2)[blind[:, None].expand(-1, 2, -1, -1)].any()
-    for x in answer.values():
-        assert x.isfinite().all()
-    everything_hidden = torch.zeros(problem.q.shape[3], problem.k.shape[3], dtype=torch.bool)
-    nothing = replace(problem, options={"attn_mask": everything_hidden}).solve(diff_attention, backend=backend)
-    for name, x in nothing.items():
+def test_where_all_is_hidden_all_is_0(backend: str) -> None:
+    problem = replace(build(case("causal")), options={"attn_mask": torch.zeros(9, 9, dtype=torch.bool)})
+    for name, x in problem.solve(diff_attention, backend=backend).items():
         assert not x.any(), name
 
 
@@ -210,35 +187,6 @@ def test_logits_too_large_for_exp(backend: str) -> None:
         expect(problem).check(problem.solve(diff_attention, backend=backend))
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        pytest.param(
-            Case(batch=1, heads=2, key_heads=1, queries=3, keys=4, d=2, dv=3, lam="full", is_causal=True),
-            id="grouped",
-            marks=pytest.mark.all,
-        ),
-        pytest.param(
-            Case(batch=1, queries=4, keys=2, d=2, dv=2, key_maps=1, lam="per head", is_causal=True),
-            id="shared keys and blind queries",
-        ),
-        pytest.param(
-            Case(batch=2, heads=1, key_heads=1, queries=3, keys=3, d=2, dv=1, mask="add -inf (B, 1, N, S)", window=2),
-            id="mask and window",
-            marks=pytest.mark.all,
-        ),
-    ],
-)
-def test_gradcheck(backend: str, request_: Case) -> None:
-    problem = build(replace(request_, dtype=torch.float64))
-    inputs = tuple(getattr(problem, name).clone().requires_grad_() for name in ("q", "k", "v", "lam"))
-
-    def call(*tensors: Tensor) -> Tensor:
-        return diff_attention(*tensors, **problem.options, backend=backend)
-
-    assert torch.autograd.gradcheck(call, inputs)
-
-
 def test_empty_batch(backend: str) -> None:
     problem = Problem(
         torch.randn(0, 2, 2, 3, 4), torch.randn(0, 2, 2, 3, 4), torch.randn(0, 2, 3, 8), 0.5, torch.randn(0, 2, 3, 8)
@@ -256,6 +204,7 @@ def test_empty_batch(backend: str) -> None:
     [
         "grouped, causal, decoding",
         "shared keys, grouped",
+        "documents, grouped, mask, window, projection",
         "more queries than keys, causal",
         "mask, causal, window, grouped, shared keys",
         "additive mask, causal, window, grouped, cache",

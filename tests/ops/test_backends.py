@@ -1,13 +1,12 @@
 """Which backend answers: seen from the operators that torch runs, so that no comparison is of a thing with itself."""
 
-import subprocess
-import sys
 import textwrap
 from typing import Any
 
 import pytest
 import torch
 
+import fresh
 from budget import Case, Problem, build, expect
 from counted_operators import Operators
 from diff_transformer import diff_attention, diff_attention_maps
@@ -92,42 +91,22 @@ def test_names() -> None:
     assert [reasons[name] for name in here[:3]] == [None] * 3
 
 
-def fresh_process(program: str) -> str:
-    """Output of a Python program in a process of its own, where warnings are errors."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-# In a fresh process torch compiles FlexAttention for half a minute.
-@pytest.mark.all
-@pytest.mark.parametrize("absent", ["flex", pytest.param("", marks=pytest.mark.all)])
-def test_the_operator_needs_torch_alone(absent: str) -> None:
-    """Without triton and transformers (made unimportable), every backend that says so answers; no other package loads.
-
-    ``absent`` is a backend that is not tried.
-    """
-    program = f"""
-        import sys, warnings
-        warnings.filterwarnings("ignore", "`torch.jit.script_method` is deprecated", DeprecationWarning)  # torch's own
+def test_the_operator_needs_neither_triton_nor_transformers() -> None:
+    """Every backend that says so answers without them; torch would compile "flex" for half a minute."""
+    program = """
+        import sys
         for name in ("triton", "transformers", "accelerate", "datasets"):
             sys.modules[name] = None
-        import diff_transformer.ops
-        loaded = {{name.split(".")[1] for name in sys.modules if name.startswith("diff_transformer.")}}
-        assert loaded == {{"_registration", "_version", "attention_types", "ops"}}, loaded
         import torch
-        torch.manual_seed(0)
+        from diff_transformer.ops import backends, diff_attention
         q, k, v = torch.randn(1, 2, 2, 5, 4), torch.randn(1, 2, 2, 5, 4), torch.randn(1, 2, 5, 8)
-        first = diff_transformer.diff_attention(q, k, v, 0.5, is_causal=True, backend="reference")
-        reasons = diff_transformer.ops.backends.explain()
-        for backend in [name for name, reason in reasons.items() if reason is None and name != "{absent}"]:
-            out = diff_transformer.diff_attention(q, k, v, 0.5, is_causal=True, backend=backend)
-            assert torch.allclose(out, first, atol=1e-5)
+        first = diff_attention(q, k, v, 0.5, is_causal=True, backend="reference")
+        for backend in [name for name, reason in backends.explain().items() if reason is None and name != "flex"]:
+            torch.testing.assert_close(diff_attention(q, k, v, 0.5, is_causal=True, backend=backend), first)
             print(backend)
     """
-    assert {"reference", "blockwise", "sdpa", "cpu"} <= set(fresh_process(program).split())
+    done = fresh.run(textwrap.dedent(program), warnings_are_errors=True)
+    assert {"reference", "blockwise", "sdpa", "cpu"} <= set(done.stdout.split()), done.stderr
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "blockwise", "sdpa"])

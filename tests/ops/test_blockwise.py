@@ -1,36 +1,11 @@
-"""What the blockwise backend promises beyond the right numbers: memory linear in N, and hidden blocks left alone."""
+"""What the blockwise backend promises beyond the right numbers: memory linear in N."""
 
 import textwrap
 from pathlib import Path
 
 import pytest
-import torch
 
 import fresh
-from diff_transformer import diff_attention
-from diff_transformer.ops import blockwise
-
-
-@pytest.mark.parametrize("layout", ["side by side", "apart"])
-@pytest.mark.parametrize("size", [1, 2, 5, 100])
-def test_heads_taken_together_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch, size: int, layout: str) -> None:
-    batch, heads, key_heads, n = 3, 6, 3, 10
-    monkeypatch.setattr(blockwise, "CORE_SCORES", size * heads // key_heads * n * n)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    if layout == "apart":
-        q, k = torch.randn(batch, heads, 2, n, 4), torch.randn(batch, key_heads, 2, n, 4)
-        v = torch.randn(batch, key_heads, n, 8)
-    else:
-        q = torch.randn(batch, n, heads, 2, 4).permute(0, 2, 3, 1, 4)
-        k = torch.randn(batch, n, key_heads, 2, 4).permute(0, 2, 3, 1, 4)
-        v = torch.randn(batch, n, key_heads, 8).transpose(1, 2)
-    leaves = [x.requires_grad_() for x in (q, k, v, torch.rand(batch, heads, n))]
-    mask = torch.randn(batch, heads, n, n)
-    results = []
-    for backend in ("blockwise", "reference"):
-        out = diff_attention(*leaves, attn_mask=mask, is_causal=True, backend=backend)
-        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
-    torch.testing.assert_close(*results)
 
 
 def test_memory_is_linear() -> None:

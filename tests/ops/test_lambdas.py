@@ -49,11 +49,6 @@ def test_value(dtype: torch.dtype, result: torch.dtype) -> None:
     assert float(value) == pytest.approx(expected, abs=4 * sums * largest * torch.finfo(result).eps)
 
 
-def test_value_at_zero_is_lambda_init() -> None:
-    zero = torch.zeros(4)
-    assert float(lambda_value(zero, zero, zero, zero, 0.3)) == pytest.approx(0.3)
-
-
 def test_value_is_not_clamped() -> None:
     one, zero = torch.ones(4), torch.zeros(4)
     assert float(lambda_value(one, one, zero, zero, 0.8)) == pytest.approx(math.exp(4) - 1 + 0.8)

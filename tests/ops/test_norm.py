@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 import oracle
-from budget import BACKENDS, Case, build, prepared, skip_unless_it_takes, takes
+from budget import BACKENDS, DTYPES, Case, build, check_normed, prepared, skip_unless_it_takes, takes
 from diff_transformer import diff_attention
 from diff_transformer.ops.functional import rms_norm
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("spread", [1e-3, 1.0, 100.0])
 @pytest.mark.parametrize("eps", [1e-5, 0.5])
 def test_against_the_formula(dtype: torch.dtype, spread: float, eps: float) -> None:
@@ -46,26 +46,19 @@ def test_gradients() -> None:
 
 # The operator's norm.
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 CASE = Case(heads=4, queries=7, keys=9, is_causal=True, lam="full")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
 def test_the_operator_normalises_each_head(backend: str, dtype: torch.dtype) -> None:
-    """Equation 3 around the oracle's heads; allowed is what the heads' errors become, and the norm's own rounding."""
     skip_unless_it_takes(backend, dtype)
     problem, expected = prepared(replace(CASE, dtype=dtype))
     weight = torch.linspace(-2, 2, CASE.dv, dtype=dtype)
     options = {**problem.options, "backend": backend, "norm_weight": weight, "norm_scale": 0.7}
     out = diff_attention(problem.q, problem.k, problem.v, problem.lam, **options)
     assert out.dtype == dtype
-    heads, limits = expected.values["out"], expected.limits["out"]
-    values = 0.7 * oracle.rms_norm(heads, weight.double().numpy(), 1e-5)
-    root = np.sqrt((heads**2).mean(-1, keepdims=True) + 1e-5)
-    errors = (limits + np.abs(heads) / root * np.sqrt((limits**2).mean(-1, keepdims=True))) / root
-    limit = 0.7 * np.abs(weight.double().numpy()) * errors + 4 * torch.finfo(dtype).eps * np.abs(values)
-    assert np.all(np.abs(out.double().numpy() - values) <= limit)
+    check_normed(out, expected, weight, norm_scale=0.7)
 
 
 @pytest.mark.parametrize("settings", [{}, {"norm_eps": 0.5, "norm_scale": -0.3}], ids=["as given", "of its own"])

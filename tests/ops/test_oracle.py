@@ -40,14 +40,6 @@ def test_what_a_query_sees_by_hand() -> None:
     assert seen(3, 3, False, 2) == ["xxx", "xxx", ".xx"]
 
 
-def test_grouped_key_by_hand() -> None:
-    # Six heads over two key heads: heads 0–2 read key head 0, heads 3–5 read key head 1, each map its own.
-    assert [oracle.grouped_key(h, c, 6, 2) for h in range(6) for c in (0, 1)] == [
-        (0, 0), (0, 1), (0, 0), (0, 1), (0, 0), (0, 1),
-        (1, 0), (1, 1), (1, 0), (1, 1), (1, 0), (1, 1),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("name", ["q", "k", "v", "lam"])
 @pytest.mark.parametrize(
     "case",
@@ -69,50 +61,6 @@ def test_gradients_are_those_of_finite_differences(case: Case, name: str) -> Non
             out = solve_by_oracle(replace(problem, **{name: moved}))[0]["out"]
             ends.append(float((out * problem.dout.numpy()).sum()))
         assert (ends[1] - ends[0]) / 2e-5 == pytest.approx(gradient[index], rel=1e-6, abs=1e-8)
-
-
-def test_rotary_by_hand() -> None:
-    x = np.array([[1.0, 2.0, 3.0, 4.0]])
-    a, b = 5.0, 5.0 * 100.0**-0.5  # angles of the two channel pairs (0, 2) and (1, 3) at position 5, theta 100
-    expected = [
-        math.cos(a) - 3 * math.sin(a),
-        2 * math.cos(b) - 4 * math.sin(b),
-        3 * math.cos(a) + math.sin(a),
-        4 * math.cos(b) + 2 * math.sin(b),
-    ]
-    assert oracle.rotary(x, [5], theta=100.0)[0] == pytest.approx(expected)
-
-
-def test_layers_agree_where_they_must() -> None:
-    """λ = 0 makes a DIFF layer, but for its norm, ordinary attention; V2 at λ = 1/2 is half a difference; and so on."""
-    generator = np.random.default_rng(0)
-    d_model, heads, d = 8, 2, 2
-    x = generator.normal(size=(2, 3, d_model))
-    wq, wk, wv = (generator.normal(size=(size, d_model)) for size in (2 * heads * d, heads * d, heads * d))
-    wo = np.eye(heads * d)
-    even = wq.reshape(heads, 2, d, d_model)[:, 0].reshape(heads * d, d_model)
-    odd = wq.reshape(heads, 2, d, d_model)[:, 1].reshape(heads * d, d_model)
-    positions = [0, 1, 2]
-    first = oracle.softmax_layer(x, even, wk, wv, wo, heads=heads, positions=positions)
-    second = oracle.softmax_layer(x, odd, wk, wv, wo, heads=heads, positions=positions)
-    zero = np.zeros((heads, d_model))
-    v2 = oracle.diff_v2_layer(x, wq, wk, wv, zero, wo, heads=heads, positions=positions)
-    assert v2 == pytest.approx(first - second / 2)
-
-    # V1 with both maps' keys equal and unit norm weight: the same difference, normalised and scaled by 1 − λ_init.
-    keys = np.repeat(wk.reshape(heads, 1, d, d_model), 2, 1).reshape(2 * heads * d, d_model)
-    vectors = (np.zeros(d),) * 4
-    v1 = oracle.diff_layer(
-        x, wq, keys, wv, wo, vectors, np.ones(d), layer=3, heads=heads, init=0.5, positions=positions, eps=0.0
-    )
-    difference = (first - second / 2).reshape(2, 3, heads, d)
-    normed = difference / np.sqrt((difference**2).mean(-1, keepdims=True))
-    assert v1 == pytest.approx(0.5 * normed.reshape(2, 3, heads * d))
-
-
-def test_lambda_init_by_hand() -> None:
-    assert oracle.lambda_init(1) == pytest.approx(0.2)
-    assert oracle.lambda_init(2) == pytest.approx(0.8 - 0.6 * 0.7408182206817179)
 
 
 # The budget.

@@ -1,15 +1,14 @@
-"""Every backend against the float64 oracle on requests that hypothesis makes up, and relations between requests."""
+"""Every backend against the float64 oracle on requests that hypothesis makes up."""
 
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from budget import BACKENDS, Case, build, expect, random_cases, takes
-from diff_transformer import diff_attention, diff_attention_maps
+from diff_transformer import diff_attention
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(random_cases())
 def test_every_backend_is_within_budget(case: Case) -> None:
     problem = build(case)
@@ -31,32 +30,3 @@ def test_triton_is_within_budget(case: Case) -> None:
     with torch.no_grad():
         out = diff_attention(problem.q, problem.k, problem.v, problem.lam, **problem.options, backend="triton")
     expected.check({**answer, "out": out})
-
-
-@given(random_cases(), st.floats(-2, 2), st.floats(-2, 2))
-def test_the_output_is_affine_in_lambda(case: Case, a: float, b: float) -> None:
-    """out(λ) = out(0) − λ · (out(0) − out(1)), for each backend: the second map's part is subtracted, once."""
-    case = Case(**{**case.__dict__, "dtype": torch.float64})
-    problem = build(case)
-    for backend in (name for name in BACKENDS if takes(name, case.dtype)):
-        at = {
-            lam: diff_attention(problem.q, problem.k, problem.v, lam, **problem.options, backend=backend)
-            for lam in (0.0, 1.0, a, b)
-        }
-        for lam in (a, b):
-            assert torch.allclose(at[lam], at[0.0] - lam * (at[0.0] - at[1.0]), rtol=0, atol=1e-12)
-
-
-@given(random_cases())
-def test_maps_are_what_the_operator_multiplies_with_v(case: Case) -> None:
-    case = Case(**{**case.__dict__, "dtype": torch.float64})
-    problem = build(case)
-    first, second, difference = diff_attention_maps(problem.q, problem.k, problem.lam, **problem.options)
-    values = problem.v.repeat_interleave(case.heads // case.key_heads, dim=1)
-    for backend in (name for name in BACKENDS if takes(name, case.dtype)):
-        out = diff_attention(problem.q, problem.k, problem.v, problem.lam, **problem.options, backend=backend)
-        assert torch.allclose(difference @ values, out, rtol=0, atol=1e-12)
-    for weights in (first, second):
-        assert (weights >= 0).all()
-        sums = weights.sum(-1)
-        assert ((sums - 1).abs() < 1e-12).logical_or(sums == 0).all()

@@ -3,32 +3,40 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
-from budget import Case, build, expect, prepared
+from budget import Case, build, prepared
 from diff_transformer import diff_attention
 from diff_transformer.ops import sdpa
 from full_run import short_run
 
 
-def calls(monkeypatch: pytest.MonkeyPatch, case: Case) -> list[tuple[int, int]]:
-    """(d, dv) of every call to torch's attention that one request makes."""
-    seen = []
-    attend = F.scaled_dot_product_attention
+class Calls(TorchFunctionMode):
+    """Notes of each call to torch's attention (d, dv), and which kernels may run, in order."""
 
-    def spy(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
-        seen.append((k.shape[-1], v.shape[-1]))
-        return attend(q, k, v, **options)
+    def __init__(self) -> None:
+        super().__init__()
+        self.widths: list[tuple[int, int]] = []
+        self.orders: list[list[int]] = []
 
-    problem = build(case)
-    expected = expect(problem)
-    with monkeypatch.context() as patch:
-        patch.setattr(F, "scaled_dot_product_attention", spy)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            self.widths.append((args[1].shape[-1], args[2].shape[-1]))
+            self.orders.append(order())
+        return func(*args, **(kwargs or {}))
+
+
+def calls(case: Case) -> Calls:
+    """Those of one request."""
+    problem, expected = prepared(case)
+    with Calls() as seen:
         expected.check(problem.solve(diff_attention, backend="sdpa"))
     return seen
 
@@ -38,20 +46,14 @@ def use_plan(monkeypatch: pytest.MonkeyPatch, plan: Callable[[sdpa.SdpaCase], sd
     monkeypatch.setattr(sdpa, "sdpa_plan", planned)
 
 
-@pytest.mark.parametrize(
-    ("dv", "widths"), [(4, [4]), (8, [4, 4]), (12, [4, 4, 4]), (10, [4, 4, 4]), (3, [4]), (1, [4])], ids=str
-)
+@pytest.mark.parametrize("takes_other_widths", [True, False])
+@pytest.mark.parametrize(("dv", "widths"), [(4, [4]), (8, [4, 4]), (12, [4] * 3), (10, [4] * 3), (3, [4]), (1, [4])])
 def test_values_are_split_into_widths_of_d_for_a_kernel_that_takes_no_other(
-    monkeypatch: pytest.MonkeyPatch, dv: int, widths: list[int]
+    monkeypatch: pytest.MonkeyPatch, dv: int, widths: list[int], takes_other_widths: bool
 ) -> None:
-    use_plan(monkeypatch, lambda case: sdpa.SdpaPlan(False, repeat_keys=case.heads > 1))
-    assert calls(monkeypatch, Case(d=4, dv=dv, is_causal=True)) == 2 * [(4, width) for width in widths]
-
-
-@pytest.mark.parametrize("dv", [4, 8, 10, 3])
-def test_one_call_a_map_where_the_kernel_takes_other_widths(monkeypatch: pytest.MonkeyPatch, dv: int) -> None:
-    use_plan(monkeypatch, lambda case: sdpa.SdpaPlan(True, repeat_keys=case.heads > 1))
-    assert calls(monkeypatch, Case(d=4, dv=dv, is_causal=True)) == 2 * [(4, dv)]
+    use_plan(monkeypatch, lambda case: sdpa.SdpaPlan(takes_other_widths, repeat_keys=case.heads > 1))
+    widths = [dv] if takes_other_widths else widths
+    assert calls(Case(d=4, dv=dv, is_causal=True)).widths == 2 * [(4, width) for width in widths]
 
 
 @pytest.mark.parametrize("mask", [None, "bool (B, 1, 1, S)", "add -inf (B, 1, N, S)"])
@@ -74,6 +76,7 @@ FLASH: Takes = {"d = dv": True, "wide": False, "mask": False, "grouped": True}  
 CUDNN: Takes = {"d = dv": True, "wide": True, "mask": True, "grouped": True}
 EFFICIENT: Takes = {"d = dv": True, "wide": True, "mask": True, "grouped": False}
 NOTHING: Takes = {"d = dv": False, "wide": False, "mask": False, "grouped": False}
+NO_KERNEL = dict.fromkeys(("flash", "cudnn", "efficient"), NOTHING)
 
 
 @pytest.fixture
@@ -95,12 +98,13 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         )
 
     probe = sdpa._probe
-    monkeypatch.setattr(sdpa, "_probe", lambda case: probe(case._replace(device="cpu")))
-    monkeypatch.setattr(torch.backends.cuda, "SDPAParams", params)
-    for kernel in ("flash", "cudnn", "efficient"):
-        asks = lambda params, kernel=kernel: answer(kernel, params)  # noqa: E731
-        monkeypatch.setattr(torch.backends.cuda, f"can_use_{kernel}_attention", asks)
-    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: there["version"])
+    for place, name, value in (
+        (sdpa, "_probe", lambda case: probe(case._replace(device="cpu"))),
+        (torch.backends.cuda, "SDPAParams", params),
+        *((torch.backends.cuda, f"can_use_{kernel}_attention", partial(answer, kernel)) for kernel in NO_KERNEL),
+        (torch.backends.cudnn, "version", lambda: there["version"]),
+    ):
+        monkeypatch.setattr(place, name, value)
     sdpa._plan_on_cuda.cache_clear()
     yield there
     sdpa._plan_on_cuda.cache_clear()
@@ -111,40 +115,33 @@ def way(dv: int = 128, masked: bool = False, **more: Any) -> sdpa.SdpaPlan:
     return sdpa.sdpa_plan(*sdpa.SdpaCase("cuda", torch.bfloat16, 64, dv, masked, **more))
 
 
-def test_cudnn_before_flash_on_split_values_before_the_memory_efficient_kernel(kernels: dict[str, Any]) -> None:
-    cudnn, split_v, full_v = sdpa.SdpaPlan(True, cudnn=True), sdpa.SdpaPlan(False), sdpa.SdpaPlan(True)
-    assert way() == cudnn
-    assert way(masked=True) == cudnn
-    assert way(queries=1) == split_v  # cuDNN plans anew for every length
-    kernels["version"] = 91500  # torch knows it to be wrong for some lengths
-    assert way() == split_v
-    kernels["version"] = None
-    assert way() == split_v
-    assert way(masked=True) == full_v  # of the memory-efficient kernel
-    kernels["flash"] = {**FLASH, "wide": True}
-    assert way() == full_v
+CUDNN_FIRST, SPLIT, WHOLE = sdpa.SdpaPlan(True, cudnn=True), sdpa.SdpaPlan(False), sdpa.SdpaPlan(True)
+# What is there, if not all that is above, and what is asked for → cuDNN, then flash on split values, then the others.
+PLANS: list[tuple[dict[str, Any], dict[str, Any], sdpa.SdpaPlan]] = [
+    ({}, {}, CUDNN_FIRST),
+    ({}, {"masked": True}, CUDNN_FIRST),
+    ({}, {"queries": 1}, SPLIT),  # cuDNN plans anew for every length
+    ({"version": 91500}, {}, SPLIT),  # torch knows it to be wrong for some lengths
+    ({"version": None}, {}, SPLIT),
+    ({"version": None}, {"masked": True}, WHOLE),  # of the memory-efficient kernel
+    ({"version": None, "flash": {**FLASH, "wide": True}}, {}, WHOLE),
+    ({"cudnn": {**CUDNN, "gradient": False}}, {}, CUDNN_FIRST),
+    ({"cudnn": {**CUDNN, "gradient": False}}, {"gradient": True}, SPLIT),
+    ({}, {"dv": 64}, WHOLE),
+    (NO_KERNEL, {"dv": 64}, WHOLE),
+    (NO_KERNEL, {}, WHOLE),  # the plain formula, twice instead of four times
+    ({}, {"heads": 2}, CUDNN_FIRST),
+    ({"cudnn": NOTHING}, {"heads": 2}, SPLIT),
+    ({"cudnn": NOTHING}, {"heads": 2, "masked": True}, sdpa.SdpaPlan(True, repeat_keys=True)),
+    ({"cudnn": NOTHING, "efficient": NOTHING}, {"heads": 2, "masked": True}, sdpa.SdpaPlan(True, repeat_keys=True)),
+]
 
 
-def test_cudnn_is_asked_about_gradients(kernels: dict[str, Any]) -> None:
-    kernels["cudnn"] = {**CUDNN, "gradient": False}
-    assert way().cudnn
-    assert not way(gradient=True).cudnn
-
-
-def test_values_as_wide_as_keys_go_in_one_call(kernels: dict[str, Any]) -> None:
-    assert way(dv=64) == sdpa.SdpaPlan(True)
-    kernels["flash"] = kernels["cudnn"] = kernels["efficient"] = NOTHING
-    assert way(dv=64) == sdpa.SdpaPlan(True)
-    assert way() == sdpa.SdpaPlan(True)  # the plain formula, twice instead of four times
-
-
-def test_key_heads_are_repeated_where_no_fused_kernel_lets_them_be_shared(kernels: dict[str, Any]) -> None:
-    assert way(heads=2) == sdpa.SdpaPlan(True, cudnn=True)
-    kernels["cudnn"] = NOTHING
-    assert way(heads=2) == sdpa.SdpaPlan(False)
-    assert way(heads=2, masked=True) == sdpa.SdpaPlan(True, repeat_keys=True)
-    kernels["efficient"] = NOTHING
-    assert way(heads=2, masked=True) == sdpa.SdpaPlan(True, repeat_keys=True)
+def test_which_kernel_is_asked_for(kernels: dict[str, Any]) -> None:
+    all_there = dict(kernels)
+    for there, request, plan in PLANS:
+        kernels.update({**all_there, **there})
+        assert way(**request) == plan, (there, request)
 
 
 def test_switching_a_kernel_off_is_noticed(kernels: dict[str, Any]) -> None:
@@ -162,24 +159,11 @@ def order() -> list[int]:
 
 
 def test_cudnn_first_is_for_these_calls_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    attend = F.scaled_dot_product_attention
-
-    def spy(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
-        seen.append(order())
-        return attend(*tensors, **options)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
     use_plan(monkeypatch, lambda case: sdpa.SdpaPlan(True, cudnn=True))
-    problem, expected = prepared(Case(is_causal=True, dv=8))
     before = order()
-    expected.check(problem.solve(diff_attention, backend="sdpa"))
-    cudnn, efficient, math = (
-        torch.nn.attention.SDPBackend.CUDNN_ATTENTION.value,
-        torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION.value,
-        torch.nn.attention.SDPBackend.MATH.value,
-    )
-    assert seen == 2 * [[cudnn, efficient, math]]
+    kernels = torch.nn.attention.SDPBackend
+    first = [kernels.CUDNN_ATTENTION.value, kernels.EFFICIENT_ATTENTION.value, kernels.MATH.value]
+    assert calls(Case(is_causal=True, dv=8)).orders == 2 * [first]
     assert order() == before
 
 

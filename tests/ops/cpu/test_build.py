@@ -1,13 +1,13 @@
-"""How the kernel's library comes to be: with sources that compile fast, a cache of their own, compilers that fail."""
+"""How the kernel's library comes to be, with sources that compile fast and compilers that fail, and which is loaded."""
 
 import contextlib
 import ctypes
 import functools
 import os
 import signal
+import stat
 import sys
 import textwrap
-import threading
 import time
 import traceback
 import warnings
@@ -21,6 +21,7 @@ import fresh
 from diff_transformer import diff_attention
 from diff_transformer.ops import backends, flex
 from diff_transformer.ops.cpu import cpu_backend, cpu_build
+from diff_transformer.ops.cpu.cpu_build import make_private, refusal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests look at Linux's /proc and libraries")
 
@@ -37,8 +38,8 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "csrc"
     folder.mkdir()
     (folder / "kernel.cpp").write_text(KERNEL, encoding="utf-8")
-    monkeypatch.setattr(cpu_build, "SOURCES", folder)
-    monkeypatch.setattr(cpu_build, "SHIPPED", tmp_path / "none.so")
+    for name, path in (("SOURCES", folder), ("SHIPPED", tmp_path / "none.so")):
+        monkeypatch.setattr(cpu_build, name, path)
     for name in ("_kernel_error", "_load_kernel", "_warn_of_fallback"):
         monkeypatch.setattr(cpu_backend, name, functools.cache(getattr(cpu_backend, name).__wrapped__))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
@@ -51,15 +52,18 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
 
 
+def pretend(monkeypatch: pytest.MonkeyPatch, machine: str, found: str, multiplies_bfloat16: bool = False) -> None:
+    """Have another processor, as Python and torch see it."""
+    for name, value in (
+        ("platform.machine", machine),
+        ("torch.backends.cpu.get_cpu_capability", found),
+        ("torch.cpu._is_avx512_bf16_supported", multiplies_bfloat16),
+    ):
+        monkeypatch.setattr(name, lambda value=value: value)
+
+
 def tensors(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(shape, dtype=dtype) for shape in [(1, 2, 2, 5, 4), (1, 2, 2, 5, 4), (1, 2, 5, 8)])
-
-
-def must_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("this should not have been compiled")
-
-    monkeypatch.setattr(cpu_build, "_compile", refuse)
 
 
 def forked(action: Callable[[], object]) -> int:
@@ -87,6 +91,14 @@ def exit_code(pid: int) -> int:
 # A build that works.
 
 
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("open_umask")
 def test_compiled_once_then_loaded_without_a_compiler(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,7 +106,7 @@ def test_compiled_once_then_loaded_without_a_compiler(
     assert cpu_build.unavailable_reason() is None
     assert "not compiled yet" in cpu_build.status()
     # torch's own lock file, left over by a killed process, would make torch wait for ever.
-    built.folder.mkdir(parents=True)
+    make_private(built.folder)
     (built.folder / "lock").touch()
     environment = dict(os.environ)
 
@@ -106,16 +118,13 @@ def test_compiled_once_then_loaded_without_a_compiler(
     assert last.endswith(str(built.library))
     assert ctypes.CDLL(str(built.library)).two() == 2
     assert dict(os.environ) == environment
-    assert sorted(path.name for path in built.folder.iterdir()) == [
-        "build.lock",
-        "build.log",
-        built.library.name,
-        "lock",
-    ]
+    assert {path.name for path in built.folder.iterdir()} == {"build.lock", "build.log", built.library.name, "lock"}
+    # Nobody else can write them, whatever the umask.
+    modes = {stat.S_IMODE(path.stat().st_mode) & 0o022 for path in (built.library, *built.library.parents[:2])}
+    assert modes == {0}
 
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("PATH", "")
-    must_not_compile(monkeypatch)
     cpu_build.load()
     assert cpu_build.status() == f"compiled for {cpu_build.capability()}: {built.library}"
     assert cpu_build.compile_library() == (built, None)
@@ -196,13 +205,30 @@ def test_everything_that_decides_the_code_is_in_the_name(sources: Path, monkeypa
     names.append(cpu_build.describe().folder)
     (sources / "notes.txt").touch()
     assert cpu_build.describe().folder == names[-1]
-    for capability in cpu_build._INSTRUCTIONS.keys() - {cpu_build.capability()}:
-        with monkeypatch.context() as context:
-            context.setattr(cpu_build, "capability", lambda found=capability: found)
-            names.append(cpu_build.describe().folder)
+    pretend(monkeypatch, "x86_64", "AVX2" if cpu_build.capability() == "DEFAULT" else "DEFAULT")
+    names.append(cpu_build.describe().folder)
     monkeypatch.setattr(torch, "__version__", "99.0.0")
     names.append(cpu_build.describe().folder)
-    assert len(set(names)) == len(names) == 7
+    assert len(set(names)) == len(names) == 5
+
+
+@pytest.mark.parametrize(
+    ("machine", "found", "multiplies_bfloat16", "capability"),
+    [
+        ("x86_64", "AVX512", True, "AVX512_BF16"),
+        ("x86_64", "AVX512", False, "AVX512"),
+        ("x86_64", "AVX2", True, "AVX2"),  # as ATEN_CPU_CAPABILITY=avx2 asks for
+        ("x86_64", "DEFAULT", False, "DEFAULT"),
+        ("aarch64", "SVE256", False, "DEFAULT"),
+        ("aarch64", "DEFAULT", False, "DEFAULT"),
+    ],
+)
+def test_what_a_processor_is_capable_of_and_whether_auto_takes_the_kernel(
+    machine: str, found: str, multiplies_bfloat16: bool, capability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, machine, found, multiplies_bfloat16)
+    assert cpu_build.capability() == capability
+    assert cpu_backend.is_faster.__wrapped__() == ((machine, found) != ("x86_64", "DEFAULT"))
 
 
 def test_flags_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,25 +241,6 @@ def test_flags_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         cpu_build.describe()
 
 
-@pytest.mark.parametrize(
-    ("machine", "found", "multiplies_bfloat16", "capability"),
-    [
-        ("x86_64", "AVX512", True, "AVX512_BF16"),
-        ("x86_64", "AVX512", False, "AVX512"),
-        ("x86_64", "AVX2", True, "AVX2"),  # as ATEN_CPU_CAPABILITY=avx2 asks for
-        ("x86_64", "DEFAULT", False, "DEFAULT"),
-        ("aarch64", "SVE256", False, "DEFAULT"),
-    ],
-)
-def test_the_capability_of_a_processor(
-    machine: str, found: str, multiplies_bfloat16: bool, capability: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu_build.platform, "machine", lambda: machine)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: found)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: multiplies_bfloat16)
-    assert cpu_build.capability() == capability
-
-
 # A library that was compiled elsewhere.
 
 
@@ -244,7 +251,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_bytes(b"no library")
     monkeypatch.setattr(cpu_build, "SHIPPED", path)
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr(cpu_build, "capability", lambda: "AVX2")
+    pretend(monkeypatch, "x86_64", "AVX2")
     return path
 
 
@@ -258,10 +265,9 @@ def test_a_wheels_library_needs_no_compiler(shipped: Path) -> None:
 
 
 def test_a_processor_that_the_wheel_does_not_know_compiles(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_build, "capability", lambda: "DEFAULT")
-    monkeypatch.setattr(cpu_build.platform, "machine", lambda: "x86_64")
+    pretend(monkeypatch, "x86_64", "DEFAULT")
     assert "needs a C++ compiler" in str(cpu_build.unavailable_reason())
-    monkeypatch.setattr(cpu_build.platform, "machine", lambda: "aarch64")
+    pretend(monkeypatch, "aarch64", "DEFAULT")
     assert cpu_build.unavailable_reason() is None
 
 
@@ -297,19 +303,15 @@ def test_torch_compile_loads_the_kernel_while_it_traces() -> None:
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_without_a_compiler_auto_warns_once_and_a_name_raises() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_without_a_compiler_auto_warns_once_and_a_name_raises(compiled: bool) -> None:
     q, k, v = tensors()
+    torch._dynamo.reset()
+    attend = torch.compile(diff_attention, fullgraph=True, backend="aot_eager") if compiled else diff_attention
     with pytest.warns(UserWarning, match="fused CPU kernel") as caught:
-        outputs = [diff_attention(q, k, v, 0.5) for _ in range(3)]
+        outputs = [attend(q, k, v, 0.5) for _ in range(3)]
     (warning,) = caught
-    for part in (
-        "'blockwise'",
-        "needs a C++ compiler",
-        "'no-such-compiler'",
-        "apt install g++",
-        "CXX",
-        cpu_build.SWITCH,
-    ):
+    for part in ("'blockwise'", "needs a C++ compiler", "'no-such-compiler'", "apt install g++", cpu_build.SWITCH):
         assert part in str(warning.message)
     assert torch.equal(outputs[0], diff_attention(q, k, v, 0.5, backend="blockwise"))
     with pytest.raises(ValueError, match=r"'cpu' cannot run.*C\+\+ compiler"):
@@ -323,21 +325,8 @@ def test_without_a_compiler_auto_warns_once_and_a_name_raises() -> None:
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_torch_compile_falls_back_too() -> None:
-    q, k, v = tensors()
-    torch._dynamo.reset()
-    with pytest.warns(UserWarning, match="needs a C\\+\\+ compiler"):
-        out = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")(q, k, v, 0.5)
-    torch.testing.assert_close(out, diff_attention(q, k, v, 0.5, backend="blockwise"))
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("no_compiler")
-def test_what_the_kernel_cannot_do_does_not_look_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise AssertionError("the kernel was looked for")
-
-    monkeypatch.setattr(cpu_backend, "_load_kernel", refuse)
+def test_what_the_kernel_cannot_do_does_not_look_for_it() -> None:
+    """As it would warn that there is no compiler."""
     q, k, v = tensors(torch.float64)
     diff_attention(q, k, v, 0.5)
     with pytest.raises(ValueError, match=r"'cpu' cannot run this request: .*, got torch\.float64"):
@@ -353,12 +342,12 @@ def test_what_the_kernel_cannot_do_does_not_look_for_it(monkeypatch: pytest.Monk
 
 def test_switched_off_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cpu_build.SWITCH, "0")
-    must_not_compile(monkeypatch)
     q, k, v = tensors()
     diff_attention(q, k, v, 0.5)
     with pytest.raises(ValueError, match=f"switched off by {cpu_build.SWITCH}=0"):
         diff_attention(q, k, v, 0.5, backend="cpu")
     assert f"{cpu_build.SWITCH}=0" in cpu_build.status()
+    assert not cpu_build.cache_folder().exists()
 
 
 @pytest.mark.all
@@ -376,22 +365,22 @@ def test_a_build_that_fails_is_remembered_until_it_is_asked_for(
     assert not built.library.exists()
     assert not list(built.folder.glob("work-*"))
 
-    with monkeypatch.context() as context:  # as another process would find it
-        must_not_compile(context)
-        assert str(cpu_build.unavailable_reason()) == reason
-        q, k, v = tensors()
-        with pytest.warns(UserWarning, match="'undeclared' was not declared"):
-            diff_attention(q, k, v, 0.5)
-        with pytest.raises(cpu_build.BuildError) as again:
-            cpu_build.load()
-        assert str(again.value) == reason
-        # Another compiler deserves a try.
-        another = tmp_path / "other-g++"
-        another.symlink_to("/bin/true")
+    # As another process would find it.
+    compiled_at = built.log.stat().st_mtime_ns
+    assert str(cpu_build.unavailable_reason()) == reason
+    q, k, v = tensors()
+    with pytest.warns(UserWarning, match="'undeclared' was not declared"):
+        diff_attention(q, k, v, 0.5)
+    with pytest.raises(cpu_build.BuildError) as again:
+        cpu_build.load()
+    assert str(again.value) == reason
+    assert built.log.stat().st_mtime_ns == compiled_at
+    # Another compiler deserves a try.
+    another = tmp_path / "other-g++"
+    another.symlink_to("/bin/true")
+    with monkeypatch.context() as context:
         context.setenv("CXX", str(another))
         assert cpu_build.unavailable_reason() is None
-        with pytest.raises(AssertionError, match="compiled"):
-            cpu_build.load()
 
     built.failure.write_text("not a record")
     assert cpu_build.unavailable_reason() is None
@@ -442,28 +431,81 @@ def test_no_sources_and_no_such_system(sources: Path, monkeypatch: pytest.Monkey
         assert not cpu_backend.available_to_auto()
 
 
-# Threads and forks.
-
-
-def test_threads_load_the_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def slowly() -> None:
-        calls.append(threading.get_ident())
-        time.sleep(0.1)
-
-    monkeypatch.setattr(cpu_backend, "_load_kernel", functools.cache(slowly))
-    threads = [threading.Thread(target=cpu_backend.reason_against_cpu_kernel) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(calls) == 1
-
-
 def test_a_forked_process_does_not_wait_for_a_thread_that_it_does_not_have() -> None:
     def take_the_lock() -> None:
         assert cpu_backend._lock.acquire(timeout=5)
 
     with cpu_backend._lock:
         assert exit_code(forked(take_the_lock)) == 0
+
+
+# Whose libraries are loaded: permissions and owners of the cache.
+
+
+@pytest.fixture
+def library() -> Path:
+    """A library in a private cache, two folders below the test's own."""
+    path = cpu_build.describe().library
+    make_private(path.parent)
+    path.write_bytes(b"not loaded")
+    path.chmod(0o644)
+    assert refusal(path) is None
+    return path
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make it somebody else's; of who is not root, all is then."""
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("mode", [0o775, 0o757, None])
+@pytest.mark.parametrize("part", ["library", "folder", "cache"])
+def test_what_others_own_or_may_write_is_refused_with_the_command_that_mends_it(
+    part: str, mode: int | None, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = {"library": library, "folder": library.parent, "cache": library.parents[1]}[part]
+    if mode is None:
+        give_away(path, monkeypatch)
+        assert "belongs to user" in str(refusal(library))
+        return
+    path.chmod(mode)
+    reason = str(refusal(library))
+    assert f"{path} belongs to user {os.geteuid()} with mode 0{mode:o}" in reason
+    assert f"chmod go-w {path}`" in reason
+    path.chmod(mode & ~0o022)
+    assert refusal(library) is None
+
+
+def test_links_and_sticky_folders(library: Path, tmp_path: Path) -> None:
+    library.parents[1].chmod(0o1777)  # as /tmp is
+    assert refusal(library) is None
+    library.parent.chmod(0o1777)
+    assert "1777" in str(refusal(library))
+    library.parent.chmod(0o700)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    elsewhere = library.rename(tmp_path / "open" / "other.so")
+    library.symlink_to(elsewhere)
+    assert f"{elsewhere.parent} belongs" in str(refusal(library))
+
+
+def test_what_root_has_installed_for_all_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert refusal(Path("/bin/sh").resolve()) is None
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_refused_library_is_neither_loaded_nor_compiled(library: Path, is_there: bool) -> None:
+    if not is_there:
+        library.unlink()
+    library.parent.chmod(0o777)
+    for attempt in (cpu_build.load, cpu_build.compile_library, lambda: cpu_build.compile_library(force=True)):
+        with pytest.raises(cpu_build.BuildError, match=r"any code there.*TORCH_EXTENSIONS_DIR") as error:
+            attempt()
+    assert str(cpu_build.unavailable_reason()) == str(error.value)
+    assert cpu_build.status() == f"not used: {error.value}"
+    assert [*library.parent.iterdir()] == [library] * is_there

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,10 +16,7 @@ from hypothesis import strategies as st
 
 from budget import Case, Problem, build, expect, prepared, random_cases
 from diff_transformer import diff_attention
-from diff_transformer.ops.attention_request import Request
-from diff_transformer.ops.backends import choose
-from diff_transformer.ops.cpu.cpu_backend import is_faster, reason_against_cpu_kernel
-from full_run import short_run
+from diff_transformer.ops.cpu.cpu_backend import reason_against_cpu_kernel
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned_memory"),
@@ -43,7 +39,7 @@ CASES = {
         batch=2, heads=6, key_heads=2, queries=25, keys=40, is_causal=True, lam="full"
     ),
     "blocks within the heads of a group": Case(
-        batch=1, heads=4, key_heads=2, queries=70, keys=70, is_causal=True, lam="per token"
+        batch=2, heads=4, key_heads=2, queries=70, keys=70, is_causal=True, lam="per token", layout="expanded"
     ),
     "narrow window": Case(batch=1, heads=1, key_heads=1, queries=130, keys=130, window=5, is_causal=True),
     "window, heads in one block": Case(batch=1, heads=4, key_heads=1, queries=30, keys=150, window=40, is_causal=True),
@@ -153,29 +149,6 @@ def test_where_there_is_a_compiler_there_is_a_kernel() -> None:
     assert reason_against_cpu_kernel() is None
 
 
-@pytest.mark.parametrize(
-    ("machine", "capability", "wins"),
-    [
-        ("x86_64", "AVX512", True),
-        ("x86_64", "AVX2", True),
-        ("x86_64", "DEFAULT", False),
-        ("aarch64", "DEFAULT", True),
-    ],
-)
-def test_auto_takes_it_where_it_has_vectors(
-    monkeypatch: pytest.MonkeyPatch, machine: str, capability: str, wins: bool
-) -> None:
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    q = torch.zeros(1, 1, 2, 1, 4)
-    request = Request(q, q, q[:, :, 0], q[..., 0, 0], None, False, 1.0, None, None)
-    is_faster.cache_clear()
-    try:
-        assert choose(request) == ("cpu" if wins else "blockwise")
-    finally:
-        is_faster.cache_clear()
-
-
 def solve(problem: Problem) -> dict[str, torch.Tensor]:
     return problem.solve(diff_attention, backend="cpu")
 
@@ -198,7 +171,7 @@ def test_output_without_gradients(name: str, dtype: torch.dtype, threads: int) -
     problem, expected = prepared(replace(CASES[name], dtype=dtype))
     out = attend(problem)
     assert not out.requires_grad
-    assert np.all(np.abs(out.double().numpy() - expected.values["out"]) <= expected.limits["out"])
+    expected.check_output(out)
 
 
 def products() -> str:
@@ -207,25 +180,32 @@ def products() -> str:
     return products
 
 
-def test_what_multiplies_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def without_tiles() -> Iterator[None]:
+    """As torch's own attention is told to do without AMX."""
+    torch.backends.mkldnn.set_flags(_enabled=False)
+    yield
+    torch.backends.mkldnn.set_flags(_enabled=True)
+
+
+def test_what_multiplies_bfloat16() -> None:
     """AMX wherever torch's own attention has it."""
     is_level = torch.backends.cpu.get_cpu_capability() == "AVX512"
     assert (products() == "AMX") is (is_level and torch.cpu._is_amx_tile_supported())
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    assert products() in ("AVX512-BF16", "float32")
+    with without_tiles():
+        assert products() in ("AVX512-BF16", "float32")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bfloat16_without_amx(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_without_amx(name: str) -> None:
     if products() != "AMX":
         pytest.skip("all other tests are without it")
     problem, expected = prepared(replace(CASES[name], dtype=torch.bfloat16))
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    assert products() == "AVX512-BF16"
-    expected.check(solve(problem))
+    with without_tiles():
+        expected.check(solve(problem))
 
 
-def test_tiles_are_taken_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_are_taken_and_given_up() -> None:
     """Sums of another order differ in their last bits, of the output and of every gradient; a forward pass with tiles
     may be followed by a backward pass without.
     """
@@ -233,18 +213,14 @@ def test_tiles_are_taken_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("this processor has no tiles")
     case = Case(batch=1, heads=2, key_heads=1, queries=70, keys=300, d=64, dv=64, dtype=torch.bfloat16, gain=1.0)
     problem, expected = prepared(case)
-    with_tiles = solve(problem)
-    out = attend(problem)
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    without = solve(problem)
-    for name in with_tiles:
-        assert not torch.equal(with_tiles[name], without[name]), name
-    assert not torch.equal(out, attend(problem))
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
     tensors = [x.detach().clone().requires_grad_() for x in (problem.q, problem.k, problem.v, problem.lam)]
+    with_tiles, few = solve(problem), attend(problem)
     out = diff_attention(*tensors, **problem.options, backend="cpu")
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    gradients = torch.autograd.grad(out, tensors, problem.dout)
+    with without_tiles():
+        without = solve(problem)
+        assert not torch.equal(few, attend(problem))
+        gradients = torch.autograd.grad(out, tensors, problem.dout)
+    assert not any(torch.equal(value, without[name]) for name, value in with_tiles.items())
     expected.check({"out": out.detach(), **dict(zip(("q", "k", "v", "lam"), gradients, strict=True))})
 
 
@@ -275,15 +251,6 @@ def test_gradients_of_few_queries(queries: int, threads: int) -> None:
     truth = wide.solve(diff_attention, backend="reference")
     for name in ("q", "k"):
         assert (answer[name] - truth[name]).norm() <= 5 * (plain[name] - truth[name]).norm(), name
-
-
-@pytest.mark.parametrize("layout", ["projection", "cache", "expanded"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_strided_inputs(layout: str, dtype: torch.dtype, threads: int) -> None:
-    for queries in (2, 70):
-        case = Case(batch=2, heads=4, key_heads=2, queries=queries, keys=110, d=10, dv=18, is_causal=True, dtype=dtype)
-        problem, expected = prepared(replace(case, layout=layout))
-        expected.check(solve(problem))
 
 
 @pytest.mark.parametrize("queries", [3, 70])
@@ -318,7 +285,7 @@ def test_heads_of_one_block_with_masks_of_their_own(queries: int, open_head: int
         masked = replace(problem, options={"attn_mask": may})
         expected = expect(masked)
         expected.check(solve(masked))
-        assert np.all(np.abs(attend(masked).double().numpy() - expected.values["out"]) <= expected.limits["out"])
+        expected.check_output(attend(masked))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -330,27 +297,7 @@ def test_more_threads_than_processors(name: str, dtype: torch.dtype) -> None:
         expected.check(solve(problem))
         out = attend(problem)
         assert torch.equal(out, attend(problem))
-    assert np.all(np.abs(out.double().numpy() - expected.values["out"]) <= expected.limits["out"])
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "blocks within the heads of a group",
-        "widths beyond a strip",
-        "few queries, many keys",
-        "few queries, parts that begin anywhere",
-    ],
-)
-def test_twice_the_same(name: str, threads: int) -> None:
-    """Tasks are handed out to whoever is free, but sums are always taken in the same order."""
-    problem = build(CASES[name])
-    first = solve(problem)
-    out = attend(problem)
-    for _ in range(10):
-        for name, again in solve(problem).items():
-            assert torch.equal(first[name], again), name
-        assert torch.equal(out, attend(problem))
+    expected.check_output(out)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -384,21 +331,15 @@ def test_a_head_that_many_threads_share(queries: int, keys: int, threads: int) -
                 assert torch.equal(first[name], again), name
 
 
-REQUESTS = random_cases(batch=2, key_heads=2, queries=140, keys=300, d=20, dv=70, window=150, dtypes=DTYPES)
+REQUESTS = random_cases(batch=2, key_heads=2, queries=75, keys=130, d=20, dv=70, window=80, dtypes=DTYPES)
 
 
-@pytest.mark.parametrize("examples", short_run([30, 100], [30]))
-def test_any_request_is_within_budget(examples: int) -> None:
-
-    @settings(max_examples=examples)
-    @given(REQUESTS, st.integers(1, 3))
-    def check(case: Case, count: int) -> None:
-        problem = build(case)
-        expected = expect(problem)
-        with using_threads(count):
-            expected.check(solve(problem))
-
-    check()
+@settings(max_examples=30)
+@given(REQUESTS, st.integers(1, 3))
+def test_any_request_is_within_budget(case: Case, count: int) -> None:
+    problem = build(case)
+    with using_threads(count):
+        expect(problem).check(solve(problem))
 
 
 @pytest.mark.parametrize("shift", [-200.0, -89.0, 89.0, 500.0])
@@ -413,37 +354,6 @@ def test_logits_far_from_zero_in_a_block_with_lanes_to_spare(shift: float) -> No
     expect(far).check(solve(far))
     near = replace(problem, options={"attn_mask": torch.full((5, 20), shift)})
     expect(near).check(solve(near))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("queries", [1, 70])
-@pytest.mark.parametrize("tensor", ["q", "k", "v"])
-def test_nan_is_passed_on(queries: int, tensor: str, dtype: torch.dtype) -> None:
-    """As the plain formula does: a broken input must show, not be averaged away."""
-    problem = build(Case(batch=1, heads=1, key_heads=1, queries=queries, keys=110, dtype=dtype))
-    tensors = {name: getattr(problem, name).clone() for name in "qkv"}
-    tensors[tensor][..., -1, 0] = float("nan")
-    out = diff_attention(**tensors, lam=0.5, backend="cpu")
-    truth = diff_attention(**tensors, lam=0.5, backend="reference")
-    assert torch.equal(out.isnan(), truth.isnan())
-    assert out.isnan().any()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("queries", [2, 70])
-def test_keys_that_nobody_sees_may_hold_anything(queries: int, dtype: torch.dtype) -> None:
-    """The unused end of a static cache is hidden by causality and the window: NaN there must not reach the output."""
-    problem = build(
-        Case(batch=1, heads=2, key_heads=1, queries=queries, keys=400, is_causal=True, window=64, dtype=dtype)
-    )
-    k, v = problem.k.clone(), problem.v.clone()
-    last_hidden = 400 - queries - 64 - 96  # a chunk may begin before the first visible key
-    k[..., : last_hidden + 1, :] = float("nan")
-    v[..., : last_hidden + 1, :] = float("nan")
-    expected = expect(problem)
-    answer = replace(problem, k=k, v=v).solve(diff_attention, backend="cpu")
-    assert answer["out"].isfinite().all()
-    expected.check(answer)
 
 
 @pytest.mark.parametrize("queries", [1, 40])
@@ -488,16 +398,6 @@ def test_more_keys_than_a_block_keeps(queries: int, window: int | None, dtype: t
         assert error <= 2 * limit + 4 * torch.finfo(dtype).eps * truth[name].norm(), name
     rtol, atol = (1e-4, 1e-6) if dtype == torch.float32 else (2e-2, 1e-4)
     torch.testing.assert_close(attend(problem).double(), truth["out"], rtol=rtol, atol=atol)
-
-
-@pytest.mark.parametrize("queries", [1, 70])
-def test_the_noise_map_of_a_group_is_computed_once(queries: int) -> None:
-    """The kernel keeps two numbers of each softmax that it computes: five for four signal heads."""
-    q, k, v = torch.randn(1, 3, 5, queries, 8), torch.randn(1, 3, 2, 99, 8), torch.randn(1, 3, 99, 16)
-    forward = torch.ops.diff_transformer_cpu.forward.default
-    with torch.no_grad():
-        _, statistics = forward(q, k, v, torch.rand(1, 12, queries), None, True, 0.3, None, None, False)
-    assert statistics.shape == (1, 3, 5, 2, queries)
 
 
 @pytest.mark.parametrize("differentiable", [False, True])

@@ -1,55 +1,48 @@
 """The Triton kernels, interpreted on the CPU: blocks of every kind, decoding, the fused norm, torch's machinery.
 
 The common suite of tests/ops runs the backend too, at sizes that fit in one block. Here blocks are so small that
-lengths around 100 have blocks at the lower edge, blocks that are seen whole, and blocks at the upper edge.
+lengths of 50 to 110 have blocks at the lower edge, blocks that are seen whole, and blocks at the upper edge.
 """
 
-import itertools
 import os
 import textwrap
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+import budget
 import fresh
-from budget import Case, Expected, Problem, build, expect, float64, prepared
+from budget import Case, Problem, build, check_normed, expect, prepared
 from counted_operators import Operators
 from diff_transformer import diff_attention
-from diff_transformer.ops.attention_request import Request
-from diff_transformer.ops.triton import triton_backend as triton_backend
+from diff_transformer.ops.triton import triton_backend
 from diff_transformer.ops.visibility import segment_bounds_from
-from full_run import in_turn, short_run
-from nonfinite_problems import check_output as check_spoilt_output
-from nonfinite_problems import spoil
+from full_run import short_run
+from nonfinite_problems import check_output, spoil
 from triton_interpreter import overflow_checked
 
 triton = pytest.importorskip("triton")
 if not triton_backend.interpreted():
     pytest.skip("there is a GPU: the kernels run natively in test_on_gpu.py", allow_module_level=True)
 
-tl = triton.language
-
-from diff_transformer.ops.triton import kernel_arguments, launch, tiles  # noqa: E402
+from diff_transformer.ops.triton import kernel_arguments, launch  # noqa: E402
 from diff_transformer.ops.triton.kernel_arguments import Blocks  # noqa: E402
 
 # Lengths that no block divides, so that every last block is partial.
 BASE = Case(batch=1, heads=2, key_heads=1, queries=111, keys=111, d=8, dv=16, lam="full")
 LONG = {
-    "causal": replace(BASE, queries=130, keys=130, is_causal=True),
+    "causal": replace(BASE, queries=82, keys=82, is_causal=True),
     "not causal, d and dv odd": replace(BASE, queries=63, keys=63, d=13, dv=27),
     "window": replace(BASE, window=70, is_causal=True),
-    "window, not causal": replace(BASE, window=70, heads=1),
-    "documents": replace(BASE, queries=130, keys=130, documents=(50, 1, 61, 0, 18), is_causal=True),
-    "documents and window, not causal": replace(BASE, documents=(64, 47), window=60),
-    "63 of 130": replace(BASE, queries=63, keys=130, is_causal=True, window=100),
-    "130 of 63": replace(BASE, queries=130, keys=63, is_causal=True),
-    "130 of 63, window, not causal": replace(BASE, queries=130, keys=63, window=50, heads=1),
+    "documents": replace(BASE, queries=98, keys=98, documents=(34, 1, 45, 0, 18), is_causal=True),
+    "47 of 98": replace(BASE, queries=47, keys=98, is_causal=True, window=70),
+    "98 of 47": replace(BASE, queries=98, keys=47, is_causal=True),
     "padding": replace(BASE, batch=2, heads=1, queries=63, keys=63, mask="bool (B, 1, 1, S)", is_causal=True),
     "mask for each head": replace(BASE, mask="bool (B, H, N, S)", queries=63, keys=111, is_causal=True, window=80),
     "additive mask": replace(BASE, mask="add -inf (B, 1, N, S)", queries=63, keys=63, dtype=torch.float16),
@@ -59,7 +52,7 @@ LONG = {
     "expanded": replace(BASE, batch=2, key_heads=2, queries=63, keys=63, is_causal=True, layout="expanded"),
     "float16": replace(BASE, dtype=torch.float16, is_causal=True, d=20, dv=40, layout="cache"),
     "noise maps of two": replace(
-        BASE, heads=8, ratio=2, key_heads=2, queries=63, keys=63, window=40, is_causal=True, layout="cache"
+        BASE, heads=8, ratio=2, key_heads=2, queries=47, keys=47, window=30, is_causal=True, layout="cache"
     ),
     "noise maps of three, shared keys": replace(
         BASE, heads=6, ratio=3, key_maps=1, queries=35, keys=63, is_causal=True, layout="projection"
@@ -97,15 +90,7 @@ def set_blocks(monkeypatch: pytest.MonkeyPatch, blocks: Blocks, programs: int | 
         monkeypatch.setattr(triton_backend, "program_count", lambda _: programs)
 
 
-def forward(problem: Problem, **more: Any) -> Tensor:
-    """The output alone, where no gradient is wanted."""
-    with torch.no_grad():
-        return diff_attention(problem.q, problem.k, problem.v, problem.lam, **problem.options, backend="triton", **more)
-
-
-def check_output(out: Tensor, expected: Expected) -> None:
-    error, limit = np.abs(float64(out) - expected.values["out"]), expected.limits["out"]
-    assert np.all(error <= limit), f"at most {np.max(error / np.maximum(limit, 1e-300))} of the limit"
+forward = partial(budget.forward, backend="triton")
 
 
 # Many blocks.
@@ -116,7 +101,7 @@ IN_SHORT_RUN = (
     "causal",
     "not causal, d and dv odd",
     "documents",
-    "63 of 130",
+    "47 of 98",
     "padding",
     "additive mask",
     "noise maps of two",
@@ -124,7 +109,8 @@ IN_SHORT_RUN = (
 
 
 @pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize(("request_", "blocks"), in_turn(LONG, ["32 × 16", "16 × 32"], keep=IN_SHORT_RUN))
+@pytest.mark.parametrize("blocks", ["32 × 16", "16 × 32"])
+@pytest.mark.parametrize("request_", short_run(LONG, IN_SHORT_RUN))
 def test_many_blocks(monkeypatch: pytest.MonkeyPatch, request_: str, blocks: str) -> None:
     """Output and every gradient."""
     problem, expected = prepared(LONG[request_])
@@ -133,17 +119,15 @@ def test_many_blocks(monkeypatch: pytest.MonkeyPatch, request_: str, blocks: str
 
 
 @pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize(
-    ("request_", "two_passes", "blocks"),
-    in_turn(LONG, [False, True], ["32 × 16", "16 × 32"], keep=IN_SHORT_RUN),
-    ids=str,
-)
+@pytest.mark.parametrize("blocks", ["32 × 16", "16 × 32"])
+@pytest.mark.parametrize("two_passes", [False, True])
+@pytest.mark.parametrize("request_", short_run(LONG, IN_SHORT_RUN))
 def test_forward_without_gradients(
     monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch], request_: str, blocks: str, two_passes: bool
 ) -> None:
     problem, expected = prepared(LONG[request_])
     set_blocks(monkeypatch, SMALL[blocks]._replace(two_passes=two_passes))
-    check_output(forward(problem), expected)
+    expected.check_output(forward(problem))
     in_groups = LONG[request_].ratio > 1  # a map at a time takes one pass
     assert names(launched) == ["forward_kernel"] * (1 + in_groups)
     for each in launched:
@@ -168,7 +152,7 @@ def test_wide_heads(launched: list[launch.Launch], d: int) -> None:
     shares = [(each.arguments["OF_KEYS"], each.arguments["OF_VALUES"]) for each in launched[2:4]]
     assert shares == [(True, False), (False, True)]
     launched.clear()
-    check_output(forward(problem), expected)
+    expected.check_output(forward(problem))
     (only,) = launched
     assert only.arguments["TWO_PASSES"]
 
@@ -187,107 +171,18 @@ def test_a_noise_map_is_computed_once_for_its_group(launched: list[launch.Launch
     """Of six signal heads in two groups the six first maps and two second ones: forward, backward and decoding."""
     problem, expected = prepared(replace(BASE, batch=2, heads=6, ratio=3, key_heads=2, queries=20, keys=20))
     expected.check(problem.solve(diff_attention, backend="triton"))
-    assert [(each.kernel.fn.__name__, each.grid[1]) for each in launched] == [
+    assert [(each.kernel.fn.__name__, each.grid[1]) for each in launched[:3]] == [
         ("forward_kernel", 2),
         ("forward_kernel", 6),
         ("rows_kernel", 2),  # each program goes through the signal heads of a group
-        ("keys_kernel", 2),
-        ("keys_kernel", 2),
-        ("queries_kernel", 2),
-        ("queries_kernel", 6),
     ]
     assert [each.arguments["heads_per_key"] for each in launched[3:5]] == [1, 3]  # heads to a key head
-    assert {each.arguments["MAPS"] for each in (*launched[:2], *launched[3:])} == {1}
+    assert [each.grid[1] for each in launched[5:]] == [2, 6]
     launched.clear()
     problem, expected = prepared(replace(BASE, heads=6, ratio=3, queries=2))
-    check_output(forward(problem), expected)
+    expected.check_output(forward(problem))
     assert names(launched) == ["parts_kernel", "combine_kernel"]
     assert launched[0].arguments["tops"].shape[-1] == 6 * 2 + 2 * 2  # rows of the signal heads and of the noise maps
-
-
-# Ranges of blocks, by themselves, against a look at every pair.
-
-
-@triton.jit
-def _ranges_kernel(
-    documents, out, starts, n, s, window, first,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, STEP: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
-):  # fmt: skip
-    queries = first + tl.arange(0, ROWS)
-    low, high = tiles.keys_seen(
-        tl.minimum(queries, n - 1), documents, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_SEGMENTS
-    )  # fmt: skip
-    ranges = tiles.block_ranges(low, high, KEYS, STEP)
-    _begin, _lower, edges, inner_begin, inner_end = ranges
-    tl.store(out, inner_begin)
-    tl.store(out + 1, inner_end)
-    tl.store(out + 2, edges)
-    for i in range(edges):
-        tl.store(starts + i, tiles.block_start(i, ranges, STEP, True))
-
-
-POSITIONS = [
-    (n, s, is_causal, window, documents)
-    for n, s in [(1, 1), (40, 40), (37, 37), (5, 40), (40, 5), (33, 64)]
-    for is_causal in (False, True)
-    for window in (None, 1, 4, 20)
-    for documents in (None, (17, 0, 1, 19), (1,) * 37)
-    if documents is None or n == s == sum(documents)
-]
-
-
-def _bounds(documents: tuple[int, ...] | None, n: int) -> Tensor | None:
-    if documents is None:
-        return None
-    return segment_bounds_from(torch.tensor([0, *itertools.accumulate(documents)], dtype=torch.int32), n)
-
-
-def _visible(n: int, s: int, is_causal: bool, window: int | None, documents: tuple[int, ...] | None) -> np.ndarray:
-    position = np.arange(n)[:, None] + s - n
-    keys = np.arange(s)[None]
-    seen = np.ones((n, s), bool)
-    if is_causal:
-        seen &= keys <= position
-    if window is not None:
-        seen &= keys > position - window
-    if documents is not None:
-        document = np.repeat(np.arange(len(documents)), documents)
-        seen &= document[:, None] == document[None]
-    return seen
-
-
-@pytest.mark.parametrize(("keys", "step"), [(8, 4), pytest.param(4, 4, marks=pytest.mark.all)])
-def test_every_key_is_met_once(keys: int, step: int) -> None:
-    """Edges and whole blocks together cover what a block of queries sees, once, and whole blocks hide nothing."""
-    for n, s, is_causal, window, documents in POSITIONS:
-        seen = _visible(n, s, is_causal, window, documents)
-        for first in range(0, n, 8):
-            block = seen[first : first + 8]
-            out, starts = torch.full((3,), -1, dtype=torch.int32), torch.full((64,), -1, dtype=torch.int32)
-            _ranges_kernel[(1,)](
-                _bounds(documents, n), out, starts, n, s, window or 0, first, ROWS=8, KEYS=keys, STEP=step,
-                IS_CAUSAL=is_causal, HAS_WINDOW=window is not None, HAS_SEGMENTS=documents is not None,
-            )  # fmt: skip
-            inner, past, edges = out.tolist()
-            case = (n, s, is_causal, window, documents, first, keys, step)
-            met = np.zeros(s + 64, int)
-            for start in starts[:edges].tolist():
-                assert start >= 0, case
-                met[start : start + step] += 1
-            fully = range(inner // keys, past // keys)
-            for i in fully:
-                assert block[:, i * keys : (i + 1) * keys].all(), case
-                assert (i + 1) * keys <= s, case
-                met[i * keys : (i + 1) * keys] += 1
-            assert met.max(initial=0) <= 1, case
-            assert met[:s][block.any(0)].all(), case
-            # And no time is lost: what is seen whole is not looked at key by key, nor is what nobody sees.
-            possible = [i for i in range(s // keys) if block[:, i * keys : (i + 1) * keys].all()]
-            assert list(fully) == possible, case
-            spans = block.any(0).nonzero()[0]
-            if len(spans):
-                assert met.sum() <= spans[-1] - spans[0] + 1 + 2 * (step - 1), case
 
 
 # Decoding.
@@ -296,20 +191,14 @@ DECODING = {
     "one query": Case(queries=1, keys=97, is_causal=True),
     "three queries": Case(queries=3, keys=37, is_causal=True, lam="full"),
     "three queries, window": Case(queries=3, keys=97, is_causal=True, window=21, lam="per token"),
-    "one query, window of one block": Case(queries=1, keys=97, is_causal=True, window=16),
-    "window, not causal": Case(queries=2, keys=50, window=17),
     "grouped": Case(heads=8, key_heads=2, queries=4, keys=67, is_causal=True, lam="full", layout="cache"),
-    "grouped, three queries": Case(heads=6, key_heads=2, queries=3, keys=35, is_causal=True, layout="projection"),
     "shared keys, grouped, d and dv odd": Case(heads=6, key_maps=1, queries=2, keys=61, d=5, dv=11, is_causal=True),
     "padding": Case(batch=3, queries=1, keys=63, mask="bool (B, 1, 1, S)", is_causal=True),
     "mask for each head": Case(heads=4, key_heads=2, queries=4, keys=63, mask="bool (B, H, N, S)", is_causal=True),
     "mask for each head alone": Case(heads=6, key_heads=2, queries=2, keys=40, mask="bool (H, 1, S)"),
     "additive mask": Case(heads=4, key_heads=2, queries=4, keys=63, mask="add (B, H, N, S)", is_causal=True),
     "additive mask that hides": Case(queries=4, keys=63, mask="add -inf (B, 1, N, S)", is_causal=True),
-    "additive mask for two queries": Case(queries=2, keys=20, mask="add (B, H, N, S)"),
     "queries that see nothing": Case(queries=4, keys=2, is_causal=True),
-    "window, queries that see nothing": Case(queries=7, keys=3, is_causal=True, window=2),
-    "expanded": Case(queries=2, keys=33, is_causal=True, layout="expanded"),
     "float16": Case(heads=4, key_heads=1, queries=2, keys=97, is_causal=True, dtype=torch.float16, layout="cache"),
     "peaked": Case(queries=1, keys=97, is_causal=True, gain=6.0),
     "large logits": Case(queries=1, keys=97, gain=30.0),
@@ -326,29 +215,22 @@ DECODING = {
 
 
 @pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("programs", [1, 13, 64])
 @pytest.mark.parametrize(
-    ("request_", "programs"),
-    in_turn(
+    "request_",
+    short_run(
         DECODING,
-        [1, 13, 64],
-        keep=("one query", "three queries, window", "grouped", "padding", "mask for each head", "noise maps of two"),
+        ("one query", "three queries, window", "grouped", "padding", "mask for each head", "noise maps of two"),
     ),
 )
 def test_decoding(monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch], request_: str, programs: int) -> None:
     case = DECODING[request_]
     problem, expected = prepared(case)
     set_blocks(monkeypatch, SMALL["16 × 16"], programs)
-    check_output(forward(problem), expected)
-    *first, in_parts, _ = launched
+    expected.check_output(forward(problem))
+    in_parts = launched[-2]
     assert names(launched)[-2:] == ["parts_kernel", "combine_kernel"]
-    mask = problem.options.get("attn_mask")
-    has_lengths = mask is not None and case.mask not in ("bool (H, 1, S)", "bool (B, H, N, S)", "add (B, H, N, S)")
-    assert names(first) == ["lengths_kernel"] * has_lengths
-    parts, key_heads, batch = in_parts.grid
-    assert (key_heads, batch) == (case.key_heads, case.batch)
-    steps = -(-(case.keys - in_parts.arguments["start"]) // 16)
-    assert parts == (1 if programs == 1 else steps) or programs == 13
-    assert steps >= parts >= min(steps, 2) or programs == 1
+    assert (in_parts.grid[0] > 1) == (programs > 1)
     if request_ == "three queries, window":  # what the window hides is left alone
         assert in_parts.arguments["start"] == 64  # 97 − 3 − 21 + 1 = 74, in whole blocks
 
@@ -357,7 +239,7 @@ def test_many_parts_are_put_together_in_chunks(monkeypatch: pytest.MonkeyPatch, 
     """More parts than one step of the combining kernel adds up."""
     problem, expected = prepared(Case(batch=1, heads=1, key_heads=1, queries=1, keys=563, is_causal=True, d=2, dv=3))
     set_blocks(monkeypatch, SMALL["16 × 16"], programs=64)
-    check_output(forward(problem), expected)
+    expected.check_output(forward(problem))
     assert launched[0].grid[0] == 36 > 2 * launched[1].arguments["CHUNK"]
 
 
@@ -375,7 +257,8 @@ CHUNKS = {
 
 
 @pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize(("request_", "programs"), in_turn(CHUNKS, [1, 64]))
+@pytest.mark.parametrize("programs", [1, 64])
+@pytest.mark.parametrize("request_", CHUNKS)
 def test_a_chunk_of_queries_is_split_over_the_keys(
     monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch], request_: str, programs: int
 ) -> None:
@@ -383,25 +266,11 @@ def test_a_chunk_of_queries_is_split_over_the_keys(
     problem, expected = prepared(case)
     set_blocks(monkeypatch, Blocks(64, 16, 4, 1), programs)
     monkeypatch.setattr(kernel_arguments, "LONG_CACHE", 64)
-    check_output(forward(problem), expected)
+    expected.check_output(forward(problem))
     assert names(launched)[-2:] == ["parts_kernel", "combine_kernel"]
     assert launched[-2].arguments["ROWS"] == (32 if request_ == "padding" else 64)
     assert launched[-2].arguments["NOISE_ROWS"] == (16 if case.ratio > 1 else launched[-2].arguments["ROWS"])
     assert (launched[-2].grid[0] > 1) == (programs > 1)
-
-
-def test_which_chunks_are_split() -> None:
-    """Up to the rows of the block, against a long cache, in half precision."""
-    long = kernel_arguments.LONG_CACHE
-
-    def is_split(queries: int, keys: int = long, dtype: torch.dtype = torch.float16, d: int = 8) -> bool:
-        q, k = (torch.zeros(1, 1, 2, length, d, dtype=dtype) for length in (queries, keys))
-        request = Request(q, k, k[:, :, 0], torch.ones(1, 1, queries), None, True, 1.0, None, None)
-        return kernel_arguments.has_few_queries(kernel_arguments.problem_of(request, 80))
-
-    assert is_split(64)
-    assert is_split(32, d=128)
-    assert not any((is_split(65), is_split(33, d=128), is_split(64, keys=long - 1), is_split(17, dtype=torch.float32)))
 
 
 @pytest.mark.parametrize("kind", ["padding", "additive mask"])
@@ -456,7 +325,7 @@ def test_weights_below_the_normal_numbers_of_float16(monkeypatch: pytest.MonkeyP
 )
 def test_which_requests_are_decoding(launched: list[launch.Launch], case: Case, kernel: str) -> None:
     problem, expected = prepared(case)
-    check_output(forward(problem), expected)
+    expected.check_output(forward(problem))
     assert names(launched)[0] == kernel
     launched.clear()
     problem.solve(diff_attention, backend="triton")  # with gradients, what decoding does not keep is needed
@@ -513,14 +382,9 @@ NORMED = {
 
 
 @pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("request_", "dtype"),
-    in_turn(
-        NORMED,
-        [torch.float32, torch.float16],
-        keep=("causal", "odd widths", "additive mask", "one query", "noise maps"),
-    ),
-    ids=str,
+    "request_", short_run(NORMED, ("causal", "odd widths", "additive mask", "one query", "noise maps"))
 )
 def test_the_fused_norm(monkeypatch: pytest.MonkeyPatch, request_: str, dtype: torch.dtype) -> None:
     problem = build(replace(NORMED[request_], dtype=dtype))
@@ -553,7 +417,7 @@ def test_the_fused_norm_while_decoding(
     set_blocks(monkeypatch, SMALL["16 × 16"], programs=64)
     fused = forward(problem, norm_weight=weight, **settings)
     assert names(launched)[-2:] == ["parts_kernel", "combine_kernel"]
-    _check_normed_output(fused, prepared(DECODING[request_])[1], weight, **settings)
+    check_normed(fused, prepared(DECODING[request_])[1], weight, **settings)
 
 
 @pytest.mark.usefixtures("poisoned_memory")
@@ -564,7 +428,7 @@ def test_the_fused_norm_without_gradients(
     problem, expected = prepared(LONG["window"])
     weight, settings = torch.randn(problem.v.shape[-1]), {"norm_eps": 1e-3, "norm_scale": 0.35}
     set_blocks(monkeypatch, SMALL["16 × 32"]._replace(two_passes=two_passes))
-    _check_normed_output(forward(problem, norm_weight=weight, **settings), expected, weight, **settings)
+    check_normed(forward(problem, norm_weight=weight, **settings), expected, weight, **settings)
     assert names(launched) == ["forward_kernel"]
 
 
@@ -577,61 +441,47 @@ def solve(problem: Problem) -> dict[str, Tensor]:
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize(
-    ("request_", "tensor", "blocks"),
-    [
-        *in_turn(
-            ("causal", "mask for each head", "grouped", "noise maps, additive mask, float16"),
-            ["values", "keys"],
-            ["32 × 16", "16 × 32"],
-            keep=("causal", "noise maps, additive mask, float16"),
-        ),
-        *(
-            pytest.param(*way, marks=pytest.mark.all)
-            for way in itertools.product(LONG, ["keys", "values"], ["16 × 16"])
-        ),
-    ],
-)
+@pytest.mark.parametrize("blocks", ["32 × 16", "16 × 32"])
+@pytest.mark.parametrize("tensor", ["values", "keys"])
+@pytest.mark.parametrize("request_", short_run(LONG, ("causal", "noise maps, additive mask, float16")))
 def test_a_nan_reaches_who_sees_it(monkeypatch: pytest.MonkeyPatch, request_: str, tensor: str, blocks: str) -> None:
     """And nobody else: the output of the others and every gradient have the bits that zeros in its place give."""
     pair = spoil(prepared(LONG[request_])[0], tensor)
     for two_passes in (False, True):
         set_blocks(monkeypatch, SMALL[blocks]._replace(two_passes=two_passes))
-        check_spoilt_output(forward(pair.spoilt), forward(pair.zeros), pair.seeing)
+        check_output(forward(pair.spoilt), forward(pair.zeros), pair.seeing)
     answer, zeros = solve(pair.spoilt), solve(pair.zeros)
     expect(pair.zeros).check(zeros)
-    check_spoilt_output(answer.pop("out"), zeros.pop("out"), pair.seeing)
+    check_output(answer.pop("out"), zeros.pop("out"), pair.seeing)
     for name, gradient in answer.items():
         assert torch.equal(gradient, zeros[name]), name
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.parametrize("tensor", ["keys", "values"])
-@pytest.mark.parametrize("request_", short_run(NORMED, ["documents", "noise maps, float16"]))
+@pytest.mark.parametrize("request_", short_run(NORMED, ["documents"]))
 def test_a_nan_before_the_norm(monkeypatch: pytest.MonkeyPatch, request_: str, tensor: str) -> None:
     pair = spoil(build(NORMED[request_]), tensor)
     weight = torch.randn(pair.zeros.v.shape[-1])
     set_blocks(monkeypatch, SMALL["16 × 16"])
     answer, zeros = (normed(problem, weight, "triton", norm_eps=1e-3) for problem in (pair.spoilt, pair.zeros))
-    check_spoilt_output(answer.pop("out"), zeros.pop("out"), pair.seeing)
+    check_output(answer.pop("out"), zeros.pop("out"), pair.seeing)
     for name, gradient in answer.items():
         assert torch.equal(gradient, zeros[name]), name
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-@pytest.mark.parametrize(
-    ("request_", "tensor"),
-    in_turn(["three queries, window", "grouped", "mask for each head", "noise maps of two"], ["keys", "values"]),
-)
+@pytest.mark.parametrize("tensor", ["keys", "values"])
+@pytest.mark.parametrize("request_", ["three queries, window", "grouped", "mask for each head", "noise maps of two"])
 def test_a_nan_while_decoding(monkeypatch: pytest.MonkeyPatch, request_: str, tensor: str) -> None:
     pair = spoil(build(DECODING[request_]), tensor)
     set_blocks(monkeypatch, SMALL["16 × 16"], programs=64)
-    check_spoilt_output(forward(pair.spoilt), forward(pair.zeros), pair.seeing)
+    check_output(forward(pair.spoilt), forward(pair.zeros), pair.seeing)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
-@pytest.mark.parametrize("fill", [torch.nan, torch.inf])
+@pytest.mark.parametrize("fill", short_run([torch.nan, torch.inf], [torch.inf]))
 @pytest.mark.parametrize("tensor", ["q", "dout"])
 def test_a_query_that_is_not_finite_stays_alone(monkeypatch: pytest.MonkeyPatch, tensor: str, fill: float) -> None:
     """Outputs of other queries, and their gradients, know nothing of it."""
@@ -648,16 +498,6 @@ def test_a_query_that_is_not_finite_stays_alone(monkeypatch: pytest.MonkeyPatch,
     assert tensor == "dout" or not answer["out"][..., 50, :].isfinite().any()
 
 
-def _check_normed_output(out: Tensor, expected: Expected, weight: Tensor, norm_eps: float, norm_scale: float) -> None:
-    """Equation 3 around the oracle's heads; allowed is what the heads' errors become, and the norm's own rounding."""
-    heads, limits = expected.values["out"], expected.limits["out"]
-    root = np.sqrt((heads**2).mean(-1, keepdims=True) + norm_eps)
-    values = norm_scale * heads / root * float64(weight)
-    errors = (limits + np.abs(heads) / root * np.sqrt((limits**2).mean(-1, keepdims=True))) / root
-    limit = abs(norm_scale) * np.abs(float64(weight)) * errors + 4 * torch.finfo(out.dtype).eps * np.abs(values)
-    assert np.all(np.abs(float64(out) - values) <= limit)
-
-
 # Memory.
 
 
@@ -670,15 +510,14 @@ def inside_nan(x: Tensor, rows: int = 3, channels: int = 5) -> Tensor:
 
 
 @pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("blocks", ["32 × 16", "16 × 32"])
+@pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize(
-    ("request_", "norm", "blocks"),
-    in_turn(
-        ["63 of 130", "mask for each head", "shared keys", "float16", "causal", "noise maps of two"],
-        [True, False],
-        ["32 × 16", "16 × 32"],
-        keep=("causal", "mask for each head", "noise maps of two"),
+    "request_",
+    short_run(
+        ["47 of 98", "mask for each head", "shared keys", "float16", "causal", "noise maps of two"],
+        ("causal", "mask for each head", "noise maps of two"),
     ),
-    ids=str,
 )
 def test_nothing_outside_the_tensors_is_read(
     monkeypatch: pytest.MonkeyPatch, request_: str, norm: bool, blocks: str
@@ -723,51 +562,32 @@ def untouched(size: int) -> Tensor:
         pytest.skip("the system does not hand out memory that it does not have")
 
 
-def test_offsets_of_more_than_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches 2³¹ + 2²⁰ numbers apart, and rows that end beyond 2³¹."""
+@pytest.mark.parametrize("far", ["batches", "rows"])
+def test_offsets_of_more_than_32_bits(monkeypatch: pytest.MonkeyPatch, far: str) -> None:
+    """Batches 2³¹ + 2²⁰ numbers apart, or rows so far that the last tiles of K and V begin beyond 2³¹."""
     set_blocks(monkeypatch, SMALL["16 × 16"])
-    far, rows = (1 << 31) + (1 << 20), 1 << 26
-    case = Case(batch=2, heads=1, key_heads=1, queries=40, keys=40, d=4, dv=8, is_causal=True, dtype=torch.float16)
+    batch, keys = (2, 40) if far == "batches" else (1, 160)
+    case = Case(batch=batch, heads=1, key_heads=1, queries=17, keys=keys, d=4, dv=8, dtype=torch.float16)
     problem, expected = prepared(case)
-    k = untouched(far + 4096).as_strided(problem.k.shape, (far, 1, 4, 8, 1)).copy_(problem.k)
-    v = untouched(39 * rows + 4096).as_strided(problem.v.shape, (8, 1, rows, 1)).copy_(problem.v)
-    distant = replace(problem, k=k, v=v)
-    decoded = replace(distant, q=distant.q[..., -2:, :])
-    near = replace(problem, q=distant.q[..., -2:, :])
+    if far == "batches":
+        distance = (1 << 31) + (1 << 20)
+        k = untouched(distance + 4096).as_strided(problem.k.shape, (distance, 1, 4, 8, 1))
+        v = untouched(distance + 4096).as_strided(problem.v.shape, (distance, 1, 8, 1))
+    else:
+        row = (1 << 24) - 8
+        k = untouched((keys - 1) * row + 8).as_strided(problem.k.shape, (0, 0, 4, row, 1))
+        v = untouched((keys - 1) * row + 8).as_strided(problem.v.shape, (0, 0, row, 1))
+    distant = replace(problem, k=k.copy_(problem.k), v=v.copy_(problem.v))
     with overflow_checked():
         expected.check(distant.solve(diff_attention, backend="triton"))
-        assert torch.equal(forward(decoded), forward(near))
-
-
-def test_tiles_farther_than_32_bits(monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch]) -> None:
-    """Rows as far apart as the kernels read them where they lie: the last tiles of K and V begin beyond 2³¹."""
-    set_blocks(monkeypatch, SMALL["16 × 16"])
-    case = Case(batch=1, heads=1, key_heads=1, queries=17, keys=160, d=4, dv=8, dtype=torch.float16)
-    problem, expected = prepared(case)
-    row = (1 << 24) - 8
-    k = untouched(159 * row + 8).as_strided(problem.k.shape, (0, 0, 4, row, 1)).copy_(problem.k)
-    v = untouched(159 * row + 8).as_strided(problem.v.shape, (0, 0, row, 1)).copy_(problem.v)
-    distant = replace(problem, k=k, v=v)
-    with overflow_checked():
-        expected.check(distant.solve(diff_attention, backend="triton"))
-        decoded = replace(distant, q=distant.q[..., -2:, :])
-        assert torch.equal(forward(decoded), forward(replace(problem, q=decoded.q)))
-    assert {each.arguments["v_row"] for each in launched if "v_row" in each.arguments} == {row, case.dv}
-
-
-def test_the_same_input_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = build(replace(LONG["grouped"], queries=35, keys=35, d=4, dv=8))
-    set_blocks(monkeypatch, SMALL["32 × 16"])
-    first, *others = (normed(problem, torch.ones(8), "triton") for _ in range(3))
-    for repeated in others:
-        for name, value in repeated.items():
-            assert torch.equal(value, first[name]), name
+        few = problem.q[..., -2:, :]
+        assert torch.equal(forward(replace(distant, q=few)), forward(replace(problem, q=few)))
 
 
 # Under torch's other machinery.
 
 SMALL_CASES = {
-    "causal": Case(is_causal=True, queries=7, lam="full"),
+    "causal": Case(is_causal=True, queries=7, lam="full", layout="expanded"),
     "grouped, masked, windowed": Case(
         heads=4, mask="bool (B, 1, 1, S)", is_causal=True, window=4, lam="full", layout="projection"
     ),
@@ -793,58 +613,19 @@ def operator_arguments(case: Case, norm: bool, keep: bool) -> tuple[Any, ...]:
 
 
 @pytest.mark.all
-@pytest.mark.parametrize(
-    ("request_", "norm"),
-    [
-        ("grouped, masked, windowed", True),
-        ("documents", True),
-        ("shared keys, additive mask", False),
-        ("noise maps of two", True),
-    ],
-)
-def test_opcheck(request_: str, norm: bool) -> None:
-    case = SMALL_CASES[request_]
+@pytest.mark.parametrize("request_", SMALL_CASES)
+def test_opcheck(request_: str) -> None:
+    """With the norm and without it: what the backward needs depends on it."""
+    case, norm = SMALL_CASES[request_], request_ != "shared keys, additive mask"
     keeping = operator_arguments(case, norm, True)
     torch.library.opcheck(torch.ops.diff_transformer.triton_forward, keeping)
     torch.library.opcheck(torch.ops.diff_transformer.triton_forward, operator_arguments(case, norm, False))
     detached = [x.detach() if isinstance(x, Tensor) else x for x in keeping]
     q, k, v, lam, mask, is_causal, scale, window, documents, weight, eps, factor, _ = detached
     out, plain, *saved = torch.ops.diff_transformer.triton_forward(*detached)
-    arguments = (q, k, v, lam, mask, documents, weight, plain if norm else out, *saved)
+    arguments = (build(case).dout, q, k, v, lam, mask, documents, weight, plain if norm else out, *saved)
     settings = (is_causal, scale, window, eps, factor)
-    torch.library.opcheck(
-        torch.ops.diff_transformer.triton_backward, (build(case).dout, *arguments, *settings)
-    )  # fmt: skip
-
-
-@pytest.mark.all
-@pytest.mark.parametrize(
-    ("request_", "dynamic"),
-    [
-        ("grouped, masked, windowed", True),
-        ("documents", True),
-        ("shared keys, additive mask", None),
-    ],
-)
-def test_compiled(request_: str, dynamic: bool | None) -> None:
-    """In one graph, with the norm, forward and backward; then for another length."""
-    torch._dynamo.reset()
-    compiled = torch.compile(diff_attention, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    case = SMALL_CASES[request_]
-    longer = replace(case, queries=13, keys=13, documents=case.documents and (6, 7))
-    for each in (case, longer):
-        problem, weight = build(each), torch.randn(each.dv, requires_grad=True)
-        with torch.no_grad():
-            out = forward(problem, norm_weight=weight)
-            again = compiled(
-                problem.q, problem.k, problem.v, problem.lam, **problem.options, norm_weight=weight, backend="triton"
-            )
-        torch.testing.assert_close(again, out)
-        eager = problem.solve(diff_attention, backend="triton", norm_weight=weight)
-        answer = problem.solve(compiled, backend="triton", norm_weight=weight)
-        for name, value in eager.items():
-            assert torch.equal(answer[name], value), name
-    torch._dynamo.reset()
+    torch.library.opcheck(torch.ops.diff_transformer.triton_backward, (*arguments, *settings))
 
 
 def test_autocast_and_checkpointing() -> None:
@@ -866,27 +647,6 @@ def test_autocast_and_checkpointing() -> None:
             assert torch.equal(value, expected.to(value.dtype)), name
 
 
-def test_second_derivatives_are_refused() -> None:
-    q, k, v, lam, *_ = operator_arguments(SMALL_CASES["causal"], False, True)
-    weight = torch.randn(8, requires_grad=True)
-    out = diff_attention(q, k, v, lam, norm_weight=weight, backend="triton")
-    (gradient,) = torch.autograd.grad(out.square().sum(), [weight], create_graph=True)
-    with pytest.raises(RuntimeError, match=r"'triton' cannot be differentiated twice.*'reference'"):
-        gradient.sum().backward()
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
-def test_forward_mode_takes_reference() -> None:
-    q, k, v, *_ = operator_arguments(SMALL_CASES["causal"], False, False)
-
-    def derivative(name: str) -> Tensor:
-        return torch.func.jvp(lambda x: diff_attention(x, k, v, 0.5, backend=name), (q,), (torch.ones_like(q),))[1]
-
-    with pytest.raises(ValueError, match=r"'triton' cannot run.*forward mode.*'reference'"):
-        derivative("triton")
-    torch.testing.assert_close(derivative("auto"), derivative("reference"))
-
-
 # Which backend runs, and what it says where it does not.
 
 
@@ -903,11 +663,6 @@ def test_the_kernels_run_alone(launched: list[launch.Launch], request_: str) -> 
     assert ours == {"diff_transformer::triton_forward": 2, "diff_transformer::triton_backward": 1}
     for part in ("softmax", "scaled_dot_product", "mm", "mean", "rsqrt"):
         assert not [name for name in seen.count if part in name], part
-
-
-def test_auto_on_the_cpu_is_not_the_interpreter(launched: list[launch.Launch]) -> None:
-    build(SMALL_CASES["causal"]).solve(diff_attention)
-    assert not launched
 
 
 def attend(dtype: torch.dtype = torch.float32, d: int = 4, dv: int = 8) -> Tensor:
@@ -930,13 +685,7 @@ def test_reasons() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "precision"),
-    [
-        ({"fp32_precision": "tf32"}, "tf32"),
-        pytest.param({"fp32_precision": "ieee"}, "ieee", marks=pytest.mark.all),
-        ({"fp32_precision": "none"}, "ieee"),
-        ({"allow_tf32": True}, "tf32"),
-        pytest.param({"allow_tf32": False}, "ieee", marks=pytest.mark.all),
-    ],
+    [({"fp32_precision": "tf32"}, "tf32"), ({"fp32_precision": "none"}, "ieee"), ({"allow_tf32": True}, "tf32")],
     ids=str,
 )
 def test_float32_is_multiplied_as_torch_is_told_to(
@@ -986,16 +735,7 @@ def test_a_norm_weight_need_not_be_contiguous(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("d", "addend", "limit"),
-    [
-        (16, -1e5, 1e-2),
-        (128, -1e9, 1e-4),
-        (16, torch.finfo(torch.float32).min, 1e-4),
-        pytest.param(128, -1e5, 1e-2, marks=pytest.mark.all),
-        pytest.param(16, -1e9, 1e-4, marks=pytest.mark.all),
-        pytest.param(128, torch.finfo(torch.float32).min, 1e-4, marks=pytest.mark.all),
-    ],
-    ids=str,
+    ("d", "addend", "limit"), [(16, -1e5, 1e-2), (128, -1e9, 1e-4), (16, torch.finfo(torch.float32).min, 1e-4)], ids=str
 )
 def test_addends_so_large_that_the_logits_vanish_beside_them(d: int, addend: float, limit: float) -> None:
     """A row whose keys all carry such an addend attends to all alike, in the gradients and in two passes too.
@@ -1015,26 +755,6 @@ def test_addends_so_large_that_the_logits_vanish_beside_them(d: int, addend: flo
     with torch.no_grad():
         out = diff_attention(problem.q, problem.k, problem.v, problem.lam, attn_mask=mask, backend="triton")
     assert (out - expected["out"]).abs().max() <= limit
-
-
-def test_the_smallest_number_of_float64_in_a_mask_is_finite() -> None:
-    problem = build(Case(queries=5, keys=5))
-    mask = torch.zeros(5, 5, dtype=torch.float64)
-    mask[2] = torch.finfo(torch.float64).min
-    mask[3, 1] = float("-inf")
-    q, k, v, lam = problem.q, problem.k, problem.v, problem.lam
-    out, expected = (diff_attention(q, k, v, lam, attn_mask=mask, backend=name) for name in ("triton", "reference"))
-    assert torch.allclose(out, expected, atol=1e-5)
-
-
-def test_inputs_with_gaps_and_axes_in_another_order_compile() -> None:
-    base = torch.randn(2, 5, 2, 2, 16)
-    q = base.permute(0, 2, 3, 1, 4)[..., ::2].requires_grad_()
-    k, v = torch.randn(2, 2, 2, 5, 8), torch.randn(2, 2, 5, 16)
-    compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
-    out, expected = compiled(q, k, v, 0.5, backend="triton"), diff_attention(q, k, v, 0.5, backend="triton")
-    assert torch.equal(out, expected)
-    assert torch.equal(torch.autograd.grad(out.sum(), q)[0], torch.autograd.grad(expected.sum(), q)[0])
 
 
 def test_vmap_without_gradients() -> None:

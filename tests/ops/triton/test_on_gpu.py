@@ -6,17 +6,20 @@ Nearly every case compiles kernels of its own, on one core: `pytest -n 8 tests/o
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from budget import Case, Problem, build, prepared, ungrouped
+import budget
+from budget import Case, Problem, build, plain_attention, prepared
 from cases import CASES, case
 from counted_operators import Operators
 from diff_transformer import diff_attention
 from diff_transformer.ops.triton.triton_backend import interpreted
+from diff_transformer.ops.visibility import position_mask, segment_bounds_from
 from nonfinite_problems import check_output, check_pair, spoil
 
 pytestmark = [
@@ -50,10 +53,7 @@ def on_gpu(problem: Problem | Case) -> Problem:
     return (build(problem) if isinstance(problem, Case) else problem).to("cuda")
 
 
-def forward(problem: Problem, **more: Any) -> Tensor:
-    """The output alone, where no gradient is wanted."""
-    with torch.no_grad():
-        return diff_attention(problem.q, problem.k, problem.v, problem.lam, **problem.options, backend="triton", **more)
+forward = partial(budget.forward, backend="triton")
 
 
 def test_the_kernels_are_compiled_here() -> None:
@@ -80,33 +80,18 @@ def test_output_and_gradients(name: str, dtype: torch.dtype) -> None:
 def formula(problem: Problem, case: Case, weight: Tensor | None, eps: float, factor: float) -> Any:
     """What `Problem.solve` takes: Equation 1 spelled out in the dtype of its inputs, and the norm behind it."""
     n, s, device = case.queries, case.keys, problem.q.device
-    position, keys = torch.arange(n, device=device)[:, None] + s - n, torch.arange(s, device=device)
-    seen = torch.ones(n, s, dtype=torch.bool, device=device)
-    if case.is_causal:
-        seen &= keys <= position
-    if case.window is not None:
-        seen &= keys > position - case.window
-    if case.documents is not None:
-        lengths = torch.tensor(case.documents, device=device)
-        document = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
-        seen &= document[:, None] == document
+    documents = None if case.documents is None else segment_bounds_from(problem.options["cu_seqlens"], n)
+    seen = position_mask(n, s, case.is_causal, case.window, documents, device)
+    visible = torch.ones(n, s, dtype=torch.bool, device=device) if seen is None else seen
+    bias = torch.zeros(1, 1, 1, 1, dtype=torch.float64, device=device)
     mask = problem.options.get("attn_mask")
-    if mask is not None and mask.dtype == torch.bool:
-        seen = seen & mask
-    seen = seen.expand(torch.broadcast_shapes(seen.shape, (1, 1, n, s))).unsqueeze(2)
-    addend = mask if mask is not None and mask.dtype != torch.bool else None
+    if mask is not None:
+        visible = visible & (mask if mask.dtype == torch.bool else mask > -torch.inf)
+        bias = bias if mask.dtype == torch.bool else mask.masked_fill(mask == -torch.inf, 0.0)
+    plain = plain_attention(visible.expand(case.batch, case.heads, n, s), bias, case.d**-0.5)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, **_: object) -> Tensor:
-        q = ungrouped(q)
-        group = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        scores = q @ k.mT * q.shape[-1] ** -0.5
-        if addend is not None:
-            scores = scores + addend.to(q.dtype).expand(-1, q.shape[1], -1, -1).unsqueeze(2)
-        scores = scores.masked_fill(~seen, -torch.inf)
-        blind = (scores == -torch.inf).all(-1, keepdim=True)
-        maps = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
-        out = (maps[:, :, 0] - lam.to(q.dtype).expand(q.shape[0], q.shape[1], n)[..., None] * maps[:, :, 1]) @ v
+        out = plain(q, k, v, lam)
         if weight is None:
             return out
         wide = out.to(torch.promote_types(out.dtype, torch.float32))  # whose squares float16 cannot hold
@@ -258,31 +243,28 @@ def test_tf32_is_torchs_own_setting() -> None:
 # The same bits every time.
 
 
-@pytest.mark.parametrize("size", ["1025 tokens, d 64", "257 tokens, d 128", "documents", "mask for each head"])
-def test_training_gives_the_same_bits_a_hundred_times(size: str) -> None:
+TRAINED = ("1025 tokens, d 64", "257 tokens, d 128", "documents", "mask for each head")
+
+
+@pytest.mark.parametrize(
+    ("request_", "trained"),
+    [(KERNEL_SIZES[size], True) for size in TRAINED] + [(size, False) for size in DECODING.values()],
+    ids=[*TRAINED, *DECODING],
+)
+def test_the_same_bits_a_hundred_times(request_: Case, trained: bool) -> None:
     """A race between threads of a block would show as a different answer now and then."""
-    problem, weight = on_gpu(KERNEL_SIZES[size]), torch.randn(KERNEL_SIZES[size].dv, device="cuda", requires_grad=True)
+    problem, weight = on_gpu(request_), torch.randn(request_.dv, device="cuda")
 
     def solve() -> list[Tensor]:
-        leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v, problem.lam)]
-        out = diff_attention(*leaves, **problem.options, norm_weight=weight, backend="triton")
-        return [out, *torch.autograd.grad(out, [*leaves, weight], problem.dout)]
+        if trained:
+            return [*problem.solve(diff_attention, backend="triton", norm_weight=weight).values()]
+        return [forward(problem, norm_weight=weight)]
 
     first = solve()
     different = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(100):
         for a, b in zip(first, solve(), strict=True):
             different += (a != b).sum()
-    assert different.item() == 0
-
-
-@pytest.mark.parametrize("request_", [*KERNEL_SIZES.values(), *DECODING.values()], ids=[*KERNEL_SIZES, *DECODING])
-def test_forward_gives_the_same_bits_a_hundred_times(request_: Case) -> None:
-    problem = on_gpu(request_)
-    first = forward(problem)
-    different = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(100):
-        different += (forward(problem) != first).sum()
     assert different.item() == 0
 
 
@@ -298,27 +280,18 @@ MACHINERY = {
 
 @pytest.mark.parametrize("request_", MACHINERY)
 def test_compiled_in_one_graph(request_: str) -> None:
-    """By inductor, forward and backward, and without gradients."""
+    """By inductor, forward and backward, and without gradients; then for another length."""
     torch._dynamo.reset()
-    compiled = torch.compile(diff_attention, fullgraph=True)
-    problem, weight = on_gpu(MACHINERY[request_]), torch.randn(128, device="cuda")
-    eager = problem.solve(diff_attention, backend="triton", norm_weight=weight)
-    for name, value in problem.solve(compiled, backend="triton", norm_weight=weight).items():
-        torch.testing.assert_close(value, eager[name], rtol=1e-2, atol=1e-2, msg=name)
-    with torch.no_grad():
-        out = compiled(problem.q, problem.k, problem.v, problem.lam, **problem.options, backend="triton")
-    torch.testing.assert_close(out, forward(problem), rtol=1e-2, atol=1e-2)
-    torch._dynamo.reset()
-
-
-def test_compiled_for_changing_lengths() -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(diff_attention, fullgraph=True)
-    for n in (130, 257, 400):
-        problem = on_gpu(replace(SIZES, queries=n, keys=n))
-        eager = problem.solve(diff_attention, backend="triton")
-        for name, value in problem.solve(compiled, backend="triton").items():
+    compiled, case = torch.compile(diff_attention, fullgraph=True), MACHINERY[request_]
+    longer = replace(case, queries=case.queries + 127, keys=case.keys + 127, documents=case.documents and (63, 194))
+    for each in (case, longer):
+        problem, weight = on_gpu(each), torch.randn(each.dv, device="cuda")
+        eager = problem.solve(diff_attention, backend="triton", norm_weight=weight)
+        for name, value in problem.solve(compiled, backend="triton", norm_weight=weight).items():
             torch.testing.assert_close(value, eager[name], rtol=1e-2, atol=1e-2, msg=name)
+        with torch.no_grad():
+            out = compiled(problem.q, problem.k, problem.v, problem.lam, **problem.options, backend="triton")
+        torch.testing.assert_close(out, forward(problem), rtol=1e-2, atol=1e-2)
     torch._dynamo.reset()
 
 

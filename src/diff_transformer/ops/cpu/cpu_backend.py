@@ -150,9 +150,12 @@ def decode_fast_path(backend: str, *arguments: Any) -> Tensor | None:
         return None
     if window is not None:
         window = min(window, WIDEST_WINDOW)
-    answer: Tensor | None = _operators.decode_fast_path.default(
-        q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale
-    )
+    try:
+        answer: Tensor | None = _operators.decode_fast_path.default(
+            q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale
+        )
+    except NotImplementedError:  # a nested tensor, which is refused by name
+        return None
     return answer
 
 
