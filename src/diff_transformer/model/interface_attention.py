@@ -26,8 +26,8 @@ from diff_transformer.model.configuration import DiffTransformerConfig
 from diff_transformer.model.masks import attend_by_document, operator_mask
 from diff_transformer.nn import Attention
 from diff_transformer.ops import diff_attention_maps
+from diff_transformer.ops.attention_request import is_block_mask
 from diff_transformer.ops.backends import BACKENDS
-from diff_transformer.ops.visibility import is_block_mask
 
 # "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
 OPERATOR_IMPLEMENTATION = "diff_attention"

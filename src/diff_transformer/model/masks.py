@@ -25,12 +25,14 @@ from transformers.masking_utils import (
 
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model.configuration import DiffTransformerConfig
-from diff_transformer.ops.attention_request import check_dense, has_autocast, is_floating
-from diff_transformer.ops.operator import abridged, check_document_ends
-from diff_transformer.ops.visibility import (
+from diff_transformer.ops.attention_request import (
+    check_dense,
+    has_autocast,
+    is_floating,
     position_mask,
     segment_bounds_from,
 )
+from diff_transformer.ops.operator import abridged, check_document_ends
 
 _WIDEST_FLASH_HEAD = 256
 _ROWS = 128  # of queries that look through a window together, or as many as the window is wide

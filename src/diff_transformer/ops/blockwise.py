@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import REQUEST_SCHEMA, Request, register_gradient
+from diff_transformer.ops.attention_request import REQUEST_SCHEMA, Request, key_ranges, register_gradient
 from diff_transformer.ops.functional import without_autocast
-from diff_transformer.ops.visibility import key_ranges
 
 # Rows of queries to a block, and scores of one map to hold at a time: few enough for the caches, enough for
 # efficient matrix products. docs/backends.md says how the numbers were measured.

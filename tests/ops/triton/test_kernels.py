@@ -21,9 +21,8 @@ import fresh
 from budget import Case, Expected, Problem, build, expect, float64, prepared
 from counted_operators import Operators
 from diff_transformer import diff_attention
-from diff_transformer.ops.attention_request import Request
+from diff_transformer.ops.attention_request import Request, segment_bounds_from
 from diff_transformer.ops.triton import triton_backend as triton_backend
-from diff_transformer.ops.visibility import segment_bounds_from
 from full_run import in_turn, short_run
 from nonfinite_problems import check_output as check_spoilt_output
 from nonfinite_problems import spoil
@@ -1035,12 +1034,6 @@ def test_inputs_with_gaps_and_axes_in_another_order_compile() -> None:
     out, expected = compiled(q, k, v, 0.5, backend="triton"), diff_attention(q, k, v, 0.5, backend="triton")
     assert torch.equal(out, expected)
     assert torch.equal(torch.autograd.grad(out.sum(), q)[0], torch.autograd.grad(expected.sum(), q)[0])
-
-
-def test_vmap_without_gradients() -> None:
-    q, k, v = torch.randn(3, 1, 2, 2, 5, 8), torch.randn(1, 2, 2, 5, 8), torch.randn(1, 2, 5, 16)
-    out = torch.vmap(lambda x: diff_attention(x, k, v, 0.5, backend="triton"))(q)
-    assert torch.allclose(out, torch.stack([diff_attention(x, k, v, 0.5, backend="triton") for x in q]))
 
 
 def test_the_output_may_be_changed_in_place() -> None:
