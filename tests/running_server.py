@@ -68,7 +68,7 @@ def new_served(*, chat: bool = False, attention_type: str = "diff", **settings: 
 def running(served: Any, api_key: str | None = None) -> Iterator[str]:
     """The address of a server of a `ServedModel`, which answers until the block ends."""
     from diff_transformer.serve.server import ModelServer
-    from diff_transformer.utils.bound_socket import bound_socket, root_url
+    from diff_transformer.utils.servers import bound_socket, root_url
 
     bound = bound_socket("127.0.0.1", 0)
     bound.listen()

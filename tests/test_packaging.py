@@ -97,7 +97,7 @@ import {package}
 names = [module.name for module in pkgutil.walk_packages({package}.__path__, "{package}.")]
 for name in names:
     # vLLM and torchtitan are not there.
-    if not name.endswith(("__main__", ".vllm_model", "diff_transformer.train", "diff_lab.titan")):
+    if not name.endswith(("__main__", ".vllm_model", "diff_lab.titan")):
         importlib.import_module(name)
 print(len(names), "diff_lab" in sys.modules, {package}.__file__)
 """

@@ -25,8 +25,7 @@ from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.cli.explored_checkpoints import build_explorer, shipped_pairs
 from diff_transformer.explorer import Example, ExploredModel, Explorer, Side, WordVocabulary
 from diff_transformer.explorer.server import ExplorerServer
-from diff_transformer.utils.bound_socket import bound_socket
-from diff_transformer.utils.short_lived_threads import in_short_lived_thread
+from diff_transformer.utils.servers import bound_socket, in_short_lived_thread
 
 VOCABULARY = 257  # of the models with random weights: the multiply-adds of a large one have no part in the limits
 # The time in ms, and from now on in `shown` that at which each grid of heads was finished last, 0 while it is not.

@@ -98,16 +98,6 @@ def test_a_command_that_is_gone_is_answered_with_what_to_use() -> None:
     fails(CliRunner().invoke(lab_app.app, ["watch", "runs/tiny"]), "`tensorboard --logdir RUN`", "See diff-lab --help.")
 
 
-def test_training_under_a_launcher_says_where_it_went() -> None:
-    command = [sys.executable, "-m", "diff_transformer.train", "tiny", "train.steps=3"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 1
-    assert "pip install . ./lab" in result.stderr
-    assert result.stderr.endswith("python -m diff_lab.train tiny train.steps=3\n")
-    with pytest.raises(ModuleNotFoundError, match="is diff_lab"):
-        import diff_transformer.train  # noqa: F401
-
-
 @pytest.mark.parametrize(
     "arguments", [["generate", "x", "--prompt", "y", "--seed", 10**23], ["export", "x"], ["--nonsense"]], ids=str
 )

@@ -20,7 +20,7 @@ from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model import text_embeddings
 from full_run import short_run
-from tiny_model import DIFFERENTIAL, PAIRED
+from tiny_model import DIFFERENTIAL, KINDS, PAIRED
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 # What makes λ in each kind: four vectors in a layer, or a projection in "diff_v2".
@@ -216,6 +216,8 @@ def test_without_peft_nothing_is_missed() -> None:
     assert ran.stdout == "False\n", ran.stderr[-500:]
 
 
+# DIFF's cache has heads of 2d, which PEFT does not know.
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in PAIRED])
 @pytest.mark.parametrize("projection", [False, True], ids=["values", "projected"])
 def test_prefix_tuning(
     kind: str, projection: bool, make: Any, tokens: Any, train: Any, check: Any, tmp_path: Path
@@ -227,13 +229,9 @@ def test_prefix_tuning(
     assert losses[-1] < losses[0] - 0.05
     expected = model(inputs).logits.detach()
 
-    # By hand: the twin's heads, in pairs where a layer of "diff" holds pairs of them.
     cache = DynamicCache()
     for layer, prefix in enumerate(model.get_prompt(batch_size=2).layers):
-        keys, values = (
-            torch.cat((x[:, 0::2], x[:, 1::2]), dim=-1) if kind in PAIRED else x for x in (prefix.keys, prefix.values)
-        )
-        cache.update(keys, values, layer)
+        cache.update(prefix.keys, prefix.values, layer)
     mask = torch.ones(2, 3 + inputs.shape[1])
     check(make(kind)(inputs, past_key_values=cache, attention_mask=mask).logits, expected)
 

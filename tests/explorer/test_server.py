@@ -19,7 +19,7 @@ from decoded_maps import decode_maps
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.explorer import ExploredModel, Explorer, Side
 from diff_transformer.explorer.server import LARGEST_QUESTION, ExplorerServer
-from diff_transformer.utils.bound_socket import bound_socket
+from diff_transformer.utils.servers import bound_socket
 
 TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
 
@@ -62,7 +62,7 @@ def ask(server: ExplorerServer, name: str, question: Any) -> tuple[int, Any]:
 
 
 def test_one_thread_computes_for_all_questions(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second one would slow down the first: short_lived_threads.py."""
+    """A second one would slow down the first: utils/servers.py."""
     computing: set[threading.Thread] = set()
     answered = Explorer.run
 

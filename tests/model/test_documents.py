@@ -19,7 +19,7 @@ import diff_transformer.model.interface_attention as model_attention
 import flash_stand_in
 from diff_lab.data.batches import flattened
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.model import attends_by_document, masks, modeling
+from diff_transformer.model import attends_by_document, documents, modeling
 from diff_transformer.nn import differential
 from tiny_model import DIFFERENTIAL, KINDS
 
@@ -158,7 +158,7 @@ def test_a_collator_of_transformers(kind: str, make: Any, check: Any, calls: Cou
         assert out.past_key_values is None
         positions = batch.pop("position_ids")
         assert torch.equal(model(**batch).logits, out.logits)
-        computed = masks.document_positions(batch["cu_seq_lens_q"], 12)
+        computed = documents.document_positions(batch["cu_seq_lens_q"], 12)
         assert computed is not None
         assert torch.equal(computed, positions)
     assert calls["mask"] == 0
@@ -190,11 +190,11 @@ def test_a_kernel_for_several_lengths(
     query = torch.randn(1, 4, 20, 8, dtype=torch.float64)
     key, value = (torch.randn(1, 2, 20, 8, dtype=torch.float64) for _ in range(2))
     settings = (torch.tensor([0, 9, 9, 10, 20]), 0.3, is_causal, window)
-    expected = masks.attend_by_document(module, query, key, value, *settings, 10)
-    monkeypatch.setattr(masks, "_takes_several_lengths", lambda *_: True)
+    expected = documents.attend_by_document(module, query, key, value, *settings, 10)
+    monkeypatch.setattr(documents, "_takes_several_lengths", lambda *_: True)
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
     for longest in (10, None):
-        check(masks.attend_by_document(module, query, key, value, *settings, longest), expected)
+        check(documents.attend_by_document(module, query, key, value, *settings, longest), expected)
     assert calls == [10, 20]
 
 
@@ -204,7 +204,7 @@ def test_a_window_in_a_long_document(window: int, check: Any) -> None:
     module = torch.nn.Module()
     query, key, value = (torch.randn(1, 2, 403, 8, dtype=torch.float64) for _ in range(3))
     ends = torch.tensor([0, 400, 403])
-    out = masks.attend_by_document(module, query, key, value, ends, 0.3, True, window, None)
+    out = documents.attend_by_document(module, query, key, value, ends, 0.3, True, window, None)
     mask = torch.ones(403, 403, dtype=torch.bool).tril().triu(1 - window)
     mask[400:, :400] = False
     check(out, F.scaled_dot_product_attention(query, key, value, mask, scale=0.3).transpose(1, 2))

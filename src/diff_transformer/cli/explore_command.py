@@ -67,8 +67,7 @@ def explore(
         return
 
     from diff_transformer.explorer.server import ExplorerServer
-    from diff_transformer.utils.bound_socket import bound_socket
-    from diff_transformer.utils.short_lived_threads import in_short_lived_thread
+    from diff_transformer.utils.servers import bound_socket, in_short_lived_thread
 
     host = host or LOOPBACK
     with bound_socket(host, port or 0) as bound:

@@ -45,7 +45,7 @@ def serve(
         raise ValueError("--cache-tokens needs --continuous-batching.")
     require_extra("serve")
     _require_continuous_batching()
-    from diff_transformer.utils.bound_socket import bound_socket, is_loopback, root_url
+    from diff_transformer.utils.servers import bound_socket, is_loopback, root_url
 
     if not is_loopback(host) and api_key is None and not without_key:
         raise ValueError(
@@ -58,7 +58,7 @@ def serve(
         from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer, shown_folder
         from diff_transformer.serve.completion import ServedModel
         from diff_transformer.serve.server import ModelServer
-        from diff_transformer.utils.short_lived_threads import in_short_lived_thread
+        from diff_transformer.utils.servers import in_short_lived_thread
 
         folder = find_checkpoint(checkpoint)
         console.say(f"Loading {shown_folder(folder)} …")

@@ -13,13 +13,12 @@ from diff_transformer.ops.attention_request import (
     Request,
     check_dense,
     confine,
-    has_autocast,
     is_block_mask,
     is_floating,
     segment_bounds_from,
 )
 from diff_transformer.ops.backends import fast_path_of, resolve
-from diff_transformer.ops.functional import rms_norm
+from diff_transformer.ops.functional import autocast_dtype, rms_norm
 from diff_transformer.ops.reference import softmax_maps
 
 if TYPE_CHECKING:
@@ -244,10 +243,8 @@ def _autocast(**named: Tensor) -> tuple[Tensor, ...]:
             raise TypeError(f"q, k and v must be tensors, got {type(tensor).__name__}.")
         check_dense(name, tensor)
     tensors = tuple(named.values())
-    device = tensors[0].device.type
-    if not (has_autocast(device) and torch.is_autocast_enabled(device)):
+    if (dtype := autocast_dtype(tensors[0].device.type)) is None:
         return tensors
-    dtype = torch.get_autocast_dtype(device)
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
 
 

@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 
 from diff_transformer.serve.generation import BatchingEngine, Engine
 from diff_transformer.serve.requests import ChatRequest, CompletionRequest, TextRequest
-from diff_transformer.utils.short_lived_threads import in_short_lived_thread
+from diff_transformer.utils.servers import in_short_lived_thread
 from diff_transformer.utils.suggestions import quoted
 from diff_transformer.utils.token_texts import READ_BEFORE, NewToken, TokenNames, TokenTexts, decoded
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from diff_transformer.ops.cpu import cpu_backend, cpu_build
-from diff_transformer.ops.cpu.extension_cache import make_private, refusal
+from diff_transformer.ops.cpu.cpu_build import make_private, refusal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel is compiled here as on Linux")
 
