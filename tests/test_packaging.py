@@ -126,7 +126,7 @@ def test_the_library_alone(wheels: list[Path], tmp_path: Path) -> None:
     environment.run("diff-transformer", "explore", "--output", "page.html")
     assert "Needles" in (tmp_path / "page.html").read_text(encoding="utf-8")
     environment.run("diff-transformer", "convert", "shared", "llama", "--to", "microsoft")
-    assert "--continuous-batching" in environment.run("diff-transformer", "serve", "--help")
+    assert "--log-requests" in environment.run("diff-transformer", "serve", "--help")
 
 
 @pytest.mark.all

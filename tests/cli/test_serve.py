@@ -19,9 +19,7 @@ from diff_lab.data import byte_tokenizer
 from diff_transformer.cli import EXTRAS
 from diff_transformer.cli.serve_command import API_KEY_VARIABLE
 from diff_transformer.shipped_models import LANGUAGE_MODEL
-from running_server import HAS_SERVER, client_of, new_model, started
-
-pytestmark = pytest.mark.skipif(not HAS_SERVER, reason="this transformers has no continuous batching to build on")
+from running_server import client_of, new_model, started
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +42,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--api-key", "  "], f"(--api-key or {API_KEY_VARIABLE}) must be printable ASCII text"),
         (["--api-key", "schlüssel"], "must be printable ASCII text"),
         (["--host", "256.1.1.1", "--without-key"], "Cannot listen on 256.1.1.1, port 8000: "),
-        (["--cache-tokens", 100], "--cache-tokens needs --continuous-batching"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_loaded(
@@ -59,11 +56,6 @@ def test_a_port_that_is_taken(run: Callable[..., Any]) -> None:
         fails(run("serve", "nowhere", "--port", port), f"Cannot listen on 127.0.0.1, port {port}: ")
 
 
-def test_a_cache_that_is_too_small(run: Callable[..., Any], checkpoint: Path) -> None:
-    settings = ["--port", 0, "--continuous-batching", "--cache-tokens", 95]
-    fails(run("serve", checkpoint, *settings), "must hold a context of 96 tokens, got a cache for 95")
-
-
 def test_a_model_without_a_tokenizer(run: Callable[..., Any], tmp_path: Path) -> None:
     new_model().save_pretrained(tmp_path)
     fails(run("serve", tmp_path, "--port", 0), "has no tokenizer")
@@ -75,11 +67,6 @@ def test_weights_that_another_user_owns(
     """As in a container: whoever serves is not who trained."""
     monkeypatch.setattr("os.access", lambda file, mode: not str(file).endswith(".safetensors"))
     fails(run("serve", checkpoint, "--port", 0), "model.safetensors' may not be read by this user")
-
-
-def test_an_older_transformers(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers.generation.continuous_batching.continuous_api", None)
-    fails(run("serve", "nowhere"), "needs the continuous batching of transformers 5.17 or later, and this is")
 
 
 @pytest.mark.all
@@ -123,7 +110,7 @@ def test_a_signal_ends_the_server_and_its_streams(
     checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     log = tmp_path / "log"
-    with started(log, checkpoint, "--continuous-batching") as (process, url), client_of(url) as client:
+    with started(log, checkpoint) as (process, url), client_of(url) as client:
         assert [model.id for model in client.models.list()] == ["mine"]
         asked: dict[str, Any] = {"model": "mine", "prompt": "to be", "max_tokens": 90, "temperature": 0}
         events = iter(client.completions.create(**asked, stream=True))

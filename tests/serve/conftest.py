@@ -1,4 +1,4 @@
-"""Servers of a tiny model, one request after another and all in one batch."""
+"""Servers of a tiny model."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,12 +8,9 @@ import torch
 import transformers
 
 from diff_lab.data import byte_tokenizer
-from running_server import HAS_SERVER, client_of, new_model, new_served, running
+from running_server import client_of, new_model, new_served, running
 
 transformers.utils.logging.disable_progress_bar()
-
-if not HAS_SERVER:
-    collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +26,9 @@ def alone() -> Callable[..., str]:
     return generated
 
 
-@pytest.fixture(scope="module", params=["sequential", "batching"])
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with running(new_served(chat=True, continuous_batching=request.param == "batching")) as address:
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with running(new_served(chat=True)) as address:
         yield address
 
 

@@ -70,31 +70,28 @@ def test_several_prompts_as_texts_and_as_tokens(client: openai.OpenAI, alone: Ca
 
 
 @pytest.mark.parametrize("logprobs", [None, 0])
-@pytest.mark.parametrize("batching", [False, True])
-def test_an_end_of_text_is_a_stop_even_as_the_last_token_allowed(batching: bool, logprobs: int | None) -> None:
+def test_an_end_of_text_is_a_stop_even_as_the_last_token_allowed(logprobs: int | None) -> None:
     most_likely = int(expected_logprobs(PROMPT)[1][-1].argmax())
     for ends, reason in (([256, most_likely], "stop"), (256, "length")):
         model = new_model()
         model.generation_config.eos_token_id = ends
-        served = ServedModel(model, byte_tokenizer(), "tiny", continuous_batching=batching)
+        served = ServedModel(model, byte_tokenizer(), "tiny")
         with running(served) as url, client_of(url) as client:
             assert complete(client, max_tokens=1, logprobs=logprobs).choices[0].finish_reason == reason
 
 
 def test_each_request_has_its_own_temperature(client: openai.OpenAI, alone: Callable[..., str]) -> None:
-    """Also in a batch, and whichever came first."""
     answer = complete(client, [PROMPT] * 6, max_tokens=12, temperature=2)
     assert len({choice.text for choice in answer.choices}) > 4
     assert complete(client, max_tokens=12).choices[0].text == alone(PROMPT, 12)
     assert len({choice.text for choice in complete(client, [PROMPT] * 6, max_tokens=12, temperature=1e-4).choices}) == 1
 
 
-@pytest.mark.parametrize("batching", [False, True])
-def test_of_equally_likely_tokens_the_first_is_taken(batching: bool) -> None:
+def test_of_equally_likely_tokens_the_first_is_taken() -> None:
     """As `generate` does. Numbers of 16 bits are often equal."""
     model = new_model()
     model.lm_head.weight.data[:].zero_()
-    served = ServedModel(model, byte_tokenizer(), "tiny", continuous_batching=batching)
+    served = ServedModel(model, byte_tokenizer(), "tiny")
     with running(served) as url, client_of(url) as client:
         assert complete(client, max_tokens=8).choices[0].text == "\0" * 8
 
@@ -221,12 +218,11 @@ def test_logprobs_up_to_a_stop_string(client: openai.OpenAI, alone: Callable[...
     assert given.token_logprobs[1:] == pytest.approx(whole.token_logprobs[1:count], abs=1e-10)
 
 
-@pytest.mark.parametrize("batching", [False, True])
-def test_the_settings_of_a_checkpoint_choose_no_tokens(batching: bool, alone: Callable[..., str]) -> None:
-    """Penalties, beams and suppressed tokens of a generation_config.json; one engine would obey, the other not."""
+def test_the_settings_of_a_checkpoint_choose_no_tokens(alone: Callable[..., str]) -> None:
+    """Penalties, beams and suppressed tokens of a generation_config.json."""
     model = new_model()
     settings = {"repetition_penalty": 5.0, "num_beams": 2, "suppress_tokens": [101, 32], "stop_strings": ["e"]}
     model.generation_config.update(**settings)
-    served = ServedModel(model, byte_tokenizer(), "tiny", continuous_batching=batching)
+    served = ServedModel(model, byte_tokenizer(), "tiny")
     with running(served) as url, client_of(url) as client:
         assert complete(client, max_tokens=12).choices[0].text == alone(PROMPT, 12)

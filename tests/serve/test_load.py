@@ -23,17 +23,17 @@ ASKED: dict[str, Any] = {"model": "tiny", "prompt": "to be", "max_tokens": 90, "
 class Served:
     """A served model whose forward passes are counted, and may take a moment or fail."""
 
-    def __init__(self, *, batching: bool) -> None:
+    def __init__(self) -> None:
         self.count, self.seconds, self.fails = 0, 0.0, False
         model = new_model()
-        self.model = ServedModel(model, byte_tokenizer(), "tiny", continuous_batching=batching)
+        self.model = ServedModel(model, byte_tokenizer(), "tiny")
         model.register_forward_pre_hook(self.step)
 
     def step(self, *_: Any) -> None:
         self.count += 1
         time.sleep(self.seconds)
         if self.fails:
-            raise MemoryError("no memory for the batch")
+            raise MemoryError("no memory for it")
 
     def rests(self) -> bool:
         """Whether nothing is computed for a while, soon."""
@@ -45,9 +45,9 @@ class Served:
         return False
 
 
-@pytest.fixture(params=[False, True], ids=["sequential", "batching"])
-def served(request: pytest.FixtureRequest) -> Served:
-    return Served(batching=request.param)
+@pytest.fixture
+def served() -> Served:
+    return Served()
 
 
 async def answers(url: str, count: int, at_once: int) -> list[tuple[str, int, str]]:
@@ -76,15 +76,6 @@ def test_each_of_many_gets_what_generate_writes(served: Served, alone: Callable[
     assert len(given) == count
     expected = {(prompt, new): alone(prompt, new) for prompt, new, _ in given}
     assert [text for _, _, text in given] == [expected[prompt, new] for prompt, new, _ in given]
-
-
-def test_the_batch_is_one() -> None:
-    """So that no test compares one engine with itself: in a batch several requests share a forward pass."""
-    served = Served(batching=True)
-    served.seconds = 0.02
-    with running(served.model) as url, client_of(url) as client:
-        client.completions.create(**{**ASKED, "prompt": ["a", "b", "c", "d"], "max_tokens": 20})
-    assert served.count < 40
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -129,7 +120,7 @@ def test_a_server_that_stops_ends_its_streams(served: Served) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_pass_that_fails_is_said(served: Served, stream: bool) -> None:
-    """To whoever waits for it. A batch ends with it, and so do all that would come later: /health says so."""
+    """To whoever waits for it, and to nobody who comes later."""
 
     def ask() -> list[Any]:
         return list(client.completions.create(**{**ASKED, "max_tokens": 5}, stream=stream))
@@ -137,12 +128,8 @@ def test_a_pass_that_fails_is_said(served: Served, stream: bool) -> None:
     with running(served.model) as url, client_of(url) as client:
         assert ask()
         served.fails = True
-        with pytest.raises(openai.APIError, match=r"The server failed: .*no memory for the batch"):
+        with pytest.raises(openai.APIError, match=r"The server failed: .*no memory for it"):
             ask()
         served.fails = False
-        if httpx2.get(url.removesuffix("/v1") + "/health").status_code == 200:
-            assert ask()
-        else:
-            assert type(served.model.engine).__name__ == "BatchingEngine"
-            with pytest.raises(openai.APIError):
-                ask()
+        assert httpx2.get(url.removesuffix("/v1") + "/health").status_code == 200
+        assert ask()

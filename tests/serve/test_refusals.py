@@ -80,12 +80,6 @@ def test_a_chat_without_a_template(sequential_url: str) -> None:
     refused(sequential_url, "/v1/chat/completions", CHAT, 400, "has no chat template")
 
 
-def test_a_seed_that_a_batch_cannot_keep() -> None:
-    with running(new_served(continuous_batching=True)) as url:
-        refused(url, "/v1/completions", {**COMPLETION, "seed": 1}, 400, "With continuous batching a seed needs")
-        assert post(url, "/v1/completions", json.dumps({**COMPLETION, "seed": 1, "temperature": 0}).encode())[0] == 200
-
-
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"1" * 5000, b"[1]", b'{"prompt": "\\ud800"}'])
 def test_a_body_that_is_no_request(sequential_url: str, body: bytes) -> None:
     code, answer = post(sequential_url, "/v1/completions", body)

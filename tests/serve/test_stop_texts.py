@@ -36,20 +36,18 @@ def test_a_stop_string_of_any_length() -> None:
     assert until_stop("ba", ["a" * 1_000_000]) == ("b", "a", False)
 
 
-@pytest.mark.parametrize("batching", [False, True])
-def test_the_beginning_of_a_stop_string_is_shown_where_the_text_ends(alone: Any, batching: bool) -> None:
+def test_the_beginning_of_a_stop_string_is_shown_where_the_text_ends(alone: Any) -> None:
     whole = alone("to be", 20)
     asked: dict[str, Any] = {"model": "tiny", "prompt": "to be", "max_tokens": 20, "temperature": 0}
-    with running(new_served(continuous_batching=batching)) as url, client_of(url) as client:
+    with running(new_served()) as url, client_of(url) as client:
         answer = client.completions.create(**asked, stop=whole[-3:] + "\0never").choices[0]
         assert (answer.text, answer.finish_reason) == (whole, "length")
         events = client.completions.create(**asked, stop=whole[-3:] + "\0never", stream=True)
         assert "".join(event.choices[0].text for event in events) == whole
 
 
-@pytest.mark.parametrize("batching", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_special_token_ends_a_text(batching: bool, stream: bool) -> None:
+def test_a_special_token_ends_a_text(stream: bool) -> None:
     """No text holds it, so that it would not be found there."""
     tokenizer, model = byte_tokenizer(), new_model()
     model.lm_head.weight.data[127:] = 0  # it writes ASCII, of which something is always likelier
@@ -60,7 +58,7 @@ def test_a_special_token_ends_a_text(batching: bool, stream: bool) -> None:
     place = next(place for place in range(3, len(new) - 1) if new[place] not in new[:place])
     special = tokenizer.convert_ids_to_tokens(new[place])
     tokenizer.add_special_tokens({"additional_special_tokens": [special]})
-    with running(ServedModel(model, tokenizer, "tiny", continuous_batching=batching)) as url, client_of(url) as client:
+    with running(ServedModel(model, tokenizer, "tiny")) as url, client_of(url) as client:
         answer = client.completions.create(
             model="tiny", prompt=prompt, temperature=0, max_tokens=40, stop=["\0never\0", special], stream=stream
         )
