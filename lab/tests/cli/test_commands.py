@@ -247,25 +247,6 @@ def test_the_weights_of_a_checkpoint_are_those_that_were_written(
     assert damaged in result.stderr
 
 
-def test_json_that_transformers_does_not_read_is_left_alone(run: Run, text_run: Path, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(text_run / "model", model)
-    (model / "notes.json").write_text('{"mine": 1,}', encoding="utf-8")
-    assert run("generate", model, "--prompt", "x", "--max-new-tokens", 1).exit_code == 0
-    (model / "generation_config.json").write_text("[" * 100_000, encoding="utf-8")
-    fails(run("generate", model, "--prompt", "x"), "generation_config.json' is not JSON")
-
-
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
-def test_a_byte_order_mark_that_transformers_does_not_read_is_named(
-    name: str, run: Run, text_run: Path, tmp_path: Path
-) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(text_run / "model", model)
-    (model / name).write_text((model / name).read_text(encoding="utf-8"), encoding="utf-8-sig")
-    fails(run("generate", model, "--prompt", "x"), f"{name}' begins with a byte order mark")
-
-
 def test_weights_that_lack_a_part_are_refused(run: Run, text_run: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

@@ -22,9 +22,7 @@ from diff_lab.record import CardRecord
 from diff_lab.results_files import read_record, read_results
 from diff_lab.train import load_recipe
 from diff_transformer import pretrained, pretrained_names, shipped_models
-from diff_transformer.cli import console
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.shipped_models import LANGUAGE_MODEL
 from full_run import short_run
 
 Run = Callable[..., Any]
@@ -376,18 +374,3 @@ def test_the_page_shows_the_models_that_there_are(weights: Path, monkeypatch: py
     assert namespace["model"].config.attention_type == "diff"
     monkeypatch.setattr(shipped_models, "WEIGHTS", weights / "nowhere")
     assert filler.shipped_models(weights.parent) == ""
-
-
-def test_help_names_the_models_that_are_there() -> None:
-    assert console.checkpoint_help(["one", "two"]).endswith("comes with the package: one, two.")
-    assert console.checkpoint_help([]) == "The folder of a run, or a folder with config.json and weights."
-    assert console.default_checkpoint([LANGUAGE_MODEL]) == f"{LANGUAGE_MODEL}, which comes with the package"
-    assert console.default_checkpoint(["needles-diff"]).startswith("none: no model that writes text")
-
-
-@pytest.mark.parametrize("command", ["generate", "serve", "eval", "export"])
-def test_help_is_of_this_copy_of_the_package(command: str, run: Run) -> None:
-    shown = " ".join(re.sub(r"[│\n]", " ", run(command, "--help").stdout).split())
-    assert console.checkpoint_help(pretrained_names()) in shown
-    if command in ("generate", "serve"):
-        assert f"[default: ({console.default_checkpoint(pretrained_names())})]" in shown

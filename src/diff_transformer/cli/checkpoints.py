@@ -2,7 +2,6 @@
 
 import os
 import shlex
-from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from diff_transformer import shipped_models
 from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.model.remote_code import AUTO_CLASSES
 from diff_transformer.utils.environment import check_device
-from diff_transformer.utils.files import parse_json
+from diff_transformer.utils.files import parse_json, read_json
 from diff_transformer.utils.manifest import require_unchanged_weights
 from diff_transformer.utils.suggestions import did_you_mean
 
@@ -29,16 +28,6 @@ LAYOUT_OF_TYPE = {
     "microsoft_diff_v2": "microsoft-v2",
     "Motif": "motif|motif-2",
 }
-# JSON files that transformers reads beside config.json. They are checked first, as transformers' own errors name no
-# file. `load_tokenizer` checks tokenizer.json.
-READ_BY_TRANSFORMERS = (
-    "added_tokens.json",
-    "chat_template.json",
-    "generation_config.json",
-    "model.safetensors.index.json",
-    "special_tokens_map.json",
-    "tokenizer_config.json",
-)
 
 
 def find_checkpoint(path: Path, ours: bool = True) -> Path:
@@ -75,7 +64,7 @@ def shown_folder(folder: Path) -> Path:
 
 def auto_class_of(folder: Path) -> str:
     """Return transformers' Auto class of a model's folder: a causal language model's unless its config.json says."""
-    named = _read_strictly(folder / "config.json").get("architectures") or [""]
+    named = read_json(folder / "config.json").get("architectures") or [""]
     return next((auto for auto, ours in AUTO_CLASSES.items() if ours == named[0]), "AutoModelForCausalLM")
 
 
@@ -127,11 +116,8 @@ def files_of(folder: Path, name: str) -> list[Path]:
 
 def _check_model(folder: Path, ours: bool) -> None:
     config = folder / "config.json"
-    content = _read_strictly(config)
+    content = parse_json(config.read_bytes(), repr(str(config)))
     settings = content if isinstance(content, dict) else {}
-    for name in READ_BY_TRANSFORMERS:
-        if (file := folder / name).is_file():
-            _read_strictly(file)
     kind = settings.get("model_type")
     if ours and kind != DiffTransformerForCausalLM.config_class.model_type:
         message = f"The model in {str(folder)!r} is not a model of this project: its model_type is {kind!r}."
@@ -147,14 +133,6 @@ def _check_model(folder: Path, ours: bool) -> None:
     for file in folder.glob("*.safetensors"):
         if not os.access(file, os.R_OK):  # safetensors would say that there is no such file
             raise PermissionError(f"The weights {str(file)!r} may not be read by this user: chmod a+r lets everybody.")
-
-
-def _read_strictly(file: Path) -> Any:
-    """Read a JSON file, without a byte order mark, which transformers, reading it after us, does not pass over."""
-    data = file.read_bytes()
-    if data.startswith(BOM_UTF8):
-        raise ValueError(f"{str(file)!r} begins with a byte order mark, which transformers cannot read: remove it.")
-    return parse_json(data, repr(str(file)))
 
 
 def _convert_command(folder: Path, settings: dict[str, Any]) -> str:

@@ -114,8 +114,8 @@ class ServedModel:
         of_model = model.generation_config.eos_token_id
         ends = tokenizer.eos_token_id if of_model is None else of_model
         self._ends: list[int] = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        # How tokens are chosen is said by the requests, and not by penalties, beams or suppressed tokens of a checkpoint's
-        # generation_config.json.
+        # Requests say how tokens are chosen, and not a checkpoint's generation_config.json by penalties, beams or
+        # suppressed tokens.
         model.generation_config = GenerationConfig()
         # The same weights in modules of their own, as a text is scored while another is generated: rotary embeddings
         # whose frequencies depend on the length keep them between calls.
