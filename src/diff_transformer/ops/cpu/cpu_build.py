@@ -35,9 +35,10 @@ SHIPPED = Path(__file__).parent / f"{LIBRARY}.so"  # of a wheel; a checkout has 
 SWITCH = "DIFF_TRANSFORMER_CPU_KERNEL"
 
 # What the compiling process runs: isolated from the environment, with the caller's import path, so that it finds the
-# caller's torch.
+# caller's torch. It ignores SIGINT, so that it does not kill ninja before ninja has ended the compilers.
 _COMPILE = """
-import json, sys
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 path, arguments = json.loads(sys.argv[1])
 sys.path[:] = path
 from torch.utils import cpp_extension
@@ -293,9 +294,19 @@ def _run_compiler(build: Build, work: Path, environment: dict[str, str]) -> int:
         try:
             return process.wait()
         except BaseException:  # Ctrl-C above all
-            os.killpg(process.pid, signal.SIGTERM)  # at which ninja ends the compilers
-            process.wait()
+            _stop(process)
             raise
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """End the compiling process. Only ninja can end the compilers, which it does at SIGINT, once it has started."""
+    for _ in range(100):
+        os.killpg(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.1)
+            return
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _find_tools() -> tuple[Path, dict[str, str]]:
