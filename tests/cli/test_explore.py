@@ -294,11 +294,9 @@ OF_THE_MACHINE = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION")
         ("firefox", {"DISPLAY": ":0"}, True),
         ("firefox", {"DISPLAY": ":0", **SSH}, True),
         ("firefox", {}, False),
-        ("w3m", {}, False),
-        ("elinks", {"DISPLAY": ":0"}, False),
     ],
 )
-def test_a_browser_with_a_window_is_opened_and_none_takes_the_terminal(
+def test_a_browser_is_opened_if_there_is_one(
     tmp_path: Path, name: str, environment: dict[str, str], is_opened: bool
 ) -> None:
     browser = fake_browser(tmp_path / name)

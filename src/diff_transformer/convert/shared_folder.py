@@ -203,7 +203,7 @@ def _quiet() -> Iterator[None]:
 
 @torch.no_grad()
 def compare(model: Any, file: Path) -> None:
-    """Run a graph and its model on the same random input: padding, an empty cache, single tokens, a long cache.
+    """Run a graph and its model on the same random input: padding, an empty cache, a single token, a long cache.
 
     The model runs in its own attention implementation, in float32 and in float64. The graph may be off from the latter
     by four times as much as the former, and by a few roundings of the largest value.
@@ -216,7 +216,7 @@ def compare(model: Any, file: Path) -> None:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    probes = list(_probes(model, session))
+    probes = list(_probes(model))
     rough = [_run(model, probe) for probe in probes]
     try:
         model.double()
@@ -238,27 +238,16 @@ def compare(model: Any, file: Path) -> None:
                 )
 
 
-def _probes(model: Any, session: Any) -> Iterator[Inputs]:
-    """Yield random inputs to compare on; the graph itself fills the cache, so that its errors would add up."""
+def _probes(model: Any) -> Iterator[Inputs]:
+    """Yield random inputs to compare on; the last cache is longer than a layer looks back, if layers have a limit."""
     generator = torch.Generator().manual_seed(0)
-
-    def tokens(count: int) -> Tensor:
-        return torch.randint(model.config.vocab_size, (2, count), generator=generator)
-
-    mask = torch.ones(2, 7, dtype=torch.int64)
-    mask[0, :2] = 0
-    example = _cached_tensors(model(input_ids=tokens(1), use_cache=True).past_key_values)
-    past = tuple(tensor[:, :, :0] for tensor in example)
-    for count in (7, 1, 1):
-        if count == 1:
-            mask = torch.cat((mask, mask.new_ones(2, 1)), dim=1)
-        probe = _inputs(tokens(count), mask, past)
-        yield probe
-        past = tuple(run_graph(session, probe)[1:])
-    # A cache longer than a layer looks back, if layers have such a limit.
-    length = (model.config.sliding_window or 8) + 3
-    past = tuple(torch.randn(2, like.shape[1], length, like.shape[3], generator=generator) for like in example)
-    yield _inputs(tokens(3), torch.ones(2, length + 3, dtype=torch.int64), past)
+    example = _cached_tensors(model(input_ids=torch.zeros(2, 1, dtype=torch.int64), use_cache=True).past_key_values)
+    for count, cached in ((7, 0), (1, 7), (3, (model.config.sliding_window or 8) + 3)):
+        ids = torch.randint(model.config.vocab_size, (2, count), generator=generator)
+        mask = torch.ones(2, cached + count, dtype=torch.int64)
+        mask[0, :2] = 0
+        past = (torch.randn(2, like.shape[1], cached, like.shape[3], generator=generator) for like in example)
+        yield _inputs(ids, mask, tuple(past))
 
 
 def _run(model: Any, probe: Inputs) -> list[Tensor]:

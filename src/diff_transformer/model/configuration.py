@@ -247,11 +247,7 @@ class DiffTransformerConfig(PreTrainedConfig):
     @property
     def base_model_tp_plan(self) -> dict[str, str]:
         """transformers' plan of tensor parallelism, as the attention type needs it."""
-        options = {"qk_norm": self.qk_norm, "output_gate": self.output_gate}
-        # PolyNorm's means are over all channels of the feed-forward network, of which a rank would have a part.
-        options["splits_feed_forward"] = self.hidden_act != "poly_norm"
-        plan = tensor_parallel_plan(self.spec.styles_of(self), self.has_headwise_norm, **options)
-        return plan | self.__dict__.get("base_model_tp_plan", {})
+        return tensor_parallel_plan(self) | self.__dict__.get("base_model_tp_plan", {})
 
     @base_model_tp_plan.setter
     def base_model_tp_plan(self, plan: dict[str, str]) -> None:
@@ -343,10 +339,6 @@ class DiffTransformerConfig(PreTrainedConfig):
             raise ValueError(f"rope_type must be one of {', '.join(map(repr, allowed))}, got {rope_type!r}.")
         if head_dim(self) % 2:
             raise ValueError(f"head_dim must be even for the rotary embedding, got {head_dim(self)}.")
-
-        self._check_windows()
-
-    def _check_windows(self) -> None:
         window, types = self.sliding_window, getattr(self, "layer_types", None)
         if window is not None and window < 2:  # transformers' caches keep window − 1 tokens
             raise ValueError(f"sliding_window must be 2 or more, or None for no window, got {window}.")

@@ -96,14 +96,6 @@ class Request(NamedTuple):
             self.q.requires_grad or self.k.requires_grad or self.v.requires_grad or self.lam.requires_grad
         )
 
-    def first_queries(self) -> Tensor:
-        """Return the signal heads' queries, (B, H, N, d); a view if each has a noise map of its own."""
-        return self.q[:, :, 0] if self.ratio == 1 else self.q[:, :, :-1].flatten(1, 2)
-
-    def second_queries(self) -> Tensor:
-        """Return the noise maps' queries, (B, G, N, d), a view."""
-        return self.q[:, :, -1]
-
     def ungrouped(self) -> "Request":
         """Return the same request with a noise map for each signal head: q (B, H, 2, N, d)."""
         if self.ratio == 1:

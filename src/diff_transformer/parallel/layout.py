@@ -118,12 +118,12 @@ class _SharedByHeads(ParallelStyle):
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         module = distribute_module(module, mesh)
-        module.sum_gradient = _summed_over_ranks  # type: ignore[assignment]
+
+        def sum_over_ranks(value: Tensor) -> Tensor:
+            return value.to_local(grad_placements=[Partial()]) if isinstance(value, DTensor) else value
+
+        module.sum_gradient = sum_over_ranks  # type: ignore[assignment]
         return module
-
-
-def _summed_over_ranks(value: Tensor) -> Tensor:
-    return value.to_local(grad_placements=[Partial()]) if isinstance(value, DTensor) else value
 
 
 class _Norm(SequenceParallel):

@@ -4,14 +4,12 @@ One thread generates, by `generate`, for one request after another.
 """
 
 import asyncio
-import copy
 import logging
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +19,6 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from diff_transformer.serve.requests import ChatRequest, CompletionRequest, TextRequest
-from diff_transformer.utils.servers import in_short_lived_thread
 from diff_transformer.utils.suggestions import quoted
 from diff_transformer.utils.token_texts import READ_BEFORE, NewToken, TokenNames, TokenTexts, decoded
 
@@ -65,6 +62,10 @@ class Engine:
         finally:
             self._open.discard(put)
             cancelled.set()
+
+    async def compute(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Compute something else in the thread that generates, when its turn has come."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def stop(self) -> None:
         """End all texts that are being generated; none may be begun afterwards."""
@@ -117,11 +118,7 @@ class ServedModel:
         # Requests say how tokens are chosen, and not a checkpoint's generation_config.json by penalties, beams or
         # suppressed tokens.
         model.generation_config = GenerationConfig()
-        # The same weights in modules of their own, as a text is scored while another is generated: rotary embeddings
-        # whose frequencies depend on the length keep them between calls.
-        weights = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-        self._scorer = copy.deepcopy(model, weights)
-        self._scoring = asyncio.Lock()  # one text at a time: its logits are the largest tensor of the server
+        self._model = model
         self.log_probabilities([0, 0], 2)  # before the first request, as the first forward pass builds the CPU kernel
         self.engine = Engine(model)
 
@@ -154,7 +151,7 @@ class ServedModel:
         return list(encoded["input_ids"])
 
     def _completion(self, request: TextRequest, prompt: list[int], **settings: Any) -> "Completion":
-        of_model = self._scorer.config
+        of_model = self._model.config
         if not prompt and of_model.bos_token_id is None:
             raise HTTPException(400, "The prompt is empty, and this model has no token that begins a text.")
         prompt = prompt or [of_model.bos_token_id]
@@ -181,14 +178,9 @@ class ServedModel:
     @torch.inference_mode()
     def log_probabilities(self, tokens: list[int], last: int) -> Tensor:
         """Compute the log-probabilities of all tokens after each of the last ones of a text: (last, vocabulary)."""
-        ids = torch.tensor([tokens], device=self._scorer.device)
-        logits = self._scorer(ids, use_cache=False, logits_to_keep=last).logits[0]
+        ids = torch.tensor([tokens], device=self._model.device)
+        logits = self._model(ids, use_cache=False, logits_to_keep=last).logits[0]
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-
-    async def beside_generation(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Compute beside the thread that generates, which is as fast as before once this is done."""
-        async with self._scoring:
-            return await asyncio.to_thread(in_short_lived_thread, partial(work, *arguments))
 
 
 @dataclass
@@ -240,7 +232,7 @@ class Completion:
         if self.logprobs is not None and self.request.max_tokens == 1 and not self.config.do_sample:
             # One greedy token, for which programs that score texts ask, comes from the pass that scores the prompt.
             kept = 1 if self.echo is None else len(self.prompt)
-            self.rows = await self.served.beside_generation(self.served.log_probabilities, self.prompt, kept)
+            self.rows = await self.served.engine.compute(self.served.log_probabilities, self.prompt, kept)
             yield int(self.rows[-1].argmax())
         elif self.request.max_tokens != 0:
             async with aclosing(self.served.engine.tokens(self.prompt, self.config, self.request.seed)) as tokens:
@@ -255,7 +247,7 @@ class Completion:
                 text += piece
                 if await is_disconnected():
                     break
-        return text, None if self.logprobs is None else await self.served.beside_generation(self._scored, len(text))
+        return text, None if self.logprobs is None else await self.served.engine.compute(self._scored, len(text))
 
     def _scored(self, size: int) -> Logprobs:
         """Return the field ``logprobs`` of OpenAI's completions, for the tokens that begin in a text of this size."""
