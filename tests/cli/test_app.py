@@ -93,11 +93,6 @@ def test_a_command_that_has_moved_is_answered_with_where_it_went(command: str) -
     assert command in lab_app.COMMANDS
 
 
-def test_a_command_that_is_gone_is_answered_with_what_to_use() -> None:
-    fails(invoke("watch", "runs/tiny"), "There is no command `watch` any more", "`tensorboard --logdir RUN`")
-    fails(CliRunner().invoke(lab_app.app, ["watch", "runs/tiny"]), "`tensorboard --logdir RUN`", "See diff-lab --help.")
-
-
 @pytest.mark.parametrize(
     "arguments", [["generate", "x", "--prompt", "y", "--seed", 10**23], ["export", "x"], ["--nonsense"]], ids=str
 )

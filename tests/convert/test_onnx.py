@@ -182,10 +182,10 @@ def test_a_wrong_graph_is_refused_and_not_left(
 ) -> None:
     monkeypatch.setattr(exporting, "_trace", lambda model: Altered(exported.file, change))
     with pytest.raises(ValueError, match=r"results differ from the model's: they are off by"):
-        exporting.export_graph(exported.model, tmp_path / "model.onnx")
+        exporting.export_onnx(exported.model, None, tmp_path / "shared", card="")
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(exporting, "_trace", lambda model: Altered(exported.file, 0.0))
-    exporting.export_graph(exported.model, tmp_path / "model.onnx")
+    exporting.export_onnx(exported.model, None, tmp_path / "shared", card="")
 
 
 def test_weights_beside_a_large_graph(exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -447,39 +447,16 @@ def test_datasets_is_asked_for_where_it_is_read_alone(
     assert all(line.endswith(" …") for line in result.stderr.splitlines())
 
 
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
-def test_json_that_is_too_deep_is_named(name: str, run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_json_that_is_too_deep_is_named(run: Run, text_run: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(text_run / "model", model)
-    (model / name).write_text("[" * 200_000 + "]" * 200_000, encoding="utf-8")
-    fails(run("generate", model, "--prompt", "x"), f"{name}' is not JSON", "lists in lists too deep")
+    (model / "config.json").write_text("[" * 200_000 + "]" * 200_000, encoding="utf-8")
+    fails(run("generate", model, "--prompt", "x"), "config.json' is not JSON", "lists in lists too deep")
 
 
-@pytest.mark.parametrize(
-    ("settings", "layout"),
-    [
-        ({"model_type": "llama"}, "llama"),
-        ({"model_type": "diffllama"}, "diffllama"),
-        ({"model_type": "microsoft_diff_v2"}, "microsoft-v2"),
-        ({"num_heads": 4}, "microsoft|microsoft-v2"),
-        ({"model_type": "Motif"}, "motif|motif-2"),
-    ],
-)
-def test_generate_names_the_command_that_converts(
-    settings: dict[str, Any], layout: str, run: Run, tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
-    fails(run("generate", tmp_path, "--prompt", "x"), f"diff-transformer convert {tmp_path} DST --from {layout}`")
-
-
-def test_what_is_too_large_for_a_model_is_refused_at_once(run: Run, text_run: Path, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(text_run / "model", model)
-    settings = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    for name, value in {"num_hidden_layers": 10**9, "vocab_size": 10**400, "lambda_init": 10**400}.items():
-        (model / "config.json").write_text(json.dumps(settings | {name: value}), encoding="utf-8")
-        fails(run("generate", model, "--prompt", "x"), "config.json' is not valid: ")
-    fails(run("plan", "tiny", "model.num_hidden_layers=1000000000"), "num_hidden_layers must be at most 1,024")
+def test_generate_names_the_command_that_converts(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    fails(run("generate", tmp_path, "--prompt", "x"), "`diff-transformer convert --help` lists the layouts")
 
 
 def test_weights_have_the_permissions_of_other_files(run: Run, text_run: Path, tmp_path: Path) -> None:

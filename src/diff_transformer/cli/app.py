@@ -30,8 +30,6 @@ COMMANDS = {
 }
 # Commands that were here until version 0.2.0 and are those of `diff-lab`.
 MOVED = ("bench", "compare", "demo", "eval", "plan", "prepare", "report", "reproduce", "tokenizer", "train")
-# Commands that are gone, and what does the same.
-GONE = {"watch": "`tensorboard --logdir RUN` has the curves of a run while it trains, `diff-lab report RUN` its page"}
 # What typer raises for a wrong command line, and the base of it, which it has under no names of its own.
 UsageError: Any = typer.BadParameter.__mro__[1]
 CommandLineError: Any = typer.BadParameter.__mro__[2]
@@ -66,9 +64,7 @@ class Commands(TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the words name. One that is `diff-lab`'s, or gone, is answered with its replacement."""
-        if args[0] in GONE:
-            raise UsageError(f"There is no command `{args[0]}` any more: {GONE[args[0]]}.")
+        """Find the command that the words name. One that is `diff-lab`'s now is answered with its place."""
         if args[0] in MOVED and args[0] not in self.table:
             raise UsageError(f"`diff-transformer {args[0]}` is `diff-lab {args[0]}` now, which {INSTALL_LAB} installs.")
         return super().resolve_command(ctx, args)

@@ -1,7 +1,6 @@
 """Finds and loads the model, tokenizer and recipe in a folder that the user names, or says why it cannot."""
 
 import os
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,6 @@ from diff_transformer.utils.environment import check_device
 from diff_transformer.utils.files import parse_json, read_json
 from diff_transformer.utils.manifest import require_unchanged_weights
 from diff_transformer.utils.suggestions import did_you_mean
-
-# The model_type in config.json of other projects → the name of the layout for `convert`.
-LAYOUT_OF_TYPE = {
-    "llama": "llama",
-    "diffllama": "diffllama",
-    "microsoft_diff": "microsoft",
-    "microsoft_diff_v2": "microsoft-v2",
-    "Motif": "motif|motif-2",
-}
 
 
 def find_checkpoint(path: Path, ours: bool = True) -> Path:
@@ -120,8 +110,10 @@ def _check_model(folder: Path, ours: bool) -> None:
     settings = content if isinstance(content, dict) else {}
     kind = settings.get("model_type")
     if ours and kind != DiffTransformerForCausalLM.config_class.model_type:
-        message = f"The model in {str(folder)!r} is not a model of this project: its model_type is {kind!r}."
-        raise ValueError(message + _convert_command(folder, settings))
+        raise ValueError(
+            f"The model in {str(folder)!r} is not a model of this project: its model_type is {kind!r}. "
+            "`diff-transformer convert --help` lists the layouts that become one."
+        )
     try:
         loaded = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
@@ -133,11 +125,3 @@ def _check_model(folder: Path, ours: bool) -> None:
     for file in folder.glob("*.safetensors"):
         if not os.access(file, os.R_OK):  # safetensors would say that there is no such file
             raise PermissionError(f"The weights {str(file)!r} may not be read by this user: chmod a+r lets everybody.")
-
-
-def _convert_command(folder: Path, settings: dict[str, Any]) -> str:
-    """Return the sentence with the command that converts the folder; empty if `convert` does not know its layout."""
-    # The config.json of the authors' layouts may lack model_type; `num_heads` is an argument of their modules.
-    unnamed = "microsoft|microsoft-v2" if "model_type" not in settings and "num_heads" in settings else None
-    layout = LAYOUT_OF_TYPE.get(str(settings.get("model_type")), unnamed)
-    return f" `diff-transformer convert {shlex.quote(str(folder))} DST --from {layout}` makes it one." if layout else ""

@@ -8,11 +8,10 @@ from diff_transformer.convert.conversion import (
     convert_from,
     convert_to,
 )
-from diff_transformer.convert.exported_card import Exported, export_card
 from diff_transformer.convert.layout import Layout, Row
 from diff_transformer.convert.layout_tables import LAYOUTS
 from diff_transformer.convert.phi4flash_attention import Phi4FlashAttention, phi4flash_attention
-from diff_transformer.convert.shared_folder import export_folder, export_onnx
+from diff_transformer.convert.shared_folder import Exported, export_card, export_folder, export_onnx
 
 __all__ = [
     "LAYOUTS",

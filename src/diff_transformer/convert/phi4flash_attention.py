@@ -70,7 +70,13 @@ def phi4flash_attention(source: str | Path, layer: int) -> Phi4FlashAttention:
     source = Path(source)
     raw = read_source_config(source)
     width, heads, kv_heads, layers = _sizes(raw, source)
-    _check_layer(layer, layers, source)
+    if not 0 <= layer < layers:
+        raise ValueError(f"layer must lie in 0 … {layers - 1}, the layers of {str(source)!r}, got {layer}.")
+    if layer % 2 == 0:
+        raise ValueError(
+            f"Layer {layer} of {str(source)!r} is a state-space layer, which nothing here can hold; covered are its "
+            f"attention layers, the odd numbers from 1 to {layers - 1}."
+        )
     # Layers from here on attend to what the last one before them has kept.
     context_layer = layers // 2 + 1
     shares = layer > context_layer
@@ -105,7 +111,10 @@ def phi4flash_attention(source: str | Path, layer: int) -> Phi4FlashAttention:
         vector = weights.read(f"{inner}lambda_{name}")
         state[f"lam.{name}"] = vector.to(torch.promote_types(vector.dtype, torch.float32))
     module.load_state_dict(state, assign=True)
-    return Phi4FlashAttention(module, _window(raw, layer, layers), context_layer if shares else None)
+    # config.json has one number for the first half of the layers, or a list.
+    window = raw.get("sliding_window") if layer < layers // 2 else None
+    window = window[layer] if isinstance(window, list) else window
+    return Phi4FlashAttention(module, window, context_layer if shares else None)
 
 
 def _sizes(raw: Mapping[str, Any], source: Path) -> tuple[int, int, int, int]:
@@ -121,21 +130,3 @@ def _sizes(raw: Mapping[str, Any], source: Path) -> tuple[int, int, int, int]:
             f"last, and mb_per_layer 2, got {', '.join(map(quoted, sizes))} and {quoted(raw.get('mb_per_layer'))}."
         )
     return width, heads, kv_heads, layers
-
-
-def _check_layer(layer: int, layers: int, source: Path) -> None:
-    if not 0 <= layer < layers:
-        raise ValueError(f"layer must lie in 0 … {layers - 1}, the layers of {str(source)!r}, got {layer}.")
-    if layer % 2 == 0:
-        raise ValueError(
-            f"Layer {layer} of {str(source)!r} is a state-space layer, which nothing here can hold; covered are its "
-            f"attention layers, the odd numbers from 1 to {layers - 1}."
-        )
-
-
-def _window(raw: Mapping[str, Any], layer: int, layers: int) -> int | None:
-    """Return a layer's window in tokens. config.json has one number for the first half of the layers, or a list."""
-    if layer >= layers // 2:
-        return None
-    window = raw.get("sliding_window")
-    return window[layer] if isinstance(window, list) else window

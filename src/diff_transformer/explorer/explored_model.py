@@ -67,15 +67,6 @@ class LambdaSettings:
             )
         return cls(factor, layers, heads)
 
-    def check(self, layers: int, heads: int) -> None:
-        """Refuse layers and heads that a model with so many does not have."""
-        for layer, head in [*((layer, 1) for layer in self.layers), *self.heads]:
-            if not (1 <= layer <= layers and 1 <= head <= heads):
-                raise ValueError(
-                    f"λ is set for head {head} of layer {layer}, but the model has layers 1 … {layers} with heads "
-                    f"1 … {heads}."
-                )
-
     def of_layer(self, layer: int, heads: int) -> list[float | None]:
         """Return λ of each head of a layer, counted from 1; None for the learned one times the factor."""
         of_layer = self.layers.get(layer)
@@ -180,7 +171,12 @@ class ExploredModel:
         self.check_tokens(tokens)
         if settings and not self.subtracts:
             raise ValueError(f"{self.name} subtracts nothing, so it has no λ to set.")
-        settings.check(self.layers, self.heads)
+        for layer, head in [*((layer, 1) for layer in settings.layers), *settings.heads]:
+            if not (1 <= layer <= self.layers and 1 <= head <= self.heads):
+                raise ValueError(
+                    f"λ is set for head {head} of layer {layer}, but the model has layers 1 … {self.layers} with heads "
+                    f"1 … {self.heads}."
+                )
 
     @torch.no_grad()
     def trace(self, tokens: Sequence[int], settings: LambdaSettings = LEARNED) -> Trace:

@@ -28,14 +28,88 @@ Put = Callable[[int | Exception | None], None]
 LOWEST_TEMPERATURE = 1e-5
 
 
-class Engine:
-    """Generates for many requests, one after another in the order in which they came. Called in the event loop."""
+class ServedModel:
+    """A loaded model with its tokenizer, as the server uses it.
 
-    def __init__(self, model: Any) -> None:
-        self._is_stopping = False
+    Args:
+        model: a causal language model of transformers, in evaluation mode.
+        name: its name in requests.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
+        self.name, self.tokenizer = name, tokenizer
+        self.context: int = model.config.max_position_embeddings
+        of_model = model.generation_config.eos_token_id
+        ends = tokenizer.eos_token_id if of_model is None else of_model
+        self._ends: list[int] = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        # Requests say how tokens are chosen, and not a checkpoint's generation_config.json by penalties, beams or
+        # suppressed tokens.
+        model.generation_config = GenerationConfig()
         self._model = model
+        self._is_stopping = False
         self._open: set[Put] = set()
         self._thread = ThreadPoolExecutor(1, "generate")
+        self.log_probabilities([0, 0], 2)  # before the first request, as the first forward pass builds the CPU kernel
+
+    def require_name(self, name: str | None) -> None:
+        """Raise HTTPException if a request asks for another model."""
+        if name not in (None, self.name):
+            raise HTTPException(404, f"The model {quoted(name)} is not here; this server has {self.name!r}.")
+
+    def prepare(self, request: CompletionRequest | ChatRequest) -> list["Completion"]:
+        """Turn the prompts of a request, or its messages, into tokens. Raises HTTPException if they do not fit."""
+        self.require_name(request.model)
+        if isinstance(request, ChatRequest):
+            return [self._completion(request, self._conversation(request), continues_prompt=False)]
+        made = []
+        for prompt in request.prompt:
+            tokens = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+            made.append(self._completion(request, tokens, logprobs=request.logprobs))
+            if request.echo:
+                made[-1].echo = prompt if isinstance(prompt, str) else decoded(self.tokenizer, prompt)
+        return made
+
+    def _conversation(self, request: ChatRequest) -> list[int]:
+        if self.tokenizer.chat_template is None:
+            raise HTTPException(400, f"The model {self.name!r} has no chat template: send a prompt to /v1/completions.")
+        messages = [message.model_dump() for message in request.messages]
+        try:
+            encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        except TemplateError as error:
+            raise HTTPException(400, f"The chat template refuses the messages: {error}.") from None
+        return list(encoded["input_ids"])
+
+    def _completion(self, request: TextRequest, prompt: list[int], **settings: Any) -> "Completion":
+        of_model = self._model.config
+        if not prompt and of_model.bos_token_id is None:
+            raise HTTPException(400, "The prompt is empty, and this model has no token that begins a text.")
+        prompt = prompt or [of_model.bos_token_id]
+        if wrong := [token for token in prompt if not 0 <= token < of_model.vocab_size]:
+            raise HTTPException(400, f"Tokens must lie in 0 … {of_model.vocab_size - 1}, got {quoted(wrong[0])}.")
+        free = self.context - len(prompt)
+        new = 1 if request.max_tokens is None else request.max_tokens
+        if new > free:
+            both = f"the prompt's {len(prompt)} and {new} new ones"
+            raise HTTPException(400, f"The model's context of {self.context} tokens cannot hold {both}.")
+        choice: dict[str, Any] = {"do_sample": False}
+        if request.temperature >= LOWEST_TEMPERATURE:
+            choice = {"do_sample": True, "top_k": 0, "temperature": request.temperature, "top_p": request.top_p}
+        # A stop string that is a special token is not found in a text, which has none.
+        names = {token.content: number for number, token in self.tokenizer.added_tokens_decoder.items()}
+        config = GenerationConfig(
+            max_new_tokens=free if request.max_tokens is None else max(new, 1),
+            eos_token_id=[*self._ends, *(names[stop] for stop in request.stop if stop in names)] or None,
+            pad_token_id=self.tokenizer.pad_token_id or 0,
+            **choice,
+        )
+        return Completion(self, request, prompt, config, **settings)
+
+    @torch.inference_mode()
+    def log_probabilities(self, tokens: list[int], last: int) -> Tensor:
+        """Compute the log-probabilities of all tokens after each of the last ones of a text: (last, vocabulary)."""
+        ids = torch.tensor([tokens], device=self._model.device)
+        logits = self._model(ids, use_cache=False, logits_to_keep=last).logits[0]
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
     async def tokens(self, prompt: list[int], config: GenerationConfig, seed: int | None) -> AsyncGenerator[int, None]:
         """Yield each generated token as it comes. Closing the iterator before its end cancels the request.
@@ -101,88 +175,6 @@ class Engine:
             put(HTTPException(500, f"The server failed: {type(error).__name__}: {error}"))
 
 
-class ServedModel:
-    """A loaded model with its tokenizer, as the server uses it.
-
-    Args:
-        model: a causal language model of transformers, in evaluation mode.
-        name: its name in requests.
-    """
-
-    def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
-        self.name, self.tokenizer = name, tokenizer
-        self.context: int = model.config.max_position_embeddings
-        of_model = model.generation_config.eos_token_id
-        ends = tokenizer.eos_token_id if of_model is None else of_model
-        self._ends: list[int] = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        # Requests say how tokens are chosen, and not a checkpoint's generation_config.json by penalties, beams or
-        # suppressed tokens.
-        model.generation_config = GenerationConfig()
-        self._model = model
-        self.log_probabilities([0, 0], 2)  # before the first request, as the first forward pass builds the CPU kernel
-        self.engine = Engine(model)
-
-    def require_name(self, name: str | None) -> None:
-        """Raise HTTPException if a request asks for another model."""
-        if name not in (None, self.name):
-            raise HTTPException(404, f"The model {quoted(name)} is not here; this server has {self.name!r}.")
-
-    def prepare(self, request: CompletionRequest | ChatRequest) -> list["Completion"]:
-        """Turn the prompts of a request, or its messages, into tokens. Raises HTTPException if they do not fit."""
-        self.require_name(request.model)
-        if isinstance(request, ChatRequest):
-            return [self._completion(request, self._conversation(request), continues_prompt=False)]
-        made = []
-        for prompt in request.prompt:
-            tokens = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
-            made.append(self._completion(request, tokens, logprobs=request.logprobs))
-            if request.echo:
-                made[-1].echo = prompt if isinstance(prompt, str) else decoded(self.tokenizer, prompt)
-        return made
-
-    def _conversation(self, request: ChatRequest) -> list[int]:
-        if self.tokenizer.chat_template is None:
-            raise HTTPException(400, f"The model {self.name!r} has no chat template: send a prompt to /v1/completions.")
-        messages = [message.model_dump() for message in request.messages]
-        try:
-            encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-        except TemplateError as error:
-            raise HTTPException(400, f"The chat template refuses the messages: {error}.") from None
-        return list(encoded["input_ids"])
-
-    def _completion(self, request: TextRequest, prompt: list[int], **settings: Any) -> "Completion":
-        of_model = self._model.config
-        if not prompt and of_model.bos_token_id is None:
-            raise HTTPException(400, "The prompt is empty, and this model has no token that begins a text.")
-        prompt = prompt or [of_model.bos_token_id]
-        if wrong := [token for token in prompt if not 0 <= token < of_model.vocab_size]:
-            raise HTTPException(400, f"Tokens must lie in 0 … {of_model.vocab_size - 1}, got {quoted(wrong[0])}.")
-        free = self.context - len(prompt)
-        new = 1 if request.max_tokens is None else request.max_tokens
-        if new > free:
-            both = f"the prompt's {len(prompt)} and {new} new ones"
-            raise HTTPException(400, f"The model's context of {self.context} tokens cannot hold {both}.")
-        choice: dict[str, Any] = {"do_sample": False}
-        if request.temperature >= LOWEST_TEMPERATURE:
-            choice = {"do_sample": True, "top_k": 0, "temperature": request.temperature, "top_p": request.top_p}
-        # A stop string that is a special token is not found in a text, which has none.
-        names = {token.content: number for number, token in self.tokenizer.added_tokens_decoder.items()}
-        config = GenerationConfig(
-            max_new_tokens=free if request.max_tokens is None else max(new, 1),
-            eos_token_id=[*self._ends, *(names[stop] for stop in request.stop if stop in names)] or None,
-            pad_token_id=self.tokenizer.pad_token_id or 0,
-            **choice,
-        )
-        return Completion(self, request, prompt, config, **settings)
-
-    @torch.inference_mode()
-    def log_probabilities(self, tokens: list[int], last: int) -> Tensor:
-        """Compute the log-probabilities of all tokens after each of the last ones of a text: (last, vocabulary)."""
-        ids = torch.tensor([tokens], device=self._model.device)
-        logits = self._model(ids, use_cache=False, logits_to_keep=last).logits[0]
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-
-
 @dataclass
 class Completion:
     """A model's continuation of one prompt."""
@@ -232,10 +224,10 @@ class Completion:
         if self.logprobs is not None and self.request.max_tokens == 1 and not self.config.do_sample:
             # One greedy token, for which programs that score texts ask, comes from the pass that scores the prompt.
             kept = 1 if self.echo is None else len(self.prompt)
-            self.rows = await self.served.engine.compute(self.served.log_probabilities, self.prompt, kept)
+            self.rows = await self.served.compute(self.served.log_probabilities, self.prompt, kept)
             yield int(self.rows[-1].argmax())
         elif self.request.max_tokens != 0:
-            async with aclosing(self.served.engine.tokens(self.prompt, self.config, self.request.seed)) as tokens:
+            async with aclosing(self.served.tokens(self.prompt, self.config, self.request.seed)) as tokens:
                 async for token in tokens:
                     yield token
 
@@ -247,7 +239,7 @@ class Completion:
                 text += piece
                 if await is_disconnected():
                     break
-        return text, None if self.logprobs is None else await self.served.engine.compute(self._scored, len(text))
+        return text, None if self.logprobs is None else await self.served.compute(self._scored, len(text))
 
     def _scored(self, size: int) -> Logprobs:
         """Return the field ``logprobs`` of OpenAI's completions, for the tokens that begin in a text of this size."""

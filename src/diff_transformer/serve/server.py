@@ -166,6 +166,6 @@ class ModelServer(uvicorn.Server):
         self.served = served
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.served.engine.stop()
+        self.served.stop()
         await super().shutdown(sockets)
-        await asyncio.to_thread(self.served.engine.close)
+        await asyncio.to_thread(self.served.close)
