@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from diff_transformer.ops.attention_request import position_mask, segment_bounds_from
-from diff_transformer.ops.functional import autocast_dtype
+from diff_transformer.ops.attention_request import autocast_dtype, position_mask, segment_bounds_from
 from diff_transformer.ops.operator import abridged, check_document_ends
 
 _WIDEST_FLASH_HEAD = 256

@@ -163,6 +163,12 @@ def has_autocast(device: str) -> bool:
     return device in ("cpu", "cuda") or torch.amp.is_autocast_available(device)
 
 
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """Return the dtype that autocast casts to on a type of device; None if it is off."""
+    on = has_autocast(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if on else None
+
+
 def reason_against_dtype(dtype: torch.dtype) -> str | None:
     """Return why the fused kernels do not take tensors of this dtype, or None."""
     return None if dtype in FUSED_DTYPES else f"it computes float32, bfloat16 and float16, got {dtype}"

@@ -13,12 +13,6 @@ def without_autocast(device: str) -> AbstractContextManager[object]:
     return torch.autocast(device, enabled=False) if has_autocast(device) else nullcontext()
 
 
-def autocast_dtype(device: str) -> torch.dtype | None:
-    """Return the dtype that autocast casts to on a type of device; None if it is off."""
-    on = has_autocast(device) and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if on else None
-
-
 def lambda_value(
     lambda_q1: Tensor, lambda_k1: Tensor, lambda_q2: Tensor, lambda_k2: Tensor, lambda_init: float
 ) -> Tensor:

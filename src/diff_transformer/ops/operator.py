@@ -11,6 +11,7 @@ from diff_transformer.ops.attention_request import (
     WIDEST_WINDOW,
     Norm,
     Request,
+    autocast_dtype,
     check_dense,
     confine,
     is_block_mask,
@@ -18,7 +19,7 @@ from diff_transformer.ops.attention_request import (
     segment_bounds_from,
 )
 from diff_transformer.ops.backends import fast_path_of, resolve
-from diff_transformer.ops.functional import autocast_dtype, rms_norm
+from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.reference import softmax_maps
 
 if TYPE_CHECKING:
