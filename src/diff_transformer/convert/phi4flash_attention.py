@@ -122,7 +122,8 @@ def _sizes(raw: Mapping[str, Any], source: Path) -> tuple[int, int, int, int]:
     file = str(source / CONFIG)
     if raw.get("model_type") != PHI4FLASH:
         raise ValueError(f"model_type in {file!r} must be {PHI4FLASH!r}, got {quoted(raw.get('model_type'))}.")
-    width, heads, kv_heads, layers = sizes = [raw.get(name) for name in SIZES]
+    sizes: list[Any] = [raw.get(name) for name in SIZES]
+    width, heads, kv_heads, layers = sizes
     are_whole = all(type(size) is int and size > 0 for size in sizes)
     if not are_whole or width % heads or layers % 4 or raw.get("mb_per_layer") != 2:
         raise ValueError(

@@ -100,11 +100,6 @@ def viewed_config(config: Any) -> Any:
     return config._viewed if isinstance(config, CacheView) else config
 
 
-# Settings that count something.
-_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
-_SIZES += ("max_position_embeddings",)
-
-
 @strict
 class DiffTransformerConfig(PreTrainedConfig):
     """Sizes of a DIFF Transformer, its second version, or the parameter-matched Transformer.
@@ -290,7 +285,8 @@ class DiffTransformerConfig(PreTrainedConfig):
         Raises:
             ValueError: see the class.
         """
-        for name in _SIZES:
+        counts = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
+        for name in (*counts, "head_dim", "max_position_embeddings"):
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise ValueError(f"{name} must be 1 or more, got {size}.")

@@ -186,12 +186,12 @@ class Attention(nn.Module):
                 )
             queries = self._queries(hidden_states, None)
             keys, values = self.project_context(context) if isinstance(context, Tensor) else context
-            fit, expected = keys.dim() == 4 and keys.shape == values.shape, (self.cached_heads, self.cache_width)
-            if not fit or len(keys) != len(hidden_states) or (keys.shape[1], keys.shape[3]) != expected:
-                batch, (heads, width) = len(hidden_states), expected
+            batch, *sizes = len(hidden_states), self.cached_heads, self.cache_width
+            fit = keys.dim() == 4 and keys.shape == values.shape
+            if not fit or [len(keys), keys.shape[1], keys.shape[3]] != [batch, *sizes]:
                 raise ValueError(
                     f"context must be of the batch {batch}, or the keys and values that project_context makes of it, "
-                    f"({batch}, {heads}, S, {width}) each, got {tuple(keys.shape)} and {tuple(values.shape)}."
+                    f"({batch}, {sizes[0]}, S, {sizes[1]}) each, got {tuple(keys.shape)} and {tuple(values.shape)}."
                 )
         elif self.context_size != self.hidden_size:
             raise ValueError(
