@@ -399,9 +399,7 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
             NotImplementedError: this transformers sizes its paged cache by the heads of the configuration (until 5.16).
         """
         config = self.config.get_text_config()
-        # Nothing that can be called tells: earlier releases have the same classes, with the sizes of the other config.
-        reads_the_view = "get_text_config" in inspect.getsource(ContinuousBatchingManager)
-        if config.num_key_value_heads != self.config.num_key_value_heads and not reads_the_view:
+        if config.num_key_value_heads != self.config.num_key_value_heads and not _reads_the_cache_view():
             raise NotImplementedError(
                 f"continuous batching of attention_type {self.config.attention_type!r} needs a transformers whose "
                 "paged cache takes its sizes from config.get_text_config() (5.17 or later)."
@@ -418,3 +416,8 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
             super().continuous_batching_context_manager(*args, **kwargs) as manager,
         ):
             yield manager
+
+
+def _reads_the_cache_view() -> bool:
+    # Nothing that can be called tells: earlier releases have the same classes, with the sizes of the other config.
+    return "get_text_config" in inspect.getsource(ContinuousBatchingManager)
