@@ -21,17 +21,6 @@ from diff_lab.data import byte_tokenizer
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from tiny_model import SIZES
 
-
-def _has_engine() -> bool:
-    """Whether transformers generates in batches as the server knows it; earlier releases do not."""
-    try:
-        from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-HAS_SERVER = _has_engine()
 CONTEXT = 96
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"
@@ -54,21 +43,21 @@ def new_model(attention_type: str = "diff", vocabulary: int = 257) -> Any:
     return copy.deepcopy(_first_model(attention_type, vocabulary))
 
 
-def new_served(*, chat: bool = False, attention_type: str = "diff", **settings: Any) -> Any:
+def new_served(*, chat: bool = False, attention_type: str = "diff") -> Any:
     """A `ServedModel` called "tiny"."""
     from diff_transformer.serve.completion import ServedModel
 
     tokenizer = byte_tokenizer()
     if chat:
         tokenizer.chat_template = TEMPLATE
-    return ServedModel(new_model(attention_type), tokenizer, "tiny", **settings)
+    return ServedModel(new_model(attention_type), tokenizer, "tiny")
 
 
 @contextmanager
 def running(served: Any, api_key: str | None = None) -> Iterator[str]:
     """The address of a server of a `ServedModel`, which answers until the block ends."""
     from diff_transformer.serve.server import ModelServer
-    from diff_transformer.utils.bound_socket import bound_socket, root_url
+    from diff_transformer.utils.servers import bound_socket, root_url
 
     bound = bound_socket("127.0.0.1", 0)
     bound.listen()

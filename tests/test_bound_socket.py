@@ -5,7 +5,7 @@ import urllib.parse
 
 import pytest
 
-from diff_transformer.utils.bound_socket import bound_socket, root_url
+from diff_transformer.utils.servers import bound_socket, root_url
 
 
 def test_a_socket_is_of_this_machine_alone_and_has_a_free_port() -> None:

@@ -12,13 +12,11 @@ import typer
 
 from diff_transformer.cli import app
 from diff_transformer.cli.serve_command import API_KEY_VARIABLE
-from running_server import HAS_SERVER, new_served, running
+from running_server import new_served, running
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 URL = "http://127.0.0.1:8000/v1"
-
-pytestmark = pytest.mark.skipif(not HAS_SERVER, reason="this transformers has no continuous batching to build on")
 
 
 def blocks(language: str) -> list[str]:

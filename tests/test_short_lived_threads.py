@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diff_transformer.utils.short_lived_threads import in_short_lived_thread
+from diff_transformer.utils.servers import in_short_lived_thread
 
 NATIVE_THREADS = Path("/proc/self/task")
 

@@ -71,7 +71,7 @@ def _row(name: str, one: AttentionType) -> str:
     cells = (
         f"`{name}`",
         str(call.num_attention_heads),
-        str(one.maps),
+        "2" if one.differential else "1",
         coefficient,
         "yes" if one.headwise_norm else "no",
         f"{one.attention_weights(sizes):,}",

@@ -47,7 +47,7 @@ class AttentionType:
         layer: its module, as "package:class"; imported when a model is built.
         settings: arguments of the module beside the sizes, by the names in
             :func:`diff_transformer.model.interface_attention.layer_settings`.
-        maps: attention maps of a head: 2 if the second is subtracted from the first, else 1.
+        differential: whether a head has two maps, of which the second is subtracted.
         pairs_heads: whether two heads of the Transformer make one head, with keys and values of width 2d in the cache.
         grouped: whether r signal heads share the second map, so that the A query heads are r·G of the first map and G,
             ``num_noise_heads``, of the second.
@@ -69,7 +69,7 @@ class AttentionType:
 
     layer: str
     settings: tuple[str, ...]
-    maps: int = 1
+    differential: bool = False
     pairs_heads: bool = False
     grouped: bool = False
     even_heads: bool = False
@@ -84,11 +84,6 @@ class AttentionType:
     colour: tuple[str, str]
     marker: str
     summary: str
-
-    @property
-    def differential(self) -> bool:
-        """Whether a second map is subtracted."""
-        return self.maps == 2
 
     def layer_class(self) -> Any:
         """Return the module's class, a subclass of :class:`diff_transformer.nn.Attention`."""
@@ -124,7 +119,7 @@ class AttentionType:
 
     def query_heads(self, config: ModelSizes) -> int:
         """Count the query heads of the layer's one call of grouped-query attention."""
-        return config.num_attention_heads if self.grouped else self.heads(config) * self.maps
+        return config.num_attention_heads if self.grouped else self.heads(config) * (2 if self.differential else 1)
 
     def cached_width(self, head_dim: int) -> int:
         """Return the width of a head of keys, and of values, in that call and in the cache."""
@@ -185,7 +180,7 @@ ATTENTION_TYPES: dict[str, AttentionType] = {
     "diff": AttentionType(
         layer="diff_transformer.nn:DiffAttention",
         settings=("lambda_init", *_NORM, *_OPTIONS),
-        maps=2,
+        differential=True,
         pairs_heads=True,
         even_heads=True,
         headwise_norm=True,
@@ -200,7 +195,7 @@ ATTENTION_TYPES: dict[str, AttentionType] = {
     "diff_grouped": AttentionType(
         layer="diff_transformer.nn:GroupedDiffAttention",
         settings=("num_noise_heads", "token_lambda", "lambda_init", *_NORM, *_OPTIONS),
-        maps=2,
+        differential=True,
         pairs_heads=True,
         grouped=True,
         headwise_norm=True,
@@ -216,7 +211,7 @@ ATTENTION_TYPES: dict[str, AttentionType] = {
     "diff_v2": AttentionType(
         layer="diff_transformer.nn:DiffAttentionV2",
         settings=(*_NORM, *_OPTIONS),
-        maps=2,
+        differential=True,
         lambda_per_token=True,
         lambda_modules=("lambda_proj",),
         parallel_styles={"lambda_proj": "colwise"},

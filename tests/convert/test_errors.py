@@ -135,7 +135,6 @@ def test_options_that_only_softmax_takes_from_a_llama(
         ({"num_heads": 3}, r"hidden_size must be a multiple of 2·num_heads, got 32 and 3"),
         ({"num_heads": 8}, r"lambda_k1 is \(4,\), not \(2,\)"),  # not halved
         ({"num_attention_heads": 8}, "unknown: num_attention_heads"),
-        ({"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "are both given"),
         ({"attention_bias": True, "dropout": 0.1}, "unknown: attention_bias, dropout"),
         ({"first_depth": 0.5}, "cannot be converted: .*lambda_init_offset"),
     ],

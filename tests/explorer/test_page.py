@@ -34,7 +34,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium")]
 
 from diff_transformer.explorer.server import ExplorerServer  # noqa: E402  # after the checks of what it needs
-from diff_transformer.utils.bound_socket import bound_socket  # noqa: E402
+from diff_transformer.utils.servers import bound_socket  # noqa: E402
 
 Make = Callable[..., DiffTransformerForCausalLM]
 Serve = Callable[..., str]

@@ -20,7 +20,7 @@ from decoded_maps import decode_maps
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.explorer import ExploredModel, Explorer, Side, WordVocabulary
 from diff_transformer.explorer.server import LARGEST_QUESTION, ExplorerServer
-from diff_transformer.utils.bound_socket import bound_socket
+from diff_transformer.utils.servers import bound_socket
 
 Make = Callable[..., DiffTransformerForCausalLM]
 TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
@@ -64,7 +64,7 @@ def ask(server: ExplorerServer, name: str, question: Any) -> tuple[int, Any]:
 
 
 def test_one_thread_computes_for_all_questions(explorer: Explorer) -> None:
-    """A second one would slow down the first: short_lived_threads.py."""
+    """A second one would slow down the first: utils/servers.py."""
     computing: set[threading.Thread] = set()
     note = torch.nn.modules.module.register_module_forward_pre_hook(
         lambda *_: computing.add(threading.current_thread())

@@ -9,7 +9,6 @@ from diff_transformer import (
     DiffAttention,
     DiffTransformerConfig,
     GroupedDiffAttention,
-    SoftmaxAttention,
     diff_attention,
 )
 from tiny_model import SIZES
@@ -54,18 +53,6 @@ def test_sizes_that_do_not_fit(heads: int, kv_heads: int, noise: int, message: s
     sizes = {**SIZES, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "num_noise_heads": noise}
     with pytest.raises(Exception, match=message):
         DiffTransformerConfig(attention_type="diff_grouped", **sizes)
-
-
-def test_attention_without_groups_takes_no_number_of_them() -> None:
-    message = r"^SoftmaxAttention: num_noise_heads is for attention with groups \(GroupedDiffAttention\) .*, got 2\.$"
-    with pytest.raises(ValueError, match=message):
-        SoftmaxAttention(24, 8, 1, num_noise_heads=2)
-
-
-@pytest.mark.parametrize("noise", [2.0, "2", True])
-def test_a_number_of_noise_heads_that_is_no_integer(noise: Any) -> None:
-    with pytest.raises(TypeError, match=f"^GroupedDiffAttention: num_noise_heads must be an int, got {noise!r}"):
-        GroupedDiffAttention(24, 8, 1, num_noise_heads=noise)
 
 
 def test_key_heads_unless_given() -> None:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from budget import BACKENDS, Case, Problem, build, prepared, skip_unless_it_takes
 from diff_transformer import diff_attention
 from diff_transformer.ops import flex
-from diff_transformer.ops.visibility import segment_bounds_from
+from diff_transformer.ops.attention_request import segment_bounds_from
 from full_run import short_run
 
 OPERATORS = {

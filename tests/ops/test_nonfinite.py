@@ -7,7 +7,7 @@ from torch import Tensor
 from budget import BACKENDS, Problem, dtypes_of, forward, prepared, skip_unless_it_takes
 from cases import CASES, case
 from diff_transformer import diff_attention, diff_attention_maps
-from diff_transformer.ops.nonfinite import zero_nonfinite_rows
+from diff_transformer.ops.attention_request import zero_nonfinite_rows
 from full_run import short_run
 from nonfinite_problems import check_output, check_pair, spoil
 

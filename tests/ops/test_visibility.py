@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import oracle
-from diff_transformer.ops.visibility import key_ranges, position_mask, segment_bounds_from
+from diff_transformer.ops.attention_request import key_ranges, position_mask, segment_bounds_from
 
 SIZES = [(1, 1), (5, 5), (3, 7), (7, 3), (1, 6), (6, 1)]
 WINDOWS = [None, 1, 2, 4, 100]

@@ -5,8 +5,8 @@ import importlib
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -30,37 +30,9 @@ COMMANDS = {
 }
 # Commands that were here until version 0.2.0 and are those of `diff-lab`.
 MOVED = ("bench", "compare", "demo", "eval", "plan", "prepare", "report", "reproduce", "tokenizer", "train")
-# Commands that are gone, and what does the same.
-GONE = {"watch": "`tensorboard --logdir RUN` has the curves of a run while it trains, `diff-lab report RUN` its page"}
 # What typer raises for a wrong command line, and the base of it, which it has under no names of its own.
 UsageError: Any = typer.BadParameter.__mro__[1]
 CommandLineError: Any = typer.BadParameter.__mro__[2]
-
-
-class Trial(NamedTuple):
-    """Something to try."""
-
-    command: str
-    takes: str
-    shows: str
-
-
-# On two processor cores.
-TRIALS = (
-    Trial("explore", "a minute", "trained models in the browser: move λ, and see what the second map does"),
-    Trial('generate --prompt "It was"', "ten seconds", "a trained model of the package continues a text"),
-    Trial("info", "ten seconds", "versions, and which backends can run on this machine"),
-)
-
-
-def start_page(program: str, trials: Sequence[Trial]) -> str:
-    """Return the page of a program, as plain text of at most 80 columns."""
-    width = max(len(trial.command) for trial in trials)
-    lines = ["Three things to try, with the times they take on two processor cores:", ""]
-    for trial in trials:
-        lines += [f"  {program} {trial.command:{width}}  {trial.takes}", f"      {trial.shows}", ""]
-    lines.append(f"{program} --help lists all commands, COMMAND --help the options of one.")
-    return "\n".join(lines)
 
 
 class Commands(TyperGroup):
@@ -87,13 +59,12 @@ class Commands(TyperGroup):
             commands.command(cmd_name)(with_plain_errors(loaded))
         command: Any = typer.main.get_command(commands)
         for each in (command, *getattr(command, "commands", {}).values()):
-            each.help = joined_paragraphs(each.help or "")
+            # A line for each paragraph, which a terminal of any width can wrap.
+            each.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in (each.help or "").split("\n\n"))
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the words name. One that is `diff-lab`'s, or gone, is answered with its replacement."""
-        if args[0] in GONE:
-            raise UsageError(f"There is no command `{args[0]}` any more: {GONE[args[0]]}.")
+        """Find the command that the words name. One that is `diff-lab`'s now is answered with its place."""
         if args[0] in MOVED and args[0] not in self.table:
             raise UsageError(f"`diff-transformer {args[0]}` is `diff-lab {args[0]}` now, which {INSTALL_LAB} installs.")
         return super().resolve_command(ctx, args)
@@ -117,11 +88,6 @@ class Commands(TyperGroup):
             typer.echo(f"error: {error}", err=True)
             sys.exit(2)
         sys.exit(code or 0)
-
-
-def joined_paragraphs(text: str) -> str:
-    """Return a text with one line for each paragraph, which a terminal of any width can wrap."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def with_plain_errors(command: Callable[..., None]) -> Callable[..., None]:
@@ -167,8 +133,8 @@ def user_message(error: Exception) -> str | None:
     return str(error) if frame.f_globals["__name__"].startswith(("diff_transformer.", "diff_lab.")) else None
 
 
-def make_app(commands: type[Commands], introduction: str, trials: Sequence[Trial]) -> typer.Typer:
-    """Make the application of a program: its commands, and its start page."""
+def make_app(commands: type[Commands], introduction: str) -> typer.Typer:
+    """Make the application of a program, which alone shows its help."""
     app = typer.Typer(
         cls=commands,
         add_completion=False,
@@ -190,9 +156,9 @@ def make_app(commands: type[Commands], introduction: str, trials: Sequence[Trial
         ] = False,
     ) -> None:
         if context.invoked_subcommand is None:
-            typer.echo(start_page(commands.program, trials))
+            typer.echo(context.get_help())
 
     return app
 
 
-app = make_app(Commands, "Run, explore, convert, share and serve Differential Transformers.", TRIALS)
+app = make_app(Commands, "Run, explore, convert, share and serve Differential Transformers.")

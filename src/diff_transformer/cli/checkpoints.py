@@ -1,8 +1,6 @@
 """Finds and loads the model, tokenizer and recipe in a folder that the user names, or says why it cannot."""
 
 import os
-import shlex
-from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +15,9 @@ from diff_transformer import shipped_models
 from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.model.remote_code import AUTO_CLASSES
 from diff_transformer.utils.environment import check_device
-from diff_transformer.utils.files import parse_json
+from diff_transformer.utils.files import parse_json, read_json
 from diff_transformer.utils.manifest import require_unchanged_weights
 from diff_transformer.utils.suggestions import did_you_mean
-
-# The model_type in config.json of other projects → the name of the layout for `convert`.
-LAYOUT_OF_TYPE = {
-    "llama": "llama",
-    "diffllama": "diffllama",
-    "microsoft_diff": "microsoft",
-    "microsoft_diff_v2": "microsoft-v2",
-    "Motif": "motif|motif-2",
-}
-# JSON files that transformers reads beside config.json. They are checked first, as transformers' own errors name no
-# file. `load_tokenizer` checks tokenizer.json.
-READ_BY_TRANSFORMERS = (
-    "added_tokens.json",
-    "chat_template.json",
-    "generation_config.json",
-    "model.safetensors.index.json",
-    "special_tokens_map.json",
-    "tokenizer_config.json",
-)
 
 
 def find_checkpoint(path: Path, ours: bool = True) -> Path:
@@ -75,7 +54,7 @@ def shown_folder(folder: Path) -> Path:
 
 def auto_class_of(folder: Path) -> str:
     """Return transformers' Auto class of a model's folder: a causal language model's unless its config.json says."""
-    named = _read_strictly(folder / "config.json").get("architectures") or [""]
+    named = read_json(folder / "config.json").get("architectures") or [""]
     return next((auto for auto, ours in AUTO_CLASSES.items() if ours == named[0]), "AutoModelForCausalLM")
 
 
@@ -127,15 +106,14 @@ def files_of(folder: Path, name: str) -> list[Path]:
 
 def _check_model(folder: Path, ours: bool) -> None:
     config = folder / "config.json"
-    content = _read_strictly(config)
+    content = parse_json(config.read_bytes(), repr(str(config)))
     settings = content if isinstance(content, dict) else {}
-    for name in READ_BY_TRANSFORMERS:
-        if (file := folder / name).is_file():
-            _read_strictly(file)
     kind = settings.get("model_type")
     if ours and kind != DiffTransformerForCausalLM.config_class.model_type:
-        message = f"The model in {str(folder)!r} is not a model of this project: its model_type is {kind!r}."
-        raise ValueError(message + _convert_command(folder, settings))
+        raise ValueError(
+            f"The model in {str(folder)!r} is not a model of this project: its model_type is {kind!r}. "
+            "`diff-transformer convert --help` lists the layouts that become one."
+        )
     try:
         loaded = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
@@ -147,19 +125,3 @@ def _check_model(folder: Path, ours: bool) -> None:
     for file in folder.glob("*.safetensors"):
         if not os.access(file, os.R_OK):  # safetensors would say that there is no such file
             raise PermissionError(f"The weights {str(file)!r} may not be read by this user: chmod a+r lets everybody.")
-
-
-def _read_strictly(file: Path) -> Any:
-    """Read a JSON file, without a byte order mark, which transformers, reading it after us, does not pass over."""
-    data = file.read_bytes()
-    if data.startswith(BOM_UTF8):
-        raise ValueError(f"{str(file)!r} begins with a byte order mark, which transformers cannot read: remove it.")
-    return parse_json(data, repr(str(file)))
-
-
-def _convert_command(folder: Path, settings: dict[str, Any]) -> str:
-    """Return the sentence with the command that converts the folder; empty if `convert` does not know its layout."""
-    # The config.json of the authors' layouts may lack model_type; `num_heads` is an argument of their modules.
-    unnamed = "microsoft|microsoft-v2" if "model_type" not in settings and "num_heads" in settings else None
-    layout = LAYOUT_OF_TYPE.get(str(settings.get("model_type")), unnamed)
-    return f" `diff-transformer convert {shlex.quote(str(folder))} DST --from {layout}` makes it one." if layout else ""

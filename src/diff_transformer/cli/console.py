@@ -2,14 +2,14 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from diff_transformer.shipped_models import LANGUAGE_MODEL, pretrained_names
+from diff_transformer.shipped_models import LANGUAGE_MODEL
 
 LARGEST_SEED = (1 << 63) - 1  # the largest seed that torch's generators take
 
@@ -19,23 +19,14 @@ def optional(help_text: str, default: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, help=help_text, show_default=default, **settings)
 
 
-def checkpoint_help(shipped: Sequence[str]) -> str:
-    """Return the help on CHECKPOINT, with the models that come with this copy of the package."""
-    named = f", or a model that comes with the package: {', '.join(shipped)}" if shipped else ""
-    return f"The folder of a run, or a folder with config.json and weights{named}."
-
-
-def default_checkpoint(shipped: Sequence[str]) -> str:
-    """Return the help on the default CHECKPOINT of a command that writes text."""
-    if LANGUAGE_MODEL in shipped:
-        return f"{LANGUAGE_MODEL}, which comes with the package"
-    return "none: no model that writes text comes with this copy of the package"
-
-
-_CHECKPOINT: dict[str, Any] = {"metavar": "CHECKPOINT", "help": checkpoint_help(pretrained_names())}
+_CHECKPOINT: dict[str, Any] = {
+    "metavar": "CHECKPOINT",
+    "help": "The folder of a run, a folder with config.json and weights, or a model that comes with the package "
+    "(`diff-transformer generate --list` names them).",
+}
 Checkpoint = Annotated[Path, typer.Argument(**_CHECKPOINT)]
 TextCheckpoint = Annotated[
-    Path | None, typer.Argument(**_CHECKPOINT, show_default=default_checkpoint(pretrained_names()))
+    Path | None, typer.Argument(**_CHECKPOINT, show_default=f"{LANGUAGE_MODEL}, which comes with the package")
 ]
 Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of weights, data and sampling.")]
 Device = Annotated[str | None, optional("The device to run on.", "the GPU, if any")]

@@ -1,11 +1,9 @@
 """The commands `explore` and `maps` show attention maps of a checkpoint in the browser, or write them into a file."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
-import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +13,6 @@ from diff_transformer.cli import console, require_extra
 from diff_transformer.cli.console import Checkpoint, Device, optional
 
 LOOPBACK = "127.0.0.1"
-OF_TERMINALS = ("www-browser", "w3m", "lynx", "links", "links2", "elinks", "browsh")
 
 
 def explore(
@@ -67,8 +64,7 @@ def explore(
         return
 
     from diff_transformer.explorer.server import ExplorerServer
-    from diff_transformer.utils.bound_socket import bound_socket
-    from diff_transformer.utils.short_lived_threads import in_short_lived_thread
+    from diff_transformer.utils.servers import bound_socket, in_short_lived_thread
 
     host = host or LOOPBACK
     with bound_socket(host, port or 0) as bound:
@@ -84,19 +80,10 @@ def explore(
 
 
 def open_browser(address: str) -> None:
-    """Show an address in the browser, if it has a window of its own.
+    """Show an address in the browser, in a process without a terminal, which a browser for terminals would take.
 
-    One for terminals would take this one from the program. Over ssh without a display only a browser that the variable
-    BROWSER names has a window.
+    Ctrl-C there ends the server alone.
     """
-    has_window = any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
-    try:
-        name = Path(getattr(webbrowser.get(), "name", "")).name
-    except webbrowser.Error:  # there is none
-        return
-    if name in OF_TERMINALS or ("SSH_CONNECTION" in os.environ and not has_window):
-        return
-    # In a process that has no terminal: Ctrl-C there ends the server alone.
     command = [sys.executable, "-c", "import sys, webbrowser; webbrowser.get().open(sys.argv[1])", address]
     nothing = subprocess.DEVNULL
     subprocess.run(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True, check=False)

@@ -48,11 +48,6 @@ class ModelExamples:
     note: str = ""
     floor: float | None = None
 
-    @property
-    def questions(self) -> tuple[Example, ...]:
-        """The examples whose answer is known."""
-        return tuple(example for example in self.examples if example.answer is not None)
-
 
 def read_examples(file: Path) -> ModelExamples:
     """Read an examples.json. Raises ValueError if the file is not JSON, or holds something else."""
@@ -123,7 +118,8 @@ def build_explorer(checkpoint: Path, compare: Path | None, text: str | Example |
         given = text if isinstance(text, Example) else Example("Your text", text)
         left.model.check_tokens(left.vocabulary.encode(given.text))
         examples.append(given)
-    questions = [one for one in known.questions if len(left.vocabulary.encode(one.text)) <= left.model.most_tokens]
+    answered = [one for one in known.examples if one.answer is not None]
+    questions = [one for one in answered if len(left.vocabulary.encode(one.text)) <= left.model.most_tokens]
     examples.append(_first_question(left, questions) if questions else _first_text(left, known.examples))
     return Explorer(left, right, examples, questions, known.floor if questions else None)
 

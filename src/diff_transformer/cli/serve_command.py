@@ -19,13 +19,6 @@ def serve(
     name: Annotated[
         str | None, optional("The name of the model in requests.", "the name of the run's or the model's folder")
     ] = None,
-    continuous_batching: Annotated[
-        bool, typer.Option("--continuous-batching", help="Answer requests together instead of one after another.")
-    ] = False,
-    cache_tokens: Annotated[
-        int | None,
-        optional("With --continuous-batching: how many tokens of all requests are cached.", "16 contexts", min=1),
-    ] = None,
     api_key: Annotated[
         str | None,
         optional("The API key that clients must send.", "none", envvar=API_KEY_VARIABLE),
@@ -41,11 +34,8 @@ def serve(
     Ctrl-C or SIGTERM stops the server."""
     if api_key is not None and (not api_key.strip() or not api_key.isprintable() or not api_key.isascii()):
         raise ValueError(f"The API key (--api-key or {API_KEY_VARIABLE}) must be printable ASCII text, not empty.")
-    if cache_tokens is not None and not continuous_batching:
-        raise ValueError("--cache-tokens needs --continuous-batching.")
     require_extra("serve")
-    _require_continuous_batching()
-    from diff_transformer.utils.bound_socket import bound_socket, is_loopback, root_url
+    from diff_transformer.utils.servers import bound_socket, is_loopback, root_url
 
     if not is_loopback(host) and api_key is None and not without_key:
         raise ValueError(
@@ -58,18 +48,12 @@ def serve(
         from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer, shown_folder
         from diff_transformer.serve.completion import ServedModel
         from diff_transformer.serve.server import ModelServer
-        from diff_transformer.utils.short_lived_threads import in_short_lived_thread
+        from diff_transformer.utils.servers import in_short_lived_thread
 
         folder = find_checkpoint(checkpoint)
         console.say(f"Loading {shown_folder(folder)} …")
         served = in_short_lived_thread(
-            lambda: ServedModel(
-                load_model(folder, device),
-                load_tokenizer(folder),
-                name or _name_of(folder),
-                continuous_batching=continuous_batching,
-                cache_tokens=cache_tokens,
-            )
+            lambda: ServedModel(load_model(folder, device), load_tokenizer(folder), name or _name_of(folder))
         )
         bound.listen()  # who comes before the server has begun waits for it
         console.say(f"Serving {served.name} at {root_url(host, bound)}/v1 (Ctrl-C stops it).")
@@ -82,17 +66,3 @@ def _name_of(folder: Path) -> str:
     if path.name == "model":
         return path.parent.name
     return f"{path.parents[1].name}-{path.name}" if path.parent.name == "checkpoints" else path.name
-
-
-def _require_continuous_batching() -> None:
-    try:
-        from transformers.generation.continuous_batching.continuous_api import (  # is it as the server knows it?
-            BackgroundThreadStatus,  # noqa: F401  # an import that fails is the answer
-        )
-    except ImportError:
-        import transformers
-
-        raise ValueError(
-            f"`diff-transformer serve` needs the continuous batching of transformers 5.17 or later, and this is "
-            f"transformers {transformers.__version__}."
-        ) from None

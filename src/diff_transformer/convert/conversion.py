@@ -1,5 +1,6 @@
-"""Converts the folder of a model from or to the layout of another project."""
+"""Converts the folder of a model from or to the layout of another project, and a model that is loaded already."""
 
+import copy
 import json
 import re
 import shutil
@@ -9,15 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from diff_transformer.convert.layout import CONFIG, INDEX, Layout, Output, Weights, plan, read_source_config
+from diff_transformer.convert.layout import CONFIG, INDEX, Header, Layout, Output, Weights, plan, read_source_config
 from diff_transformer.convert.layout_tables import LAYOUTS, read_config, write_settings
 from diff_transformer.convert.phi4flash_attention import PHI4FLASH, WHAT_IS_COVERED
-from diff_transformer.model import DiffTransformerConfig
+from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.remote_code import code_files
 from diff_transformer.utils.files import atomic_directory, free_bytes, refuse_existing
 from diff_transformer.utils.suggestions import quoted
@@ -154,6 +156,36 @@ def convert_to(
     return _write(chosen, source, target, config, settings, max_shard_size=largest, progress=progress, backwards=True)
 
 
+def as_our_model(model: Any) -> DiffTransformerForCausalLM:
+    """Convert transformers' DiffLlama into a model of ours, on the same device and in the same dtype.
+
+    λ is in float32 at least. The weights are copied.
+
+    Raises:
+        ValueError: the model is no DiffLlama, or has settings that are not covered, such as biases.
+
+    Examples:
+        >>> config = transformers.DiffLlamaConfig(vocab_size=64, hidden_size=64, num_hidden_layers=1)
+        >>> as_our_model(transformers.DiffLlamaForCausalLM(config)).config.attention_type
+        'diff'
+    """
+    if model.config.model_type != "diffllama":
+        raise ValueError(f"Only a DiffLlama is converted without a folder, got {type(model).__name__}.")
+    layout = LAYOUTS["diffllama"]["diff"]
+    config = layout.read(model.config.to_dict())
+    weights = model.state_dict()
+    headers = {key: Header(Path(key), tuple(weight.shape), weight.dtype) for key, weight in weights.items()}
+    converted = {
+        output.key: output.make(*(weights[key].cpu() for key in output.inputs))
+        for output in plan(layout, config, headers, backwards=False)
+    }
+    with torch.random.fork_rng(devices=[]):  # the weights that are drawn here are replaced
+        ours = DiffTransformerForCausalLM(config)
+    ours.to(model.dtype).load_state_dict(converted)
+    ours.generation_config = copy.deepcopy(model.generation_config)
+    return ours.to(model.device).eval()
+
+
 def _write(
     layout: Layout,
     source: Path,
@@ -194,9 +226,9 @@ def _write(
             done += _save(folder / name, weights, [outputs[key] for key in keys])
             report(done, total)
         for original in {file for pattern in CARRIED for file in source.glob(pattern) if file.is_file()}:
-            copy = folder / original.relative_to(source)
-            copy.parent.mkdir(exist_ok=True)
-            shutil.copyfile(original, copy)
+            carried = folder / original.relative_to(source)
+            carried.parent.mkdir(exist_ok=True)
+            shutil.copyfile(original, carried)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
     return Converted(target, len(outputs), total, len(split.filename_to_tensors), config.attention_type)

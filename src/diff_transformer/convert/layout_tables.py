@@ -125,7 +125,15 @@ def read_authors(raw: Mapping[str, Any], attention_type: str, extra: tuple[str, 
     """Read settings of the authors' layouts as ours. The first counts pairs of heads; the second, output heads."""
     spec = ATTENTION_TYPES[attention_type]
     their_name, our_name = extra
-    _check_keys(raw, (*AUTHORS_OPTIONAL, their_name))
+    missing = [name for name in AUTHORS_REQUIRED if name not in raw]
+    unknown = sorted(raw.keys() - {*AUTHORS_REQUIRED, *SHARED, *AUTHORS_OPTIONAL, their_name})
+    if missing or unknown:
+        kinds = {"missing": missing, "unknown": unknown}
+        raise ValueError("; ".join(f"{kind}: {some(names)}" for kind, names in kinds.items() if names) + ".")
+    for name in (*AUTHORS_REQUIRED, "num_kv_heads", "head_dim"):
+        value = raw.get(name)
+        if (value is not None or name in AUTHORS_REQUIRED) and (type(value) is not int or value < 1):
+            raise ValueError(f"{name} must be a whole number, 1 or more, got {quoted(value)}.")
     heads, width = raw["num_heads"], raw["hidden_size"]
     if spec.pairs_heads and width % (2 * heads):
         raise ValueError(f"hidden_size must be a multiple of 2·num_heads, got {width} and {heads}.")
@@ -235,20 +243,6 @@ def write_settings(layout: Layout, config: DiffTransformerConfig) -> dict[str, A
     if changed:
         raise ValueError(f"the layout {layout.name!r} cannot hold {', '.join(changed)}.")
     return settings
-
-
-def _check_keys(raw: Mapping[str, Any], optional: tuple[str, ...]) -> None:
-    missing = [name for name in AUTHORS_REQUIRED if name not in raw]
-    unknown = sorted(raw.keys() - {*AUTHORS_REQUIRED, *SHARED, *optional})
-    if missing or unknown:
-        kinds = {"missing": missing, "unknown": unknown}
-        raise ValueError("; ".join(f"{kind}: {some(names)}" for kind, names in kinds.items() if names) + ".")
-    if raw.get("rope_theta") is not None and raw.get("rope_parameters") is not None:
-        raise ValueError("rope_theta and rope_parameters are both given, and only one can hold.")
-    for name in (*AUTHORS_REQUIRED, "num_kv_heads", "head_dim"):
-        value = raw.get(name)
-        if (value is not None or name in AUTHORS_REQUIRED) and (type(value) is not int or value < 1):
-            raise ValueError(f"{name} must be a whole number, 1 or more, got {quoted(value)}.")
 
 
 def initial_dex_lambda(config: DiffTransformerConfig, layer: int) -> float:

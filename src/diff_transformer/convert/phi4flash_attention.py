@@ -70,7 +70,13 @@ def phi4flash_attention(source: str | Path, layer: int) -> Phi4FlashAttention:
     source = Path(source)
     raw = read_source_config(source)
     width, heads, kv_heads, layers = _sizes(raw, source)
-    _check_layer(layer, layers, source)
+    if not 0 <= layer < layers:
+        raise ValueError(f"layer must lie in 0 … {layers - 1}, the layers of {str(source)!r}, got {layer}.")
+    if layer % 2 == 0:
+        raise ValueError(
+            f"Layer {layer} of {str(source)!r} is a state-space layer, which nothing here can hold; covered are its "
+            f"attention layers, the odd numbers from 1 to {layers - 1}."
+        )
     # Layers from here on attend to what the last one before them has kept.
     context_layer = layers // 2 + 1
     shares = layer > context_layer
@@ -105,50 +111,23 @@ def phi4flash_attention(source: str | Path, layer: int) -> Phi4FlashAttention:
         vector = weights.read(f"{inner}lambda_{name}")
         state[f"lam.{name}"] = vector.to(torch.promote_types(vector.dtype, torch.float32))
     module.load_state_dict(state, assign=True)
-    return Phi4FlashAttention(module, _window(raw, layer, layers, source), context_layer if shares else None)
+    # config.json has one number for the first half of the layers, or a list.
+    window = raw.get("sliding_window") if layer < layers // 2 else None
+    window = window[layer] if isinstance(window, list) else window
+    return Phi4FlashAttention(module, window, context_layer if shares else None)
 
 
 def _sizes(raw: Mapping[str, Any], source: Path) -> tuple[int, int, int, int]:
     """Return D, A, the key/value heads and the number of layers. Raises ValueError for another kind of model."""
+    file = str(source / CONFIG)
     if raw.get("model_type") != PHI4FLASH:
+        raise ValueError(f"model_type in {file!r} must be {PHI4FLASH!r}, got {quoted(raw.get('model_type'))}.")
+    sizes: list[Any] = [raw.get(name) for name in SIZES]
+    width, heads, kv_heads, layers = sizes
+    are_whole = all(type(size) is int and size > 0 for size in sizes)
+    if not are_whole or width % heads or layers % 4 or raw.get("mb_per_layer") != 2:
         raise ValueError(
-            f"model_type in {str(source / CONFIG)!r} must be {PHI4FLASH!r}, got {quoted(raw.get('model_type'))}."
-        )
-    sizes = [raw.get(name) for name in SIZES]
-    for name, size in zip(SIZES, sizes, strict=True):
-        if type(size) is not int or size < 1:
-            raise ValueError(
-                f"{name} in {str(source / CONFIG)!r} must be a whole number, 1 or more, got {quoted(size)}."
-            )
-    width, heads, kv_heads, layers = (size for size in sizes if size is not None)
-    if width % heads or layers % 4 or raw.get("mb_per_layer") != 2:
-        raise ValueError(
-            f"{str(source / CONFIG)!r} must have a hidden_size that num_attention_heads divides, num_hidden_layers "
-            f"that 4 divides, and mb_per_layer 2, got {width}, {heads}, {layers} and {quoted(raw.get('mb_per_layer'))}."
+            f"{file!r} must have whole numbers {', '.join(SIZES)}, of which the second divides the first and 4 the "
+            f"last, and mb_per_layer 2, got {', '.join(map(quoted, sizes))} and {quoted(raw.get('mb_per_layer'))}."
         )
     return width, heads, kv_heads, layers
-
-
-def _check_layer(layer: int, layers: int, source: Path) -> None:
-    if not 0 <= layer < layers:
-        raise ValueError(f"layer must lie in 0 … {layers - 1}, the layers of {str(source)!r}, got {layer}.")
-    if layer % 2 == 0:
-        raise ValueError(
-            f"Layer {layer} of {str(source)!r} is a state-space layer, which nothing here can hold; covered are its "
-            f"attention layers, the odd numbers from 1 to {layers - 1}."
-        )
-
-
-def _window(raw: Mapping[str, Any], layer: int, layers: int, source: Path) -> int | None:
-    """Return a layer's window in tokens. config.json has one number for the first half of the layers, or a list."""
-    if layer >= layers // 2:
-        return None
-    window = raw.get("sliding_window")
-    if isinstance(window, list) and layer < len(window):
-        window = window[layer]
-    if window is not None and (type(window) is not int or window < 1):
-        raise ValueError(
-            f"sliding_window of layer {layer} in {str(source / CONFIG)!r} must be a whole number, 1 or more, or null, "
-            f"got {quoted(window)}."
-        )
-    return window

@@ -1,4 +1,6 @@
-"""Writes one of our models as a folder to share, with safetensors or as an ONNX graph.
+"""Writes one of our models as a folder to share, with safetensors or as an ONNX graph, and its model card, README.md.
+
+The laboratory adds to the card how the model was trained and measured.
 
 A graph is made of ONNX's operators, so our fused kernels cannot go into it. Of the implementations that can, the
 reference is exported: it is Equation 1 itself, which subtracts the maps before the product with V. The one call that
@@ -7,16 +9,21 @@ reference is exported: it is Equation 1 itself, which subtracts the maps before 
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import ModelCardData
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from diff_transformer._version import INSTALL, __version__
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.convert.conversion import MAX_SHARD_SIZE, shard_bytes
 from diff_transformer.model.interface_attention import OPERATOR_IMPLEMENTATION, attention_implementation
 from diff_transformer.utils.files import atomic_directory
@@ -28,6 +35,19 @@ EXPORTED_IMPLEMENTATION = f"{OPERATOR_IMPLEMENTATION}_reference"
 LARGEST_IN_ONE_FILE = 1 << 30
 # The frequencies of these depend on the length of the text, which a graph with open lengths cannot ask for.
 CLOSED_ROPE_TYPES = {"dynamic", "longrope"}
+
+# An entry point of this group makes of (folder, results files) an object whose ``text`` takes the `Exported`; there is
+# one where diff-transformer-lab is installed.
+CARDS = "diff_transformer.export_card"
+
+# Auto class → the name of its task on the Hub. The base model has no task.
+TASKS = {
+    "AutoModelForCausalLM": "text-generation",
+    "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+}
 
 Inputs = tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]  # tokens, mask and positions; keys and values by layer
 
@@ -140,8 +160,7 @@ def export_graph(model: Any, file: Path) -> None:
 
     Raises:
         ModuleNotFoundError: onnx, onnxruntime or onnxscript is missing.
-        ValueError: the rotary embedding cannot be exported; or the graph's outputs differ from the model's, and no file
-            is left.
+        ValueError: the rotary embedding cannot be exported, or the graph's outputs differ from the model's.
     """
     import onnx
     import onnxruntime  # noqa: F401  # here, so that it is not missed only when the graph is there
@@ -157,13 +176,8 @@ def export_graph(model: Any, file: Path) -> None:
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     program.save(file, external_data=weights > LARGEST_IN_ONE_FILE)
     del program  # it holds the weights once more
-    try:
-        onnx.checker.check_model(file)
-        compare(model, file)
-    except BaseException:
-        file.unlink(missing_ok=True)
-        file.with_name(f"{file.name}.data").unlink(missing_ok=True)
-        raise
+    onnx.checker.check_model(file)
+    compare(model, file)
 
 
 @torch.no_grad()
@@ -203,7 +217,7 @@ def _quiet() -> Iterator[None]:
 
 @torch.no_grad()
 def compare(model: Any, file: Path) -> None:
-    """Run a graph and its model on the same random input: padding, an empty cache, single tokens, a long cache.
+    """Run a graph and its model on the same random input: padding, an empty cache, a single token, a long cache.
 
     The model runs in its own attention implementation, in float32 and in float64. The graph may be off from the latter
     by four times as much as the former, and by a few roundings of the largest value.
@@ -216,7 +230,7 @@ def compare(model: Any, file: Path) -> None:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    probes = list(_probes(model, session))
+    probes = list(_probes(model))
     rough = [_run(model, probe) for probe in probes]
     try:
         model.double()
@@ -234,31 +248,20 @@ def compare(model: Any, file: Path) -> None:
             if not (error <= band and output.isfinite().all()):
                 raise ValueError(
                     f"The ONNX graph's results differ from the model's: they are off by {error.item():.3g}, where "
-                    f"rounding explains {band.item():.3g}; nothing has been written."
+                    f"rounding explains {band.item():.3g}; it is not shared."
                 )
 
 
-def _probes(model: Any, session: Any) -> Iterator[Inputs]:
-    """Yield random inputs to compare on; the graph itself fills the cache, so that its errors would add up."""
+def _probes(model: Any) -> Iterator[Inputs]:
+    """Yield random inputs to compare on; the last cache is longer than a layer looks back, if layers have a limit."""
     generator = torch.Generator().manual_seed(0)
-
-    def tokens(count: int) -> Tensor:
-        return torch.randint(model.config.vocab_size, (2, count), generator=generator)
-
-    mask = torch.ones(2, 7, dtype=torch.int64)
-    mask[0, :2] = 0
-    example = _cached_tensors(model(input_ids=tokens(1), use_cache=True).past_key_values)
-    past = tuple(tensor[:, :, :0] for tensor in example)
-    for count in (7, 1, 1):
-        if count == 1:
-            mask = torch.cat((mask, mask.new_ones(2, 1)), dim=1)
-        probe = _inputs(tokens(count), mask, past)
-        yield probe
-        past = tuple(run_graph(session, probe)[1:])
-    # A cache longer than a layer looks back, if layers have such a limit.
-    length = (model.config.sliding_window or 8) + 3
-    past = tuple(torch.randn(2, like.shape[1], length, like.shape[3], generator=generator) for like in example)
-    yield _inputs(tokens(3), torch.ones(2, length + 3, dtype=torch.int64), past)
+    example = _cached_tensors(model(input_ids=torch.zeros(2, 1, dtype=torch.int64), use_cache=True).past_key_values)
+    for count, cached in ((7, 0), (1, 7), (3, (model.config.sliding_window or 8) + 3)):
+        ids = torch.randint(model.config.vocab_size, (2, count), generator=generator)
+        mask = torch.ones(2, cached + count, dtype=torch.int64)
+        mask[0, :2] = 0
+        past = (torch.randn(2, like.shape[1], cached, like.shape[3], generator=generator) for like in example)
+        yield _inputs(ids, mask, tuple(past))
 
 
 def _run(model: Any, probe: Inputs) -> list[Tensor]:
@@ -282,3 +285,109 @@ def _inputs(ids: Tensor, mask: Tensor, past: tuple[Tensor, ...]) -> Inputs:
 def _cached_tensors(cache: Any) -> tuple[Tensor, ...]:
     """Return the keys and values of each layer in turn."""
     return tuple(tensor for layer in cache.layers for tensor in (layer.keys, layer.values))
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model that is shared.
+
+    Attributes:
+        name: the model's, for the card.
+        model: the model.
+        tokenizer: its tokenizer, if it has one.
+        auto_class: the class of transformers that loads it, such as "AutoModelForCausalLM".
+        is_graph: whether it is shared as an ONNX graph, and not as a folder for transformers.
+        license: the Hub's name of a licence, if it has one.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    auto_class: str
+    is_graph: bool = False
+    license: str | None = None
+
+    @property
+    def task(self) -> str | None:
+        """The Hub's name of the model's task."""
+        return TASKS.get(self.auto_class)
+
+
+def export_card(folder: Path, results: list[Path]) -> Callable[[Exported], str]:
+    """Return the writer of the card of the model in a folder: the laboratory's if it is installed, else the plain one.
+
+    Args:
+        folder: of the model.
+        results: results files of the laboratory, which the card is to show.
+
+    Raises:
+        ValueError: results are named, and the laboratory is not installed, or they are not valid.
+    """
+    for entry in entry_points(group=CARDS):
+        text: Callable[[Exported], str] = entry.load()(folder, results).text
+        return text
+    if results:
+        raise ValueError("--results needs the package diff-transformer-lab, which reads results files.")
+    return plain_card
+
+
+def plain_card(exported: Exported) -> str:
+    """Write a card that says how to load the model, repeats its configuration, and claims nothing else."""
+    config = exported.model.config
+    front = ModelCardData(
+        license=exported.license,
+        library_name="onnx" if exported.is_graph else "transformers",
+        pipeline_tag=exported.task if exported.tokenizer is not None else None,
+        tags=["diff-transformer", "arxiv:2410.05258", *(["onnx"] if exported.is_graph else [])],
+    )
+    kind = "language model" if exported.task == "text-generation" else "Transformer"
+    parameters = sum(parameter.numel() for parameter in exported.model.parameters())
+    return f"""---
+{front.to_yaml()}
+---
+
+# {exported.name}
+
+A {kind} {ATTENTION_TYPES[config.attention_type].summary}
+
+## Load it
+
+{_loading(exported)}
+## What it is
+
+|  |  |
+| --- | --- |
+| attention | {config.attention_type} |
+| parameters | {parameters:,} |
+| layers | {config.num_hidden_layers} of width {config.hidden_size} |
+| heads | {config.num_attention_heads} of width {config.head_dim} (as the Transformer counts them) |
+| context | {config.max_position_embeddings:,} tokens |
+
+How it was trained is not recorded, and nothing is claimed about how good it is.
+"""
+
+
+def _loading(exported: Exported) -> str:
+    if exported.is_graph:
+        return f"""```python
+import onnxruntime
+
+session = onnxruntime.InferenceSession("{exported.name}/model.onnx")
+print([slot.name for slot in session.get_inputs()], [slot.name for slot in session.get_outputs()])
+```
+"""
+    auto = exported.auto_class
+    names = auto if exported.tokenizer is None else f"{auto}, AutoTokenizer"
+    tokenizer = "" if exported.tokenizer is None else f'\ntokenizer = AutoTokenizer.from_pretrained("{exported.name}")'
+    return f"""It needs the Python package diff-transformer, {__version__} or later: {INSTALL}.
+
+```python
+import diff_transformer  # which makes transformers know the model
+from transformers import {names}
+
+model = {auto}.from_pretrained("{exported.name}"){tokenizer}
+```
+
+Without that import, `trust_remote_code=True` loads it: the folder's two code files import the package.
+
+"""

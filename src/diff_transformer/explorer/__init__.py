@@ -4,10 +4,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from diff_transformer._version import CHECKOUT
-from diff_transformer.explorer.explored_model import ExploredModel, LambdaSettings
+from diff_transformer.explorer.explored_model import (
+    ExploredModel,
+    LambdaSettings,
+    TokenizerVocabulary,
+    Vocabulary,
+    WordVocabulary,
+)
 from diff_transformer.explorer.explorer import Example, Explorer, Side
 from diff_transformer.explorer.trace import Answer
-from diff_transformer.explorer.vocabulary import TokenizerVocabulary, Vocabulary, WordVocabulary
 
 if TYPE_CHECKING:
     from diff_transformer.explorer.widget import ExplorerWidget

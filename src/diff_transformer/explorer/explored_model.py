@@ -1,4 +1,4 @@
-"""Runs a causal language model over a text with any λ and leaves a trace, whichever model it is.
+"""Runs a causal language model over a text with any λ and leaves a trace, whichever model it is; and reads its text.
 
 Ours can run with another λ. transformers' DiffLlama is converted to ours first, so that it can, too. Any other causal
 language model of transformers gives the attention weights that it returns.
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from diff_transformer.convert import as_our_model
 from diff_transformer.explorer.trace import Maps, RecomputedMaps, ReturnedMaps, Trace
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import attention_implementation
-from diff_transformer.utils.suggestions import quoted
+from diff_transformer.utils.suggestions import did_you_mean, quoted
+from diff_transformer.utils.token_texts import TokenNames
 
 LARGEST_LAMBDA = 10.0  # of either sign; learned ones lie near 0 … 1
 MOST_TOKENS = 2048
@@ -65,15 +66,6 @@ class LambdaSettings:
                 f"numbers of at most {LARGEST_LAMBDA:g} in size; got {quoted(raw)}."
             )
         return cls(factor, layers, heads)
-
-    def check(self, layers: int, heads: int) -> None:
-        """Refuse layers and heads that a model with so many does not have."""
-        for layer, head in [*((layer, 1) for layer in self.layers), *self.heads]:
-            if not (1 <= layer <= layers and 1 <= head <= heads):
-                raise ValueError(
-                    f"λ is set for head {head} of layer {layer}, but the model has layers 1 … {layers} with heads "
-                    f"1 … {heads}."
-                )
 
     def of_layer(self, layer: int, heads: int) -> list[float | None]:
         """Return λ of each head of a layer, counted from 1; None for the learned one times the factor."""
@@ -179,7 +171,12 @@ class ExploredModel:
         self.check_tokens(tokens)
         if settings and not self.subtracts:
             raise ValueError(f"{self.name} subtracts nothing, so it has no λ to set.")
-        settings.check(self.layers, self.heads)
+        for layer, head in [*((layer, 1) for layer in settings.layers), *settings.heads]:
+            if not (1 <= layer <= self.layers and 1 <= head <= self.heads):
+                raise ValueError(
+                    f"λ is set for head {head} of layer {layer}, but the model has layers 1 … {self.layers} with heads "
+                    f"1 … {self.heads}."
+                )
 
     @torch.no_grad()
     def trace(self, tokens: Sequence[int], settings: LambdaSettings = LEARNED) -> Trace:
@@ -259,3 +256,95 @@ def _trace_of(tokens: Tensor, logits: Iterable[Tensor], lambdas: Tensor | None, 
         losses.append(-known.gather(1, answers.unsqueeze(1)).squeeze(1))
         following = known[-1]
     return Trace(tuple(tokens.tolist()), following.cpu(), torch.cat(losses)[:-1].cpu(), lambdas, maps)
+
+
+class TokenizerVocabulary:
+    """A tokenizer of transformers."""
+
+    between = ""  # of the pieces of a text, which are the tokens' own
+    note = ""  # a hint on how to write a text
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._names = TokenNames(tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text. Raises ValueError, with a sentence, for one that has none."""
+        _check_text(text)
+        return list(self.tokenizer(text)["input_ids"])
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text that each token adds."""
+        names = self._names.of(tokens)
+        return [name or self._own(token) for name, token in zip(names, tokens, strict=True)]
+
+    def piece_after(self, tokens: Sequence[int], token: int) -> str:
+        """Return the text that a token adds to others."""
+        return self._names.after(tokens, token) or self._own(token)
+
+    def _own(self, token: int) -> str:
+        """Return the vocabulary's name of a token that adds nothing."""
+        return str(self.tokenizer.convert_ids_to_tokens(token))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        if not tokens:
+            return ""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    @property
+    def words(self) -> dict[str, int]:
+        """The tokens by their names."""
+        return dict(self.tokenizer.get_vocab())
+
+
+class WordVocabulary:
+    """Words with white space between them, one for each token, for a model without a tokenizer.
+
+    Args:
+        words: the word of each token, all different and without white space.
+        note: a hint on how to write such a text.
+    """
+
+    between = " "
+
+    def __init__(self, words: Sequence[str], note: str = "") -> None:
+        self.words, self.note = tuple(words), note
+        self._tokens = {word: token for token, word in enumerate(self.words)}
+
+    def encode(self, text: str) -> list[int]:
+        _check_text(text)
+        words = text.split()
+        for word in words:
+            if word not in self._tokens:
+                hint = did_you_mean(word[:40], self.words)
+                raise ValueError(
+                    f"The model has no token {quoted(word)}: it reads words of {self.words[0]!r} … {self.words[-1]!r}, "
+                    f"{len(self.words)} in all, with spaces between them{hint}"
+                )
+        return [self._tokens[word] for word in words]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return " ".join(self.pieces(tokens))
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        return [self.words[token] for token in tokens]
+
+    def piece_after(self, tokens: Sequence[int], token: int) -> str:
+        # The output layer may have more rows than the task has tokens.
+        return self.words[token] if token < len(self.words) else f"#{token}"
+
+
+Vocabulary: TypeAlias = TokenizerVocabulary | WordVocabulary
+
+
+def _check_text(text: object) -> None:
+    """Refuse a value that is no text, and text that is no Unicode, each with a sentence."""
+    if not isinstance(text, str):
+        raise ValueError(f"text must be a string, got {type(text).__name__}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"The text has half of a surrogate pair at character {error.start + 1}, which is no Unicode."
+        ) from None

@@ -12,9 +12,14 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from diff_transformer.explorer.explored_model import LEARNED, ExploredModel, LambdaSettings, replaced_lambdas
+from diff_transformer.explorer.explored_model import (
+    LEARNED,
+    ExploredModel,
+    LambdaSettings,
+    Vocabulary,
+    replaced_lambdas,
+)
 from diff_transformer.explorer.trace import Answer, Trace, answer_shares, encode_maps, head_numbers
-from diff_transformer.explorer.vocabulary import Vocabulary
 from diff_transformer.utils.suggestions import quoted
 
 SHOWN_TOKENS = 10  # of a distribution

@@ -17,8 +17,8 @@ from starlette.routing import Route
 
 from diff_transformer.explorer.explorer import Explorer
 from diff_transformer.explorer.page import page_html
-from diff_transformer.utils.bound_socket import root_url
 from diff_transformer.utils.files import parse_json
+from diff_transformer.utils.servers import root_url
 
 LARGEST_QUESTION = 2_000_000  # bytes
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -38,7 +38,7 @@ def make_app(
     Args:
         explorers: the explorer by the name in the address of its page. Each page links to the others.
         token: the beginning of the address; any other address is answered as one that does not exist.
-        thread: the one thread that computes (`diff_transformer.utils.short_lived_threads` says why).
+        thread: the one thread that computes (`diff_transformer.utils.servers` says why).
         hosts: names that the browser may call this server by; None for any. A page of somebody else, whose name is
             made to lead here, uses its own.
     """

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from diff_transformer.model.masks import autocast_dtype
+from diff_transformer.ops.attention_request import autocast_dtype
 from diff_transformer.ops.functional import without_autocast
 
 IGNORED = -100  # the label of what is not to be predicted, unless the caller names another

@@ -7,7 +7,7 @@ import math
 import os
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig, PreTrainedConfig
@@ -21,9 +21,6 @@ from diff_transformer.nn.dex import check_chosen_heads
 from diff_transformer.nn.layers import constant_lambda, feed_forward_class
 from diff_transformer.ops import lambda_init_schedule
 from diff_transformer.utils.suggestions import quoted
-
-if TYPE_CHECKING:
-    from transformers import Cache
 
 
 class CacheView:
@@ -103,34 +100,6 @@ def viewed_config(config: Any) -> Any:
     return config._viewed if isinstance(config, CacheView) else config
 
 
-def pair_cached_heads(cache: "Cache | None", config: "DiffTransformerConfig") -> None:
-    """Put the heads of a cache that was filled by a Transformer's sizes in pairs, as the layers of "diff" hold them.
-
-    Keys and values (B, A_kv, S, d) become (B, A_kv / 2, S, 2d), two heads side by side, as the projections make them:
-    in place. Any other cache is left alone.
-    """
-    if not config.spec.pairs_heads:
-        return
-    for layer in getattr(cache, "layers", ()):
-        keys = getattr(layer, "keys", None)
-        if keys is not None and keys.shape[-1] == config.head_dim:
-            for name in ("keys", "values"):
-                heads = getattr(layer, name).unflatten(1, (-1, 2))  # (B, A_kv / 2, 2, S, d)
-                setattr(layer, name, heads.transpose(2, 3).flatten(3))
-
-
-# Far above any model there is. Beyond, building the model would not end, or its sizes would overflow.
-LARGEST = {
-    "vocab_size": 1 << 27,
-    "hidden_size": 1 << 20,
-    "intermediate_size": 1 << 22,
-    "num_hidden_layers": 1024,
-    "num_attention_heads": 1 << 16,
-    "head_dim": 1 << 16,
-    "max_position_embeddings": 1 << 40,
-}
-
-
 @strict
 class DiffTransformerConfig(PreTrainedConfig):
     """Sizes of a DIFF Transformer, its second version, or the parameter-matched Transformer.
@@ -156,8 +125,7 @@ class DiffTransformerConfig(PreTrainedConfig):
             "dex" has none.
         dex_heads: for "dex", the corrected heads of each layer, ascending from 0; all of every layer unless given.
         dex_lambda_start: for "dex", λ_learn at the start; λ_init unless given.
-        hidden_size, intermediate_size, num_hidden_layers, vocab_size, max_position_embeddings: sizes; the largest that
-            are allowed, generously, are in ``LARGEST``.
+        hidden_size, intermediate_size, num_hidden_layers, vocab_size, max_position_embeddings: sizes.
         rope_parameters: transformers' rotary settings, e.g. {"rope_type": "default", "rope_theta": 10000.0}.
         hidden_act: the feed-forward network's activation, "silu" (SwiGLU) or "poly_norm" (Motif's models).
         rms_norm_eps: eps of every norm, those inside attention included unless they have their own.
@@ -274,11 +242,7 @@ class DiffTransformerConfig(PreTrainedConfig):
     @property
     def base_model_tp_plan(self) -> dict[str, str]:
         """transformers' plan of tensor parallelism, as the attention type needs it."""
-        options = {"qk_norm": self.qk_norm, "output_gate": self.output_gate}
-        # PolyNorm's means are over all channels of the feed-forward network, of which a rank would have a part.
-        options["splits_feed_forward"] = self.hidden_act != "poly_norm"
-        plan = tensor_parallel_plan(self.spec.styles_of(self), self.has_headwise_norm, **options)
-        return plan | self.__dict__.get("base_model_tp_plan", {})
+        return tensor_parallel_plan(self) | self.__dict__.get("base_model_tp_plan", {})
 
     @base_model_tp_plan.setter
     def base_model_tp_plan(self, plan: dict[str, str]) -> None:
@@ -321,12 +285,11 @@ class DiffTransformerConfig(PreTrainedConfig):
         Raises:
             ValueError: see the class.
         """
-        for name, largest in LARGEST.items():
+        counts = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
+        for name in (*counts, "head_dim", "max_position_embeddings"):
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise ValueError(f"{name} must be 1 or more, got {size}.")
-            if size is not None and size > largest:
-                raise ValueError(f"{name} must be at most {largest:,}, got {quoted(size, 30)}.")
         for name in ("rms_norm_eps", "attention_norm_eps"):
             eps = getattr(self, name)
             if eps is not None and not 0 <= eps < math.inf:
@@ -372,10 +335,6 @@ class DiffTransformerConfig(PreTrainedConfig):
             raise ValueError(f"rope_type must be one of {', '.join(map(repr, allowed))}, got {rope_type!r}.")
         if head_dim(self) % 2:
             raise ValueError(f"head_dim must be even for the rotary embedding, got {head_dim(self)}.")
-
-        self._check_windows()
-
-    def _check_windows(self) -> None:
         window, types = self.sliding_window, getattr(self, "layer_types", None)
         if window is not None and window < 2:  # transformers' caches keep window − 1 tokens
             raise ValueError(f"sliding_window must be 2 or more, or None for no window, got {window}.")

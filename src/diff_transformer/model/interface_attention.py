@@ -1,4 +1,5 @@
-"""Makes attention layers as transformers calls them, with one call through its attention interface for each layer.
+"""Makes attention layers as transformers calls them, with one call through its attention interface for each layer,
+and their masks.
 
 The cache holds H_kv heads of keys [k1; k2] and values, both 2d wide (DIFF), so any cache or server that holds Llama's
 holds ours. Our own implementations receive the queries as they are; for every other one a zero stands beside each query
@@ -18,16 +19,22 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.cache_utils import Cache
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    find_packed_sequence_indices,
+    packed_sequence_mask_function,
+    sdpa_mask,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward as llama_attention_forward
 
 from diff_transformer.attention_types import ATTENTION_OPTIONS, ATTENTION_TYPES
 from diff_transformer.model.configuration import DiffTransformerConfig
-from diff_transformer.model.masks import attend_by_document, operator_mask
+from diff_transformer.model.documents import attend_by_document
 from diff_transformer.nn import Attention
 from diff_transformer.ops import diff_attention_maps
+from diff_transformer.ops.attention_request import check_dense, is_block_mask, is_floating
 from diff_transformer.ops.backends import BACKENDS
-from diff_transformer.ops.visibility import is_block_mask
 
 # "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
 OPERATOR_IMPLEMENTATION = "diff_attention"
@@ -309,6 +316,62 @@ def operator_attention_forward(
     if maps is not None:
         maps.append(AttentionMaps(None, None, first) if lam is None else AttentionMaps(first, second, difference))
     return out, repeated_for_channels(difference, value, query.shape[-1])
+
+
+def operator_mask(**arguments: Any) -> Tensor | None:
+    """Make transformers' boolean mask (B, 1, N, S), or None if our operator hides all of it by itself.
+
+    For tokens that begin a sequence it hides the future and all that a sliding window leaves behind: no mask of N × N.
+    """
+    offset = arguments.get("q_offset")  # a tensor, not to be read while it is traced, where a cache is static
+    begins = isinstance(offset, int) and offset == 0 and arguments["q_length"] == arguments["kv_length"]
+    causal = arguments.get("allow_is_causal_skip", False)  # a window in both directions is not the operator's
+    # Any model of transformers may be set to our implementation.
+    spec = ATTENTION_TYPES.get(getattr(arguments["config"], "attention_type", ""))
+    if begins and causal and spec is not None and spec.differential:
+        arguments = {**arguments, "local_size": None}
+    return sdpa_mask(**arguments)
+
+
+def check_mask_kind(attention_mask: Any) -> None:
+    """Refuse a caller's mask, or masks by name, of a kind that nobody reads.
+
+    Raises:
+        TypeError: a tensor that does not hold its own numbers.
+        ValueError: four axes of integers or float8.
+    """
+    if isinstance(attention_mask, dict):
+        for mask in attention_mask.values():
+            check_mask_kind(mask)
+    if isinstance(attention_mask, Tensor):
+        check_dense("attention_mask", attention_mask)
+        if attention_mask.dim() == 4 and attention_mask.dtype != torch.bool and not is_floating(attention_mask):
+            raise ValueError(
+                "attention_mask of four axes must be boolean, or added to the scores and floating of 16 bits or more, "
+                f"got {attention_mask.dtype}."
+            )
+
+
+def encoder_mask(
+    config: DiffTransformerConfig, inputs_embeds: Tensor, attention_mask: Any, position_ids: Tensor | None
+) -> Any:
+    """Make every layer's mask in the form that the attention implementation takes, or None if nothing is hidden.
+
+    Padding, on either side, is hidden. Without a mask of tokens, positions that begin anew in a row begin another
+    document, which sees itself alone; transformers reads that off the positions of causal models only.
+
+    ``inputs_embeds`` is (B, N, D). ``attention_mask`` is (B, N), 0 at padding; or (B, 1, N, N) and BlockMasks, which
+    stay as they are; or None. ``position_ids`` is (B, N) or (1, N), or None.
+    """
+    documents = None
+    if attention_mask is None and position_ids is not None:
+        documents = find_packed_sequence_indices(position_ids.expand(inputs_embeds.shape[0], -1))
+    return create_bidirectional_mask(
+        config=config,
+        inputs_embeds=inputs_embeds,
+        attention_mask=attention_mask,
+        and_mask_function=None if documents is None else packed_sequence_mask_function(documents),
+    )
 
 
 def register_attention() -> None:

@@ -21,16 +21,18 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from diff_transformer.model.chunked_loss import chunked_cross_entropy
-from diff_transformer.model.configuration import DiffTransformerConfig, pair_cached_heads, viewed_config
+from diff_transformer.model.configuration import DiffTransformerConfig, viewed_config
+from diff_transformer.model.documents import check_cu_seqlens, document_positions
 from diff_transformer.model.interface_attention import (
     OPERATOR_IMPLEMENTATION,
     OPERATOR_IMPLEMENTATIONS,
     InterfaceAttention,
     attends_by_document,
     attention_implementation,
+    check_mask_kind,
+    encoder_mask,
     interface_class,
 )
-from diff_transformer.model.masks import check_cu_seqlens, check_mask_kind, document_positions, encoder_mask
 from diff_transformer.model.parallel_plan import check_ranks, float32_units
 from diff_transformer.nn import (
     AnnealedLambda,
@@ -213,7 +215,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             past_key_values: a cache of transformers'; an encoder (``is_causal`` False) has none.
             use_cache: whether to return one.
             kwargs: ``cu_seq_lens_q`` and its companions, for documents packed into one row (B = 1): see
-                :mod:`diff_transformer.model.masks`. With our own implementations no mask or cache is made.
+                :mod:`diff_transformer.model.documents`. With our own implementations no mask or cache is made.
 
         Raises:
             ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; documents that do not fit the rest; a
@@ -229,20 +231,20 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                 "an encoder (is_causal False) sees all tokens at once and takes no past_key_values, got a "
                 f"{type(past_key_values).__name__}."
             )
-        pair_cached_heads(past_key_values, self.config)
         # Fewer layers than there are where generate lets the first ones speculate ("assistant_early_exit").
         layers = self.layers[: self.config.num_hidden_layers]
         layer_types = [self.config.layer_type(i) for i in range(len(layers))]
-        cu_seqlens = None
-        if attends_by_document(self.config):  # and needs no mask
+        cu_seqlens, ends = None, kwargs.get("cu_seq_lens_q")
+        has_documents = ends is not None or kwargs.get("cu_seq_lens_k") is not None
+        if has_documents and attends_by_document(self.config):  # and needs no mask
             cu_seqlens = check_cu_seqlens(inputs_embeds, attention_mask, past_key_values, **kwargs)
         # A mask of tokens may be wider than they are, as Llama's: a cache, even an empty one, tells which are there.
         # Where there is no mask, documents packed into a row are read from the positions, unless there is a cache.
         past_of_caller = past_key_values
         if use_cache and past_key_values is None and cu_seqlens is None and self.config.is_causal:
             past_key_values = DynamicCache(config=self.config)
-        if position_ids is None and past_of_caller is None:
-            position_ids = document_positions(kwargs.get("cu_seq_lens_q"), inputs_embeds.shape[1])
+        if position_ids is None and past_of_caller is None and ends is not None:
+            position_ids = document_positions(ends, inputs_embeds.shape[1])
         if isinstance(attention_mask, dict):
             masks = attention_mask
         elif cu_seqlens is not None:

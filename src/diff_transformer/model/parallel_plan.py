@@ -7,7 +7,6 @@ the parts. transformers' own style for that, "replicated_with_grad_allreduce", s
 the second of two backward passes would sum the first one's gradient again.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed
@@ -24,28 +23,18 @@ except ModuleNotFoundError:  # where earlier releases of transformers 5 have it
     from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
 
 
-def tensor_parallel_plan(
-    styles: Mapping[str, str],
-    headwise_norm: bool,
-    *,
-    qk_norm: bool = False,
-    output_gate: bool = False,
-    splits_feed_forward: bool = True,
-) -> dict[str, str]:
-    """Return the style of each module of the base model: the attention type's own, and Llama's for common modules.
-
-    Without ``splits_feed_forward`` each rank computes the whole feed-forward network.
-    """
-    more = {"head_norm": SHARED_PARAMETERS} if headwise_norm else {}
-    if qk_norm:
-        more |= {"q_norm": SHARED_PARAMETERS, "k_norm": SHARED_PARAMETERS}
-    if output_gate:
-        more["gate_proj"] = "colwise"
-    ours = {f"layers.*.self_attn.{name}": style for name, style in {**styles, **more}.items()}
-    llama = LlamaConfig.base_model_tp_plan
-    if not splits_feed_forward:
+def tensor_parallel_plan(config: Any) -> dict[str, str]:
+    """Return the style of each module of the base model: the attention type's own, and Llama's for common modules."""
+    ours, llama = config.spec.styles_of(config), LlamaConfig.base_model_tp_plan
+    if config.has_headwise_norm:
+        ours["head_norm"] = SHARED_PARAMETERS
+    if config.qk_norm:
+        ours |= {"q_norm": SHARED_PARAMETERS, "k_norm": SHARED_PARAMETERS}
+    if config.output_gate:
+        ours["gate_proj"] = "colwise"
+    if config.hidden_act == "poly_norm":  # whose means are over all channels, of which a rank would have a part
         llama = {name: style for name, style in llama.items() if ".mlp." not in name}
-    return llama | ours
+    return llama | {f"layers.*.self_attn.{name}": style for name, style in ours.items()}
 
 
 def check_ranks(ranks: int, config: PreTrainedConfig) -> None:

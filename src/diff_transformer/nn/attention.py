@@ -44,8 +44,8 @@ class Attention(nn.Module):
     Args:
         headwise_norm: True adds RMSNorm over each head's own d channels before the output projection. Without a λ_init
             (nothing is subtracted, or there is none to a layer) its factor 1 − λ_init is 1.
-        num_noise_heads: G, into how many groups the A query heads fall, each of which has one noise map; only for a
-            subclass with groups (``has_groups``).
+        num_noise_heads: G, into how many groups the A query heads fall, each of which has one noise map; only for
+            :class:`GroupedDiffAttention`.
 
     Examples:
         >>> issubclass(SoftmaxAttention, Attention) and issubclass(DiffAttention, Attention)
@@ -53,7 +53,6 @@ class Attention(nn.Module):
     """
 
     pairs_kv_heads = False  # whether two key/value heads of the Transformer make one differential head
-    has_groups = False  # whether the query heads fall into groups that share a noise map each
     queries_per_head = 1  # heads of W_Q to a head of the Transformer
     # r, how many signal heads share the map that is subtracted from theirs. Where something is subtracted, W_Q's heads
     # come in stripes of r + 1: the queries of r signal heads, and behind them that of their noise map.
@@ -77,11 +76,6 @@ class Attention(nn.Module):
         context_size: int | None = None,
     ) -> None:
         super().__init__()
-        if num_noise_heads is not None and not self.has_groups:
-            raise ValueError(
-                f"{type(self).__name__}: num_noise_heads is for attention with groups (GroupedDiffAttention) and must "
-                f"be left out here, got {num_noise_heads!r}."
-            )
         kv_heads = default_key_heads(num_attention_heads, num_key_value_heads, num_noise_heads)
         sizes = hidden_size, num_attention_heads, kv_heads, head_dim
         check_heads(type(self).__name__, *sizes, self.pairs_kv_heads, num_noise_heads)
@@ -124,16 +118,6 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Project (B, N, D) to queries (B, N, heads of W_Q, d), and keys and values as cached, (B, heads, N, width)."""
         return self._queries(hidden_states, position_embeddings), *self._cached(hidden_states, position_embeddings)
-
-    def _check_context(self, hidden_states: Tensor, keys: Tensor, values: Tensor) -> None:
-        fit = keys.dim() == 4 and keys.shape == values.shape
-        expected = len(hidden_states), self.cached_heads, self.cache_width
-        if not fit or (keys.shape[0], keys.shape[1], keys.shape[3]) != expected:
-            raise ValueError(
-                f"context must be of the batch {len(hidden_states)}, or the keys and values that project_context makes "
-                f"of it, ({len(hidden_states)}, {self.cached_heads}, S, {self.cache_width}) each, got "
-                f"{tuple(keys.shape)} and {tuple(values.shape)}."
-            )
 
     def project_context(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Project another sequence (B, S, ``context_size``) to keys and values, (B, heads, S, width) each.
@@ -202,7 +186,13 @@ class Attention(nn.Module):
                 )
             queries = self._queries(hidden_states, None)
             keys, values = self.project_context(context) if isinstance(context, Tensor) else context
-            self._check_context(hidden_states, keys, values)
+            batch, *sizes = len(hidden_states), self.cached_heads, self.cache_width
+            fit = keys.dim() == 4 and keys.shape == values.shape
+            if not fit or [len(keys), keys.shape[1], keys.shape[3]] != [batch, *sizes]:
+                raise ValueError(
+                    f"context must be of the batch {batch}, or the keys and values that project_context makes of it, "
+                    f"({batch}, {sizes[0]}, S, {sizes[1]}) each, got {tuple(keys.shape)} and {tuple(values.shape)}."
+                )
         elif self.context_size != self.hidden_size:
             raise ValueError(
                 f"this layer attends to another sequence, of width {self.context_size} where hidden_size is "
@@ -320,8 +310,6 @@ def check_heads(
 ) -> None:
     """Refuse sizes that do not fit each other, before any parameter is made; with ``noise_heads`` those of groups."""
     if noise_heads is not None:
-        if not isinstance(noise_heads, int) or isinstance(noise_heads, bool):
-            raise TypeError(f"{owner}: num_noise_heads must be an int, got {noise_heads!r}.")
         if noise_heads < 1 or heads < 2 * noise_heads or heads % noise_heads:
             raise ValueError(
                 f"{owner}: num_attention_heads must be (r + 1) · num_noise_heads, r signal heads and one noise head to "

@@ -160,7 +160,6 @@ class GroupedDiffAttention(DifferentialAttention):
     """
 
     pairs_kv_heads = True
-    has_groups = True
 
     def __init__(
         self,

@@ -1,17 +1,28 @@
 """Defines the request that every backend answers, and functions that several backends need.
 
 Operators registered with torch take the request's fields one by one, under the names in :data:`REQUEST_SCHEMA`.
+
+Causality is aligned to the end of the keys: query i of N stands at position i + S − N among S keys.
+
+A NaN or an infinity in keys and values is confined to the queries that see it. A weight of 0 does not hide it, since
+0 · NaN is NaN, in the output as in the gradients. So a backend computes with zeros in place of such rows, and a NaN is
+added to the outputs of the queries that see one of them. The C++ kernel of the CPU follows the same rule by itself, as
+do those of Triton.
 """
 
 import functools
 import importlib.util
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from diff_transformer.ops.visibility import key_ranges, position_mask
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 # Of every operator; exported programs hold these names.
 REQUEST_SCHEMA = (
@@ -85,14 +96,6 @@ class Request(NamedTuple):
             self.q.requires_grad or self.k.requires_grad or self.v.requires_grad or self.lam.requires_grad
         )
 
-    def first_queries(self) -> Tensor:
-        """Return the signal heads' queries, (B, H, N, d); a view if each has a noise map of its own."""
-        return self.q[:, :, 0] if self.ratio == 1 else self.q[:, :, :-1].flatten(1, 2)
-
-    def second_queries(self) -> Tensor:
-        """Return the noise maps' queries, (B, G, N, d), a view."""
-        return self.q[:, :, -1]
-
     def ungrouped(self) -> "Request":
         """Return the same request with a noise map for each signal head: q (B, H, 2, N, d)."""
         if self.ratio == 1:
@@ -101,7 +104,7 @@ class Request(NamedTuple):
         return self._replace(q=torch.stack((signal, noise.expand_as(signal)), dim=3).flatten(1, 2))
 
     def key_ranges(self) -> tuple[Tensor, Tensor]:
-        """Return the keys that position leaves to each query, as :func:`diff_transformer.ops.visibility.key_ranges`."""
+        """Return the keys that position leaves to each query, as :func:`key_ranges` does."""
         return key_ranges(self.n, self.s, self.is_causal, self.window, self.segment_bounds, self.q.device)
 
     def position_mask(self) -> Tensor | None:
@@ -160,6 +163,12 @@ def has_autocast(device: str) -> bool:
     return device in ("cpu", "cuda") or torch.amp.is_autocast_available(device)
 
 
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """Return the dtype that autocast casts to on a type of device; None if it is off."""
+    on = has_autocast(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if on else None
+
+
 def reason_against_dtype(dtype: torch.dtype) -> str | None:
     """Return why the fused kernels do not take tensors of this dtype, or None."""
     return None if dtype in FUSED_DTYPES else f"it computes float32, bfloat16 and float16, got {dtype}"
@@ -209,3 +218,131 @@ def refuse_second_order(backend: str, backward: Any) -> None:
         )
 
     torch.library.register_autograd(backward, refuse)
+
+
+def is_block_mask(mask: object) -> "TypeGuard[BlockMask]":
+    """Return whether a mask is one of FlexAttention's. Its module is imported for neither a tensor nor None."""
+    if mask is None or isinstance(mask, Tensor):
+        return False
+    from torch.nn.attention.flex_attention import BlockMask
+
+    return isinstance(mask, BlockMask)
+
+
+def segment_bounds_from(cu_seqlens: Tensor, n: int) -> Tensor:
+    """Return the first key of each query's document and the one past its last, (2, N) int32.
+
+    ``cu_seqlens`` cuts positions 0 … N − 1: whatever its values, the bounds stay between 0 and N.
+    """
+    ends = cu_seqlens.clamp(0, n).to(torch.int32)
+    ends = torch.cat((ends.new_zeros(1), ends, ends.new_full((1,), n)))
+    tokens = torch.arange(n, device=ends.device, dtype=torch.int32)
+    following = torch.searchsorted(ends, tokens, right=True, out_int32=True)
+    return torch.stack((ends[following - 1], ends[following]))
+
+
+def key_ranges(
+    n: int, s: int, is_causal: bool, window: int | None, segment_bounds: Tensor | None, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the first key that position leaves to each query and the one past the last, (N,) int64 each, from 0 to S.
+
+    A query sees nothing if the second is not above the first. ``segment_bounds`` is (2, N), as
+    :func:`segment_bounds_from` gives it.
+    """
+    positions = torch.arange(s - n, s, device=device)
+    begin = torch.zeros_like(positions) if window is None else (positions - window + 1).clamp(min=0)
+    end = (positions + 1).clamp(min=0) if is_causal else torch.full_like(positions, s)
+    if segment_bounds is not None:
+        begin, end = torch.maximum(begin, segment_bounds[0]), torch.minimum(end, segment_bounds[1])
+    return begin, end
+
+
+def position_mask(
+    n: int, s: int, is_causal: bool, window: int | None, segment_bounds: Tensor | None, device: torch.device
+) -> Tensor | None:
+    """Return the (N, S) boolean mask of causality, window and documents, or None if they hide nothing."""
+    causality_hides = is_causal and n > 1  # a single query is the last, and sees all keys
+    if not causality_hides and window is None and segment_bounds is None:
+        return None
+    begin, end = key_ranges(n, s, is_causal, window, segment_bounds, device)
+    keys = torch.arange(s, device=device)
+    return (begin.unsqueeze(1) <= keys) & (keys < end.unsqueeze(1))
+
+
+def isolate_nonfinite(attend: Callable[..., Tensor], *, drops_nan: bool = False) -> Callable[..., Tensor]:
+    """Wrap ``attend(request, …)`` so that nothing hidden reaches its output or its gradients.
+
+    A BlockMask is left to ``attend`` itself, because it cannot be read without making it as large as N · S. One that
+    ``drops_nan`` gives 0 for a query all of whose scores are NaN, so keys and values are checked for it in any case.
+    """
+
+    @functools.wraps(attend)
+    def attend_isolated(request: Request, *more: Any) -> Tensor:
+        addend = None
+        if request.attn_mask is None or isinstance(request.attn_mask, Tensor):
+            request, addend = confine(request, always=drops_nan)
+        out = attend(request, *more)
+        return out if addend is None else out + addend.to(out.dtype)
+
+    return attend_isolated
+
+
+def confine(request: Request, always: bool = False) -> tuple[Request, Tensor | None]:
+    """Return the request with zeros in place of keys and values that are not finite, and an addend of its output.
+
+    The addend, (B, H, N, 1), is NaN for the queries that see such a row and 0 for the others. It is None if nothing is
+    hidden (unless ``always``), or if a look at the values shows that all are finite.
+    """
+    hides_by_position = request.window is not None or (request.is_causal and request.n > 1)
+    if not (always or hides_by_position or request.attn_mask is not None or request.segment_bounds is not None):
+        return request, None
+    (k, v), nonfinite = zero_nonfinite_rows(request.k, request.v)
+    if nonfinite is None:
+        return request, None
+    seen = queries_with_visible_keys(nonfinite, request)
+    addend = torch.zeros_like(seen, dtype=request.q.dtype).masked_fill(seen, math.nan).unsqueeze(-1)
+    return request._replace(k=k, v=v), addend
+
+
+def zero_nonfinite_rows(k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+    """Zero keys and values of tokens at which one of them is not finite; return these tokens, (B, H_kv, S), too.
+
+    They are None if a look at the values shows that there are none. The rows are always replaced away from the CPU, as
+    looking would wait for the device, and in a call that is traced or transformed.
+    """
+    if k.device.type == "cpu" and is_eager(k, v):
+        # No finite number makes up for a NaN or an infinity in a sum. One that overflows is looked into below.
+        sums = (x.detach().sum(dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v))
+        if math.isfinite(sum(float(each) for each in sums)):
+            return (k, v), None
+    with torch.no_grad():
+        largest_k, largest_v = (torch.linalg.vector_norm(x.detach(), math.inf, dim=-1) for x in (k, v))  # NaN stays NaN
+        nonfinite = ~largest_k.isfinite().all(2) | ~largest_v.isfinite()
+    in_k, in_v = nonfinite.unsqueeze(2).unsqueeze(-1), nonfinite.unsqueeze(-1)
+    if is_eager(k, v):  # the copies keep the strides: a matrix product of another layout may round otherwise
+        return (k.clone().masked_fill_(in_k, 0.0), v.clone().masked_fill_(in_v, 0.0)), nonfinite
+    return (k.masked_fill(in_k, 0.0), v.masked_fill(in_v, 0.0)), nonfinite
+
+
+def queries_with_visible_keys(keys: Tensor, request: Request) -> Tensor:
+    """Return which queries see one of the marked ``keys`` (B, H_kv, S): (B, H, N), boolean."""
+    heads_per_key, dtype, attn_mask = request.heads_per_key, request.q.dtype, request.attn_mask
+    visible = attn_mask
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        visible = attn_mask != -math.inf
+    if visible is not None and visible.shape[2] > 1:
+        allowed = request.position_mask()
+        visible = visible if allowed is None else visible & allowed
+        visible, marks = visible.expand(-1, -1, -1, request.s).to(dtype), keys.to(dtype)
+        if visible.shape[1] == 1:  # all heads at once: (B, N, S) · (B, S, H_kv), and nothing that is larger
+            counts = (visible[:, 0] @ marks.mT).mT.repeat_interleave(heads_per_key, dim=1)
+        else:
+            counts = (visible @ marks.repeat_interleave(heads_per_key, dim=1).unsqueeze(-1)).squeeze(-1)
+        return counts > 0
+    keys = keys.repeat_interleave(heads_per_key, dim=1)
+    if visible is not None:
+        keys = keys & visible[:, :, 0]
+    # What position leaves to a query is a range of keys, in which the marks are counted.
+    begin, end = request.key_ranges()
+    counts = F.pad(keys.cumsum(-1), (1, 0))
+    return counts[..., torch.maximum(begin, end)] > counts[..., begin]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import Request, reason_against_dtype
+from diff_transformer.ops.attention_request import Request, is_block_mask, isolate_nonfinite, reason_against_dtype
 from diff_transformer.ops.blockwise import blockwise_attention
 from diff_transformer.ops.cpu.cpu_backend import (
     available_to_auto,
@@ -17,12 +17,10 @@ from diff_transformer.ops.cpu.cpu_backend import (
 from diff_transformer.ops.cpu.cpu_build import unavailable_reason
 from diff_transformer.ops.flash import fa4_attention, reason_against_fa4
 from diff_transformer.ops.flex import flex_attention_backend, reason_against_flex
-from diff_transformer.ops.nonfinite import isolate_nonfinite
 from diff_transformer.ops.reference import reference_attention
 from diff_transformer.ops.sdpa import sdpa_attention
 from diff_transformer.ops.triton.gpu_check import kernels_are_right
 from diff_transformer.ops.triton.triton_backend import reason_against_triton, triton_attention
-from diff_transformer.ops.visibility import is_block_mask
 
 
 class Backend(NamedTuple):
@@ -51,32 +49,11 @@ _DROPPING = ("reference", "sdpa")  # attend(request, dropout_p)
 _OPAQUE = ("blockwise", "flex", "cpu", "triton", "fa4")
 
 
-def _in_forward_mode() -> bool:
-    """Return whether derivatives are carried along with the values, which our own operators would silently drop."""
-    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
-
-
-def _loses_gradient(backend: str, request: Request) -> bool:
-    """Return whether ``backend`` would raise, or lose a gradient without a word, inside a transformation of torch.func.
-
-    torch.func refuses the autograd functions that torch.library makes of an operator and its backward. Under vmap alone
-    with ordinary autograd around it, they are not seen for tensors that are mapped over, but for those of `blockwise`.
-    torch.compile does not know yet which tensors have a gradient, so any transformation counts there.
-    """
-    if backend not in _OPAQUE or not torch._C._are_functorch_transforms_active():
-        return False
-    if torch.compiler.is_compiling():
+def _is_transformed() -> bool:
+    """Return whether torch.func or forward mode is at work, in which an operator of ours would lose derivatives."""
+    if torch._C._are_functorch_transforms_active():
         return True
-    functorch = torch._C._functorch
-    for x in (request.q, request.k, request.v, request.lam):
-        is_wrapped = functorch.is_functorch_wrapped_tensor(x)
-        while functorch.is_functorch_wrapped_tensor(x):
-            if functorch.is_gradtrackingtensor(x) and x.requires_grad:
-                return True
-            x = functorch.get_unwrapped(x)
-        if is_wrapped and x.requires_grad and backend != "blockwise":
-            return True
-    return False
+    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
 
 
 def _learns_mask(attn_mask: object) -> bool:
@@ -88,10 +65,8 @@ def _reason_in_request(backend: str, request: Request, dropout_p: float = 0.0) -
     q, attn_mask = request.q, request.attn_mask
     if dropout_p and backend not in _DROPPING:
         return "it drops no attention weights (dropout); use 'reference' or 'sdpa'"
-    if backend in _OPAQUE and _in_forward_mode():
-        return "it has no derivative in forward mode; use 'reference'"
-    if _loses_gradient(backend, request):
-        return "torch.func cannot take the gradient of its operator; use 'reference' or 'sdpa'"
+    if backend in _OPAQUE and _is_transformed():
+        return "its operator has no place in torch.func or in forward mode; use 'reference' or 'sdpa'"
     if backend != "flex" and attn_mask is not None and is_block_mask(attn_mask):
         return "a BlockMask is taken by 'flex' alone"
     if backend in _OPAQUE and _learns_mask(attn_mask):
@@ -118,7 +93,7 @@ def choose(request: Request, dropout_p: float = 0.0) -> str:
     q, attn_mask = request.q, request.attn_mask
     if attn_mask is not None and is_block_mask(attn_mask):
         return "flex"
-    if _in_forward_mode() or _loses_gradient("cpu", request) or _learns_mask(attn_mask):
+    if _is_transformed() or _learns_mask(attn_mask):
         return "reference"
     if dropout_p:
         return "sdpa" if q.device.type == "cuda" else "reference"  # on the CPU torch drops by its plain formula

@@ -8,6 +8,7 @@ Only a few heads are taken at a time, so that the scores of a block are still in
 step reads them, and all blocks use the same buffers.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import REQUEST_SCHEMA, Request, register_gradient
+from diff_transformer.ops.attention_request import REQUEST_SCHEMA, Request, key_ranges, register_gradient
 from diff_transformer.ops.functional import without_autocast
-from diff_transformer.ops.visibility import key_ranges
 
 # Rows of queries to a block, and scores of one map to hold at a time: few enough for the caches, enough for
 # efficient matrix products. docs/backends.md says how the numbers were measured.
@@ -38,14 +38,6 @@ def rows_per_block(heads: int, n: int, s: int, scores: int = CORE_SCORES) -> int
     """
     rows = min(scores, s * s // 8) // (heads * s)
     return min(n, max(MIN_ROWS, min(MAX_ROWS, rows - rows % MIN_ROWS)))
-
-
-def parts(batch: int, key_heads: int, size: int) -> Iterator[tuple[slice, slice]]:
-    """Yield (sequences, key heads), ``size`` key heads at a time: of whole sequences if one fits, else of one."""
-    sequences, heads = max(1, size // key_heads), min(key_heads, size)
-    for first in range(0, batch, sequences):
-        for head in range(0, key_heads, heads):
-            yield slice(first, min(batch, first + sequences)), slice(head, min(key_heads, head + heads))
 
 
 class _Block(NamedTuple):
@@ -72,29 +64,6 @@ class _Part:
     values: Tensor  # (C, S, dv)
     lam: Tensor  # (C, M, N, 1)
     mask: Tensor | None  # (sequences, key heads, M, N, S), any of these or 1
-
-
-def edge_limits(begin: Tensor, end: Tensor, low: int, high: int, inner: tuple[int, int], like: Tensor) -> list[Limit]:
-    """Return the limits that position sets to queries that see keys begin … end − 1, among keys low … high − 1.
-
-    ``begin`` and ``end`` are (rows,). All queries see the keys of ``inner``, so only the columns before and after these
-    are in the limits, which have the dtype and device of ``like``.
-    """
-    limits = []
-    for first, stop in ((low, min(inner[0], high)), (max(inner[0], inner[1], low), high)):
-        if first < stop:
-            keys = torch.arange(first, stop, device=like.device)
-            seen = (begin.unsqueeze(1) <= keys) & (keys < end.unsqueeze(1))
-            limits.append((first, like.new_full(seen.shape, -math.inf).masked_fill_(seen, math.inf)))
-    return limits
-
-
-def hide(scores: Tensor, low: int, limits: list[Limit]) -> None:
-    """Apply limits, in place, to scores (…, rows, keys) whose first column is key ``low``."""
-    for first, upper_bound in limits:
-        begin, end = max(first, low), min(first + upper_bound.shape[-1], low + scores.shape[-1])
-        if begin < end:
-            scores[..., begin - low : end - low].clamp_(max=upper_bound[:, begin - first : end - first])
 
 
 def softmax_or_zero_(scores: Tensor, out: Tensor) -> Tensor:
@@ -166,7 +135,11 @@ class _Problem:
     def parts(self) -> Iterator[_Part]:
         """Yield all key heads, a few at a time. ``flatten`` copies only if the strides leave no other way."""
         q, k, v, lam, attn_mask = self.request[:5]
-        for slices in parts(k.shape[0], k.shape[1], self.size):
+        batch, key_heads = k.shape[:2]
+        # Of whole sequences if one fits, else of one.
+        sequences, heads = max(1, self.size // key_heads), min(key_heads, self.size)
+        for first, head in itertools.product(range(0, batch, sequences), range(0, key_heads, heads)):
+            slices = slice(first, min(batch, first + sequences)), slice(head, min(key_heads, head + heads))
             both = self.cut(q, slices)  # (sequences, key heads, M / r, r + 1, N, d)
             shape = both.shape[:2]
             queries = [
@@ -207,7 +180,9 @@ class _Problem:
             else:
                 torch.bmm(queries, keys.mT, out=scores)
             tiles = scores.view(*part.shape, -1, block.stop - block.start, keys.shape[1])
-            hide(tiles, block.low, limits)
+            for first, limit in limits:
+                column = first - block.low
+                tiles[..., column : column + limit.shape[-1]].clamp_(max=limit)
             if mask is not None and mask.dtype == torch.bool:
                 tiles.clamp_(max=upper_bound)
             elif mask is not None:
@@ -220,8 +195,15 @@ class _Problem:
         return maps[0], maps[1]
 
     def limits_of(self, block: _Block) -> list[Limit]:
-        begin, end = (bound[block.start : block.stop] for bound in self.ranges)
-        return edge_limits(begin, end, block.low, block.high, block.inner, self.buffers[0])
+        """Return the limits that position sets: columns before and after those that all rows of the block see."""
+        begin, end = (bound[block.start : block.stop].unsqueeze(1) for bound in self.ranges)
+        limits, like = [], self.buffers[0]
+        for first, stop in ((block.low, min(block.inner[0], block.high)), (max(*block.inner, block.low), block.high)):
+            if first < stop:
+                keys = torch.arange(first, stop, device=like.device)
+                seen = (begin <= keys) & (keys < end)
+                limits.append((first, like.new_full(seen.shape, -math.inf).masked_fill_(seen, math.inf)))
+        return limits
 
     def buffer(self, i: int, *shape: int) -> Tensor:
         return self.buffers[i][: math.prod(shape)].view(shape)

@@ -20,11 +20,11 @@ from torch import Tensor
 from diff_transformer.ops.attention_request import (
     Norm,
     Request,
+    confine,
     is_eager,
     refuse_second_order,
     triton_is_installed,
 )
-from diff_transformer.ops.nonfinite import confine
 
 PACKAGE = "flash-attn-4"
 DTYPES = (torch.bfloat16, torch.float16)

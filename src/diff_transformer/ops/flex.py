@@ -16,9 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import Request, is_eager, reason_against_dtype, triton_is_installed
-from diff_transformer.ops.nonfinite import zero_nonfinite_rows
-from diff_transformer.ops.visibility import is_block_mask, key_ranges
+from diff_transformer.ops.attention_request import (
+    Request,
+    is_block_mask,
+    is_eager,
+    key_ranges,
+    reason_against_dtype,
+    triton_is_installed,
+    zero_nonfinite_rows,
+)
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -47,8 +53,6 @@ def reason_against_flex(request: Request) -> str | None:
         return "on CUDA it needs Triton, which is not installed"
     if device == "cpu" and not _cpu_has_vectors():
         return "torch compiles it on Linux and Windows alone, and for processors with AVX2"
-    if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
-        return "torch does not compile FlexAttention inside a transformation of torch.func"
     if device == "cpu" and request.needs_gradient:
         return "torch's FlexAttention has no backward on the CPU; use torch.no_grad(), or another backend"
     return None

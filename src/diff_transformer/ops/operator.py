@@ -11,15 +11,16 @@ from diff_transformer.ops.attention_request import (
     WIDEST_WINDOW,
     Norm,
     Request,
+    autocast_dtype,
     check_dense,
-    has_autocast,
+    confine,
+    is_block_mask,
     is_floating,
+    segment_bounds_from,
 )
 from diff_transformer.ops.backends import fast_path_of, resolve
 from diff_transformer.ops.functional import rms_norm
-from diff_transformer.ops.nonfinite import confine
 from diff_transformer.ops.reference import softmax_maps
-from diff_transformer.ops.visibility import is_block_mask, segment_bounds_from
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -121,8 +122,7 @@ def diff_attention(
     options = (dropout_p,) if dropout_p else ()  # which the backends that drop take
     if norm_weight is None:
         return chosen.attend(request, *options)
-    # The gradient of torch.func may be the norm's alone: the kernel's operator does not take part in it.
-    if chosen.fuses_norm and not torch._C._are_functorch_transforms_active():
+    if chosen.fuses_norm:
         return chosen.attend(request, Norm(norm_weight, norm_eps, norm_scale))
     return rms_norm(chosen.attend(request, *options), norm_weight, norm_eps) * norm_scale
 
@@ -244,10 +244,8 @@ def _autocast(**named: Tensor) -> tuple[Tensor, ...]:
             raise TypeError(f"q, k and v must be tensors, got {type(tensor).__name__}.")
         check_dense(name, tensor)
     tensors = tuple(named.values())
-    device = tensors[0].device.type
-    if not (has_autocast(device) and torch.is_autocast_enabled(device)):
+    if (dtype := autocast_dtype(tensors[0].device.type)) is None:
         return tensors
-    dtype = torch.get_autocast_dtype(device)
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
 
 

@@ -91,17 +91,6 @@ def _probe(case: SdpaCase) -> torch.backends.cuda.SDPAParams:
     return torch.backends.cuda.SDPAParams(q, k, v, mask, 0.0, False, case.heads > 1)
 
 
-def _kernels(cudnn: bool) -> contextlib.AbstractContextManager[object]:
-    """Return the order in which torch tries its kernels: its own, or cuDNN before the others that take wide values."""
-    if not cudnn:
-        return contextlib.nullcontext()
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    # The others are for what cuDNN refuses after all, such as a single key.
-    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    return sdpa_kernel(order, set_priority=True)
-
-
 def _combined_mask(request: Request, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
     """Combine everything that hides keys into one mask, ``dtype`` if additive, and which rows see nothing.
 
@@ -157,8 +146,16 @@ def sdpa_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
     maps_v = []
     options: dict[str, Any] = {"attn_mask": mask, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
     options["dropout_p"] = dropout_p
-    with _kernels(plan.cudnn):
-        for c, queries in enumerate((request.first_queries(), request.second_queries())):
+    kernels: contextlib.AbstractContextManager[object] = contextlib.nullcontext()  # in torch's own order
+    if plan.cudnn:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        # The others are for what cuDNN refuses after all, such as a single key.
+        order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        kernels = sdpa_kernel(order, set_priority=True)
+    with kernels:
+        first_queries = q[:, :, 0] if ratio == 1 else q[:, :, :-1].flatten(1, 2)  # (B, H, N, d)
+        for c, queries in enumerate((first_queries, q[:, :, -1])):
             keys, parts = k[:, :, c % k.shape[2]].to(q.dtype), [part.to(q.dtype) for part in v_parts]
             if repeats:
                 times = queries.shape[1] // k.shape[1]

@@ -1,11 +1,15 @@
-"""The text that follows a prompt: in pieces or whole, up to a stop string, with log-probabilities if asked for."""
+"""The text that follows a prompt: in pieces or whole, up to a stop string, with log-probabilities if asked for.
+
+One thread generates, by `generate`, for one request after another.
+"""
 
 import asyncio
-import copy
+import logging
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,15 +18,12 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 from transformers import GenerationConfig
 
-from diff_transformer.serve.generation import BatchingEngine, Engine
 from diff_transformer.serve.requests import ChatRequest, CompletionRequest, TextRequest
-from diff_transformer.utils.short_lived_threads import in_short_lived_thread
 from diff_transformer.utils.suggestions import quoted
 from diff_transformer.utils.token_texts import READ_BEFORE, NewToken, TokenNames, TokenTexts, decoded
 
 Logprobs = dict[str, list[Any]]
-# For so many requests that fill the context the cache of continuous batching has space, unless told otherwise.
-CACHED_CONTEXTS = 16
+Put = Callable[[int | Exception | None], None]
 # Below it the most likely token is taken: logits divided by less may be infinite.
 LOWEST_TEMPERATURE = 1e-5
 
@@ -33,41 +34,22 @@ class ServedModel:
     Args:
         model: a causal language model of transformers, in evaluation mode.
         name: its name in requests.
-        continuous_batching: whether requests share a batch.
-        cache_tokens: size of a batch's KV cache in tokens; 16 full contexts unless given.
-
-    Raises:
-        ValueError: the cache is smaller than one context.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        name: str,
-        *,
-        continuous_batching: bool = False,
-        cache_tokens: int | None = None,
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
         self.name, self.tokenizer = name, tokenizer
         self.context: int = model.config.max_position_embeddings
-        if cache_tokens is not None and cache_tokens < self.context:
-            raise ValueError(f"The cache must hold a context of {self.context} tokens, got a cache for {cache_tokens}.")
         of_model = model.generation_config.eos_token_id
         ends = tokenizer.eos_token_id if of_model is None else of_model
         self._ends: list[int] = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        # How tokens are chosen is said by the requests. What else a checkpoint's generation_config.json may hold,
-        # penalties, beams or suppressed tokens, one way of generating would obey and another one not.
+        # Requests say how tokens are chosen, and not a checkpoint's generation_config.json by penalties, beams or
+        # suppressed tokens.
         model.generation_config = GenerationConfig()
-        # The same weights in modules of their own: continuous batching changes how the model attends.
-        weights = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-        self._scorer = copy.deepcopy(model, weights)
-        self._scoring = asyncio.Lock()  # one text at a time: its logits are the largest tensor of the server
-        # The first forward pass builds the CPU kernel. It comes before the first request, and before the engine makes
-        # the model attend otherwise.
-        self.log_probabilities([0, 0], 2)
-        cache_tokens = cache_tokens or CACHED_CONTEXTS * self.context
-        self.engine = BatchingEngine(model, cache_tokens) if continuous_batching else Engine(model)
+        self._model = model
+        self._is_stopping = False
+        self._open: set[Put] = set()
+        self._thread = ThreadPoolExecutor(1, "generate")
+        self.log_probabilities([0, 0], 2)  # before the first request, as the first forward pass builds the CPU kernel
 
     def require_name(self, name: str | None) -> None:
         """Raise HTTPException if a request asks for another model."""
@@ -98,7 +80,7 @@ class ServedModel:
         return list(encoded["input_ids"])
 
     def _completion(self, request: TextRequest, prompt: list[int], **settings: Any) -> "Completion":
-        of_model = self._scorer.config
+        of_model = self._model.config
         if not prompt and of_model.bos_token_id is None:
             raise HTTPException(400, "The prompt is empty, and this model has no token that begins a text.")
         prompt = prompt or [of_model.bos_token_id]
@@ -112,8 +94,6 @@ class ServedModel:
         choice: dict[str, Any] = {"do_sample": False}
         if request.temperature >= LOWEST_TEMPERATURE:
             choice = {"do_sample": True, "top_k": 0, "temperature": request.temperature, "top_p": request.top_p}
-            if request.seed is not None and isinstance(self.engine, BatchingEngine):
-                raise HTTPException(400, "With continuous batching a seed needs temperature 0.")
         # A stop string that is a special token is not found in a text, which has none.
         names = {token.content: number for number, token in self.tokenizer.added_tokens_decoder.items()}
         config = GenerationConfig(
@@ -127,14 +107,72 @@ class ServedModel:
     @torch.inference_mode()
     def log_probabilities(self, tokens: list[int], last: int) -> Tensor:
         """Compute the log-probabilities of all tokens after each of the last ones of a text: (last, vocabulary)."""
-        ids = torch.tensor([tokens], device=self._scorer.device)
-        logits = self._scorer(ids, use_cache=False, logits_to_keep=last).logits[0]
+        ids = torch.tensor([tokens], device=self._model.device)
+        logits = self._model(ids, use_cache=False, logits_to_keep=last).logits[0]
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
-    async def beside_generation(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Compute beside the thread that generates, which is as fast as before once this is done."""
-        async with self._scoring:
-            return await asyncio.to_thread(in_short_lived_thread, partial(work, *arguments))
+    async def tokens(self, prompt: list[int], config: GenerationConfig, seed: int | None) -> AsyncGenerator[int, None]:
+        """Yield each generated token as it comes. Closing the iterator before its end cancels the request.
+
+        Raises:
+            HTTPException: generating failed, or the server stops.
+        """
+        if self._is_stopping:
+            raise HTTPException(503, "The server is stopping.")
+        loop = asyncio.get_running_loop()
+        new: asyncio.Queue[int | Exception | None] = asyncio.Queue()
+
+        def put(item: int | Exception | None) -> None:
+            loop.call_soon_threadsafe(new.put_nowait, item)
+
+        cancelled = threading.Event()
+        self._thread.submit(self._generate, prompt, config, seed, put, cancelled)
+        self._open.add(put)
+        try:
+            while (token := await new.get()) is not None:
+                if isinstance(token, Exception):
+                    raise token
+                yield token
+        finally:
+            self._open.discard(put)
+            cancelled.set()
+
+    async def compute(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Compute something else in the thread that generates, when its turn has come."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    def stop(self) -> None:
+        """End all texts that are being generated; none may be begun afterwards."""
+        self._is_stopping = True
+        for put in self._open:
+            put(HTTPException(503, "The server is stopping."))
+
+    def close(self) -> None:
+        """Wait until nothing is generated any more."""
+        self._thread.shutdown()
+
+    def _generate(
+        self, prompt: list[int], config: GenerationConfig, seed: int | None, put: Put, cancelled: threading.Event
+    ) -> None:
+        """Put tokens, and None after the last."""
+
+        def after_token(ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+            """Hand on the newest token, as one of the criteria by which `generate` stops."""
+            put(int(ids[0, -1]))
+            return torch.tensor([cancelled.is_set()], device=ids.device)
+
+        if cancelled.is_set():
+            return
+        try:
+            if seed is not None:
+                torch.manual_seed(seed)
+            ids = torch.tensor([prompt], device=self._model.device)
+            mask = torch.ones_like(ids)
+            self._model.generate(ids, config, attention_mask=mask, stopping_criteria=[after_token])
+            put(None)
+        except Exception as error:  # whatever it is, the request has to be told, and the next one answered
+            logging.getLogger(__name__).exception("Generating failed.")
+            put(HTTPException(500, f"The server failed: {type(error).__name__}: {error}"))
 
 
 @dataclass
@@ -186,10 +224,10 @@ class Completion:
         if self.logprobs is not None and self.request.max_tokens == 1 and not self.config.do_sample:
             # One greedy token, for which programs that score texts ask, comes from the pass that scores the prompt.
             kept = 1 if self.echo is None else len(self.prompt)
-            self.rows = await self.served.beside_generation(self.served.log_probabilities, self.prompt, kept)
+            self.rows = await self.served.compute(self.served.log_probabilities, self.prompt, kept)
             yield int(self.rows[-1].argmax())
         elif self.request.max_tokens != 0:
-            async with aclosing(self.served.engine.tokens(self.prompt, self.config, self.request.seed)) as tokens:
+            async with aclosing(self.served.tokens(self.prompt, self.config, self.request.seed)) as tokens:
                 async for token in tokens:
                     yield token
 
@@ -201,7 +239,7 @@ class Completion:
                 text += piece
                 if await is_disconnected():
                     break
-        return text, None if self.logprobs is None else await self.served.beside_generation(self._scored, len(text))
+        return text, None if self.logprobs is None else await self.served.compute(self._scored, len(text))
 
     def _scored(self, size: int) -> Logprobs:
         """Return the field ``logprobs`` of OpenAI's completions, for the tokens that begin in a text of this size."""

@@ -34,8 +34,7 @@ def make_application(served: ServedModel, api_key: str | None = None) -> Starlet
     described["max_model_len"] = served.context
 
     async def health(request: Request) -> Response:
-        failure = served.engine.failure()
-        return JSONResponse({"status": failure or "ok"}, 503 if failure else 200)
+        return JSONResponse({"status": "ok"})
 
     async def models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [described]})
@@ -167,6 +166,6 @@ class ModelServer(uvicorn.Server):
         self.served = served
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.served.engine.stop()
+        self.served.stop()
         await super().shutdown(sockets)
-        await asyncio.to_thread(self.served.engine.close)
+        await asyncio.to_thread(self.served.close)

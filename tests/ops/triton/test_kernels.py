@@ -21,8 +21,8 @@ import fresh
 from budget import Case, Problem, build, check_normed, expect, prepared
 from counted_operators import Operators
 from diff_transformer import diff_attention
+from diff_transformer.ops.attention_request import segment_bounds_from
 from diff_transformer.ops.triton import triton_backend
-from diff_transformer.ops.visibility import segment_bounds_from
 from full_run import short_run
 from nonfinite_problems import check_output, spoil
 from triton_interpreter import overflow_checked
@@ -755,12 +755,6 @@ def test_addends_so_large_that_the_logits_vanish_beside_them(d: int, addend: flo
     with torch.no_grad():
         out = diff_attention(problem.q, problem.k, problem.v, problem.lam, attn_mask=mask, backend="triton")
     assert (out - expected["out"]).abs().max() <= limit
-
-
-def test_vmap_without_gradients() -> None:
-    q, k, v = torch.randn(3, 1, 2, 2, 5, 8), torch.randn(1, 2, 2, 5, 8), torch.randn(1, 2, 5, 16)
-    out = torch.vmap(lambda x: diff_attention(x, k, v, 0.5, backend="triton"))(q)
-    assert torch.allclose(out, torch.stack([diff_attention(x, k, v, 0.5, backend="triton") for x in q]))
 
 
 def test_the_output_may_be_changed_in_place() -> None:

@@ -18,8 +18,8 @@ from budget import Case, Problem, build, plain_attention, prepared
 from cases import CASES, case
 from counted_operators import Operators
 from diff_transformer import diff_attention
+from diff_transformer.ops.attention_request import position_mask, segment_bounds_from
 from diff_transformer.ops.triton.triton_backend import interpreted
-from diff_transformer.ops.visibility import position_mask, segment_bounds_from
 from nonfinite_problems import check_output, check_pair, spoil
 
 pytestmark = [

@@ -12,7 +12,7 @@ from pydantic import Field, FiniteFloat
 from diff_lab.measure.measurement import Options, Text
 from diff_lab.measure.question_files import Line, Source
 from diff_transformer._version import CHECKOUT
-from diff_transformer.utils.bound_socket import is_loopback
+from diff_transformer.utils.servers import is_loopback
 
 TASK = (
     "You compare an answer with the document that it was written about, and decide whether everything the answer "

@@ -15,7 +15,7 @@ from diff_lab.train.distributed import all_gather_object, reshard
 from diff_transformer.model.interface_attention import InterfaceAttention
 from diff_transformer.nn import DecoderLayer, DifferentialAttention
 from diff_transformer.ops import diff_attention
-from diff_transformer.ops.visibility import key_ranges, segment_bounds_from
+from diff_transformer.ops.attention_request import key_ranges, segment_bounds_from
 
 _SCORES = 1 << 22  # logits to hold at a time
 

@@ -1,4 +1,4 @@
-"""Makes the masks that attention layers get, and keeps packed documents apart without one.
+"""Keeps documents that are packed into one row apart without a mask.
 
 transformers' names for documents that a padding-free collator has packed into one row are FlashAttention's:
 ``cu_seq_lens_q`` and ``cu_seq_lens_k``, (documents + 1,) int32 or int64, both 0, …, N, and ``max_length_q`` and
@@ -9,105 +9,18 @@ does for every model of transformers.
 
 import functools
 import inspect
-import sys
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import (
-    create_bidirectional_mask,
-    find_packed_sequence_indices,
-    packed_sequence_mask_function,
-    sdpa_mask,
-)
 
-from diff_transformer.attention_types import ATTENTION_TYPES
-from diff_transformer.model.configuration import DiffTransformerConfig
-from diff_transformer.ops.attention_request import check_dense, has_autocast, is_floating
+from diff_transformer.ops.attention_request import autocast_dtype, position_mask, segment_bounds_from
 from diff_transformer.ops.operator import abridged, check_document_ends
-from diff_transformer.ops.visibility import (
-    position_mask,
-    segment_bounds_from,
-)
 
 _WIDEST_FLASH_HEAD = 256
 _ROWS = 128  # of queries that look through a window together, or as many as the window is wide
-
-
-def operator_mask(**arguments: Any) -> Tensor | None:
-    """Make transformers' boolean mask (B, 1, N, S), or None if our operator hides all of it by itself.
-
-    For tokens that begin a sequence it hides the future and all that a sliding window leaves behind: no mask of N × N.
-
-    Raises:
-        ValueError: the configuration of a model that computes its attention itself, and would add the mask to it.
-    """
-    config = arguments["config"]
-    if not torch.compiler.is_compiling() and _attend_themselves(type(config).__module__):
-        raise ValueError(
-            f"models of {type(config).__name__} compute attention themselves: attn_implementation must be 'eager', got "
-            f"{config._attn_implementation!r}."
-        )
-    offset = arguments.get("q_offset")  # a tensor, not to be read while it is traced, where a cache is static
-    begins = isinstance(offset, int) and offset == 0 and arguments["q_length"] == arguments["kv_length"]
-    causal = arguments.get("allow_is_causal_skip", False)  # a window in both directions is not the operator's
-    # Any model of transformers may be set to our implementation.
-    spec = ATTENTION_TYPES.get(getattr(config, "attention_type", ""))
-    if begins and causal and spec is not None and spec.differential:
-        arguments = {**arguments, "local_size": None}
-    return sdpa_mask(**arguments)
-
-
-@functools.cache
-def _attend_themselves(configuration: str) -> bool:
-    """Return whether the models of a configuration's module do not call the attention interface (BLOOM, LED …)."""
-    name = configuration.replace(".configuration_", ".modeling_")
-    members = vars(sys.modules[name]) if name in sys.modules else {}
-    own = [member for member, value in members.items() if getattr(value, "__module__", None) == name]
-    return any("Attention" in member for member in own) and "ALL_ATTENTION_FUNCTIONS" not in members
-
-
-def check_mask_kind(attention_mask: Any) -> None:
-    """Refuse a caller's mask, or masks by name, of a kind that nobody reads.
-
-    Raises:
-        TypeError: a tensor that does not hold its own numbers.
-        ValueError: four axes of integers or float8.
-    """
-    if isinstance(attention_mask, dict):
-        for mask in attention_mask.values():
-            check_mask_kind(mask)
-    if isinstance(attention_mask, Tensor):
-        check_dense("attention_mask", attention_mask)
-        if attention_mask.dim() == 4 and attention_mask.dtype != torch.bool and not is_floating(attention_mask):
-            raise ValueError(
-                "attention_mask of four axes must be boolean, or added to the scores and floating of 16 bits or more, "
-                f"got {attention_mask.dtype}."
-            )
-
-
-def encoder_mask(
-    config: DiffTransformerConfig, inputs_embeds: Tensor, attention_mask: Any, position_ids: Tensor | None
-) -> Any:
-    """Make every layer's mask in the form that the attention implementation takes, or None if nothing is hidden.
-
-    Padding, on either side, is hidden. Without a mask of tokens, positions that begin anew in a row begin another
-    document, which sees itself alone; transformers reads that off the positions of causal models only.
-
-    ``inputs_embeds`` is (B, N, D). ``attention_mask`` is (B, N), 0 at padding; or (B, 1, N, N) and BlockMasks, which
-    stay as they are; or None. ``position_ids`` is (B, N) or (1, N), or None.
-    """
-    documents = None
-    if attention_mask is None and position_ids is not None:
-        documents = find_packed_sequence_indices(position_ids.expand(inputs_embeds.shape[0], -1))
-    return create_bidirectional_mask(
-        config=config,
-        inputs_embeds=inputs_embeds,
-        attention_mask=attention_mask,
-        and_mask_function=None if documents is None else packed_sequence_mask_function(documents),
-    )
 
 
 def check_cu_seqlens(
@@ -117,14 +30,12 @@ def check_cu_seqlens(
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
     **_: Any,
-) -> Tensor | None:
-    """Return ``cu_seq_lens_q`` as our own implementations take it, or None if no documents are given.
+) -> Tensor:
+    """Return ``cu_seq_lens_q`` as our own implementations take it.
 
     The arguments are the model's, ``inputs_embeds`` (B, N, D). Raises ValueError or TypeError if they do not fit. Away
     from the CPU, and while torch.compile traces, the numbers are not looked at.
     """
-    if cu_seq_lens_q is None and cu_seq_lens_k is None:
-        return None
     batch, n = inputs_embeds.shape[:2]
     if not isinstance(cu_seq_lens_q, Tensor):
         raise TypeError(f"cu_seq_lens_q must be a tensor, got {type(cu_seq_lens_q).__name__}.")
@@ -145,10 +56,8 @@ def check_cu_seqlens(
     return cu_seq_lens_q
 
 
-def document_positions(cu_seqlens: Tensor | None, n: int) -> Tensor | None:
-    """Return positions (1, N) that begin anew with each document; None without any."""
-    if cu_seqlens is None:
-        return None
+def document_positions(cu_seqlens: Tensor, n: int) -> Tensor:
+    """Return positions (1, N) that begin anew with each document."""
     tokens = torch.arange(n, device=cu_seqlens.device)
     return (tokens - segment_bounds_from(cu_seqlens, n)[0]).unsqueeze(0)
 
@@ -185,12 +94,6 @@ def attend_by_document(
         out: Any = varlen_attn(q, k, v, ends, ends, most, most, scale=scaling, window_size=sides, enable_gqa=grouped)
         return out.unsqueeze(0)
     return _attend_in_turn(module, (query, key, value), cu_seqlens, scaling, is_causal, window, dropout)
-
-
-def autocast_dtype(device: str) -> torch.dtype | None:
-    """Return the dtype that autocast casts to on a type of device; None if it is off."""
-    on = has_autocast(device) and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if on else None
 
 
 @torch.compiler.assume_constant_result
