@@ -15,7 +15,7 @@ from diff_transformer.ops.cpu.cpu_backend import (
     reason_against_cpu_kernel,
 )
 from diff_transformer.ops.cpu.cpu_build import unavailable_reason
-from diff_transformer.ops.flash import fa4_attention, reason_against_fa4
+from diff_transformer.ops.flash import auto_takes_fa4, fa4_attention, reason_against_fa4
 from diff_transformer.ops.flex import flex_attention_backend, reason_against_flex
 from diff_transformer.ops.reference import reference_attention
 from diff_transformer.ops.sdpa import sdpa_attention
@@ -98,6 +98,8 @@ def choose(request: Request, dropout_p: float = 0.0) -> str:
     if dropout_p:
         return "sdpa" if q.device.type == "cuda" else "reference"  # on the CPU torch drops by its plain formula
     if q.device.type == "cuda":
+        if auto_takes_fa4(request) and kernels_are_right(request, "fa4"):
+            return "fa4"
         takes_triton = _reason_in_request("triton", request) is None and kernels_are_right(request)
         return "triton" if takes_triton else "sdpa"
     if q.device.type == "cpu" and reason_against_dtype(q.dtype) is None and available_to_auto():

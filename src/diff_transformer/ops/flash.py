@@ -30,6 +30,7 @@ PACKAGE = "flash-attn-4"
 DTYPES = (torch.bfloat16, torch.float16)
 WIDEST = {9: 256, 10: 128}  # key or value, by the major compute capability
 ALIGNED = 8  # numbers: rows of a tensor begin at multiples of 16 bytes
+MEASURED_QUERIES = 4096  # from which it was timed: .45 to .80 of the Triton kernels' time on an H100 (docs/log.md)
 
 
 def reason_against_fa4(request: Request) -> str | None:
@@ -45,6 +46,18 @@ def reason_against_fa4(request: Request) -> str | None:
     if request.scale <= 0:
         return f"it takes a scale above 0, got {request.scale}"
     return None
+
+
+def auto_takes_fa4(request: Request) -> bool:
+    """Return whether ``auto`` tries FlashAttention-4: installed, on a Hopper GPU, for as many queries as were timed."""
+    if request.n < MEASURED_QUERIES or reason_against_fa4(request) is not None:
+        return False
+    return _is_hopper(request.q.device.index)
+
+
+@torch.compiler.assume_constant_result
+def _is_hopper(index: int | None) -> bool:
+    return torch.cuda.get_device_capability(index)[0] == 9
 
 
 @torch.compiler.assume_constant_result
@@ -206,10 +219,10 @@ def _attend(
         heads = attend(queries, keys, v, *settings)[0].unflatten(2, (-1, ratio + 1))
         first, second = heads[:, :, :, :-1], heads[:, :, :, -1:]
     else:
-        of_maps = k.unbind(2)
+        of_maps, first_queries = k.unbind(2), q[:, :, 0] if ratio == 1 else q[:, :, :-1].flatten(1, 2)
         first, second = (
             attend(queries.transpose(1, 2), of_maps[c % len(of_maps)].transpose(1, 2), v, *settings)[0]
-            for c, queries in enumerate((request.first_queries(), request.second_queries()))
+            for c, queries in enumerate((first_queries, q[:, :, -1]))
         )
         first, second = first.unflatten(2, (-1, ratio)), second.unsqueeze(3)
     # (B, N, G, r, dv) from here on, in float32, λ's dtype.

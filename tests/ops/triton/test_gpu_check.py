@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from diff_transformer.ops import backends
+from diff_transformer.ops import backends, flash
 from diff_transformer.ops.attention_request import Norm, Request
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.reference import reference_attention
@@ -127,6 +127,22 @@ def test_each_family_is_checked_once_and_by_itself(gpu: Hopper) -> None:
         # A width of 50 is of the family of 64.
         assert [chosen(), chosen(d=64), chosen(d=50), chosen(ratio=2)] == ["triton"] * 4
     assert gpu.checked == [TRAINING, FORWARD, FORWARD, FORWARD]
+
+
+def test_many_queries_on_hopper_go_to_flash_attention_4_once_it_is_right(
+    gpu: Hopper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is installed, from the length at which it was timed; where it fails its check, triton takes them."""
+    monkeypatch.setattr(flash, "fa4_is_installed", lambda: True)
+    monkeypatch.setattr(gpu_check, "fa4_attention", gpu.attend)
+    assert [chosen(4096), chosen(4095), chosen(1, 8192), chosen(4096, dtype=torch.float32)] == ["fa4", *["triton"] * 3]
+    assert chosen(4096, gradient=True) == "fa4"
+    gpu.capability = 10, 0
+    assert chosen(4096) == "triton"
+    gpu.capability, gpu.kernels = (9, 0), one_row_wrong
+    message = "'fa4' failed its check .* 'triton' or 'sdpa' .* by fa4: the output is wrong"
+    with pytest.warns(UserWarning, match="'triton' failed"), pytest.warns(UserWarning, match=message):
+        assert chosen(4096, dtype=torch.bfloat16) == "sdpa"
 
 
 def test_float32_is_checked_again_where_torch_multiplies_it_otherwise(gpu: Hopper) -> None:

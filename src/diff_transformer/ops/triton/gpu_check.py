@@ -1,8 +1,8 @@
-"""Compares the Triton kernels with Equation 1 before ``auto`` takes them, once a process for each family of requests.
+"""Compares compiled kernels with Equation 1 before ``auto`` takes them, once a process for each family of requests.
 
-Whether they are right depends on the device, its driver and the version of triton. So each family that compiles kernels
-of its own is tried on a small case: the output and all gradients. One that does not compile, does not fit on the device
-or is wrong there is answered by ``sdpa``, and a warning says so.
+Whether those of ``triton`` and ``fa4`` are right depends on the device, its driver and the version of the package. So
+each family that compiles kernels of its own is tried on a small case: the output and all gradients. One that does not
+compile, does not fit on the device or is wrong there is answered by another backend, and a warning says so.
 """
 
 import os
@@ -10,12 +10,13 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from diff_transformer.ops.attention_request import Norm, Request
+from diff_transformer.ops.flash import fa4_attention
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.reference import (
     ROUNDINGS,
@@ -56,22 +57,24 @@ class Family(NamedTuple):
     mask: str  # "", "boolean" or "additive"
     pass_: str  # FORWARD, TRAINING, or one of DECODING
     in_groups: bool = False  # several signal heads share a noise map
+    backend: str = "triton"
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.") + (" as tf32" if precision_of(self.dtype) == "tf32" else "")
         parts = [dtype, f"d {self.d}", f"dv {self.dv}", f"{self.mask} mask" * bool(self.mask)]
-        parts += ["in groups" * self.in_groups, self.pass_]
+        parts += ["in groups" * self.in_groups, self.pass_, f"by {self.backend}" * (self.backend != "triton")]
         return ", ".join(filter(None, parts))
 
 
-def kernels_are_right(request: Request) -> bool:
+def kernels_are_right(request: Request, backend: str = "triton") -> bool:
     """Return whether ``auto`` may take the kernels for a request on CUDA, after a check in this process."""
     mask = request.attn_mask
     kind = "" if mask is None else "boolean" if mask.dtype == torch.bool else "additive"
     # By comparisons, which torch.compile makes into no constant.
     d, dv = (next((most for most in WIDTHS if x.shape[-1] <= most), WIDTHS[-1]) for x in (request.q, request.v))
     index, in_groups = request.q.device.index, request.ratio > 1
-    answers = [_is_right(index, request.q.dtype, d, dv, kind, pass_, in_groups) for pass_ in _passes(request)]
+    passes = _passes(request) if backend == "triton" else [TRAINING if request.needs_gradient else FORWARD]
+    answers = [_is_right(index, request.q.dtype, d, dv, kind, pass_, in_groups, backend) for pass_ in passes]
     return all(answers)
 
 
@@ -94,11 +97,11 @@ def _passes(request: Request) -> list[str]:
 
 
 @torch.compiler.assume_constant_result
-def _is_right(index: int | None, dtype: torch.dtype, d: int, dv: int, mask: str, pass_: str, in_groups: bool) -> bool:
-    if os.environ.get(SWITCH) == "0":
+def _is_right(index: int | None, *of_family: Any) -> bool:
+    family = Family(*of_family)
+    if os.environ.get(SWITCH) == "0" and family.backend == "triton":
         return False
     index = torch.cuda.current_device() if index is None else index
-    family = Family(dtype, d, dv, mask, pass_, in_groups)
     key = index, str(family)  # which names what multiplies float32, too
     with _lock:
         if key in _reasons:
@@ -110,9 +113,12 @@ def _is_right(index: int | None, dtype: torch.dtype, d: int, dv: int, mask: str,
         except torch.OutOfMemoryError:  # says nothing of the kernels
             return False
     if reason is not None:
+        others, hint = "'triton' or 'sdpa'", "Without the package flash-attn-4 there is no warning"
+        if family.backend == "triton":
+            others, hint = "'sdpa'", f"{SWITCH}=0 in the environment switches the kernels off without a warning"
         warnings.warn(
-            f"backend 'triton' failed its check on {torch.cuda.get_device_name(index)}, and 'sdpa' is used in its place"
-            f" for {family}: {reason}. {SWITCH}=0 in the environment switches the kernels off without a warning.",
+            f"backend {family.backend!r} failed its check on {torch.cuda.get_device_name(index)}, and {others} is used"
+            f" in its place for {family}: {reason}. {hint}.",
             stacklevel=2,
         )
     return reason is None
@@ -137,12 +143,12 @@ def _compare(family: Family, device: torch.device) -> str | None:
         truth = _solve(_by_formula, _in_float64(case))
         plain = _solve(_by_formula, case)
         try:
-            answer = _solve(_by_kernels, case)
+            answer = _solve(_by_fa4 if family.backend == "fa4" else _by_kernels, case)
             if device.type == "cuda":  # a kernel's failure shows here, and not in a later call
                 torch.cuda.current_stream(device).synchronize()
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # triton, ptxas and the driver each raise their own
+        except Exception as error:  # triton, ptxas, the driver and flash-attn-4 each raise their own
             reason = (str(error).strip().splitlines() or ["no reason given"])[0]
             return f"they do not run ({type(error).__name__}: {reason})"
     eps = _EPS_OF_TF32 if precision_of(family.dtype) == "tf32" else torch.finfo(family.dtype).eps
@@ -197,6 +203,10 @@ def _by_formula(request: Request, weight: Tensor) -> Tensor:
 
 def _by_kernels(request: Request, weight: Tensor) -> Tensor:
     return triton_attention(request, Norm(weight, _NORM_EPS, 1.0))
+
+
+def _by_fa4(request: Request, weight: Tensor) -> Tensor:
+    return fa4_attention(request, Norm(weight, _NORM_EPS, 1.0))
 
 
 def _solve(attend: Callable[[Request, Tensor], Tensor], case: _Case) -> dict[str, Tensor]:
