@@ -339,8 +339,6 @@ def test_report_sets_out_experiments(run: Run, tmp_path: Path) -> None:
         assert (result.exit_code, result.stdout) == (0, f"{tmp_path.resolve() / 'RESULTS.md'}\n")
     assert "inconclusive" in (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
     fails(run("report", tmp_path), f"{tmp_path / 'RESULTS.md'}' is there already", "--overwrite")
-    (tmp_path / "RESULTS.md").unlink()
-    fails(run("report", tmp_path), f"{tmp_path / 'figures'}", ".svg' is there already")
     (tmp_path / "none").mkdir()
     fails(run("report", tmp_path / "none", path, "--overwrite"), "holds no results of an experiment")
     fails(run("report", path, "--output", tmp_path / "page.txt"), "must end in .md")

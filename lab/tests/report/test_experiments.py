@@ -14,15 +14,12 @@ from markdown_it import MarkdownIt
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.record import Better, Comparison, Headline, Result, ResultsFile
-from diff_lab.report.documents import HTML_MARK
 from diff_lab.report.findings import ExperimentResults, holds_experiments, read_experiments
 from diff_lab.report.pages import build_results_report
-from diff_lab.report.tables import variants_table
 from diff_lab.report.wording import note_words
 from diff_lab.results_files import write_json
 from diff_lab.statistics import compare
 from made_up_results import made_up, trained
-from table_cells import column
 
 PAIR = ("diff", "softmax")
 LONG = "softmax, half the heads, headwise norm, and a name that goes on for longer than any table is wide"
@@ -221,23 +218,15 @@ def test_figures_are_xml_and_are_shown(folder: Path) -> None:
         assert "DIFF goes from 2.005 to not known" in (root.findtext("{http://www.w3.org/2000/svg}desc") or "")
 
 
-def test_the_same_results_give_the_same_files_and_old_parts_go(tmp_path: Path) -> None:
-    write_json(tmp_path / "table6.json", outcomes())
+def test_the_same_results_give_the_same_files_also_over_those_of_an_earlier_version(tmp_path: Path) -> None:
     write_json(tmp_path / "fig3.json", steps())
     build_results_report([tmp_path])
-    mine = [tmp_path / "figures" / "mine.svg", tmp_path / "experiments" / "mine.md"]
-    for path in mine:
-        path.write_text("mine", encoding="utf-8")
-    assert (tmp_path / "experiments" / "fig3-cpu.md").is_file()
-    (tmp_path / "fig3.json").unlink()
-    (tmp_path / "RESULTS.html").write_text(HTML_MARK, encoding="utf-8")
+    first = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert first.keys() == {"RESULTS.md", "fig3.json", "fig3-cpu-loss.svg"}
     for path in (tmp_path / "RESULTS.md", tmp_path / "figures" / "fig3-cpu-loss.svg"):
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace("diff-lab report", "diff-transformer report"), encoding="utf-8")  # as of 0.2.0
-    build_results_report([tmp_path])
-    first = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert first.keys() == {"mine.svg", "mine.md", "RESULTS.md", "table6.json"}
-    build_results_report([tmp_path / "table6.json"])
+    build_results_report([tmp_path / "fig3.json"])
     assert {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == first
 
 
@@ -370,8 +359,3 @@ def test_the_headline_is_the_one_that_is_named_else_the_first_that_is_judged() -
     ] == ["b", "c", "c"]
     unclaimed = ExperimentResults("v2", "cpu", replace(results, comparisons=tuple(compared[:1])))
     assert unclaimed.headline is None
-
-
-def test_heads_stand_with_the_variants_where_they_are_told() -> None:
-    for heads, cell in (({}, "–"), ({"heads": 2, "head_dim": 8}, "2 × 8")):
-        assert column(variants_table({"variants": trained(*PAIR, **heads)}), "Heads × d") == [cell] * 2
