@@ -119,8 +119,6 @@ def test_bench_sets_the_threads(run: Run, tmp_path: Path) -> None:
         (["model", "--heads", 8], "--heads is an option of bench operator"),
         (["model", "--memory-length", 0], "--memory-length is an option of bench operator"),
         (["model", "--head-dim", 8], "--head-dim is an option of bench operator"),
-        (["operator", "--compile"], "--compile is an option of bench model"),
-        (["model", "--compile", "--pass", "decode"], "compile does not go with the pass 'decode'"),
         (["operator", "--device", "moon"], "The device 'moon' cannot be used here"),
         (["model", "--pass", "backward"], "pass must be one of 'forward', 'step', 'decode', got 'backward'"),
     ],

@@ -8,8 +8,8 @@ import typer
 from diff_transformer.cli import console
 from diff_transformer.cli.console import optional
 
-# Settings that one of the two benchmarks has alone, with their options. Whole models have one size.
-ONLY_ONE = {"heads": "--heads", "head_dims": "--head-dim", "memory_length": "--memory-length", "compile": "--compile"}
+# Settings that the benchmark of the operator has alone, with their options. Whole models have one size.
+OPERATOR_ALONE = {"heads": "--heads", "head_dims": "--head-dim", "memory_length": "--memory-length"}
 
 
 def bench(
@@ -53,9 +53,6 @@ def bench(
     rounds: Annotated[int | None, optional("Alternated rounds, 5 or more.", "5 to 25, by the time they take")] = None,
     threads: Annotated[int | None, optional("Threads of torch.", "all", min=1)] = None,
     memory_length: Annotated[int | None, optional("Length for peak memory, 0 for none (operator).", "16384")] = None,
-    compile_: Annotated[
-        bool, typer.Option("--compile", help="Compile the decoder layers with torch.compile (model, without decoding).")
-    ] = False,
     output: Annotated[Path | None, optional("Folder for the results, as JSON and Markdown.", "only printed")] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results of this benchmark that are in the output folder.")
@@ -89,14 +86,13 @@ def bench(
         "candidates": tuple(candidate or ()),
         "rounds": rounds,
         "memory_length": memory_length,
-        "compile": compile_ or None,
     }
     # The settings have defaults for what was not given.
     chosen = {name: value for name, value in options.items() if value not in (None, ())}
     settings = OperatorSettings if benchmark == "operator" else ModelSettings
-    for name, option in ONLY_ONE.items():
+    for name, option in OPERATOR_ALONE.items():
         if name in chosen and name not in settings.__dataclass_fields__:
-            raise ValueError(f"{option} is an option of bench {'model' if benchmark == 'operator' else 'operator'}.")
+            raise ValueError(f"{option} is an option of bench operator.")
     on_device = settings.on(device, **chosen)
     path = None if output is None else results_path(output, benchmark, device)
     if path is None:
