@@ -14,7 +14,7 @@ from diff_lab.coordinates import Coordinates
 from diff_lab.experiments.definitions import find_experiment
 from diff_lab.experiments.request import ExperimentRequest, request_experiment
 from diff_lab.experiments.runner import run_experiment
-from diff_lab.measure.judge import JudgeError
+from diff_lab.measure.hallucination import JudgeError
 from diff_lab.record import Result, ResultsFile
 from judge_server import JudgeServer, Reply, fails, judge_server, says
 

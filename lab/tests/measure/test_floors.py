@@ -9,7 +9,7 @@ import pytest
 from diff_lab.data.retrieval_task import most_frequent
 from diff_lab.measure.accuracy import joint_levels, text_levels, token_levels
 
-DRAWS = 20_000
+DRAWS = 6_000
 
 
 def answered(pairs: int, queries: int, values: int, *, repeats: bool, eliminate: bool) -> list[list[bool]]:
@@ -40,13 +40,13 @@ def test_levels_of_tokens(pairs: int, queries: int, values: int, repeats: bool) 
     assert levels["chance"] == 1 / values
     for eliminate, name in ((False, "floor"), (True, "by_elimination")):
         rows = answered(pairs, queries, values, repeats=repeats, eliminate=eliminate)
-        assert levels[name] == pytest.approx(fmean(right for row in rows for right in row), abs=0.01)
+        assert levels[name] == pytest.approx(fmean(right for row in rows for right in row), abs=0.015)
 
 
 @pytest.mark.parametrize(("pairs", "queries", "values"), [(2, 2, 16), (4, 2, 16), (4, 3, 2), (64, 3, 2)])
 def test_levels_of_all_answers_of_a_sequence(pairs: int, queries: int, values: int) -> None:
     rows = answered(pairs, queries, values, repeats=False, eliminate=True)
-    assert joint_levels(pairs, queries, values)["floor"] == pytest.approx(fmean(all(row) for row in rows), abs=0.01)
+    assert joint_levels(pairs, queries, values)["floor"] == pytest.approx(fmean(all(row) for row in rows), abs=0.015)
 
 
 def test_one_value_in_the_context_is_known_and_one_query_leaves_nothing_out() -> None:

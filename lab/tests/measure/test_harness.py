@@ -11,8 +11,8 @@ import yaml
 from lm_eval import tasks as lm_eval_tasks
 from lm_eval.evaluator import evaluate
 from torch import Tensor
-from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from any_model import THEIRS, any_model
 from diff_lab.data import byte_tokenizer, train_bpe
 from diff_lab.measure.harness import (
     AVERAGE,
@@ -29,7 +29,6 @@ from diff_lab.measure.harness import (
 )
 from diff_lab.record import Result
 from diff_lab.statistics import proportion_interval
-from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from harness_tasks import write_lines, write_task
 from tiny_model import KINDS, SIZES
 
@@ -48,18 +47,7 @@ PROMPTS = [
     "It rains.\nQuestion: Is it dry?\nAnswer:",
     "a long story of which the beginning does not fit, a long story of which the beginning does not fit,",
 ]
-MODELS = (*KINDS, "llama", "diffllama")
-
-
-def make(name: str) -> Any:
-    torch.manual_seed(3)
-    if name == "llama":
-        model: Any = LlamaForCausalLM(LlamaConfig(**MODEL))
-    elif name == "diffllama":
-        model = DiffLlamaForCausalLM(DiffLlamaConfig(**MODEL))
-    else:
-        model = DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=name, **MODEL))
-    return model.double().eval()
+MODELS = (*KINDS, *THEIRS)
 
 
 def bpe() -> Any:
@@ -73,7 +61,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def small() -> Any:
-    return make("diff")
+    return any_model("diff", 3, **MODEL).double()
 
 
 def only(results: Iterator[tuple[list[Result], str]]) -> tuple[list[Result], str]:
@@ -98,7 +86,7 @@ def by_hand(model: Any, tokenizer: Any, prompt: str, choice: str) -> float:
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer, bpe], ids=["bytes", "bpe"])
 @pytest.mark.parametrize("name", MODELS)
 def test_scores_are_the_models_own(name: str, tokenizer: Callable[[], Any], file: str) -> None:
-    model, tokens = make(name), tokenizer()
+    model, tokens = any_model(name, 3, **MODEL).double(), tokenizer()
     expected = [
         [by_hand(model, tokens, prompt, choice) for choice in line["choices"]]  # type: ignore[attr-defined]
         for prompt, line in zip(PROMPTS, QUESTIONS, strict=True)
@@ -165,9 +153,6 @@ def test_examples_stand_before_a_question_and_are_never_the_question(small: Any,
 def test_names_that_are_refused(file: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'mine' is named twice"):
         load_tasks([file, str(Path(file).parent / ".." / Path(file).parent.name / "mine.jsonl")])
-    path = str(write_lines(tmp_path / "piqa.jsonl", QUESTIONS))
-    with pytest.raises(ValueError, match=r"piqa\.jsonl' has the name of the paper's task 'piqa', of other"):
-        load_tasks([path])
     with pytest.raises(FileNotFoundError, match="The folder of tasks"):
         load_tasks(["mine"], [tmp_path / "none"])
 

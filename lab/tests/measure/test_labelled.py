@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from any_model import any_model
 from diff_lab.data import byte_tokenizer
 from diff_lab.data.labelled_text import LabelledText
 from diff_lab.measure.decoding import greedy_label
 from diff_lab.measure.many_shot import ManyShot, ManyShotOrders, drawn_orders
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
-from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from full_run import short_run
 
 Rows = Sequence[tuple[str, str]]
@@ -32,13 +31,7 @@ TEST = [(f"who is {n} ?", LABELS[n % 3]) for n in range(6)]
 
 @pytest.fixture(params=short_run(["diff", "llama", "diffllama"], ["diff"]))
 def reader(request: pytest.FixtureRequest) -> Any:
-    torch.manual_seed(1)
-    sizes = {"vocab_size": 257, "max_position_embeddings": 512, "initializer_range": 0.3, **SIZES}
-    if request.param == "diff":
-        return DiffTransformerForCausalLM(DiffTransformerConfig(**sizes)).eval()
-    if request.param == "diffllama":
-        return DiffLlamaForCausalLM(DiffLlamaConfig(**sizes)).eval()
-    return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    return any_model(request.param, 1, vocab_size=257, max_position_embeddings=512, initializer_range=0.3, **SIZES)
 
 
 @pytest.fixture

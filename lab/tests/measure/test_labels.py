@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from any_model import any_model
 from diff_lab.measure.decoding import greedy_label
-from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
 # Four labels: one is another's beginning but for its last token, 9, which ends them all.
 LABELS = [(1, 2, 9), (1, 3, 9), (4, 9), (1, 2, 5, 9)]
@@ -23,13 +22,9 @@ SIZES: dict[str, Any] = {
 
 @pytest.fixture(params=["diff", "llama"])
 def model(request: pytest.FixtureRequest) -> Any:
-    torch.manual_seed(3)
-    if request.param == "diff":
-        transformer = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, initializer_range=0.5))
-    else:
-        transformer = LlamaForCausalLM(LlamaConfig(**SIZES, initializer_range=0.5))
-    transformer.generation_config.eos_token_id = 9
-    return transformer.eval()
+    model = any_model(request.param, 3, **SIZES, initializer_range=0.5)
+    model.generation_config.eos_token_id = 9
+    return model
 
 
 def test_greedy_answers_along_the_labels(model: Any) -> None:

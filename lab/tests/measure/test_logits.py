@@ -8,34 +8,31 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from any_model import THEIRS, any_model
 from corpora import written
 from diff_lab.data import RetrievalBatches, TextBatches, byte_tokenizer, prepare
 from diff_lab.measure.attention_logits import (
     BITS,
     GRANULARITIES,
+    MEDIAN,
+    MEDIAN_ERROR,
+    TOPS,
     WHOLE_LOGITS,
+    Magnitudes,
     attending,
     quantise,
     quantised_implementation,
 )
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
-from diff_lab.measure.outliers import (
-    MEDIAN,
-    MEDIAN_ERROR,
-    TOPS,
-    Magnitudes,
-)
 from diff_lab.measure.standard import first_tokens, language_loss
 from diff_lab.record import Result
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.nn import DifferentialAttention
 from tiny_model import KINDS, SIZES, check_rounding
 
-THEIRS = {"Llama": (LlamaConfig, LlamaForCausalLM), "DiffLlama": (DiffLlamaConfig, DiffLlamaForCausalLM)}
 # Two documents in the first row, three in the second.
 POSITIONS = torch.tensor([[*range(7), *range(5)], [*range(2), *range(4), *range(6)]])
 
@@ -58,16 +55,11 @@ class Windows:
 
 
 def build(kind: str) -> Any:
-    torch.manual_seed(0)
-    if kind in THEIRS:
-        config_class, model_class = THEIRS[kind]
-        model = model_class(config_class(**SIZES, attn_implementation="eager"))
-    else:
-        model = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, attention_type=kind))
+    model = any_model(kind, **SIZES, **({"attn_implementation": "eager"} if kind in THEIRS else {}))
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(len(name)))
-    return model.eval().double()
+    return model.double()
 
 
 def records_of(name: str, model: Any, batches: Any, **options: Any) -> dict[tuple[str, str], Result]:
@@ -161,9 +153,9 @@ def test_hidden_states_are_those_after_each_layer(model: Any) -> None:
 
 def test_llama_and_diffllama_have_the_logits_of_ours() -> None:
     """The softmax with Llama's weights shows Llama's logits. DiffLlama's second call by the same queries adds none."""
-    source, softmax = build("Llama"), build("softmax")
+    source, softmax = build("llama"), build("softmax")
     softmax.load_state_dict(source.state_dict())
-    ours, theirs, diffllama = (records_of("outliers", one, Windows()) for one in (softmax, source, build("DiffLlama")))
+    ours, theirs, diffllama = (records_of("outliers", one, Windows()) for one in (softmax, source, build("diffllama")))
     for place, record in ours.items():
         assert (theirs[place].value, theirs[place].n) == (pytest.approx(record.value, rel=1e-3), record.n)
         assert diffllama[place].n == record.n
@@ -312,7 +304,7 @@ def test_refusals() -> None:
     with attending(model, WHOLE_LOGITS), pytest.raises(ValueError, match=softcap):
         model(tokens, use_cache=False, softcap=30.0)
     # What a model of transformers may say by itself.
-    attention, q = build("Llama").model.layers[0].self_attn, torch.randn(1, 4, 3, 6)
+    attention, q = build("llama").model.layers[0].self_attn, torch.randn(1, 4, 3, 6)
     with pytest.raises(ValueError, match=r"^'whole_logits' .* LlamaAttention asks for s_aux\.$"):
         ALL_ATTENTION_FUNCTIONS[WHOLE_LOGITS](attention, q, q, q, None, s_aux=torch.ones(4))
     model._supports_attention_backend = False
