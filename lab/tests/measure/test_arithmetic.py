@@ -22,15 +22,11 @@ MODEL: dict[str, Any] = {**SIZES, "vocab_size": 257, "max_position_embeddings": 
     ("text", "right"),
     [
         ("7+9=16;16-3=13;#13", True),
-        ("#13", True),
         ("nonsense # 13 ", True),
         ("7+9=16;16-3=14;#14", False),
         ("7+9=16;16-3=13;", False),
-        ("13", False),
         ("#13;#14", False),
-        ("#130", False),
         ("#-13", False),
-        ("#1 3", False),
         ("", False),
     ],
 )

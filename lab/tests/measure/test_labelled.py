@@ -156,3 +156,27 @@ def test_what_a_measure_must_be_told(name: str) -> None:
         MeasurementRequest(name=name).run(of_model(None))
     with pytest.raises(ValueError, match=f"^{name} reads labelled questions as text, and this model has no tokenizer"):
         MeasurementRequest(name=name, options={"folder": "here"}).run(EvalInput(model=None, variant="it"))
+
+
+# Four labels: one is another's beginning but for its last token, 9, which ends them all.
+TOKENS = [(1, 2, 9), (1, 3, 9), (4, 9), (1, 2, 5, 9)]
+
+
+@pytest.mark.parametrize("kind", ["diff", "llama"])
+def test_greedy_answers_along_the_labels(kind: str) -> None:
+    """As each token by a forward pass without a cache gives, and where the model likes no label's token best."""
+    model = any_model(kind, 3, **{**SIZES, "vocab_size": 12, "num_hidden_layers": 2}, initializer_range=0.5)
+    model.generation_config.eos_token_id = 9
+    for seed in range(5):
+        prompt = torch.randint(12, (7,), generator=torch.Generator().manual_seed(seed))
+        tokens: tuple[int, ...] = ()
+        with torch.no_grad():
+            if seed == 4:
+                model.lm_head.weight[[1, 2, 3, 4, 5, 9]] *= 1e-3
+            while tokens not in TOKENS:
+                allowed = [label[len(tokens)] for label in TOKENS if label[: len(tokens)] == tokens]
+                row = torch.cat((prompt, torch.tensor(tokens, dtype=torch.long)))
+                scores = model(input_ids=row[None], use_cache=False).logits[0, -1]
+                tokens += (allowed[int(scores[allowed].argmax())],)
+            cache = model(input_ids=prompt[None, :5], use_cache=True).past_key_values
+        assert greedy_label(model, TOKENS, prompt) == greedy_label(model, TOKENS, prompt, cache) == TOKENS.index(tokens)

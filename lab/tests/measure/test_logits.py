@@ -23,7 +23,6 @@ from diff_lab.measure.attention_logits import (
     WHOLE_LOGITS,
     Magnitudes,
     attending,
-    quantise,
     quantised_implementation,
 )
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
@@ -194,17 +193,6 @@ def test_magnitudes_of_what_is_seen_alone() -> None:
         magnitudes.ranks()
 
 
-@pytest.mark.parametrize("bits", BITS)
-def test_quantised_values_lie_on_a_grid(bits: int) -> None:
-    x = torch.randn(3, 400, dtype=torch.float64)
-    largest = x.abs().amax(-1, keepdim=True)
-    step = largest / (2 ** (bits - 1) - 1)
-    quantised = quantise(x, largest, bits)
-    assert (quantised / step - (quantised / step).round()).abs().max() < 1e-9
-    assert ((quantised - x).abs() <= step / 2 * (1 + 1e-9)).all()
-    assert not quantise(torch.zeros(2, 3), torch.zeros(2, 1), bits).any()
-
-
 def expected_heads(attention: Any, batch: dict[str, Tensor], hidden: Tensor, tables: Any, per_row: bool) -> Tensor:
     """The formula of a quantised layer of the first DIFF, with whole matrices, before its norm: (B, N, H, 2d)."""
     queries, keys, values = attention.project(hidden, tables)
@@ -243,20 +231,6 @@ def test_four_bits_against_the_formula(granularity: Any) -> None:
     assert (expected - heads).abs().max() > 1e-3  # the two are not the same thing
 
 
-def test_fewer_bits_are_further_off(model: Any) -> None:
-    tokens = Windows().tokens[0]
-
-    def answers(name: str) -> Tensor:
-        with attending(model, name), torch.no_grad():
-            return model(tokens, use_cache=False).logits
-
-    unquantised = answers(WHOLE_LOGITS)
-    for granularity in GRANULARITIES:
-        errors = [(answers(quantised_implementation(bits, granularity)) - unquantised).abs().mean() for bits in BITS]
-        assert 0 < errors[0] < errors[1] < errors[2] < errors[3]
-        assert errors[0] < errors[1] / 50
-
-
 @pytest.mark.parametrize("name", ["outliers", "gradients", "quantised"])
 def test_a_model_of_the_retrieval_task_is_measured(name: str) -> None:
     """With the defaults, of fewer sequences than they ask for."""
@@ -285,11 +259,6 @@ def test_records_of_text(tmp_path: Path) -> None:
     unquantised, loss = records["quantised/loss", "whole"], language_loss(model, batches)
     assert unquantised.n == loss.targets
     assert unquantised.value == pytest.approx(loss.per_token, rel=1e-5)
-    right = [
-        (model(**batch, use_cache=False).logits[:, :-1].argmax(-1) == batch["labels"][:, 1:]).sum().item()
-        for batch in batches.validation_batches()
-    ]
-    assert records["quantised/accuracy", "whole"].value == pytest.approx(sum(right) / loss.targets, abs=1e-6)
     four = records["quantised/loss", "4 bits, per tensor"]
     increase = records["quantised/loss_increase", "4 bits, per tensor"]
     assert increase.value == four.value - unquantised.value != 0

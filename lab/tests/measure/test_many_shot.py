@@ -139,18 +139,3 @@ def test_episodes_are_of_many_shot_data(name: str, text: str) -> None:
     other = EvalInput(model=None, variant="it", batches=RetrievalBatches())
     with pytest.raises(ValueError, match=rf"^{name} is measured on many_shot data alone, .* measure {text}\.$"):
         MeasurementRequest(name=name).run(other)
-
-
-@pytest.mark.parametrize(
-    ("name", "meaningless"),
-    [
-        ("episodes", {"shots": [8, 0], "episodes": 0, "queries": 0, "noises": [0.1, 1.5]}),
-        ("episode_orders", {"shots": 1, "orders": 1, "queries": 1, "sets": 0, "noises": [-0.1]}),
-    ],
-)
-def test_numbers_that_mean_nothing(name: str, meaningless: dict[str, Any]) -> None:
-    for option, value in meaningless.items():
-        with pytest.raises(
-            ValueError, match=f"{name} cannot take .* for {option} .* it should be (great|l).* or equal"
-        ):
-            MeasurementRequest(name=name, options={option: value}).resolve()

@@ -188,17 +188,6 @@ def test_lines_are_means_with_bands_over_seeds_or_with_one_seed_of_the_measureme
     assert "95 % intervals of the measurement" in drawing.caption
 
 
-def test_a_seed_that_is_lost_loses_the_mean_and_leaves_a_cross() -> None:
-    positions = along("needles", 1, 2, 3)
-    lost = Result(name="a/b", variant="diff", value=math.nan, seed=2, coordinates=positions[2])
-    (drawing,) = drawn([*records(positions), lost])
-    axes = drawing.figure.axes[0]
-    crosses = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "x"]
-    assert crosses == [[3.0]]
-    assert "DIFF goes from 1.500 to not known" in drawing.alt
-    assert "cross" in drawing.caption
-
-
 def test_axes_are_logarithmic_where_numbers_span_much_and_shares_lie_evenly() -> None:
     scales = [along("bits", 1, 10, 100), along("bits", 1, 2, 4)]
     scales.append(along("depth", *((fifth / 5, (fifth + 1) / 5) for fifth in range(5))))

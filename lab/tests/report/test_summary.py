@@ -86,10 +86,6 @@ def test_a_comparison_without_a_sentence_is_described() -> None:
         assert finding.sentence.startswith("DIFF has a higher x than the Transformer: 0.700")
 
 
-def test_what_no_comparison_stands_for_is_left_out() -> None:
-    assert findings([found(WON, headline=None)]) == []
-
-
 def test_how_sure_the_findings_are() -> None:
     results = [found(WON), found(WON[:2], name="fig4")]
     text = certainty(results, findings(results))

@@ -143,7 +143,7 @@ def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None =
     def read(name: str, kind: type[T]) -> T | None:
         return read_record(demo / name, kind) if demo and (demo / name).is_file() else None
 
-    results = read("results.json", ResultsFile)
+    results, samples = read("results.json", ResultsFile), read("samples.json", Samples)
     levels = known_levels(results.baselines) if results else {}
     page = fill(
         "runs.html",
@@ -153,7 +153,7 @@ def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None =
         results=results,
         table=tables.demo_table(results) if results else None,
         groups={heading: list(_curves(runs, levels)) for heading, runs in groups.items()},
-        samples=read("samples.json", Samples),
+        samples=samples,
     )
     return write_text(path, page)
 
