@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diff_lab.bench import benchmark, operator_bench, operator_candidates
+from diff_lab.bench import benchmark, operator_bench
 from diff_lab.bench.bench_pages import (
     page,
     page_part,
@@ -22,7 +22,7 @@ from diff_lab.bench.operator_candidates import (
     candidates,
     timed_run,
 )
-from diff_lab.bench.operator_problem import Shape, arrange, draw, flops, matrix_peak
+from diff_lab.bench.operator_problem import Shape, draw, flops, matrix_peak
 from diff_lab.bench.timing import NO_MEMORY, try_run, wall_clock
 from diff_lab.results_files import write_json
 from diff_transformer.utils.files import read_json
@@ -73,24 +73,6 @@ def test_a_kernel_is_forced() -> None:
     value, reason = try_run(CPU, timed_run(on_cuda[BASELINE_CUDNN], problem, FORWARD))
     assert value is None
     assert str(reason).startswith("RuntimeError: ")
-
-
-def test_lengths_are_not_limited_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Properties:
-        total_memory = 16 * (4 * 2 * 4096 * 4096)
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    monkeypatch.setattr(operator_candidates, "reason_against", lambda name, request: None)
-    # Tensors without content are on no CPU, which is all that matters here.
-    long, longer = (
-        arrange(Shape(1, 2, 64, length, length), lambda *size: torch.empty(size, device="meta"))
-        for length in (4096, 8192)
-    )
-    for name in ("sdpa_full_v efficient", "sdpa_split_v flash", "DiffLlama", "flex"):
-        assert candidates("cuda")[name].reason(longer, TRAINING) is None
-    plain = candidates("cuda")["reference"]
-    assert plain.reason(long, FORWARD) is None
-    assert "holds all scores, 0 GiB" in str(plain.reason(longer, FORWARD))
 
 
 def test_operations_are_the_transformers() -> None:
@@ -148,27 +130,6 @@ def test_a_run(believed: None, notes: Any, tmp_path: Any) -> None:
     assert f"Peak of a matrix product: bfloat16 {PEAK:.0f} TFLOP/s." in page_part("throughput", written)
     assert all(note in text for note in operator_bench.CUDA_NOTES)
     assert f"CUDA {torch.version.cuda}, cuDNN" in text
-
-
-def test_a_candidate_that_does_not_fit_has_a_reason(
-    believed: None, notes: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right, runs = operator_candidates.diff_attention, []
-
-    def attention(*args: Any, backend: str, **options: Any) -> Tensor:
-        runs.append(backend)
-        # "sdpa" passes the check and does not fit beside the others any more.
-        if backend == "reference" or (backend == "sdpa" and runs.count("sdpa") > 1):
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return right(*args, backend=backend, **options)
-
-    monkeypatch.setattr(operator_candidates, "diff_attention", attention)
-    chosen = tiny(passes=("forward",), candidates=("reference", "sdpa"), memory_length=0)
-    measure_operator(chosen, notes)
-    rows = notes.rows
-    assert not any("memory" in line for line in notes.lines)
-    reasons = {row.candidate: row.reason for row in rows}
-    assert reasons == {BASELINE: None, BASELINE_FLASH: None, AUTO: None, "reference": NO_MEMORY, "sdpa": NO_MEMORY}
 
 
 def test_widths_have_a_column_where_there_are_several() -> None:

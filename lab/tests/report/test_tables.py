@@ -109,20 +109,6 @@ def test_intervals_keep_the_digits_of_their_value() -> None:
 
 # --- Every record in a row of its own ---
 
-DEPTHS = [
-    Result(
-        name="needles/accuracy_by_depth",
-        variant="diff",
-        value=value,
-        interval=(value - 0.1, value + 0.1),
-        n=1200,
-        coordinates=Coordinates(depth=depth / 100),
-        better="higher",
-        seed=0,
-    )
-    for depth, value in ((0, 0.5), (50, 0.75))
-]
-
 
 def printed(*records: Result) -> list[list[str]]:
     """The cells of each line of the table in a terminal, the heads first."""
@@ -135,26 +121,20 @@ def printed(*records: Result) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
 
 
-def test_each_depth_has_a_row_with_its_interval() -> None:
-    assert printed(*DEPTHS) == [
-        ["measure", "part", "DIFF", "n"],
-        ["needles/accuracy_by_depth ↑", "depth 0 %", "0.500 [0.400, 0.600]", "1,200"],
-        ["needles/accuracy_by_depth ↑", "depth 50 %", "0.750 [0.650, 0.850]", "1,200"],
-    ]
-
-
 def test_a_record_without_all_of_it_and_one_with_a_unit() -> None:
-    loss = Result(name="repeats/loss", variant="llama", value=2.5, unit="nats/token", better="lower")
+    loss = Result(
+        name="repeats/loss", variant="llama", value=2.5, interval=(2.4, 2.6), unit="nats/token", better="lower"
+    )
     share = Result(
         name="repeats/share", variant="llama", value=math.nan, n=7, coordinates=Coordinates(part="[b]here[/b]")
     )
     assert printed(loss, share) == [
         ["measure", "part", "llama", "unit", "n"],
-        ["repeats/loss ↓", "–", "2.500", "nats/token", "–"],
+        ["repeats/loss ↓", "–", "2.500 [2.400, 2.600]", "nats/token", "–"],
         ["repeats/share", "[b]here[/b]", "not known", "–", "7"],
     ]
     other = Result(name="repeats/loss", variant="softmax", value=1.0, better="lower")
     assert printed(other, loss)[1:] == [
         ["repeats/loss ↓", "Transformer", "1.000", "–"],
-        ["repeats/loss ↓", "llama", "2.500", "nats/token"],
+        ["repeats/loss ↓", "llama", "2.500 [2.400, 2.600]", "nats/token"],
     ]

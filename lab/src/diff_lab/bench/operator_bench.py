@@ -120,7 +120,16 @@ def measure_operator(settings: OperatorSettings, recorder: Recorder) -> dict[str
     names = known if settings.candidates is None else (*always, *settings.candidates)
     chosen = {name: candidate for name, candidate in known.items() if name in names}
     for shape, passes in cases:
-        _measure_shape(shape, passes, chosen, settings, recorder)
+        # All dtypes and passes of a shape get the same numbers and one truth.
+        drawn, reason = try_run(device, draw, shape, device)
+        check = None if drawn is None else AnswerCheck(drawn)
+        for dtype, pass_ in itertools.product(settings.dtypes, passes):
+            recorder.begin(settings.label(pass_, dtype, shape))
+            row, rows = BenchRow(candidate=BASELINE, pass_=pass_, dtype=dtype, shape=vars(shape)), None
+            if drawn is not None:
+                rows, reason = try_run(device, _measure_case, row, drawn, check, chosen, settings)
+            recorder.add(rows or [replace(row, reason=reason)])
+        del drawn, check
         free_memory(device)
     memory: list[dict[str, Any]] = []
     for dtype, pass_, shape in memory_parts:
@@ -136,37 +145,16 @@ def measure_operator(settings: OperatorSettings, recorder: Recorder) -> dict[str
     )
 
 
-def _measure_shape(
-    shape: Shape,
-    passes: Sequence[str],
-    known: Mapping[str, Candidate],
-    settings: OperatorSettings,
-    recorder: Recorder,
-) -> None:
-    """Record the rows of a shape for each dtype and pass; all of them get the same numbers and one truth."""
-    device = settings.torch_device
-    drawn, reason = try_run(device, draw, shape, device)
-    check = None if drawn is None else AnswerCheck(drawn)
-    for dtype, pass_ in itertools.product(settings.dtypes, passes):
-        recorder.begin(settings.label(pass_, dtype, shape))
-        row = BenchRow(candidate=BASELINE, pass_=pass_, dtype=dtype, shape=vars(shape))
-        problem, reason = (None, reason) if drawn is None else try_run(device, drawn.to, DTYPES[dtype])
-        if problem is None or check is None:
-            recorder.add([replace(row, reason=reason)])
-        else:
-            recorder.add(_measure_case(row, problem, check, known, settings))
-
-
 def _measure_case(
     template: BenchRow,
-    problem: OperatorProblem,
+    drawn: OperatorProblem,
     check: AnswerCheck,
     known: Mapping[str, Candidate],
     settings: OperatorSettings,
 ) -> list[BenchRow]:
     """Return the rows of the candidates in the case of a row."""
-    device, pass_ = settings.torch_device, template.pass_
-    backend = backend_of_auto(problem, pass_) if AUTO in known else None
+    device, pass_, problem = settings.torch_device, template.pass_, drawn.to(DTYPES[template.dtype])
+    backend = backend_of_auto(problem, pass_)
     rows: dict[str, BenchRow] = {}
     for name, candidate in known.items():
         if name != backend:  # what "auto" chose need not be measured twice

@@ -157,8 +157,8 @@ def line_plot(
         if line.intervals:
             axes.fill_between(x, *np.transpose(line.intervals), color=colour, alpha=0.17, linewidth=0)
         if lost := [at for at, y in zip(x, line.y, strict=True) if not math.isfinite(y)]:
-            place, height = axes.get_xaxis_transform(), [0.97 - 0.05 * number] * len(lost)
-            axes.plot(lost, height, color=colour, marker="x", transform=place, linestyle="", markersize=7)
+            place, heights = axes.get_xaxis_transform(), [0.97 - 0.05 * number] * len(lost)
+            axes.plot(lost, heights, color=colour, marker="x", transform=place, linestyle="", markersize=7)
     for (label, height), dash in zip((levels or {}).items(), itertools.cycle(("--", "-.", ":"))):
         axes.axhline(height, label=label, color=MUTED, linestyle=dash, linewidth=1.2, zorder=1)
     if max((max(line.x, default=0) for line in lines), default=0) >= 10_000:

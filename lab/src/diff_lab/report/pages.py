@@ -65,7 +65,9 @@ def build_results_report(
     folder = document.parent
     found = findings(all_results)
     named = [(results, name_in_report(results, all_results)) for results in all_results]
-    sections = [{"results": one, "name": name, "figures": experiment_figures(one, name)} for one, name in named]
+    sections: list[dict[str, Any]] = [
+        {"results": one, "name": name, "figures": experiment_figures(one, name)} for one, name in named
+    ]
     values = {
         "has_experiments": not all(results.is_own for results in all_results),
         "found": found,
