@@ -15,6 +15,7 @@ import torch
 
 from decoded_maps import decode_maps
 from diff_lab.data import byte_tokenizer
+from diff_lab.report.pages import build_run_report
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
 from diff_transformer.explorer import (
     Example,
@@ -809,3 +810,30 @@ def test_the_widget_of_a_notebook(
     page.wait_for_selector(".refusal")
     page.evaluate("clean()")
     assert page.locator("#cell").inner_text() == ""
+
+
+@pytest.mark.all
+def test_the_demos_report_holds_the_saved_page(watch: Watch, saved: Path, tmp_path: Path) -> None:
+    """Also where it is sent alone; the report itself can run nothing, and its frame cannot reach it."""
+    run = tmp_path / "retrieval-diff"
+    run.mkdir()
+    (tmp_path / "sent").mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 0.9}\n', encoding="utf-8")
+    shutil.copy(saved, tmp_path / "explorer.html")
+    sent = build_run_report([tmp_path]).rename(tmp_path / "sent" / "report.html")
+    page = watch.open(sent.as_uri(), wait=False)
+    frame = page.frame_locator("iframe")
+    page.locator("iframe").scroll_into_view_if_needed()
+    frame.locator(READY).wait_for()
+    before = frame.locator(".measures").inner_text()
+    frame.locator("input[type=range]").first.fill("0")
+    settled(page, lambda: frame.locator(".measures").inner_text() != before)
+    assert frame.get_by_role("button", name="Copy link").count() == 0, "the address is the report's"
+    with page.expect_download() as download:
+        frame.get_by_role("button", name="PNG").first.click()
+    assert Path(download.value.path()).stat().st_size > 1000
+    (inner,) = [each for each in page.frames if each != page.main_frame]
+    assert inner.evaluate("() => { try { return parent.document.title } catch (error) { return error.name } }") == (
+        "SecurityError"
+    )
+    assert page.evaluate("() => document.scripts.length") == 0

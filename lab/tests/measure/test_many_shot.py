@@ -1,5 +1,7 @@
 """Many-shot classification on a model that counts."""
 
+from collections import Counter as Counts
+from itertools import permutations, product
 from typing import Any
 
 import pytest
@@ -9,9 +11,11 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.data import ManyShotBatches, RetrievalBatches
+from diff_lab.experiments.definitions import find_experiment
 from diff_lab.measure.many_shot import (
     EpisodeOrders,
     Episodes,
+    ceiling,
     drawn_orders,
     episode_answers,
     order_accuracies,
@@ -139,3 +143,28 @@ def test_episodes_are_of_many_shot_data(name: str, text: str) -> None:
     other = EvalInput(model=None, variant="it", batches=RetrievalBatches())
     with pytest.raises(ValueError, match=rf"^{name} is measured on many_shot data alone, .* measure {text}\.$"):
         MeasurementRequest(name=name).run(other)
+
+
+@pytest.mark.parametrize("shots", [0, 1, 2, 4])
+def test_the_ceiling_is_that_of_the_best_guess_after_each_evidence(shots: int) -> None:
+    """Of four words in two classes: every dealing, every sequence and every question counted, for all are as likely."""
+    dealings = set(permutations("AABB"))
+    answers: dict[Any, Counts[str]] = {}
+    for dealt, shown, asked in product(dealings, product(range(4), repeat=shots), range(4)):
+        evidence = (asked, *((word, dealt[word]) for word in shown))
+        answers.setdefault(evidence, Counts())[dealt[asked]] += 1
+    right = sum(max(labels.values()) for labels in answers.values())
+    assert ceiling(shots, words=4, classes=2) == pytest.approx(right / (len(dealings) * 4**shots * 4))
+
+
+def test_the_ceiling_is_told_where_it_is_known() -> None:
+    preset = find_experiment("fig6").presets["cpu"]
+    recipe = preset.variant_recipe(preset.variants[0])
+    levels = Episodes(shots=(6, 24), noises=(0.0, 0.3)).baselines(recipe)
+    assert [one.ceiling for one in levels] == [
+        pytest.approx(0.7536, abs=1e-4),
+        pytest.approx(0.9971, abs=1e-4),
+        None,
+        None,
+    ]
+    assert (ceiling(3, words=9, classes=4), ceiling(3, words=200, classes=50)) == (None, None)

@@ -1,6 +1,7 @@
 """The page of training runs, those of a demo among them: one file that loads nothing and runs nothing."""
 
 import base64
+import html
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from diff_lab.report.pages import build_run_report
+from diff_transformer.explorer.page import page_html
 
 VOID = {"meta", "br", "img"}
 
@@ -84,8 +86,7 @@ def test_the_page_holds_everything_the_demo_measured(demo_page: Path) -> None:
 def test_the_page_is_one_file_that_loads_and_runs_nothing(demo_page: Path) -> None:
     page = Page(demo_page)
     assert not {"script", "link", "iframe", "object"} & set(page.tags)
-    link, *images = page.loads
-    assert link == "explorer.html", "a page of its own"
+    images = page.loads
     prefix = "data:image/svg+xml;base64,"
     assert all(image.startswith(prefix) for image in images)
     drawing = base64.b64decode(images[0].removeprefix(prefix)).decode()
@@ -94,6 +95,27 @@ def test_the_page_is_one_file_that_loads_and_runs_nothing(demo_page: Path) -> No
     source = demo_page.read_text(encoding="utf-8")
     assert "http" not in source.replace("http-equiv", "")
     assert "default-src 'none'" in source
+
+
+def test_the_explorer_is_in_the_page_and_may_run_its_script_and_nothing_else_may(
+    demo_dir: Path, tmp_path: Path
+) -> None:
+    """In a frame that holds it, as a page that is sent alone has no file beside it."""
+    (demo_dir / "explorer.html").write_text(page_html({"text": '"<b>&'}, title="", may_ask=False), encoding="utf-8")
+    source = build_run_report([demo_dir], tmp_path / "page.html").read_text(encoding="utf-8")
+    (policy, *_) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', source)
+    (script,) = re.findall(r"'(sha256-[^']*)'", policy)
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src '{script}'"
+    ((held, more),) = re.findall(r'<iframe srcdoc="([^"]*)"([^>]*)>', source)
+    assert html.unescape(held) == (demo_dir / "explorer.html").read_text(encoding="utf-8")
+    assert f"script-src '{script}'" in html.unescape(held)
+    assert 'sandbox="allow-scripts allow-downloads"' in more, "not allow-same-origin"
+    assert "<script" not in source
+    assert "src=" not in more
+    (demo_dir / "explorer.html").write_text("<!doctype html>", encoding="utf-8")
+    source = build_run_report([demo_dir]).read_text(encoding="utf-8")
+    assert "<iframe" not in source, "a file of that name that is no explorer"
+    assert "script-src" not in source
 
 
 def test_whatever_files_say_is_text(demo_dir: Path) -> None:

@@ -53,6 +53,8 @@ def test_a_noisy_line_has_its_running_mean_and_a_lost_number_a_cross() -> None:
     line, cross = line_plot([Series("a", [1, 2, 3], [1.0, math.nan, 1.0])], title="t", ylabel="y").axes[0].lines
     assert (list(cross.get_xdata()), cross.get_marker()) == ([2], "x")
     assert math.isnan(line.get_ydata()[1])
+    low, high = line_plot([Series("a", [1, 2], [5.0, 4.0])], title="t", ylabel="y").axes[0].get_ylim()
+    assert 3.5 < low < 4 < 5 < high < 5.5, "without limits the axis holds the line"
 
 
 def test_a_long_title_and_a_long_legend_lie_within_the_figure() -> None:
@@ -195,6 +197,8 @@ def test_axes_are_logarithmic_where_numbers_span_much_and_shares_lie_evenly() ->
     assert [one.get_xscale() for one in axes] == ["log", "linear", "linear"]
     assert [text.get_text() for text in axes[0].get_xticklabels()] == ["1", "10", "100"]
     assert [text.get_text() for text in axes[2].get_xticklabels()][-1] == "80–100 %"
+    tops = [replace(one, value=300 / one.coordinates["rank"]) for one in records(along("rank", 1, 2, 10, 100))]
+    assert [drawn(measured)[0].figure.axes[0].get_yscale() for measured in (tops, tops[:-4])] == ["log", "linear"]
 
 
 def test_chance_and_floor_are_lines_where_they_are_known_everywhere() -> None:
@@ -203,10 +207,53 @@ def test_chance_and_floor_are_lines_where_they_are_known_everywhere() -> None:
         replace(one, value=0.3 + one.coordinates["shots"] / 100) for one in records(places, (0.0,), "a/accuracy")
     ]
     levels: dict[str, Any] = {"chance": 0.1, "floor": 0.2, "by_elimination": 0.2, "steps": 1}
-    baselines = [Baseline(name="a/accuracy", coordinates=place, **levels) for place in places]
+    baselines = [Baseline(name="a/accuracy", coordinates=place, ceiling=0.9, **levels) for place in places]
     (drawing,) = drawn(measured, baselines)
+    assert "ceiling goes from 0.900 to 0.900" in drawing.alt
     # What is equal to another level is drawn once.
     assert "chance goes from 0.100 to 0.100; by elimination goes from 0.200 to 0.200" in drawing.alt
     assert "floor" not in drawing.svg
     assert "chance</text>" in drawing.svg
     assert "chance" not in drawn(measured, baselines[:2])[0].alt
+
+
+SIZES = "training/parameters_without_lambda_and_norms"
+
+
+def test_losses_by_size_have_their_fits_and_the_arrow_of_equal_loss() -> None:
+    """The first variant needs twice the parameters: its loss at N is the other's at N / 2."""
+    sizes = (1e5, 4e5, 1.6e6)
+    measured = [
+        Result(name=name, variant=variant, value=value, seed=0, coordinates=Coordinates(parameters=size))
+        for size in sizes
+        for variant, share in (("diff", 2.0), ("softmax", 1.0))
+        for name, value in (
+            ("language/validation_loss", 5 - 0.2 * math.log(size / share / 1e5)),
+            (SIZES, 0.9 * size),
+        )
+    ]
+    curves = [
+        Result(name="training/validation_loss", variant=variant, value=value, seed=0, coordinates=at)
+        for variant, values in (("diff", (5.0, 4.5)), ("softmax", (4.8, 4.4)))
+        for step, value in enumerate(values, 1)
+        for at in [Coordinates(parameters=sizes[-1], step=step)]
+    ]
+    rows = [
+        Comparison(
+            name=name, variant="diff", against="softmax", ours=(2, 1), difference=1, better="lower", verdict="contrary"
+        )
+        for name in ("scaling/parameters_for_equal_loss",)
+    ]
+    trained = [{"name": name, "coordinates": {"parameters": sizes[-1]}} for name in ("diff", "softmax")]
+    settings = {"variants": [{**one, "learning_rate": 0.1, "diverged": [], "tokens_per_step": 10} for one in trained]}
+    file = capture_results("t", settings, [*measured, *curves], "cpu", comparisons=rows)
+    results = ExperimentResults("fig3", "cpu", replace(file, headline=Headline(name=rows[0].name)))
+    *_, by_size = experiment_figures(results, "Figure 3")
+    axes = by_size.figure.axes[0]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert "→ 2.00 times the parameters" in texts(by_size)
+    arrow = next(text for text in axes.texts if getattr(text, "arrow_patch", None))
+    assert (arrow.xyann[0], arrow.xy[0]) == pytest.approx((0.9 * 4e5 / 2, 0.9 * 4e5))
+    assert arrow.xy[1] == pytest.approx(5 - 0.2 * math.log(2))
+    fewer = replace(file, records=tuple(one for one in measured if one.coordinates["parameters"] < 1e6))
+    assert experiment_figures(replace(results, file=replace(fewer, headline=results.file.headline)), "Figure 3") == []

@@ -136,8 +136,13 @@ class Episodes(Measurement):
         return records
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        places = (Coordinates(noise=noise, shots=shots) for noise, shots in product(self.noises, self.shots))
-        return [guessing(ACCURACY, place, recipe) for place in places]
+        baselines = []
+        for noise, shots in product(self.noises, self.shots):
+            best = None
+            if noise == 0 and recipe.data.item_length == 1:
+                best = ceiling(shots, recipe.data.words, recipe.data.classes)
+            baselines += [guessing(ACCURACY, Coordinates(noise=noise, shots=shots), recipe, ceiling=best)]
+        return baselines
 
 
 class EpisodeOrders(Measurement):
@@ -178,6 +183,26 @@ def guessing(name: str, coordinates: Coordinates, recipe: Any, **fields: Any) ->
     """
     chance = 1 / recipe.data.classes
     return Baseline(name=name, coordinates=coordinates, chance=chance, floor=chance, steps=recipe.train.steps, **fields)
+
+
+def ceiling(shots: int, words: int, classes: int) -> float | None:
+    """Compute the accuracy of the best reader of demonstrations of one word each, all of them labelled right.
+
+    A word that was shown has the label that it was shown with. One that was not is of the class that has the most words
+    left. None where classes have different numbers of words, or where the cases are more than can be counted at once.
+    """
+    size = words // classes
+    if words % classes or (size + 1) ** classes > 10_000:
+        return None
+    accuracy = 0.0
+    for shown in product(range(size + 1), repeat=classes):  # words of each class that were shown
+        count = sum(shown)
+        exactly_these = math.fsum(
+            (-1) ** left * math.comb(count, left) * ((count - left) / words) ** shots for left in range(count + 1)
+        )
+        ways = math.prod(math.comb(size, of_class) for of_class in shown)
+        accuracy += ways * exactly_these * (count + size - min(shown)) / words
+    return accuracy
 
 
 @dataclass(frozen=True)

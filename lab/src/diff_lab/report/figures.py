@@ -30,7 +30,7 @@ from diff_lab.record import Baseline, Comparison, Result
 from diff_lab.report import wording
 from diff_lab.report.findings import ExperimentResults, slug
 from diff_lab.report.wording import format_number, variant_label
-from diff_lab.statistics import mean_interval
+from diff_lab.statistics import fits, mean_interval
 from diff_transformer.attention_types import ATTENTION_TYPES
 
 # CSS variable → (light, dark). The variants' hues are Okabe and Ito's blue and vermilion, told apart by every kind of
@@ -55,10 +55,14 @@ _LIGHT, _DARK = ("".join(f"--{name}: {shades[side]}; " for name, shades in THEME
 _FILE_STYLE = f"<style>svg {{ {_LIGHT}}} @media (prefers-color-scheme: dark) {{ svg {{ {_DARK}}} }}</style>"
 # A curve of more points than this is drawn faintly as it is and boldly as a running mean.
 MANY = 60
-# Fewer numbers of a coordinate are no line; from this ratio of the largest to the smallest on, an axis is logarithmic.
-FEWEST, _WIDE = 3, 8
+# Fewer numbers of a coordinate are no line; from these ratios of the largest to the smallest on, its axis or that of a
+# measure is logarithmic.
+FEWEST, _WIDE, _TALL = 3, 8, 30
 # Of losses what lies above the curves at this share of the training is cut off.
 _BEGINNING = 0.1
+# Figure 3: the comparison that its fits are for, the losses that are fitted, and the sizes as they are counted there.
+_PARAMETERS_FOR_EQUAL_LOSS = "scaling/parameters_for_equal_loss"
+_FITTED_LOSS, _FITTED_SIZE = "language/validation_loss", "training/parameters_without_lambda_and_norms"
 # Coordinates that are drawn against the depth as heat maps (Figure 5).
 _CONTEXTS = ("length", "context_factor")
 
@@ -142,7 +146,7 @@ def line_plot(
     """
     figure = Figure(figsize=(4.8, 3.3), layout="constrained")
     axes = figure.add_subplot()
-    axes.set(title=textwrap.fill(title, 48, break_long_words=False), xlabel=xlabel, ylabel=ylabel, ylim=limits)
+    axes.set(title=textwrap.fill(title, 48, break_long_words=False), xlabel=xlabel, ylabel=ylabel)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     for number, line in enumerate(lines):
         x, colour = line.x, line.colour or CYCLE[number % len(CYCLE)]
@@ -161,6 +165,8 @@ def line_plot(
             axes.plot(lost, heights, color=colour, marker="x", transform=place, linestyle="", markersize=7)
     for (label, height), dash in zip((levels or {}).items(), itertools.cycle(("--", "-.", ":"))):
         axes.axhline(height, label=label, color=MUTED, linestyle=dash, linewidth=1.2, zorder=1)
+    if limits:  # None would keep the limits of an empty figure
+        axes.set_ylim(limits)
     if max((max(line.x, default=0) for line in lines), default=0) >= 10_000:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     handles, labels = axes.get_legend_handles_labels()
@@ -186,7 +192,8 @@ def experiment_figures(results: ExperimentResults, called: str) -> list[Drawing]
         return []
     curves = list(_learning(results, row, called))
     names = list(dict.fromkeys([row.name, *(one.name for one in results.file.comparisons)]))
-    main = _heat_maps(results, row, names, called) or _headline_line(results, row, names, called)
+    by_size = _by_size(results, row, called) if row.name == _PARAMETERS_FOR_EQUAL_LOSS else None
+    main = by_size or _heat_maps(results, row, names, called) or _headline_line(results, row, names, called)
     if results.is_own:
         return [*curves, *([main] if main else [])]
     return [main] if main else curves[-1:]
@@ -317,6 +324,48 @@ def _differences(results: ExperimentResults, row: Comparison, data: pd.DataFrame
             yield replace(line, colour=CYCLE[number % len(CYCLE)], marker=marker, intervals=intervals)
 
 
+# --- Figure 3: losses by size with their fits ---
+
+
+@styled
+def _by_size(results: ExperimentResults, row: Comparison, called: str) -> Drawing | None:
+    """Draw final losses by size with the fits of a comparison, and an arrow from the second variant's size to the
+    first's of equal loss. None if losses are not of three sizes of both.
+    """
+    records = results.file.records
+    counted = {
+        one.coordinates.position("parameters"): one.value
+        for one in records
+        if one.name == _FITTED_SIZE and one.variant == row.against
+    }
+    losses = frame([one for one in records if one.name == _FITTED_LOSS], "parameters")
+    losses["x"] = losses.x.map(counted)
+    lines = _mean_lines(losses, (row.variant, row.against))
+    sizes = np.array(sorted(counted.values()))
+    if len(sizes) < FEWEST or any(list(line.x) != list(sizes) or not np.isfinite(line.y).all() for line in lines):
+        return None
+    fit, span = fits(sizes, np.array([[line.y for line in lines]]))[0], np.geomspace(sizes[0], sizes[-1], 50)
+    title = f"{called}: loss by size"
+    figure = line_plot(lines, title=title, xlabel="parameters without λ and norms", ylabel="loss (nats/token) ↓")
+    axes = figure.axes[0]
+    for number, (points, line) in enumerate(zip(axes.get_lines(), lines, strict=True)):
+        points.set_linestyle("")  # the lines are the fits
+        axes.plot(span, fit.losses(number, span), color=line.colour, linewidth=1.4, linestyle=("-", "--")[number])
+    ratio, (height,) = fit.equal_loss_ratio(), fit.losses(0, np.array([fit.middle]))
+    if math.isfinite(ratio):
+        ends = (fit.middle, height), (fit.middle / ratio, height)
+        axes.annotate("", *ends, arrowprops={"arrowstyle": "->", "linewidth": 1.6})
+        axes.text(0.03, 0.05, f"→ {ratio:.2f} times the parameters", transform=axes.transAxes, fontsize=9)
+    axes.set(xscale="log", yscale="log")
+    for one, form in ((axes.xaxis, EngFormatter(sep="")), (axes.yaxis, StrMethodFormatter("{x:g}"))):
+        one.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        one.set_major_formatter(form)
+        one.set_minor_locator(NullLocator())
+    words = f"{'; '.join(map(str, lines))}; for an equal loss {wording.format_difference(row)} of parameters"
+    caption = f"{_caption(losses)} Lines are the fits that the comparison is made of."
+    return Drawing(figure, f"{title}: {words}.", caption, slug(f"{results.anchor}-size"))
+
+
 # --- A measure along a coordinate: sizes, depths, bits ---
 
 
@@ -389,7 +438,9 @@ def _along(coordinate: str, records: Sequence[Result], results: ExperimentResult
     numbers = dict(sorted(numbers.items(), key=lambda item: item[1]))
     lines = [*_mean_lines(data, wording.variants_of(records)), *_levels(first.name, numbers, results.file.baselines)]
     measure = wording.measure_words(first.name) + wording.unit_and_direction(first)
-    figure = line_plot(lines, title=f"{called}: {title}", xlabel=described.title, ylabel=measure, limits=_limits(lines))
+    is_tall = data.value.min() > 0 and data.value.max() >= _TALL * data.value.min()
+    limits = None if is_tall else _limits(lines)
+    figure = line_plot(lines, title=f"{called}: {title}", xlabel=described.title, ylabel=measure, limits=limits)
     axes, positions = figure.axes[0], list(numbers.values())
     texts = [described.text(at[coordinate]) for at in numbers]
     # Shares of a whole, such as depths, lie evenly however far they are apart.
@@ -400,13 +451,21 @@ def _along(coordinate: str, records: Sequence[Result], results: ExperimentResult
     if len(positions) <= 8:
         axes.set_xticks(positions, texts)
         axes.xaxis.set_minor_locator(NullLocator())
+    if is_tall:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     alt = f"{called}: {title} by {described.title}: {measure}. {'; '.join(map(str, lines))}."
     return Drawing(figure, alt, _caption(data), slug(f"{results.anchor}-{title}"))
 
 
 def _levels(name: str, numbers: Mapping[Coordinates, float], baselines: Sequence[Baseline]) -> Iterator[Series]:
-    """Yield chance, floor and elimination where they are known at every position; of equal ones the last."""
-    by_position = {one.coordinates: one.levels() for one in baselines if one.name == name and one.is_accuracy}
+    """Yield chance, floor, elimination and ceiling where they are known at every position; of equal ones the last."""
+    by_position = {
+        one.coordinates: one.levels() | ({} if one.ceiling is None else {"ceiling": one.ceiling})
+        for one in baselines
+        if one.name == name and one.is_accuracy
+    }
     known = [by_position.get(position, by_position.get(NO_COORDINATES, {})) for position in numbers]
     heights = pd.DataFrame(known).dropna(axis="columns").T.drop_duplicates(keep="last").T
     for label in heights:

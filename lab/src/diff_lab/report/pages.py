@@ -1,6 +1,7 @@
 """Writes reports from the files of results alone: of experiments, and of training runs, a demo's among them."""
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -151,7 +152,7 @@ def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None =
         "runs.html",
         title=results.title if results else title,
         is_demo=demo is not None,
-        has_explorer=demo is not None and (demo / "explorer.html").is_file(),
+        explorer=_explorer(demo / "explorer.html") if demo else None,
         results=results,
         table=tables.demo_table(results) if results else None,
         groups={heading: list(_curves(runs, levels)) for heading, runs in groups.items()},
@@ -189,6 +190,13 @@ def _all_runs(run_dirs: Sequence[str | Path]) -> list[Path]:
             )
         found |= {run.resolve(): run for run in runs}
     return list(found.values())
+
+
+def _explorer(file: Path) -> dict[str, str] | None:
+    """Return the explorer's page and the hash of its script, which its policy names; None without such a page."""
+    page = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    script = re.search(r"script-src '(sha256-[\w+/=]+)'", page)
+    return {"page": page, "script_hash": script[1]} if script else None
 
 
 def _curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], levels: Mapping[str, float]) -> Iterator[Drawing]:
