@@ -405,7 +405,7 @@ def test_demo_ends_with_a_table_a_page_and_models(
     assert [command.split()[0] for command in commands] == ["explore", "generate", "compare", "reproduce"]
     explore, generate, compare, reproduce = map(shlex.split, commands)
     assert run(*explore, "--output", tmp_path / "page.html").exit_code == 0
-    assert 'href="explorer.html"' in page
+    assert '<iframe srcdoc="' in page
     embedded = re.findall(r'id="explorer-data">(.*?)</script>', (folder / "explorer.html").read_text(encoding="utf-8"))
     explorer = json.loads(embedded[0])
     assert [model["label"] for model in explorer["models"].values()] == ["DIFF", "Transformer"]
