@@ -11,7 +11,7 @@ import torch
 
 from diff_lab.experiments.experiment import heads_of
 from diff_lab.record import Result
-from diff_lab.report.plots import variant_style
+from diff_lab.report.figures import variant_style
 from diff_lab.report.wording import variant_label, variants_of
 from diff_lab.train import load_recipe
 from diff_lab.train.plan import Plan, flops_per_token

@@ -72,7 +72,6 @@ class Sizes:
                 *("sdpa_full_v cuDNN", "sdpa_split_v flash", "sdpa_split_v cuDNN"),
             ),
             "rounds": 7,
-            "grouped_length": 0,
             "memory_length": 0,
         }
     )
@@ -94,7 +93,6 @@ REHEARSAL = Sizes(
         "passes": ("forward", "forward+backward", "decode"),
         "candidates": ("sdpa_split_v",),
         "rounds": 5,
-        "grouped_length": 0,
         "memory_length": 0,
     },
     model_parts=("step", "decode"),

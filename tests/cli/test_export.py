@@ -58,7 +58,7 @@ def test_what_eval_wrote_beside_the_model_is_taken(run: Run, text_run: Path, tex
     output = copy / "results.json"
     assert run("eval", copy, "--text", text_file, "--output", output).exit_code == 0
     assert run("export", copy, tmp_path / "a").exit_code == 0
-    rows = ("| language: bits per byte", "| language: validation loss")
+    rows = ("| language: bits per byte ↓ |", "| language: validation loss (nats/token) ↓ |")
     assert all(row in card_of(tmp_path / "a").text for row in rows)
     # It names the model that it is of; of another one the user has to name the file.
     middle = copy / "checkpoints" / "step-000002"

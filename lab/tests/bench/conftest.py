@@ -37,6 +37,5 @@ def tiny() -> OperatorSettings:
         lengths=(12, 40),
         candidates=("blockwise", "sdpa_split_v"),
         rounds=5,
-        grouped_length=20,
         memory_length=0,
     )

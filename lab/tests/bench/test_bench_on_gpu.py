@@ -12,10 +12,9 @@ import torch
 from diff_lab.bench.bench_pages import results_path, write_document
 from diff_lab.bench.benchmark import BACKWARD, DECODE, FORWARD, STEP, TRAINING, refuse_wrong
 from diff_lab.bench.model_bench import ModelSettings, measure_model
-from diff_lab.bench.operator_bench import OperatorSettings, measure_operator
+from diff_lab.bench.operator_bench import OperatorSettings, measure_memory, measure_operator
 from diff_lab.bench.operator_candidates import AUTO, BASELINE, BASELINE_FLASH
 from diff_lab.bench.operator_problem import Shape
-from diff_lab.bench.peak_memory import measure_memory
 from diff_lab.bench.timing import (
     NO_MEMORY,
     EventClock,

@@ -111,11 +111,6 @@ def test_a_stage_that_fails_says_why_and_the_next_one_runs(programs: Callable[[s
     assert document["stages"]["model"]["found"] == {"tests": tests}
 
 
-def test_the_limits_add_up_to_eight_minutes(programs: Callable[[str], Any]) -> None:
-    program = programs("gpu_record")
-    assert sum(program.STAGES.values()) <= 480
-
-
 def test_a_rehearsal_does_not_replace_the_real_record(
     programs: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,15 +163,6 @@ def test_the_kernels_take_measured_blocks(
         assert problem._replace(readable=masked).blocks("forward") != (64, 64, 4, 2, False)
     finally:
         arguments.measured_blocks.cache_clear()
-
-
-def test_every_list_of_candidates_is_short_and_begins_as_it_should(programs: Callable[[str], Any]) -> None:
-    pytest.importorskip("triton")
-    tune = programs("tune_kernels")
-    for kernel, blocks in tune.CANDIDATES.items():
-        assert len(set(blocks)) == len(blocks) <= tune.Sizes().most, kernel
-        if kernel not in ("decode", "chunk"):
-            assert blocks[0] == (64, 64, 4, 2, False), kernel
 
 
 @pytest.mark.all

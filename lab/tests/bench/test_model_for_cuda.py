@@ -11,7 +11,6 @@ from diff_lab.bench.bench_pages import page, page_part
 from diff_lab.bench.benchmark import DECODE, FORWARD, STEP
 from diff_lab.bench.model_bench import (
     ModelSettings,
-    in_dtype,
     measure_model,
 )
 from diff_lab.bench.timing import NO_MEMORY
@@ -42,9 +41,6 @@ def test_the_layers_are_those_of_table_7(believed: None) -> None:
     assert [on_cuda.batch_of(*case) for case in on_cuda.cases()] == [2, 1, 2, 1, 1, 1]
     assert (on_cuda.for_check.layers, on_cuda.for_check.vocabulary, on_cuda.layers) == (1, 8192, 12)
     assert ModelSettings.on("cuda", batch=3).batch_of(STEP, 2048) == 3
-    assert ModelSettings.on("cuda", compile=True, passes=("step",)).compile
-    with pytest.raises(ValueError, match="compile does not go with the pass 'decode'"):
-        ModelSettings.on("cuda", compile=True, passes=("decode",))
 
 
 def test_results_are_checked_on_fewer_layers(small: ModelSettings, notes: Any, tmp_path: Any) -> None:
@@ -81,13 +77,3 @@ def test_a_model_that_does_not_fit_has_a_reason(
     rows = notes.rows
     assert {row.candidate for row in rows if row.ratio is not None} == timed
     assert {row.candidate: row.reason for row in rows}[lost] == NO_MEMORY
-
-
-def test_layers_are_compiled_where_it_is_asked_for(small: ModelSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function, **options: (function, options))
-    built = model_bench.build("diff", small)
-    assert in_dtype(built, torch.bfloat16, small).get_submodule("model")._compiled_call_impl is None
-    compiled = in_dtype(built, torch.bfloat16, dataclasses.replace(small, compile=True, passes=("step",)))
-    assert compiled is built
-    stack = compiled.get_submodule("model")
-    assert stack._compiled_call_impl == (stack._call_impl, {"dynamic": False})

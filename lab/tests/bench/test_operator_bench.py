@@ -1,5 +1,4 @@
 import dataclasses
-import itertools
 import math
 from typing import Any
 
@@ -16,14 +15,13 @@ from diff_lab.bench.benchmark import (
 )
 from diff_lab.bench.operator_bench import OperatorSettings, measure_operator
 from diff_lab.record import Environment
-from tiny_model import needs_vectors
 
 
 def test_a_run_has_every_case_and_where_it_comes_from(tiny: OperatorSettings, notes: Any) -> None:
     document = measure_operator(tiny, notes)
     rows = document["rows"]
     assert rows == notes.rows
-    assert [f"  {row}" for row in [*rows, *document["grouped"]]] == [line for line in notes.shown if line[0] == " "]
+    assert [f"  {row}" for row in rows] == [line for line in notes.shown if line[0] == " "]
     cases = {(row.pass_, row.dtype, row.shape["batch"], row.shape["queries"], row.shape["keys"]) for row in rows}
     dtypes = ("float32", "bfloat16")
     expected = {(pass_, dtype, 1, n, n) for pass_ in (FORWARD, TRAINING) for dtype in dtypes for n in (12, 40)}
@@ -50,39 +48,6 @@ def test_a_run_has_every_case_and_where_it_comes_from(tiny: OperatorSettings, no
     assert document["settings"]["threads"] == torch.get_num_threads()
     count = len(notes.lines)
     assert [line.split(":")[0] for line in notes.lines] == [f"part {n} of {count}" for n in range(1, count + 1)]
-
-
-def test_groups_are_measured_once_and_repeated(tiny: OperatorSettings, notes: Any) -> None:
-    """Beside the other rows, relative to as many heads of the Transformer."""
-    document = measure_operator(tiny, notes)
-    rows = list(notes.rows)
-    found = {(row.candidate, row.pass_, row.dtype) for row in document["grouped"]}
-    names = ("softmax", "blockwise", "blockwise, repeated")
-    assert found == set(itertools.product(names, (FORWARD, TRAINING), ("float32", "bfloat16")))
-    for row in document["grouped"]:
-        assert row.shape == {"batch": 1, "heads": 5, "width": 8, "queries": 20, "keys": 20}
-        assert (row.against, row.reason) == ("softmax", None)
-        assert row.ratio is not None
-        assert row.candidate == "softmax" or row.error < 1
-    assert not any("repeated" in row.candidate for row in rows)
-    for changed in ({"grouped_length": 0}, {"candidates": ("sdpa_split_v",)}, {"passes": ("decode",)}):
-        assert not measure_operator(dataclasses.replace(tiny, **changed), notes)["grouped"]
-
-
-def test_a_wrong_group_is_refused(tiny: OperatorSettings, notes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = operator_candidates.diff_attention
-
-    def wrong(q: torch.Tensor, *args: Any, **settings: Any) -> torch.Tensor:
-        return right(q, *args, **settings) * (1.001 if q.shape[2] > 2 else 1)
-
-    monkeypatch.setattr(operator_candidates, "diff_attention", wrong)
-    document = measure_operator(dataclasses.replace(tiny, dtypes=("float32",), passes=("forward",)), notes)
-    rows = notes.rows
-    ratios = {row.candidate: row.ratio for row in document["grouped"]}
-    assert ratios["blockwise"] is None
-    assert ratios["blockwise, repeated"] is not None
-    with pytest.raises(ValueError, match=r"wrong results.*: blockwise \(forward, float32, batch 1, heads 5"):
-        refuse_wrong(rows)
 
 
 def test_bytes_by_time_when_decoding(tiny: OperatorSettings, notes: Any) -> None:
@@ -119,27 +84,6 @@ def test_right_rows_are_not_refused(tiny: OperatorSettings) -> None:
     refuse_wrong([row, dataclasses.replace(row, error=1.0), dataclasses.replace(row, reason="cannot run")])
     with pytest.raises(ValueError, match="a "):
         refuse_wrong([dataclasses.replace(row, error=math.nan)])
-
-
-@needs_vectors
-def test_what_cannot_be_compiled_is_a_reason_for_flex_alone(
-    tiny: OperatorSettings, notes: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right, failing = operator_candidates.diff_attention, ["flex"]
-
-    def attention(*args: Any, backend: str, **settings: Any) -> torch.Tensor:
-        if backend in failing:
-            raise RuntimeError("no compiler\nat all")
-        return right(*args, backend=backend, **settings)
-
-    monkeypatch.setattr(operator_candidates, "diff_attention", attention)
-    settings = dataclasses.replace(tiny, dtypes=("float32",), lengths=(12,), passes=("forward",), candidates=("flex",))
-    measure_operator(settings, notes)
-    rows = notes.rows
-    assert next(row.reason for row in rows if row.candidate == "flex") == "RuntimeError: no compiler"
-    failing.append("auto")
-    with pytest.raises(RuntimeError, match="no compiler"):
-        measure_operator(settings, notes)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diff_lab.bench import benchmark, operator_bench, operator_candidates
+from diff_lab.bench import benchmark, operator_bench
 from diff_lab.bench.bench_pages import (
     page,
     page_part,
@@ -22,13 +22,12 @@ from diff_lab.bench.operator_candidates import (
     candidates,
     timed_run,
 )
-from diff_lab.bench.operator_problem import Shape, arrange, draw, flops, matrix_peak
+from diff_lab.bench.operator_problem import Shape, draw, flops, matrix_peak
 from diff_lab.bench.timing import NO_MEMORY, try_run, wall_clock
 from diff_lab.results_files import write_json
-from diff_transformer.ops.backends import BACKENDS
 from diff_transformer.utils.files import read_json
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
 PEAK = 800.0
 
 
@@ -39,14 +38,14 @@ def believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    monkeypatch.setattr(operator_bench, "draw", lambda shape, device, *ratio: draw(shape, CPU, *ratio))
+    monkeypatch.setattr(operator_bench, "draw", lambda shape, device: draw(shape, CPU))
     monkeypatch.setattr(operator_bench, "kernel_clock", lambda device: wall_clock(CPU))
     monkeypatch.setattr(operator_bench, "matrix_peak", lambda dtype, device: PEAK)
     monkeypatch.setattr(operator_bench, "measure_memory", lambda *args: [])
 
 
 def tiny(**chosen: Any) -> OperatorSettings:
-    sizes = {"heads": 4, "head_dims": (8,), "lengths": (24,), "grouped_length": 20}
+    sizes = {"heads": 4, "head_dims": (8,), "lengths": (24,)}
     return OperatorSettings.on("cuda", **sizes, tokens=48, rounds=5, **chosen)
 
 
@@ -64,17 +63,6 @@ def test_defaults_are_the_devices_and_what_is_given_goes_before_them(believed: N
     assert chosen.square(chosen.memory_length, 64) == Shape(3, 16, 64, 16384, 16384)
 
 
-def test_candidates_of_cuda_have_names_of_their_own() -> None:
-    on_cuda = candidates("cuda")
-    assert next(iter(on_cuda)) == BASELINE
-    assert {AUTO, *BACKENDS} < on_cuda.keys()
-    assert len(on_cuda) == 3 + len((AUTO, *BACKENDS)) + 4 + 2
-    baselines = {name for name, candidate in on_cuda.items() if candidate.is_baseline}
-    assert baselines == {BASELINE, BASELINE_FLASH, BASELINE_CUDNN}
-    assert {"sdpa_full_v efficient", "sdpa_full_v cuDNN", "sdpa_split_v flash", "sdpa_split_v cuDNN"} < set(on_cuda)
-    assert not {BASELINE_FLASH, BASELINE_CUDNN, "sdpa_split_v flash"} & set(candidates("cpu"))
-
-
 def test_a_kernel_is_forced() -> None:
     problem = draw(Shape(2, 4, 8, 20, 20), CPU)
     on_cuda = candidates("cuda")
@@ -82,29 +70,9 @@ def test_a_kernel_is_forced() -> None:
         timed_run(on_cuda[name], problem, TRAINING)() for name in (BASELINE, BASELINE_FLASH)
     )  # the CPU has one, too
     torch.testing.assert_close(flash, plain)
-    refused = on_cuda[BASELINE_CUDNN]
-    assert refused.expected_errors(CUDA) == (Exception,)
-    value, reason = try_run(CPU, timed_run(refused, problem, FORWARD), expected_errors=refused.expected_errors(CUDA))
+    value, reason = try_run(CPU, timed_run(on_cuda[BASELINE_CUDNN], problem, FORWARD))
     assert value is None
     assert str(reason).startswith("RuntimeError: ")
-
-
-def test_lengths_are_not_limited_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Properties:
-        total_memory = 16 * (4 * 2 * 4096 * 4096)
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    monkeypatch.setattr(operator_candidates, "reason_against", lambda name, request: None)
-    # Tensors without content are on no CPU, which is all that matters here.
-    long, longer = (
-        arrange(Shape(1, 2, 64, length, length), lambda *size: torch.empty(size, device="meta"))
-        for length in (4096, 8192)
-    )
-    for name in ("sdpa_full_v efficient", "sdpa_split_v flash", "sdpa_padded_q", "DiffLlama", "flex"):
-        assert candidates("cuda")[name].reason(longer, TRAINING) is None
-    plain = candidates("cuda")["reference"]
-    assert plain.reason(long, FORWARD) is None
-    assert "holds all scores, 0 GiB" in str(plain.reason(longer, FORWARD))
 
 
 def test_operations_are_the_transformers() -> None:
@@ -125,10 +93,8 @@ def test_memory_that_runs_out_is_a_reason() -> None:
         raise LookupError("")
 
     assert try_run(CPU, too_large) == (None, NO_MEMORY)
-    assert try_run(CPU, refused, expected_errors=(Exception,)) == (None, "LookupError: ")
+    assert try_run(CPU, refused) == (None, "LookupError: ")
     assert try_run(CPU, lambda: 3) == (3, None)
-    with pytest.raises(LookupError):
-        try_run(CPU, refused)
 
 
 def test_a_run(believed: None, notes: Any, tmp_path: Any) -> None:
@@ -164,51 +130,6 @@ def test_a_run(believed: None, notes: Any, tmp_path: Any) -> None:
     assert f"Peak of a matrix product: bfloat16 {PEAK:.0f} TFLOP/s." in page_part("throughput", written)
     assert all(note in text for note in operator_bench.CUDA_NOTES)
     assert f"CUDA {torch.version.cuda}, cuDNN" in text
-    grouped = {row.candidate: row.reason for row in document["grouped"]}
-    assert grouped.keys() == {BASELINE, "triton", "triton, repeated", "blockwise", "blockwise, repeated"}
-    assert grouped["triton"] == grouped["triton, repeated"] is not None  # the device is made up
-    assert grouped["blockwise, repeated"] is None
-
-
-def test_a_candidate_that_does_not_fit_has_a_reason(
-    believed: None, notes: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right, runs = operator_candidates.diff_attention, []
-
-    def attention(*args: Any, backend: str, **options: Any) -> Tensor:
-        runs.append(backend)
-        # "sdpa" passes the check and does not fit beside the others any more.
-        if backend == "reference" or (backend == "sdpa" and runs.count("sdpa") > 1):
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return right(*args, backend=backend, **options)
-
-    monkeypatch.setattr(operator_candidates, "diff_attention", attention)
-    chosen = tiny(passes=("forward",), candidates=("reference", "sdpa"), memory_length=0)
-    measure_operator(chosen, notes)
-    rows = notes.rows
-    assert not any("memory" in line for line in notes.lines)
-    reasons = {row.candidate: row.reason for row in rows}
-    assert reasons == {BASELINE: None, BASELINE_FLASH: None, AUTO: None, "reference": NO_MEMORY, "sdpa": NO_MEMORY}
-
-
-@pytest.mark.parametrize("lost", ["the inputs", "the baseline"])
-def test_nothing_is_timed_where_too_much_does_not_fit(
-    believed: None, notes: Any, monkeypatch: pytest.MonkeyPatch, lost: str
-) -> None:
-    def too_large(*args: Any, **options: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    name = "diff_lab.bench.operator_bench.draw"
-    monkeypatch.setattr(
-        name if lost == "the inputs" else "torch.nn.functional.scaled_dot_product_attention", too_large
-    )  # fmt: skip
-    document = measure_operator(tiny(passes=("forward",), candidates=()), notes)
-    assert all(row.ratio is None for row in notes.rows)
-    reasons = {row.candidate: row.reason for row in notes.rows}
-    assert reasons[BASELINE] == NO_MEMORY
-    if lost == "the baseline":
-        assert reasons[AUTO] == f"softmax has no time: {NO_MEMORY}"
-    assert not document["grouped"]
 
 
 def test_widths_have_a_column_where_there_are_several() -> None:

@@ -1,13 +1,10 @@
-import contextlib
 import gc
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from diff_lab.bench import timing
 from diff_lab.bench.benchmark import FORWARD, BenchRow, BenchSettings, time_case
-from diff_lab.bench.timing import MOST_ROUNDS, EventClock, alternate, kernel_clock, wall_clock
+from diff_lab.bench.timing import MOST_ROUNDS, alternate, wall_clock
 
 CLOCK = wall_clock(torch.device("cpu"))
 
@@ -27,43 +24,6 @@ def test_fast_candidates_are_repeated_and_get_more_rounds(monkeypatch: pytest.Mo
     times = alternate({"fast": lambda: calls.append(0)}, CLOCK)
     assert len(times["fast"]) == MOST_ROUNDS
     assert len(calls) > 10 * MOST_ROUNDS
-
-
-def test_on_cuda_runs_are_timed_between_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the cache full of something else, and launched while the device sleeps, but no longer than it may."""
-    now, slept, ones = [0.0], list[int](), torch.ones
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            self.at = now[0]
-
-        def elapsed_time(self, end: "Event") -> float:
-            return end.at - self.at
-
-    fakes = {
-        "Event": Event,
-        "synchronize": lambda device=None: None,
-        "device": lambda device: contextlib.nullcontext(),
-        "_sleep": slept.append,
-        "get_device_properties": lambda device: SimpleNamespace(L2_cache_size=1024),
-    }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(torch, "ones", lambda size, device: ones(size))
-    measure = kernel_clock(torch.device("cuda"))
-    assert isinstance(measure, EventClock)
-    assert measure._other.nbytes == timing.FLUSH * 1024
-
-    def run() -> None:
-        now[0] += 2.0  # milliseconds
-
-    assert measure(run, 1) == pytest.approx(2e-3)
-    assert slept == []  # how long the host takes is not known yet
-    assert measure(run, timing.BURST + 1) == pytest.approx(2e-3)
-    assert 0 <= slept[1] < slept[0] <= timing.LONGEST_START * timing.CYCLES
 
 
 def test_a_ratio_is_to_the_candidate_that_it_names() -> None:

@@ -221,6 +221,8 @@ def test_report_sets_out_experiments(run: Run, tmp_path: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path.resolve() / 'RESULTS.md'}\n")
     assert "inconclusive" in (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
     fails(run("report", tmp_path), f"{tmp_path / 'RESULTS.md'}' is there already", "--overwrite")
+    (tmp_path / "none").mkdir()
+    fails(run("report", tmp_path / "none", path, "--overwrite"), "holds no results of an experiment")
     fails(run("report", path, "--output", tmp_path / "page.txt"), "must end in .md")
 
 
@@ -261,7 +263,7 @@ def test_demo_ends_with_a_table_a_page_and_models(
     assert result.stderr.index("What to expect") < result.stderr.index("retrieval, DIFF: step 1 of 6, loss")
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "is missing" not in page
-    assert 'href="explorer.html"' in page
+    assert '<iframe srcdoc="' in page
     assert json.loads((folder / "results.json").read_text(encoding="utf-8"))["settings"]["seed"] == 1
     fails(run("demo", "--fast"), "--overwrite")
     embedded = re.findall(r'id="explorer-data">(.*?)</script>', (folder / "explorer.html").read_text(encoding="utf-8"))

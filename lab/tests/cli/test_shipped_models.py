@@ -194,7 +194,7 @@ def test_a_copy_to_share_has_the_code_files_and_the_card(run: Run, weights: Path
     card = (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
     stated = read_results(weights / "novels-diff" / "results.json").records[0].value
     record = read_record(weights / "novels-diff" / "card.json", CardRecord)
-    for text in (f"value: {stated}", "license: mit", record.limits, record.commit):
+    for text in (f"{stated:.3f}", "license: mit", record.limits, record.commit):
         assert text in card
     assert "diff_transformer.pretrained" not in card
 

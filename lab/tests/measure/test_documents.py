@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from any_model import any_model
 from corpora import written
 from diff_lab.data import TextBatches, byte_tokenizer, prepare
+from diff_lab.measure import document_losses
 from diff_lab.measure.document_losses import (
     CUMULATIVE_LOSS,
     bigrams,
@@ -21,22 +22,12 @@ from diff_lab.measure.document_losses import (
 )
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_lab.record import Result
-from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from tiny_model import KINDS
 
 VOCABULARY = 260
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
 SIZES |= {"num_attention_heads": 2, "num_noise_heads": 1, "initializer_range": 0.5, "max_position_embeddings": 128}
 TEXT = [f"document {number}: the cat, the dog and the {number} other cats. " * (3 + number % 4) for number in range(24)]
-
-
-def a_model(kind: str) -> Any:
-    torch.manual_seed(0)
-    if kind == "llama":
-        return LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
-    if kind == "diffllama":
-        return DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES)).eval()
-    return DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=kind, **SIZES)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +49,7 @@ def of_documents(parts: Sequence[Sequence[float]]) -> Any:
 
 def test_a_token_that_the_model_has_not() -> None:
     with pytest.raises(ValueError, match=r"has the token 260, and the model has 260 tokens\.$"):
-        token_losses(a_model("softmax"), [np.array([3, 260])])
+        token_losses(any_model("softmax", **SIZES), [np.array([3, 260])])
 
 
 def test_documents_are_spread_evenly() -> None:
@@ -77,7 +68,7 @@ def records_of(name: str, model: Any, batches: TextBatches, **options: Any) -> l
 @pytest.mark.parametrize("kind", [*KINDS, "llama", "diffllama"])
 def test_repeats_by_definition(kind: str, batches: TextBatches) -> None:
     """A hit completes a pair that stands earlier in its context, and at most so often in the training text."""
-    model, most, length, longest = a_model(kind), 30, 48, 100
+    model, most, length, longest = any_model(kind, **SIZES), 30, 48, 100
     pairs = [pair for document in batches.documents(training=True) for pair in pairwise(document.tolist())]
     frequent = {pair for pair, count in Counter(pairs).items() if count > most}
     parts: dict[str, list[list[float]]] = {"ar_hit": [], "other": []}
@@ -110,22 +101,23 @@ def test_no_hits_are_an_error(batches: TextBatches) -> None:
     with pytest.raises(
         ValueError, match=r"is a 'hit' token where bigrams that occur more than 1 times in the text are no hits: "
     ):
-        records_of("repeats", a_model("diff"), batches, frequent=1, length=2)
+        records_of("repeats", any_model("diff", **SIZES), batches, frequent=1, length=2)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1 << 24])
-def test_frequent_bigrams(chunk: int) -> None:
+def test_frequent_bigrams(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted within documents, never across the end of one, in parts of any size."""
+    monkeypatch.setattr(document_losses, "_BIGRAMS", chunk)
     documents = [np.array(list(text.encode()), dtype=np.uint16) for text in ("abab", "ba", "abc", "b", "ab")]
     pair = {name: int(bigrams(np.array([ord(c) for c in name]))[0]) for name in ("ab", "ba", "bc")}
-    assert frequent_bigrams(documents, 3, chunk).tolist() == [pair["ab"]]
-    assert sorted(frequent_bigrams(documents, 1, chunk)) == sorted([pair["ab"], pair["ba"]])
-    assert len(frequent_bigrams(documents, 4, chunk)) == 0
+    assert frequent_bigrams(documents, 3).tolist() == [pair["ab"]]
+    assert sorted(frequent_bigrams(documents, 1)) == sorted([pair["ab"], pair["ba"]])
+    assert len(frequent_bigrams(documents, 4)) == 0
 
 
 @pytest.mark.parametrize("kind", ["softmax", "diffllama"])
 def test_positions_by_definition(kind: str, batches: TextBatches) -> None:
-    model, length = a_model(kind), 48
+    model, length = any_model(kind, **SIZES), 48
     long = [document for document in batches.documents() if len(document) >= length]
     losses = []  # of each document, (windows, length − 1)
     for document in long:

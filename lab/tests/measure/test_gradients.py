@@ -1,26 +1,15 @@
 """Gradients by kind of parameter, against the backward pass."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
-from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from any_model import any_model
 from diff_lab.data import RetrievalBatches
 from diff_lab.measure.gradients import Gradients, gradient_callback, gradient_magnitudes
 from diff_lab.measure.measurement import EvalInput
-from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from tiny_model import KINDS, PAIRED, SIZES
-
-
-def build(kind: str) -> Any:
-    if kind == "Llama":
-        return LlamaForCausalLM(LlamaConfig(**SIZES))
-    if kind == "DiffLlama":
-        return DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES))
-    return DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, attention_type=kind))
-
 
 # What any model has, and what else a kind has.
 SHARED = {"q", "k", "v", "o", "mlp", "norm", "embedding", "output"}
@@ -28,14 +17,14 @@ MORE = {
     **{kind: {"lambda", "head norm", "q1", "q2", "k1", "k2"} for kind in PAIRED},
     "diff_v2": {"lambda", "q1", "q2"},
     "softmax": set(),
-    "Llama": set(),
-    "DiffLlama": {"lambda"},
+    "llama": set(),
+    "diffllama": {"lambda"},
 }
 
 
 @pytest.mark.parametrize("kind", MORE)
 def test_magnitudes_are_those_of_backward(kind: str) -> None:
-    model = build(kind)
+    model = any_model(kind, **SIZES)
     tokens = torch.randint(0, 29, (3, 11))
     with torch.no_grad():  # as training calls its callback
         magnitudes = gradient_magnitudes(model, {"input_ids": tokens, "labels": tokens})
@@ -53,7 +42,7 @@ def test_magnitudes_are_those_of_backward(kind: str) -> None:
 
 def test_the_halves_are_the_two_maps() -> None:
     """Where λ is 0 the second map has no say, so its queries and keys have no gradient."""
-    model = build("diff")
+    model = any_model("diff", **SIZES)
     for layer in model.model.layers:
         layer.self_attn.lam.lambda_init = 0.0
         for vector in layer.self_attn.lam.parameters():
@@ -66,7 +55,7 @@ def test_the_halves_are_the_two_maps() -> None:
 
 def test_records_and_callback_agree() -> None:
     batches = RetrievalBatches(num_pairs=2, length=24, batch_size=4)
-    model = DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "vocab_size": batches.vocab_size}))
+    model = any_model("diff", **{**SIZES, "vocab_size": batches.vocab_size})
     measured = EvalInput(model=model, variant="diff", batches=batches)
     records = Gradients(sequences=6).run(measured)
     assert {record.name: record.value for record in records} == gradient_callback(batches, 6)(model, 3)

@@ -7,16 +7,24 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from any_model import any_model
 from diff_lab.data import byte_tokenizer
 from diff_lab.measure.decoding import greedy_answers, prompt_tokens
-from diff_lab.measure.hallucination import Hallucination, Judgements, answer_of, hallucination_records, prompt_of
-from diff_lab.measure.judge import EndpointJudge, JudgeError, Judgement, JudgeOptions, WordsJudge, judge_of
+from diff_lab.measure.hallucination import (
+    EndpointJudge,
+    Hallucination,
+    JudgeError,
+    Judgement,
+    Judgements,
+    WordsJudge,
+    answer_of,
+    hallucination_records,
+    prompt_of,
+)
 from diff_lab.measure.measurement import EvalInput, read_options
 from diff_lab.measure.question_files import Source
 from diff_lab.statistics import proportion_interval
-from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from harness_tasks import write_lines
 from tiny_model import SIZES
 
@@ -27,13 +35,6 @@ SOURCES = [
     Source(document="The sun shines on Oslo, and it is warm.", question="What shines?"),
 ]
 DIFF = EvalInput(model=None, variant="diff")
-
-
-def make(kind: str, seed: int = 3) -> Any:
-    torch.manual_seed(seed)
-    if kind == "llama":
-        return LlamaForCausalLM(LlamaConfig(**MODEL)).double().eval()
-    return DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=kind, **MODEL)).double().eval()
 
 
 class Scripted:
@@ -52,7 +53,7 @@ class Scripted:
 @pytest.mark.parametrize(("kind", "pads"), [("diff", True), ("llama", False)])
 def test_greedy_answers_are_the_likeliest_tokens(kind: str, pads: bool) -> None:
     """Prompts of different lengths in batches give what each gives alone, token by token without a cache."""
-    model, tokenizer = make(kind), byte_tokenizer()
+    model, tokenizer = any_model(kind, 3, **MODEL).double(), byte_tokenizer()
     if not pads:
         tokenizer.pad_token = None
     rows = prompt_tokens(model, tokenizer, ["a", "a longer prompt", "not so long"], 12)
@@ -83,7 +84,7 @@ def by_hand(model: Any, row: list[int], count: int, ends: set[int]) -> list[int]
 
 
 def test_prompts_without_room_are_refused_before_any_work() -> None:
-    model, tokenizer = make("diff"), byte_tokenizer()
+    model, tokenizer = any_model("diff", 3, **MODEL).double(), byte_tokenizer()
     with pytest.raises(ValueError, match=r"1 of 2 prompts are too long: the longest has 151 tokens, .* 160 .* 150 bef"):
         prompt_tokens(model, tokenizer, ["a", "b" * 151], 10)
     assert len(prompt_tokens(model, tokenizer, ["b" * 150], 10)[0]) == 150
@@ -119,7 +120,7 @@ def test_silence_and_replies_without_a_verdict() -> None:
 
 
 def test_nothing_is_asked_twice(tmp_path: Path) -> None:
-    path = tmp_path / "judgements.jsonl"
+    path = tmp_path / "judgements.json"
 
     def failing(source: Source, answer: str) -> bool:
         if answer == "down":
@@ -128,19 +129,16 @@ def test_nothing_is_asked_twice(tmp_path: Path) -> None:
 
     judgements = Judgements(Scripted(failing), path)  # type: ignore[arg-type]  # a stand-in
     assert judgements.of(SOURCES[0], "Bergen").supported
-    assert not judgements.of(SOURCES[1], "tw\u2028o \ud83d").supported
+    assert not judgements.of(SOURCES[1], "tw\u2028o λ").supported
     with pytest.raises(JudgeError, match="down"):
         judgements.of(SOURCES[2], "down")
-    lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-    assert [(line["answer"], line["supported"], line["judge"]) for line in lines] == [
-        ("Bergen", True, "scripted"),
-        ("tw\u2028o \ud83d", False, "scripted"),
-    ]
+    kept = [(one["answer"], one["supported"], one["judge"]) for one in json.loads(path.read_text()).values()]
+    assert kept == [("Bergen", True, "scripted"), ("tw\u2028o λ", False, "scripted")]
     # The same answer about the same document is not asked about again; another one, or of another judge, is.
     judge, other = Scripted(), Scripted()
     other.name = "another"
     again, of_other = Judgements(judge, path), Judgements(other, path)  # type: ignore[arg-type]  # stand-ins
-    for source, answer in ((SOURCES[0], "Bergen"), (SOURCES[1], "tw\u2028o \ud83d")):
+    for source, answer in ((SOURCES[0], "Bergen"), (SOURCES[1], "tw\u2028o λ")):
         assert again.of(source, answer) == judgements.of(source, answer)
     assert judge.asked == []
     again.of(SOURCES[0], "Oslo")
@@ -150,26 +148,13 @@ def test_nothing_is_asked_twice(tmp_path: Path) -> None:
     assert len(other.asked) == 1
 
 
-def test_half_a_line_is_asked_again_and_foreign_files_are_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "j.jsonl"
-    judge = Scripted()
-    judgements = Judgements(judge, path)  # type: ignore[arg-type]  # a stand-in
-    for answer in ("one", "two"):
-        judgements.of(SOURCES[0], answer)
-    complete = path.read_bytes()
-    path.write_bytes(complete[:-20])
-    again = Judgements(judge, path)  # type: ignore[arg-type]  # a stand-in
-    for answer in ("one", "two"):
-        again.of(SOURCES[0], answer)
-    assert [answer for _, answer in judge.asked] == ["one", "two", "two"]
-    assert path.read_bytes() == complete
-    for foreign in ('{"text": "a"}', "hello", "[1]", '{"key": "a", "supported": 1.5, "reply": "x"}'):
-        path.write_text(f"{foreign}\n")
-        with pytest.raises(ValueError, match="line 1 is no judgement"):
-            Judgements(judge, path)  # type: ignore[arg-type]  # a stand-in
-        assert path.read_text() == f"{foreign}\n"
-    with pytest.raises(FileNotFoundError, match=r"^The folder of the file of judgements .* does not exist"):
-        Judgements(WordsJudge(), tmp_path / "none" / "j.jsonl")
+@pytest.mark.parametrize("foreign", ["[1]", '{"text": "a"}', '{"key": {"supported": 1.5, "reply": "x"}}'])
+def test_foreign_files_of_judgements_are_left_alone(foreign: str, tmp_path: Path) -> None:
+    path = tmp_path / "j.json"
+    path.write_text(foreign)
+    with pytest.raises(ValueError, match=r"j\.json holds no judgements"):
+        Judgements(WordsJudge(), path)
+    assert path.read_text() == foreign
 
 
 def test_words_are_looked_up() -> None:
@@ -179,20 +164,19 @@ def test_words_are_looked_up() -> None:
     assert (judgement.supported, judgement.reply) == (False, "not in the document: oslo, not, ever")
 
 
-def test_judges_are_chosen_by_what_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_judges_are_chosen_by_what_they_are_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def chosen(**options: Any) -> Any:
-        return judge_of(read_options(JudgeOptions, options, "It"))
+        judge, _ = read_options(Hallucination, {"sources": str(sources), **options}, "It").check(None, None)
+        return judge
 
+    sources = write_lines(tmp_path / "sources.jsonl", [{"document": "It rains."}])
     assert isinstance(chosen(), WordsJudge)
     monkeypatch.setenv("JUDGE_KEY", "sk-a")
     endpoint = chosen(judge="https://host/v1", judge_model="m", judge_key="JUDGE_KEY", judge_body={"seed": 1})
     assert isinstance(endpoint, EndpointJudge)
     assert (endpoint.url, endpoint.model) == ("https://host/v1", "m")
     assert endpoint.name == 'm {"max_tokens": 300, "seed": 1, "temperature": 0}'
-    for none in ("", None):  # the command line reads nothing behind "judge_key=" as null
-        chosen(judge="http://host", judge_model="m", judge_key=none)
-    with pytest.raises(ValueError, match="cannot take 'x' for judge_body"):
-        chosen(judge="http://host", judge_model="m", judge_key="", judge_body="x")
+    chosen(judge="http://host", judge_model="m", judge_key=None)  # as the command line reads "judge_key="
     with pytest.raises(ValueError, match="A judge is 'words' or an address with http:// or https://, got 'nowhere'"):
         chosen(judge="nowhere")
 
@@ -204,22 +188,21 @@ def test_the_measure_runs_on_any_checkpoint(kind: str, tmp_path: Path) -> None:
         write_lines(tmp_path / f"{name}.jsonl", lines[: 2 if name == "first" else 3])
     options = {
         "sources": f"{tmp_path / 'first.jsonl'}, {tmp_path / 'second.jsonl'}",
-        "judgements": str(tmp_path / "judgements.jsonl"),
+        "judgements": str(tmp_path / "judgements.json"),
         "new_tokens": 8,
     }
-    measured = EvalInput(model=make(kind), variant=kind, tokenizer=byte_tokenizer())
+    measured = EvalInput(model=any_model(kind, 3, **MODEL).double(), variant=kind, tokenizer=byte_tokenizer())
     records = Hallucination(**options).run(measured)
     shares = [record for record in records if record.name.count("/") == 1]
     assert [(record.name, record.n) for record in shares] == [("hallucination/first", 2), ("hallucination/second", 3)]
     assert Hallucination(**options).run(measured) == records
-    lines = [json.loads(line) for line in (tmp_path / "judgements.jsonl").read_text().splitlines()]
-    assert len({line["key"] for line in lines}) == len(lines)
+    kept = json.loads((tmp_path / "judgements.json").read_text()).values()
     tokenizer, answers = byte_tokenizer(), []
     for source in SOURCES:  # the answers are the model's own, and those that state nothing are not judged
         tokens = by_hand(measured.model, tokenizer(prompt_of(source))["input_ids"], 8, {tokenizer.eos_token_id})
         answers.append(answer_of(source, tokenizer.decode(tokens, skip_special_tokens=True)))
-    assert [line["answer"] for line in lines] == [answer for answer in answers if any(map(str.isalnum, answer))]
-    assert lines
+    assert [one["answer"] for one in kept] == [answer for answer in answers if any(map(str.isalnum, answer))]
+    assert kept
     with pytest.raises(ValueError, match="has no tokenizer"):
         Hallucination(**options).run(replace(measured, tokenizer=None))
     for sources in ("", " , ", f"{tmp_path / 'first.jsonl'},{tmp_path / 'first.jsonl'}"):

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
-from lm_eval import tasks as lm_eval_tasks
 from lm_eval.evaluator import evaluate
 from torch import Tensor
-from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from any_model import THEIRS, any_model
 from diff_lab.data import byte_tokenizer, train_bpe
 from diff_lab.measure.harness import (
     AVERAGE,
@@ -29,7 +27,6 @@ from diff_lab.measure.harness import (
 )
 from diff_lab.record import Result
 from diff_lab.statistics import proportion_interval
-from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from harness_tasks import write_lines, write_task
 from tiny_model import KINDS, SIZES
 
@@ -48,18 +45,7 @@ PROMPTS = [
     "It rains.\nQuestion: Is it dry?\nAnswer:",
     "a long story of which the beginning does not fit, a long story of which the beginning does not fit,",
 ]
-MODELS = (*KINDS, "llama", "diffllama")
-
-
-def make(name: str) -> Any:
-    torch.manual_seed(3)
-    if name == "llama":
-        model: Any = LlamaForCausalLM(LlamaConfig(**MODEL))
-    elif name == "diffllama":
-        model = DiffLlamaForCausalLM(DiffLlamaConfig(**MODEL))
-    else:
-        model = DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=name, **MODEL))
-    return model.double().eval()
+MODELS = (*KINDS, *THEIRS)
 
 
 def bpe() -> Any:
@@ -73,7 +59,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def small() -> Any:
-    return make("diff")
+    return any_model("diff", 3, **MODEL).double()
 
 
 def only(results: Iterator[tuple[list[Result], str]]) -> tuple[list[Result], str]:
@@ -98,39 +84,21 @@ def by_hand(model: Any, tokenizer: Any, prompt: str, choice: str) -> float:
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer, bpe], ids=["bytes", "bpe"])
 @pytest.mark.parametrize("name", MODELS)
 def test_scores_are_the_models_own(name: str, tokenizer: Callable[[], Any], file: str) -> None:
-    model, tokens = make(name), tokenizer()
+    model, tokens = any_model(name, 3, **MODEL).double(), tokenizer()
     expected = [
         [by_hand(model, tokens, prompt, choice) for choice in line["choices"]]  # type: ignore[attr-defined]
         for prompt, line in zip(PROMPTS, QUESTIONS, strict=True)
     ]
     tasks = load_tasks([file])
-    for batch_size in (1, 3, 64):
+    for batch_size in (1, 3):
         answer = evaluate(wrap_model(model, tokens, batch_size), tasks[file], bootstrap_iters=0, log_samples=True)
         for sample, scores in zip(answer["samples"]["mine"], expected, strict=True):
             found = [response[0] for response in sample["filtered_resps"]]
             assert found == pytest.approx(scores, rel=1e-10)
-    (acc, acc_norm), note = only(measure_tasks(model, tokens, tasks, name, batch_size=2))
+    (acc, _), note = only(measure_tasks(model, tokens, tasks, name, batch_size=2))
     right = [scores.index(max(scores)) == line["answer"] for scores, line in zip(expected, QUESTIONS, strict=True)]
-    normalised = [
-        [score / len(choice) for score, choice in zip(scores, line["choices"], strict=True)]  # type: ignore[call-overload]
-        for scores, line in zip(expected, QUESTIONS, strict=True)
-    ]
-    right_normalised = [
-        scores.index(max(scores)) == q["answer"] for scores, q in zip(normalised, QUESTIONS, strict=True)
-    ]
-    assert (acc.value, acc_norm.value) == (sum(right) / 5, sum(right_normalised) / 5)
+    assert acc.value == sum(right) / 5
     assert note == f"{file}: 2 texts were longer than the model's context and lost their beginning."
-
-
-def test_a_tokenizer_with_a_bos_token_begins_with_it(small: Any, tmp_path: Path) -> None:
-    tokens = byte_tokenizer()
-    tokens.add_special_tokens({"bos_token": "<s>"})
-    path = str(write_lines(tmp_path / "q.jsonl", [{"context": "", "choices": ["a", "b"], "answer": 0}]))
-    answer = evaluate(wrap_model(small, tokens, 2), load_tasks([path])[path], bootstrap_iters=0, log_samples=True)
-    with torch.no_grad():
-        logits = small(torch.tensor([[tokens.bos_token_id, ord(" ")]])).logits[0].log_softmax(-1)
-    expected = [float(logits[0, ord(" ")] + logits[1, ord(letter)]) for letter in "ab"]
-    assert [r[0] for r in answer["samples"]["q"][0]["filtered_resps"]] == pytest.approx(expected, rel=1e-10)
 
 
 def test_records_say_what_was_measured(small: Any, file: str) -> None:
@@ -143,57 +111,11 @@ def test_records_say_what_was_measured(small: Any, file: str) -> None:
     assert only(measure_tasks(small, byte_tokenizer(), load_tasks([file]), "diff", limit=2))[0][0].n == 2
 
 
-def test_examples_stand_before_a_question_and_are_never_the_question(small: Any, file: str) -> None:
-    seen: list[list[str]] = []
-    for _ in range(2):
-        tasks = load_tasks([file])
-        language_model = wrap_model(small, byte_tokenizer(), 4)
-        records, _note = only(measure_tasks(small, byte_tokenizer(), tasks, "diff", num_fewshot=2))
-        assert {record.method.partition(";")[0] for record in records} == {"2-shot"}
-        assert {record.seed for record in records} == {FEWSHOT_SEED}
-        answer = evaluate(language_model, tasks[file], bootstrap_iters=0, log_samples=True)
-        seen.append([sample["arguments"][0][0] for sample in answer["samples"]["mine"]])
-    shown = [f"{prompt} {line['choices'][line['answer']]}" for prompt, line in zip(PROMPTS, QUESTIONS, strict=True)]  # type: ignore[index]
-    for number, prompt in enumerate(seen[0]):
-        assert prompt.endswith(PROMPTS[number])
-        examples = prompt.removesuffix(PROMPTS[number])
-        assert sum(text in examples for text in shown) == 2
-        assert shown[number] not in examples
-    assert seen[0] == seen[1]
-
-
 def test_names_that_are_refused(file: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'mine' is named twice"):
         load_tasks([file, str(Path(file).parent / ".." / Path(file).parent.name / "mine.jsonl")])
-    path = str(write_lines(tmp_path / "piqa.jsonl", QUESTIONS))
-    with pytest.raises(ValueError, match=r"piqa\.jsonl' has the name of the paper's task 'piqa', of other"):
-        load_tasks([path])
     with pytest.raises(FileNotFoundError, match="The folder of tasks"):
         load_tasks(["mine"], [tmp_path / "none"])
-
-
-@pytest.mark.all
-def test_the_paper_s_tasks_are_lm_eval_s() -> None:
-    """In the folders that Table 1's are in; to read all of lm_eval's takes five seconds."""
-    folder = Path(lm_eval_tasks.__file__).parent
-    names = ("arc", "hellaswag", "openbookqa", "piqa", "super_glue", "winogrande")
-    paths = [str(folder / name) for name in names]
-    tasks = lm_eval_tasks.TaskManager(include_defaults=False, include_path=paths).task_index
-    for task, measure in TABLE_1_MEASURES.items():
-        definition = yaml.load(Path(tasks[task].yaml_path).read_text(), Loader=Ignorant)
-        if "include" in definition:
-            included = Path(tasks[task].yaml_path).parent / definition["include"]
-            definition = yaml.load(included.read_text(), Loader=Ignorant)
-        assert measure in {entry["metric"] for entry in definition["metric_list"]}
-    with pytest.raises(ValueError, match="lm_eval has no task 'arc_chalenge'; did you mean 'arc_challenge'"):
-        load_tasks(["arc_chalenge"])
-
-
-class Ignorant(yaml.SafeLoader):
-    """Reads lm_eval's tags for functions as nothing."""
-
-
-Ignorant.add_constructor("!function", lambda loader, node: None)
 
 
 def test_own_yaml_tasks_are_found(small: Any, file: str, tmp_path: Path) -> None:
@@ -208,6 +130,7 @@ def test_own_yaml_tasks_are_found(small: Any, file: str, tmp_path: Path) -> None
     assert mine[0].n == 5
     # The first says in its definition that it cannot do with examples.
     assert [records[0].method.partition(";")[0] for records in (piqa, mine)] == ["0-shot", "1-shot"]
+    assert (piqa[0].seed, mine[0].seed) == (None, FEWSHOT_SEED)
 
 
 def test_definitions_that_do_not_work(small: Any, tmp_path: Path) -> None:

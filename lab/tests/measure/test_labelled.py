@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from any_model import any_model
 from diff_lab.data import LabelledText, byte_tokenizer
 from diff_lab.measure.decoding import greedy_label
 from diff_lab.measure.many_shot import ManyShot, ManyShotOrders, drawn_orders
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
-from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from full_run import short_run
 
 Rows = Sequence[tuple[str, str]]
@@ -31,13 +30,7 @@ TEST = [(f"who is {n} ?", LABELS[n % 3]) for n in range(6)]
 
 @pytest.fixture(params=short_run(["diff", "llama", "diffllama"], ["diff"]))
 def reader(request: pytest.FixtureRequest) -> Any:
-    torch.manual_seed(1)
-    sizes = {"vocab_size": 257, "max_position_embeddings": 512, "initializer_range": 0.3, **SIZES}
-    if request.param == "diff":
-        return DiffTransformerForCausalLM(DiffTransformerConfig(**sizes)).eval()
-    if request.param == "diffllama":
-        return DiffLlamaForCausalLM(DiffLlamaConfig(**sizes)).eval()
-    return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    return any_model(request.param, 1, vocab_size=257, max_position_embeddings=512, initializer_range=0.3, **SIZES)
 
 
 @pytest.fixture
@@ -162,3 +155,27 @@ def test_what_a_measure_must_be_told(name: str) -> None:
         MeasurementRequest(name=name).run(of_model(None))
     with pytest.raises(ValueError, match=f"^{name} reads labelled questions as text, and this model has no tokenizer"):
         MeasurementRequest(name=name, options={"folder": "here"}).run(EvalInput(model=None, variant="it"))
+
+
+# Four labels: one is another's beginning but for its last token, 9, which ends them all.
+TOKENS = [(1, 2, 9), (1, 3, 9), (4, 9), (1, 2, 5, 9)]
+
+
+@pytest.mark.parametrize("kind", ["diff", "llama"])
+def test_greedy_answers_along_the_labels(kind: str) -> None:
+    """As each token by a forward pass without a cache gives, and where the model likes no label's token best."""
+    model = any_model(kind, 3, **{**SIZES, "vocab_size": 12, "num_hidden_layers": 2}, initializer_range=0.5)
+    model.generation_config.eos_token_id = 9
+    for seed in range(5):
+        prompt = torch.randint(12, (7,), generator=torch.Generator().manual_seed(seed))
+        tokens: tuple[int, ...] = ()
+        with torch.no_grad():
+            if seed == 4:
+                model.lm_head.weight[[1, 2, 3, 4, 5, 9]] *= 1e-3
+            while tokens not in TOKENS:
+                allowed = [label[len(tokens)] for label in TOKENS if label[: len(tokens)] == tokens]
+                row = torch.cat((prompt, torch.tensor(tokens, dtype=torch.long)))
+                scores = model(input_ids=row[None], use_cache=False).logits[0, -1]
+                tokens += (allowed[int(scores[allowed].argmax())],)
+            cache = model(input_ids=prompt[None, :5], use_cache=True).past_key_values
+        assert greedy_label(model, TOKENS, prompt) == greedy_label(model, TOKENS, prompt, cache) == TOKENS.index(tokens)

@@ -8,34 +8,30 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from any_model import THEIRS, any_model
 from corpora import written
 from diff_lab.data import RetrievalBatches, TextBatches, byte_tokenizer, prepare
 from diff_lab.measure.attention_logits import (
     BITS,
     GRANULARITIES,
-    WHOLE_LOGITS,
-    attending,
-    quantise,
-    quantised_implementation,
-)
-from diff_lab.measure.measurement import EvalInput, MeasurementRequest
-from diff_lab.measure.outliers import (
     MEDIAN,
     MEDIAN_ERROR,
     TOPS,
+    WHOLE_LOGITS,
     Magnitudes,
+    attending,
+    quantised_implementation,
 )
+from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_lab.measure.standard import first_tokens, language_loss
 from diff_lab.record import Result
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.nn import DifferentialAttention
 from tiny_model import KINDS, SIZES, check_rounding
 
-THEIRS = {"Llama": (LlamaConfig, LlamaForCausalLM), "DiffLlama": (DiffLlamaConfig, DiffLlamaForCausalLM)}
 # Two documents in the first row, three in the second.
 POSITIONS = torch.tensor([[*range(7), *range(5)], [*range(2), *range(4), *range(6)]])
 
@@ -58,16 +54,11 @@ class Windows:
 
 
 def build(kind: str) -> Any:
-    torch.manual_seed(0)
-    if kind in THEIRS:
-        config_class, model_class = THEIRS[kind]
-        model = model_class(config_class(**SIZES, attn_implementation="eager"))
-    else:
-        model = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, attention_type=kind))
+    model = any_model(kind, **SIZES, **({"attn_implementation": "eager"} if kind in THEIRS else {}))
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(len(name)))
-    return model.eval().double()
+    return model.double()
 
 
 def records_of(name: str, model: Any, batches: Any, **options: Any) -> dict[tuple[str, str], Result]:
@@ -161,9 +152,9 @@ def test_hidden_states_are_those_after_each_layer(model: Any) -> None:
 
 def test_llama_and_diffllama_have_the_logits_of_ours() -> None:
     """The softmax with Llama's weights shows Llama's logits. DiffLlama's second call by the same queries adds none."""
-    source, softmax = build("Llama"), build("softmax")
+    source, softmax = build("llama"), build("softmax")
     softmax.load_state_dict(source.state_dict())
-    ours, theirs, diffllama = (records_of("outliers", one, Windows()) for one in (softmax, source, build("DiffLlama")))
+    ours, theirs, diffllama = (records_of("outliers", one, Windows()) for one in (softmax, source, build("diffllama")))
     for place, record in ours.items():
         assert (theirs[place].value, theirs[place].n) == (pytest.approx(record.value, rel=1e-3), record.n)
         assert diffllama[place].n == record.n
@@ -200,17 +191,6 @@ def test_magnitudes_of_what_is_seen_alone() -> None:
     magnitudes.add(torch.tensor([math.nan, -math.inf]))
     with pytest.raises(ValueError, match=r"^2 of 6 values are not finite\.$"):
         magnitudes.ranks()
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_quantised_values_lie_on_a_grid(bits: int) -> None:
-    x = torch.randn(3, 400, dtype=torch.float64)
-    largest = x.abs().amax(-1, keepdim=True)
-    step = largest / (2 ** (bits - 1) - 1)
-    quantised = quantise(x, largest, bits)
-    assert (quantised / step - (quantised / step).round()).abs().max() < 1e-9
-    assert ((quantised - x).abs() <= step / 2 * (1 + 1e-9)).all()
-    assert not quantise(torch.zeros(2, 3), torch.zeros(2, 1), bits).any()
 
 
 def expected_heads(attention: Any, batch: dict[str, Tensor], hidden: Tensor, tables: Any, per_row: bool) -> Tensor:
@@ -251,20 +231,6 @@ def test_four_bits_against_the_formula(granularity: Any) -> None:
     assert (expected - heads).abs().max() > 1e-3  # the two are not the same thing
 
 
-def test_fewer_bits_are_further_off(model: Any) -> None:
-    tokens = Windows().tokens[0]
-
-    def answers(name: str) -> Tensor:
-        with attending(model, name), torch.no_grad():
-            return model(tokens, use_cache=False).logits
-
-    unquantised = answers(WHOLE_LOGITS)
-    for granularity in GRANULARITIES:
-        errors = [(answers(quantised_implementation(bits, granularity)) - unquantised).abs().mean() for bits in BITS]
-        assert 0 < errors[0] < errors[1] < errors[2] < errors[3]
-        assert errors[0] < errors[1] / 50
-
-
 @pytest.mark.parametrize("name", ["outliers", "gradients", "quantised"])
 def test_a_model_of_the_retrieval_task_is_measured(name: str) -> None:
     """With the defaults, of fewer sequences than they ask for."""
@@ -293,11 +259,6 @@ def test_records_of_text(tmp_path: Path) -> None:
     unquantised, loss = records["quantised/loss", "whole"], language_loss(model, batches)
     assert unquantised.n == loss.targets
     assert unquantised.value == pytest.approx(loss.per_token, rel=1e-5)
-    right = [
-        (model(**batch, use_cache=False).logits[:, :-1].argmax(-1) == batch["labels"][:, 1:]).sum().item()
-        for batch in batches.validation_batches()
-    ]
-    assert records["quantised/accuracy", "whole"].value == pytest.approx(sum(right) / loss.targets, abs=1e-6)
     four = records["quantised/loss", "4 bits, per tensor"]
     increase = records["quantised/loss_increase", "4 bits, per tensor"]
     assert increase.value == four.value - unquantised.value != 0
@@ -312,7 +273,7 @@ def test_refusals() -> None:
     with attending(model, WHOLE_LOGITS), pytest.raises(ValueError, match=softcap):
         model(tokens, use_cache=False, softcap=30.0)
     # What a model of transformers may say by itself.
-    attention, q = build("Llama").model.layers[0].self_attn, torch.randn(1, 4, 3, 6)
+    attention, q = build("llama").model.layers[0].self_attn, torch.randn(1, 4, 3, 6)
     with pytest.raises(ValueError, match=r"^'whole_logits' .* LlamaAttention asks for s_aux\.$"):
         ALL_ATTENTION_FUNCTIONS[WHOLE_LOGITS](attention, q, q, q, None, s_aux=torch.ones(4))
     model._supports_attention_backend = False

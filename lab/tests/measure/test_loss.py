@@ -52,14 +52,6 @@ def test_loss_is_the_negative_log_likelihood_of_every_target(
     assert loss.bits_per_byte == pytest.approx(nats / math.log(2) / batches.validation_bytes, rel=1e-5)
 
 
-def test_a_model_that_knows_nothing_needs_the_bits_of_its_vocabulary(batches: TextBatches) -> None:
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = DiffTransformerForCausalLM(DiffTransformerConfig(vocab_size=batches.vocab_size, **sizes)).eval()
-    torch.nn.init.zeros_(model.lm_head.weight)
-    loss = language_loss(model, batches)
-    assert loss.per_token == pytest.approx(math.log(batches.vocab_size), rel=1e-5)
-
-
 def test_records_and_callback_agree(model: DiffTransformerForCausalLM, batches: TextBatches) -> None:
     records = {
         record.name: record for record in Standard().run(EvalInput(model=model, variant="diff", batches=batches))

@@ -145,21 +145,6 @@ def test_episodes_are_of_many_shot_data(name: str, text: str) -> None:
         MeasurementRequest(name=name).run(other)
 
 
-@pytest.mark.parametrize(
-    ("name", "meaningless"),
-    [
-        ("episodes", {"shots": [8, 0], "episodes": 0, "queries": 0, "noises": [0.1, 1.5]}),
-        ("episode_orders", {"shots": 1, "orders": 1, "queries": 1, "sets": 0, "noises": [-0.1]}),
-    ],
-)
-def test_numbers_that_mean_nothing(name: str, meaningless: dict[str, Any]) -> None:
-    for option, value in meaningless.items():
-        with pytest.raises(
-            ValueError, match=f"{name} cannot take .* for {option} .* it should be (great|l).* or equal"
-        ):
-            MeasurementRequest(name=name, options={option: value}).resolve()
-
-
 @pytest.mark.parametrize("shots", [0, 1, 2, 4])
 def test_the_ceiling_is_that_of_the_best_guess_after_each_evidence(shots: int) -> None:
     """Of four words in two classes: every dealing, every sequence and every question counted, for all are as likely."""

@@ -14,7 +14,6 @@ from diff_lab.measure.measurement import (
     Measurement,
     MeasurementRequest,
     Options,
-    Shares,
     Text,
     find_measurement,
     read_options,
@@ -23,13 +22,10 @@ from diff_lab.measure.measurement import (
 
 class Some(Options):
     count: Count = Field(default=4, description="how many")
-    examples: int = Field(default=0, ge=0, description="how many before")
     rate: FiniteFloat = Field(default=0.5, description="how fast")
-    exact: bool = Field(default=False, description="whether exactly")
     folder: Text = Field(default="", description="where")
     length: Count | None = Field(default=None, description="how long")
     shots: Counts = Field(default=(16, 64), description="how many each")
-    noises: Shares = Field(default=(0.0, 0.1), description="how much each")
     body: dict[str, Any] = Field(default={}, description="what else")
 
 
@@ -38,13 +34,9 @@ class Some(Options):
     [
         ("count", 7),
         ("rate", 2),
-        ("exact", True),
-        ("folder", "here"),
         ("folder", None),
-        ("length", 512),
         ("length", None),
         ("shots", [1]),
-        ("noises", [0, 0.3]),
         ("body", {"seed": 1}),
     ],
 )
@@ -61,13 +53,10 @@ WHOLE = "it should be a valid integer"
     ("name", "value", "message"),
     [
         ("count", "x", f"It cannot take 'x' for count (how many): {WHOLE}."),
-        ("count", 2.0, f"It cannot take 2.0 for count (how many): {WHOLE}."),
         ("count", True, f"It cannot take True for count (how many): {WHOLE}."),
         ("count", 0, "It cannot take 0 for count (how many): it should be greater than or equal to 1."),
         ("count", None, f"It cannot take nothing for count (how many): {WHOLE}."),
         ("rate", float("nan"), "It cannot take nan for rate (how fast): it should be a finite number."),
-        ("rate", False, "It cannot take False for rate (how fast): it should be a valid number."),
-        ("exact", 1, "It cannot take 1 for exact (whether exactly): it should be a valid boolean."),
         (
             "folder",
             2024,
@@ -80,11 +69,6 @@ WHOLE = "it should be a valid integer"
             "It cannot take [] for shots (how many each): Tuple should have at least 1 item after validation, not 0.",
         ),
         ("shots", [16, "x"], f"It cannot take [16, 'x'] for shots (how many each): {WHOLE}."),
-        (
-            "noises",
-            [0.1, 1.5],
-            "It cannot take [0.1, 1.5] for noises (how much each): it should be less than or equal to 1.",
-        ),
         ("body", "x", "It cannot take 'x' for body (what else): it should be an object."),
         ("counts", 1, "It has no option 'counts'; did you mean 'count'?"),
     ],

@@ -14,15 +14,11 @@ from markdown_it import MarkdownIt
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.record import Better, Comparison, Headline, Result, ResultsFile
-from diff_lab.report.documents import HTML_MARK
 from diff_lab.report.findings import ExperimentResults, holds_experiments, read_experiments
 from diff_lab.report.pages import build_results_report
-from diff_lab.report.tables import variants_table
-from diff_lab.report.wording import note_words
 from diff_lab.results_files import write_json
 from diff_lab.statistics import compare
 from made_up_results import made_up, trained
-from table_cells import column
 
 PAIR = ("diff", "softmax")
 LONG = "softmax, half the heads, headwise norm, and a name that goes on for longer than any table is wide"
@@ -181,12 +177,6 @@ def test_the_document_opens_with_what_is_decided_and_then_what_is_not(folder: Pa
     assert not re.search(r"[*_]{1,2}(reproduced|contrary|inconclusive)", document(folder))
 
 
-def test_notes_have_words_for_the_names_of_records() -> None:
-    measured = records("needles/accuracy_by_depth", (0.1, 0.2))
-    note = "needles/accuracy_by_depth is what it says, in nats/token."
-    assert note_words(made_up("v2", measured, []), note) == "Accuracy by depth is what it says, in nats/token."
-
-
 def test_the_document_says_where_numbers_come_from(folder: Path) -> None:
     text = document(folder)
     for words in (
@@ -221,23 +211,15 @@ def test_figures_are_xml_and_are_shown(folder: Path) -> None:
         assert "DIFF goes from 2.005 to not known" in (root.findtext("{http://www.w3.org/2000/svg}desc") or "")
 
 
-def test_the_same_results_give_the_same_files_and_old_parts_go(tmp_path: Path) -> None:
-    write_json(tmp_path / "table6.json", outcomes())
+def test_the_same_results_give_the_same_files_also_over_those_of_an_earlier_version(tmp_path: Path) -> None:
     write_json(tmp_path / "fig3.json", steps())
     build_results_report([tmp_path])
-    mine = [tmp_path / "figures" / "mine.svg", tmp_path / "experiments" / "mine.md"]
-    for path in mine:
-        path.write_text("mine", encoding="utf-8")
-    assert (tmp_path / "experiments" / "fig3-cpu.md").is_file()
-    (tmp_path / "fig3.json").unlink()
-    (tmp_path / "RESULTS.html").write_text(HTML_MARK, encoding="utf-8")
+    first = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert first.keys() == {"RESULTS.md", "fig3.json", "fig3-cpu-loss.svg"}
     for path in (tmp_path / "RESULTS.md", tmp_path / "figures" / "fig3-cpu-loss.svg"):
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace("diff-lab report", "diff-transformer report"), encoding="utf-8")  # as of 0.2.0
-    build_results_report([tmp_path])
-    first = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert first.keys() == {"mine.svg", "mine.md", "RESULTS.md", "table6.json"}
-    build_results_report([tmp_path / "table6.json"])
+    build_results_report([tmp_path / "fig3.json"])
     assert {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == first
 
 
@@ -266,8 +248,6 @@ def test_where_the_report_goes_and_two_presets_are_told_apart(tmp_path: Path) ->
         assert f"# Table 6, preset {preset}\n" in page.read_text(encoding="utf-8")
     files = [tmp_path / "all" / preset / "table6.json" for preset in ("gpu", "cpu")]
     assert build_results_report(files) == (tmp_path / "all").resolve() / "RESULTS.md"
-    assert build_results_report(files, tmp_path / "here.md") == tmp_path / "here.md"
-    assert (tmp_path / "experiments" / "table6-cpu.md").is_file()
 
 
 def test_results_on_different_texts_stand_beside_each_other(tmp_path: Path) -> None:
@@ -283,18 +263,6 @@ def test_results_on_different_texts_stand_beside_each_other(tmp_path: Path) -> N
     write_json(tmp_path / "3.json", made_up("language", [], compared, text=text))
     with pytest.raises(ValueError, match=r"'language' with the preset 'cpu' on книги, play.txt; give one of them"):
         build_results_report([tmp_path])
-
-
-def test_why_a_difference_is_not_known_is_said(tmp_path: Path) -> None:
-    row = compare(records("a", OUTCOMES["inconclusive"]), "a", *PAIR)
-    nothing = {"difference": math.nan, "ours": (math.nan, 1.0), "interval": None, "seeds_needed": None}
-    apart = replace(row, **nothing, reason="the fits do not meet")
-    write_json(tmp_path / "fig3.json", made_up("fig3", [], [apart], trained(*PAIR)))  # a run of it diverged besides
-    build_results_report([tmp_path])
-    (table,) = [table for table in tables(document(tmp_path)) if "Difference" in table[0]]
-    cells = dict(zip(*table, strict=True))
-    assert (cells["Here"], cells["Difference"]) == ("not known / 1.000", "not known")
-    assert cells["Verdict"] == "inconclusive: the fits do not meet"
 
 
 def test_what_is_wrong_is_said_before_anything_is_written(tmp_path: Path) -> None:
@@ -370,8 +338,3 @@ def test_the_headline_is_the_one_that_is_named_else_the_first_that_is_judged() -
     ] == ["b", "c", "c"]
     unclaimed = ExperimentResults("v2", "cpu", replace(results, comparisons=tuple(compared[:1])))
     assert unclaimed.headline is None
-
-
-def test_heads_stand_with_the_variants_where_they_are_told() -> None:
-    for heads, cell in (({}, "–"), ({"heads": 2, "head_dim": 8}, "2 × 8")):
-        assert column(variants_table({"variants": trained(*PAIR, **heads)}), "Heads × d") == [cell] * 2

@@ -1,6 +1,5 @@
 """Writes the document of a benchmark as JSON, reads it back, and lays it out as Markdown tables and lines of text."""
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from diff_lab.bench.benchmark import BASELINE, WRONG, number_text
+from diff_lab.bench.benchmark import BASELINE, WRONG
 from diff_lab.results_files import short_commit, write_json, write_text
 from diff_transformer.utils.files import read_json
 
@@ -26,13 +25,9 @@ _CASE_COLUMNS = {
 
 def results_path(folder: Path, kind: str, device: str) -> Path:
     """Return the JSON file of a benchmark ("operator" or "model") in a folder, which is made if it does not exist."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError("it is read-only")
-    except OSError as error:
-        reason = "it is a file" if folder.is_file() else error.strerror or str(error)
-        raise ValueError(f"the output must be a folder that can be written, got {str(folder)!r}: {reason}.") from None
+    if folder.is_file():
+        raise ValueError(f"the output must be a folder that can be written, got {str(folder)!r}: it is a file.")
+    folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{kind}-{torch.device(device).type}.json"
 
 
@@ -131,7 +126,10 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters |= {"number": number_text, "short_commit": short_commit}
+_ENVIRONMENT.filters |= {
+    "number": lambda value: "–" if value is None else f"{value:.2f}",
+    "short_commit": short_commit,
+}
 _ENVIRONMENT.globals |= {"baseline": BASELINE, "wrong": WRONG, "case_columns": _CASE_COLUMNS}
 _ENVIRONMENT.globals |= {"ratio_table": ratio_table, "grouped_table": grouped_table}
 _ENVIRONMENT.globals |= {"cases": _cases, "titles": _titles, "has_widths": _has_widths}

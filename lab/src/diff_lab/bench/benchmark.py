@@ -34,7 +34,7 @@ class BenchSettings:
     PASSES: ClassVar[Mapping[str, str]] = {}
     ON_CUDA: ClassVar[Mapping[str, Any]] = {}
     # The smallest values of the numbers that need not be just 1 or more.
-    LEAST: ClassVar[Mapping[str, int]] = {"rounds": LEAST_ROUNDS, "memory_length": 0, "grouped_length": 0}
+    LEAST: ClassVar[Mapping[str, int]] = {"rounds": LEAST_ROUNDS, "memory_length": 0}
 
     device: str = "cpu"
     dtypes: tuple[str, ...] = tuple(DTYPES)
@@ -168,7 +168,6 @@ def time_case(
     rates: Callable[[float], dict[str, Any]],
     bases: Sequence[str] = (BASELINE,),
     other_bases: Mapping[str, str] | None = None,
-    expected_errors: Callable[[str], tuple[type[Exception], ...]] = lambda name: (),
 ) -> list[BenchRow]:
     """Return the rows of one case with their times, measured in alternated runs.
 
@@ -179,7 +178,7 @@ def time_case(
     device, rows = settings.torch_device, dict(checked)
 
     def attempt(name: str, work: Callable[..., Any], *arguments: Any) -> Any:
-        value, reason = try_run(device, work, *arguments, expected_errors=expected_errors(name))
+        value, reason = try_run(device, work, *arguments)
         rows[name] = replace(rows[name], reason=reason)
         return value
 
@@ -214,11 +213,6 @@ def time_case(
     return finished
 
 
-def number_text(value: float | None) -> str:
-    """Format a ratio, a dash where there is none."""
-    return "–" if value is None else f"{value:.2f}"
-
-
 @dataclass
 class Recorder:
     """Collects the rows of a benchmark; `tell` is given a line for each of its parts, `show` each row as a line."""
@@ -228,23 +222,16 @@ class Recorder:
     parts: int = 0
     rows: list[BenchRow] = field(default_factory=list)
     _begun: int = 0
-    _case: str = ""
 
     def begin(self, text: str) -> None:
         """Tell that the next part begins."""
         self._begun += 1
         self.tell(f"part {self._begun} of {self.parts}: {text}")
 
-    def add(self, rows: Iterable[BenchRow]) -> None:
-        """Collect rows and show them, under a line for their case."""
+    def add(self, rows: Sequence[BenchRow]) -> None:
+        """Collect the rows of a case and show them, under a line for it."""
+        for row in rows[:1]:
+            self.show(f"{row.pass_}, {row.dtype}, {row.sizes}")
         for row in rows:
             self.rows.append(row)
-            self.show_row(row)
-
-    def show_row(self, row: BenchRow) -> None:
-        """Show a row that has its place elsewhere."""
-        case = f"{row.pass_}, {row.dtype}, {row.sizes}"
-        if case != self._case:
-            self.show(case)
-        self._case = case
-        self.show(f"  {row}")
+            self.show(f"  {row}")

@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -67,15 +67,12 @@ class ModelSettings(BenchSettings):
     layers: int = 8
     head_dim: int = 64
     vocabulary: int = 8192
-    compile: bool = False
     check_layers: int | None = None
     check_vocabulary: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("candidate", self.candidates or (), MODELS)
-        if self.compile and "decode" in self.passes:
-            raise ValueError("compile does not go with the pass 'decode', whose cache grows; leave one of them out.")
 
     @property
     def names(self) -> list[str]:
@@ -148,15 +145,6 @@ def build(name: str, settings: ModelSettings) -> nn.Module:
     return model.to(device).train()
 
 
-def in_dtype(model: nn.Module, dtype: torch.dtype, settings: ModelSettings) -> nn.Module:
-    """Return the model itself as it is measured: in a dtype, and compiled if the settings say so."""
-    model = model.to(dtype)
-    if settings.compile:
-        # The stack as one graph: a layer by itself would be compiled anew for every λ_init.
-        model.get_submodule("model").compile(dynamic=False)
-    return model
-
-
 def tokens_of(settings: ModelSettings, pass_: str, length: int) -> Tensor:
     """Return the tokens of a pass; when decoding those of the cache, and one more."""
     generator = torch.Generator().manual_seed(0)
@@ -185,31 +173,30 @@ def _answer(model: Any, pass_: str, tokens: Tensor, *, cached: bool) -> list[Ten
         return [model(tokens, use_cache=False, logits_to_keep=1 if pass_ == DECODE else 0).logits]
 
 
-class ModelCheck:
-    """The truth of one model in one pass: the same weights in float64 with the plain formula for attention."""
+def model_check(
+    model: Any, plain: str, pass_: str, length: int, settings: ModelSettings
+) -> Callable[[torch.dtype], float]:
+    """Solve a pass with the same weights in float64 and the plain formula for attention, and return the model's error
+    in a dtype as a share of the budget: twice the plain formula's in that dtype, and a band.
+    """
+    tokens, formula = tokens_of(settings, pass_, length), copy.deepcopy(model)
+    formula.set_attn_implementation(plain)
+    truths = [value.double() for value in _answer(copy.deepcopy(formula).double(), pass_, tokens, cached=False)]
 
-    def __init__(self, model: Any, plain: str, pass_: str, length: int, settings: ModelSettings) -> None:
-        self._model, self._pass, self._length, self._settings = model, pass_, length, settings
-        self._tokens = tokens_of(settings, pass_, length)
-        self._plain = copy.deepcopy(model)
-        self._plain.set_attn_implementation(plain)
-        double = copy.deepcopy(self._plain).double()
-        self._truth = [value.double() for value in _answer(double, pass_, self._tokens, cached=False)]
-
-    def error(self, dtype: torch.dtype) -> float:
-        """Return the model's error as a share of the budget: twice the plain formula's in `dtype`, and a band."""
-        plain = _answer(copy.deepcopy(self._plain).to(dtype), self._pass, self._tokens, cached=False)
-        model = in_dtype(copy.deepcopy(self._model), dtype, self._settings)
-        outputs = _answer(model, self._pass, self._tokens, cached=True)
+    def error(dtype: torch.dtype) -> float:
+        plains = _answer(copy.deepcopy(formula).to(dtype), pass_, tokens, cached=False)
+        outputs = _answer(copy.deepcopy(model).to(dtype), pass_, tokens, cached=True)
         eps = torch.finfo(dtype).eps
         return max(
             share_of_allowed(
                 _rms(value.double() - truth),
                 _rms(of_plain.double() - truth),
-                rounding_band(_rms(truth), eps, ROUNDINGS, terms=self._length),
+                rounding_band(_rms(truth), eps, ROUNDINGS, terms=length),
             )
-            for value, of_plain, truth in zip(outputs, plain, self._truth, strict=True)
+            for value, of_plain, truth in zip(outputs, plains, truths, strict=True)
         )
+
+    return error
 
 
 def _rms(values: Tensor) -> Tensor:
@@ -228,7 +215,7 @@ def measure_model(settings: ModelSettings, recorder: Recorder) -> dict[str, Any]
     del models
     for dtype in settings.dtypes:
         free_memory(settings.torch_device)
-        models = {name: in_dtype(build(name, settings), DTYPES[dtype], settings) for name in settings.names}
+        models = {name: build(name, settings).to(DTYPES[dtype]) for name in settings.names}
         parameters = {name: sum(weight.numel() for weight in model.parameters()) for name, model in models.items()}
         for pass_, length in cases:
             recorder.begin(f"{pass_}, {dtype}, {length} tokens")
@@ -252,10 +239,9 @@ def _check(models: dict[str, nn.Module], pass_: str, length: int, settings: Mode
     device = settings.torch_device
     checked: Checked = {(pass_, length, dtype): {} for dtype in settings.dtypes}
     for name, model in models.items():
-        torch.compiler.reset()  # torch stops compiling the code that all models share after a number of them
-        check, reason = try_run(device, ModelCheck, model, MODELS[name].plain, pass_, length, settings.for_check)
+        check, reason = try_run(device, model_check, model, MODELS[name].plain, pass_, length, settings.for_check)
         for dtype in settings.dtypes:
-            error, reason = (None, reason) if check is None else try_run(device, check.error, DTYPES[dtype])
+            error, reason = (None, reason) if check is None else try_run(device, check, DTYPES[dtype])
             row = BenchRow(candidate=name, pass_=pass_, dtype=dtype, shape={})
             checked[pass_, length, dtype][name] = row.checked(error, reason)
     return checked
@@ -264,7 +250,6 @@ def _check(models: dict[str, nn.Module], pass_: str, length: int, settings: Mode
 def _measure_case(
     models: dict[str, nn.Module], checked: dict[str, BenchRow], pass_: str, length: int, settings: ModelSettings
 ) -> list[BenchRow]:
-    torch.compiler.reset()
     batch = settings.batch_of(pass_, length)
     shape = {"batch": batch, "length": length, "hidden": settings.hidden_size, "layers": settings.layers}
     tokens = batch * (1 if pass_ == DECODE else length)

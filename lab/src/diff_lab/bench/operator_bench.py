@@ -1,8 +1,11 @@
 """Checks each candidate of `bench operator`, and times it relative to the Transformer's attention."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -28,15 +31,14 @@ from diff_lab.bench.operator_candidates import (
     candidates,
     compute,
     timed_run,
-    with_noise_maps_repeated,
 )
-from diff_lab.bench.operator_problem import AnswerCheck, OperatorProblem, Shape, draw, flops, matrix_peak
-from diff_lab.bench.peak_memory import measure_memory
+from diff_lab.bench.operator_problem import AnswerCheck, OperatorProblem, Shape, arrange, draw, flops, matrix_peak
 from diff_lab.bench.timing import free_memory, kernel_clock, try_run
 
-# Signal heads to a noise map in the case of grouped differential attention, and the backends that compute it once.
-RATIO = 4
-GROUPED_BACKENDS = {"cpu": ("cpu", "blockwise"), "cuda": ("triton", "blockwise")}
+# Linux's own account of this process. getrusage's maximum would not do: a new process starts with that of its parent.
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+MIB = 1 << 20
+TINY = 16  # the length of a first run
 CUDA_NOTES = (
     "Times are the device's: between two CUDA events around a run, with other memory read before each run so that its "
     "inputs are not in the second-level cache, and launches enqueued ahead.",
@@ -54,7 +56,7 @@ class OperatorSettings(BenchSettings):
 
     `heads` are the Transformer's, of which two make a differential head, and `head_dims` the widths of a query.
     `lengths` are those of a causal sequence; when decoding, one query sees so many keys in each of `batch` sequences.
-    Grouped differential attention is measured at `grouped_length`, and peak memory at `memory_length`, 0 for none.
+    Peak memory is measured at `memory_length`, 0 for none.
     """
 
     PASSES: ClassVar = {"forward": FORWARD, "backward": BACKWARD, "forward+backward": TRAINING, "decode": DECODE}
@@ -71,7 +73,6 @@ class OperatorSettings(BenchSettings):
     heads: int = 16
     head_dims: tuple[int, ...] = (64,)
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
-    grouped_length: int = 2048
     memory_length: int = 16384
 
     def __post_init__(self) -> None:
@@ -99,12 +100,6 @@ class OperatorSettings(BenchSettings):
         """Return the shape of a causal sequence."""
         return Shape(self.batch_at(length), self.heads, width, length, length)
 
-    def grouped(self) -> Shape:
-        """Return the shape in groups: about as many signal heads as differential heads in the other shapes."""
-        groups = max(1, self.heads // (2 * RATIO))
-        square = self.square(self.grouped_length, self.head_dims[0])
-        return replace(square, heads=groups * (RATIO + 1))
-
     def label(self, pass_: str, dtype: str, shape: Shape) -> str:
         """Return a case as a line of progress names it."""
         width = f", width {shape.width}" if len(self.head_dims) > 1 else ""
@@ -112,32 +107,29 @@ class OperatorSettings(BenchSettings):
 
 
 def measure_operator(settings: OperatorSettings, recorder: Recorder) -> dict[str, Any]:
-    """Return the document to write; the last parts are heads in groups, and memory."""
+    """Return the document to write; the last parts are memory."""
     device, cases = settings.torch_device, list(settings.cases())
     # A backward pass alone needs what a forward pass saved.
     from_inputs = [part for part in itertools.product(settings.dtypes, settings.causal_passes) if part[1] != BACKWARD]
-    in_groups = _grouped_candidates(settings)
-    grouped_parts = from_inputs if settings.grouped_length and len(in_groups) > 1 else []
     shapes = [settings.square(settings.memory_length, width) for width in settings.head_dims if settings.memory_length]
     memory_parts = [(dtype, pass_, shape) for dtype, pass_ in from_inputs for shape in shapes]
     timed = sum(len(passes) for _, passes in cases) * len(settings.dtypes)
-    recorder.parts = timed + len(grouped_parts) + len(memory_parts)
+    recorder.parts = timed + len(memory_parts)
     peak = {dtype: matrix_peak(DTYPES[dtype], device) for dtype in settings.dtypes} if settings.on_cuda else {}
     known, always = candidates(device), (BASELINE, BASELINE_FLASH, AUTO)
     names = known if settings.candidates is None else (*always, *settings.candidates)
     chosen = {name: candidate for name, candidate in known.items() if name in names}
     for shape, passes in cases:
-        for rows in _measure_shape(shape, itertools.product(settings.dtypes, passes), chosen, settings, recorder):
-            recorder.add(rows)
-        free_memory(device)
-    # Rows of grouped differential attention, relative to as many heads of the Transformer; they are no rows of the
-    # other shapes' tables, unless they are wrong.
-    grouped: list[BenchRow] = []
-    if grouped_parts:
-        for rows in _measure_shape(settings.grouped(), grouped_parts, in_groups, settings, recorder, ratio=RATIO):
-            grouped += rows
-            for row in rows:
-                (recorder.add([row]) if row.wrong else recorder.show_row(row))
+        # All dtypes and passes of a shape get the same numbers and one truth.
+        drawn, reason = try_run(device, draw, shape, device)
+        check = None if drawn is None else AnswerCheck(drawn)
+        for dtype, pass_ in itertools.product(settings.dtypes, passes):
+            recorder.begin(settings.label(pass_, dtype, shape))
+            row, rows = BenchRow(candidate=BASELINE, pass_=pass_, dtype=dtype, shape=vars(shape)), None
+            if drawn is not None:
+                rows, reason = try_run(device, _measure_case, row, drawn, check, chosen, settings)
+            recorder.add(rows or [replace(row, reason=reason)])
+        del drawn, check
         free_memory(device)
     memory: list[dict[str, Any]] = []
     for dtype, pass_, shape in memory_parts:
@@ -149,51 +141,26 @@ def measure_operator(settings: OperatorSettings, recorder: Recorder) -> dict[str
         candidates={name: candidate.about for name, candidate in known.items()},
         peak_teraflops_per_second=peak,
         rows=recorder.rows,
-        grouped=grouped,
         memory=memory,
     )
 
 
-def _measure_shape(
-    shape: Shape,
-    parts: Iterable[tuple[str, str]],
-    known: Mapping[str, Candidate],
-    settings: OperatorSettings,
-    recorder: Recorder,
-    *,
-    ratio: int = 1,
-) -> Iterator[list[BenchRow]]:
-    """Yield the rows of a shape for each (dtype, pass) in turn; all of them get the same numbers and one truth."""
-    device, prefix = settings.torch_device, "" if ratio == 1 else f"{ratio} signal heads to a noise map, "
-    drawn, reason = try_run(device, draw, shape, device, ratio)
-    check = None if drawn is None else AnswerCheck(drawn)
-    for dtype, pass_ in parts:
-        recorder.begin(f"{prefix}{settings.label(pass_, dtype, shape)}")
-        row = BenchRow(candidate=BASELINE, pass_=pass_, dtype=dtype, shape=vars(shape))
-        problem, reason = (None, reason) if drawn is None else try_run(device, drawn.to, DTYPES[dtype])
-        if problem is None or check is None:
-            yield [replace(row, reason=reason)]
-        else:
-            yield _measure_case(row, problem, check, known, settings)
-
-
 def _measure_case(
     template: BenchRow,
-    problem: OperatorProblem,
+    drawn: OperatorProblem,
     check: AnswerCheck,
     known: Mapping[str, Candidate],
     settings: OperatorSettings,
 ) -> list[BenchRow]:
     """Return the rows of the candidates in the case of a row."""
-    device, pass_ = settings.torch_device, template.pass_
-    backend = backend_of_auto(problem, pass_) if AUTO in known else None
+    device, pass_, problem = settings.torch_device, template.pass_, drawn.to(DTYPES[template.dtype])
+    backend = backend_of_auto(problem, pass_)
     rows: dict[str, BenchRow] = {}
     for name, candidate in known.items():
         if name != backend:  # what "auto" chose need not be measured twice
             row = replace(template, candidate=name, backend=backend if name == AUTO else None)
             rows[name] = check_candidate(candidate, row, problem, check, device)
-    counts = settings.on_cuda and not problem.in_groups
-    operations = flops(problem.shape, pass_) if counts else None
+    operations = flops(problem.shape, pass_) if settings.on_cuda else None
 
     def rates(seconds: float) -> dict[str, Any]:
         read = problem.k.nbytes + problem.v.nbytes
@@ -210,16 +177,7 @@ def _measure_case(
         rates=rates,
         # The ratios on CUDA are to the Transformer's flash kernel, where there is one.
         bases=(BASELINE_FLASH, BASELINE),
-        expected_errors=lambda name: known[name].expected_errors(device),
     )
-
-
-def _grouped_candidates(settings: OperatorSettings) -> dict[str, Candidate]:
-    """Return the baseline, the backends that compute a group's noise map once, and each with the map repeated."""
-    known, chosen = candidates(settings.device), settings.candidates
-    names = [name for name in GROUPED_BACKENDS[settings.torch_device.type] if chosen is None or name in chosen]
-    pairs = [(known[name], with_noise_maps_repeated(known[name])) for name in names]
-    return {candidate.name: candidate for candidate in (known[BASELINE], *itertools.chain.from_iterable(pairs))}
 
 
 def check_candidate(
@@ -230,6 +188,68 @@ def check_candidate(
         return row
     if (reason := candidate.reason(problem, row.pass_)) is not None:
         return replace(row, reason=reason)
-    expected = candidate.expected_errors(device)
-    outcome = try_run(device, lambda: check.error(compute(candidate, problem, row.pass_)), expected_errors=expected)
-    return row.checked(*outcome)
+    return row.checked(*try_run(device, lambda: check.error(compute(candidate, problem, row.pass_))))
+
+
+# --- Peak memory of one run, in a process of its own, so that no candidate inherits memory of another ---
+
+
+def measure_memory(
+    names: Sequence[str], shape: Shape, dtype: str, pass_: str, device: torch.device
+) -> list[dict[str, Any]]:
+    """Measure peak memory of the named candidates in MiB; the ratios are to the first one.
+
+    `total` is the peak above a process that has imported torch and run the candidate once on a tiny shape: inputs, λ,
+    the gradient that arrives, output, gradients, and tensors held between. `own` is the peak above the inputs.
+    """
+    parts: list[dict[str, Any]] = []
+    for name in names:
+        part: dict[str, Any] = {"pass": pass_, "dtype": dtype, "shape": vars(shape), "candidate": name}
+        parts.append(part)
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            threads = torch.get_num_threads()
+            try:
+                part |= process.submit(peak_of_run, name, shape, dtype, pass_, device, threads).result()
+            except Exception as error:  # of a device, or of a system that does not tell its memory
+                part["reason"] = " ".join(f"{type(error).__name__}: {error}".split())
+                continue
+        first = parts[0].get("total")
+        part["ratio"] = part["total"] / first if first else None
+    return parts
+
+
+def peak_of_run(
+    name: str, shape: Shape, dtype: str, pass_: str, device: torch.device, threads: int
+) -> dict[str, float]:
+    """Run a candidate in this process, and return what it took in MiB."""
+    torch.set_num_threads(threads)
+    candidate = candidates(device)[name]
+
+    def problem(shape: Shape) -> OperatorProblem:
+        return arrange(shape, lambda *size: torch.randn(*size, dtype=DTYPES[dtype], device=device))
+
+    # What a first run loads and starts is not the attention's memory.
+    timed_run(candidate, problem(Shape(1, 2, shape.width, TINY, TINY)), pass_)()
+    base = _bytes_in_use(device)
+    run = timed_run(candidate, problem(shape), pass_)
+    if device.type == "cuda":
+        run()  # a kernel tuned at this very size tries its variants with memory that is not the attention's
+    arranged = _bytes_in_use(device)
+    # Bringing the inputs into the candidate's layout took more than they do.
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        _RESET.write_text("5", encoding="ascii")
+    results = run()
+    peak = _bytes_in_use(device, peak=True)
+    del results
+    return {"total": (peak - base) / MIB, "inputs": (arranged - base) / MIB, "own": (peak - arranged) / MIB}
+
+
+def _bytes_in_use(device: torch.device, *, peak: bool = False) -> int:
+    """Count the tensors on a CUDA device, without the allocator's cache; on the CPU the pages of this process."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) if peak else torch.cuda.memory_allocated(device)
+    fields = dict(line.split(":", 1) for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines())
+    return int(fields["VmHWM" if peak else "VmRSS"].split()[0]) * 1024

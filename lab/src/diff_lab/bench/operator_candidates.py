@@ -4,7 +4,7 @@ A candidate arranges a problem's tensors in the layout that suits it, outside of
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -27,12 +27,12 @@ Arrange = Callable[[Tensor, Tensor, Tensor], Inputs]
 
 BASELINE_FLASH, BASELINE_CUDNN = f"{BASELINE} flash", f"{BASELINE} cuDNN"
 AUTO, PLAIN, FLEX, DIFFLLAMA = "auto", "reference", "flex", "DiffLlama"
-# The compositions of torch's scaled_dot_product_attention (SDPA). Appendix A has the first two: one call a map with
-# values of 2d, or two calls a map, each with half of the values. The third is one call with padded queries.
-FULL_V, SPLIT_V, PADDED_Q = "sdpa_full_v", "sdpa_split_v", "sdpa_padded_q"
+# The compositions of torch's scaled_dot_product_attention (SDPA) in Appendix A: one call a map with values of 2d, or
+# two calls a map, each with half of the values.
+FULL_V, SPLIT_V = "sdpa_full_v", "sdpa_split_v"
 # The longest sequences at which slow candidates are timed on the CPU: their time relative to the baseline hardly grows
 # with the length. They decode at any length, but for flex, which compiles anew for every one.
-LONGEST = {PLAIN: 2048, FLEX: 2048, FULL_V: 2048, PADDED_Q: 2048, "sdpa": 2048, SPLIT_V: 4096, DIFFLLAMA: 4096}
+LONGEST = {PLAIN: 2048, FLEX: 2048, FULL_V: 2048, "sdpa": 2048, SPLIT_V: 4096, DIFFLLAMA: 4096}
 # On CUDA: all scores in float32, of which the plain formula holds about ten at a time, as a share of the memory.
 SCORES_SHARE = 1 / 16
 
@@ -66,14 +66,6 @@ class Candidate:
                 return f"it holds all scores, {scores / 2**30:.0f} GiB"
         return None if self.backend is None else reason_against(self.backend, _request(problem, pass_))
 
-    def expected_errors(self, device: torch.device) -> tuple[type[Exception], ...]:
-        """Return the exceptions, besides memory that ran out, by which it says that it cannot run."""
-        # On CUDA torch, cuDNN, Triton and the driver refuse in their own ways what is too large for them, which must
-        # not end a benchmark of many minutes. Elsewhere torch cannot compile FlexAttention everywhere.
-        if device.type == "cuda":
-            return (Exception,)
-        return (RuntimeError,) if self.name == FLEX else ()
-
     def held_to(self, kernel: str, label: str, backend: SDPBackend) -> "Candidate":
         """Return the same with torch's SDPA held to one kernel: a RuntimeError for inputs that it does not take."""
 
@@ -90,35 +82,13 @@ def split_values(v: Tensor) -> Tensor:
 
 
 def _softmax_inputs(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-    """Return the same bytes as the Transformer has them: A heads of d, all with keys and values of their own.
-
-    If signal heads share a noise map, there are fewer keys and values than queries: some of them twice.
-    """
-    of_query = [0] * (q.shape[2] - 1) + [1]
-    k, v = k[:, :, of_query], v.unflatten(-1, (2, -1)).transpose(2, 3)[:, :, of_query]
-    return tuple(tensor.flatten(1, 2).contiguous() for tensor in (q, k, v))
-
-
-def with_noise_maps_repeated(candidate: Candidate) -> Candidate:
-    """Return a backend that is given the noise query of a group once for each signal head, as heads of plain DIFF."""
-
-    def repeated(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-        signal, noise = q[:, :, :-1], q[:, :, -1:]
-        return torch.stack((signal, noise.expand_as(signal)), dim=3).flatten(1, 2), k, v
-
-    name, about = f"{candidate.name}, repeated", f"{candidate.about}, with a noise map for each signal head"
-    return replace(candidate, name=name, about=about, arrange=repeated)
+    """Return the same bytes as the Transformer has them: A heads of d, all with keys and values of their own."""
+    return (*(tensor.flatten(1, 2).contiguous() for tensor in (q, k)), split_values(v).contiguous())
 
 
 def _softmax(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
     q, k, v = inputs
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-
-def _difference(products: Iterable[Tensor], lam: Tensor) -> Tensor:
-    """Subtract the two products, A1·V − λ A2·V, in their dtype."""
-    first, second = products
-    return (first - lam.unsqueeze(-1) * second).to(first.dtype)
 
 
 def _composed(inputs: Inputs, lam: Tensor, causal: bool, *, parts: int) -> Tensor:
@@ -129,24 +99,8 @@ def _composed(inputs: Inputs, lam: Tensor, causal: bool, *, parts: int) -> Tenso
     for c in range(2):
         outputs = [attend(q[:, :, c], k[:, :, c], part) for part in v.chunk(parts, dim=-1)]
         maps.append(outputs[0] if parts == 1 else torch.cat(outputs, dim=-1))
-    return _difference(maps, lam)
-
-
-def _cached_keys(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-    """Return the keys as the model's cache holds them, [k1; k2] of 2d."""
-    return q, k.transpose(2, 3).flatten(3), v
-
-
-def _padded_q(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
-    """Make one grouped call with queries [q1; 0] and [0; q2] of 2d."""
-    q, k, v = inputs
-    d = q.shape[-1]
-    padded = torch.stack((F.pad(q[:, :, 0], (0, d)), F.pad(q[:, :, 1], (d, 0))), dim=2).flatten(1, 2)
-    grouped = q.device.type == "cuda"
-    if not grouped:  # elsewhere torch answers enable_gqa with its plain formula
-        k, v = (tensor.repeat_interleave(2, dim=1) for tensor in (k, v))
-    heads = F.scaled_dot_product_attention(padded, k, v, is_causal=causal, scale=d**-0.5, enable_gqa=grouped)
-    return _difference(heads.unflatten(1, (-1, 2)).unbind(2), lam)
+    first, second = maps
+    return (first - lam.unsqueeze(-1) * second).to(first.dtype)
 
 
 def _diffllama_inputs(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
@@ -201,10 +155,7 @@ _SOFTMAX = Candidate(BASELINE, _SOFTMAX_ABOUT, _softmax, _softmax_inputs, is_bas
 _FULL_V = Candidate(FULL_V, "SDPA once a map, values 2d wide", functools.partial(_composed, parts=1))
 _SPLIT_V = Candidate(SPLIT_V, "SDPA twice a map, each with half of the values", functools.partial(_composed, parts=2))
 _DIFFLLAMA_ABOUT = "transformers' DiffLlamaAttention without projections, rotary embedding and norm"
-_OTHERS = (
-    Candidate(PADDED_Q, "SDPA once, queries padded with zeros to 2d", _padded_q, _cached_keys),
-    Candidate(DIFFLLAMA, _DIFFLLAMA_ABOUT, _diffllama, _diffllama_inputs),
-)
+_DIFFLLAMA = Candidate(DIFFLLAMA, _DIFFLLAMA_ABOUT, _diffllama, _diffllama_inputs)
 # As torch chooses, `sdpa_full_v` could be the plain formula. On CUDA each composition is held to the kernels that can
 # be best for it, and so is the baseline.
 _FLASH = ("flash", "flash", SDPBackend.FLASH_ATTENTION)
@@ -221,7 +172,7 @@ def candidates(device: torch.device | str = "cpu") -> dict[str, Candidate]:
         compositions += [_SPLIT_V.held_to(*_FLASH), _SPLIT_V.held_to(*_CUDNN)]
     else:
         baselines, compositions = [_SOFTMAX], [_FULL_V, _SPLIT_V]
-    return {candidate.name: candidate for candidate in (*baselines, *backends, *compositions, *_OTHERS)}
+    return {candidate.name: candidate for candidate in (*baselines, *backends, *compositions, _DIFFLLAMA)}
 
 
 def differentiates(pass_: str) -> bool:

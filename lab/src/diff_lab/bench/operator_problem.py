@@ -42,9 +42,8 @@ class Shape:
 class OperatorProblem:
     """Inputs in the operator's layout, and the gradient that arrives at the output.
 
-    q (B, G, r + 1, N, d), k (B, G, 2, S, d), v (B, G, S, 2d), lam a scalar in float32, grad (B, H, N, 2d): r signal
-    heads to a noise map, H = r·G in all; r is 1 but in grouped differential attention. If there are fewer queries than
-    keys, the keys are the view that the model's cache gives: both maps' keys side by side.
+    q (B, H, 2, N, d), k (B, H, 2, S, d), v (B, H, S, 2d), lam a scalar in float32, grad (B, H, N, 2d). If there are
+    fewer queries than keys, the keys are the view that the model's cache gives: both maps' keys side by side.
     """
 
     q: Tensor
@@ -55,13 +54,8 @@ class OperatorProblem:
 
     @property
     def shape(self) -> Shape:
-        batch, groups, maps, queries, width = self.q.shape
-        return Shape(batch, groups * maps, width, queries, self.k.shape[-2])
-
-    @property
-    def in_groups(self) -> bool:
-        """Whether several signal heads share a noise map."""
-        return self.q.shape[2] > 2
+        batch, heads, maps, queries, width = self.q.shape
+        return Shape(batch, heads * maps, width, queries, self.k.shape[-2])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "OperatorProblem":
         """Return the problem with every tensor but λ changed."""
@@ -73,22 +67,21 @@ class OperatorProblem:
         return self.map(lambda tensor: tensor.to(dtype))
 
 
-def draw(shape: Shape, device: torch.device, ratio: int = 1) -> OperatorProblem:
+def draw(shape: Shape, device: torch.device) -> OperatorProblem:
     """Return the problem of a shape, in float32: on one device the same numbers every time."""
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(*size: int) -> Tensor:
         return torch.randn(*size, generator=generator, device=device).bfloat16().float()
 
-    return arrange(shape, normal, ratio)
+    return arrange(shape, normal)
 
 
-def arrange(shape: Shape, normal: Callable[..., Tensor], ratio: int = 1) -> OperatorProblem:
-    """Return the problem of a shape whose tensors `normal(*size)` makes; `ratio` signal heads to a noise map."""
-    batch, groups, n, s, d = shape.batch, shape.heads // (ratio + 1), shape.queries, shape.keys, shape.width
-    q, v = normal(batch, groups, ratio + 1, n, d), normal(batch, groups, s, 2 * d)
-    grad = normal(batch, groups * ratio, n, 2 * d)
-    k = normal(batch, groups, 2, s, d) if n == s else normal(batch, groups, s, 2, d).transpose(2, 3)
+def arrange(shape: Shape, normal: Callable[..., Tensor]) -> OperatorProblem:
+    """Return the problem of a shape whose tensors `normal(*size)` makes."""
+    batch, heads, n, s, d = shape.batch, shape.heads // 2, shape.queries, shape.keys, shape.width
+    q, v, grad = normal(batch, heads, 2, n, d), normal(batch, heads, s, 2 * d), normal(batch, heads, n, 2 * d)
+    k = normal(batch, heads, 2, s, d) if n == s else normal(batch, heads, s, 2, d).transpose(2, 3)
     return OperatorProblem(q, k, v, torch.tensor(LAMBDA, device=q.device), grad)
 
 
@@ -96,8 +89,7 @@ class AnswerCheck:
     """The truth about a problem, and the plain formula's answer in each dtype, which bounds the allowed error."""
 
     def __init__(self, problem: OperatorProblem) -> None:
-        self._pick = functools.partial(_pick, groups=problem.q.shape[1])
-        self._problem = problem.map(self._pick)
+        self._problem = problem.map(_pick)
         self._answer = functools.cache(self._solve)
 
     def error(self, answer: dict[str, Tensor]) -> float:
@@ -107,7 +99,7 @@ class AnswerCheck:
         for name, value in answer.items():
             truth, plain = self._answer(torch.float64, backward)[name], self._answer(dtype, backward)[name]
             band = rounding_band(_rms(truth), torch.finfo(dtype).eps, ROUNDINGS[name])
-            shares.append(share_of_allowed(_rms(self._pick(value).double() - truth), _rms(plain - truth), band))
+            shares.append(share_of_allowed(_rms(_pick(value).double() - truth), _rms(plain - truth), band))
         return max(shares)
 
     def _solve(self, dtype: torch.dtype, backward: bool) -> dict[str, Tensor]:
@@ -133,20 +125,18 @@ class AnswerCheck:
 
 def _plain_rows(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, start: int, stop: int, offset: int) -> Tensor:
     """Compute rows start … stop − 1 of (A1 − λA2) V; a query sees the keys up to its own position."""
-    seen, ratio = stop + offset, q.shape[2] - 1
-    keys = k[:, :, [0] * ratio + [1], :seen]  # the signal heads meet the first, the noise map the second
-    scores = q[:, :, :, start:stop] @ keys.transpose(-1, -2) * q.shape[-1] ** -0.5
+    seen = stop + offset
+    scores = q[:, :, :, start:stop] @ k[:, :, :, :seen].transpose(-1, -2) * q.shape[-1] ** -0.5
     rows = torch.arange(start, stop, device=q.device).unsqueeze(1) + offset
     hidden = torch.arange(seen, device=q.device) > rows
-    maps = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-    lam = lam[:, :, start:stop].unsqueeze(-1).unflatten(1, (-1, ratio))
-    return ((maps[:, :, :-1] - lam * maps[:, :, -1:]) @ v[:, :, None, :seen]).flatten(1, 2)
+    first, second = scores.masked_fill(hidden, float("-inf")).softmax(-1).unbind(2)
+    return (first - lam[:, :, start:stop].unsqueeze(-1) * second) @ v[:, :, :seen]
 
 
-def _pick(tensor: Tensor, groups: int) -> Tensor:
-    """Return the first and last sequence and group of (B, G, …) or (B, H, …), whose heads fall into so many groups."""
-    rows, picked = sorted({0, tensor.shape[0] - 1}), sorted({0, groups - 1})
-    return tensor[rows].unflatten(1, (groups, -1))[:, picked].flatten(1, 2)
+def _pick(tensor: Tensor) -> Tensor:
+    """Return the first and last sequence and head of (B, H, …)."""
+    rows, heads = (sorted({0, size - 1}) for size in tensor.shape[:2])
+    return tensor[rows][:, heads]
 
 
 def _rms(values: Tensor) -> Tensor:

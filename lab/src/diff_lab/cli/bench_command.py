@@ -49,9 +49,6 @@ def bench(
     ] = None,
     rounds: Annotated[int | None, optional("Alternated rounds, 5 or more.", "5 to 25, by the time they take")] = None,
     memory_length: Annotated[int | None, optional("Length for peak memory, 0 for none (operator).", "16384")] = None,
-    compile_: Annotated[
-        bool, typer.Option("--compile", help="Compile the decoder layers with torch.compile (model, without decoding).")
-    ] = False,
     output: Annotated[Path | None, optional("Folder for the results, as JSON and Markdown.", "only printed")] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results of this benchmark that are in the output folder.")
@@ -77,7 +74,6 @@ def bench(
         "heads": heads,
         "rounds": rounds,
         "memory_length": memory_length,
-        "compile": compile_ or None,
     }
     # The settings have defaults for what was not given.
     chosen: dict[str, Any] = {name: tuple(values) for name, values in several.items() if values}

@@ -49,7 +49,7 @@ def evaluate_tasks(
         title = f"lm-evaluation-harness on {shown_folder(folder)}"
         results = capture_results(title, settings, shown, str(model.device))
         results = replace(results, versions={**results.versions, "lm_eval": installed_version("lm_eval")})
-        yield results, measure_table(results, methods=True)
+        yield results, measure_table(results)
 
 
 def evaluate_measures(

@@ -338,11 +338,11 @@ def report(
     Of results there is a Markdown document (RESULTS.md), beside it a page of each experiment, METHOD.md and figures.
     """
     from diff_lab.report.findings import holds_experiments
-    from diff_lab.report.pages import build_results_report, build_run_report, results_report_files, run_report_path
+    from diff_lab.report.pages import build_results_report, build_run_report, results_report_path, run_report_path
 
     of_experiments = any(map(holds_experiments, paths))
-    replaced = results_report_files(paths, output) if of_experiments else (run_report_path(paths, output),)
-    console.refuse_existing(replaced, "report", overwrite=overwrite)
+    path = (results_report_path if of_experiments else run_report_path)(paths, output)
+    console.refuse_existing((path,), "report", overwrite=overwrite)
     if not of_experiments:
         console.print_line(str(build_run_report(paths, output)))
         return

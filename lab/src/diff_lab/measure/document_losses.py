@@ -29,6 +29,8 @@ CUMULATIVE_LOSS = "positions/cumulative_loss"
 WHOLE, AR_HIT, OTHER = REPEAT_COLUMNS = ("repeats/loss", "repeats/ar_hit", "repeats/other")
 # Logits to hold at a time, in float32.
 _LOGITS = 1 << 27
+# Bigrams to count at a time.
+_BIGRAMS = 1 << 24
 
 
 def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) -> list[np.ndarray]:
@@ -139,11 +141,10 @@ def bigrams(tokens: np.ndarray) -> np.ndarray:
     return wide[:-1] << 32 | wide[1:]
 
 
-def frequent_bigrams(documents: Iterable[np.ndarray], most: int, chunk: int = 1 << 24) -> np.ndarray:
-    """Return the bigrams that stand more than `most` times in all documents together, sorted; about `chunk` bigrams are
-    counted at a time."""
+def frequent_bigrams(documents: Iterable[np.ndarray], most: int) -> np.ndarray:
+    """Return the bigrams that stand more than `most` times in all documents together, sorted."""
     numbers, counts = np.empty(0, np.int64), np.empty(0, np.int64)
-    for parts in grouped(map(bigrams, documents), len, chunk):
+    for parts in grouped(map(bigrams, documents), len, _BIGRAMS):
         new_numbers, new_counts = np.unique(np.concatenate(parts), return_counts=True)
         numbers, indices = np.unique(np.concatenate([numbers, new_numbers]), return_inverse=True)
         counts = np.bincount(indices, weights=np.concatenate([counts, new_counts])).astype(np.int64)

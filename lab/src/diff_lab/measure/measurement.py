@@ -176,8 +176,7 @@ _MODULES = {
     "document_losses": ("positions", "repeats"),
     "hallucination": ("hallucination",),
     "arithmetic": ("arithmetic",),
-    "outliers": ("outliers",),
-    "attention_logits": ("quantised",),
+    "attention_logits": ("quantised", "outliers"),
     "gradients": ("gradients", "gradients_in_training"),
 }
 MEASUREMENTS = {name: module for module, names in _MODULES.items() for name in names}

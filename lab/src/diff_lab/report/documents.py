@@ -88,16 +88,13 @@ def fill(template: str, **values: Any) -> str:
     return text if template.endswith(".html") else re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def is_report(path: Path, mark: str) -> bool:
-    """Return whether a file holds a report's mark, also that of 0.2.0, when the command had the library's name."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return mark in text.replace("diff-transformer report", "diff-lab report")
-
-
 def refuse_others(path: Path, mark: str) -> None:
-    """Raise FileExistsError if something else than a report lies at `path`: a file without the mark of one."""
+    """Raise FileExistsError if something else than a report lies at `path`: a file without the mark of one, which in
+    0.2.0 had the library's name.
+    """
     if path.is_dir():
         inside = str(path / "report.html")
         raise FileExistsError(f"{str(path)!r} is a folder; a report is a file in one, such as {inside!r}")
-    if path.exists() and not is_report(path, mark):
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else mark
+    if mark not in text.replace("diff-transformer report", "diff-lab report"):
         raise FileExistsError(f"{str(path)!r} exists and is not a report of ours, so it is left as it is")

@@ -1,13 +1,25 @@
-"""Draws what experiments found: a measure along a coordinate, or as heat maps, and validation over training."""
+"""Draws the figures of reports with matplotlib as SVG, in colours for a light and for a dark page.
 
+Each is a `Drawing`: the figure with a description in words, for those who do not see it. Those of an experiment show a
+measure along a coordinate, or as heat maps, or validation over training.
+"""
+
+import io
 import itertools
 import math
+import textwrap
+import warnings
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import Any
 
+import matplotlib
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped, unused-ignore]  # its types are a package apart
-from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
@@ -17,12 +29,34 @@ from diff_lab.learning import ACCURACY_CURVE, CURVES, LOSS_CURVE
 from diff_lab.record import Baseline, Comparison, Result
 from diff_lab.report import wording
 from diff_lab.report.findings import ExperimentResults, slug
-from diff_lab.report.plots import CYCLE, MUTED, Drawing, Series, ends_in_words, line_plot, styled, variant_style
 from diff_lab.report.wording import format_number, variant_label
 from diff_lab.statistics import fits, mean_interval
+from diff_transformer.attention_types import ATTENTION_TYPES
 
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-# Fewer numbers of a coordinate are no line; from this ratio of the largest to the smallest on, an axis is logarithmic.
+# CSS variable → (light, dark). The variants' hues are Okabe and Ito's blue and vermilion, told apart by every kind of
+# colour vision; each shade has a contrast of at least 3 to the page behind it.
+THEME = {
+    "page": ("#ffffff", "#14171c"),
+    "ink": ("#1c2128", "#e6e9ee"),
+    "muted": ("#57606a", "#9aa4b0"),
+    "rule": ("#d4d9df", "#3a414b"),
+    **{name: described.colour for name, described in ATTENTION_TYPES.items()},
+    "fifth": ("#7a6a00", "#c9b22b"),
+    "sixth": ("#5b5bd6", "#9a9aff"),
+}
+MUTED = THEME["muted"][0]
+CYCLE = [THEME[name][0] for name in ("diff", "softmax", "diff_v2", "dex", "fifth", "sixth")]
+_DASHES, _MARKERS = ("-", "--", "-.", ":"), ("o", "s", "^", "D", "v", "P", "X")
+# Decorates what draws: under this module's style, with the caller's matplotlib left as it was.
+styled = matplotlib.rc_context(fname=Path(__file__).with_name("figures.mplstyle"))
+# What tells a figure of this package from another file of the same name.
+FIGURE_MARK = "<!-- diff-lab report -->"
+_LIGHT, _DARK = ("".join(f"--{name}: {shades[side]}; " for name, shades in THEME.items()) for side in (0, 1))
+_FILE_STYLE = f"<style>svg {{ {_LIGHT}}} @media (prefers-color-scheme: dark) {{ svg {{ {_DARK}}} }}</style>"
+# A curve of more points than this is drawn faintly as it is and boldly as a running mean.
+MANY = 60
+# Fewer numbers of a coordinate are no line; from these ratios of the largest to the smallest on, its axis or that of a
+# measure is logarithmic.
 FEWEST, _WIDE, _TALL = 3, 8, 30
 # Of losses what lies above the curves at this share of the training is cut off.
 _BEGINNING = 0.1
@@ -31,6 +65,117 @@ _PARAMETERS_FOR_EQUAL_LOSS = "scaling/parameters_for_equal_loss"
 _FITTED_LOSS, _FITTED_SIZE = "language/validation_loss", "training/parameters_without_lambda_and_norms"
 # Coordinates that are drawn against the depth as heat maps (Figure 5).
 _CONTEXTS = ("length", "context_factor")
+
+
+@dataclass(frozen=True)
+class Series:
+    """A named line: x and y of the same length, with intervals of y, if any. Numbers that are not known are NaN."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: str | None = None
+    marker: str = "o"
+    intervals: Sequence[tuple[float, float]] = ()
+
+    def __str__(self) -> str:
+        """Return the ends of the line, for those who do not see it."""
+        return f"{self.label} goes from {format_number(self.y[0])} to {format_number(self.y[-1])}"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of a page.
+
+    `alt` says what it shows in words, `caption` what a reader must know to read it. `name` is that of its file, of
+    which no report has two.
+    """
+
+    figure: Figure
+    alt: str
+    caption: str = ""
+    name: str = ""
+
+    @cached_property
+    @styled
+    def svg(self) -> str:
+        """The text of an SVG file: text as text, colours of either page, no network address."""
+        buffer = io.StringIO()
+        with warnings.catch_warnings():
+            # Text is set by the browser, which has glyphs that matplotlib's font lacks.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            # No metadata: it carries the date (the same results give the same file) and addresses of vocabularies.
+            self.figure.savefig(
+                buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")), dpi=150
+            )
+        text = buffer.getvalue()
+        for name, (light, _) in THEME.items():
+            text = text.replace(light, f"var(--{name})")
+        # A browser without the font that the layout was made for takes one that is no wider.
+        text = text.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
+        inside = text.index(">", text.index("<svg")) + 1
+        description = f"{FIGURE_MARK}\n<desc>{escape(self.alt)}</desc>\n{_FILE_STYLE}"
+        return f"{text[text.index('<svg') : inside]}\n{description}{text[inside:]}"
+
+    @property
+    def base64(self) -> str:
+        """The file's content for a page that holds it."""
+        return b64encode(self.svg.encode()).decode()
+
+
+def variant_style(variant: str, marker: str = "o") -> dict[str, Any]:
+    """Return an attention type's colour on light pages and its marker; another variant's place decides its colour."""
+    described = ATTENTION_TYPES.get(variant)
+    return {"colour": described and described.colour[0], "marker": described.marker if described else marker}
+
+
+@styled
+def line_plot(
+    lines: Sequence[Series],
+    *,
+    title: str,
+    ylabel: str,
+    xlabel: str = "training step",
+    levels: Mapping[str, float] | None = None,
+    limits: tuple[float, float] | None = None,
+) -> Figure:
+    """Draw lines with bands for intervals, a cross above each NaN, and named levels across the figure.
+
+    A line of many points without intervals is drawn faintly, with its running mean. The figure, with its legend below
+    the plot, is whole on a phone with legible text.
+    """
+    figure = Figure(figsize=(4.8, 3.3), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set(title=textwrap.fill(title, 48, break_long_words=False), xlabel=xlabel, ylabel=ylabel)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    for number, line in enumerate(lines):
+        x, colour = line.x, line.colour or CYCLE[number % len(CYCLE)]
+        style: dict[str, Any] = {"label": line.label, "linestyle": _DASHES[number % 4], "linewidth": 1.6}
+        if len(x) > MANY and not line.intervals:
+            axes.plot(x, line.y, color=colour, linewidth=0.6, alpha=0.35)
+            smooth = pd.Series(line.y).rolling(len(x) // 40 * 2 + 1, center=True, min_periods=1).mean()
+            axes.plot(x, smooth, color=colour, **style)
+        else:
+            marker = line.marker if len(x) <= MANY // 3 else None
+            axes.plot(x, line.y, color=colour, marker=marker, markersize=4.5, **style)
+        if line.intervals:
+            axes.fill_between(x, *np.transpose(line.intervals), color=colour, alpha=0.17, linewidth=0)
+        if lost := [at for at, y in zip(x, line.y, strict=True) if not math.isfinite(y)]:
+            place, heights = axes.get_xaxis_transform(), [0.97 - 0.05 * number] * len(lost)
+            axes.plot(lost, heights, color=colour, marker="x", transform=place, linestyle="", markersize=7)
+    for (label, height), dash in zip((levels or {}).items(), itertools.cycle(("--", "-.", ":"))):
+        axes.axhline(height, label=label, color=MUTED, linestyle=dash, linewidth=1.2, zorder=1)
+    if limits:  # None would keep the limits of an empty figure
+        axes.set_ylim(limits)
+    if max((max(line.x, default=0) for line in lines), default=0) >= 10_000:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    handles, labels = axes.get_legend_handles_labels()
+    # A label that would crowd the figure out is cut: of a path, its end tells the most.
+    labels = [label if len(label) <= 60 else "…" + label[-59:] for label in labels]
+    columns = 1 if any(len(label) > 24 for label in labels) else 2
+    figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(len(labels) / columns))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    return figure
 
 
 def experiment_figures(results: ExperimentResults, called: str) -> list[Drawing]:
@@ -46,8 +191,9 @@ def experiment_figures(results: ExperimentResults, called: str) -> list[Drawing]
     if row is None or results.file.headline is None:
         return []
     curves = list(_learning(results, row, called))
+    names = list(dict.fromkeys([row.name, *(one.name for one in results.file.comparisons)]))
     by_size = _by_size(results, row, called) if row.name == _PARAMETERS_FOR_EQUAL_LOSS else None
-    main = by_size or _heat_maps(results, row, called) or _headline_line(results, row, called)
+    main = by_size or _heat_maps(results, row, names, called) or _headline_line(results, row, names, called)
     if results.is_own:
         return [*curves, *([main] if main else [])]
     return [main] if main else curves[-1:]
@@ -79,9 +225,8 @@ def _mean_lines(data: pd.DataFrame, variants: Sequence[str]) -> list[Series]:
         by_x = data[data.variant == variant].groupby("x")
         for _, rows in by_x:
             means.append(rows.value.mean(skipna=False))
-            measured = (rows.low.iloc[0], rows.high.iloc[0])
-            interval = mean_interval(list(rows.value)) or (measured if data.seed.nunique() == 1 else None)
-            ends.append(interval or (math.nan, math.nan))
+            measured = (rows.low.iloc[0], rows.high.iloc[0]) if data.seed.nunique() == 1 else None
+            ends.append(mean_interval(list(rows.value)) or measured or (math.nan, math.nan))
         style = variant_style(variant, _MARKERS[number % len(_MARKERS)])
         lines.append(Series(variant_label(variant), list(by_x.groups), means, intervals=ends, **style))
     return lines
@@ -120,32 +265,40 @@ def _learning(results: ExperimentResults, row: Comparison, called: str) -> Itera
     # Results of early versions do not tell how many tokens a step has.
     tokens = [one.get("tokens_per_step") for one in results.variants if Coordinates(one["coordinates"]) == at]
     part = f", {at.label}" if at else ""
+
+    def drawn(file: str, title: str, lines: Sequence[Series], caption: str, **shown: Any) -> Drawing:
+        whole_title = f"{called}: {title}{part}"
+        alt = f"{whole_title} over training: {'; '.join([*map(str, lines), *shown['levels']])}."
+        figure = line_plot(lines, title=whole_title, **shown)
+        return Drawing(figure, alt, caption, slug(f"{results.anchor}-{file}{part}"))
+
     for name in CURVES:
-        data = frame([one for one in records if (one.name, one.coordinates.without("step")) == (name, at)], "step")
+        of_curve = [one for one in records if (one.name, one.coordinates.without("step")) == (name, at)]
+        data = frame(of_curve, "step")
         if data.x.nunique() < 2:
             continue
-        levels, xlabel = {}, "step of training"
-        if name == ACCURACY_CURVE:
-            levels = known_levels(results.file.baselines)
-        elif tokens and tokens[0]:
+        xlabel, word = "step of training", wording.measure_words(name)
+        if name == LOSS_CURVE and tokens and tokens[0]:
             data["x"] *= tokens[0]
             xlabel = "tokens of training"
-        word = wording.measure_words(name)
-        lines = _mean_lines(_whole(data), wording.ordered_variants(data.variant))
-        title = f"{called}: {word}{part}"
-        figure = line_plot(
-            lines,
-            title=title,
-            xlabel=xlabel,
-            ylabel=f"{word} ↑" if name == ACCURACY_CURVE else f"{word} (nats/token) ↓",
-            levels=levels,
-            limits=(0.0, 1.0) if name == ACCURACY_CURVE else _limits(lines, begin=_BEGINNING),
-        )
-        alt = f"{title} over training: {'; '.join([*map(ends_in_words, lines), *levels])}."
-        file = slug(f"{results.anchor}-learning-{word.split()[-1]}{part}")
-        yield Drawing(figure, alt, _caption(data), f"{title} over training", file)
-        if name == LOSS_CURVE:
-            yield from _differences(results, row, called, data, part, xlabel)
+        lines = _mean_lines(_whole(data), wording.variants_of(of_curve))
+        shown: dict[str, Any] = {"levels": {}, "limits": _limits(lines, begin=_BEGINNING)}
+        if name == ACCURACY_CURVE:
+            shown = {"levels": known_levels(results.file.baselines), "limits": (0.0, 1.0)}
+        ylabel = f"{word} ↑" if name == ACCURACY_CURVE else f"{word} (nats/token) ↓"
+        file = f"learning-{word.split()[-1]}"
+        yield drawn(file, word, lines, _caption(data), xlabel=xlabel, ylabel=ylabel, **shown)
+        lines = list(_differences(results, row, data)) if name == LOSS_CURVE else []
+        if lines:
+            pair = wording.pair_label(row.variant, row.against)
+            caption = (
+                f"Differences in validation loss over paired seeds, of {pair} with the 95 % interval (Student's t), "
+                "cut at the axis: below 0 the first variant is ahead. Where two variants have different learning "
+                "rates, what stands before the end comes of the rates as well."
+            )
+            shown = {"levels": {"equal": 0.0}, "limits": _limits(lines, 0.0, begin=_BEGINNING)}
+            ylabel = "first − second (nats/token)"
+            yield drawn("difference", "difference in loss", lines, caption, xlabel=xlabel, ylabel=ylabel, **shown)
 
 
 def known_levels(baselines: Sequence[Baseline]) -> dict[str, float]:
@@ -155,43 +308,20 @@ def known_levels(baselines: Sequence[Baseline]) -> dict[str, float]:
     return {f"{label} {format_number(height, 2)}": height for height, label in by_height.items()}
 
 
-def _differences(
-    results: ExperimentResults, row: Comparison, called: str, data: pd.DataFrame, part: str, xlabel: str
-) -> Iterator[Drawing]:
+def _differences(results: ExperimentResults, row: Comparison, data: pd.DataFrame) -> Iterator[Series]:
     """Yield how much higher the loss of one variant is than another's, of each compared pair whose seeds have it; the
     interval is of the pair that a comparison is of.
     """
-    paired: dict[str, pd.DataFrame] = {}
-    for pair in dict.fromkeys((one.variant, one.against) for one in results.file.comparisons):
+    pairs = dict.fromkeys((one.variant, one.against) for one in results.file.comparisons)
+    for number, pair in enumerate(pairs):
         first, second = (data[data.variant == variant] for variant in pair)
         both = first.merge(second[["seed", "x", "value"]], on=["seed", "x"], suffixes=("", "_against"))
-        if len(both):
-            label = wording.pair_label(*pair)
-            paired[label] = both.assign(value=both.value - both.value_against, variant=label)
-    if not paired:
-        return
-    of_pair = wording.pair_label(row.variant, row.against)
-    lines = [
-        replace(line, colour=CYCLE[number % len(CYCLE)], intervals=line.intervals if line.label == of_pair else ())
-        for number, line in enumerate(_mean_lines(_whole(pd.concat(paired.values())), list(paired)))
-        if line.x
-    ]
-    title = f"{called}: difference in loss{part}"
-    figure = line_plot(
-        lines,
-        title=title,
-        xlabel=xlabel,
-        ylabel="first − second (nats/token)",
-        levels={"equal": 0.0},
-        limits=_limits(lines, 0.0, begin=_BEGINNING),
-    )
-    caption = (
-        f"Differences in validation loss over paired seeds, of {of_pair} with the 95 % interval (Student's t), cut at "
-        "the axis: below 0 the first variant is ahead. Where two variants have different learning rates, what stands "
-        "before the end comes of the rates as well."
-    )
-    alt = f"{title} over training: {'; '.join(map(ends_in_words, lines))}."
-    yield Drawing(figure, alt, caption, f"{title} over training", slug(f"{results.anchor}-difference{part}"))
+        label = wording.pair_label(*pair)
+        (line,) = _mean_lines(_whole(both.assign(value=both.value - both.value_against, variant=label)), [label])
+        if line.x:
+            intervals = line.intervals if pair == (row.variant, row.against) else ()
+            marker = _MARKERS[number % len(_MARKERS)]
+            yield replace(line, colour=CYCLE[number % len(CYCLE)], marker=marker, intervals=intervals)
 
 
 # --- Figure 3: losses by size with their fits ---
@@ -218,9 +348,8 @@ def _by_size(results: ExperimentResults, row: Comparison, called: str) -> Drawin
     title = f"{called}: loss by size"
     figure = line_plot(lines, title=title, xlabel="parameters without λ and norms", ylabel="loss (nats/token) ↓")
     axes = figure.axes[0]
-    for drawn in axes.lines:
-        drawn.set_linestyle("")  # points, as the lines are the fits
-    for number, line in enumerate(lines):
+    for number, (points, line) in enumerate(zip(axes.get_lines(), lines, strict=True)):
+        points.set_linestyle("")  # the lines are the fits
         axes.plot(span, fit.losses(number, span), color=line.colour, linewidth=1.4, linestyle=("-", "--")[number])
     ratio, (height,) = fit.equal_loss_ratio(), fit.losses(0, np.array([fit.middle]))
     if math.isfinite(ratio):
@@ -232,114 +361,102 @@ def _by_size(results: ExperimentResults, row: Comparison, called: str) -> Drawin
         one.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         one.set_major_formatter(form)
         one.set_minor_locator(NullLocator())
-    words = f"{'; '.join(map(ends_in_words, lines))}; for an equal loss {wording.format_difference(row)} of parameters"
+    words = f"{'; '.join(map(str, lines))}; for an equal loss {wording.format_difference(row)} of parameters"
     caption = f"{_caption(losses)} Lines are the fits that the comparison is made of."
-    return Drawing(figure, f"{title}: {words}.", caption, title, slug(f"{results.anchor}-size"))
+    return Drawing(figure, f"{title}: {words}.", caption, slug(f"{results.anchor}-size"))
 
 
 # --- A measure along a coordinate: sizes, depths, bits ---
 
 
-def _compared_names(results: ExperimentResults, row: Comparison) -> list[str]:
-    """Return the measures that are compared, that of the headline first."""
-    return list(dict.fromkeys([row.name, *(one.name for one in results.file.comparisons)]))
-
-
-def _headline_line(results: ExperimentResults, row: Comparison, called: str) -> Drawing | None:
-    """Return the first measure taken at three numbers of a coordinate or more, along the headline's own others."""
-    for name in _compared_names(results, row):
-        records = [record for record in results.file.records if record.name == name]
-        line = _line_through(records, row.coordinates)
-        if line is None:
-            continue
-        coordinate, on_line = line
-        label = on_line[0].coordinates.without(coordinate).label
-        title = f"{wording.measure_words(name)}{f', {label}' if label else ''}"
-        drawing = _along(coordinate, on_line, f"{called}: {title}", results.file.baselines)
-        return replace(drawing, name=slug(f"{results.anchor}-{title}"))
-    return None
-
-
-def _line_through(records: Sequence[Result], headline: Coordinates) -> tuple[str, list[Result]] | None:
-    """Return the records that differ in one number alone, with its name: at the headline, or else at the first place
-    that has three such numbers, of several coordinates the last. Numbers that all variants share are no line.
+def _headline_line(results: ExperimentResults, row: Comparison, names: Sequence[str], called: str) -> Drawing | None:
+    """Draw the records of the first measure that differ in one coordinate alone and have three numbers of it or more:
+    at the headline, or else at the first place with such numbers. Numbers that all variants share are no line.
     """
-    places = dict.fromkeys(record.coordinates for record in records)
-    for start in sorted(places, key=lambda place: place != headline):
-        for name in reversed(list(start)):
+    for name in names:
+        records = [record for record in results.file.records if record.name == name]
+        places = sorted(dict.fromkeys(one.coordinates for one in records), key=lambda place: place != row.coordinates)
+        for start, coordinate in ((place, coordinate) for place in places for coordinate in reversed(list(place))):
             along_it = [
                 one
                 for one in records
                 if one.coordinates.keys() == start.keys()
-                and one.coordinates.without(name) == start.without(name)
-                and math.isfinite(one.coordinates.position(name))
+                and one.coordinates.without(coordinate) == start.without(coordinate)
+                and math.isfinite(one.coordinates.position(coordinate))
             ]
-            numbers = {one.coordinates.position(name) for one in along_it}
+            numbers = {one.coordinates.position(coordinate) for one in along_it}
             if len(numbers) >= FEWEST and len({one.value for one in along_it}) > 1:
-                return name, along_it
+                return _along(coordinate, along_it, results, called)
     return None
 
 
 @styled
-def _heat_maps(results: ExperimentResults, row: Comparison, called: str) -> Drawing | None:
+def _heat_maps(results: ExperimentResults, row: Comparison, names: Sequence[str], called: str) -> Drawing | None:
     """Return the first measure that was taken at contexts and depths, three or more of each: a map for each of the two
     variants of the headline, from 0 to 1 (Figure 5).
     """
-    for name, context in itertools.product(_compared_names(results, row), _CONTEXTS):
+    for name, context in itertools.product(names, _CONTEXTS):
         records = [one for one in results.file.records if one.name == name and {context, "depth"} <= {*one.coordinates}]
-        contexts, depths = (
-            {one.coordinates.position(key): axis(key).text(one.coordinates[key]) for one in records}
-            for key in (context, "depth")
-        )
-        if min(len(contexts), len(depths)) >= FEWEST:
+        data = frame(records, context).assign(depth=[one.coordinates.position("depth") for one in records])
+        if min(data.x.nunique(), data.depth.nunique()) >= FEWEST:
             break
     else:
         return None
-    data = frame(records, context).assign(depth=[one.coordinates.position("depth") for one in records])
+    texts = {
+        (key, one.coordinates.position(key)): axis(key).text(one.coordinates[key])
+        for one in records
+        for key in (context, "depth")
+    }
     title = f"{called}: {wording.measure_words(name)}"
     figure = Figure(figsize=(4.8, 3.1), layout="constrained")
     figure.suptitle(title, x=0.0, ha="left", fontsize=11)
-    words = []
     for axes, variant in zip(figure.subplots(1, 2, sharey=True), (row.variant, row.against), strict=True):
         means = data[data.variant == variant].pivot_table(values="value", index="depth", columns="x")
         colour = variant_style(variant)["colour"] or CYCLE[0]
         shades = LinearSegmentedColormap.from_list(variant, [f"{colour}00", f"{colour}99"])
         axes.pcolormesh(means, cmap=shades, vmin=0.0, vmax=1.0, edgecolors="none")
-        for (y, x), mean in zip(itertools.product(*map(range, means.shape)), means.to_numpy().flat, strict=True):
+        for (y, x), mean in np.ndenumerate(means):
             axes.text(x + 0.5, y + 0.5, format_number(mean, 2), ha="center", va="center", fontsize=8)
         axes.set_title(variant_label(variant), fontsize=10)
-        axes.set_xticks([x + 0.5 for x in range(means.shape[1])], [contexts[at] for at in means.columns])
-        axes.set_yticks([y + 0.5 for y in range(means.shape[0])], [depths[at] for at in means.index])
+        axes.set_xticks(np.arange(means.shape[1]) + 0.5, [texts[context, at] for at in means.columns])
+        axes.set_yticks(np.arange(means.shape[0]) + 0.5, [texts["depth", at] for at in means.index])
         axes.grid(visible=False)
-        lowest, highest = (format_number(end) for end in (means.min(axis=None), means.max(axis=None)))
-        words.append(f"{variant_label(variant)} from {lowest} to {highest}")
     figure.axes[0].invert_yaxis()  # shared: the beginning above
     figure.supxlabel(axis(context).title, fontsize=10)
     figure.supylabel(axis("depth").title, fontsize=10)
     caption = "Mean over seeds; the fuller the colour, the nearer to 1."
-    return Drawing(figure, f"{title}: {'; '.join(words)}.", caption, title, slug(f"{results.anchor}-depth"))
+    alt = f"{title}, by {axis(context).title} and depth, from {data.value.min():.2f} to {data.value.max():.2f}."
+    return Drawing(figure, alt, caption, slug(f"{results.anchor}-depth"))
 
 
-def _along(coordinate: str, records: Sequence[Result], title: str, baselines: Sequence[Baseline]) -> Drawing:
+def _along(coordinate: str, records: Sequence[Result], results: ExperimentResults, called: str) -> Drawing:
     """Draw one measure's records, which differ in one coordinate alone, as a line for each variant over its numbers."""
     first, described, data = records[0], axis(coordinate), frame(records, coordinate)
+    label = first.coordinates.without(coordinate).label
+    title = f"{wording.measure_words(first.name)}{f', {label}' if label else ''}"
     numbers = {record.coordinates: record.coordinates.position(coordinate) for record in records}
     numbers = dict(sorted(numbers.items(), key=lambda item: item[1]))
-    lines = _mean_lines(data, wording.variants_of(records))
-    levels = list(_levels(first.name, numbers, baselines))
+    lines = [*_mean_lines(data, wording.variants_of(records)), *_levels(first.name, numbers, results.file.baselines)]
     measure = wording.measure_words(first.name) + wording.unit_and_direction(first)
     is_tall = data.value.min() > 0 and data.value.max() >= _TALL * data.value.min()
-    limits = None if is_tall else _limits([*lines, *levels])
-    figure = line_plot([*lines, *levels], title=title, xlabel=described.title, ylabel=measure, limits=limits)
-    axes = figure.axes[0]
-    _scale(axes, list(numbers.values()), [described.text(at[coordinate]) for at in numbers])
+    limits = None if is_tall else _limits(lines)
+    figure = line_plot(lines, title=f"{called}: {title}", xlabel=described.title, ylabel=measure, limits=limits)
+    axes, positions = figure.axes[0], list(numbers.values())
+    texts = [described.text(at[coordinate]) for at in numbers]
+    # Shares of a whole, such as depths, lie evenly however far they are apart.
+    if positions[0] > 0 and positions[-1] >= _WIDE * positions[0] and not any("%" in text for text in texts):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(EngFormatter(sep="") if positions[0] >= 1 else StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    if len(positions) <= 8:
+        axes.set_xticks(positions, texts)
+        axes.xaxis.set_minor_locator(NullLocator())
     if is_tall:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    words = "; ".join(map(ends_in_words, (*lines, *levels)))
-    whole_title = f"{title} by {described.title}"
-    return Drawing(figure, f"{whole_title}: {measure}. {words}.", _caption(data), whole_title)
+    alt = f"{called}: {title} by {described.title}: {measure}. {'; '.join(map(str, lines))}."
+    return Drawing(figure, alt, _caption(data), slug(f"{results.anchor}-{title}"))
 
 
 def _levels(name: str, numbers: Mapping[Coordinates, float], baselines: Sequence[Baseline]) -> Iterator[Series]:
@@ -353,19 +470,3 @@ def _levels(name: str, numbers: Mapping[Coordinates, float], baselines: Sequence
     heights = pd.DataFrame(known).dropna(axis="columns").T.drop_duplicates(keep="last").T
     for label in heights:
         yield Series(label, list(numbers.values()), list(heights[label]), MUTED, "")
-
-
-def _scale(axes: Axes, positions: Sequence[float], texts: Sequence[str]) -> None:
-    """Make an axis logarithmic if the numbers span much; tick each position if there are few."""
-    low, *_, high = positions
-    # Shares of a whole, such as depths, lie evenly however far they are apart.
-    wide = low > 0 and high / low >= _WIDE and not any("%" in text for text in texts)
-    if wide:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(EngFormatter(sep="") if low >= 1 else StrMethodFormatter("{x:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    places = [math.log(number) if wide else number for number in positions]
-    gap = min((after - before for before, after in itertools.pairwise(places)), default=0.0)
-    if len(places) <= 8 and gap >= 0.07 * (places[-1] - places[0]):
-        axes.set_xticks(positions, texts)
-        axes.xaxis.set_minor_locator(NullLocator())

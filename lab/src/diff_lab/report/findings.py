@@ -63,11 +63,6 @@ class ExperimentResults:
         return self.title if self.is_own else f"{self.title}, preset {self.preset}"
 
     @property
-    def summary(self) -> str:
-        """The experiment's subject, as a sentence."""
-        return f"{self.file.title[:1].upper()}{self.file.title[1:]}."
-
-    @property
     def headline(self) -> Comparison | None:
         """The first comparison with a verdict: the one that the results name, else one with the paper's numbers."""
         judged = [row for row in self.file.comparisons if row.verdict is not None]
@@ -218,14 +213,10 @@ def certainty(all_results: Sequence[ExperimentResults], found: Sequence[Finding]
     seeds = [len(one.row.differences) for one in found if one.row.differences]
     if not sizes or not seeds:
         return ""
-    tested = sum(one.p is not None for one in found)
-    left = sum(one.p is not None and one.p < LEVEL for one in found)
-    correction = f" After Holm's correction for these {tested}, {left} have a p below {LEVEL}." if tested > 1 else ""
-    of_models, of_comparisons = (
-        f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
-        for counts in (sizes, seeds)
-    )
+    tested = [one.p for one in found if one.p is not None]
+    left = sum(p < LEVEL for p in tested)
     return (
-        f"The models have {of_models} parameters and the comparisons {of_comparisons} seeds, so they say nothing of "
-        f"large models.{correction}"
+        f"The models have {min(sizes):,} to {max(sizes):,} parameters and the comparisons {min(seeds)} to {max(seeds)} "
+        "seeds, so they say nothing of large models. After Holm's correction for these "
+        f"{len(tested)}, {left} have a p below {LEVEL}."
     )

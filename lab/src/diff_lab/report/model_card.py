@@ -1,14 +1,12 @@
 """Writes the model card, README.md of a shared folder, from results files and a recipe and from nothing else."""
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any, Literal
 
 import yaml
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import ModelCardData
 
 from diff_lab.record import CardRecord, Result, ResultsFile
 from diff_lab.report.documents import Table, fill
@@ -64,23 +62,17 @@ def model_card(
     here or by `facts`. Raises ValueError if two files hold the same measurement.
     """
     records = _all_records(results)
-    index = list(_index(model, recipe, results))
     front = ModelCardData(
         license=license or (facts.license if facts else None),
         library_name="onnx" if model.form == "onnx" else "transformers",
         pipeline_tag=model.task if model.has_tokenizer else None,
         tags=["diff-transformer", "arxiv:2410.05258", *(["onnx"] if model.form == "onnx" else [])],
-        model_name=model.name if index else None,
-        eval_results=index or None,
     )
     variants = variants_of(records)
     heads = [variant_label(variant) + " (this model)" * (variant == model.variant) for variant in variants]
     baselines = [level for file in results for level in file.baselines if level.is_accuracy]
     levels = {level.name: f" ({levels_text(level)})" for level in baselines}
-    rows = [
-        [f"{row.section}: {row.label}{levels.get(row.name, '')}", *row.texts(variants)]
-        for row in rows_of(records, by_coordinates=False)
-    ]
+    rows = [[f"{row.section}: {row.label}{levels.get(row.name, '')}", *row.texts(variants)] for row in rows_of(records)]
     notes = [UNPAIRED if len(variants) > 1 else "No other model was measured beside it.", *([LEVELS] if levels else [])]
     caption = " ".join([f"{NOTE}.", *notes])
     described = ATTENTION_TYPES.get(model.variant)
@@ -111,40 +103,3 @@ def _all_records(results: Sequence[ResultsFile]) -> list[Result]:
                 f"Two results hold {name} of {variant_label(variant)}; give one of the files that hold it."
             )
     return records
-
-
-def _index(
-    model: SharedModel, recipe: Mapping[str, Any] | None, results: Sequence[ResultsFile]
-) -> Iterator[EvalResult]:
-    """Yield the measurements of this model for the Hub, without times, sizes, and numbers that are not finite."""
-    for file in results:
-        for row in rows_of(file.records):
-            result = next(iter(row.results.get(model.variant, ())), None)
-            if result is None or result.better is None or result.unit == "s" or not math.isfinite(result.value):
-                continue
-            kind, data = _data(row.section, model, recipe, file)
-            low, high = result.interval or (None, None)
-            details = {"n": result.n, "seed": result.seed, "low": low, "high": high}
-            yield EvalResult(
-                task_type=model.task or "text-generation",
-                dataset_type=kind,
-                dataset_name=data,
-                metric_type=result.name.split("/", 1)[-1],
-                metric_name=row.label.rstrip(" ↑↓") + (f", {row.coordinates.label}" if row.coordinates else ""),
-                metric_value=result.value,
-                metric_args={name: value for name, value in details.items() if value is not None} or None,
-            )
-
-
-def _data(section: str, model: SharedModel, recipe: Mapping[str, Any] | None, file: ResultsFile) -> tuple[str, str]:
-    """Return the Hub's kind of a dataset and its name, for the measurements under `section`."""
-    if section == "retrieval":
-        return "synthetic", "multi-needle retrieval from a seeded generator"
-    if section == "harness":
-        return "lm-evaluation-harness", ", ".join(map(str, file.settings.get("tasks", []))) or "lm-evaluation-harness"
-    if texts := file.settings.get("text"):
-        # The names of files; the folders that they lay in are in the recipe.
-        return "text", ", ".join(PurePath(path).name or path for path in texts)
-    if section == "language" and recipe is not None and recipe["data"]["kind"] == "text":
-        return "text", f"held-out part of {model.data}"
-    return "unknown", "not recorded"

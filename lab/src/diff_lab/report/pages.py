@@ -6,13 +6,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from diff_lab.learning import judge
+from diff_lab import learning
 from diff_lab.record import ResultsFile, Samples
 from diff_lab.report import tables, wording
-from diff_lab.report.documents import HTML_MARK, MARKDOWN_MARK, fill, is_report, refuse_others
-from diff_lab.report.figures import experiment_figures, known_levels
+from diff_lab.report.documents import HTML_MARK, MARKDOWN_MARK, fill, refuse_others
+from diff_lab.report.figures import (
+    FIGURE_MARK,
+    MANY,
+    Drawing,
+    Series,
+    experiment_figures,
+    known_levels,
+    line_plot,
+    variant_style,
+)
 from diff_lab.report.findings import certainty, findings, name_in_report, read_experiments
-from diff_lab.report.plots import FIGURE_MARK, MANY, Drawing, Series, ends_in_words, line_plot, variant_style
 from diff_lab.results_files import read_record, write_text
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.utils.files import read_metrics
@@ -33,13 +41,12 @@ _MARKS = {".md": MARKDOWN_MARK, ".svg": FIGURE_MARK, ".html": HTML_MARK}
 def build_results_report(
     paths: Sequence[str | Path],
     output: str | Path | None = None,
-    complete: Callable[[ResultsFile], ResultsFile] = judge,
+    complete: Callable[[ResultsFile], ResultsFile] = learning.judge,
 ) -> Path:
     """Write the report of experiments: Markdown documents with figures.
 
     The document has what was decided and what was not. Beside it lie a page of each experiment and one of the method;
-    a single experiment stands in the document itself. Earlier ones are replaced, and parts of an earlier report that
-    are not in this one removed; any other file is left alone.
+    a single experiment stands in the document itself. Earlier ones are replaced; any other file is left alone.
 
     Args:
         paths: results files, or folders that hold them.
@@ -55,22 +62,21 @@ def build_results_report(
         FileExistsError: something else than a report lies there.
     """
     all_results = read_experiments([Path(path) for path in paths], complete)
-    document = _document_path(paths, output)
+    document = results_report_path(paths, output)
     folder = document.parent
     found = findings(all_results)
-    sections: list[dict[str, Any]] = []
-    for results in all_results:
-        name = name_in_report(results, all_results)
-        sections.append({"results": results, "name": name, "figures": experiment_figures(results, name)})
-    has_experiments = not all(results.is_own for results in all_results)
+    named = [(results, name_in_report(results, all_results)) for results in all_results]
+    sections: list[dict[str, Any]] = [
+        {"results": one, "name": name, "figures": experiment_figures(one, name)} for one, name in named
+    ]
     values = {
-        "title": "Results beside the paper's" if has_experiments else "Variants of a recipe side by side",
-        "has_experiments": has_experiments,
+        "has_experiments": not all(results.is_own for results in all_results),
         "found": found,
-        "without": [one for one in sections if one["results"].anchor not in {named.results.anchor for named in found}],
+        "without": [one for one in sections if one["results"] not in [named.results for named in found]],
         "certainty": certainty(all_results, found),
-        "wording": wording,
+        "learning": learning,
         "tables": tables,
+        "wording": wording,
         "sections": sections,
         "is_single": len(sections) == 1,
         "document": document.name,
@@ -84,29 +90,14 @@ def build_results_report(
     files |= {folder / FIGURES / f"{one.name}.svg": one.svg for section in sections for one in section["figures"]}
     for path in files:
         refuse_others(path, _MARKS[path.suffix])
-    for path in set(_parts(document)) - files.keys():
-        path.unlink()
     for path, text in files.items():
         path.parent.mkdir(exist_ok=True)
         write_text(path, text)
     return document
 
 
-def results_report_files(paths: Sequence[str | Path], output: str | Path | None = None) -> list[Path]:
-    """Return the files of an earlier report that `build_results_report` would replace or remove."""
-    document = _document_path(paths, output)
-    return [*filter(Path.exists, [document]), *_parts(document)]
-
-
-def _parts(document: Path) -> list[Path]:
-    """Return the figures and pages of a report beside the document; version 0.2.0 made a page of all of it, too."""
-    folder = document.parent
-    found = [folder / METHOD, document.with_suffix(".html")]
-    found += [*folder.glob(f"{FIGURES}/*.svg"), *folder.glob(f"{EXPERIMENTS}/*.md")]
-    return sorted(path for path in found if path.is_file() and is_report(path, _MARKS[path.suffix]))
-
-
-def _document_path(paths: Sequence[str | Path], output: str | Path | None) -> Path:
+def results_report_path(paths: Sequence[str | Path], output: str | Path | None = None) -> Path:
+    """Return the document that `build_results_report` writes. Raises as it does if it cannot be written there."""
     if output is None:
         folders = [path if path.is_dir() else path.parent for path in map(Path, paths)]
         shared = folders[0] if len(folders) == 1 else Path(os.path.commonpath([folder.resolve() for folder in folders]))
@@ -151,7 +142,11 @@ def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None =
             task.capitalize(): {label: lines for label, lines in metrics.items() if label.startswith(task)}
             for task in TASKS
         }
-    results = _read_existing(demo / "results.json", ResultsFile) if demo else None
+
+    def read(name: str, kind: type[T]) -> T | None:
+        return read_record(demo / name, kind) if demo and (demo / name).is_file() else None
+
+    results, samples = read("results.json", ResultsFile), read("samples.json", Samples)
     levels = known_levels(results.baselines) if results else {}
     page = fill(
         "runs.html",
@@ -161,7 +156,7 @@ def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None =
         results=results,
         table=tables.demo_table(results) if results else None,
         groups={heading: list(_curves(runs, levels)) for heading, runs in groups.items()},
-        samples=_read_existing(demo / "samples.json", Samples) if demo else None,
+        samples=samples,
     )
     return write_text(path, page)
 
@@ -204,10 +199,6 @@ def _explorer(file: Path) -> dict[str, str] | None:
     return {"page": page, "script_hash": script[1]} if script else None
 
 
-def _read_existing(path: Path, kind: type[T]) -> T | None:
-    return read_record(path, kind) if path.is_file() else None
-
-
 def _curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], levels: Mapping[str, float]) -> Iterator[Drawing]:
     """Yield a figure of each loss and accuracy in the lines of metrics by run, with levels beside an accuracy, and one
     of λ in some layers for each run. One evaluation, at the end, is no curve.
@@ -225,7 +216,7 @@ def _curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], levels: Mapping[str
             shown = levels if key == "validation/accuracy" else {}
             figure = line_plot(curves, title=title, ylabel=title.rpartition(": ")[2], levels=shown)
             caption = "Faint as logged, bold its running mean." * any(len(curve.x) > MANY for curve in curves)
-            yield Drawing(figure, f"{title}: {'; '.join([*map(ends_in_words, curves), *shown])}.", caption)
+            yield Drawing(figure, f"{title}: {'; '.join([*map(str, curves), *shown])}.", caption)
     for label, logged in runs.items():
         lambdas = {line["step"]: line["lambdas"] for line in logged if None not in (line.get("lambdas") or [None])}
         if lambdas:
@@ -233,4 +224,4 @@ def _curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], levels: Mapping[str
             some = sorted({0, len(layers) // 2, len(layers) - 1})
             curves = [Series(f"layer {number + 1}", list(lambdas), layers[number]) for number in some]
             figure = line_plot(curves, title=f"λ, {label}", ylabel="λ")
-            yield Drawing(figure, f"λ of {label}: {'; '.join(map(ends_in_words, curves))}.")
+            yield Drawing(figure, f"λ of {label}: {'; '.join(map(str, curves))}.")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from diff_lab.coordinates import NO_COORDINATES, Coordinates
+from diff_lab.coordinates import Coordinates
 from diff_lab.learning import CURVES
 from diff_lab.record import Comparison, Result, ResultsFile
 from diff_lab.report import wording
@@ -25,9 +25,8 @@ UNPAIRED = (
     "variant is better."
 )
 _PAPERS_NUMBERS = (
-    "The paper's numbers (Table 1) are for 3B parameters after 1T tokens, without examples. Its version of the harness "
-    "and its prompts are not known, nor which accuracy it reports: acc_norm is assumed for HellaSwag and acc for all "
-    "other tasks, as OpenLLaMA published its own row. A small model cannot be compared with them."
+    "The paper's numbers (Table 1) are for 3B parameters after 1T tokens, without examples. Which accuracy it reports "
+    "is not known: acc_norm is assumed for HellaSwag and acc for all other tasks, as OpenLLaMA published its own row."
 )
 
 
@@ -69,8 +68,6 @@ def verdict_table(results: ResultsFile) -> Table:
     ]
     if any(map(wording.levels_of, rows)):
         caption.append(wording.LEVELS)
-    if any(row.quality and row.still_learning for row in rows):
-        caption.append(wording.STILL_TRAINING)
     caption.append(f"Measured on {results.device}.")
     return replace(comparison_table(rows), title=results.title, caption="\n".join(caption))
 
@@ -106,11 +103,10 @@ def variants_table(settings: Mapping[str, Any]) -> Table:
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """The results of one measure and seed by variant: at one place on its axes, or at all of them together."""
+    """The results of one measure and seed by variant, at all places on its axes together."""
 
     name: str
     label: str
-    coordinates: Coordinates
     results: Mapping[str, Sequence[Result]]
 
     @property
@@ -128,22 +124,22 @@ class MeasuredRow:
         return texts
 
 
-def rows_of(records: Sequence[Result], *, by_coordinates: bool = True) -> list[MeasuredRow]:
-    """Pair records by measure, seed and coordinates, or with those of all coordinates together, in their order."""
+def rows_of(records: Sequence[Result]) -> list[MeasuredRow]:
+    """Pair records by measure and seed, in their order."""
     groups: dict[tuple[Any, ...], dict[str, list[Result]]] = {}
     for record in records:
         # A measure may have a direction at some of its coordinates alone.
-        key = (record.name, record.coordinates if by_coordinates else NO_COORDINATES, record.better, record.seed)
+        key = (record.name, record.better, record.seed)
         groups.setdefault(key, {}).setdefault(record.variant, []).append(record)
     seeds = Counter(key[:-1] for key in groups)
     rows = []
-    for (name, coordinates, better, seed), results in groups.items():
+    for (name, better, seed), results in groups.items():
         label = wording.measure_words(name)
         unit = next(iter(results.values()))[0].unit
         if unit and unit.replace("/", " per ") != label:
             label += f" ({unit})"
-        label += wording.ARROWS[better] + (f", seed {seed}" if seeds[name, coordinates, better] > 1 else "")
-        rows.append(MeasuredRow(name, label, coordinates, results))
+        label += wording.ARROWS[better] + (f", seed {seed}" if seeds[name, better] > 1 else "")
+        rows.append(MeasuredRow(name, label, results))
     return rows
 
 
@@ -155,7 +151,7 @@ def demo_table(results: ResultsFile) -> Table:
     variants = wording.variants_of(records)
     levels = {level.name: f" ({wording.levels_text(level)})" for level in results.baselines if level.is_accuracy}
     rows: list[list[str]] = []
-    for section, block in groupby(rows_of(records, by_coordinates=False), key=lambda row: row.section):
+    for section, block in groupby(rows_of(records), key=lambda row: row.section):
         rows.append([section.capitalize()])
         rows += [[row.label + levels.get(row.name, ""), *row.texts(variants)] for row in block]
     names = list(map(wording.variant_label, variants))
@@ -164,9 +160,10 @@ def demo_table(results: ResultsFile) -> Table:
     return Table.of_rows(["Measure", *names], rows, title=results.title, caption=caption, one_line=tuple(names))
 
 
-def measure_table(results: ResultsFile, *, methods: bool = False) -> Table:
-    """Return every record in a row of its own: the measure and its part, its value and interval, of how many, and with
-    `methods` the method. Beside the tasks of lm-evaluation-harness stand the paper's values.
+def measure_table(results: ResultsFile) -> Table:
+    """Return every record in a row of its own: the measure and its part, its value and interval, and of how many.
+
+    Beside the tasks of lm-evaluation-harness, whose methods are told, stand the paper's values.
     """
     records, variants = results.records, wording.variants_of(results.records)
     value = wording.variant_label(variants[0]) if len(variants) == 1 else "value"
@@ -174,10 +171,10 @@ def measure_table(results: ResultsFile, *, methods: bool = False) -> Table:
         "measure": [record.name.removeprefix("harness/") + wording.ARROWS[record.better] for record in records],
         "part": [record.coordinates.label for record in records],
         "variant": [wording.variant_label(record.variant) for record in records] if len(variants) > 1 else [],
-        value: [wording.format_result(record, separate_digits=True) for record in records],
+        value: list(map(wording.format_result, records)),
         "unit": [record.unit for record in records],
         "n": ["" if record.n is None else f"{record.n:,}" for record in records],
-        "by": [record.method for record in records] if methods else [],
+        "by": [record.method if record.name.startswith("harness/") else "" for record in records],
     }
     published = results.settings.get("published") or {}
     for model, row in published.items():

@@ -1,9 +1,8 @@
 """Puts numbers, differences, variants and verdicts into words, the same in every table, figure and page."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from diff_lab.learning import LAST_PART, MOST_ACCURACY, MOST_LOSS
 from diff_lab.record import Baseline, Comparison, Interval, Result, ResultsFile, Verdict
 from diff_transformer.attention_types import ATTENTION_TYPES
 
@@ -49,15 +48,6 @@ LEVELS = (
     "they cannot be compared. For contexts longer than in training, the accuracy at the shortest length decides this, "
     "and for attention and the order of demonstrations the accuracy in the same task."
 )
-STILL_TRAINING = (
-    "A variant is still training when, over the last "
-    f"{100 * LAST_PART:g} % of its training and on average over the seeds, it improves by more than "
-    f"{MOST_ACCURACY:g} of validation accuracy or {100 * MOST_LOSS:g} % of its validation loss. The remark stands "
-    "beside a difference in an accuracy, in a loss, or in what follows from them, and changes no verdict: a longer "
-    "training goes further and may decide otherwise. A learning rate that comes down flattens every curve, and the "
-    "limit for a loss is larger than some differences. Results without validation curves, or with too few validations, "
-    "do not tell."
-)
 UNCORRECTED = (
     "No verdict is corrected for the number of comparisons: without any true difference, one comparison in twenty "
     "comes out for one side or the other by chance."
@@ -77,12 +67,7 @@ def pair_label(variant: str, against: str, separator: str = " − ") -> str:
 
 def variants_of(records: Sequence[Result]) -> list[str]:
     """Return the variants that occur, the known ones first, in the order of the columns."""
-    return ordered_variants(record.variant for record in records)
-
-
-def ordered_variants(variants: Iterable[str]) -> list[str]:
-    """Each of the variants once, the known ones first."""
-    present = dict.fromkeys(variants)
+    present = dict.fromkeys(record.variant for record in records)
     return list(dict.fromkeys([*(name for name in ATTENTION_TYPES if name in present), *present]))
 
 
@@ -123,9 +108,9 @@ def format_number(value: float, digits: int | None = None, *, missing: str = NOT
     return text if text.strip("-0.") else text.removeprefix("-")  # a number that is rounded to 0 has no sign
 
 
-def format_result(result: Result, *, separate_digits: bool = False) -> str:
-    """Return the value, and its interval with as many decimals or each end with its own: `0.547 [0.512, 0.582]`."""
-    digits = None if separate_digits else _digits(result.value)
+def format_result(result: Result) -> str:
+    """Return the value, and its interval with as many decimals: `0.547 [0.512, 0.582]`."""
+    digits = None if 0 < abs(result.value) < 0.001 else _digits(result.value)
     ends = "" if result.interval is None else ", ".join(format_number(end, digits) for end in result.interval)
     return format_number(result.value, digits) + (f" [{ends}]" if ends else "")
 
