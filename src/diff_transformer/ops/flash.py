@@ -30,7 +30,7 @@ PACKAGE = "flash-attn-4"
 DTYPES = (torch.bfloat16, torch.float16)
 WIDEST = {9: 256, 10: 128}  # key or value, by the major compute capability
 ALIGNED = 8  # numbers: rows of a tensor begin at multiples of 16 bytes
-MEASURED_QUERIES = 4096  # from which it was timed: .45 to .80 of the Triton kernels' time on an H100 (docs/log.md)
+MEASURED_QUERIES = 4096  # from which it was timed: .39 to .80 of the Triton kernels' time on an H100 (docs/log.md)
 
 
 def reason_against_fa4(request: Request) -> str | None:
