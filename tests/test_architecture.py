@@ -21,7 +21,6 @@ LIBRARY: dict[str, set[str]] = {
     "utils": set(),
     "_registration": set(),  # what it names it imports when transformers does
     "shipped_models": set(),
-    "train": set(),  # says that it has moved
     "ops": set(),
     "nn": {"ops"},
     "model": {"ops", "nn"},
@@ -147,9 +146,9 @@ def test_backends_do_not_import_each_other(imports_by_module: dict[str, set[str]
         if not module.startswith("diff_transformer.ops."):
             continue
         name = module.split(".")[2]
-        if module.endswith(".triton.gpu_check"):  # compares the kernels with Equation 1
-            imports = imports - {"diff_transformer.ops.reference"}
-        if name in backends | {"visibility", "attention_request", "functional", "nonfinite"}:
+        if module.endswith(".triton.gpu_check"):  # compares the kernels, and FlashAttention-4's, with Equation 1
+            imports = imports - {"diff_transformer.ops.reference", "diff_transformer.ops.flash"}
+        if name in backends | {"attention_request", "functional"}:
             others = backends | {"operator", "backends"}
             assert not {path.split(".")[2] for path in imports if path.count(".") > 1} & (others - {name}), module
 

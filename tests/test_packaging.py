@@ -47,7 +47,7 @@ def test_recipes_are_in_the_wheel_and_all_sources_in_the_source_distribution() -
     assert recipes
     assert recipes <= included(wheel.WheelBuilder, ROOT / "lab")
     sources = included(sdist.SdistBuilder, ROOT)
-    assert {"web/build.mjs", "web/src/main.js", "lab/pyproject.toml", "lab/tests/test_process.py"} <= sources
+    assert {"web/build.mjs", "web/src/main.js", "lab/pyproject.toml", "lab/tests/small_runs.py"} <= sources
     assert not [path for path in sources if "node_modules" in path]
 
 
