@@ -41,7 +41,7 @@ from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
 from diff_transformer.cli.console import quiet_libraries
 from diff_transformer.convert import Exported
-from diff_transformer.model.remote_code import code_files
+from diff_transformer.model.configuration import code_files
 from diff_transformer.shipped_models import CARD_RECORD, HELD_OUT, WEIGHTS
 from diff_transformer.utils.files import (
     clean_up,

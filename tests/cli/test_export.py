@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import fresh
 from commands import fails
-from diff_transformer.model.remote_code import code_files
+from diff_transformer.model.configuration import code_files
 
 Run = Callable[..., Any]
 

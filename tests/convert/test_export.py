@@ -21,7 +21,7 @@ import diff_transformer
 import fresh
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.convert.shared_folder import export_folder
-from diff_transformer.model.remote_code import AUTO_CLASSES, auto_map, code_files
+from diff_transformer.model.configuration import AUTO_CLASSES, auto_map, code_files
 from diff_transformer.utils.suggestions import quoted
 
 CODE = {"configuration_diff_transformer.py", "modeling_diff_transformer.py"}

@@ -12,7 +12,7 @@ from transformers import DiffLlamaForCausalLM
 
 import commands
 from diff_transformer.convert import convert_from
-from diff_transformer.model.remote_code import code_files
+from diff_transformer.model.configuration import code_files
 
 Folder = Callable[..., Path]
 BESIDE = {

@@ -15,7 +15,7 @@ import fresh
 import oracle
 from diff_lab.train.run_setup import draw_weights
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
-from diff_transformer.model.remote_code import code_files
+from diff_transformer.model.configuration import code_files
 from full_run import short_run
 from tiny_model import KINDS, OPTIONS, PAIRED, has_lambda_vectors
 

@@ -21,7 +21,7 @@ from diff_lab.record import CardRecord
 from diff_lab.results_files import read_record, read_results
 from diff_lab.train import load_recipe
 from diff_transformer import pretrained, pretrained_names, shipped_models
-from diff_transformer.model.remote_code import code_files
+from diff_transformer.model.configuration import code_files
 from full_run import short_run
 
 Run = Callable[..., Any]

@@ -13,7 +13,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
 
 from diff_transformer import shipped_models
 from diff_transformer.model import DiffTransformerForCausalLM
-from diff_transformer.model.remote_code import AUTO_CLASSES
+from diff_transformer.model.configuration import AUTO_CLASSES
 from diff_transformer.utils.environment import check_device
 from diff_transformer.utils.files import parse_json, read_json
 from diff_transformer.utils.manifest import require_unchanged_weights

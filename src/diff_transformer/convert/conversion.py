@@ -20,7 +20,7 @@ from diff_transformer.convert.layout import CONFIG, INDEX, Header, Layout, Outpu
 from diff_transformer.convert.layout_tables import LAYOUTS, read_config, write_settings
 from diff_transformer.convert.phi4flash_attention import PHI4FLASH, WHAT_IS_COVERED
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.model.remote_code import code_files
+from diff_transformer.model.configuration import code_files
 from diff_transformer.utils.files import atomic_directory, free_bytes, refuse_existing
 from diff_transformer.utils.suggestions import quoted
 

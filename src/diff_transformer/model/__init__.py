@@ -7,7 +7,7 @@ interface.
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from diff_transformer.model.configuration import DiffTransformerConfig, cache_view_class
+from diff_transformer.model.configuration import AUTO_CLASSES, DiffTransformerConfig, cache_view_class
 from diff_transformer.model.interface_attention import (
     AttentionMaps,
     attends_by_document,
@@ -19,7 +19,6 @@ from diff_transformer.model.modeling import (
     DiffTransformerModel,
     DiffTransformerPreTrainedModel,
 )
-from diff_transformer.model.remote_code import AUTO_CLASSES
 from diff_transformer.model.task_models import (
     DiffTransformerForMaskedLM,
     DiffTransformerForQuestionAnswering,

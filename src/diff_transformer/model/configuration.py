@@ -13,9 +13,15 @@ from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from diff_transformer.attention_types import ATTENTION_OPTIONS, ATTENTION_TYPES, AttentionType, head_dim
-from diff_transformer.model.parallel_plan import tensor_parallel_plan
-from diff_transformer.model.remote_code import auto_map, code_files
+from diff_transformer._version import INSTALL, __version__
+from diff_transformer.attention_types import (
+    ATTENTION_OPTIONS,
+    ATTENTION_TYPES,
+    SHARED_PARAMETERS,
+    AttentionType,
+    head_dim,
+)
+from diff_transformer.model import parallel_plan  # noqa: F401  # whoever reads a plan finds the style that it names
 from diff_transformer.nn.attention import check_heads, default_key_heads
 from diff_transformer.nn.dex import check_chosen_heads
 from diff_transformer.nn.layers import constant_lambda, feed_forward_class
@@ -241,8 +247,18 @@ class DiffTransformerConfig(PreTrainedConfig):
 
     @property
     def base_model_tp_plan(self) -> dict[str, str]:
-        """transformers' plan of tensor parallelism, as the attention type needs it."""
-        return tensor_parallel_plan(self) | self.__dict__.get("base_model_tp_plan", {})
+        """transformers' plan of tensor parallelism: the attention type's own, and Llama's for common modules."""
+        ours, llama = self.spec.styles_of(self), LlamaConfig.base_model_tp_plan
+        if self.has_headwise_norm:
+            ours["head_norm"] = SHARED_PARAMETERS
+        if self.qk_norm:
+            ours |= {"q_norm": SHARED_PARAMETERS, "k_norm": SHARED_PARAMETERS}
+        if self.output_gate:
+            ours["gate_proj"] = "colwise"
+        if self.hidden_act == "poly_norm":  # whose means are over all channels, of which a rank would have a part
+            llama = {name: style for name, style in llama.items() if ".mlp." not in name}
+        of_layers = {f"layers.*.self_attn.{name}": style for name, style in ours.items()}
+        return llama | of_layers | self.__dict__.get("base_model_tp_plan", {})
 
     @base_model_tp_plan.setter
     def base_model_tp_plan(self, plan: dict[str, str]) -> None:
@@ -352,3 +368,78 @@ class DiffTransformerConfig(PreTrainedConfig):
                 "an encoder (is_causal False) has no sliding window, since a window looks back only: sliding_window "
                 f"must be None, {got}."
             )
+
+
+# A saved model has two code files, and `auto_map` in its config.json names them: without an import of this package
+# transformers does not know the model, and says that `trust_remote_code=True` loads it. They hold no model but import
+# this package, so no folder carries code that grows old.
+_CONFIGURATION, _MODELING = "configuration_diff_transformer", "modeling_diff_transformer"
+
+# transformers' Auto classes and this package's. `auto_map` in config.json names all but one: a language model is causal
+# or masked.
+AUTO_CLASSES = {
+    "AutoConfig": "DiffTransformerConfig",
+    "AutoModel": "DiffTransformerModel",
+    "AutoModelForCausalLM": "DiffTransformerForCausalLM",
+    "AutoModelForMaskedLM": "DiffTransformerForMaskedLM",
+    "AutoModelForQuestionAnswering": "DiffTransformerForQuestionAnswering",
+    "AutoModelForSequenceClassification": "DiffTransformerForSequenceClassification",
+    "AutoModelForTokenClassification": "DiffTransformerForTokenClassification",
+}
+
+# transformers looks for imports in these files, and answers a missing package before it runs them, but not for imports
+# in a `try`: so the user reads the sentence of these two.
+_CONFIGURATION_TEXT = '''"""The configuration of this checkpoint. Its code is in the Python package diff-transformer.
+
+After `import diff_transformer` transformers knows the model, and this file is not needed.
+"""
+
+import importlib
+
+from packaging.version import Version
+
+NEEDED = "{version}"
+INSTALL = "{install}"
+
+try:
+    import diff_transformer
+except ModuleNotFoundError as error:
+    if error.name != "diff_transformer":
+        raise
+    raise ImportError(f"This model needs the package diff-transformer, which is not installed: {{INSTALL}}") from None
+if Version(diff_transformer.__version__) < Version(NEEDED):
+    raise ImportError(
+        f"This model needs diff-transformer {{NEEDED}} or later, "
+        f"but {{diff_transformer.__version__}} is installed: {{INSTALL}}"
+    )
+
+package = importlib.import_module("diff_transformer.model")
+DiffTransformerConfig = package.DiffTransformerConfig
+'''
+
+_MODELING_TEXT = '''"""The models of this checkpoint. Their code is in the Python package diff-transformer."""
+
+from .{configuration} import package
+
+{classes}
+'''
+
+
+def auto_map(is_causal: bool = True) -> dict[str, str]:
+    """Return ``auto_map`` of a configuration: Auto class → "file.class"."""
+    other = "AutoModelForMaskedLM" if is_causal else "AutoModelForCausalLM"
+    return {
+        auto: f"{_CONFIGURATION if auto == 'AutoConfig' else _MODELING}.{name}"
+        for auto, name in AUTO_CLASSES.items()
+        if auto != other
+    }
+
+
+def code_files() -> dict[str, str]:
+    """Return the code files by name. They ask for this version of the package or a later one."""
+    models = [name for auto, name in AUTO_CLASSES.items() if auto != "AutoConfig"]
+    classes = "\n".join(f"{name} = package.{name}" for name in models)
+    return {
+        f"{_CONFIGURATION}.py": _CONFIGURATION_TEXT.format(version=__version__, install=INSTALL),
+        f"{_MODELING}.py": _MODELING_TEXT.format(configuration=_CONFIGURATION, classes=classes),
+    }

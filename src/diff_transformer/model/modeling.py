@@ -33,11 +33,12 @@ from diff_transformer.model.interface_attention import (
     encoder_mask,
     interface_class,
 )
-from diff_transformer.model.parallel_plan import check_ranks, float32_units
+from diff_transformer.model.parallel_plan import check_ranks
 from diff_transformer.nn import (
     AnnealedLambda,
     DecoderLayer,
     DexCorrection,
+    KeepsFloat32,
     Lambda,
     PolyNorm,
     RMSNorm,
@@ -126,7 +127,8 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
 
     @_tp_size.setter
     def _tp_size(self, ranks: int | None) -> None:
-        check_ranks(ranks or 1, self.config)
+        if ranks:
+            check_ranks(ranks, self.config)
         self.__dict__["_tensor_parallel_ranks"] = ranks
 
     def lambdas(self) -> list[float] | None:
@@ -189,7 +191,9 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = DiffTransformerRotaryEmbedding(config)
         self.gradient_checkpointing = False
-        self._no_split_modules = (*self._no_split_modules, *float32_units(self))
+        # FSDP wants one dtype in a unit, so what stays in float32 is a unit to accelerate and the Trainer.
+        owners = (module for module in self.modules() if isinstance(module, KeepsFloat32) and module._parameters)
+        self._no_split_modules = (*self._no_split_modules, *sorted({type(module).__name__ for module in owners}))
         self.post_init()
 
     @merge_with_config_defaults

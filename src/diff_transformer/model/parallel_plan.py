@@ -1,4 +1,4 @@
-"""Plans how the model is spread over devices, as transformers reads it from the configuration and the model's class.
+"""Gives tensor parallelism by transformers' plan the style of parameters that all heads share.
 
 Tensor parallelism gives each rank some of the heads: W_Q, W_K, W_V (and DIFF V2's W_λ) are split by rows, W_O by
 columns. The parameters that all heads of a layer share, λ and the weight of the headwise norm, are on every rank, and
@@ -10,31 +10,17 @@ the second of two backward passes would sum the first one's gradient again.
 from typing import Any
 
 import torch.distributed
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
-from transformers import LlamaConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from diff_transformer.attention_types import ATTENTION_TYPES, SHARED_PARAMETERS
-from diff_transformer.nn.layers import KeepsFloat32, ReplicatedAcrossHeads
+from diff_transformer.nn.layers import ReplicatedAcrossHeads
 
 try:
     from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
 except ModuleNotFoundError:  # where earlier releases of transformers 5 have it
     from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
-
-
-def tensor_parallel_plan(config: Any) -> dict[str, str]:
-    """Return the style of each module of the base model: the attention type's own, and Llama's for common modules."""
-    ours, llama = config.spec.styles_of(config), LlamaConfig.base_model_tp_plan
-    if config.has_headwise_norm:
-        ours["head_norm"] = SHARED_PARAMETERS
-    if config.qk_norm:
-        ours |= {"q_norm": SHARED_PARAMETERS, "k_norm": SHARED_PARAMETERS}
-    if config.output_gate:
-        ours["gate_proj"] = "colwise"
-    if config.hidden_act == "poly_norm":  # whose means are over all channels, of which a rank would have a part
-        llama = {name: style for name, style in llama.items() if ".mlp." not in name}
-    return llama | {f"layers.*.self_attn.{name}": style for name, style in ours.items()}
 
 
 def check_ranks(ranks: int, config: PreTrainedConfig) -> None:
@@ -51,15 +37,6 @@ def check_ranks(ranks: int, config: PreTrainedConfig) -> None:
             f"{config.attention_type!r} with num_key_value_heads {config.num_key_value_heads} has {heads}, "
             f"which {ranks} ranks cannot share evenly."
         )
-
-
-def float32_units(model: nn.Module) -> list[str]:
-    """Return the classes whose parameters stay in float32: FSDP wants one dtype in a unit, so they are units.
-
-    accelerate and the Trainer make a unit of each class that ``_no_split_modules`` names.
-    """
-    owners = (module for module in model.modules() if isinstance(module, KeepsFloat32) and module._parameters)
-    return sorted({type(module).__name__ for module in owners})
 
 
 class SumGradient(torch.autograd.Function):
