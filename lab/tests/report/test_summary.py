@@ -89,7 +89,7 @@ def test_a_comparison_without_a_sentence_is_described() -> None:
 def test_how_sure_the_findings_are() -> None:
     results = [found(WON), found(WON[:2], name="fig4")]
     text = certainty(results, findings(results))
-    assert "12,345 to 12,345 parameters" in text
+    assert "have 12,345 parameters" in text
     assert "2 to 3 seeds" in text
     assert text.endswith("After Holm's correction for these 2, 2 have a p below 0.05.")
     assert certainty([], []) == ""

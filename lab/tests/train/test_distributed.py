@@ -240,6 +240,7 @@ def test_torchrun(tmp_path: Path) -> None:
     [
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, "^The launcher is configured for DEEPSPEED: .* train.parallel=ddp or"),
         ({"ACCELERATE_USE_FSDP": "true"}, "^The launcher is configured for FSDP: "),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "^The launcher is configured for mixed precision 'bf16', and train"),
         ({"WORLD_SIZE": "2"}, "variable RANK expected, but not set"),
         ({"ACCELERATE_USE_FSDP": "false", "WORLD_SIZE": "1"}, None),
     ],

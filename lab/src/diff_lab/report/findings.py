@@ -215,8 +215,13 @@ def certainty(all_results: Sequence[ExperimentResults], found: Sequence[Finding]
         return ""
     tested = [one.p for one in found if one.p is not None]
     left = sum(p < LEVEL for p in tested)
+    corrected = f" After Holm's correction for these {len(tested)}, {left} have a p below {LEVEL}." if tested else ""
     return (
-        f"The models have {min(sizes):,} to {max(sizes):,} parameters and the comparisons {min(seeds)} to {max(seeds)} "
-        "seeds, so they say nothing of large models. After Holm's correction for these "
-        f"{len(tested)}, {left} have a p below {LEVEL}."
+        f"The models have {_range(sizes)} parameters and the comparisons {_range(seeds)} seeds, so they say nothing of "
+        f"large models.{corrected}"
     )
+
+
+def _range(counts: Sequence[int]) -> str:
+    least, most = min(counts), max(counts)
+    return f"{least:,} to {most:,}" if least != most else f"{least:,}"

@@ -158,6 +158,11 @@ class DistributedContext:
                     f"The launcher is configured for {name}: take that out of its configuration, and say "
                     "train.parallel=ddp or train.parallel=fsdp."
                 )
+        if (mixed := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", precision):
+            raise ValueError(
+                f"The launcher is configured for mixed precision {mixed!r}, and train.precision is {precision!r}: take that "
+                "out of its configuration, and say train.precision=bf16."
+            )
         accelerator = None if device == "cpu" else torch.accelerator.current_accelerator(check_available=True)
         place = torch.device("cpu")
         if accelerator is not None:

@@ -242,8 +242,9 @@ class TrainingRun:
         if settings.on_divergence == "stop" or not self.detector.may_skip:
             checkpoint = self.checkpoints.last
             resumable = f"The newest checkpoint is {checkpoint}" if checkpoint else "There is no checkpoint yet"
+            of_layers = f"The numbers of each layer are in {self.folder / run_setup.METRICS}, and "
             raise DivergenceError(
-                f"{bad_step} The numbers of each layer are in {self.folder / run_setup.METRICS}, and "
+                f"{bad_step} {of_layers if settings.inspect_every else ''}"
                 "transformers.debug_utils.DebugUnderflowOverflow names the first one that is not finite. "
                 f"{resumable}. A lower train.learning_rate (now {settings.learning_rate}) or a longer warm-up "
                 "usually helps, in a run of its own, which may start from a checkpoint (model.init_from). This run "
