@@ -160,8 +160,8 @@ class DistributedContext:
                 )
         if (mixed := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", precision):
             raise ValueError(
-                f"The launcher is configured for mixed precision {mixed!r}, and train.precision is {precision!r}: take that "
-                "out of its configuration, and say train.precision=bf16."
+                f"The launcher is configured for mixed precision {mixed!r}, and train.precision is {precision!r}: take "
+                "that out of its configuration, and say train.precision=bf16."
             )
         accelerator = None if device == "cpu" else torch.accelerator.current_accelerator(check_available=True)
         place = torch.device("cpu")
