@@ -15,6 +15,8 @@ from torch import Tensor
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
+    BloomConfig,
+    BloomForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GptOssConfig,
@@ -255,3 +257,12 @@ def test_our_model_refuses_what_it_would_drop(kind: str, implementation: str, ma
         ):
             model(inputs, **{name: value})
         model(inputs, **{name: None})
+
+
+def test_a_model_that_attends_itself_is_refused(tokens: Any) -> None:
+    """It makes its mask by the implementation's name, and adds what it gets."""
+    theirs = BloomForCausalLM(BloomConfig(vocab_size=29, hidden_size=24, n_layer=1, n_head=4)).eval()
+    theirs(tokens())
+    theirs.config._attn_implementation = "diff_attention"
+    with pytest.raises(ValueError, match=r"attention themselves: .* must be 'eager', got 'diff_attention'\.$"):
+        theirs(tokens())

@@ -19,10 +19,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from budget import Case, build, prepared
 from diff_transformer import diff_attention
 from diff_transformer.ops import flash
+from diff_transformer.ops.attention_request import Request
 
 
 class StandIn(ModuleType):
@@ -121,7 +123,7 @@ def fa4(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     package.interface = interface  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
     monkeypatch.setitem(sys.modules, "flash_attn.cute", package)
-    monkeypatch.setattr(flash, "_reason_against_device", lambda *_: None)
+    monkeypatch.setattr(flash, "_kernels_on", lambda *_: (None, 256))
     flash._interface.cache_clear()
     yield interface
     flash._interface.cache_clear()
@@ -180,6 +182,7 @@ COMPILED = """
     import json, sys, torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from diff_transformer.ops import flash
+from diff_transformer.ops.attention_request import Request
 
     d, dv, heads, key_heads, is_causal, window = json.loads(sys.argv[1])
     with FakeTensorMode():
@@ -297,12 +300,7 @@ def test_the_cpu_is_refused() -> None:
         ((9, 0), torch.float32, (64, 128), "it computes bfloat16 and float16, got torch.float32"),
         ((8, 0), torch.bfloat16, (64, 128), "it is made for NVIDIA's compute capabilities 9.x and 10.x, got 8.0"),
         ((9, 0), torch.bfloat16, (60, 120), "it takes d and dv up to 256 that are multiples of 8, got d 60 and dv 120"),
-        (
-            (10, 0),
-            torch.bfloat16,
-            (128, 256),
-            "it takes d and dv up to 128 that are multiples of 8, got d 128 and dv 256",
-        ),
+        ((10, 0), torch.bfloat16, (128, 256), "it takes d and dv up to 128 that .*, got d 128 and dv 256"),
         ((9, 0), torch.bfloat16, (128, 256), None),
         ((10, 0), torch.float16, (64, 128), None),
     ],
@@ -316,13 +314,43 @@ def test_devices(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
     monkeypatch.setattr(flash, "fa4_is_installed", lambda: True)
-    assert flash._reason_against_device("cuda", 0, dtype, *widths) == reason
+    found = flash.reason_against_fa4(on_cuda(dtype, *widths))
+    assert found == reason or (found and reason and re.fullmatch(reason, found))
+
+
+def on_cuda(dtype: torch.dtype, d: int, dv: int) -> Request:
+    """A request without numbers, on a device that need not be there."""
+    with FakeTensorMode():
+        q, v = (torch.empty(*size, dtype=dtype, device="cuda") for size in ((1, 2, 2, 9, d), (1, 2, 9, dv)))
+        lam = torch.empty(1, 2, 9, device="cuda")
+    return Request(q, q, v, lam, None, True, 1.0, None, None)
 
 
 def test_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash, "fa4_is_installed", lambda: False)
-    reason = flash._reason_against_device("cuda", 0, torch.bfloat16, 64, 128)
-    assert reason == "the package flash-attn-4 is not installed"
+    assert flash.reason_against_fa4(on_cuda(torch.bfloat16, 64, 128)) == "the package flash-attn-4 is not installed"
+
+
+def test_another_version_of_the_package_is_named(fa4: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(StandIn, "_tile_size_bwd_sm90")
+    monkeypatch.setattr(flash.importlib.metadata, "version", lambda _: "9.9")
+    flash._interface.cache_clear()
+    with pytest.raises(ValueError, match=r"^flash-attn-4 9\.9 lacks what 'fa4' calls, as 4\.0\.0b36 has it: "):
+        flash._interface()
+
+
+def test_open_widths_compile_in_one_graph(fa4: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With sizes that torch.compile leaves open, whether `auto` takes it is no constant."""
+    monkeypatch.setattr(flash, "MEASURED_QUERIES", 1)
+
+    def chosen(q: Tensor, v: Tensor) -> Tensor:
+        request = Request(q, q, v, v[..., 0], None, True, 1.0, None, None)
+        return v + (1 if flash.reason_against_fa4(request) is None else 2)
+
+    compiled = torch.compile(chosen, fullgraph=True, dynamic=True, backend="eager")
+    for d in (8, 16, 12):
+        q, v = torch.randn(1, 2, 2, 9, d, dtype=torch.bfloat16), torch.zeros(1, 2, 9, 2 * d, dtype=torch.bfloat16)
+        assert compiled(q, v).unique().item() == (2 if d == 12 else 1)
 
 
 @pytest.mark.gpu
@@ -330,6 +358,6 @@ def test_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_a_gpu(case: str) -> None:
     small = case_of(case)
     problem, expected = prepared(replace(small, d=64, dv=8 * small.dv))
-    if reason := flash._reason_against_device("cuda", None, torch.bfloat16, 64, 128):
+    if reason := flash._kernels_on("cuda", None, torch.bfloat16)[0]:
         pytest.skip(reason)
     expected.check(problem.to("cuda").solve(diff_attention, backend="fa4"))

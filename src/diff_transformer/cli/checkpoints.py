@@ -1,6 +1,7 @@
 """Finds and loads the model, tokenizer and recipe in a folder that the user names, or says why it cannot."""
 
 import os
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,11 @@ def files_of(folder: Path, name: str) -> list[Path]:
 
 def _check_model(folder: Path, ours: bool) -> None:
     config = folder / "config.json"
-    content = parse_json(config.read_bytes(), repr(str(config)))
+    content = _read_strictly(config)
     settings = content if isinstance(content, dict) else {}
+    for name in ("generation_config.json", "tokenizer_config.json"):  # a broken one of the first is passed over later
+        if (file := folder / name).is_file():
+            _read_strictly(file)
     kind = settings.get("model_type")
     if ours and kind != DiffTransformerForCausalLM.config_class.model_type:
         raise ValueError(
@@ -125,3 +129,11 @@ def _check_model(folder: Path, ours: bool) -> None:
     for file in folder.glob("*.safetensors"):
         if not os.access(file, os.R_OK):  # safetensors would say that there is no such file
             raise PermissionError(f"The weights {str(file)!r} may not be read by this user: chmod a+r lets everybody.")
+
+
+def _read_strictly(file: Path) -> Any:
+    """Read a JSON file, without a byte order mark, which transformers, reading it after us, does not pass over."""
+    data = file.read_bytes()
+    if data.startswith(BOM_UTF8):
+        raise ValueError(f"{str(file)!r} begins with a byte order mark, which transformers cannot read: remove it.")
+    return parse_json(data, repr(str(file)))

@@ -130,6 +130,8 @@ def read_authors(raw: Mapping[str, Any], attention_type: str, extra: tuple[str, 
     if missing or unknown:
         kinds = {"missing": missing, "unknown": unknown}
         raise ValueError("; ".join(f"{kind}: {some(names)}" for kind, names in kinds.items() if names) + ".")
+    if raw.get("rope_theta") is not None and raw.get("rope_parameters") is not None:
+        raise ValueError("rope_theta and rope_parameters are both given, and only one can hold.")
     for name in (*AUTHORS_REQUIRED, "num_kv_heads", "head_dim"):
         value = raw.get(name)
         if (value is not None or name in AUTHORS_REQUIRED) and (type(value) is not int or value < 1):

@@ -7,6 +7,7 @@ holds ours. Our own implementations receive the queries as they are; for every o
 one the outputs of the two maps are subtracted here.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -322,15 +323,33 @@ def operator_mask(**arguments: Any) -> Tensor | None:
     """Make transformers' boolean mask (B, 1, N, S), or None if our operator hides all of it by itself.
 
     For tokens that begin a sequence it hides the future and all that a sliding window leaves behind: no mask of N × N.
+
+    Raises:
+        ValueError: the configuration of a model that computes its attention itself, and would add the mask to it.
     """
+    config = arguments["config"]
+    if not torch.compiler.is_compiling() and _attend_themselves(type(config).__module__):
+        raise ValueError(
+            f"models of {type(config).__name__} compute attention themselves: attn_implementation must be 'eager', got "
+            f"{config._attn_implementation!r}."
+        )
     offset = arguments.get("q_offset")  # a tensor, not to be read while it is traced, where a cache is static
     begins = isinstance(offset, int) and offset == 0 and arguments["q_length"] == arguments["kv_length"]
     causal = arguments.get("allow_is_causal_skip", False)  # a window in both directions is not the operator's
     # Any model of transformers may be set to our implementation.
-    spec = ATTENTION_TYPES.get(getattr(arguments["config"], "attention_type", ""))
+    spec = ATTENTION_TYPES.get(getattr(config, "attention_type", ""))
     if begins and causal and spec is not None and spec.differential:
         arguments = {**arguments, "local_size": None}
     return sdpa_mask(**arguments)
+
+
+@cache
+def _attend_themselves(configuration: str) -> bool:
+    """Return whether the models of a configuration's module do not call the attention interface (BLOOM, LED …)."""
+    name = configuration.replace(".configuration_", ".modeling_")
+    members = vars(sys.modules[name]) if name in sys.modules else {}
+    own = [member for member, value in members.items() if getattr(value, "__module__", None) == name]
+    return any("Attention" in member for member in own) and "ALL_ATTENTION_FUNCTIONS" not in members
 
 
 def check_mask_kind(attention_mask: Any) -> None:

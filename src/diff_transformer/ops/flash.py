@@ -30,15 +30,19 @@ PACKAGE = "flash-attn-4"
 DTYPES = (torch.bfloat16, torch.float16)
 WIDEST = {9: 256, 10: 128}  # key or value, by the major compute capability
 ALIGNED = 8  # numbers: rows of a tensor begin at multiples of 16 bytes
-MEASURED_QUERIES = 4096  # from which it was timed: .39 to .80 of the Triton kernels' time on an H100 (docs/log.md)
+# What was timed, in bfloat16, causal: .39 to .80 of the Triton kernels' time on an H100 (docs/log.md).
+MEASURED_QUERIES, MEASURED_WIDTHS = 4096, ((64, 128), (128, 256))
 
 
 def reason_against_fa4(request: Request) -> str | None:
     """Return why FlashAttention-4 does not take the request, or None."""
-    q = request.q
-    reason = _reason_against_device(q.device.type, q.device.index, q.dtype, q.shape[-1], request.v.shape[-1])
+    q, d, dv = request.q, request.q.shape[-1], request.v.shape[-1]
+    reason, widest = _kernels_on(q.device.type, q.device.index, q.dtype)
     if reason is not None:
         return reason
+    # Out of the function above, whose arguments torch.compile takes as constants: these sizes may be open.
+    if max(d, dv) > widest or d % ALIGNED or dv % ALIGNED:
+        return f"it takes d and dv up to {widest} that are multiples of {ALIGNED}, got d {d} and dv {dv}"
     if request.attn_mask is not None:
         return "it takes no attn_mask; use 'triton' or 'sdpa'"
     if request.segment_bounds is not None:
@@ -49,10 +53,12 @@ def reason_against_fa4(request: Request) -> str | None:
 
 
 def auto_takes_fa4(request: Request) -> bool:
-    """Return whether ``auto`` tries FlashAttention-4: installed, on a Hopper GPU, for as many queries as were timed."""
-    if request.n < MEASURED_QUERIES or reason_against_fa4(request) is not None:
+    """Return whether ``auto`` tries FlashAttention-4: installed, on Hopper, for the kind of request that was timed."""
+    q, v = request.q, request.v
+    if q.dtype != torch.bfloat16 or not request.is_causal or request.window is not None or request.n < MEASURED_QUERIES:
         return False
-    return _is_hopper(request.q.device.index)
+    is_measured = any(q.shape[-1] == d and v.shape[-1] == dv for d, dv in MEASURED_WIDTHS)
+    return is_measured and reason_against_fa4(request) is None and _is_hopper(q.device.index)
 
 
 @torch.compiler.assume_constant_result
@@ -61,19 +67,18 @@ def _is_hopper(index: int | None) -> bool:
 
 
 @torch.compiler.assume_constant_result
-def _reason_against_device(device: str, index: int | None, dtype: torch.dtype, d: int, dv: int) -> str | None:
+def _kernels_on(device: str, index: int | None, dtype: torch.dtype) -> tuple[str | None, int]:
+    """Return why there are no kernels for tensors of this kind, or None, and the widest heads that they take."""
     if device != "cuda":
-        return f"it needs its tensors on a CUDA device, got {device}"
+        return f"it needs its tensors on a CUDA device, got {device}", 0
     if dtype not in DTYPES:
-        return f"it computes bfloat16 and float16, got {dtype}"
+        return f"it computes bfloat16 and float16, got {dtype}", 0
     if not fa4_is_installed():
-        return f"the package {PACKAGE} is not installed"
+        return f"the package {PACKAGE} is not installed", 0
     major, minor = torch.cuda.get_device_capability(index)
     if torch.version.hip is not None or major not in WIDEST:
-        return f"it is made for NVIDIA's compute capabilities 9.x and 10.x, got {major}.{minor}"
-    if max(d, dv) > WIDEST[major] or d % ALIGNED or dv % ALIGNED:
-        return f"it takes d and dv up to {WIDEST[major]} that are multiples of {ALIGNED}, got d {d} and dv {dv}"
-    return None
+        return f"it is made for NVIDIA's compute capabilities 9.x and 10.x, got {major}.{minor}", 0
+    return None, WIDEST[major]
 
 
 @functools.cache
@@ -93,13 +98,19 @@ def _interface() -> Any:
     It takes the tiles by the keys' width, and spills registers where values are twice as wide. Forward the tiles of the
     values' width spill nothing, and backward those of the mean width. Other calls keep theirs.
     """
-    from flash_attn.cute import interface  # type: ignore[import-not-found, unused-ignore]  # there is no stub
+    try:
+        from flash_attn.cute import interface  # type: ignore[import-not-found, unused-ignore]  # there is no stub
+
+        forward_tiles, backward_tiles = interface._tile_size_fwd_sm90, interface._tile_size_bwd_sm90
+    except (ImportError, AttributeError) as error:
+        found = importlib.metadata.version(PACKAGE)
+        raise ValueError(f"{PACKAGE} {found} lacks what 'fa4' calls, as 4.0.0b36 has it: {error}") from error
 
     def by(width: Callable[[int, int], int], tiles: Callable[..., Any]) -> Callable[..., Any]:
         return lambda d, dv, *others, **options: tiles(max(d, width(d, dv)), dv, *others, **options)
 
-    interface._tile_size_fwd_sm90 = by(lambda d, dv: dv, interface._tile_size_fwd_sm90)
-    interface._tile_size_bwd_sm90 = by(lambda d, dv: (d + dv) // 2, interface._tile_size_bwd_sm90)
+    interface._tile_size_fwd_sm90 = by(lambda d, dv: dv, forward_tiles)
+    interface._tile_size_bwd_sm90 = by(lambda d, dv: (d + dv) // 2, backward_tiles)
     return interface
 
 
@@ -177,14 +188,15 @@ attend.register_autograd(_differentiate, setup_context=_save)
 refuse_second_order("fa4", backward)
 
 
-def fa4_attention(request: Request, norm: Norm | None = None) -> Tensor:
-    """Compute (A1 − λA2) V, (B, H, N, dv), and the norm of it if there is one."""
+def fa4_attention(request: Request, norm: Norm | None = None, *, compiles: bool = True) -> Tensor:
+    """Compute (A1 − λA2) V, (B, H, N, dv), and the norm of it if there is one; around the calls compiled or not."""
     weight, eps = None, 0.0
     if norm is not None:  # the factor differs from layer to layer: as a part of the graph it would be compiled anew
         weight, eps = norm.weight.to(request.lam.dtype) * norm.factor, norm.eps
     run = _attend
     # Inside of what traces the call, its own compilation takes these steps up.
-    if request.q.device.type == "cuda" and triton_is_installed() and is_eager(*request[:4], weight):
+    is_cuda = request.q.device.type == "cuda"
+    if compiles and is_cuda and triton_is_installed() and is_eager(*request[:4], weight) and not torch.jit.is_tracing():
         run = _compiled(request.q.shape[-1], request.v.shape[-1], request.q.dtype)
     return run(*request[:4], request.is_causal, request.scale, request.window, weight, eps)
 

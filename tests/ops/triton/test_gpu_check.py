@@ -134,15 +134,25 @@ def test_many_queries_on_hopper_go_to_flash_attention_4_once_it_is_right(
 ) -> None:
     """Where it is installed, from the length at which it was timed; where it fails its check, triton takes them."""
     monkeypatch.setattr(flash, "fa4_is_installed", lambda: True)
-    monkeypatch.setattr(gpu_check, "fa4_attention", gpu.attend)
-    assert [chosen(4096), chosen(4095), chosen(1, 8192), chosen(4096, dtype=torch.float32)] == ["fa4", *["triton"] * 3]
-    assert chosen(4096, gradient=True) == "fa4"
+
+    def attend(request: Request, norm: Norm, *, compiles: bool) -> Tensor:
+        assert not compiles  # torch.compile, which may wait for the check, holds the lock of a second compilation
+        return gpu.attend(request, norm)
+
+    monkeypatch.setattr(gpu_check, "fa4_attention", attend)
+    many: dict[str, Any] = {"d": 64, "dtype": torch.bfloat16}
+    assert [chosen(4096, **many), chosen(4096, **many, gradient=True), chosen(4096, **many | {"d": 128})] == ["fa4"] * 3
+    others: list[dict[str, Any]] = [{"dtype": torch.float16}, {"dtype": torch.float32}, {"d": 80}]
+    assert [chosen(4096, **many | other) for other in others] == ["triton"] * 3  # which were not timed
+    assert [chosen(4095, **many), chosen(1, 8192, **many)] == ["triton"] * 2
     gpu.capability = 10, 0
-    assert chosen(4096) == "triton"
+    assert chosen(4096, **many) == "triton"
     gpu.capability, gpu.kernels = (9, 0), one_row_wrong
     message = "'fa4' failed its check .* 'triton' or 'sdpa' .* by fa4: the output is wrong"
     with pytest.warns(UserWarning, match="'triton' failed"), pytest.warns(UserWarning, match=message):
-        assert chosen(4096, dtype=torch.bfloat16) == "sdpa"
+        assert chosen(4096, **many, ratio=2) == "sdpa"
+    monkeypatch.setenv(gpu_check.SWITCH, "0")
+    assert chosen(4096, **many) == "sdpa"
 
 
 def test_float32_is_checked_again_where_torch_multiplies_it_otherwise(gpu: Hopper) -> None:

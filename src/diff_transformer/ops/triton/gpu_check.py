@@ -99,7 +99,7 @@ def _passes(request: Request) -> list[str]:
 @torch.compiler.assume_constant_result
 def _is_right(index: int | None, *of_family: Any) -> bool:
     family = Family(*of_family)
-    if os.environ.get(SWITCH) == "0" and family.backend == "triton":
+    if os.environ.get(SWITCH) == "0":
         return False
     index = torch.cuda.current_device() if index is None else index
     key = index, str(family)  # which names what multiplies float32, too
@@ -113,12 +113,11 @@ def _is_right(index: int | None, *of_family: Any) -> bool:
         except torch.OutOfMemoryError:  # says nothing of the kernels
             return False
     if reason is not None:
-        others, hint = "'triton' or 'sdpa'", "Without the package flash-attn-4 there is no warning"
-        if family.backend == "triton":
-            others, hint = "'sdpa'", f"{SWITCH}=0 in the environment switches the kernels off without a warning"
+        others = "'sdpa'" if family.backend == "triton" else "'triton' or 'sdpa'"
         warnings.warn(
             f"backend {family.backend!r} failed its check on {torch.cuda.get_device_name(index)}, and {others} is used"
-            f" in its place for {family}: {reason}. {hint}.",
+            f" in its place for {family}: {reason}. {SWITCH}=0 in the environment switches the kernels off without a "
+            "warning.",
             stacklevel=2,
         )
     return reason is None
@@ -206,7 +205,8 @@ def _by_kernels(request: Request, weight: Tensor) -> Tensor:
 
 
 def _by_fa4(request: Request, weight: Tensor) -> Tensor:
-    return fa4_attention(request, Norm(weight, _NORM_EPS, 1.0))
+    # Uncompiled: torch.compile, which may wait for this check, holds the lock that a compilation here would wait for.
+    return fa4_attention(request, Norm(weight, _NORM_EPS, 1.0), compiles=False)
 
 
 def _solve(attend: Callable[[Request, Tensor], Tensor], case: _Case) -> dict[str, Tensor]:
