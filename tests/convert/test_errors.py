@@ -132,6 +132,7 @@ def test_options_that_only_softmax_takes_from_a_llama(
     ("changes", "pattern"),
     [
         ({"num_heads": None}, "num_heads must be a whole number, 1 or more, got None"),
+        ({"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "are both given"),
         ({"num_heads": 3}, r"hidden_size must be a multiple of 2·num_heads, got 32 and 3"),
         ({"num_heads": 8}, r"lambda_k1 is \(4,\), not \(2,\)"),  # not halved
         ({"num_attention_heads": 8}, "unknown: num_attention_heads"),
