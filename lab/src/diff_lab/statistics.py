@@ -13,7 +13,7 @@ from statistics import fmean, stdev, variance
 from typing import Any
 
 import numpy as np
-from scipy import integrate, stats
+from scipy import stats
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.record import Better, Comparison, Interval, Result, Verdict
@@ -225,22 +225,15 @@ def seeds_needed(differences: Sequence[float], other: float = 0.0) -> int | None
         return None
     if spread == 0:
         return 2
-    effect, floor = mean / spread, other / spread
-    needed = bisect_left(range(MOST_SEEDS + 1), _POWER, lo=2, key=lambda seeds: _power(effect, seeds, floor))
+
+    def power(seeds: int) -> float:
+        """Return how often the test finds the difference: to first order a noncentral t exceeds the quantile."""
+        rest = math.sqrt(mean**2 - other**2)  # what √(half² + other²) leaves for the half width over seeds
+        threshold = t_quantile(seeds - 1) * rest / mean
+        return float(stats.nct.sf(threshold, seeds - 1, rest**2 / mean * math.sqrt(seeds) / spread))
+
+    needed = bisect_left(range(MOST_SEEDS + 1), _POWER, lo=2, key=power)
     return needed if needed <= MOST_SEEDS else None
-
-
-def _power(effect: float, seeds: int, floor: float) -> float:
-    """Return how often a t-test over `seeds` pairs finds a difference of `effect` standard deviations, on its own side.
-
-    That is P(Z + effect √n > √(t² U² + floor² n)) with Z normal and U = √(χ²ᵥ / ν), ν = n − 1: an integral over U, over
-    the range of notable density. `floor` is half the width of an interval that does not shrink with n.
-    """
-    df, root = seeds - 1, math.sqrt(seeds)
-    reach = 8 / math.sqrt(2 * df)
-    u = np.linspace(max(0.0, 1 - reach), 1 + reach, 401)
-    power = stats.norm.cdf(effect * root - np.hypot(t_quantile(df) * u, floor * root))
-    return float(integrate.simpson(stats.chi.pdf(u, df, scale=1 / math.sqrt(df)) * power, x=u))
 
 
 @dataclass(frozen=True)

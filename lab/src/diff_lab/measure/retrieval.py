@@ -115,9 +115,8 @@ def attention_of_spans(
 def retrieval_records(measured: EvalInput, batches: RetrievalBatches, sequences: int) -> list[Result]:
     """Measure accuracy, in all and by depth, and Table 3's attention to the answer and to noise by depth.
 
-    If all pairs are asked for, later queries can be answered by elimination: a model that does only that answers (1/P +
-    … + 1/2 + 1) / P of P queries, .52 of four. The first query, which leaves nothing to eliminate, is therefore
-    measured on its own as well. The queries of a sequence share its context, so intervals are over sequences.
+    The first query, which leaves nothing to eliminate, is measured on its own as well. The queries of a sequence share
+    its context, so intervals are over sequences.
     """
     sample = batches.sample(sequences, measured.seed)
     right = retrieval_answers(measured.model, sample)
@@ -167,10 +166,7 @@ def answer_attention(model: Any, sample: RetrievalSample, batch_size: int) -> tu
     - The *share* is |a·v| of the answer over Σ|a·v| of the row, as a mean over questions. A head of DIFF that has all
       of A1 on the answer and none of A2 reaches 1/(1 + λ), if all values are of one size.
     - The *signed* mass is Σ a·|v| of the answers over Σ (1 − λ)·v̄, with v̄ = Σ|a·v| / Σ|a| of each row, summed over
-      questions. Such a head reaches 1/(1 − λ).
-
-    Of a map without subtraction the two differ by the averaging alone. The signed mass of a layer with a λ near 1 or
-    above says little.
+      questions. Such a head reaches 1/(1 − λ). With a λ near 1 or above it says little.
 
     Returns:
         The share and the signed mass, each (layers, heads) in float64.
@@ -206,11 +202,9 @@ def answer_attention(model: Any, sample: RetrievalSample, batch_size: int) -> tu
 
 
 def one_token_level(pairs: int) -> float:
-    """Compute the accuracy of comparing one token of a key and guessing among the pairs that have it.
-
-    It is the expected number of different tokens there, divided by the number of pairs.
-    """
+    """Compute the accuracy of comparing one token of a key and guessing among the pairs that have it."""
     tokens = int(part_tokens(pairs))
+    # The expected number of different tokens there, divided by the number of pairs.
     absent = math.comb(tokens**2 - tokens, pairs) / math.comb(tokens**2, pairs)
     return tokens / pairs * (1 - absent)
 
@@ -228,7 +222,7 @@ class Noise(Measurement):
     batch_size: Count = Field(default=32, description="sequences at a time")
 
     def check(self, batches: Batches | None, tokenizer: Any) -> RecallBatches:
-        """Return the task. Raises ValueError for other data and for numbers of pairs that no context has."""
+        """Return the task."""
         task = data_of(batches, RecallBatches, "the recall task", "noise", "positions")
         for pairs in self.pairs:
             task.check_pairs(pairs)
@@ -261,7 +255,6 @@ class Noise(Measurement):
         return records
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        """Return chance, and as floor the better of the most frequent value and of comparing one token of a key."""
         tokens = recipe.data.tokens
         shared: dict[str, Any] = {"steps": recipe.train.steps, "chance": 1 / tokens}
         by_pairs = []
