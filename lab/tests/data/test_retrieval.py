@@ -21,7 +21,7 @@ def check(task: RetrievalBatches, sample: RetrievalSample) -> None:
         assert len(row) == task.length
         assert all(0 <= token < task.vocab_size for token in row)
         context = row[: task.context_length]
-        kinds = task.names(torch.tensor(context))
+        kinds = [task.words()[token] for token in context]
         assert sum(kind.startswith("k") for kind in kinds) == task.num_pairs
         assert sum(kind.startswith("v") for kind in kinds) == task.num_pairs
         assert "?" not in kinds

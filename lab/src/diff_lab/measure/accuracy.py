@@ -25,21 +25,14 @@ def share_interval(means: Tensor) -> Interval | None:
 
 
 def ratio_samples(sums: Tensor, counts: Tensor) -> Tensor:
-    """Return a number for each sequence (n,), with the mean Σ `sums` / Σ `counts` and the spread of this ratio.
-
-    To first order it is the ratio plus the sequence's contribution. Sequences with more counts weigh more, as in the
-    ratio.
-    """
+    """Return a number for each sequence (n,), with the mean Σ `sums` / Σ `counts` and, to first order, its spread."""
     sums, counts = sums.double(), counts.double()
     ratio = sums.sum() / counts.sum()
     return ratio + (sums - ratio * counts) * len(counts) / counts.sum()
 
 
 def share_record(measured: EvalInput, name: str, right: Tensor, coordinates: Coordinates = NO_COORDINATES) -> Result:
-    """Return the share of right answers among `right`, (sequences, answers) boolean, with its interval over sequences.
-
-    It carries no documents: sequences are drawn anew for each seed, so a difference between seeds tells of both.
-    """
+    """Return the share of right answers, (sequences, answers) boolean, with its interval over sequences."""
     values = right.double()
     interval = share_interval(values.mean(1))
     fields = {"interval": interval, "n": values.numel(), "coordinates": coordinates}
@@ -55,12 +48,9 @@ def proportion_record(measured: EvalInput, name: str, right: Sequence[bool], **f
 def token_levels(pairs: int, queries: int, values: int, *, repeats: bool = False) -> dict[str, Any]:
     """Return the levels of the retrieval task over all queries in random order, with earlier right answers in view.
 
-    Elimination leaves out the values already given to other keys, and copies the answer to a key that was already asked
-    for, if queries are drawn with repeats.
+    Elimination leaves out the values already given to other keys, and copies the answer to a key asked for before.
     """
-    eliminated = None
-    if queries > 1:
-        eliminated = fmean(_by_elimination(pairs, queries, values, repeats))
+    eliminated = fmean(_by_elimination(pairs, queries, values, repeats)) if queries > 1 else None
     return {"chance": 1 / values, "floor": most_frequent(pairs, values), "by_elimination": eliminated}
 
 

@@ -35,9 +35,6 @@ class Arithmetic(Measurement):
     new_tokens: Count | None = Field(default=None, description="tokens of an answer; a solution's unless given")
 
     def run(self, measured: EvalInput) -> list[Result]:
-        """Measure the accuracy on held-out problems, in all and by the number of operations, even of models trained on
-        others.
-        """
         if measured.tokenizer is None:
             raise ValueError("Arithmetic is asked in text, and this model has no tokenizer.")
         model, tokenizer, batches = measured.model, measured.tokenizer, measured.batches

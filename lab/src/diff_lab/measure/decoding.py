@@ -15,8 +15,7 @@ def check_vocabulary(model: Any, tokenizer: Any) -> None:
 
 
 def prompt_tokens(model: Any, tokenizer: Any, prompts: Sequence[str], new_tokens: int) -> list[list[int]]:
-    """Return the tokens of each prompt. Raises ValueError, before anything is generated, if a prompt leaves no room for
-    `new_tokens` in the model's context, or the vocabulary is not the model's."""
+    """Return the tokens of each prompt. Raises ValueError if one leaves no room for `new_tokens` in the context."""
     check_vocabulary(model, tokenizer)
     rows = [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
     most = model.config.max_position_embeddings - new_tokens
@@ -34,10 +33,7 @@ def prompt_tokens(model: Any, tokenizer: Any, prompts: Sequence[str], new_tokens
 def greedy_answers(
     model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], new_tokens: int, batch_size: int = 16
 ) -> Iterator[list[int]]:
-    """Yield the greedy continuation of each row of tokens, without the token that ends a text.
-
-    It is at most so many new tokens, fewer if the model ends the text. Rows of a batch are padded on the left.
-    """
+    """Yield the greedy continuation of each row of tokens, at most so many, without the token that ends a text."""
     end = model.generation_config.eos_token_id
     ends = {*(end if isinstance(end, list) else [end]), tokenizer.eos_token_id} - {None}
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
@@ -62,8 +58,7 @@ def greedy_answers(
 def greedy_label(model: Any, labels: Sequence[tuple[int, ...]], prompt: Tensor, cache: Any = None) -> int:
     """Return the number of the label that greedy decoding along the tokens of labels arrives at after a prompt (N,).
 
-    A label ends with a token that says so, such as a line's end, so that none begins with another. The cache of the
-    prompt's first tokens, from an earlier call of the model, is changed.
+    No label begins with another. The cache of the prompt's first tokens is changed.
     """
     end = labels[0][-1]  # what stands behind a label that is shorter than the longest
 

@@ -30,7 +30,7 @@ _BIGRAMS = 1 << 24
 
 
 def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) -> list[np.ndarray]:
-    """Choose at most `most` of the documents with `shortest` tokens or more, evenly. Raises ValueError for one alone."""
+    """Choose at most `most` of the documents with `shortest` tokens or more. Raises ValueError for fewer than two."""
     documents = list(documents)
     long = [document for document in documents if len(document) >= shortest]
     if len(long) < 2:

@@ -39,11 +39,7 @@ class Source(Line):
 
 
 class Question(Line):
-    """A multiple-choice question, asked as "Question: …\\nAnswer:" after a context, or the context alone to continue.
-
-    A space comes between the prompt and a choice, so those that a context ends with are dropped; the context "" scores
-    the choices alone.
-    """
+    """A multiple-choice question, asked as "Question: …\\nAnswer:" after a context, or a context to continue."""
 
     choices: list[Words] = Field(min_length=2, description="two or more texts that are not empty")
     answer: int = Field(ge=0, description="the number of the right choice, from 0")
@@ -64,19 +60,16 @@ class Question(Line):
 
     @property
     def prompt(self) -> str:
-        """The text before a choice."""
+        """The text before a choice, from which a space divides it."""
         if self.question is None:
             return str(self.context).rstrip(" ")
         return (f"{self.context}\n" if self.context else "") + f"Question: {self.question}\nAnswer:"
 
 
 def read_lines(path: Path, kind: type[L], name: str) -> list[L]:
-    """Read the lines of a .jsonl file that are not empty.
+    """Read the lines of a .jsonl file that are not empty, called `name` in messages.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line, which is named, is not of that kind, or there is none. `name` is the name of the lines in
-            messages.
+    Raises FileNotFoundError, or ValueError if a line, which is named, is not of that kind, or there is none.
     """
     if not path.is_file():
         raise FileNotFoundError(f"There is no file of {name} at {str(path)!r}.")
@@ -100,7 +93,7 @@ def read_lines(path: Path, kind: type[L], name: str) -> list[L]:
 def read_sources(path: Path, limit: int, characters: int) -> list[Source]:
     """Read documents of a file, drawn at random if there are more than the limit, in the order of the file.
 
-    Longer ones are cut to so many characters, at the end of a sentence if there is one. Raises as `read_lines`.
+    Longer ones are cut to so many characters, at the end of a sentence if there is one.
     """
     sources = read_lines(path, Source, "documents")
     drawn = sorted(random.Random(0).sample(range(len(sources)), min(limit, len(sources))))
@@ -150,9 +143,8 @@ def _cut(document: str, characters: int) -> str:
 def cloze_questions(batches: TextBatches, tokenizer: Any, *, count: int, characters: int) -> list[Question]:
     """Make at most so many questions from the validation blocks of a text.
 
-    A question is the beginning of a block; its choices are the text that follows and the texts at the same place of
-    other blocks, in random order. Of the characters of a question with its answer two thirds are the beginning. Raises
-    ValueError if the text has fewer pieces than a question has choices.
+    A question is the beginning of a block, two thirds of its characters; its choices are the text that follows and the
+    texts at the same place of other blocks. Raises ValueError if there are fewer than a question has choices.
     """
     endings: dict[str, str] = {}  # of each beginning
     for block in _blocks(batches):

@@ -11,13 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
-from diff_lab.data import (
-    ArithmeticBatches,
-    Batches,
-    MaskedTextBatches,
-    RetrievalBatches,
-    TextBatches,
-)
+from diff_lab.data import ArithmeticBatches, Batches, MaskedTextBatches, RetrievalBatches, TextBatches
 from diff_lab.data.batches import IGNORED, flattened
 from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE
 from diff_lab.measure.arithmetic import Arithmetic
@@ -45,9 +39,7 @@ _AT_A_TIME = 1 << 14
 
 
 def first_tokens(batches: Batches, tokens: int) -> Iterator[dict[str, Tensor]]:
-    """Yield the validation batches up to so many tokens, in parts of 16,384 tokens or one sequence. The last one is cut
-    at their end.
-    """
+    """Yield the validation batches up to so many tokens, in parts of 16,384 tokens or one sequence."""
     for batch in batches.validation_batches():
         count, length = batch["input_ids"].shape
         complete = min(count, tokens // length)
@@ -80,16 +72,21 @@ class LanguageLoss:
         return self.nats / math.log(2) / self.bytes
 
 
+def _placed(model: Any, batch: dict[str, Tensor], *, by_document: bool) -> dict[str, Any]:
+    """Put a batch on the model's device, flattened for one that attends by document."""
+    device = next(model.parameters()).device
+    row = flattened(batch) if by_document and attends_by_document(model.config) else batch
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in row.items()}
+
+
 @torch.no_grad()
 def language_loss(model: Any, batches: TextBatches) -> LanguageLoss:
     """Return the loss of a causal language model of transformers on the validation windows."""
-    device = next(model.parameters()).device
     nats, targets = 0.0, 0
     options = {"chunked_loss": True} if isinstance(model, DiffTransformerForCausalLM) else {}
     for batch in batches.validation_batches():
         targets += int((batch["labels"][:, 1:] != IGNORED).sum())
-        row = flattened(batch) if attends_by_document(model.config) else batch
-        row = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in row.items()}
+        row = _placed(model, batch, by_document=True)
         # Dividing by one item gives the sum instead of the mean.
         nats += float(model(**row, num_items_in_batch=1, use_cache=False, **options).loss)
     return LanguageLoss(nats, targets, batches.validation_bytes)
@@ -106,11 +103,9 @@ class LabelScores(NamedTuple):
 @torch.no_grad()
 def label_scores(model: Any, batches: Iterable[dict[str, Tensor]], *, masked: bool = False) -> LabelScores:
     """Score the labels of batches, given all tokens before them; if `masked`, an encoder finds hidden tokens."""
-    device = next(model.parameters()).device
     nats, right, targets = 0.0, 0, 0
     for batch in batches:
-        row = flattened(batch) if masked and attends_by_document(model.config) else batch
-        row = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in row.items()}
+        row = _placed(model, batch, by_document=masked)
         labels = row.pop("labels")
         logits = model(**row).logits if masked else model(**row, use_cache=False).logits[:, :-1]
         labels = labels if masked else labels[:, 1:]
@@ -155,9 +150,7 @@ def validation_callback(batches: Batches) -> Callable[[Any, int], dict[str, floa
 def curve_records(
     metrics: Sequence[Mapping[str, Any]], *, variant: str, seed: int, coordinates: Coordinates = NO_COORDINATES
 ) -> list[Result]:
-    """Return the validation curve of a run, from the lines of its `metrics.jsonl`: a record for each validation, with
-    the step as a coordinate. NaN if a validation was not finite.
-    """
+    """Return the validation curve of a run, from the lines of its `metrics.jsonl`: a record for each validation."""
     return [
         Result(
             name=name,
@@ -176,13 +169,9 @@ def curve_records(
 
 def curve_baselines(recipe: Any) -> list[Baseline]:
     """Return the validation accuracy during training without learning; nothing is known of text."""
-    match recipe.data.kind:
-        case "retrieval":
-            levels = next(one for one in retrieval_baselines(recipe) if one.name == FIRST_QUERY)
-            return [replace(levels, name=ACCURACY_CURVE)]
-        case "many_shot":
-            return [guessing(ACCURACY_CURVE, NO_COORDINATES, recipe)]
-    return []
+    if recipe.data.kind == "many_shot":
+        return [guessing(ACCURACY_CURVE, NO_COORDINATES, recipe)]
+    return [replace(one, name=ACCURACY_CURVE) for one in retrieval_baselines(recipe) if one.name == FIRST_QUERY]
 
 
 class Standard(Measurement):
