@@ -1,8 +1,4 @@
-"""Computes intervals of measured values, comparisons of two variants over paired seeds, and fits of losses by size.
-
-`verdict` looks at the interval of a difference alone. Whether the two variants have learned enough for it to mean
-anything is told by `diff_lab.learning`.
-"""
+"""Computes intervals of measured values, comparisons of two variants over paired seeds, and fits of losses by size."""
 
 import math
 from bisect import bisect_left

@@ -10,7 +10,7 @@ import torch
 
 from any_model import any_model
 from diff_lab.data import byte_tokenizer
-from diff_lab.measure.decoding import greedy_answers, prompt_tokens
+from diff_lab.measure.answers import greedy_answers, prompt_tokens
 from diff_lab.measure.hallucination import (
     EndpointJudge,
     Hallucination,

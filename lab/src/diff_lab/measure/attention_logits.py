@@ -1,9 +1,8 @@
 """Measures attention logits before the softmax: the cost of quantisation (Figure 8), and outliers (Table 5).
 
-For the cost they are rounded to whole multiples of a step, with a sign, so that the largest in size is the last of
-2^(b−1) − 1 steps: "dynamic absmax". The paper does not say which logits share a step. Here that is each row, the logits
-of one query in one head and map, or each tensor, all logits of a layer for one sequence; in either case only those that
-are seen.
+For the cost they are rounded to whole multiples of a step, so that the largest in size is the last of 2^(b−1) − 1
+steps: "dynamic absmax". The paper does not say which logits share a step. Here that is each row, the seen logits of one
+query in one head and map, or each tensor, those of a layer for one sequence.
 """
 
 from collections.abc import Callable, Iterator
@@ -101,9 +100,7 @@ class Quantised(Measurement):
     """The cost of attention logits of 16, 8, 6 and 4 bits on text or on the retrieval task (Figure 8).
 
     "quantised/accuracy" is the share of right answers, or of text the share of tokens that the model holds most likely;
-    "quantised/accuracy_drop" how much less than with the logits as they are. Of text also "quantised/loss" and
-    "quantised/loss_increase", in nats per token. They stand at numbers of bits and a granularity, or at the word
-    "whole" for the logits as they are.
+    "quantised/accuracy_drop" how much less than with whole logits. Of text also "quantised/loss" and "…/loss_increase".
     """
 
     tokens: Count = Field(default=100_000, description="tokens of text that are read, at most")
@@ -155,8 +152,7 @@ class Magnitudes:
     """The largest of many |x|, exactly, and their median, in a memory that does not grow with their number.
 
     The values are rounded to float32. Their bits, read as a whole number, are in the order of the values; the first 20
-    of them count into a histogram, whose bins are 2⁻¹¹ of their values wide. The median is the middle of the bin that
-    holds it: off by at most 2⁻¹² of itself. (Below 1.2e-38, the smallest normal float32, by at most 3e-42.)
+    of them count into a histogram, whose bins are 2⁻¹¹ of their values wide: the median is off by 2⁻¹² of itself.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -44,10 +44,7 @@ def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) 
 
 @torch.no_grad()
 def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return −ln p of each token of each row but the first, given those before it: (n − 1,) float64 in nats.
-
-    Raises ValueError for a token that the model has not.
-    """
+    """Return −ln p of each token of each row but the first, given those before it: (n − 1,) float64 in nats."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     if (largest := max(int(row.max()) for row in rows)) >= vocabulary:
         raise ValueError(f"The text has the token {largest}, and the model has {vocabulary} tokens.")

@@ -1,7 +1,4 @@
-"""Measures contextual hallucination: whether all of an answer follows from the document it is about (Table 4).
-
-A judge decides: a model behind an address, or the words of the document.
-"""
+"""Measures contextual hallucination: whether a judge finds that an answer follows from its document (Table 4)."""
 
 import hashlib
 import json
@@ -17,8 +14,7 @@ from pydantic import Field
 from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it ships no types
 
 from diff_lab.data import Batches
-from diff_lab.measure.accuracy import proportion_record
-from diff_lab.measure.decoding import greedy_answers, prompt_tokens
+from diff_lab.measure.answers import greedy_answers, prompt_tokens, proportion_record
 from diff_lab.measure.measurement import Count, EvalInput, Measurement, Options, Text
 from diff_lab.measure.question_files import Line, Source, held_out_sources, read_sources
 from diff_lab.measure.standard import text_part
@@ -71,10 +67,7 @@ _WORD = re.compile(r"\w+")
 
 
 class WordsJudge:
-    """Supports an answer all of whose words stand in the document: a stand-in if there is no model to judge.
-
-    It sees no meaning: a copy is always supported, a fair paraphrase is not.
-    """
+    """Supports an answer all of whose words stand in the document: a stand-in, which sees no meaning."""
 
     name = WORDS
 
@@ -225,10 +218,7 @@ def states_nothing(answer: str) -> bool:
 
 
 def hallucination_record(measured: EvalInput, judged: Sequence[tuple[str, Judgement]], name: str, judge: str) -> Result:
-    """Return the share of answers that are free of hallucination, among those whose judgement could be read.
-
-    Raises ValueError if none could be.
-    """
+    """Return the share of answers that are free of hallucination. Raises ValueError if no judgement could be read."""
     verdicts = [judgement.supported for _, judgement in judged]
     readable = [verdict for verdict in verdicts if verdict is not None]
     if not readable:

@@ -1,7 +1,4 @@
-"""Runs tasks of lm-evaluation-harness, or questions from a file, on a model in memory.
-
-lm_eval is imported when something here is called.
-"""
+"""Runs tasks of lm-evaluation-harness, or questions from a file, on a model in memory."""
 
 import logging
 import math
@@ -15,7 +12,7 @@ from pydantic import Field
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.data import Batches
-from diff_lab.measure.decoding import check_vocabulary
+from diff_lab.measure.answers import check_vocabulary
 from diff_lab.measure.measurement import Count, EvalInput, Measurement, Text
 from diff_lab.measure.question_files import CHOICES, Question, cloze_questions, read_lines
 from diff_lab.measure.standard import text_part

@@ -21,8 +21,7 @@ from transformers import DynamicCache
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.data import Episode, LabelledText, ManyShotBatches, read_labelled
-from diff_lab.measure.accuracy import proportion_record, share_record
-from diff_lab.measure.decoding import greedy_label
+from diff_lab.measure.answers import greedy_label, proportion_record, share_record
 from diff_lab.measure.measurement import Count, Counts, EvalInput, Measurement, Several, Shares, Text, data_of
 from diff_lab.record import Baseline, Result
 from diff_lab.statistics import mean_interval, variance_beyond_chance
@@ -303,8 +302,7 @@ class ManyShot(LabelledMeasurement):
 
 
 class ManyShotOrders(LabelledMeasurement):
-    """How much the answers to them depend on the order of the same examples (Figure 7), random ones and such that
-    alternate.
+    """How much the answers to them depend on the order of the same examples, random or alternating (Figure 7).
 
     The records are "many_shot/trec_order_range" and so on, see `order_results`. Each order has questions of its own,
     drawn with replacement, whose shares of right answers differ by chance as independent ones do.

@@ -142,10 +142,6 @@ class MeasurementRequest:
         """Return the measurement with its options. Raises ValueError if either is not known."""
         return read_options(find_measurement(self.name), self.options, f"The measure {self.name}")
 
-    def check(self, batches: Batches, tokenizer: Any) -> None:
-        """Raise ValueError if the data, read with the tokenizer, cannot serve the options."""
-        self.resolve().check(batches, tokenizer)
-
     def run(self, measured: EvalInput) -> list[Result]:
         """Return the records that are wanted."""
         return self._wanted(self.resolve().run(measured))
@@ -163,14 +159,13 @@ class MeasurementRequest:
 
 # The measurements in each module of this package. The class of "needle_attention" is `NeedleAttention`.
 _MODULES = {
-    "standard": ("standard", "loss_of_a_guess"),
+    "standard": ("standard", "loss_of_a_guess", "arithmetic"),
     "harness": ("harness",),
     "needles": ("needles", "needle_attention"),
     "many_shot": ("many_shot", "many_shot_orders", "episodes", "episode_orders"),
     "retrieval": ("noise",),
     "document_losses": ("positions", "repeats"),
     "hallucination": ("hallucination",),
-    "arithmetic": ("arithmetic",),
     "attention_logits": ("quantised", "outliers"),
     "gradients": ("gradients", "gradients_in_training"),
 }

@@ -14,8 +14,7 @@ from torch import Tensor
 from diff_lab.coordinates import Coordinates
 from diff_lab.data import Batches, TextBatches
 from diff_lab.data.tokenizers import plain_text_tokenizer
-from diff_lab.measure.accuracy import share_record
-from diff_lab.measure.decoding import greedy_answers
+from diff_lab.measure.answers import greedy_answers, share_record
 from diff_lab.measure.measurement import Count, EvalInput, Measurement
 from diff_lab.measure.retrieval import ATTENTION, attention_of_spans
 from diff_lab.measure.standard import text_part
@@ -196,10 +195,7 @@ def _span(offsets: list[tuple[int, int]], begin: int, end: int) -> tuple[int, in
 def needle_answers(
     model: Any, tokenizer: Any, documents: Sequence[NeedleDocument], batch_size: int = 16
 ) -> list[list[bool]]:
-    """Return which numbers stand in the greedy answers: for each document, one for each queried city.
-
-    Raises ValueError for a document that is longer than the model's positions.
-    """
+    """Return which numbers stand in the greedy answers: for each document, one for each queried city."""
     longest = max(len(document.tokens) for document in documents)
     if longest > model.config.max_position_embeddings:
         raise ValueError(
@@ -215,10 +211,7 @@ def needle_answers(
 
 
 def document_attention(model: Any, documents: Sequence[NeedleDocument]) -> Tensor:
-    """Measure attention of the tokens that predict the first token of each number, the right answer before them given.
-
-    The needle's other words are neither answer nor noise.
-    """
+    """Measure attention of the tokens that predict the first token of each number, after the right answer before it."""
     length = max(len(document.tokens) for document in documents)
     return attention_of_spans(
         model,

@@ -1,8 +1,4 @@
-"""Reads documents and multiple-choice questions from .jsonl files, or makes them from held-out text.
-
-Models answer about the documents or summarise them, and a judge decides (Table 4); lm-evaluation-harness asks the
-questions (Tables 1 and 8).
-"""
+"""Reads documents (Table 4) and questions (Tables 1 and 8) from .jsonl files, or makes them from held-out text."""
 
 import random
 from collections.abc import Iterator
@@ -80,9 +76,6 @@ def read_lines(path: Path, kind: type[L], name: str) -> list[L]:
     read = []
     for number, line in lines.items():
         fields = parse_json(line, f"{path}, line {number}")
-        if not isinstance(fields, dict):
-            first = next(iter(kind.model_fields))
-            raise ValueError(f"{path}, line {number} must be an object with fields such as {first!r}.")
         try:
             read.append(kind.model_validate(fields))
         except ValidationError as error:
@@ -91,10 +84,7 @@ def read_lines(path: Path, kind: type[L], name: str) -> list[L]:
 
 
 def read_sources(path: Path, limit: int, characters: int) -> list[Source]:
-    """Read documents of a file, drawn at random if there are more than the limit, in the order of the file.
-
-    Longer ones are cut to so many characters, at the end of a sentence if there is one.
-    """
+    """Read documents of a file, drawn at random if there are more than the limit, each cut to so many characters."""
     sources = read_lines(path, Source, "documents")
     drawn = sorted(random.Random(0).sample(range(len(sources)), min(limit, len(sources))))
     return [
@@ -104,10 +94,7 @@ def read_sources(path: Path, limit: int, characters: int) -> list[Source]:
 
 
 def held_out_sources(batches: TextBatches, tokenizer: Any, limit: int, characters: int) -> list[Source]:
-    """Make documents to summarise of the first ones, or their parts, in the validation blocks of a text.
-
-    Documents are cut to so many characters as in `read_sources`; shorter ones than half of it are left out.
-    """
+    """Make documents of half so many characters or more of the first ones, or their parts, in a text's blocks."""
     sources: list[Source] = []
     end = tokenizer.eos_token_id
     for block in _blocks(batches):
