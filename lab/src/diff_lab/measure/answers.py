@@ -66,10 +66,7 @@ def greedy_answers(
 
 @torch.no_grad()
 def greedy_label(model: Any, labels: Sequence[tuple[int, ...]], prompt: Tensor, cache: Any = None) -> int:
-    """Return the number of the label that greedy decoding along the tokens of labels arrives at after a prompt (N,).
-
-    No label begins with another. The cache of the prompt's first tokens is changed.
-    """
+    """Return the number of the label that greedy decoding along the labels' tokens arrives at; changes the cache."""
     end = labels[0][-1]  # what stands behind a label that is shorter than the longest
 
     def following(_: int, tokens: Tensor) -> list[int]:
@@ -121,16 +118,13 @@ def proportion_record(measured: EvalInput, name: str, right: Sequence[bool], **f
 
 
 def token_levels(pairs: int, queries: int, values: int, *, repeats: bool = False) -> dict[str, Any]:
-    """Return the levels of the retrieval task over all queries in random order, with earlier right answers in view.
-
-    Elimination leaves out the values already given to other keys, and copies the answer to a key asked for before.
-    """
+    """Return the levels of the retrieval task over all queries in random order, with earlier right answers in view."""
     eliminated = fmean(_by_elimination(pairs, queries, values, repeats)) if queries > 1 else None
     return {"chance": 1 / values, "floor": most_frequent(pairs, values), "by_elimination": eliminated}
 
 
 def _by_elimination(pairs: int, queries: int, values: int, repeats: bool) -> Iterator[float]:
-    """Yield the accuracy of each query: the values left are independent draws, one for each key not asked for yet."""
+    """Yield the accuracy of each query: a repeated key is copied, else the values left are independent draws."""
     blind = [0.0, *(most_frequent(left, values) for left in range(1, pairs + 1))]  # by how many keys are left
     likelihoods = {0: 1.0}  # how many different keys were asked for → how likely that is
     for _ in range(queries):

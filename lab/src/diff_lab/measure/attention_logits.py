@@ -136,8 +136,6 @@ class Quantised(Measurement):
         return records
 
 
-# --- Outliers (Table 5) ---
-
 TOPS = (1, 2, 3, 10, 100)  # Table 5's columns
 MEDIAN = "median"
 # A float32's sign, exponent and the first 11 bits of its fraction.

@@ -25,8 +25,7 @@ from diff_lab.statistics import bootstrap_interval
 CUMULATIVE_LOSS = "positions/cumulative_loss"
 # Table 6's columns: of all tokens, of hits, of others.
 WHOLE, AR_HIT, OTHER = REPEAT_COLUMNS = ("repeats/loss", "repeats/ar_hit", "repeats/other")
-# Bigrams to count at a time.
-_BIGRAMS = 1 << 24
+_BIGRAMS = 1 << 24  # to count at a time
 
 
 def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) -> list[np.ndarray]:

@@ -171,10 +171,9 @@ Judge = WordsJudge | EndpointJudge
 
 
 class Judgements:
-    """A judge with a memory: each judgement is written down, so that none is asked for twice.
+    """A judge with a memory: a JSON file, written anew as soon as a judgement is made, so that none is asked for twice.
 
-    The JSON file `path`, if there is one, is written anew as soon as a judgement is made. Raises ValueError if it holds
-    something else.
+    Raises ValueError if it holds something else.
     """
 
     def __init__(self, judge: Judge, path: Path | None = None) -> None:

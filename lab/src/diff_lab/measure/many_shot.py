@@ -36,8 +36,7 @@ RANGE_ORDERS = 10
 def drawn_orders(classes: Tensor, count: int, kind: str, seed: int) -> list[Tensor]:
     """Draw `count` different orders of demonstrations of these classes (shots,), or fewer if there are no more.
 
-    They are "random", or "alternating": one of each class in turn for as long as there are any, the classes in an order
-    of their own and each class' demonstrations as well.
+    They are "random", or "alternating": one of each class in turn for as long as there are any.
     """
     random = np.random.default_rng(seed)
     shown = classes.numpy()
@@ -275,11 +274,7 @@ class LabelledMeasurement(Measurement):
 
 
 class ManyShot(LabelledMeasurement):
-    """Labelled questions after many examples, answers held to the labels.
-
-    Accuracy by the number of demonstrations (Figure 6): records "many_shot/trec". More of them begin with those that
-    are fewer, and the questions are the same for all.
-    """
+    """Labelled questions after many examples, answers held to the labels: records "many_shot/trec" (Figure 6)."""
 
     shots: Counts = Field(default=(16, 64), description="numbers of examples before a question")
 
@@ -288,6 +283,7 @@ class ManyShot(LabelledMeasurement):
         random = np.random.default_rng(measured.seed)
         shown = random.permutation(len(task.train)).tolist()
         asked = random.permutation(len(task.test))[: self.queries].tolist()
+        # More demonstrations begin with those that are fewer, and the questions are the same for all.
         prompts = [self.prompt(measured, task, shown[:shots], asked) for shots in self.shots]
         return [
             proportion_record(
@@ -304,8 +300,7 @@ class ManyShot(LabelledMeasurement):
 class ManyShotOrders(LabelledMeasurement):
     """How much the answers to them depend on the order of the same examples, random or alternating (Figure 7).
 
-    The records are "many_shot/trec_order_range" and so on, see `order_results`. Each order has questions of its own,
-    drawn with replacement, whose shares of right answers differ by chance as independent ones do.
+    Each order has questions of its own, drawn with replacement: records "many_shot/trec_order_range" and so on.
     """
 
     queries: Several = Field(default=100, description="questions")

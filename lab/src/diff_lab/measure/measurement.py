@@ -33,10 +33,7 @@ B = TypeVar("B", bound=Batches)
 
 
 def read_options(kind: type[O], values: Mapping[str, Any], subject: str) -> O:
-    """Return the options of that kind, from values by name as a command line or a preset gives them; a list is a tuple.
-
-    Raises ValueError for an unknown name or a value that is not allowed; the sentence begins with `subject`.
-    """
+    """Return the options of that kind, by name. Raises ValueError, which begins with `subject`, for others."""
     refuse_unknown(values, kind.model_fields, subject)
     try:
         # Of JSON pydantic takes a list for a tuple without taking a text for a number.

@@ -63,10 +63,7 @@ class Question(Line):
 
 
 def read_lines(path: Path, kind: type[L], name: str) -> list[L]:
-    """Read the lines of a .jsonl file that are not empty, called `name` in messages.
-
-    Raises FileNotFoundError, or ValueError if a line, which is named, is not of that kind, or there is none.
-    """
+    """Read the lines of a .jsonl file that are not empty. Raises ValueError naming a line that is not of that kind."""
     if not path.is_file():
         raise FileNotFoundError(f"There is no file of {name} at {str(path)!r}.")
     # Not splitlines(): JSON may hold other characters that it takes for the end of a line.

@@ -40,7 +40,6 @@ ATTENTION: dict[str, Better] = {
     "attention_noise_signed": "lower",
     "attention_noise_share": "lower",
 }
-# Of the recall task.
 NOISE_ACCURACY, BY_LAMBDA = "noise/accuracy", "noise/accuracy_by_lambda"
 SHARE, SIGNED = "noise/attention_share", "noise/attention_signed"
 BEST, MEAN = "best head", "mean of the heads"
