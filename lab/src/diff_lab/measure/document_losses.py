@@ -42,7 +42,7 @@ def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) 
 
 
 @torch.no_grad()
-def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+def token_losses(model: Any, rows: Sequence[np.ndarray] | np.ndarray) -> list[np.ndarray]:
     """Return −ln p of each token of each row but the first, given those before it: (n − 1,) float64 in nats."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     if (largest := max(int(row.max()) for row in rows)) >= vocabulary:
@@ -97,15 +97,11 @@ class Positions(Measurement):
 
     def run(self, measured: EvalInput) -> list[Result]:
         documents, length = self.check(measured.batches, None)
-        rows, owners = [], []
-        for number, document in enumerate(documents):
-            for window in range(min(self.windows, len(document) // length)):
-                rows.append(document[window * length : (window + 1) * length])
-                owners.append(number)
         sums = np.zeros((len(documents), length - 1, 2))  # at each position the losses, and how many there are
-        for owner, losses in zip(owners, token_losses(measured.model, rows), strict=True):
-            sums[owner, :, 0] += losses
-            sums[owner, :, 1] += 1
+        for of_document, document in zip(sums, documents, strict=True):
+            windows = min(self.windows, len(document) // length)
+            losses = token_losses(measured.model, document[: windows * length].reshape(windows, length))
+            of_document[:] = np.stack((np.sum(losses, axis=0), np.full(length - 1, windows)), axis=-1)
         records = []
         before = 1  # the token at the very beginning is not predicted
         marks = [self.first << n for n in range(length.bit_length()) if self.first << n < length]
