@@ -20,8 +20,7 @@ from diff_transformer.nn import DifferentialAttention
 
 SEQUENCES = 16
 METHOD = "root mean square over the entries of ∂(mean loss)/∂W, all layers together"
-# Which part of a name tells the kind; the first that fits.
-_KINDS = {
+_KINDS = {  # by a part of a name; the first that fits
     "q": ("q_proj",),
     "k": ("k_proj",),
     "v": ("v_proj",),

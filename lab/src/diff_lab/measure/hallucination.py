@@ -239,8 +239,7 @@ def hallucination_record(measured: EvalInput, judged: Sequence[tuple[str, Judgem
 class Hallucination(JudgeOptions, Measurement):
     """The share of answers about documents that a judge finds supported by them (Table 4).
 
-    An answer without a letter or a digit states nothing. It is not supported, and no judge is asked: a model that stays
-    silent would be the best one otherwise.
+    An answer without a letter or a digit is not supported: a model that stays silent would be the best one otherwise.
     """
 
     needs = None

@@ -29,8 +29,7 @@ from diff_lab.statistics import mean_interval, variance_beyond_chance
 ACCURACY = "many_shot/accuracy"
 ORDER_VARIANCE, ORDER_MEAN = "many_shot/order_variance", "many_shot/order_mean"
 ORDERS = ("random", "alternating")
-# The best less the worst grows with the number of orders: the paper has ten.
-RANGE_ORDERS = 10
+RANGE_ORDERS = 10  # as in the paper; the best less the worst grows with their number
 
 
 def drawn_orders(classes: Tensor, count: int, kind: str, seed: int) -> list[Tensor]:

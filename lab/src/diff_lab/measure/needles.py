@@ -35,10 +35,9 @@ _SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)")
 _RARE = 200  # characters of a sentence, on average, that are too many to find one near every depth
 _LINE_END = re.compile(r"(?<=\S)(?=\n)")
 _LEAST_TEXT = 32  # tokens
-# Where the first queried needle lies, as in the paper.
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the first queried needle, as in the paper
 ACCURACY, JOINT, BY_DEPTH = "needles/accuracy", "needles/joint_accuracy", "needles/accuracy_by_depth"
-# The accuracy in the task whose attention is measured, under a name of its own: both may be measured in one cell.
+# Under a name of its own: both may be measured in one cell.
 ATTENTION_ACCURACY = "needles/attention_task_accuracy"
 ATTENTION_METHOD = "Student's t over sequences; mean over heads, layers and queries"
 
