@@ -66,7 +66,6 @@ AXES = {
     "parameters": Axis("parameters", "{}", form="size"),
     "tokens": Axis("tokens of training", "{} tokens", form="count"),
     "learning_rate": Axis("learning rate", "learning rate {}"),
-    # A phase of training, and a part of what is measured that only words name.
     "phase": Axis("phase of training", "{}"),
     "part": Axis("part", "{}"),
 }
@@ -75,7 +74,7 @@ AXES = {
 class Coordinates(dict[str, Coordinate]):
     """Names of axes with a number, a word or a range of numbers each; hashable, and never changed once made.
 
-    `more` come in place of those of `values` with the same names. Raises ValueError for a value that is none of these.
+    Raises ValueError for a value that is none of these.
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:

@@ -1,8 +1,7 @@
 """Reads validation curves, and judges differences by what the two variants have learned.
 
-The interval of a difference tells which variant is ahead. What that says of the variants depends on what they have
-learned. Guessing is not learning, nor is knowing which answers occur without knowing where they belong; and where
-training ended while one of the two was still improving, the difference is one of a moment, which is remarked.
+Guessing is not learning, nor is knowing which answers occur without knowing where they belong; and where training ended
+while one of the two was still improving, the difference is one of a moment, which is remarked.
 
 Every run of an experiment has its curve among the results: a record of `ACCURACY_CURVE` or `LOSS_CURVE` for each
 validation, at the coordinates of its variant and the `step` of training.
@@ -22,21 +21,17 @@ from diff_lab.statistics import mean_interval, verdict
 
 ACCURACY_CURVE, LOSS_CURVE = "training/validation_accuracy", "training/validation_loss"
 CURVES = (ACCURACY_CURVE, LOSS_CURVE)
-# A variant is still training where, in this last part of its training, it improves by more than so much accuracy, or by
-# more than this share of its final loss.
+# A variant is still training where it improves, in this last part, by more accuracy or by more of its final loss.
 LAST_PART = 0.2
 MOST_ACCURACY, MOST_LOSS = 0.02, 0.02
-# What rounding leaves of a difference between two numbers that are written with few digits.
-_ROUNDING = 1e-9
+_ROUNDING = 1e-9  # what it leaves of a difference between two numbers that are written with few digits
 # Withdrawn after version 0.2.0: a ratio of the steps to one loss is as much of two learning rates as of two variants.
 _WITHDRAWN = "scaling/tokens_for_equal_loss"
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The validation of one run: values at ascending steps, NaN if one was not finite, and at the last step of a run
-    that diverged.
-    """
+    """The validation of one run: values at ascending steps, NaN where one is not finite or the run diverged."""
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
@@ -57,16 +52,12 @@ class VariantCurves:
 
     @property
     def steps(self) -> int:
-        """Of training."""
+        """Steps of training."""
         return max(curve.steps[-1] for curve in self.by_seed.values())
 
     @property
     def is_still_training(self) -> bool:
-        """Whether the mean over seeds improved by more than a little in the last part of training.
-
-        False where that is not known: there is no validation at the beginning of that part or before it, or a run
-        diverged.
-        """
+        """Whether the mean over seeds improved by more than a little in the last part of training, as far as known."""
         start = self.steps - LAST_PART * self.steps
         before = fmean(curve.at(start) for curve in self.by_seed.values())
         after = fmean(curve.values[-1] for curve in self.by_seed.values())
@@ -94,8 +85,7 @@ def judge(file: ResultsFile) -> ResultsFile:
 
     A variant is above a level where all of the 95 % interval of its accuracy is. A comparison with a baseline becomes
     "not comparable" where one of the two variants is not above every level of it; `at_floor` and `at_elimination` name
-    those. `still_learning` names the variants that were still training at the end, which changes no verdict. Nothing is
-    concluded from what the file does not tell: an accuracy of one seed, a run that diverged, no validation curves.
+    those. `still_learning` names the variants that were still training at the end, which changes no verdict.
     """
     known = {(baseline.name, baseline.coordinates): baseline for baseline in file.baselines}
     curves = curves_of(file.records)
@@ -134,9 +124,8 @@ def _with_levels(row: Comparison, baseline: Baseline | None, records: Sequence[R
 def _with_curves(row: Comparison, curves: Sequence[VariantCurves]) -> Comparison:
     """Say how long the variants were trained, and name those that were still training.
 
-    The curves are those at the comparison's coordinates. If a variant has none there, as for a fit over sizes, they are
-    all but those of other sizes or rates. A difference that is not known, since a run diverged, is no moment of
-    learning.
+    The curves are those at the comparison's coordinates; if a variant has none there, as for a fit over sizes, all but
+    those of other sizes or rates.
     """
     followed: list[VariantCurves] = []
     for variant in (row.variant, row.against):
@@ -156,8 +145,8 @@ def _with_curves(row: Comparison, curves: Sequence[VariantCurves]) -> Comparison
 def lower_end(records: Sequence[Result]) -> float | None:
     """Return the lower end of the 95 % interval of one variant's mean over seeds; None if it is not known.
 
-    It allows for other seeds (Student's t) and, if every record has an interval of its own, for other questions than
-    those of the measurement: the half widths are added in squares, as `compare` does. One seed tells nothing of others.
+    It allows for other seeds (Student's t) and, if every record has an interval of its own, for other questions: the
+    half widths are added in squares, as `compare` does.
     """
     values = [record.value for record in records]
     over_seeds = mean_interval(values) if values and all(map(math.isfinite, values)) else None

@@ -20,10 +20,7 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that end a run with a checkpoint: Ctrl-C, SIGTERM, and SIGHUP of a terminal that is closed.
-
-    SIGHUP is none if it is ignored, as nohup has it.
-    """
+    """Return the signals that end a run with a checkpoint: Ctrl-C, SIGTERM, and SIGHUP unless nohup ignores it."""
     numbers = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # Windows has none
         numbers.append(signal.SIGHUP)
@@ -34,8 +31,7 @@ class Interrupt:
     """Whether the run is to stop: one of the :func:`stop_signals` (`signal`) asked for it, or its launcher is gone.
 
     In the block of this context manager the step in progress is finished; a second signal ends it at once. A second one
-    within `SAME_WISH_SECONDS` repeats the first: whoever signals all processes of a job at once signals torchrun as
-    well, which passes the signal on. Python delivers signals to the main thread; any other thread records none.
+    within `SAME_WISH_SECONDS` repeats the first: torchrun passes on what all processes of a job got at once.
     """
 
     def __init__(self) -> None:

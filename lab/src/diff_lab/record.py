@@ -20,10 +20,7 @@ OWN = "own"
 
 
 class FileRecord:
-    """A record that is read from a file strictly: no value of another type, no unknown key.
-
-    The field `lambda_` is "lambda" in files; the word is Python's.
-    """
+    """A record that is read from a file strictly; its field `lambda_` is "lambda" there, a word of Python's."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {
         "extra": "forbid",
@@ -107,8 +104,7 @@ class Comparison(FileRecord):
     better: Better | None = None  # None where nothing is claimed, and so nothing judged
     paper: tuple[Number, Number] | None = None  # the paper's values of the two; NaN for one it does not give
     verdict: Verdict | None = None
-    # With how many seeds, more than there are, such a difference would come out in 80 % of experiments on the same
-    # documents; where the verdict is "inconclusive" and the number can be told.
+    # With how many seeds such a difference would come out in 80 % of experiments; of an "inconclusive" one, if known.
     seeds_needed: int | None = None
     documents_needed: bool = False  # whether it is "inconclusive" for want of documents, whatever the number of seeds
     reason: str = ""  # why the difference is not known (NaN), where that is not that a run diverged
@@ -174,23 +170,18 @@ class Samples(FileRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class CardRecord(FileRecord):
-    """The content of the `card.json` of a model that comes with the package: facts beside its recipe and its results.
-
-    `commit` is of the code that trained it, `license` of the weights by its name on the Hub. `validation` are the
-    numbers that training logged at its last step. Measured again on another processor, each number of `results.json` is
-    within `tolerance`.
-    """
+    """The content of the `card.json` of a model that comes with the package, beside its recipe and its results."""
 
     summary: str  # what it is, in a few words
     use: str  # what it is for
     limits: str
     data: str  # what it was trained on, and where that is to be had
     data_license: str
-    license: str
-    commit: str
+    license: str  # of the weights, by its name on the Hub
+    commit: str  # of the code that trained it
     parameters: int
     dtype: str
     bytes: int
-    validation: dict[str, Number]
-    tolerance: Number
+    validation: dict[str, Number]  # that training logged at its last step
+    tolerance: Number  # of each number of `results.json`, measured again on another processor
     held_out: str | None  # where the text comes from that its numbers are measured on; None for a generated task

@@ -1,7 +1,4 @@
-"""Reads and writes the files of results, and captures the environment that they were measured in.
-
-Files are JSON without NaN: a number that is not finite is written as null and read back as NaN.
-"""
+"""Reads and writes the files of results (JSON with null for NaN), and captures their environment."""
 
 import json
 import math
@@ -44,7 +41,7 @@ def capture_results(
     comparisons: Sequence[Comparison] = (),
     notes: Sequence[str] = (),
 ) -> ResultsFile:
-    """Join `records` with the environment they were measured in, ready for `write_json(run / "results.json", …)`."""
+    """Join `records` with the environment they were measured in."""
     return ResultsFile(
         **vars(capture_environment(device)),
         title=title,

@@ -1,8 +1,4 @@
-"""Computes intervals of measured values, comparisons of two variants over paired seeds, and fits of losses by size.
-
-`verdict` looks at the interval of a difference alone. Whether the two variants have learned enough for it to mean
-anything is told by `diff_lab.learning`.
-"""
+"""Computes intervals of measured values, comparisons of two variants over paired seeds, and fits of losses by size."""
 
 import math
 from bisect import bisect_left
@@ -13,7 +9,7 @@ from statistics import fmean, stdev, variance
 from typing import Any
 
 import numpy as np
-from scipy import integrate, stats
+from scipy import stats
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.record import Better, Comparison, Interval, Result, Verdict
@@ -21,15 +17,12 @@ from diff_lab.record import Better, Comparison, Interval, Result, Verdict
 SEEDS = "Student's t over paired seeds"
 DOCUMENTS = "bootstrap over paired documents"
 BOTH = f"{SEEDS} and {DOCUMENTS}, half widths added in squares"
-# More seeds than anyone will train.
-MOST_SEEDS = 10_000
-# In which share of experiments `seeds_needed` is to find a difference.
-_POWER = 0.8
+MOST_SEEDS = 10_000  # more than anyone will train
+_POWER = 0.8  # the share of experiments in which `seeds_needed` is to find a difference
 # Resamples of documents, and how many are held in memory together.
 _RESAMPLES, _RESAMPLES_AT_A_TIME = 10_000, 500
-# The share of them that may hold no document with a count.
-_MOST_EMPTY = 0.01
-# Exponents that are tried. With few sizes the best one is poorly known, and matters little between the sizes.
+_MOST_EMPTY = 0.01  # the share of them that may hold no document with a count
+# Exponents that are tried. With few sizes the best one matters little between them.
 EXPONENTS = tuple(step / 20 for step in range(31))
 # Ratios beyond this factor are of no size that was trained: one of the two does not get there at all.
 FURTHEST = 1000.0
@@ -58,10 +51,8 @@ def bootstrap_interval(
     """Return the 95 % interval of Σ sum / Σ count of documents, resampled with replacement from a fixed seed.
 
     The halves of the percentile interval are widened as Student's t is wider than the normal distribution, and by
-    √(n / (n − 1)) for n documents with a count: without that it would hold the truth in half of the cases for two
-    documents, in 91 % for ten. With `against`, the same documents measured otherwise, it is the interval of the
-    difference of the two ratios. There are two documents or more. None if one draw in a hundred has no document with a
-    count.
+    √(n / (n − 1)) for n documents with a count. With `against`, the same documents measured otherwise, it is the
+    interval of the difference of the two ratios. None if one draw in a hundred has no document with a count.
     """
     sides = [documents] if against is None else [documents, against]
     columns = np.concatenate([np.asarray(side, dtype=float) for side in sides], axis=1)
@@ -88,8 +79,7 @@ def variance_beyond_chance(shares: Sequence[float], trials: int) -> float:
     """Return the variance of shares of right answers beyond that of counting `trials` answers alone.
 
     A share p of n independent answers varies by p (1 − p) / n without any cause, of which p (1 − p) / (n − 1) is the
-    unbiased estimate. The rest is unbiased, and so below 0 now and then: cut off at 0, or its root, it would be the
-    larger the nearer p is to one half.
+    unbiased estimate. The rest is unbiased, and so below 0 now and then.
     """
     chance = fmean(share * (1 - share) / (trials - 1) for share in shares)
     return variance(shares) - chance
@@ -113,8 +103,7 @@ def compare(
     """Compare two variants in a measure, over the seeds for which both have a record.
 
     The interval of the mean difference is Student's over seeds. If the records carry documents, a bootstrap over them
-    is added in squares, which is a little too wide, as a seed's effect on a document counts in both. With one seed it
-    is the bootstrap alone, and the verdict stays open.
+    is added in squares, a little too wide. With one seed it is the bootstrap alone, and the verdict stays open.
 
     `variant` is the one that is claimed to be better; if nothing is `claimed`, there is a difference and no verdict.
     `fields` are more of the comparison's: `exploratory`, `quality` and `paper`. Raises ValueError if the variants have
@@ -215,8 +204,8 @@ def seeds_needed(differences: Sequence[float], other: float = 0.0) -> int | None
     """Return how many paired seeds a t-test at 5 % (two sides) needs to find such a difference in 80 % of experiments.
 
     The mean and the standard deviation of `differences`, one for each seed so far, are taken for the true ones.
-    `other` is half the width of an interval, added in squares, that more seeds do not make narrower. None if the
-    spread is not known, the difference is not finite or not larger than `other`, or the number is above 10,000.
+    `other` is half the width of an interval, added in squares, that more seeds do not make narrower. None if the number
+    cannot be told, or is above 10,000.
     """
     if len(differences) < 2 or not all(map(math.isfinite, differences)):
         return None
@@ -225,46 +214,35 @@ def seeds_needed(differences: Sequence[float], other: float = 0.0) -> int | None
         return None
     if spread == 0:
         return 2
-    effect, floor = mean / spread, other / spread
-    needed = bisect_left(range(MOST_SEEDS + 1), _POWER, lo=2, key=lambda seeds: _power(effect, seeds, floor))
+
+    def power(seeds: int) -> float:
+        """Return how often the test finds the difference: to first order a noncentral t exceeds the quantile."""
+        rest = math.sqrt(mean**2 - other**2)  # what √(half² + other²) leaves for the half width over seeds
+        threshold = t_quantile(seeds - 1) * rest / mean
+        return float(stats.nct.sf(threshold, seeds - 1, rest**2 / mean * math.sqrt(seeds) / spread))
+
+    needed = bisect_left(range(MOST_SEEDS + 1), _POWER, lo=2, key=power)
     return needed if needed <= MOST_SEEDS else None
-
-
-def _power(effect: float, seeds: int, floor: float) -> float:
-    """Return how often a t-test over `seeds` pairs finds a difference of `effect` standard deviations, on its own side.
-
-    That is P(Z + effect √n > √(t² U² + floor² n)) with Z normal and U = √(χ²ᵥ / ν), ν = n − 1: an integral over U, over
-    the range of notable density. `floor` is half the width of an interval that does not shrink with n.
-    """
-    df, root = seeds - 1, math.sqrt(seeds)
-    reach = 8 / math.sqrt(2 * df)
-    u = np.linspace(max(0.0, 1 - reach), 1 + reach, 401)
-    power = stats.norm.cdf(effect * root - np.hypot(t_quantile(df) * u, floor * root))
-    return float(integrate.simpson(stats.chi.pdf(u, df, scale=1 / math.sqrt(df)) * power, x=u))
 
 
 @dataclass(frozen=True)
 class Fit:
     """loss(N) = c − a·φ(N) for each of two variants, a > 0, with φ(N) = (1 − (N/N₀)^−b)/b, which is ln(N/N₀) for b = 0.
 
-    That is a·N^−b + c with other constants, or log-linear. N₀ is the middle: the geometric mean of the smallest and the
-    largest size. Where a ≤ 0, a variant does not improve with size.
+    That is a·N^−b + c with other constants, or log-linear.
     """
 
     exponent: float  # b, which the variants share
     levels: Sequence[float]  # c of each
-    slopes: Sequence[float]  # a of each
-    middle: float = 1.0  # N₀
+    slopes: Sequence[float]  # a of each; where it is not above 0, a variant does not improve with size
+    middle: float = 1.0  # N₀, the geometric mean of the smallest and the largest size
 
     def losses(self, variant: int, sizes: np.ndarray) -> np.ndarray:
         """Return the losses of one of the two variants at sizes."""
         return np.asarray(self.levels[variant] - self.slopes[variant] * _basis(self.exponent, sizes / self.middle))
 
     def equal_loss_ratio(self) -> float:
-        """Return the middle, as the first variant's size, over the second's size at which both have the same loss.
-
-        NaN where one gets worse with size, or where the two do not meet within a factor of 1000.
-        """
+        """Return the middle, as the first variant's size, over the second's size of the same loss; NaN for none."""
         if min(self.slopes) <= 0:
             return math.nan
         level, other_level = self.levels

@@ -105,7 +105,8 @@ def test_needles_in_text_need_room_as_well(long: Path) -> None:
     data = build_data(load_recipe("tiny", [*text, "data.batch_size=2"]))
 
     def check(**options: Any) -> None:
-        MeasurementRequest(name="needles", options={"queried": 1, **options}).check(data.batches, data.tokenizer)
+        request = MeasurementRequest(name="needles", options={"queried": 1, **options})
+        request.resolve().check(data.batches, data.tokenizer)
 
     for needles in (1, 2):
         check(needles=needles)

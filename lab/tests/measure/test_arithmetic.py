@@ -8,9 +8,8 @@ import pytest
 from any_model import any_model
 from diff_lab.data import ArithmeticBatches, byte_tokenizer
 from diff_lab.data.arithmetic_task import is_held_out
-from diff_lab.measure.arithmetic import ANSWER_LENGTH, EXACT_MATCH, Arithmetic, is_right
 from diff_lab.measure.measurement import EvalInput
-from diff_lab.measure.standard import Standard
+from diff_lab.measure.standard import ANSWER_LENGTH, EXACT_MATCH, Arithmetic, Standard, is_right
 from diff_lab.statistics import mean_interval, proportion_interval
 from tiny_model import KINDS, SIZES
 from writing_model import WritingModel

@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from diff_lab.data.retrieval_task import most_frequent
-from diff_lab.measure.accuracy import token_levels
+from diff_lab.measure.answers import token_levels
 
 DRAWS = 5_000
 

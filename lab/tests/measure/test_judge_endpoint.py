@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from diff_lab.measure import hallucination
-from diff_lab.measure.hallucination import EndpointJudge, JudgeError, JudgeOptions, evidence, read_verdict
+from diff_lab.measure.hallucination import EndpointJudge, JudgeOptions, evidence, read_verdict
 from diff_lab.measure.question_files import Source
 from judge_server import JudgeServer, Reply, fails, judge_server, says
 
@@ -46,11 +46,10 @@ def test_a_verdict_is_the_last_line_and_nothing_else(reply: str, verdict: bool |
 
 
 def test_what_is_asked_and_what_comes_back(server: JudgeServer) -> None:
-    server.replies = [says("No.\nVERDICT: UNSUPPORTED", total_tokens=97), says("Hm.")]
+    server.replies = [says("No.\nVERDICT: UNSUPPORTED"), says("Hm.")]
     judge = a_judge(server.url, body={"max_tokens": None, "max_completion_tokens": 50})
     judgement = judge.judge(SOURCE, "It rains in Oslo.")
     assert (judgement.supported, judgement.reply) == (False, "No.\nVERDICT: UNSUPPORTED")
-    assert judgement.tokens == 97
     assert server.paths == ["/v1/chat/completions"]
     (request,) = server.requests
     assert request.keys() == {"model", "messages", "temperature", "max_completion_tokens"}
@@ -86,20 +85,20 @@ def test_a_server_that_is_overloaded_is_asked_again(server: JudgeServer, reply: 
 )
 def test_what_is_no_chat_completion_is_an_error(server: JudgeServer, body: bytes) -> None:
     server.replies = [Reply(body=body, headers={"Content-Type": "application/json"})]
-    with pytest.raises(JudgeError, match=r"^The judge at http://127.0.0.1:\d+/v1 failed: "):
+    with pytest.raises(OSError, match=r"^The judge at http://127.0.0.1:\d+/v1 failed: "):
         a_judge(server.url).judge(SOURCE, "x")
 
 
 def test_slow_replies_end(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.replies = [replace(says("VERDICT: SUPPORTED"), wait=5)]
     monkeypatch.setattr(hallucination, "SECONDS", 0.4)
-    with pytest.raises(JudgeError, match=r"failed: Request timed out"):
+    with pytest.raises(OSError, match=r"failed: Request timed out"):
         a_judge(server.url).judge(SOURCE, "x")
 
 
 def test_a_refusal_is_final(server: JudgeServer) -> None:
     server.replies = [fails(401, f"Bearer {KEY} is\nnot welcome")]
-    with pytest.raises(JudgeError, match=r"failed: .*401.*Bearer \[key\] is"):
+    with pytest.raises(OSError, match=r"failed: .*401.*Bearer \[key\] is"):
         a_judge(server.url, retries=5).judge(SOURCE, "x")
     assert len(server.requests) == 1
 
@@ -107,7 +106,7 @@ def test_a_refusal_is_final(server: JudgeServer) -> None:
 def test_a_redirect_is_not_followed_with_the_key(server: JudgeServer) -> None:
     with judge_server() as other:
         server.replies = [Reply(status=307, headers={"Location": f"{other.url}/chat/completions"})]
-        with pytest.raises(JudgeError, match="failed: "):
+        with pytest.raises(OSError, match="failed: "):
             a_judge(server.url).judge(SOURCE, "x")
         assert other.requests == []
 
@@ -122,7 +121,7 @@ def test_no_proxy_is_asked_for_an_address_of_this_machine(
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.url.removesuffix("/v1"))
         monkeypatch.delenv("no_proxy", raising=False)
-        with contextlib.suppress(JudgeError):  # the server listens at the first two alone
+        with contextlib.suppress(OSError):  # the server listens at the first two alone
             a_judge(f"http://{host}:{port}/v1").judge(SOURCE, "x")
         assert proxy.requests == []
     assert len(server.requests) == (host in ("127.0.0.1", "localhost"))
@@ -135,7 +134,7 @@ def test_the_key_is_nowhere(
     server.replies = [says(f"{KEY}\nVERDICT: SUPPORTED"), fails(500, KEY)]
     judge = a_judge(server.url)
     shown = [repr(judge), judge.name, repr(judge.judge(SOURCE, "x"))]
-    with pytest.raises(JudgeError) as caught:
+    with pytest.raises(OSError, match="failed: ") as caught:
         judge.judge(SOURCE, "x")
     out, err = capfd.readouterr()
     cause = caught.value.__cause__

@@ -11,7 +11,7 @@ import torch
 
 from any_model import any_model
 from diff_lab.data import LabelledText, byte_tokenizer
-from diff_lab.measure.decoding import greedy_label
+from diff_lab.measure.answers import greedy_label
 from diff_lab.measure.many_shot import ManyShot, ManyShotOrders, drawn_orders
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from full_run import short_run

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from diff_lab.data import RetrievalBatches, TextBatches, byte_tokenizer, prepare
 from diff_lab.measure.attention_logits import (
     BITS,
     GRANULARITIES,
+    LOGITS,
     MEDIAN,
     MEDIAN_ERROR,
     TOPS,
-    WHOLE_LOGITS,
     Magnitudes,
-    attending,
-    quantised_implementation,
+    changed_logits,
+    quantised,
+    whole,
 )
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_lab.measure.standard import first_tokens, language_loss
@@ -82,8 +84,8 @@ def test_whole_logits_are_ordinary_attention(model: Any) -> None:
     situations: list[dict[str, Tensor]] = [{}, {"position_ids": POSITIONS}, {"attention_mask": padding}]
     model.set_attn_implementation("sdpa")
     expected = [model(tokens, use_cache=False, **situation).logits for situation in situations]
-    with attending(model, WHOLE_LOGITS):
-        assert model.config._attn_implementation == WHOLE_LOGITS
+    with changed_logits(model, whole):
+        assert model.config._attn_implementation == LOGITS
         for situation, output in zip(situations, expected, strict=True):
             answer = model(tokens, use_cache=False, **situation).logits
             shown = padding.bool() if "attention_mask" in situation else torch.ones_like(padding).bool()
@@ -221,7 +223,7 @@ def test_four_bits_against_the_formula(granularity: Any) -> None:
         inner.register_forward_pre_hook(lambda _, __, more: seen.append(more["position_embeddings"]), with_kwargs=True),
         inner.head_norm.register_forward_pre_hook(lambda _, args: outputs.append(args[0])),
     ]
-    with attending(model, quantised_implementation(4, granularity)):
+    with changed_logits(model, partial(quantised, bits=4, granularity=granularity)):
         model(batch["input_ids"], position_ids=batch["position_ids"], use_cache=False)
     for hook in hooks:
         hook.remove()
@@ -269,13 +271,13 @@ def test_records_of_text(tmp_path: Path) -> None:
 
 def test_refusals() -> None:
     model, tokens = build("softmax"), Windows().tokens[0]
-    softcap = r"^softcap .* 'whole_logits' does not compute it .*, got 30\.0\.$"
-    with attending(model, WHOLE_LOGITS), pytest.raises(ValueError, match=softcap):
+    softcap = r"^softcap .* 'changed_logits' does not compute it .*, got 30\.0\.$"
+    with changed_logits(model, whole), pytest.raises(ValueError, match=softcap):
         model(tokens, use_cache=False, softcap=30.0)
     # What a model of transformers may say by itself.
     attention, q = build("llama").model.layers[0].self_attn, torch.randn(1, 4, 3, 6)
-    with pytest.raises(ValueError, match=r"^'whole_logits' .* LlamaAttention asks for s_aux\.$"):
-        ALL_ATTENTION_FUNCTIONS[WHOLE_LOGITS](attention, q, q, q, None, s_aux=torch.ones(4))
+    with pytest.raises(ValueError, match=r"^'changed_logits' .* LlamaAttention asks for s_aux\.$"):
+        ALL_ATTENTION_FUNCTIONS[LOGITS](attention, q, q, q, None, s_aux=torch.ones(4))
     model._supports_attention_backend = False
     with pytest.raises(ValueError, match=r"^DiffTransformerForCausalLM computes attention by itself"):
         records_of("outliers", model, Windows())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diff_lab.data import RetrievalBatches
-from diff_lab.measure.accuracy import ratio_samples
+from diff_lab.measure.answers import ratio_samples
 from diff_lab.measure.measurement import EvalInput
 from diff_lab.measure.retrieval import (
     ATTENTION,

@@ -66,7 +66,7 @@ def test_a_long_document_ends_with_a_sentence(tmp_path: Path, characters: int, e
     [
         (Source, '{"document": "x"', "is not JSON"),
         (Source, "[" * 100_000, "is not JSON"),
-        (Source, '["x"]', "must be an object with fields such as 'document'"),
+        (Source, '["x"]', "cannot be taken: it should be a valid dictionary"),
         (Source, '{"question": "x"}', "cannot take nothing for document"),
         (Source, '{"document": " "}', "cannot take ' ' for document (a text that is not empty)"),
         (Question, '{"question": "x", "answer": 0}', "cannot take nothing for choices"),

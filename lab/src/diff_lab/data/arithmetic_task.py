@@ -15,9 +15,6 @@ from torch import Tensor
 from diff_lab.data.batches import SAMPLE, TRAINING, GeneratedBatches, Stream, padded
 from diff_lab.data.tokenizers import byte_tokenizer
 
-# One problem in so many, chosen by a hash of its text, is held out for validation and evaluation.
-HELD_OUT = 8
-
 
 @dataclass(frozen=True)
 class ArithmeticProblem:
@@ -37,20 +34,14 @@ class ArithmeticBatches(GeneratedBatches):
     Only the solution and the end of the text are labelled. Problems that are held out are never trained on: their text
     alone decides it, so all models and seeds agree.
 
-    Args:
-        operations: the most in a problem; as many problems have one, two, … of them.
-        length: tokens in a sequence.
-        largest: number in a problem.
-
-    Raises:
-        ValueError: a number is out of range, or `length` is too short for the longest problem.
+    Raises ValueError if a number is out of range, or `length` is too short for the longest problem.
     """
 
-    operations: int = 4
-    length: int = 48
+    operations: int = 4  # the most in a problem; as many problems have one, two, … of them
+    length: int = 48  # tokens in a sequence
     _: KW_ONLY
     batch_size: int = 64
-    largest: int = 9
+    largest: int = 9  # number in a problem
     validation_problems: int = 512
 
     def __post_init__(self) -> None:
@@ -120,5 +111,5 @@ def solved(numbers: list[int], operators: list[str]) -> ArithmeticProblem:
 
 
 def is_held_out(question: str) -> bool:
-    """Return whether a problem is held out for validation and evaluation."""
-    return zlib.crc32(question.encode()) % HELD_OUT == 0
+    """Return whether a problem is held out for validation and evaluation: one in eight."""
+    return zlib.crc32(question.encode()) % 8 == 0

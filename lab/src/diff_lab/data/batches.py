@@ -108,10 +108,9 @@ def padded(rows: Iterable[tuple[Sequence[int], Sequence[bool]]], length: int) ->
 def flattened(batch: dict[str, Tensor]) -> dict[str, Any]:
     """Flatten a batch (B, N) of rows with several documents to one row (1, B·N), for a model that attends by document.
 
-    The first token of a document has no label, since it would be predicted from the document before. The row names the
-    documents as transformers does: `cu_seq_lens_q` and `cu_seq_lens_k`, int32, hold the first token of each and B·N,
-    repeated until there are 2, 4, 8 … entries, so that compiled code meets few shapes; `max_length_q` and
-    `max_length_k` are the longest one's length. A batch without `position_ids` stays as it is.
+    The first token of a document has no label. The row names the documents as transformers does: `cu_seq_lens_q` and
+    `cu_seq_lens_k`, int32, hold the first token of each and B·N, repeated until there are 2, 4, 8 … entries, so that
+    compiled code meets few shapes. A batch without `position_ids` stays as it is.
     """
     if "position_ids" not in batch:
         return dict(batch)

@@ -20,8 +20,7 @@ from diff_transformer.utils.suggestions import quoted, some
 
 ENDINGS = (".txt", ".jsonl", ".parquet")
 
-# Folders of the standard library that are not its source: tests, installed packages, caches, bundled programs, and
-# two folders of generated tables (`encodings`, `pydoc_data`) that would make the corpus easier than code is.
+# Folders of the standard library that are not its source; generated tables would make the corpus easier than code is.
 _NO_SOURCE = (
     "__pycache__ dist-packages encodings ensurepip idlelib lib2to3 pydoc_data site-packages test tests turtledemo"
 )
@@ -43,26 +42,19 @@ class Corpus(Protocol):
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Documents in files.
+    """Documents in files: `.txt` (a document a file), `.jsonl` (a document a line) and `.parquet` (a document a row).
 
-    Args:
-        paths: files, folders that are searched with everything below them but linked folders, or patterns such as
-            "text/*.txt": `.txt` (a document a file), `.jsonl` (a document a line) and `.parquet` (a document a row).
-            Other files inside a folder are left alone, and so are hidden ones, whose names begin with a dot; the files
-            of a folder or pattern are sorted by name. "~" is the user's folder. None means the source files of Python's
-            standard library, a document a file.
-        field: the key of a `.jsonl` line and the column of a `.parquet` file that hold the text.
-        known: the fingerprint, which is then not found out again.
+    Paths are files, folders that are searched with everything below them but linked folders, or patterns such as
+    "text/*.txt"; "~" is the user's folder. Other files inside a folder are left alone, and so are hidden ones. The
+    files of a folder or pattern are sorted by name. None means the source files of Python's standard library.
 
-    Raises:
-        FileNotFoundError: a path does not exist, or a pattern matches no text.
-        ValueError: a file has an unknown ending, a folder holds no text, or nothing is named. Reading raises it for a
-            file that is not valid or lacks `field`.
+    Raises FileNotFoundError for a path that does not exist or a pattern that matches no text, ValueError for a file of
+    an unknown ending, a folder without text, or no path; reading, for a file that is not valid or lacks `field`.
     """
 
     paths: Sequence[str | Path] | None
-    field: str = "text"
-    known: str | None = None
+    field: str = "text"  # the key of a `.jsonl` line and the column of a `.parquet` file that hold the text
+    known: str | None = None  # the fingerprint, which is then not found out again
 
     def __post_init__(self) -> None:
         for path in self.paths or ():
@@ -96,7 +88,6 @@ class TextFiles:
                 skip -= skip > 0
 
     def fingerprint(self) -> str:
-        """Hash the content, see `Corpus`."""
         if self.known is not None:
             return self.known
         digest_of_all = hashlib.sha256(self.field.encode())
@@ -197,7 +188,6 @@ def _read_document(file: Path, field: str) -> Iterator[str]:
 
 
 def _read_jsonl(file: Path, field: str) -> Iterator[str]:
-    # The json module rather than `datasets`: the error can name the line, and nothing is copied into a cache.
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.removeprefix(codecs.BOM_UTF8).strip():

@@ -1,10 +1,7 @@
 """Makes many-shot classification (Section 3.5): drawn, words of classes with labels, or labelled texts from tables."""
 
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,30 +38,18 @@ class ManyShotBatches(GeneratedBatches):
     classes evenly, and each class gets a label. Every label is learned, so that each demonstration is a query to those
     before it; a share of the labels, drawn from all classes, is noise.
 
-    The vocabulary, in this order: labels, words.
-
-    Args:
-        shots: items in a sequence.
-        classes: in a sequence.
-        labels: tokens that classes may have for labels, `classes` or more; with more, a model first learns which ones
-            occur.
-        words: of all classes together.
-        item_length: words in an item.
-        noise: the share of items whose label is drawn from all classes.
-        vary: whether each sequence to train on has its own number of classes, from 1, and as many words for each as
-            the largest ones have.
-
-    Raises:
-        ValueError: a number is out of range, or there are fewer words than classes.
+    The vocabulary, in this order: labels, words. Raises ValueError if a number is out of range, or there are fewer
+    words than classes.
     """
 
-    shots: int = 48
+    shots: int = 48  # items in a sequence
     _: KW_ONLY
-    classes: int = 6
-    labels: int = 32
-    words: int = 36
-    item_length: int = 2
-    noise: float = 0.1
+    classes: int = 6  # in a sequence
+    labels: int = 32  # tokens for labels; with more of them than classes a model first learns which ones occur
+    words: int = 36  # of all classes together
+    item_length: int = 2  # words in an item
+    noise: float = 0.1  # the share of items whose label is drawn from all classes
+    # Whether each sequence to train on has its own number of classes, from 1, with as many words as the largest have.
     vary: bool = False
     validation_sequences: int = 512
 
@@ -144,34 +129,24 @@ class LabelledText:
 
 
 def read_labelled(name: str, folder: str | Path) -> LabelledText:
-    """Read a task from the files "train" and "test" of a folder, `.csv`, `.jsonl` or `.parquet`.
+    """Read a task from `train.csv` and `test.csv` of a folder, whose columns are "text" and "label".
 
-    Their columns "text" and "label" hold the texts and the words of their labels.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a file lacks these columns or has no rows, or a row is not two texts; the row is named.
+    Raises FileNotFoundError, or ValueError if a file lacks these columns or has no rows, or a row lacks a text.
     """
-    train, test = (_rows(Path(folder), part) for part in ("train", "test"))
+    train, test = (_rows(Path(folder, file)) for file in ("train.csv", "test.csv"))
     labels = tuple(sorted({label for _, label in train}))
     if unknown := sorted({label for _, label in test}.difference(labels)):
         raise ValueError(f"In {str(folder)!r} the test part of {name} alone has the label {quoted(unknown[0])}.")
     return LabelledText(name, train, test, labels, *_NAMES.get(name, _OTHER))
 
 
-def _rows(folder: Path, part: str) -> tuple[tuple[str, str], ...]:
+def _rows(file: Path) -> tuple[tuple[str, str], ...]:
     import pandas  # type: ignore[import-untyped, unused-ignore]  # takes a second, and its types are a package apart
 
-    readers: dict[str, Callable[[Path], Any]] = {
-        f"{part}.csv": partial(pandas.read_csv, dtype=str, keep_default_na=False),
-        f"{part}.jsonl": partial(pandas.read_json, lines=True, dtype=False),
-        f"{part}.parquet": pandas.read_parquet,
-    }
-    file = next((folder / name for name in readers if (folder / name).is_file()), None)
-    if file is None:
-        raise FileNotFoundError(f"{str(folder)!r} holds no {' or '.join(readers)}.")
+    if not file.is_file():
+        raise FileNotFoundError(f"There is no file {str(file)!r} of labelled texts.")
     try:
-        table = readers[file.name](file)
+        table = pandas.read_csv(file, dtype=str, keep_default_na=False)
     except (ValueError, OSError) as error:
         raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
     if not {"text", "label"} <= set(table):
@@ -180,6 +155,6 @@ def _rows(folder: Path, part: str) -> tuple[tuple[str, str], ...]:
         raise ValueError(f"{file} has no rows.")
     rows = list(zip(table.text, table.label, strict=True))
     for number, row in enumerate(rows, start=1):
-        if not all(isinstance(cell, str) and cell.strip() for cell in row):
+        if not all(map(str.strip, row)):
             raise ValueError(f"{file}, row {number}: a text and its label are not empty, got {quoted(list(row))}.")
     return tuple((" ".join(text.split()), " ".join(label.split())) for text, label in rows)

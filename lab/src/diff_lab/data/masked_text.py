@@ -33,18 +33,13 @@ class MaskedTextBatches:
     itself alone is never hidden, so that a block has as many targets here as for the model of the next token. Nor is an
     end of text.
 
-    Args:
-        text: gives the blocks; whether documents see themselves alone is its setting.
-        tokenizer: of the text, with a mask token (see `with_mask_token`).
-        mask_fraction: the share of a block's tokens that are to be found, one at least; above 0, at most 1.
-        seed: of the hidden tokens in training; validation does not depend on it.
     """
 
-    text: TextBatches
-    tokenizer: PreTrainedTokenizerFast
+    text: TextBatches  # whether documents see themselves alone is its setting
+    tokenizer: PreTrainedTokenizerFast  # of the text, with a mask token (see `with_mask_token`)
     _: KW_ONLY
-    mask_fraction: float = 0.3
-    seed: int = 0
+    mask_fraction: float = 0.3  # the share of a block's tokens that are to be found, one at least
+    seed: int = 0  # of the hidden tokens in training; validation does not depend on it
 
     def __post_init__(self) -> None:
         self.vocab_size, self.source = self.text.vocab_size, self.text.source

@@ -29,19 +29,13 @@ class RecallBatches(GeneratedBatches):
     Sequences have one length. Those to train on have their own numbers of pairs, from 2 to `pairs` and as often below
     the geometric mean as above; questions, drawn with repeats, fill the rest. Those to validate with have `pairs`.
 
-    Args:
-        pairs: in a context, at most.
-        questions: after a context of `pairs`.
-        tokens: that keys are made of, and as many values.
-
-    Raises:
-        ValueError: a number is out of range, or there are fewer tokens than the grid of so many pairs needs.
+    Raises ValueError if a number is out of range, or there are fewer tokens than the grid of so many pairs needs.
     """
 
-    pairs: int = 32
+    pairs: int = 32  # in a context, at most
     _: KW_ONLY
-    questions: int = 16
-    tokens: int = 16
+    questions: int = 16  # after a context of `pairs`
+    tokens: int = 16  # that keys are made of, and as many values
     validation_sequences: int = 256
 
     def __post_init__(self) -> None:
@@ -68,13 +62,9 @@ class RecallBatches(GeneratedBatches):
         return {"input_ids": sample.input_ids, "labels": sample.labels}
 
     def sample(self, n: int, seed: int, pairs: int | None = None) -> RetrievalSample:
-        """Draw `n` sequences of one number of pairs for an evaluation, none on purpose as in training or validation.
+        """Draw `n` sequences of one number of pairs (`self.pairs` unless given) for an evaluation.
 
-        Args:
-            pairs: in a context; `self.pairs` unless given. At most so many different questions follow.
-
-        Raises:
-            ValueError: no context has so many pairs.
+        All questions are different, so at most as many as pairs. Raises ValueError if no context has so many pairs.
         """
         pairs = self.pairs if pairs is None else pairs
         self.check_pairs(pairs)

@@ -33,27 +33,19 @@ class RetrievalBatches(GeneratedBatches):
     arrangements equally likely. A sequence's keys are distinct, its values are drawn independently. At the end come
     the queries: the marker, a key, and its value, which is the only kind of token that has a label.
 
-    The vocabulary, in this order: the marker, keys, values, noise tokens.
-
-    Args:
-        num_pairs: needles in a sequence.
-        length: tokens in a sequence, queries included.
-        num_queries: queried needles, distinct and in random order; None means all.
-        repeats: whether each query is drawn from all needles, so that there may be more queries than needles. Distinct
-            queries for all needles reward elimination: each answer that was given leaves one fewer.
-        vary: whether each sequence to train on has its own number of needles, from 1 to `num_pairs`; noise stands in
-            place of the others. Only with `repeats`, as the number of queries stays.
-        num_keys, num_values, num_noise: sizes of the three parts of the vocabulary.
-
-    Raises:
-        ValueError: a number is out of range, there are fewer keys than pairs, or `length` is too short for it all.
+    The vocabulary, in this order: the marker, keys, values, noise tokens. Raises ValueError if a number is out of
+    range, there are fewer keys than pairs, or `length` is too short for it all.
     """
 
-    num_pairs: int = 4
-    length: int = 128
+    num_pairs: int = 4  # needles in a sequence
+    length: int = 128  # tokens in a sequence, queries included
     _: KW_ONLY
-    num_queries: int | None = None
+    num_queries: int | None = None  # queried needles, distinct and in random order; None means all
+    # Whether each query is drawn from all needles, so that there may be more queries than needles. Distinct queries for
+    # all needles reward elimination: each answer that was given leaves one fewer.
     repeats: bool = False
+    # Whether each sequence to train on has its own number of needles, from 1, with noise in place of the others. Only
+    # with `repeats`, as the number of queries stays.
     vary: bool = False
     num_keys: int = 64
     num_values: int = 64
@@ -96,11 +88,6 @@ class RetrievalBatches(GeneratedBatches):
         for more than there are pairs."""
         length = self.context_length + 3 * num_queries
         return replace(self, length=length, num_queries=num_queries, repeats=False, vary=False)
-
-    def names(self, input_ids: Tensor) -> list[str]:
-        """Name the tokens of a sequence (N,): "?" for the marker, "k3" and "v3" for keys and values, "·" for noise."""
-        words = self.words()
-        return [words[token] if token < self.first_noise else "·" for token in input_ids.tolist()]
 
     def words(self) -> list[str]:
         """Return the word of each token, all different: "?" for the marker, "k0" …, "v0" …, and "n0" … for noise."""

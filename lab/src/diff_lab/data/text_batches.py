@@ -15,7 +15,7 @@ from diff_lab.data.corpus import split
 from diff_lab.data.token_cache import TokenCache
 from diff_lab.data.tokenizers import bytes_of_tokens
 
-_VALIDATION_TOKENS = 1 << 14  # tokens
+_VALIDATION_TOKENS = 1 << 14  # of a batch
 
 
 @dataclass(eq=False, repr=False)
@@ -26,32 +26,18 @@ class TextBatches:
     token: an epoch, or the whole of the validation data, predicts every token once, but for the first of each document
     and a rest shorter than a block.
 
-    Args:
-        cache: the tokenised corpus.
-        tokenizer: of the corpus.
-        length: tokens in a block.
-        batch_size: blocks in a batch.
-        seed: of the order of the training blocks; the split and the validation blocks do not depend on it.
-        validation_fraction: the share of the corpus, in bytes, that is kept for validation; 1 keeps all of it, and
-            there is nothing to train on.
-        validation_tokens: at most about so many tokens are validated with (blocks spread evenly over the validation
-            text); None means all.
-        isolated: whether a document sees itself alone (positions restart with it) or all that stands before it in
-            its block.
-
-    Raises:
-        ValueError: the corpus is too small for one block on either side.
+    Raises ValueError if the corpus is too small for one block on either side.
     """
 
     cache: TokenCache
-    tokenizer: PreTrainedTokenizerFast
+    tokenizer: PreTrainedTokenizerFast  # of the corpus
     _: KW_ONLY
-    length: int
-    batch_size: int
-    seed: int = 0
-    validation_fraction: float = 0.05
-    validation_tokens: int | None = None
-    isolated: bool = True
+    length: int  # tokens in a block
+    batch_size: int  # blocks in a batch
+    seed: int = 0  # of the order of the training blocks; the split and the validation blocks do not depend on it
+    validation_fraction: float = 0.05  # in bytes; 1 keeps all of the corpus, and there is nothing to train on
+    validation_tokens: int | None = None  # about so many at most, of blocks spread evenly over the text; None: all
+    isolated: bool = True  # whether a document sees itself alone (positions restart with it) or all before it
 
     def __post_init__(self) -> None:
         length = self.length
@@ -78,11 +64,7 @@ class TextBatches:
 
     @property
     def validation_bytes(self) -> int:
-        """Bytes of text that the targets of `validation_batches` stand for.
-
-        Bits per byte are the targets' summed negative log-likelihood / ln 2 / `validation_bytes`. The end of a text
-        is a target as well (its cost counts) but holds no bytes.
-        """
+        """Bytes of text that the targets of `validation_batches` stand for; an end of text is a target without any."""
         targets = (batch["labels"][:, 1:] for batch in self.validation_batches())
         return sum(int(self._sizes[labels[labels != IGNORED].numpy()].sum()) for labels in targets)
 
@@ -103,9 +85,7 @@ class TextBatches:
         return self._train.batch(np.array(indices), self.length, self.isolated)
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
-        """Yield the validation blocks in the order of the text, `batch_size` or fewer at a time. A batch has at most
-        16,384 tokens, or one block: it is not divided among ranks as training batches are.
-        """
+        """Yield the validation blocks in order, at most `batch_size` of them and 16,384 tokens, or one block."""
         rows = max(1, min(self.batch_size, _VALIDATION_TOKENS // self.length))
         for start in range(0, len(self._validation_blocks), rows):
             indices = self._validation_blocks[start : start + rows]

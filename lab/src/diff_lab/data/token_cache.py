@@ -39,12 +39,10 @@ def prepare(
 ) -> TokenCache:
     """Tokenise the corpus into a cache in `folder` (`cache_folder()` unless given), or find it there.
 
-    A cache is found by the content of the corpus and the tokenizer. One process prepares while others wait for it; the
-    tokenizer's own threads use all cores (RAYON_NUM_THREADS limits them). An interruption, be it `kill -9`, loses the
-    last few documents alone: the next call resumes. `tell` is called with the progress.
+    A cache is found by the content of the corpus and the tokenizer. One process prepares while others wait for it. An
+    interruption, be it `kill -9`, loses the last few documents alone: the next call resumes. `tell` gets the progress.
 
-    Raises:
-        ValueError: the corpus cannot be read or holds no text; the tokenizer has no end-of-text token.
+    Raises ValueError if the corpus cannot be read or holds no text, or the tokenizer has no end-of-text token.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError("The tokenizer has no end-of-text token (eos_token), which has to stand between documents.")

@@ -16,8 +16,6 @@ from diff_transformer.utils.files import cache_folder
 from diff_transformer.utils.token_texts import characters_of_bytes, is_byte_level, is_byte_token
 
 END_OF_TEXT = "<|endoftext|>"
-BYTES = 256
-
 _LONGEST_WORD = 1 << 11  # characters of a word in training
 # Characters of a part of a document, of parts that are encoded together, and what each part counts for besides.
 _PART, _TOGETHER, _OVERHEAD = 1 << 18, 1 << 22, 1 << 10
@@ -38,8 +36,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def train_bpe(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Train byte-level byte-pair encoding on `documents`, which are read once.
 
-    `vocab_size` is the number of tokens, with the 256 bytes and the end of text, 258 or more. A corpus that is too
-    small for so many merges gives fewer: `len(tokenizer)` is the number that counts.
+    `vocab_size` is the number of tokens, with the 256 bytes and the end of text; a small corpus may give fewer.
     """
     tokenizer = Tokenizer(models.BPE())
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -95,10 +92,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def plain_text_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """Return a copy of a tokenizer's encoder, for which special tokens in a text are plain text.
-
-    It neither cuts nor pads: a tokenizer keeps, and saves, how it was last told to do so.
-    """
+    """Return a copy of a tokenizer's encoder that neither cuts nor pads, and takes special tokens for plain text."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.encode_special_tokens = True
     backend.no_truncation()
@@ -109,8 +103,7 @@ def plain_text_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
 def bytes_of_tokens(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """Return the number of bytes of text that each token stands for; 0 for special tokens.
 
-    Exact for byte-level tokenizers (GPT-2's kind), and for those that write "▁" for a space and fall back to bytes
-    (Llama's first kind), but for the space that they put before a text.
+    Exact for byte-level tokenizers (GPT-2's kind), and nearly for those that write "▁" for a space (Llama's first).
     """
     special, byte_level = set(tokenizer.all_special_ids), is_byte_level(tokenizer)
 

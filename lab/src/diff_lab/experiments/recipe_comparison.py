@@ -21,11 +21,10 @@ from diff_lab.experiments.experiment import (
     equal_feed_forward,
     section,
 )
-from diff_lab.measure.arithmetic import EXACT_MATCH
 from diff_lab.measure.document_losses import REPEAT_COLUMNS, Repeats
 from diff_lab.measure.measurement import MeasurementRequest, Options, refuse_unknown
 from diff_lab.measure.retrieval import ACCURACY, BY_DEPTH, FIRST_QUERY
-from diff_lab.measure.standard import LABEL_ACCURACY, LANGUAGE_LOSS, MASKED_LOSS, Standard
+from diff_lab.measure.standard import EXACT_MATCH, LABEL_ACCURACY, LANGUAGE_LOSS, MASKED_LOSS, Standard
 from diff_lab.record import OWN, Headline
 from diff_lab.train import Data, Recipe, build_config, build_data, load_recipe
 from diff_lab.train.recipe import ModelRecipe, read_yaml

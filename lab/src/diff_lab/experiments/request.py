@@ -211,7 +211,7 @@ def check_measurements(request: ExperimentRequest, data: DatasetCache) -> None:
     for built in {id(built): built for built in map(data.of, last)}.values():
         built.batches.train_batch(1)
         for requested in request.experiment.requests(preset):
-            requested.check(built.batches, built.tokenizer)
+            requested.resolve().check(built.batches, built.tokenizer)
 
 
 def results_path(output: Path, name: str) -> Path:

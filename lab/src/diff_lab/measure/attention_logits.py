@@ -1,18 +1,15 @@
 """Measures attention logits before the softmax: the cost of quantisation (Figure 8), and outliers (Table 5).
 
-For the cost they are rounded to whole multiples of a step, with a sign, so that the largest in size is the last of
-2^(b−1) − 1 steps: "dynamic absmax". The paper does not say which logits share a step. Here that is each row, the logits
-of one query in one head and map, or each tensor, all logits of a layer for one sequence; in either case only those that
-are seen.
-
-Each is an attention implementation of transformers, by the name that :func:`quantised_implementation` gives.
+For the cost they are rounded to whole multiples of a step, so that the largest in size is the last of 2^(b−1) − 1
+steps: "dynamic absmax". The paper does not say which logits share a step. Here that is each row, the seen logits of one
+query in one head and map, or each tensor, those of a layer for one sequence.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -30,14 +27,23 @@ from diff_transformer.model.interface_attention import attention_implementation
 
 # Arguments by which some models change their logits, or what these are divided by, inside the attention call.
 _NOT_ORDINARY = ("softcap", "s_aux")
+LOGITS = "changed_logits"
+AttentionMaskInterface.register(LOGITS, sdpa_mask)
 
 
-def register_logits(name: str, change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-    """Make an attention known to transformers by a name, whose logits pass through a function before the softmax.
+@contextmanager
+def changed_logits(model: Any, change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Iterator[None]:
+    """Pass the model's attention logits through a function before the softmax, inside this context.
 
     The function gets the queries of the call (B, H, N, d), and of each sequence in turn the logits (H, N, S), in
-    float32 at least, with the keys that each query sees, (N, S) boolean; of hidden keys there are logits too.
+    float32 at least, with the keys that each query sees, (N, S) boolean; of hidden keys there are logits too. Raises
+    ValueError for a model that does not attend through transformers' interface, which would not notice.
     """
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ValueError(
+            f"{type(model).__name__} computes attention by itself in this version of transformers, so its logits "
+            "cannot be seen; convert it to this project's layout, or take a newer transformers."
+        )
 
     def forward(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
@@ -45,7 +51,7 @@ def register_logits(name: str, change: Callable[[Tensor, Tensor, Tensor], Tensor
         """Attend by transformers' signature: q (B, H, N, d), k and v (B, H_kv, S, …) → (B, N, H, dv), no weights."""
         for argument in _NOT_ORDINARY:
             if kwargs.get(argument) is not None:
-                raise ValueError(f"{name!r} is ordinary attention, and {type(module).__name__} asks for {argument}.")
+                raise ValueError(f"{LOGITS!r} is ordinary attention, and {type(module).__name__} asks for {argument}.")
         (batch, _, n, width), s = query.shape, key.shape[2]
         scale = width**-0.5 if kwargs.get("scaling") is None else kwargs["scaling"]
         if attention_mask is None:
@@ -65,68 +71,39 @@ def register_logits(name: str, change: Callable[[Tensor, Tensor, Tensor], Tensor
             outs.append((weights.reshape(len(v), -1, s) @ v).reshape(len(q), n, -1))
         return torch.stack(outs).transpose(1, 2), None
 
-    AttentionInterface.register(name, forward)
-    AttentionMaskInterface.register(name, sdpa_mask)
-
-
-@contextmanager
-def attending(model: Any, name: str) -> Iterator[None]:
-    """Make the model attend by the implementation of this name, and afterwards as before. Raises ValueError for a model
-    that does not attend through transformers' interface, which would not notice."""
-    if not getattr(model, "_supports_attention_backend", False):
-        raise ValueError(
-            f"{type(model).__name__} computes attention by itself in this version of transformers, so its logits "
-            "cannot be seen; convert it to this project's layout, or take a newer transformers."
-        )
-    with attention_implementation(model, name):
+    AttentionInterface.register(LOGITS, forward)
+    with attention_implementation(model, LOGITS):
         yield
 
 
-Granularity = Literal["tensor", "row"]
-GRANULARITIES: tuple[Granularity, ...] = ("tensor", "row")
+GRANULARITIES = ("tensor", "row")
 BITS = (16, 8, 6, 4)
-# The same attention with its logits as they are: what the others are compared with.
-WHOLE_LOGITS, WHOLE = "whole_logits", Coordinates(bits="whole")
-TOKENS = 100_000
+WHOLE = Coordinates(bits="whole")
 _UNITS = {"loss": "nats/token", "accuracy": ""}
 
 
-def quantised_implementation(bits: int, granularity: Granularity) -> str:
-    """Return the name of the implementation with one of `BITS` and of `GRANULARITIES`."""
-    return f"quantised_logits_{bits}_per_{granularity}"
+def whole(_: Tensor, logits: Tensor, seen: Tensor) -> Tensor:
+    """Leave the logits as they are."""
+    return logits
 
 
-def quantise(x: Tensor, largest: Tensor, bits: int) -> Tensor:
-    """Round x to the nearest of 2^bits − 1 values, from −largest to largest in equal steps."""
-    steps = 2 ** (bits - 1) - 1
-    # All zero: nothing to divide by, and nothing to round.
-    step = torch.where(largest > 0, largest / steps, 1.0)
-    return torch.round(x / step) * step
-
-
-def _quantised(_: Tensor, logits: Tensor, seen: Tensor, *, bits: int, granularity: Granularity) -> Tensor:
+def quantised(_: Tensor, logits: Tensor, seen: Tensor, *, bits: int, granularity: str) -> Tensor:
+    """Round the logits to the nearest of 2^bits − 1 values, from the negative of the largest to it in equal steps."""
     sizes = logits.abs().masked_fill(~seen, 0.0)
     largest = sizes.amax() if granularity == "tensor" else sizes.amax(-1, keepdim=True)
-    return quantise(logits, largest, bits)
-
-
-register_logits(WHOLE_LOGITS, lambda query, logits, seen: logits)
-for _bits, _granularity in product(BITS, GRANULARITIES):
-    register_logits(
-        quantised_implementation(_bits, _granularity), partial(_quantised, bits=_bits, granularity=_granularity)
-    )
+    # All zero: nothing to divide by, and nothing to round.
+    step = torch.where(largest > 0, largest / (2 ** (bits - 1) - 1), 1.0)
+    return torch.round(logits / step) * step
 
 
 class Quantised(Measurement):
     """The cost of attention logits of 16, 8, 6 and 4 bits on text or on the retrieval task (Figure 8).
 
     "quantised/accuracy" is the share of right answers, or of text the share of tokens that the model holds most likely;
-    "quantised/accuracy_drop" how much less than with the logits as they are. Of text also "quantised/loss" and
-    "quantised/loss_increase", in nats per token. They stand at numbers of bits and a granularity, or at the word
-    "whole" for the logits as they are.
+    "quantised/accuracy_drop" how much less than with whole logits. Of text also "quantised/loss" and "…/loss_increase".
     """
 
-    tokens: Count = Field(default=TOKENS, description="tokens of text that are read, at most")
+    tokens: Count = Field(default=100_000, description="tokens of text that are read, at most")
     sequences: Count = Field(default=512, description="sequences of the retrieval task")
 
     def run(self, measured: EvalInput) -> list[Result]:
@@ -134,23 +111,21 @@ class Quantised(Measurement):
         if not isinstance(data, TextBatches | RetrievalBatches):
             raise ValueError(f"There is no measurement for data of type {type(data).__name__}.")
 
-        def values(name: str) -> dict[str, tuple[float, int]]:
-            """Return each number with its n, for the model with the attention implementation of this name."""
-            with attending(measured.model, name):
+        def values(change: Any) -> dict[str, tuple[float, int]]:
+            """Return each number with its n, of the model with its logits changed."""
+            with changed_logits(measured.model, change):
                 if isinstance(data, RetrievalBatches):
                     answers = retrieval_answers(measured.model, data.sample(self.sequences, measured.seed))
                     return {"accuracy": (answers.float().mean().item(), answers.numel())}
                 scores = label_scores(measured.model, first_tokens(data, self.tokens))
                 return {"loss": (scores.loss, scores.targets), "accuracy": (scores.accuracy, scores.targets)}
 
-        implementations = {
-            Coordinates(bits=bits, granularity=granularity): quantised_implementation(bits, granularity)
-            for granularity, bits in product(GRANULARITIES, BITS)
-        }
+        places: list[Any] = [{"bits": bits, "granularity": by} for by, bits in product(GRANULARITIES, BITS)]
         records: list[Result] = []
-        unquantised = values(WHOLE_LOGITS)
-        for coordinates, implementation in {WHOLE: WHOLE_LOGITS, **implementations}.items():
-            for name, (value, n) in (unquantised if coordinates == WHOLE else values(implementation)).items():
+        unquantised = values(whole)
+        found = {WHOLE: unquantised} | {Coordinates(at): values(partial(quantised, **at)) for at in places}
+        for coordinates, numbers in found.items():
+            for name, (value, n) in numbers.items():
                 fields = {"coordinates": coordinates, "n": n, "unit": _UNITS[name]}
                 better = "lower" if name == "loss" else "higher"
                 records.append(measured.record(f"quantised/{name}", value, better=better, **fields))
@@ -161,12 +136,7 @@ class Quantised(Measurement):
         return records
 
 
-# --- Outliers (Table 5) ---
-
-RECORDED_LOGITS = "recorded_logits"
-# Table 5's columns, and its number of tokens.
-TOPS = (1, 2, 3, 10, 100)
-OUTLIER_TOKENS = 400_000
+TOPS = (1, 2, 3, 10, 100)  # Table 5's columns
 MEDIAN = "median"
 # A float32's sign, exponent and the first 11 bits of its fraction.
 _DROPPED_BITS = 12
@@ -180,8 +150,7 @@ class Magnitudes:
     """The largest of many |x|, exactly, and their median, in a memory that does not grow with their number.
 
     The values are rounded to float32. Their bits, read as a whole number, are in the order of the values; the first 20
-    of them count into a histogram, whose bins are 2⁻¹¹ of their values wide. The median is the middle of the bin that
-    holds it: off by at most 2⁻¹² of itself. (Below 1.2e-38, the smallest normal float32, by at most 3e-42.)
+    of them count into a histogram, whose bins are 2⁻¹¹ of their values wide: the median is off by 2⁻¹² of itself.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -205,8 +174,7 @@ class Magnitudes:
         return int(self._counts[:_BINS].sum())
 
     def ranks(self) -> dict[int | str, float]:
-        """Return the values of the ranks `TOPS`, as far as there are so many, and at "median" the median, or the lower
-        of the two in the middle. Raises ValueError for a value that is not finite."""
+        """Return the values at the ranks `TOPS` and the lower median. Raises ValueError for one that is not finite."""
         if broken := int(self._counts[_NOT_FINITE:_BINS].sum()):
             raise ValueError(f"{broken} of {self.count} values are not finite.")
         below = self._counts[:_BINS].cumsum(0)
@@ -225,11 +193,10 @@ class Outliers(Measurement):
     if there are two) and layers; "hidden_states" the residual stream after each layer, before the final norm.
     """
 
-    tokens: Count = Field(default=OUTLIER_TOKENS, description="tokens that are read, at most")
+    tokens: Count = Field(default=400_000, description="tokens that are read, at most")
 
     @torch.no_grad()
     def run(self, measured: EvalInput) -> list[Result]:
-        """Take the numbers. Raises ValueError for a model that does not attend through transformers' interface."""
         model = measured.model
         device = next(model.parameters()).device
         logits, hidden_states = Magnitudes(device), Magnitudes(device)
@@ -249,8 +216,7 @@ class Outliers(Measurement):
         def note(_: nn.Module, __: Any, output: Any) -> None:
             hidden_states.add(output[0] if isinstance(output, tuple) else output)
 
-        register_logits(RECORDED_LOGITS, record)
-        with attending(model, RECORDED_LOGITS), ExitStack() as undo:
+        with changed_logits(model, record), ExitStack() as undo:
             for layer in model.get_decoder().layers:
                 undo.callback(layer.register_forward_hook(note).remove)
             for batch in first_tokens(measured.data, self.tokens):

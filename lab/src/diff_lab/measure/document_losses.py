@@ -1,8 +1,7 @@
 """Measures the loss on whole documents: by position (Figure 4), and on repeated bigrams, AR-hit (Table 6).
 
-A token x_t is a *hit* if the pair (x_{t−1}, x_t) stands earlier in its own context: x_{s−1} = x_{t−1} and x_s = x_t for
-some s < t, both of them after the context's beginning. Such a token can be found by looking back for its predecessor
-(associative recall). Pairs that the training text holds often can be known without looking, and are left out: they
+A token x_t is a *hit* if the pair (x_{t−1}, x_t) stands earlier in its own context, so that looking back for its
+predecessor finds it (associative recall). Pairs that the training text holds often can be known without looking: they
 count among the *others*. The paper follows Arora et al., "Zoology" (arXiv 2312.04927), and does not say from which
 frequency on a pair is left out; here it is the setting `frequent`.
 """
@@ -14,7 +13,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch.nn.utils.rnn import pad_sequence
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.data import Batches
@@ -27,15 +25,11 @@ from diff_lab.statistics import bootstrap_interval
 CUMULATIVE_LOSS = "positions/cumulative_loss"
 # Table 6's columns: of all tokens, of hits, of others.
 WHOLE, AR_HIT, OTHER = REPEAT_COLUMNS = ("repeats/loss", "repeats/ar_hit", "repeats/other")
-# Logits to hold at a time, in float32.
-_LOGITS = 1 << 27
-# Bigrams to count at a time.
-_BIGRAMS = 1 << 24
+_BIGRAMS = 1 << 24  # to count at a time
 
 
 def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) -> list[np.ndarray]:
-    """Choose at most `most` of the documents with `shortest` tokens or more, spread evenly over their order. Raises
-    ValueError if fewer than two are so long, which leaves nothing to draw other documents from."""
+    """Choose at most `most` of the documents with `shortest` tokens or more. Raises ValueError for fewer than two."""
     documents = list(documents)
     long = [document for document in documents if len(document) >= shortest]
     if len(long) < 2:
@@ -48,34 +42,22 @@ def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) 
 
 
 @torch.no_grad()
-def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return −ln p of each token of each row but the first, given those before it: (n − 1,) float64 in nats.
-
-    Rows of similar lengths go through the model together, without a mask: causal attention does not see the padding
-    after the end of a shorter one. Raises ValueError for a token that the model has not.
-    """
+def token_losses(model: Any, rows: Sequence[np.ndarray] | np.ndarray) -> list[np.ndarray]:
+    """Return −ln p of each token of each row but the first, given those before it: (n − 1,) float64 in nats."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     if (largest := max(int(row.max()) for row in rows)) >= vocabulary:
         raise ValueError(f"The text has the token {largest}, and the model has {vocabulary} tokens.")
     device = next(model.parameters()).device
-    order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
-    losses: list[np.ndarray] = [np.empty(0)] * len(rows)
-    while order:
-        count = max(1, _LOGITS // (len(rows[order[0]]) * vocabulary))
-        batch, order = order[:count], order[count:]
-        tokens = [torch.from_numpy(rows[index].astype(np.int64)) for index in batch]
-        input_ids = pad_sequence(tokens, batch_first=True).to(device)
-        logits = model(input_ids=input_ids, use_cache=False).logits
-        for number, index in enumerate(batch):
-            size = len(rows[index])
-            loss = F.cross_entropy(logits[number, : size - 1].float(), input_ids[number, 1:size], reduction="none")
-            losses[index] = loss.double().cpu().numpy()
+    losses = []
+    for row in rows:
+        tokens = torch.from_numpy(row.astype(np.int64)).to(device)
+        logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+        losses.append(F.cross_entropy(logits.float(), tokens[1:], reduction="none").double().cpu().numpy())
     return losses
 
 
 def loss_record(name: str, sums: np.ndarray, measured: EvalInput, coordinates: Coordinates = NO_COORDINATES) -> Result:
-    """Return the mean loss of a token, of each document's summed loss and number of tokens (documents, 2), with the
-    interval over documents."""
+    """Return the mean loss of a token, from each document's summed loss and number of tokens: (documents, 2)."""
     parts = [(float(loss), float(tokens)) for loss, tokens in sums]
     total, count = sums.sum(0)
     return measured.record(
@@ -115,15 +97,11 @@ class Positions(Measurement):
 
     def run(self, measured: EvalInput) -> list[Result]:
         documents, length = self.check(measured.batches, None)
-        rows, owners = [], []
-        for number, document in enumerate(documents):
-            for window in range(min(self.windows, len(document) // length)):
-                rows.append(document[window * length : (window + 1) * length])
-                owners.append(number)
         sums = np.zeros((len(documents), length - 1, 2))  # at each position the losses, and how many there are
-        for owner, losses in zip(owners, token_losses(measured.model, rows), strict=True):
-            sums[owner, :, 0] += losses
-            sums[owner, :, 1] += 1
+        for of_document, document in zip(sums, documents, strict=True):
+            windows = min(self.windows, len(document) // length)
+            losses = token_losses(measured.model, document[: windows * length].reshape(windows, length))
+            of_document[:] = np.stack((np.sum(losses, axis=0), np.full(length - 1, windows)), axis=-1)
         records = []
         before = 1  # the token at the very beginning is not predicted
         marks = [self.first << n for n in range(length.bit_length()) if self.first << n < length]
@@ -162,9 +140,7 @@ class Repeats(Measurement):
     longest: Count = Field(default=16384, description="tokens of a document, at most")
 
     def check(self, batches: Batches | None, tokenizer: Any) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """Return each context with the number of its document, and which of its tokens but the first are hits. Raises
-        ValueError for too few documents, or no hit or no other token in them.
-        """
+        """Return each context with the number of its document, and which of its tokens but the first are hits."""
         text = text_part(batches)
         documents = [document[: self.longest] for document in chosen_documents(text.documents(), 2, self.documents)]
         # The training part says which bigrams are frequent; the measured part where there is none.
@@ -192,8 +168,8 @@ class Repeats(Measurement):
         contexts = self.check(measured.batches, None)
         # Of each document the summed loss and the number of tokens, of hits and of others.
         hit, other = np.zeros((2, contexts[-1][0] + 1, 2))
-        losses_of_contexts = token_losses(measured.model, [row for _, row, _ in contexts])
-        for (number, _, hits), losses in zip(contexts, losses_of_contexts, strict=True):
+        all_losses = token_losses(measured.model, [row for _, row, _ in contexts])
+        for (number, _, hits), losses in zip(contexts, all_losses, strict=True):
             hit[number] += losses[hits].sum(), hits.sum()
             other[number] += losses[~hits].sum(), (~hits).sum()
         columns = zip(REPEAT_COLUMNS, (hit + other, hit, other), strict=True)

@@ -20,8 +20,7 @@ from diff_transformer.nn import DifferentialAttention
 
 SEQUENCES = 16
 METHOD = "root mean square over the entries of ∂(mean loss)/∂W, all layers together"
-# Which part of a name tells the kind; the first that fits.
-_KINDS = {
+_KINDS = {  # by a part of a name; the first that fits
     "q": ("q_proj",),
     "k": ("k_proj",),
     "v": ("v_proj",),
@@ -38,9 +37,8 @@ _KINDS = {
 def gradient_magnitudes(model: Any, batch: Mapping[str, Tensor]) -> dict[str, float]:
     """Measure the gradient of the loss for each kind of parameter: its root mean square over all layers.
 
-    The kinds are "q", "k", "v", "o", "mlp", "norm", "embedding", "output" and, if there are such, "lambda", "head norm"
-    and "other"; in our differential models also either half of the queries and keys: "q1", "q2", "k1", "k2". The model
-    has Llama's names; ours, Llama and DiffLlama do. Its own ``grad`` are left alone.
+    The kinds are those of `_KINDS` and, if there are such, "other"; in our differential models also either half of the
+    queries and keys: "q1", "q2", "k1", "k2". The model has Llama's names. Its own ``grad`` are left alone.
     """
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     device = next(iter(parameters.values())).device

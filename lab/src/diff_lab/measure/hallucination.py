@@ -1,7 +1,4 @@
-"""Measures contextual hallucination: whether all of an answer follows from the document it is about (Table 4).
-
-A judge decides: a model behind an address, or the words of the document.
-"""
+"""Measures contextual hallucination: whether a judge finds that an answer follows from its document (Table 4)."""
 
 import hashlib
 import json
@@ -17,8 +14,7 @@ from pydantic import Field
 from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it ships no types
 
 from diff_lab.data import Batches
-from diff_lab.measure.accuracy import proportion_record
-from diff_lab.measure.decoding import greedy_answers, prompt_tokens
+from diff_lab.measure.answers import greedy_answers, prompt_tokens, proportion_record
 from diff_lab.measure.measurement import Count, EvalInput, Measurement, Options, Text
 from diff_lab.measure.question_files import Line, Source, held_out_sources, read_sources
 from diff_lab.measure.standard import text_part
@@ -47,18 +43,10 @@ class Judgement(Line):
 
     supported: bool | None  # None if the reply holds no verdict that can be read
     reply: str
-    tokens: int = 0  # that the judge read and wrote for it, as far as it tells
-
-
-class JudgeError(OSError):
-    """A judge that cannot be asked. Earlier judgements are kept if there is a file of them."""
 
 
 def evidence(source: Source, answer: str) -> str:
-    """Return the judge's input: the document, the question and its reference if there is one, and the answer.
-
-    A summary may well say other things than its reference, and some references say more than their documents do.
-    """
+    """Return the judge's input, with the reference of a question: a summary may well say other things than its own."""
     parts = [f"<document>\n{source.document}\n</document>"]
     if source.question is not None:
         parts.append(f"<question>\n{source.question}\n</question>")
@@ -79,15 +67,12 @@ _WORD = re.compile(r"\w+")
 
 
 class WordsJudge:
-    """Supports an answer all of whose words stand in the document: a stand-in if there is no model to judge.
-
-    Words are compared without their case. It sees no meaning: a copy is always supported, a fair paraphrase is not.
-    """
+    """Supports an answer all of whose words stand in the document: a stand-in, which sees no meaning."""
 
     name = WORDS
 
     def judge(self, source: Source, answer: str) -> Judgement:
-        """Look up every word of the answer."""
+        """Look up every word of the answer, whatever its case."""
         known = set(_WORD.findall(source.document.lower()))
         missing = [word for word in dict.fromkeys(_WORD.findall(answer.lower())) if word not in known]
         return Judgement(supported=not missing, reply=f"not in the document: {', '.join(missing) or 'nothing'}")
@@ -107,9 +92,8 @@ class JudgeOptions(Options):
 class EndpointJudge:
     """A chat model behind `URL/chat/completions`: OpenAI's own service, or any server that speaks its language.
 
-    The client of the package `openai` asks, and asks again if the server is overloaded or cannot be reached. No
-    redirect is followed, and no proxy is asked for an address of this machine. The key is in no message, no file and no
-    representation of this object. Raises ValueError for options that cannot be used, or if `openai` is not installed.
+    `openai` asks, and asks again if the server is overloaded or cannot be reached. The key is in no message and no
+    file. Raises ValueError for options that cannot be used, or if `openai` is not installed.
     """
 
     def __init__(self, options: JudgeOptions, retries: int = 5) -> None:
@@ -151,8 +135,7 @@ class EndpointJudge:
         )
 
     def judge(self, source: Source, answer: str) -> Judgement:
-        """Ask; a reply without a verdict is not asked for again. Raises JudgeError if the server refuses, answers
-        something else, or all attempts failed."""
+        """Ask; a reply without a verdict is not asked for again. Raises OSError for a server that gives none."""
         import openai
 
         messages: Any = [
@@ -166,7 +149,7 @@ class EndpointJudge:
                 extra_body=self._settings,
                 extra_headers={} if self._key else {"Authorization": openai.Omit()},
             )
-            reply, usage = completion.choices[0].message.content or "", completion.usage
+            reply = completion.choices[0].message.content or ""
             if not isinstance(reply, str):
                 raise TypeError("its content is no text")
         except (openai.OpenAIError, AttributeError, IndexError, TypeError, ValueError, RecursionError) as error:
@@ -174,27 +157,23 @@ class EndpointJudge:
             kind = "" if isinstance(error, openai.OpenAIError) else "its reply is no chat completion: "
             cause = f": {error.__cause__}" if error.__cause__ else ""
             reason = textwrap.shorten(self._without_key(f"{kind}{error}{cause}"), 300, placeholder=" …")
-            raise JudgeError(f"The judge at {self.url} failed: {reason}") from None
+            raise OSError(f"The judge at {self.url} failed: {reason}") from None
         reply = self._without_key(reply)
-        tokens = getattr(usage, "total_tokens", None) or 0
-        return Judgement(supported=read_verdict(reply), reply=reply, tokens=tokens)
+        return Judgement(supported=read_verdict(reply), reply=reply)
 
     def _without_key(self, text: str) -> str:
         """Take the key out of a server's message: some repeat a key that they do not accept."""
         return text.replace(self._key, "[key]") if self._key else text
 
 
-# `name` says who judges, and with which settings: what was judged under another name is judged again. `judge` decides
-# on one answer, and raises JudgeError where the judge cannot be asked.
+# `name` says who judges, and with which settings: what was judged under another name is judged again.
 Judge = WordsJudge | EndpointJudge
 
 
 class Judgements:
-    """A judge with a memory: each judgement is written down, so that none is asked for twice.
+    """A judge with a memory: a JSON file, written anew as soon as a judgement is made, so that none is asked for twice.
 
-    The JSON file `path` may exist: it is written anew, whole, as soon as a judgement is made. Each stands at the key of
-    its judge and the judged answer. Without a path nothing is written. Raises ValueError if the file holds something
-    else.
+    Raises ValueError if it holds something else.
     """
 
     def __init__(self, judge: Judge, path: Path | None = None) -> None:
@@ -207,7 +186,7 @@ class Judgements:
             raise ValueError(f"{path} holds no judgements; name a new file, or one of this command.") from None
 
     def of(self, source: Source, answer: str) -> Judgement:
-        """Return the judgement of one answer, asked for if it is not known. Raises JudgeError as the judge."""
+        """Return the judgement of one answer, asked for if it is not known."""
         # Who judges, and all that it reads.
         key = hashlib.sha256(json.dumps([self.judge.name, TASK, FORM, evidence(source, answer)]).encode()).hexdigest()
         if key not in self._kept:
@@ -227,10 +206,7 @@ def prompt_of(source: Source) -> str:
 
 
 def answer_of(source: Source, text: str) -> str:
-    """Return the answer in a model's text: one line to a question, one paragraph of a summary.
-
-    A model that only ever continues text goes on to the next question or document.
-    """
+    """Return the answer in a model's text, which may go on: one line to a question, one paragraph of a summary."""
     text = text.strip()
     return (text.split("\n\n") if source.question is None else text.splitlines() or [""])[0].strip()
 
@@ -240,24 +216,16 @@ def states_nothing(answer: str) -> bool:
     return not any(map(str.isalnum, answer))
 
 
-def hallucination_records(
-    measured: EvalInput, judged: Sequence[tuple[str, Judgement]], name: str, judge: str
-) -> list[Result]:
-    """Return the share of answers that are free of hallucination, among those whose judgement could be read.
-
-    With it, the share of answers that state nothing, and the judge's tokens read and written. Raises ValueError if no
-    judgement could be read.
-    """
+def hallucination_record(measured: EvalInput, judged: Sequence[tuple[str, Judgement]], name: str, judge: str) -> Result:
+    """Return the share of answers that are free of hallucination. Raises ValueError if no judgement could be read."""
     verdicts = [judgement.supported for _, judgement in judged]
     readable = [verdict for verdict in verdicts if verdict is not None]
     if not readable:
         raise ValueError(f"None of the {len(judged)} replies of the judge {judge!r} holds a verdict.")
     silent = sum(states_nothing(answer) for answer, _ in judged)
-    cost = sum(judgement.tokens for _, judgement in judged)
-    name = f"hallucination/{name}"
-    accuracy = proportion_record(
+    return proportion_record(
         measured,
-        name,
+        f"hallucination/{name}",
         readable,
         seed=None,
         documents=tuple((float(bool(verdict)), float(verdict is not None)) for verdict in verdicts),
@@ -266,18 +234,12 @@ def hallucination_records(
             f"supported; {len(judged) - len(readable)} replies without a verdict are left out"
         ),
     )
-    shared: dict[str, Any] = {"seed": None, "n": len(judged)}
-    records = [accuracy, measured.record(f"{name}/silent_answers", silent / len(judged), **shared)]
-    if cost:  # not of a judge that costs nothing, or does not tell
-        records.append(measured.record(f"{name}/judge_tokens", float(cost), unit="tokens", **shared))
-    return records
 
 
 class Hallucination(JudgeOptions, Measurement):
     """The share of answers about documents that a judge finds supported by them (Table 4).
 
-    An answer without a letter or a digit states nothing. It is not supported, and no judge is asked: a model that stays
-    silent would be the best one otherwise.
+    An answer without a letter or a digit is not supported: a model that stays silent would be the best one otherwise.
     """
 
     needs = None
@@ -291,9 +253,7 @@ class Hallucination(JudgeOptions, Measurement):
     judgements: Text = Field(default="judgements.json", description="the file of all judgements; nothing for none")
 
     def check(self, batches: Batches | None, tokenizer: Any) -> tuple[Judge, dict[str, list[Source]]]:
-        """Return the judge, and the documents by the name of their set: the stem of a file, or "held_out" for pieces of
-        an experiment's text. Raises ValueError if there are none, or two sets of one name.
-        """
+        """Return the judge, and the documents by the name of their set: the stem of a file, or "held_out"."""
         judge = WordsJudge() if self.judge == WORDS else EndpointJudge(self)
         if not self.sources and batches is not None:
             pieces = held_out_sources(text_part(batches), tokenizer, self.documents, self.characters)
@@ -319,5 +279,5 @@ class Hallucination(JudgeOptions, Measurement):
                 answer = answer_of(source, tokenizer.decode(tokens, skip_special_tokens=True))
                 silence = Judgement(supported=False, reply="")
                 judged.append((answer, silence if states_nothing(answer) else judgements.of(source, answer)))
-            records += hallucination_records(measured, judged, name, judge.name)
+            records.append(hallucination_record(measured, judged, name, judge.name))
         return records

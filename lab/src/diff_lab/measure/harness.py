@@ -1,7 +1,4 @@
-"""Runs tasks of lm-evaluation-harness, or questions from a file, on a model in memory.
-
-lm_eval is imported when something here is called.
-"""
+"""Runs tasks of lm-evaluation-harness, or questions from a file, on a model in memory."""
 
 import logging
 import math
@@ -15,7 +12,7 @@ from pydantic import Field
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.data import Batches
-from diff_lab.measure.decoding import check_vocabulary
+from diff_lab.measure.answers import check_vocabulary
 from diff_lab.measure.measurement import Count, EvalInput, Measurement, Text
 from diff_lab.measure.question_files import CHOICES, Question, cloze_questions, read_lines
 from diff_lab.measure.standard import text_part
@@ -83,19 +80,15 @@ def task_names(texts: Sequence[str]) -> list[str]:
     return [task for name in names for task in (TABLE_1_MEASURES if name == "table1" else [name])]
 
 
-# lm_eval's own, for the choice of examples.
-FEWSHOT_SEED = 1234
+FEWSHOT_SEED = 1234  # lm_eval's own
 NORMAL = 1.96  # half of a 95 % interval, in standard errors
-# Resamplings for the few metrics that are no mean and so have no standard error in closed form.
-BOOTSTRAP = 1000
 
 
 def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, Any]:
     """Load tasks by name; fetch their data if it is not in the cache.
 
-    The names are of tasks, groups or tags of lm_eval, or of YAML tasks in the folders `include`, which come before
-    lm_eval's own; NAME.jsonl is a file of questions. Raises FileNotFoundError, or ValueError for an unknown name, the
-    same one twice, or a task that cannot be read.
+    The names are of tasks, groups or tags of lm_eval, or of YAML tasks in the folders `include`, which come first;
+    NAME.jsonl is a file of questions. Raises FileNotFoundError, or ValueError for a name that names no task, or twice.
     """
     for folder in include:
         if not folder.is_dir():
@@ -159,9 +152,7 @@ def measure_tasks(
     They are a record for each metric of a task, of a group also for its members, and a sentence on the texts that were
     too long for the model and lost their beginning, or "". `limit` takes only the first so many questions of each task.
     `num_fewshot` examples stand before each question, unless the task rules them out; its own number unless given.
-    Texts are padded on the right, which causal attention does not see; without a token that begins a text, the one that
-    ends a text takes its place. Raises ValueError for a tokenizer that does not fit the model, or a task that cannot be
-    run on it.
+    Raises ValueError for a tokenizer that does not fit the model, or a task that cannot be run on it.
     """
     language_model = wrap_model(model, tokenizer, batch_size)
 
@@ -176,7 +167,7 @@ def measure_tasks(
             task.set_fewshot_seed(seed=FEWSHOT_SEED)
         language_model.cut = 0
         try:
-            outcome = evaluate(language_model, loaded, limit=limit, bootstrap_iters=BOOTSTRAP, log_samples=False)
+            outcome = evaluate(language_model, loaded, limit=limit, bootstrap_iters=1000, log_samples=False)
         except (AssertionError, NotImplementedError, ValueError) as error:  # how lm_eval says that one does not suit
             raise ValueError(f"lm_eval cannot run the task {name!r} with this model: {_one_line(error)}") from error
         note = f"{name}: {language_model.cut:,} texts were longer than the model's context and lost their beginning."
@@ -184,8 +175,7 @@ def measure_tasks(
 
 
 def wrap_model(model: Any, tokenizer: Any, batch_size: int) -> Any:
-    """Return the model as lm_eval knows one. It counts the texts that it had to cut. Raises ValueError for a tokenizer
-    with no token to begin a text with, or more tokens than the model."""
+    """Return the model as lm_eval knows one, which counts the texts that it had to cut."""
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
         raise ValueError("The tokenizer has neither a bos nor an eos token, and lm_eval begins a text with one.")
     check_vocabulary(model, tokenizer)
@@ -256,8 +246,7 @@ class Harness(Measurement):
     examples: int = Field(default=0, ge=0, description="examples before each question")
 
     def check(self, batches: Batches | None, tokenizer: Any) -> dict[str, Any]:
-        """Return the tasks that the options name, or questions from the held-out text. Raises ValueError if there are
-        none."""
+        """Return the tasks that the options name, or questions from the held-out text."""
         if names := task_names([self.tasks]):
             return load_tasks(names)
         text = text_part(batches)
@@ -282,7 +271,6 @@ class Harness(Measurement):
         return [replace(record, coordinates=Coordinates(examples=self.examples)) for record in records]
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        """Return the baseline of guessing among the choices of questions from held-out text; none for other tasks."""
         names = [] if task_names([self.tasks]) else ["acc", "acc_norm"]
         levels: dict[str, Any] = {"chance": 1 / CHOICES, "floor": 1 / CHOICES, "steps": recipe.train.steps}
         coordinates = Coordinates(examples=self.examples)

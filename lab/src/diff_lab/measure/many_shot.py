@@ -21,8 +21,7 @@ from transformers import DynamicCache
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.data import Episode, LabelledText, ManyShotBatches, read_labelled
-from diff_lab.measure.accuracy import proportion_record, share_record
-from diff_lab.measure.decoding import greedy_label
+from diff_lab.measure.answers import greedy_label, proportion_record, share_record
 from diff_lab.measure.measurement import Count, Counts, EvalInput, Measurement, Several, Shares, Text, data_of
 from diff_lab.record import Baseline, Result
 from diff_lab.statistics import mean_interval, variance_beyond_chance
@@ -30,15 +29,13 @@ from diff_lab.statistics import mean_interval, variance_beyond_chance
 ACCURACY = "many_shot/accuracy"
 ORDER_VARIANCE, ORDER_MEAN = "many_shot/order_variance", "many_shot/order_mean"
 ORDERS = ("random", "alternating")
-# The best less the worst grows with the number of orders: the paper has ten.
-RANGE_ORDERS = 10
+RANGE_ORDERS = 10  # as in the paper; the best less the worst grows with their number
 
 
 def drawn_orders(classes: Tensor, count: int, kind: str, seed: int) -> list[Tensor]:
     """Draw `count` different orders of demonstrations of these classes (shots,), or fewer if there are no more.
 
-    They are "random", or "alternating": one of each class in turn for as long as there are any, the classes in an order
-    of their own and each class' demonstrations as well.
+    They are "random", or "alternating": one of each class in turn for as long as there are any.
     """
     random = np.random.default_rng(seed)
     shown = classes.numpy()
@@ -65,8 +62,7 @@ def order_results(
 
     Of the shares of right answers, "_range" is the best less the worst of the first ten orders, "_variance" the
     variance over orders beyond that of counting so many answers, which may be below 0, "_spread" the root of the mean
-    variance (0 if that is below 0), "_mean" their mean. The numbers are those of each set, after each of two orders or
-    more, of `queries` that were drawn for this order alone.
+    variance (0 if that is below 0), "_mean" their mean. Each order has `queries` of its own.
     """
     shares = [[count / queries for count in row] for row in right]
     variances = [variance_beyond_chance(row, queries) for row in shares]
@@ -90,8 +86,7 @@ def order_results(
 
 @torch.no_grad()
 def episode_answers(model: Any, episode: Episode, order: Tensor | None = None) -> Tensor:
-    """Return which queries get their right label as the most likely of the episode's: (Q,) boolean. They stand after
-    the demonstrations in an order (shots,), or as these were drawn."""
+    """Return which queries get their right label as the most likely of the episode's: (Q,) boolean."""
     cache = DynamicCache(config=model.config)
     model(input_ids=episode.prompt(order)[None].to(model.device), past_key_values=cache, use_cache=True)
     cache.batch_repeat_interleave(len(episode.queries))
@@ -178,9 +173,7 @@ class EpisodeOrders(Measurement):
 
 
 def guessing(name: str, coordinates: Coordinates, recipe: Any, **fields: Any) -> Baseline:
-    """Return the baseline of guessing among a sequence's labels. An item's class does not depend on how often others
-    are shown, so knowing which labels occur gives no more.
-    """
+    """Return the baseline of guessing among a sequence's labels; knowing which ones occur gives no more."""
     chance = 1 / recipe.data.classes
     return Baseline(name=name, coordinates=coordinates, chance=chance, floor=chance, steps=recipe.train.steps, **fields)
 
@@ -188,8 +181,8 @@ def guessing(name: str, coordinates: Coordinates, recipe: Any, **fields: Any) ->
 def ceiling(shots: int, words: int, classes: int) -> float | None:
     """Compute the accuracy of the best reader of demonstrations of one word each, all of them labelled right.
 
-    A word that was shown has the label that it was shown with. One that was not is of the class that has the most words
-    left. None where classes have different numbers of words, or where the cases are more than can be counted at once.
+    A word that was not shown is of the class that has the most words left. None where classes have different numbers of
+    words, or where the cases are more than can be counted at once.
     """
     size = words // classes
     if words % classes or (size + 1) ** classes > 10_000:
@@ -215,10 +208,7 @@ class LabelledPrompt:
     labels: list[tuple[int, ...]]
 
     def right(self, model: Any) -> list[bool]:
-        """Return which questions get their right label, by greedy decoding along the labels.
-
-        The demonstrations are read once, and every question after them.
-        """
+        """Return which questions get their right label, by greedy decoding along the labels."""
         read = DynamicCache(config=model.config)
         with torch.no_grad():
             model(input_ids=self.demonstrations[None].to(model.device), past_key_values=read, use_cache=True)
@@ -238,7 +228,7 @@ class LabelledMeasurement(Measurement):
     queries: Count = Field(default=100, description="questions")
 
     def read(self, measured: EvalInput, name: str, shots: int, queries: int = 0) -> LabelledText:
-        """Read the questions, at least so many to show and to ask. Raises ValueError if they cannot be asked."""
+        """Read the questions. Raises ValueError if they cannot be asked, or are fewer than are to be shown or asked."""
         if not self.folder:
             raise ValueError(
                 f"{name} reads labelled questions: name the folder of their files with --option folder=FOLDER, and "
@@ -255,8 +245,7 @@ class LabelledMeasurement(Measurement):
     def prompt(
         self, measured: EvalInput, task: LabelledText, shown: Sequence[int], asked: Sequence[int]
     ) -> LabelledPrompt:
-        """Write demonstrations and questions, by their numbers in the task's two parts, for a model. Raises ValueError
-        if they are longer than its positions, or its tokens do not tell the labels apart."""
+        """Write demonstrations and questions, by their numbers in the task's two parts, for a model."""
         tokenizer = measured.tokenizer
 
         def encode(text: str) -> list[int]:
@@ -284,11 +273,7 @@ class LabelledMeasurement(Measurement):
 
 
 class ManyShot(LabelledMeasurement):
-    """Labelled questions after many examples, answers held to the labels.
-
-    Accuracy by the number of demonstrations (Figure 6): records "many_shot/trec". Demonstrations are drawn from the
-    training part, more of them beginning with those that are fewer, and questions from the test part, the same for all.
-    """
+    """Labelled questions after many examples, answers held to the labels: records "many_shot/trec" (Figure 6)."""
 
     shots: Counts = Field(default=(16, 64), description="numbers of examples before a question")
 
@@ -297,6 +282,7 @@ class ManyShot(LabelledMeasurement):
         random = np.random.default_rng(measured.seed)
         shown = random.permutation(len(task.train)).tolist()
         asked = random.permutation(len(task.test))[: self.queries].tolist()
+        # More demonstrations begin with those that are fewer, and the questions are the same for all.
         prompts = [self.prompt(measured, task, shown[:shots], asked) for shots in self.shots]
         return [
             proportion_record(
@@ -311,12 +297,9 @@ class ManyShot(LabelledMeasurement):
 
 
 class ManyShotOrders(LabelledMeasurement):
-    """How much the answers to them depend on the order of the same examples (Figure 7), random ones and such that
-    alternate.
+    """How much the answers to them depend on the order of the same examples, random or alternating (Figure 7).
 
-    The records are "many_shot/trec_order_range", "…_variance", "…_spread" and "…_mean", see `order_results`. Each order
-    has questions of its own, drawn from the test part with replacement: shares of right answers then differ by chance
-    as independent ones do, which the variance leaves out.
+    Each order has questions of its own, drawn with replacement: records "many_shot/trec_order_range" and so on.
     """
 
     queries: Several = Field(default=100, description="questions")

@@ -20,9 +20,8 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-# How many of something, and of something whose spread is measured.
 Count = Annotated[int, Field(ge=1)]
-Several = Annotated[int, Field(ge=2)]
+Several = Annotated[int, Field(ge=2)]  # of something whose spread is measured
 Counts = Annotated[tuple[Count, ...], Field(min_length=1)]
 Shares = Annotated[tuple[Annotated[FiniteFloat, Field(ge=0, le=1)], ...], Field(min_length=1)]
 # The command line reads `NAME=` as nothing.
@@ -34,11 +33,7 @@ B = TypeVar("B", bound=Batches)
 
 
 def read_options(kind: type[O], values: Mapping[str, Any], subject: str) -> O:
-    """Return the options of that kind, from values by name as a command line or a preset gives them; a list is a tuple.
-
-    Raises ValueError for an unknown name, with the nearest, or a value that is not allowed, with those that are; the
-    sentence begins with `subject`: "The measure many_shot".
-    """
+    """Return the options of that kind, by name. Raises ValueError, which begins with `subject`, for others."""
     refuse_unknown(values, kind.model_fields, subject)
     try:
         # Of JSON pydantic takes a list for a tuple without taking a text for a number.
@@ -56,7 +51,6 @@ def refusal(error: ValidationError, kind: type[BaseModel], values: Mapping[str, 
     if not first["loc"]:
         return f"cannot be taken: {allowed}."
     name = str(first["loc"][0])
-    # What is text in a shell may be a number in YAML.
     hint = "; in quotation marks a number is text" if first["type"] == "string_type" else ""
     value = "nothing" if values.get(name) is None else quoted(values[name])
     return f"cannot take {value} for {name} ({kind.model_fields[name].description}): {allowed}{hint}."
@@ -115,13 +109,11 @@ class Measurement(Options):
     """A measurement, known by its name in `MEASUREMENTS` on the command line, in experiments and in presets.
 
     Its fields are its options. The data it needs are "text" (`TextBatches`, of --text or of the run's recipe), "recipe"
-    (whatever the run was trained on) or None; "training" if it also needs an experiment's `TrainingRecord`, which a
-    checkpoint alone does not have. `any_model` says whether it also runs on models that are not this project's, such as
-    Llama and DiffLlama.
+    (whatever the run was trained on) or None; "training" if it also needs an experiment's `TrainingRecord`.
     """
 
     needs: ClassVar[Literal["text", "recipe", "training"] | None] = "recipe"
-    any_model: ClassVar[bool] = True
+    any_model: ClassVar[bool] = True  # whether it also runs on models that are not this project's, such as Llama
 
     def check(self, batches: Batches, tokenizer: Any) -> object:
         """Raise ValueError, before there is a model, if the data, read with a tokenizer, cannot serve the options."""
@@ -147,10 +139,6 @@ class MeasurementRequest:
         """Return the measurement with its options. Raises ValueError if either is not known."""
         return read_options(find_measurement(self.name), self.options, f"The measure {self.name}")
 
-    def check(self, batches: Batches, tokenizer: Any) -> None:
-        """Raise ValueError if the data, read with the tokenizer, cannot serve the options."""
-        self.resolve().check(batches, tokenizer)
-
     def run(self, measured: EvalInput) -> list[Result]:
         """Return the records that are wanted."""
         return self._wanted(self.resolve().run(measured))
@@ -168,14 +156,13 @@ class MeasurementRequest:
 
 # The measurements in each module of this package. The class of "needle_attention" is `NeedleAttention`.
 _MODULES = {
-    "standard": ("standard", "loss_of_a_guess"),
+    "standard": ("standard", "loss_of_a_guess", "arithmetic"),
     "harness": ("harness",),
     "needles": ("needles", "needle_attention"),
     "many_shot": ("many_shot", "many_shot_orders", "episodes", "episode_orders"),
     "retrieval": ("noise",),
     "document_losses": ("positions", "repeats"),
     "hallucination": ("hallucination",),
-    "arithmetic": ("arithmetic",),
     "attention_logits": ("quantised", "outliers"),
     "gradients": ("gradients", "gradients_in_training"),
 }

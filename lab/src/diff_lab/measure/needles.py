@@ -13,10 +13,8 @@ from torch import Tensor
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.data import Batches, TextBatches
-from diff_lab.data.batches import require_positive
 from diff_lab.data.tokenizers import plain_text_tokenizer
-from diff_lab.measure.accuracy import share_record
-from diff_lab.measure.decoding import greedy_answers
+from diff_lab.measure.answers import greedy_answers, share_record
 from diff_lab.measure.measurement import Count, EvalInput, Measurement
 from diff_lab.measure.retrieval import ATTENTION, attention_of_spans
 from diff_lab.measure.standard import text_part
@@ -37,10 +35,9 @@ _SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)")
 _RARE = 200  # characters of a sentence, on average, that are too many to find one near every depth
 _LINE_END = re.compile(r"(?<=\S)(?=\n)")
 _LEAST_TEXT = 32  # tokens
-# Where the first queried needle lies, as in the paper.
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the first queried needle, as in the paper
 ACCURACY, JOINT, BY_DEPTH = "needles/accuracy", "needles/joint_accuracy", "needles/accuracy_by_depth"
-# The accuracy in the task whose attention is measured, under a name of its own: both may be measured in one cell.
+# Under a name of its own: both may be measured in one cell.
 ATTENTION_ACCURACY = "needles/attention_task_accuracy"
 ATTENTION_METHOD = "Student's t over sequences; mean over heads, layers and queries"
 
@@ -78,26 +75,17 @@ class NeedleTask:
         What is the special magic number for Oslo?
         The special magic Oslo number is: 4821907
 
-    Args:
-        tokenizer: a fast tokenizer of transformers.
-        haystack: the text, of which each document takes a part, drawn at random, that fills its length.
-        length: tokens of a document at most; its text is cut to fit.
-        needles: how many are hidden.
-        queried: how many of them the question asks for, each on a line of the answer.
-
-    Raises:
-        ValueError: a number is out of range, or the haystack or the length is too short.
+    Raises ValueError if there are fewer needles than are queried, or the haystack or the length is too short.
     """
 
-    tokenizer: Any
-    haystack: str
+    tokenizer: Any  # a fast one of transformers
+    haystack: str  # the text, of which each document takes a part, drawn at random
     _: KW_ONLY
-    length: int
-    needles: int = 4
-    queried: int = 2
+    length: int  # tokens of a document, at most
+    needles: int = 4  # that are hidden
+    queried: int = 2  # of them, each on a line of the answer
 
     def __post_init__(self) -> None:
-        require_positive(self)
         if not self.queried <= self.needles <= len(CITIES):
             raise ValueError(
                 f"needles must be at most {len(CITIES)} and queried at most as many, "
@@ -118,7 +106,6 @@ class NeedleTask:
         tokens = len(self._encode(beginning).ids)
         if tokens < self.length:
             raise ValueError(f"The haystack has fewer tokens than one document of {self.length}: give more text.")
-
         # Of this text a quarter more than a document needs on average, so that most are tokenised once.
         self._characters = 1.25 * len(beginning) / tokens
 
@@ -207,17 +194,14 @@ def _span(offsets: list[tuple[int, int]], begin: int, end: int) -> tuple[int, in
 def needle_answers(
     model: Any, tokenizer: Any, documents: Sequence[NeedleDocument], batch_size: int = 16
 ) -> list[list[bool]]:
-    """Which numbers stand in the greedy answers: for each document, one for each queried city.
-
-    An answer has as many tokens as the right one and a few more: no room to list what was not asked for. Raises
-    ValueError for a document that is longer than the model's positions.
-    """
+    """Return which numbers stand in the greedy answers: for each document, one for each queried city."""
     longest = max(len(document.tokens) for document in documents)
     if longest > model.config.max_position_embeddings:
         raise ValueError(
             f"A document has {longest} tokens and the model {model.config.max_position_embeddings} positions; "
             "ask for shorter ones."
         )
+    # As many as the right answer has and a few more: no room to list what was not asked for.
     new_tokens = max(len(document.tokens) - document.prompt_length for document in documents) + 4
     prompts = [document.tokens[: document.prompt_length] for document in documents]
     answers = greedy_answers(model, tokenizer, prompts, new_tokens, batch_size)
@@ -226,10 +210,7 @@ def needle_answers(
 
 
 def document_attention(model: Any, documents: Sequence[NeedleDocument]) -> Tensor:
-    """Measure attention of the tokens that predict the first token of each number, the right answer before them given.
-
-    On the answer is the attention on all tokens of the number; the needle's other words are neither answer nor noise.
-    """
+    """Measure attention of the tokens that predict the first token of each number, after the right answer before it."""
     length = max(len(document.tokens) for document in documents)
     return attention_of_spans(
         model,
@@ -262,14 +243,14 @@ class NeedleMeasurement(Measurement):
 
     @property
     def coordinates(self) -> Coordinates:
-        """Of the accuracy."""
+        """Return those of the accuracy."""
         return Coordinates(needles=self.needles, queries=self.queried)
 
     def check(self, batches: Batches | None, tokenizer: Any) -> NeedleTask:
         """Return the task that the options and the text make."""
         text = text_part(batches)
-        sizes: dict[str, Any] = {"length": self.length or text.length, "needles": self.needles}
-        return NeedleTask(tokenizer, haystack(text, tokenizer), queried=self.queried, **sizes)
+        length, hidden = self.length or text.length, self.needles
+        return NeedleTask(tokenizer, haystack(text, tokenizer), length=length, needles=hidden, queried=self.queried)
 
     def documents(self, measured: EvalInput) -> dict[float, list[NeedleDocument]]:
         """Draw the documents at each depth."""
@@ -285,7 +266,6 @@ class Needles(NeedleMeasurement):
     """Numbers of cities hidden in a text and found again, by generation, at five depths (Table 2, Figure 5)."""
 
     def run(self, measured: EvalInput) -> list[Result]:
-        """Measure the accuracy over all depths, of each city and of all of a question's jointly, and by depth."""
         answers = {depth: self.answers(measured, some) for depth, some in self.documents(measured).items()}
         right = torch.cat(list(answers.values()))
         return [

@@ -1,8 +1,4 @@
-"""Reads documents and multiple-choice questions from .jsonl files, or makes them from held-out text.
-
-Models answer about the documents or summarise them, and a judge decides (Table 4); lm-evaluation-harness asks the
-questions (Tables 1 and 8).
-"""
+"""Reads documents (Table 4) and questions (Tables 1 and 8) from .jsonl files, or makes them from held-out text."""
 
 import random
 from collections.abc import Iterator
@@ -39,11 +35,7 @@ class Source(Line):
 
 
 class Question(Line):
-    """A multiple-choice question, asked as "Question: …\\nAnswer:" after a context, or the context alone to continue.
-
-    A space comes between the prompt and a choice, so those that a context ends with are dropped; the context "" scores
-    the choices alone.
-    """
+    """A multiple-choice question, asked as "Question: …\\nAnswer:" after a context, or a context to continue."""
 
     choices: list[Words] = Field(min_length=2, description="two or more texts that are not empty")
     answer: int = Field(ge=0, description="the number of the right choice, from 0")
@@ -64,20 +56,14 @@ class Question(Line):
 
     @property
     def prompt(self) -> str:
-        """The text before a choice."""
+        """The text before a choice, from which a space divides it."""
         if self.question is None:
             return str(self.context).rstrip(" ")
         return (f"{self.context}\n" if self.context else "") + f"Question: {self.question}\nAnswer:"
 
 
 def read_lines(path: Path, kind: type[L], name: str) -> list[L]:
-    """Read the lines of a .jsonl file that are not empty.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line, which is named, is not of that kind, or there is none. `name` is the name of the lines in
-            messages.
-    """
+    """Read the lines of a .jsonl file that are not empty. Raises ValueError naming a line that is not of that kind."""
     if not path.is_file():
         raise FileNotFoundError(f"There is no file of {name} at {str(path)!r}.")
     # Not splitlines(): JSON may hold other characters that it takes for the end of a line.
@@ -87,9 +73,6 @@ def read_lines(path: Path, kind: type[L], name: str) -> list[L]:
     read = []
     for number, line in lines.items():
         fields = parse_json(line, f"{path}, line {number}")
-        if not isinstance(fields, dict):
-            first = next(iter(kind.model_fields))
-            raise ValueError(f"{path}, line {number} must be an object with fields such as {first!r}.")
         try:
             read.append(kind.model_validate(fields))
         except ValidationError as error:
@@ -98,10 +81,7 @@ def read_lines(path: Path, kind: type[L], name: str) -> list[L]:
 
 
 def read_sources(path: Path, limit: int, characters: int) -> list[Source]:
-    """Read documents of a file, drawn at random if there are more than the limit, in the order of the file.
-
-    Longer ones are cut to so many characters, at the end of a sentence if there is one. Raises as `read_lines`.
-    """
+    """Read documents of a file, drawn at random if there are more than the limit, each cut to so many characters."""
     sources = read_lines(path, Source, "documents")
     drawn = sorted(random.Random(0).sample(range(len(sources)), min(limit, len(sources))))
     return [
@@ -111,10 +91,7 @@ def read_sources(path: Path, limit: int, characters: int) -> list[Source]:
 
 
 def held_out_sources(batches: TextBatches, tokenizer: Any, limit: int, characters: int) -> list[Source]:
-    """Make documents to summarise of the first ones, or their parts, in the validation blocks of a text.
-
-    Documents are cut to so many characters as in `read_sources`; shorter ones than half of it are left out.
-    """
+    """Make documents of half so many characters or more of the first ones, or their parts, in a text's blocks."""
     sources: list[Source] = []
     end = tokenizer.eos_token_id
     for block in _blocks(batches):
@@ -150,9 +127,8 @@ def _cut(document: str, characters: int) -> str:
 def cloze_questions(batches: TextBatches, tokenizer: Any, *, count: int, characters: int) -> list[Question]:
     """Make at most so many questions from the validation blocks of a text.
 
-    A question is the beginning of a block; its choices are the text that follows and the texts at the same place of
-    other blocks, in random order. Of the characters of a question with its answer two thirds are the beginning. Raises
-    ValueError if the text has fewer pieces than a question has choices.
+    A question is the beginning of a block, two thirds of its characters; its choices are the text that follows and the
+    texts at the same place of other blocks. Raises ValueError if there are fewer than a question has choices.
     """
     endings: dict[str, str] = {}  # of each beginning
     for block in _blocks(batches):

@@ -14,7 +14,7 @@ from diff_lab.coordinates import Coordinates
 from diff_lab.data import Batches, RecallBatches, RetrievalBatches, RetrievalSample
 from diff_lab.data.recall_task import part_tokens
 from diff_lab.data.retrieval_task import most_frequent
-from diff_lab.measure.accuracy import (
+from diff_lab.measure.answers import (
     BY_SEQUENCE,
     proportion_record,
     ratio_samples,
@@ -40,7 +40,6 @@ ATTENTION: dict[str, Better] = {
     "attention_noise_signed": "lower",
     "attention_noise_share": "lower",
 }
-# Of the recall task.
 NOISE_ACCURACY, BY_LAMBDA = "noise/accuracy", "noise/accuracy_by_lambda"
 SHARE, SIGNED = "noise/attention_share", "noise/attention_signed"
 BEST, MEAN = "best head", "mean of the heads"
@@ -81,8 +80,7 @@ def attention_of_spans(
     """Measure the numbers of `ATTENTION` for each query, as means over heads and layers: (n, Q, 4) float32.
 
     The *signed* mass is the sum of the weights, which for A1 − λA2 can be negative; the *share* is the sum of their
-    absolute values over that of the whole row. The paper states neither its normalisation nor its sign. All maps of a
-    batch are held at once.
+    absolute values over that of the whole row. The paper states neither its normalisation nor its sign.
 
     Args:
         model: one of this project's.
@@ -91,7 +89,7 @@ def attention_of_spans(
         answers: (n, Q, 2), where each answer begins and ends (not included) in the context.
         needles: (n, Q, 2), the same of the needle around it, which is no noise; all else in the context is.
         context_lengths: (n,), positions before the first query.
-        batch_size: sequences at a time.
+        batch_size: sequences at a time, all of whose maps are held at once.
     """
     device = next(model.parameters()).device
     positions = torch.arange(input_ids.shape[1])
@@ -113,12 +111,7 @@ def attention_of_spans(
 
 
 def retrieval_records(measured: EvalInput, batches: RetrievalBatches, sequences: int) -> list[Result]:
-    """Measure accuracy, in all and by depth, and Table 3's attention to the answer and to noise by depth.
-
-    If all pairs are asked for, later queries can be answered by elimination: a model that does only that answers (1/P +
-    … + 1/2 + 1) / P of P queries, .52 of four. The first query, which leaves nothing to eliminate, is therefore
-    measured on its own as well. The queries of a sequence share its context, so intervals are over sequences.
-    """
+    """Measure accuracy, in all, of first queries (nothing to eliminate yet) and by depth, and Table 3's attention."""
     sample = batches.sample(sequences, measured.seed)
     right = retrieval_answers(measured.model, sample)
     mass = attention_mass(measured.model, sample, batches.context_length)
@@ -160,20 +153,14 @@ def retrieval_baselines(recipe: Any) -> list[Baseline]:
 
 @torch.no_grad()
 def answer_attention(model: Any, sample: RetrievalSample, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Measure the attention of asked keys to their answers by head: the share and the signed mass.
+    """Measure the attention of asked keys to their answers: the share and the signed mass, (layers, heads) in float64.
 
     A weight a of a head's map, A1 − λA2 or the softmax map, counts as a·|v|, with the norm of the value it multiplies.
 
     - The *share* is |a·v| of the answer over Σ|a·v| of the row, as a mean over questions. A head of DIFF that has all
       of A1 on the answer and none of A2 reaches 1/(1 + λ), if all values are of one size.
     - The *signed* mass is Σ a·|v| of the answers over Σ (1 − λ)·v̄, with v̄ = Σ|a·v| / Σ|a| of each row, summed over
-      questions. Such a head reaches 1/(1 − λ).
-
-    Of a map without subtraction the two differ by the averaging alone. The signed mass of a layer with a λ near 1 or
-    above says little.
-
-    Returns:
-        The share and the signed mass, each (layers, heads) in float64.
+      questions. Such a head reaches 1/(1 − λ). With a λ near 1 or above it says little.
     """
     device = next(model.parameters()).device
     attentions = [layer.self_attn for layer in model.model.layers]
@@ -206,11 +193,9 @@ def answer_attention(model: Any, sample: RetrievalSample, batch_size: int) -> tu
 
 
 def one_token_level(pairs: int) -> float:
-    """Compute the accuracy of comparing one token of a key and guessing among the pairs that have it.
-
-    It is the expected number of different tokens there, divided by the number of pairs.
-    """
+    """Compute the accuracy of comparing one token of a key and guessing among the pairs that have it."""
     tokens = int(part_tokens(pairs))
+    # The expected number of different tokens there, divided by the number of pairs.
     absent = math.comb(tokens**2 - tokens, pairs) / math.comb(tokens**2, pairs)
     return tokens / pairs * (1 - absent)
 
@@ -228,7 +213,7 @@ class Noise(Measurement):
     batch_size: Count = Field(default=32, description="sequences at a time")
 
     def check(self, batches: Batches | None, tokenizer: Any) -> RecallBatches:
-        """Return the task. Raises ValueError for other data and for numbers of pairs that no context has."""
+        """Return the task."""
         task = data_of(batches, RecallBatches, "the recall task", "noise", "positions")
         for pairs in self.pairs:
             task.check_pairs(pairs)
@@ -261,7 +246,6 @@ class Noise(Measurement):
         return records
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        """Return chance, and as floor the better of the most frequent value and of comparing one token of a key."""
         tokens = recipe.data.tokens
         shared: dict[str, Any] = {"steps": recipe.train.steps, "chance": 1 / tokens}
         by_pairs = []
