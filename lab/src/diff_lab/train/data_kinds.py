@@ -30,7 +30,7 @@ from diff_lab.data import (
     with_mask_token,
 )
 from diff_lab.data.recall_task import PAIR
-from diff_lab.train.distributed import broadcast_from_rank0
+from diff_lab.train.distributed import on_rank0
 
 # Of whole numbers that tensors and generators of random numbers take.
 LARGEST_INTEGER = (1 << 63) - 1
@@ -94,24 +94,19 @@ class TextData(Section):
         return ", ".join(PurePath(path).name or path for path in self.paths)
 
     def vocabulary(self) -> int:
-        """Return the size of the vocabulary, as far as the settings tell it; raises ValueError if they do not."""
+        """Return the size of the vocabulary; raises ValueError if the settings do not tell it."""
         if self.tokenizer == "bytes":
             return len(byte_tokenizer())
-        if self.vocab_size is not None:
-            return self.vocab_size
-        if not Path(os.path.expanduser(self.tokenizer)).is_dir():
-            raise ValueError(
-                f"a plan downloads nothing, and data.tokenizer {self.tokenizer!r} is no folder: give its number of "
-                "tokens as model.vocab_size."
-            )
-        return len(self._tokenizer())
+        if self.vocab_size is None:
+            raise ValueError(f"a plan loads no tokenizer: give the tokens of {self.tokenizer!r} as model.vocab_size.")
+        return self.vocab_size
 
     def build(self, seed: int, tokenizer: PreTrainedTokenizerFast | None = None, tell: Tell | None = None) -> Data:
         """Find or make the data, with the seed of the training batches; see `diff_lab.train.run_setup.build_data`."""
         text: TextFiles | HubDataset = TextFiles(self.paths, self.text_field)
         if self.dataset is not None:
             text = HubDataset(self.dataset, self.dataset_config, self.dataset_split, self.text_field)
-        corpus = replace(text, known=broadcast_from_rank0(text.fingerprint))  # rank 0 looks whether it has changed
+        corpus = replace(text, known=on_rank0(text.fingerprint))  # rank 0 looks whether it has changed
         tokenizer = tokenizer or self._tokenizer(corpus)
         return Data(self._batches(corpus, tokenizer, seed, tell, self.batch_size), tokenizer)
 
@@ -161,8 +156,7 @@ class MaskedTextData(TextData):
         return f"{super().describe()}, with hidden tokens"
 
     def vocabulary(self) -> int:
-        plain = super().vocabulary()  # of what `_tokenizer` loads it has the mask token already
-        return plain + (self.tokenizer == "bytes" or self.vocab_size is not None)
+        return super().vocabulary() + 1
 
     def _tokenizer(self, corpus: Corpus | None = None) -> PreTrainedTokenizerFast:
         return with_mask_token(super()._tokenizer(corpus))

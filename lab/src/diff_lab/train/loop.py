@@ -136,7 +136,7 @@ class TrainingRun:
         self.metrics = Metrics(*files, self.state.step) if is_rank0() else None
         with self.metrics or nullcontext(), Interrupt() as interrupt:
             self.progress.start(self.settings.steps, f"{self.recipe.name} · {self.recipe.model.attention_type}")
-            self.progress.tell(self.context.describe(self.model, self.call))
+            self.progress.tell(self.context.describe())
             if self.resumes:
                 step = f"resumes after step {self.state.step}"
                 self.progress.tell(step if self.resumed_from else "no checkpoint: begins at step 1")

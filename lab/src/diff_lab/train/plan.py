@@ -126,7 +126,7 @@ class Plan:
         if device is None and gpus > 1:
             raise ValueError(f"several processes are planned for GPUs, got {gpus} without the name of one.")
         settings, length = recipe.train, recipe.data.length
-        config = build_config(recipe, vocabulary(recipe))
+        config = build_config(recipe, recipe.model.vocab_size or recipe.data.vocabulary())
         self.kind: Kind = "single"  # what the GPUs do together
         if gpus > 1:
             self.kind = "fsdp" if settings.parallel == "fsdp" else "ddp"
@@ -183,14 +183,6 @@ class Plan:
             return Way(checkpointing, planned, False)
 
         self.ways = (way(False), way(True))  # without and with gradient checkpointing
-
-
-def vocabulary(recipe: Recipe) -> int:
-    """Return the tokens of a recipe's vocabulary; "bpe" may find fewer.
-
-    Raises ValueError if only the data would tell.
-    """
-    return recipe.model.vocab_size or recipe.data.vocabulary()
 
 
 def meta_model(config: DiffTransformerConfig) -> LanguageModel:

@@ -7,7 +7,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
@@ -84,9 +84,7 @@ class ModelRecipe(Section):
     initializer_range: Positive = 0.02
     residual_initializer_range: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     tie_word_embeddings: bool = False
-    init_from: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None, validation_alias=AliasChoices("init_from", "start_from")
-    )
+    init_from: Annotated[str, Field(min_length=1)] | None = None
 
     @property
     def heads(self) -> int:
@@ -190,8 +188,8 @@ def load_recipe(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str]
         settings, source = _read_file(path), str(path)
         if not isinstance(settings, dict):
             raise ValueError(f"{path} is not a recipe: it holds {quoted(settings)}, not sections of settings.")
-        if isinstance(model := settings.get("model"), dict) and "init_from" not in model and "start_from" in model:
-            model["init_from"] = model.pop("start_from")  # the key of older recipes
+    if isinstance(model := settings.get("model"), dict) and "start_from" in model:
+        model.setdefault("init_from", model.pop("start_from"))  # the key of older recipes
     for override in overrides:
         _apply(settings, override)
     return parse_recipe(settings, source=source)
@@ -280,7 +278,6 @@ def _apply(settings: dict[str, Any], override: str) -> None:
         raise ValueError(
             f"{quoted(override)} is not an override; write section.key=value, for example train.steps=100."
         )
-    key = "model.init_from" if key == "model.start_from" else key  # the key of older recipes
     *sections, last = key.split(".")
     inner = settings
     for section in sections:
