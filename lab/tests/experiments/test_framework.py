@@ -137,7 +137,10 @@ def test_every_experiment_of_the_register_is_complete(name: str) -> None:
     assert minutes[1] <= 30
     for preset in experiment.presets.values():
         recipes = {variant: preset.variant_recipe(variant, *preset.sweep) for variant in preset.variants}
-        counts = {variant: count(build_config(recipe, recipe.data.vocabulary())) for variant, recipe in recipes.items()}
+        counts = {
+            variant: count(build_config(recipe, recipe.model.vocab_size or recipe.data.vocabulary()))
+            for variant, recipe in recipes.items()
+        }
         check_alike(recipes, counts, preset)
         for variant in preset.variants:
             preset.variant_recipe(variant, *preset.extension)

@@ -108,7 +108,7 @@ class TextData(Section):
             text = HubDataset(self.dataset, self.dataset_config, self.dataset_split, self.text_field)
         corpus = replace(text, known=on_rank0(text.fingerprint))  # rank 0 looks whether it has changed
         tokenizer = tokenizer or self._tokenizer(corpus)
-        return Data(self._batches(corpus, tokenizer, seed, tell, self.batch_size), tokenizer)
+        return Data(self._batches(corpus, tokenizer, seed, tell), tokenizer)
 
     @property
     def _folder(self) -> Path | None:
@@ -128,16 +128,13 @@ class TextData(Section):
                 f"cannot be loaded: {' '.join(str(error).split())}"
             ) from None
 
-    def _batches(
-        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, seed: int, tell: Tell | None, batch_size: int
-    ) -> Batches:
+    def _batches(self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, seed: int, tell: Tell | None) -> Batches:
         return TextBatches(
             prepare(corpus, tokenizer, self._folder, tell),
             tokenizer,
-            batch_size=batch_size,
             seed=seed,
             isolated=self.isolate_documents,
-            **self.model_dump(include={"length", "validation_fraction", "validation_tokens"}),
+            **self.model_dump(include={"length", "batch_size", "validation_fraction", "validation_tokens"}),
         )
 
 
@@ -161,10 +158,8 @@ class MaskedTextData(TextData):
     def _tokenizer(self, corpus: Corpus | None = None) -> PreTrainedTokenizerFast:
         return with_mask_token(super()._tokenizer(corpus))
 
-    def _batches(
-        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, seed: int, tell: Tell | None, batch_size: int
-    ) -> Batches:
-        text: Any = super()._batches(corpus, tokenizer, seed, tell, batch_size)
+    def _batches(self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, seed: int, tell: Tell | None) -> Batches:
+        text: Any = super()._batches(corpus, tokenizer, seed, tell)
         return MaskedTextBatches(text, tokenizer, mask_fraction=self.mask_fraction, seed=seed)
 
 

@@ -32,8 +32,7 @@ def _yaml() -> Any:
 def read_yaml(text: str) -> Any:
     """Parse one YAML document.
 
-    Raises ValueError if the text is not YAML, gives a key twice, or holds values that Python cannot: lists in lists too
-    deep, a number of thousands of digits.
+    Raises ValueError if the text is not YAML, gives a key twice, or holds what Python cannot: lists in lists too deep.
     """
     try:
         return _yaml().load(text)
@@ -127,7 +126,7 @@ class TrainRecipe(Section):
     seed: Annotated[int, Field(ge=0, le=LARGEST_INTEGER)] = 0
     log_every: Count = 10
     evaluate_every: Count | None = None
-    inspect_every: Count | None = 100
+    inspect_every: Count | None = 100  # of earlier runs, which measured layers; nothing reads it
     checkpoint_every: Count | None = None
     keep_checkpoints: Count = 2
     timeout_minutes: Annotated[float, Field(gt=0, le=10080)] = 30.0
