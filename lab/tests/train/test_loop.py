@@ -399,7 +399,7 @@ def test_an_evaluation_that_fails_loses_nothing(tmp_path: Path, whole: Path) -> 
 
 
 def test_a_gradient_that_is_no_number_stops_the_run_before_it_spoils_the_weights(tmp_path: Path) -> None:
-    message = r"At step 1 the gradient norm became nan: .* The numbers of each layer .* There is no checkpoint yet"
+    message = r"At step 1 the gradient norm became nan: .* There is no checkpoint yet"
     with pytest.raises(DivergenceError, match=message):
         train(recipe(model={"initializer_range": 1e30}), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()

@@ -108,7 +108,7 @@ def test_the_peak_of_a_step(kind: str, length: int, settings: dict[str, Any]) ->
     sizes = {"hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 4, "head_dim": 8, "vocab_size": 500}
     data = {"length": length, "batch_size": 2 * settings.get("accumulation", 1), "num_keys": 100, "num_values": 100}
     recipe = small_recipe(model=sizes | {"attention_type": kind}, data=data | {"num_noise": 299}, **settings)
-    model = DiffTransformerForCausalLM(build_config(recipe, recipe.data.vocabulary())).train()
+    model = DiffTransformerForCausalLM(build_config(recipe, 500)).train()
     if recipe.train.gradient_checkpointing:  # whose new name transformers warns of where it exists
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     optimizers, memory = build_optimizers(model, recipe.train), tracker.MemTracker()
