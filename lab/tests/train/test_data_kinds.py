@@ -7,7 +7,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from diff_lab.data import byte_tokenizer, cache_folder
-from diff_lab.train.data_kinds import KINDS, AnyData, Data, GeneratedData
+from diff_lab.train.recipe import KINDS, AnyData, Data, GeneratedData
 
 SMALL: dict[str, dict[str, Any]] = {
     "text": {"length": 64, "batch_size": 2},

@@ -6,8 +6,7 @@ import pytest
 
 from diff_lab.data import byte_tokenizer
 from diff_lab.train import build_config, load_recipe, parse_recipe, shipped_recipes
-from diff_lab.train.data_kinds import TextData
-from diff_lab.train.recipe import differences, dump_recipe, override_of, read_yaml
+from diff_lab.train.recipe import TextData, differences, dump_recipe, override_of, read_yaml
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model import language_model_class
 from tiny_model import KINDS

@@ -30,8 +30,7 @@ from torchtitan.trainer import Trainer
 from diff_lab.process import Interrupt, TrainingInterrupted
 from diff_lab.titan.data import NoTokenizer, RecipeDataLoader
 from diff_lab.titan.model import Adapter, DiffModel
-from diff_lab.train.data_kinds import Data, MaskedTextData
-from diff_lab.train.recipe import Recipe, TrainRecipe, build_config
+from diff_lab.train.recipe import Data, MaskedTextData, Recipe, TrainRecipe, build_config
 from diff_lab.train.step import DivergenceError, SpikeDetector, learning_rate
 from diff_transformer.nn import Lambda
 from diff_transformer.parallel import Context, context_parallel, shard, tensor_parallel

@@ -18,9 +18,8 @@ from diff_lab.data import RetrievalBatches, Tell
 from diff_lab.data.batches import GeneratedBatches
 from diff_lab.data.retrieval_task import most_frequent
 from diff_lab.train.checkpoint import without_progress_bars
-from diff_lab.train.data_kinds import Data
-from diff_lab.train.distributed import materialized
-from diff_lab.train.recipe import ModelRecipe, Recipe, build_config, differences, dump_recipe, load_recipe
+from diff_lab.train.distributed import materialized, plain_connection_errors
+from diff_lab.train.recipe import Data, ModelRecipe, Recipe, build_config, differences, dump_recipe, load_recipe
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
 from diff_transformer.utils.files import present_folders, read_json, unfinished_path, write_atomically
 from diff_transformer.utils.manifest import require_unchanged_weights
@@ -164,8 +163,10 @@ def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None = None,
 
     Raises:
         FileNotFoundError, ValueError: as the corpus, `prepare` and the batches of the data's kind.
+        ConnectionError: another rank has ended meanwhile.
     """
-    return recipe.data.build(recipe.train.seed, tokenizer, tell)
+    with plain_connection_errors(recipe.train.timeout_minutes):
+        return recipe.data.build(recipe.train.seed, tokenizer, tell)
 
 
 def build_model(recipe: Recipe, data: Data, *, init_from: bool = True, without_weights: bool = False) -> LanguageModel:
