@@ -30,8 +30,7 @@ from diff_lab.bench.bench_pages import results_path, write_document
 from diff_lab.bench.benchmark import DECODE, FORWARD, TRAINING, BenchRow, BenchSettings, Recorder
 from diff_lab.bench.model_bench import ModelSettings, measure_model
 from diff_lab.bench.operator_bench import OperatorSettings, check_candidate, measure_operator
-from diff_lab.bench.operator_candidates import candidates
-from diff_lab.bench.operator_problem import AnswerCheck, Shape, draw
+from diff_lab.bench.operator_candidates import AnswerCheck, Shape, candidates, draw
 from diff_lab.results_files import capture_environment, write_json
 from diff_transformer.ops.triton import kernel_arguments
 from diff_transformer.utils.files import read_json
@@ -72,7 +71,6 @@ class Sizes:
                 *("sdpa_full_v cuDNN", "sdpa_split_v flash", "sdpa_split_v cuDNN"),
             ),
             "rounds": 7,
-            "memory_length": 0,
         }
     )
     model_parts: tuple[str, ...] = ("step", "decode", "forward")
@@ -93,7 +91,6 @@ REHEARSAL = Sizes(
         "passes": ("forward", "forward+backward", "decode"),
         "candidates": ("sdpa_split_v",),
         "rounds": 5,
-        "memory_length": 0,
     },
     model_parts=("step", "decode"),
     model={

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from diff_lab.bench.benchmark import DECODE, FORWARD, TRAINING, BenchRow
 from diff_lab.bench.operator_bench import check_candidate
-from diff_lab.bench.operator_candidates import candidates
-from diff_lab.bench.operator_problem import AnswerCheck, Shape, draw
+from diff_lab.bench.operator_candidates import AnswerCheck, Shape, candidates, draw
 from diff_lab.results_files import write_json
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.triton import kernel_arguments, triton_backend

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from diff_lab.data import byte_tokenizer
 from diff_lab.train import load_recipe, shipped_recipes, train
-from diff_lab.train.data_kinds import KINDS
-from diff_lab.train.recipe import ModelRecipe, Recipe, TrainRecipe, parse_recipe, read_yaml
+from diff_lab.train.recipe import KINDS, ModelRecipe, Recipe, TrainRecipe, parse_recipe, read_yaml
 from diff_lab.train.run_setup import check_init_from
 from diff_transformer.cli.app import app as library
 

@@ -25,7 +25,7 @@ def notes() -> Notes:
 @pytest.fixture(autouse=True)
 def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no look through all of torch for garbage before each of them, which takes longer than the rest."""
-    monkeypatch.setattr("diff_lab.bench.timing.SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr("diff_lab.bench.benchmark.SAMPLE_SECONDS", 0.0)
     monkeypatch.setattr(gc, "collect", lambda: 0)
 
 
@@ -37,5 +37,4 @@ def tiny() -> OperatorSettings:
         lengths=(12, 40),
         candidates=("blockwise", "sdpa_split_v"),
         rounds=5,
-        memory_length=0,
     )

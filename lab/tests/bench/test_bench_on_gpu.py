@@ -1,6 +1,5 @@
 """Both benchmarks on a GPU, at sizes that take no time."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -10,19 +9,23 @@ import pytest
 import torch
 
 from diff_lab.bench.bench_pages import results_path, write_document
-from diff_lab.bench.benchmark import BACKWARD, DECODE, FORWARD, STEP, TRAINING, refuse_wrong
-from diff_lab.bench.model_bench import ModelSettings, measure_model
-from diff_lab.bench.operator_bench import OperatorSettings, measure_memory, measure_operator
-from diff_lab.bench.operator_candidates import AUTO, BASELINE, BASELINE_FLASH
-from diff_lab.bench.operator_problem import Shape
-from diff_lab.bench.timing import (
+from diff_lab.bench.benchmark import (
+    BACKWARD,
+    DECODE,
+    FORWARD,
     NO_MEMORY,
+    STEP,
+    TRAINING,
     EventClock,
     alternate,
     free_memory,
+    refuse_wrong,
     try_run,
     wall_clock,
 )
+from diff_lab.bench.model_bench import ModelSettings, measure_model
+from diff_lab.bench.operator_bench import OperatorSettings, measure_operator
+from diff_lab.bench.operator_candidates import AUTO, BASELINE, BASELINE_FLASH
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,7 +37,7 @@ CUDA = torch.device("cuda")
 
 def test_the_operator(notes: Any, tmp_path: Path) -> None:
     settings = OperatorSettings.on(
-        "cuda", heads=4, head_dims=(64, 128), tokens=512, lengths=(256, 512), rounds=5, memory_length=512,
+        "cuda", heads=4, head_dims=(64, 128), tokens=512, lengths=(256, 512), rounds=5,
     )  # fmt: skip
     document = measure_operator(settings, notes)
     rows = notes.rows
@@ -44,8 +47,6 @@ def test_the_operator(notes: Any, tmp_path: Path) -> None:
         assert row.against == BASELINE_FLASH
         if row.candidate in (BASELINE, BASELINE_FLASH, AUTO, "sdpa_split_v flash", "DiffLlama"):
             assert row.ratio is not None, row.reason
-    assert all(part["total"] > part["own"] > 0 for part in document["memory"])
-    assert document["peak_teraflops_per_second"]["bfloat16"] > 1
     path = results_path(tmp_path, "operator", "cuda")
     write_document(path, document)
     assert path.name == "operator-cuda.json"
@@ -96,13 +97,3 @@ def test_launches_are_not_in_the_time() -> None:
     by_events, by_wall = (median(alternate({"": run}, clock)[""]) for clock in (EventClock(CUDA), wall_clock(CUDA)))
     assert by_events < 2 * by_wall
     assert by_events < 50e-6
-
-
-def test_memory_of_a_process_of_its_own() -> None:
-    shape = Shape(batch=4, heads=8, width=64, queries=1024, keys=1024)
-    baseline, auto = measure_memory((BASELINE, AUTO), shape, "bfloat16", TRAINING, CUDA)
-    one = 4 * 8 * 1024 * 64 * 2 / 2**20
-    for part in (baseline, auto):
-        assert "reason" not in part, json.dumps(part)
-        assert part["inputs"] == pytest.approx(4 * one, rel=0.1)
-        assert part["own"] >= 4 * one * 0.9

@@ -20,7 +20,7 @@ from diff_transformer.utils.files import read_json
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
     settings = OperatorSettings(
-        heads=2, head_dims=(8,), lengths=(12,), rounds=5, memory_length=0,
+        heads=2, head_dims=(8,), lengths=(12,), rounds=5,
         candidates=("blockwise",), passes=("forward+backward", "decode"),
     )  # fmt: skip
     return measure_operator(settings, Recorder())

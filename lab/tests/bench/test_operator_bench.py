@@ -33,8 +33,7 @@ def test_a_run_has_every_case_and_where_it_comes_from(tiny: OperatorSettings, no
         assert row.reason is None
         assert row.ratio is not None
         assert row.quartiles is not None
-        assert row.extremes is not None
-        assert row.extremes[0] <= row.quartiles[0] <= row.ratio <= row.quartiles[1] <= row.extremes[1]
+        assert row.quartiles[0] <= row.ratio <= row.quartiles[1]
         assert row.rounds == 5
         assert row.milliseconds is not None
         assert row.milliseconds > 0
@@ -91,7 +90,6 @@ def test_right_rows_are_not_refused(tiny: OperatorSettings) -> None:
     [
         ({"candidates": ("fast",)}, "candidate must be one of 'softmax', 'auto', .* got 'fast'"),
         ({"head_dims": (64, -1)}, "head_dims must be 1 or more, got -1"),
-        ({"memory_length": -1}, "memory_length must be 0 or more, got -1"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:

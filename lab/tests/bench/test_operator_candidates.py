@@ -5,12 +5,15 @@ from torch import Tensor, nn
 from diff_lab.bench.benchmark import DECODE, FORWARD, TRAINING
 from diff_lab.bench.operator_candidates import (
     BASELINE,
+    OperatorProblem,
+    Shape,
+    arrange,
     backend_of_auto,
     candidates,
     compute,
+    draw,
     timed_run,
 )
-from diff_lab.bench.operator_problem import OperatorProblem, Shape, arrange, draw
 from diff_transformer.ops import flex
 from diff_transformer.ops.backends import BACKENDS
 

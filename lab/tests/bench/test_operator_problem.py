@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from diff_lab.bench.benchmark import DECODE, DTYPES, FORWARD, TRAINING
-from diff_lab.bench.operator_candidates import candidates, compute
-from diff_lab.bench.operator_problem import AnswerCheck, OperatorProblem, Shape, draw
+from diff_lab.bench.operator_candidates import AnswerCheck, OperatorProblem, Shape, candidates, compute, draw
 
 CPU = torch.device("cpu")
 SEQUENCE = Shape(batch=2, heads=6, width=8, queries=300, keys=300)

@@ -3,8 +3,7 @@ import gc
 import pytest
 import torch
 
-from diff_lab.bench.benchmark import FORWARD, BenchRow, BenchSettings, time_case
-from diff_lab.bench.timing import MOST_ROUNDS, alternate, wall_clock
+from diff_lab.bench.benchmark import FORWARD, MOST_ROUNDS, BenchRow, BenchSettings, alternate, time_case, wall_clock
 
 CLOCK = wall_clock(torch.device("cpu"))
 
@@ -19,7 +18,7 @@ def test_every_candidate_runs_once_a_round_in_rotating_order() -> None:
 
 
 def test_fast_candidates_are_repeated_and_get_more_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diff_lab.bench.timing.SAMPLE_SECONDS", 0.001)
+    monkeypatch.setattr("diff_lab.bench.benchmark.SAMPLE_SECONDS", 0.001)
     calls: list[int] = []
     times = alternate({"fast": lambda: calls.append(0)}, CLOCK)
     assert len(times["fast"]) == MOST_ROUNDS

@@ -11,13 +11,13 @@ from diff_lab.bench import operator_bench, operator_candidates
 
 Run = Callable[..., Any]
 
-TINY = ["--length", 12, "--heads", 2, "--head-dim", 8, "--rounds", 5, "--memory-length", 0]
+TINY = ["--length", 12, "--heads", 2, "--head-dim", 8, "--rounds", 5]
 TINY += ["--candidate", "sdpa_split_v", "--dtype", "float32"]
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diff_lab.bench.timing.SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr("diff_lab.bench.benchmark.SAMPLE_SECONDS", 0.0)
 
 
 def test_bench_operator(run: Run, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_interrupted_nothing_is_written(run: Run, tmp_path: Path, monkeypatch: p
         (["operator", "--rounds", 0], "rounds must be 5 or more, got 0"),
         (["operator", "--heads", 7], "heads must be even"),
         (["operator", "--length", 0], "must be 1 or more, got 0"),
-        (["model", "--heads", 8, "--memory-length", 0], "bench model does not take heads, memory_length."),
+        (["model", "--heads", 8, "--head-dim", 8], "bench model does not take head_dims, heads."),
         (["operator", "--device", "moon"], "The device 'moon' cannot be used here"),
         (["model", "--pass", "backward"], "pass must be one of 'forward', 'step', 'decode', got 'backward'"),
     ],

@@ -24,7 +24,7 @@ SETTINGS = [
     *("model.hidden_size=32", "model.intermediate_size=64", "model.num_hidden_layers=2", "model.head_dim=8"),
     *("data.length=64", "data.batch_size=8", "data.validation_tokens=2048", "data.validation_fraction=0.2"),
     *("train.steps=60", "train.warmup_steps=5", "train.learning_rate=1e-2", "train.evaluate_every=30"),
-    *("train.inspect_every=30", "train.log_every=1"),
+    "train.log_every=1",
 ]
 
 
@@ -49,7 +49,6 @@ def test_training_and_numbers(run: Run, trained: Path, text: Path, tmp_path: Pat
     assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]
     last = lines[-1]
     assert last["validation/accuracy"] > 0.5
-    assert len(last["logit_max"]) == len(last["norm_input_rms"]) == 2
     # The numbers of training, of `eval`, and those taken by hand agree.
     model = AutoModelForMaskedLM.from_pretrained(trained / "model").eval()
     batches = build_data(load_recipe(trained / "recipe.yaml"), load_tokenizer(trained / "model")).batches

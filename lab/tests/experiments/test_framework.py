@@ -23,7 +23,6 @@ from diff_lab.experiments.variant_training import choose_rate, next_rate
 from diff_lab.measure.standard import validation_callback
 from diff_lab.record import Better
 from diff_lab.train import build_config, build_data, load_recipe
-from diff_lab.train.plan import vocabulary
 from diff_lab.train.recipe import dump_recipe
 from full_run import short_run
 from small_experiment import SIZES, SMALL, TINY, Heard
@@ -138,7 +137,10 @@ def test_every_experiment_of_the_register_is_complete(name: str) -> None:
     assert minutes[1] <= 30
     for preset in experiment.presets.values():
         recipes = {variant: preset.variant_recipe(variant, *preset.sweep) for variant in preset.variants}
-        counts = {variant: count(build_config(recipe, vocabulary(recipe))) for variant, recipe in recipes.items()}
+        counts = {
+            variant: count(build_config(recipe, recipe.model.vocab_size or recipe.data.vocabulary()))
+            for variant, recipe in recipes.items()
+        }
         check_alike(recipes, counts, preset)
         for variant in preset.variants:
             preset.variant_recipe(variant, *preset.extension)

@@ -50,7 +50,7 @@ def test_all_variants_are_measured_and_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "lam"), [("diff", 0.25), ("diff_v2", 0.5)])
 def test_a_fixed_lambda_stays(kind: str, lam: float, tmp_path: Path) -> None:
     settings = ["model.fixed_lambda=true", "model.lambda_init=0.25", f"model.attention_type={kind}"]
-    recipe = load_recipe("recall", [*SMALL, *settings, "train.learning_rate=0.1", "train.inspect_every=1"])
+    recipe = load_recipe("recall", [*SMALL, *settings, "train.learning_rate=0.1"])
     run = train(recipe, tmp_path / "run", data=build_data(recipe))
     weights = [weight for name, weight in run.model.named_parameters() if ".lam" in name]
     assert weights

@@ -7,7 +7,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from diff_lab.data import byte_tokenizer, cache_folder
-from diff_lab.train.data_kinds import KINDS, AnyData, Data, GeneratedData
+from diff_lab.train.recipe import KINDS, AnyData, Data, GeneratedData
 
 SMALL: dict[str, dict[str, Any]] = {
     "text": {"length": 64, "batch_size": 2},
@@ -38,8 +38,7 @@ def test_a_tilde_is_the_users_folder(text: Path, monkeypatch: pytest.MonkeyPatch
     byte_tokenizer().save_pretrained(tmp_path / "tokenizer")
     named = {"paths": ["~/a.txt"], "cache": "~/cache", "tokenizer": "~/tokenizer"}
     section: Any = TypeAdapter(AnyData).validate_python({**settings("text", text), **named})
-    assert section.vocabulary() == 257
-    section.build(3)
+    assert section.build(3).batches.vocab_size == 257
     assert {path.name for path in tmp_path.iterdir()} == {"a.txt", "cache", "tokenizer"}
     monkeypatch.setenv("DIFF_TRANSFORMER_CACHE", "~/other")
     assert cache_folder() == tmp_path / "other"

@@ -3,8 +3,8 @@
 import pytest
 
 from diff_lab.train import build_config, load_recipe
-from diff_lab.train.data_kinds import TextData
 from diff_lab.train.plan import meta_model
+from diff_lab.train.recipe import TextData
 from diff_lab.train.step import learning_rate
 
 # Billions of parameters by the paper's names, to their last digit; layers, width, differential heads, d, FFN, length.

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from diff_lab.data import byte_tokenizer
 from diff_lab.train import build_config, load_recipe, shipped_recipes, train
-from diff_lab.train.plan import CONTEXT, GIB, GPUS, USABLE, Memory, Plan, peak_flops, vocabulary
+from diff_lab.train.plan import CONTEXT, GIB, GPUS, USABLE, Memory, Plan, peak_flops
 from diff_lab.train.step import build_optimizers
 from diff_transformer.model import DiffTransformerForCausalLM
 from full_run import short_run
@@ -109,7 +108,7 @@ def test_the_peak_of_a_step(kind: str, length: int, settings: dict[str, Any]) ->
     sizes = {"hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 4, "head_dim": 8, "vocab_size": 500}
     data = {"length": length, "batch_size": 2 * settings.get("accumulation", 1), "num_keys": 100, "num_values": 100}
     recipe = small_recipe(model=sizes | {"attention_type": kind}, data=data | {"num_noise": 299}, **settings)
-    model = DiffTransformerForCausalLM(build_config(recipe, vocabulary(recipe))).train()
+    model = DiffTransformerForCausalLM(build_config(recipe, 500)).train()
     if recipe.train.gradient_checkpointing:  # whose new name transformers warns of where it exists
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     optimizers, memory = build_optimizers(model, recipe.train), tracker.MemTracker()
@@ -128,32 +127,13 @@ def test_the_peak_of_a_step(kind: str, length: int, settings: dict[str, Any]) ->
     assert Plan(recipe).ways[recipe.train.gradient_checkpointing].memory.total == pytest.approx(measured, rel=0.25)
 
 
-def test_the_vocabulary_of_a_tokenizer(tmp_path: Path) -> None:
-    byte_tokenizer().save_pretrained(tmp_path / "bytes")
-    assert vocabulary(load_recipe("tiny", [f"data.tokenizer={tmp_path / 'bytes'}"])) == 257
-    assert vocabulary(load_recipe("tiny")) == 257
-    assert vocabulary(load_recipe("small")) == 8192
-    with pytest.raises(ValueError, match=r"downloads nothing, and data\.tokenizer 'gpt2' is no folder"):
-        vocabulary(load_recipe("tiny", ["data.tokenizer=gpt2"]))
-
-
-@pytest.mark.parametrize(("recipe", "content"), [("tiny", None), ("tiny", "{}"), ("masked", "{")])
-def test_a_folder_without_a_readable_tokenizer(tmp_path: Path, recipe: str, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
-    settings = [f"data.tokenizer={tmp_path}", "data.vocab_size=null"]
-    with pytest.raises(ValueError, match=rf'^data\.tokenizer is "bytes", .* and {str(tmp_path)!r} cannot be loaded: '):
-        vocabulary(load_recipe(recipe, settings))
-
-
 @pytest.mark.parametrize(
     ("settings", "arguments", "message"),
     [
         ([], {"gpu": "v100"}, "GPU 'v100' is not known; known ones are b200, h200"),
-        ([], {"gpu": "h200", "gpus": 0}, "the number of GPUs must be 1 or more, got 0"),
         ([], {"gpus": 2}, "several processes are planned for GPUs, got 2"),
-        ([], {"gpu": "h200", "utilisation": 40.0}, "the utilisation must lie above 0 and not above 1, got 40.0"),
         ([], {"gpu": "h200", "gpus": 3}, r"data\.batch_size=32 cannot be divided among 3 processes"),
+        (["data.tokenizer=gpt2", "data.vocab_size=null"], {}, "give the tokens of 'gpt2' as model.vocab_size"),
         (["train.precision=fp16"], {}, "'fp16' trains nothing any more: it is 'bf16', or 'no' for float32"),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import ranks
 from diff_lab.train import build_data, load_recipe
-from diff_lab.train.distributed import broadcast_from_rank0
+from diff_lab.train.distributed import on_rank0
 from diff_transformer.utils import manifest
 
 
@@ -27,7 +27,7 @@ def script() -> None:
         raise ValueError("there is no text")
 
     try:
-        broadcast_from_rank0(fail)
+        on_rank0(fail)
     except ValueError as error:
         report["error"] = str(error)
     (folder / f"{rank}.json").write_text(json.dumps(report))

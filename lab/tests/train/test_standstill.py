@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 import ranks
 from diff_lab.train import Data, build_data, train
-from diff_lab.train.data_kinds import RetrievalData
 from diff_lab.train.distributed import DistributedContext, plain_connection_errors
+from diff_lab.train.recipe import RetrievalData
 from diff_transformer.ops.cpu import cpu_backend as cpu_backend
 from small_runs import small_recipe
 

@@ -1,14 +1,19 @@
-"""Defines common parts of both benchmarks: settings and their checks, rows of results, timing of a case."""
+"""Defines common parts of both benchmarks: settings and their checks, rows of results, clocks, timing of a case.
 
+Candidates are timed in alternation: each runs once a round, so that a drift of the machine affects all of them alike.
+"""
+
+import gc
+import math
 import operator
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from diff_lab.bench.timing import LEAST_ROUNDS, Clock, Run, alternate, free_memory, try_run
 from diff_lab.results_files import capture_environment
 from diff_transformer.utils.environment import check_device, installed_version
 
@@ -19,6 +24,26 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BASELINE = "softmax"
 WRONG = "its results are wrong"
 
+Run = Callable[[], object]
+# (run, repeats) → seconds of one run.
+Clock = Callable[[Run, int], float]
+
+NO_MEMORY = "it does not fit in the device's memory"
+
+# Memory that is read before each run, in sizes of the second-level cache, and that size where torch does not know it.
+FLUSH, USUAL_CACHE = 4, 64 << 20
+# The device's queue holds about a thousand launches; so many runs at a time fit into it.
+BURST = 50
+# The host's head start relative to the time that enqueuing takes, its maximum in seconds, and cycles of a second.
+HEAD_START, LONGEST_START, CYCLES = 1.25, 0.2, 2e9
+
+# A sample repeats a fast candidate until it takes about so long: clocks and calls cost microseconds.
+SAMPLE_SECONDS = 0.005
+# The default number of rounds gives each candidate about so many seconds, within these bounds.
+CANDIDATE_SECONDS = 0.3
+LEAST_ROUNDS, MOST_ROUNDS = 5, 25
+
+T = TypeVar("T")
 Settings = TypeVar("Settings", bound="BenchSettings")
 
 
@@ -26,15 +51,13 @@ Settings = TypeVar("Settings", bound="BenchSettings")
 class BenchSettings:
     """The settings that both benchmarks have; the defaults are those of the CPU, `on` takes the device's.
 
-    `batch` counts the sequences at a time; with `tokens` they are as many as have so many tokens together, at least
-    one. `passes` are keys of `PASSES`. `candidates` are measured beside those that always run; None measures all.
+    `batch` counts the sequences at a time; with `tokens` they are as many as have so many tokens together. `passes` are
+    keys of `PASSES`. `candidates` are measured beside those that always run; None measures all.
     """
 
-    # Names on the command line → the names in results; and the defaults that differ on CUDA.
+    # Names on the command line → those in results; and the defaults that differ on CUDA.
     PASSES: ClassVar[Mapping[str, str]] = {}
     ON_CUDA: ClassVar[Mapping[str, Any]] = {}
-    # The smallest values of the numbers that need not be just 1 or more.
-    LEAST: ClassVar[Mapping[str, int]] = {"rounds": LEAST_ROUNDS, "memory_length": 0}
 
     device: str = "cpu"
     dtypes: tuple[str, ...] = tuple(DTYPES)
@@ -58,7 +81,7 @@ class BenchSettings:
         check_choice("dtype", self.dtypes, DTYPES)
         check_choice("pass", self.passes, self.PASSES)
         for name, value in vars(self).items():
-            least = self.LEAST.get(name, 1)
+            least = LEAST_ROUNDS if name == "rounds" else 1
             for size in value if isinstance(value, tuple) else (value,):
                 if type(size) is int and size < least:  # not a bool
                     raise ValueError(f"{name} must be {least} or more, got {size}.")
@@ -96,8 +119,8 @@ def check_choice(option: str, chosen: Sequence[str], allowed: Iterable[str]) -> 
 class BenchRow:
     """One candidate in one case.
 
-    `ratio` is the median over the rounds of (its time / the time of `against` in the same round), with quartiles and
-    extremes; `milliseconds` is its median time, to which the rates belong: bytes of keys and values that a decoding
+    `ratio` is the median over the rounds of (its time / the time of `against` in the same round), with its
+    quartiles; `milliseconds` is its median time, to which the rates belong: bytes of keys and values that a decoding
     step reads, operations of the Transformer in the same case, tokens of a whole model's batch. `error` is the largest
     error as a share of the budget: above 1 the candidate is wrong and has no time. `reason` says why there is no time,
     and `backend` which one "auto" chose.
@@ -113,7 +136,6 @@ class BenchRow:
     milliseconds: float | None = None
     ratio: float | None = None
     quartiles: tuple[float, float] | None = None
-    extremes: tuple[float, float] | None = None
     rounds: int | None = None
     gigabytes_per_second: float | None = None
     teraflops_per_second: float | None = None
@@ -159,6 +181,118 @@ def refuse_wrong(rows: Sequence[BenchRow]) -> None:
         raise ValueError(f"wrong results, which were not timed: {'; '.join(wrong)}.")
 
 
+def try_run(device: torch.device, work: Callable[..., T], *arguments: Any) -> tuple[T | None, str | None]:
+    """Return the result of `work` and None; or None and why it failed, which must not end a long benchmark."""
+    try:
+        value = work(*arguments)
+        synchronize(device)  # a kernel's failure belongs to the work which launched it
+        return value, None
+    except torch.OutOfMemoryError:
+        reason = NO_MEMORY
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        reason = f"{type(error).__name__}: {first}"
+    # Not in the clauses above: there the exception still holds the frames, and they their tensors.
+    free_memory(device)
+    return None, reason
+
+
+def free_memory(device: torch.device) -> None:
+    """Free all memory that nothing refers to any more, including torch's cache."""
+    gc.collect()
+    synchronize(device)  # raises again if the device is beyond use
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def wall_clock(device: torch.device) -> Clock:
+    """Make the clock of a user's waiting, launches included: a CUDA device is synchronised before and after."""
+
+    def seconds(run: Run, repeats: int) -> float:
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        synchronize(device)
+        return max(time.perf_counter() - start, 1e-9) / repeats
+
+    return seconds
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a CUDA device has finished its work; nothing on others."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def kernel_clock(device: torch.device) -> Clock:
+    """Make the clock of the device's work: events on CUDA, else the wall clock."""
+    return EventClock(device) if device.type == "cuda" else wall_clock(device)
+
+
+class EventClock:
+    """Times each run between two CUDA events, with none of its data in the second-level cache.
+
+    Before each run other memory is read (not written, or it would be written back during the run), several times the
+    size of the cache. Meanwhile, and while the device sleeps at the start of a burst, the host enqueues.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or USUAL_CACHE
+        self._other = torch.ones(FLUSH * cache // 4, device=device)
+        self._enqueuing: dict[Run, float] = {}
+        self._other.sum()  # its kernel is loaded here, not in the first burst
+
+    def __call__(self, run: Run, repeats: int) -> float:
+        with torch.cuda.device(self._device):
+            total = sum(self._burst(run, min(BURST, repeats - done)) for done in range(0, repeats, BURST))
+        return max(total, 1e-9) / repeats
+
+    def _burst(self, run: Run, repeats: int) -> float:
+        pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(repeats)]
+        torch.cuda.synchronize(self._device)
+        if run in self._enqueuing:
+            start = min(self._enqueuing[run] * repeats * HEAD_START, LONGEST_START)
+            torch.cuda._sleep(int(start * CYCLES))
+        begin = time.perf_counter()
+        for first, last in pairs:
+            self._other.sum()
+            first.record()
+            run()
+            last.record()
+        # Only of the first, single run: later the host may have waited for space in the queue.
+        self._enqueuing.setdefault(run, (time.perf_counter() - begin) / repeats)
+        torch.cuda.synchronize(self._device)
+        return sum(first.elapsed_time(last) for first, last in pairs) * 1e-3
+
+
+def alternate(candidates: Mapping[str, Run], clock: Clock, rounds: int | None = None) -> dict[str, list[float]]:
+    """Time one run of each candidate in seconds, one value a round; the order rotates from round to round.
+
+    Each candidate has run before, so that no first run is timed. Without `rounds` there are 5 to 25 of them, more the
+    shorter a run is.
+    """
+    once = {name: clock(run, 1) for name, run in candidates.items()}
+    repeats = {name: max(1, math.ceil(SAMPLE_SECONDS / seconds)) for name, seconds in once.items()}
+    if rounds is None:
+        longest = max(once[name] * repeats[name] for name in candidates)
+        rounds = min(MOST_ROUNDS, max(LEAST_ROUNDS, math.ceil(CANDIDATE_SECONDS / longest)))
+    names = list(candidates)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    # A collection in the middle of a run would be charged to that run.
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(rounds):
+            first = turn % len(names)
+            for name in names[first:] + names[:first]:
+                times[name].append(clock(candidates[name], repeats[name]))
+    finally:
+        gc.enable()
+    return times
+
+
 def time_case(
     checked: Mapping[str, BenchRow],
     prepare: Callable[[str], Run],
@@ -172,8 +306,8 @@ def time_case(
     """Return the rows of one case with their times, measured in alternated runs.
 
     Of the `checked` rows those with a reason are not timed. `prepare` makes the timed call of a candidate, `rates`
-    makes fields of a row from the median seconds of a run. The ratios are to the first of `bases` that can run; without
-    one nothing is timed. Candidates in `other_bases` get a second row, relative to another candidate.
+    fields of a row from the median seconds of a run. The ratios are to the first of `bases` that can run. Candidates in
+    `other_bases` get a second row, relative to another candidate.
     """
     device, rows = settings.torch_device, dict(checked)
 
@@ -206,7 +340,7 @@ def time_case(
                 low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
                 seconds = statistics.median(times[name])
                 fields: dict[str, Any] = {"ratio": middle, "quartiles": (low, high)}
-                fields |= {"extremes": (min(ratios), max(ratios)), "rounds": len(ratios), "milliseconds": seconds * 1e3}
+                fields |= {"rounds": len(ratios), "milliseconds": seconds * 1e3}
                 finished.append(replace(row, against=against, **fields, **rates(seconds)))
             elif against == base:
                 finished.append(replace(row, against=base))

@@ -20,10 +20,13 @@ from diff_lab.bench.benchmark import (
     BenchRow,
     BenchSettings,
     Recorder,
+    Run,
     check_choice,
+    free_memory,
     time_case,
+    try_run,
+    wall_clock,
 )
-from diff_lab.bench.timing import Run, free_memory, try_run, wall_clock
 from diff_transformer.ops.reference import rounding_band, share_of_allowed
 
 DIFF, LLAMA, DIFF_LLAMA = "diff", "Llama", "DiffLlama"

@@ -48,7 +48,6 @@ def bench(
         list[str] | None, optional("Measure only this beside the Transformer; may be repeated.", "all")
     ] = None,
     rounds: Annotated[int | None, optional("Alternated rounds, 5 or more.", "5 to 25, by the time they take")] = None,
-    memory_length: Annotated[int | None, optional("Length for peak memory, 0 for none (operator).", "16384")] = None,
     output: Annotated[Path | None, optional("Folder for the results, as JSON and Markdown.", "only printed")] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results of this benchmark that are in the output folder.")
@@ -69,12 +68,7 @@ def bench(
     from diff_lab.bench.operator_bench import OperatorSettings, measure_operator
 
     several = {"dtypes": dtype, "lengths": length, "head_dims": head_dim, "passes": pass_, "candidates": candidate}
-    one = {
-        "batch": batch,
-        "heads": heads,
-        "rounds": rounds,
-        "memory_length": memory_length,
-    }
+    one = {"batch": batch, "heads": heads, "rounds": rounds}
     # The settings have defaults for what was not given.
     chosen: dict[str, Any] = {name: tuple(values) for name, values in several.items() if values}
     chosen |= {name: value for name, value in one.items() if value is not None}

@@ -61,7 +61,7 @@ def evaluate_measures(
     from diff_lab.report.tables import demo_table, measure_table
     from diff_lab.results_files import capture_results
     from diff_lab.train import build_data
-    from diff_lab.train.data_kinds import TextData
+    from diff_lab.train.recipe import TextData
     from diff_transformer.cli import checkpoints
 
     if not names:

@@ -83,11 +83,13 @@ def prepare(
 def plan(
     recipe: RecipeName,
     settings: RecipeSettings = None,
-    gpus: Annotated[int, typer.Option(help="The number of GPUs.")] = 1,
+    gpus: Annotated[int, typer.Option(help="The number of GPUs.", min=1)] = 1,
     gpu: Annotated[
         str, typer.Option(help="The GPU: h200, a100-80, rtx-4090 …; or cpu for the processor of this machine.")
     ] = "cpu",
-    utilisation: Annotated[float, typer.Option(help="The share of the GPUs' peak that training reaches.")] = 0.4,
+    utilisation: Annotated[
+        float, typer.Option(help="The share of the GPUs' peak that training reaches.", min=0.01, max=1)
+    ] = 0.4,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the parameters, operations, memory, time and disk space that a recipe would take."""

@@ -17,9 +17,8 @@ from diff_lab.measure.standard import validation_callback
 from diff_lab.record import Comparison, Headline, Result
 from diff_lab.statistics import compare
 from diff_lab.train import Progress, Recipe, build_config, load_recipe
-from diff_lab.train.data_kinds import TextData
 from diff_lab.train.plan import meta_model
-from diff_lab.train.recipe import differences
+from diff_lab.train.recipe import TextData, differences
 from diff_transformer.attention_types import ATTENTION_TYPES, head_dim
 from diff_transformer.model import DiffTransformerConfig
 

@@ -22,10 +22,7 @@ class NoTokenizer(BaseTokenizer):
     def __init__(self, config: Any = None, *, tokenizer_path: str) -> None:
         super().__init__()
 
-    def encode(self, *_args: Any, **_kwargs: Any) -> list[int]:
-        raise NotImplementedError("a recipe's batches are tokens already.")
-
-    decode = get_vocab_size = encode
+    encode = decode = get_vocab_size = None  # nothing calls them
 
 
 class RecipeDataLoader(BaseDataLoader):

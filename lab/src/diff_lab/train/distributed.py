@@ -1,6 +1,5 @@
 """Divides a run among several ranks (the model, the rows of a batch) and exchanges values and errors between them."""
 
-import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,37 +32,24 @@ def is_rank0() -> bool:
     return rank() == 0
 
 
-def all_gather_object(value: T, group: Any = None) -> list[T]:
+def all_gather_object(value: T) -> list[T]:
     """Return every rank's value; each is pickled on its way. Called on every rank."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value, group=group)
+    dist.all_gather_object(values, value)
     return values
 
 
-def on_rank0(compute: Callable[[], T], group: Any = None) -> T:
-    """Compute a value on rank 0 and return it on every rank, or raise its error on every rank.
-
-    Called on every rank.
-    """
-    with propagate_errors(group):
+def on_rank0(compute: Callable[[], T]) -> T:
+    """Compute a value on rank 0 and return it, or raise its error, on every rank. Called on every rank."""
+    with propagate_errors():
         value: Any = compute() if is_rank0() else None
-    return all_gather_object(value, group)[0]
-
-
-def broadcast_from_rank0(compute: Callable[[], T]) -> T:
-    """Compute a value as :func:`on_rank0` does, but let the other ranks wait as long as it takes."""
-    if not dist.is_initialized():
-        return compute()
-    group = dist.new_group(backend="gloo", timeout=timedelta(days=30))  # hashing a corpus may take longer than a step
-    value = on_rank0(compute, group)
-    dist.destroy_process_group(group)
-    return value
+    return all_gather_object(value)[0]
 
 
 @contextmanager
-def propagate_errors(group: Any = None) -> Iterator[None]:
+def propagate_errors() -> Iterator[None]:
     """Raise an exception of one rank on every rank, so that none waits for ever. Called on every rank.
 
     At the end of the block the ranks wait for each other. Inside, none may wait for another: one that failed would
@@ -76,7 +62,7 @@ def propagate_errors(group: Any = None) -> Iterator[None]:
     except Exception as raised:
         error = raised
     kind = ValueError if isinstance(error, ValueError) else OSError
-    errors = all_gather_object(None if error is None else (kind, str(error) or type(error).__name__), group)
+    errors = all_gather_object(None if error is None else (kind, str(error) or type(error).__name__))
     if error is not None:
         raise error
     for process, remote in enumerate(errors):
@@ -235,15 +221,10 @@ class DistributedContext:
         """Return whether the flag is set on any rank."""
         return bool(self.sum(torch.tensor(float(flag), device=self.device)))
 
-    def describe(self, model: Any, call: nn.Module) -> str:
-        """Describe the layout that the model really uses: "2 processes (gloo, cpu): FSDP2, 3 units, 51 % on each"."""
+    def describe(self) -> str:
+        """Describe the layout: "2 processes (gloo, cpu): FSDP, float32"."""
         precision = "bfloat16 autocast" if self.precision == "bf16" else "float32"
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         if self.count == 1:
             return f"1 process ({device}), {precision}"
-        parts = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
-        share = sum(part.numel() for part in parts) / sum(p.numel() for p in model.parameters())
-        units = sum(isinstance(module, FSDPModule) for module in model.modules())
-        how = "DDP" if isinstance(call, DistributedDataParallel) else f"FSDP2, {units} units"
-        processes = f"{self.count} processes ({dist.get_backend()}, {device})"
-        return f"{processes}: {how}, {math.ceil(100 * share)} % of the parameters on each, {precision}"
+        return f"{self.count} processes ({dist.get_backend()}, {device}): {self.kind.upper()}, {precision}"

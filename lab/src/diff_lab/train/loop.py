@@ -33,7 +33,6 @@ from diff_lab.train.distributed import (
     plain_connection_errors,
     propagate_errors,
 )
-from diff_lab.train.layer_statistics import measure_layers
 from diff_lab.train.plan import flops_per_token, peak_flops
 from diff_lab.train.progress import Metrics, Progress
 from diff_lab.train.recipe import Recipe
@@ -136,14 +135,14 @@ class TrainingRun:
         self.metrics = Metrics(*files, self.state.step) if is_rank0() else None
         with self.metrics or nullcontext(), Interrupt() as interrupt:
             self.progress.start(self.settings.steps, f"{self.recipe.name} · {self.recipe.model.attention_type}")
-            self.progress.tell(self.context.describe(self.model, self.call))
+            self.progress.tell(self.context.describe())
             if self.resumes:
                 step = f"resumes after step {self.state.step}"
                 self.progress.tell(step if self.resumed_from else "no checkpoint: begins at step 1")
             try:
                 self.call.train()
                 for number, batch in prefetched(data.batches.train_batch, self.state.step + 1, self.settings.steps):
-                    self._log(self._train_step(number, batch), batch)
+                    self._log(self._train_step(number, batch))
                     stopping = self.context.any(interrupt.requested)
                     if stopping or self._is_due(self.settings.checkpoint_every):
                         if not self.folder.is_dir():
@@ -242,10 +241,8 @@ class TrainingRun:
         if settings.on_divergence == "stop" or not self.detector.may_skip:
             checkpoint = self.checkpoints.last
             resumable = f"The newest checkpoint is {checkpoint}" if checkpoint else "There is no checkpoint yet"
-            of_layers = f"The numbers of each layer are in {self.folder / run_setup.METRICS}, and "
             raise DivergenceError(
-                f"{bad_step} {of_layers if settings.inspect_every else ''}"
-                "transformers.debug_utils.DebugUnderflowOverflow names the first one that is not finite. "
+                f"{bad_step} transformers.debug_utils.DebugUnderflowOverflow names the first layer that is not finite. "
                 f"{resumable}. A lower train.learning_rate (now {settings.learning_rate}) or a longer warm-up "
                 "usually helps, in a run of its own, which may start from a checkpoint (model.init_from). This run "
                 "resumes with --resume and train.on_divergence=skip, which skips such steps, or another "
@@ -254,14 +251,13 @@ class TrainingRun:
         if is_rank0():
             self.warn(f"The step is skipped. {bad_step}")
 
-    def _log(self, line: dict[str, Any], batch: dict[str, Tensor]) -> None:
-        """Show the progress, and log the step if it is due, with an evaluation and layer statistics if those are."""
+    def _log(self, line: dict[str, Any]) -> None:
+        """Show the progress, and log the step if it is due, with an evaluation if one is."""
         settings, number = self.settings, line["step"]
         speed = self.tokens / (self.state.seconds - self.seconds_logged)
         self.progress.update(number, line["loss"], speed)
         evaluates = self.on_evaluate is not None and self._is_due(settings.evaluate_every)
-        measures_layers = settings.inspect_every is not None and (number == 1 or self._is_due(settings.inspect_every))
-        if not (evaluates or measures_layers or "skipped" in line or self._is_due(settings.log_every)):
+        if not (evaluates or "skipped" in line or self._is_due(settings.log_every)):
             return
         line |= {"tokens_per_second": speed, "seconds": self.state.seconds, "lambdas": self.model.lambdas()}
         # The share of the devices' peak that the model's own arithmetic takes; None where no peak is known.
@@ -270,11 +266,6 @@ class TrainingRun:
         flops = speed * flops_per_token(self.model.config, self.recipe.data.length) / self.context.count
         memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
         line |= {"mfu": None if peak is None else flops / peak, "memory": memory}
-        if measures_layers:
-            # From one sequence of each process.
-            row = {name: tensor[:1] for name, tensor in self.context.local_batch(batch).items()}
-            with self.context.autocast():
-                line |= measure_layers(self.model, self.context.model_inputs(row))
         if evaluates:
             line |= self._evaluate(number)
         if self.metrics is not None:

@@ -58,14 +58,6 @@ _DATASHEETS = (
 GPUS = {gpu.name: gpu for gpu in _DATASHEETS}
 
 
-def gpu_named(name: str) -> Gpu:
-    """Find a GPU by its name, however spelt ("RTX 4090" is "rtx-4090"). Raises ValueError for an unknown one."""
-    key = re.sub(r"[\s_-]+", "-", name.strip().lower())
-    if key not in GPUS:
-        raise ValueError(f"GPU {name!r} is not known; known ones are {', '.join(GPUS)}.")
-    return GPUS[key]
-
-
 def peak_flops(device: torch.device, precision: str) -> float | None:
     """Return the peak FLOP/s of a GPU in a precision of a recipe, of which utilisation is a share.
 
@@ -113,20 +105,18 @@ class Plan:
         utilisation: which share of the peak the model's own operations reach.
 
     Raises:
-        ValueError: an unknown GPU; numbers that make no sense; a batch that cannot be divided among them, or a
-            precision in which they cannot train; or a vocabulary that only the data would tell.
+        ValueError: an unknown GPU; a batch that cannot be divided among them, or a precision in which they cannot
+            train; or a vocabulary that only the data would tell.
     """
 
     def __init__(self, recipe: Recipe, gpu: str = CPU, gpus: int = 1, *, utilisation: float = 0.4) -> None:
-        if gpus < 1:
-            raise ValueError(f"the number of GPUs must be 1 or more, got {gpus}.")
-        if not 0 < utilisation <= 1:
-            raise ValueError(f"the utilisation must lie above 0 and not above 1, got {utilisation}.")
-        device = None if gpu == CPU else gpu_named(gpu)
+        device = GPUS.get(re.sub(r"[\s_-]+", "-", gpu.strip().lower()))  # "RTX 4090" is "rtx-4090"
+        if device is None and gpu != CPU:
+            raise ValueError(f"GPU {gpu!r} is not known; known ones are {', '.join(GPUS)}.")
         if device is None and gpus > 1:
             raise ValueError(f"several processes are planned for GPUs, got {gpus} without the name of one.")
         settings, length = recipe.train, recipe.data.length
-        config = build_config(recipe, vocabulary(recipe))
+        config = build_config(recipe, recipe.model.vocab_size or recipe.data.vocabulary())
         self.kind: Kind = "single"  # what the GPUs do together
         if gpus > 1:
             self.kind = "fsdp" if settings.parallel == "fsdp" else "ddp"
@@ -183,14 +173,6 @@ class Plan:
             return Way(checkpointing, planned, False)
 
         self.ways = (way(False), way(True))  # without and with gradient checkpointing
-
-
-def vocabulary(recipe: Recipe) -> int:
-    """Return the tokens of a recipe's vocabulary; "bpe" may find fewer.
-
-    Raises ValueError if only the data would tell.
-    """
-    return recipe.model.vocab_size or recipe.data.vocabulary()
 
 
 def meta_model(config: DiffTransformerConfig) -> LanguageModel:

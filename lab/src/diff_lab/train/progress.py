@@ -129,7 +129,13 @@ class Metrics:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         if lines.exists():
-            os.truncate(lines, _bytes_to_keep(lines, step))
+            end = 0  # of the complete lines up to the step
+            with lines.open("rb") as file, suppress(ValueError):  # a power cut may leave anything in the file's place
+                for line in file:
+                    if not line.endswith(b"\n") or parse_metrics_line(line, str(lines))["step"] > step:
+                        break
+                    end += len(line)
+            os.truncate(lines, end)
         tensorboard.mkdir(exist_ok=True)
         self._folder = lines.parent
         self._file = lines.open("ab", buffering=0)  # a full disk would refuse what was buffered a second time
@@ -175,14 +181,3 @@ class Metrics:
     def __exit__(self, *_: object) -> None:
         self._file.close()
         self._events.close()
-
-
-def _bytes_to_keep(lines: Path, step: int) -> int:
-    """Return the end of the complete lines about steps up to `step`, in bytes."""
-    end = 0
-    with lines.open("rb") as file, suppress(ValueError):  # a power cut may leave anything in the file's place
-        for line in file:
-            if not line.endswith(b"\n") or parse_metrics_line(line, str(lines))["step"] > step:
-                break
-            end += len(line)
-    return end

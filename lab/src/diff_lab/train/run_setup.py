@@ -18,9 +18,8 @@ from diff_lab.data import RetrievalBatches, Tell
 from diff_lab.data.batches import GeneratedBatches
 from diff_lab.data.retrieval_task import most_frequent
 from diff_lab.train.checkpoint import without_progress_bars
-from diff_lab.train.data_kinds import Data
 from diff_lab.train.distributed import materialized, plain_connection_errors
-from diff_lab.train.recipe import ModelRecipe, Recipe, build_config, differences, dump_recipe, load_recipe
+from diff_lab.train.recipe import Data, ModelRecipe, Recipe, build_config, differences, dump_recipe, load_recipe
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
 from diff_transformer.utils.files import present_folders, read_json, unfinished_path, write_atomically
 from diff_transformer.utils.manifest import require_unchanged_weights
@@ -173,8 +172,6 @@ def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None = None,
 def build_model(recipe: Recipe, data: Data, *, init_from: bool = True, without_weights: bool = False) -> LanguageModel:
     """Build a recipe's model in float32 with its first weights, for the vocabulary of the recipe's data.
 
-    It is a causal one, or the encoder that data with hidden tokens train.
-
     Args:
         init_from: whether to load the weights that the recipe names in `init_from`. Not if a checkpoint's are loaded
             afterwards: a run resumes without the model it was started from.
@@ -223,12 +220,6 @@ def _load_initial_weights(
     folder: Path, config: DiffTransformerConfig, tokenizer: PreTrainedTokenizerFast | None
 ) -> LanguageModel:
     """Load a model in float32 with the weights in a folder."""
-    vocab_size = DiffTransformerConfig.from_pretrained(folder).vocab_size
-    if vocab_size != config.vocab_size:
-        raise ValueError(
-            f"model.init_from {str(folder)!r} has a vocabulary of {vocab_size} and the recipe's model one of "
-            f"{config.vocab_size}; data.tokenizer and model.vocab_size must be those it was trained with."
-        )
     saved_tokenizer = AutoTokenizer.from_pretrained(folder) if (folder / "tokenizer.json").is_file() else None
     if tokenizer is not None and saved_tokenizer is not None and saved_tokenizer.get_vocab() != tokenizer.get_vocab():
         raise ValueError(
@@ -253,22 +244,20 @@ def _load_initial_weights(
 def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None) -> Path | None:
     """Raise an error if a recipe's model cannot start from its `init_from`, with the setting to change, or the reason.
 
-    The model's configuration may be known already. Reads no weights, and needs no data. Returns the folder that the
-    recipe names, if it names one.
+    The model's configuration, with its vocabulary, is known once the data are. Reads no weights, and returns the folder
+    that the recipe names, if it names one.
     """
     if recipe.model.init_from is None:
         return None
     folder = Path(os.path.expanduser(recipe.model.init_from))
+    names = _SHARED_SETTINGS if config is None else [*_SHARED_SETTINGS, "vocab_size"]
     config = config or build_config(recipe, vocab_size=1)
     if not (folder / "config.json").is_file() or not any((folder / name).is_file() for name in _WEIGHTS):
         raise FileNotFoundError(
             f"model.init_from {str(folder)!r} holds no model: it must be a folder with config.json and "
             "model.safetensors, such as RUN/model or a checkpoint of a run."
         )
-    try:
-        kind = read_json(folder / "config.json").get("model_type")
-    except (ValueError, AttributeError):  # not JSON, or no dictionary
-        raise ValueError(f"model.init_from {str(folder)!r} has a broken config.json.") from None
+    kind = read_json(folder / "config.json").get("model_type")
     if kind != DiffTransformerConfig.model_type:
         raise ValueError(
             f"model.init_from {str(folder)!r} holds a model of type {kind!r}, which `diff-transformer convert` may "
@@ -276,7 +265,7 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
         )
     saved = DiffTransformerConfig.from_pretrained(folder)
     pairs = {"rope_type": [(each.rope_parameters or {}).get("rope_type", "default") for each in (saved, config)]}
-    for name in _SHARED_SETTINGS:
+    for name in names:
         # Left out, it is as the attention type has it.
         attribute = "has_headwise_norm" if name == "headwise_norm" else name
         pairs[name] = [getattr(each, attribute, None) for each in (saved, config)]

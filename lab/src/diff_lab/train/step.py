@@ -142,10 +142,9 @@ def build_optimizers(model: nn.Module, recipe: TrainRecipe) -> list[torch.optim.
         {"params": [parts[name] for name in parts if name in decayed - hidden], "weight_decay": recipe.weight_decay},
         {"params": [parts[name] for name in parts if name not in decayed], "weight_decay": 0.0},
     ]
-    settings: dict[str, Any] = {"lr": recipe.learning_rate, "betas": (beta1, beta2), "eps": recipe.eps}
-    if all(parameter.device.type == "cuda" for parameter in parts.values()):
-        settings["fused"] = True
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, **settings)]
+    fused = all(parameter.device.type == "cuda" for parameter in parts.values()) or None
+    adamw = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(beta1, beta2), eps=recipe.eps, fused=fused)
+    optimizers: list[torch.optim.Optimizer] = [adamw]
     if hidden:
         matrices: list[Tensor] = [parts[name] for name in parts if name in hidden]
         optimizers.append(
