@@ -109,8 +109,8 @@ def test_a_layout_trains_as_one_process(name: str, tmp_path: Path, alone: Any) -
     assert model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2, do_sample=False, pad_token_id=0).shape == (1, 5)
 
 
-def test_a_run_resumes(tmp_path: Path) -> None:
-    """From step 2 to 4 as without the pause, bit for bit."""
+def test_a_run_resumes_and_refuses_a_damaged_checkpoint(tmp_path: Path) -> None:
+    """From step 2 to 4 as without the pause, bit for bit; after a flipped byte not at all."""
     code, printed = titan(tmp_path / "whole", [], "")
     assert code == 0, printed[-3000:]
     run = tmp_path / "whole" / "run" / "checkpoint"
@@ -122,6 +122,16 @@ def test_a_run_resumes(tmp_path: Path) -> None:
     assert code == 0, printed[-3000:]
     assert "Training starts at step 3" in printed
     assert {file.name: file.read_bytes() for file in (run / f"step-{STEPS}").glob("*.safetensors")} == before
+    for file in (run / f"step-{STEPS}").iterdir():
+        file.unlink()
+    (run / f"step-{STEPS}").rmdir()
+    shard = max((run / "step-2").glob("*.distcp"), key=lambda file: file.stat().st_size)
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 255
+    shard.write_bytes(content)
+    code, printed = titan(tmp_path / "whole", [], "")
+    assert code != 0
+    assert f"damaged: {shard.name} has changed since it was written" in printed
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Configures torchtitan's trainer from a recipe, and adds to it what users of `diff-lab train` would miss.
 
-That is a checkpoint when a run is stopped, an end when the loss rises, λ of each layer in the log, and a folder that
-``from_pretrained`` loads.
+That is a checkpoint when a run is stopped, SHA-256 of checkpoint files, an end when the loss rises, λ of each layer in
+the log, and a folder that ``from_pretrained`` loads.
 """
 
 import shutil
@@ -34,6 +34,7 @@ from diff_lab.train.recipe import Data, MaskedTextData, Recipe, TrainRecipe, bui
 from diff_lab.train.step import DivergenceError, SpikeDetector, learning_rate
 from diff_transformer.nn import Lambda
 from diff_transformer.parallel import Context, context_parallel, shard, tensor_parallel
+from diff_transformer.utils.manifest import MANIFEST, digests, why_changed, write_manifest
 
 # Names of parameters without weight decay: norms, λ and its projection, biases, embeddings.
 UNDECAYED = r"norm\.weight|\.lam\.|lambda_proj|\.bias$|^tok_embeddings"
@@ -134,6 +135,55 @@ def lambdas_of(part: nn.Module) -> Iterator[tuple[str, float]]:
             yield name, torch.func.functional_call(module, vectors).item()
 
 
+class CheckedCheckpoints(CheckpointManager):
+    """Checkpoints whose files' SHA-256 are written beside them, last, and compared when one is loaded."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CheckpointManager.Config):
+        """No more settings."""
+
+    def _find_load_step(self, folder: str = "") -> int:
+        """Return the newest step whose digests are there, which are written last; −1 without one."""
+        complete = Path(folder or self.folder).glob(f"step-*/{MANIFEST}")
+        return max((int(file.parent.name.removeprefix("step-")) for file in complete), default=-1)
+
+    unchecked: Path | None = None  # a checkpoint that may be on its way to the disk
+
+    def _save(self, curr_step: int, last_step: bool = False) -> bool:
+        is_saved = super()._save(curr_step, last_step)
+        if is_saved:
+            self.unchecked = Path(self._create_checkpoint_id(curr_step))
+            if self.save_future is None:
+                self._write_digests()
+        return is_saved
+
+    def _wait_for_saving(self) -> None:
+        super()._wait_for_saving()
+        self._write_digests()
+
+    def _write_digests(self) -> None:
+        folder, self.unchecked = self.unchecked, None
+        dist.barrier()
+        if folder is not None and dist.get_rank() == 0:
+            names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+            write_manifest(folder, digests(folder, names))
+        dist.barrier()
+
+    def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
+        folder = Path(checkpoint_id)
+        changed: list[str | None] = [None]
+        if dist.get_rank() == 0 and not from_hf:
+            changed = [why_changed(folder)]
+        dist.broadcast_object_list(changed)
+        if changed[0] is not None:
+            raise ValueError(f"The checkpoint {checkpoint_id!r} is damaged: {changed[0]}.")
+        super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
+
+    def _close(self) -> None:
+        self.maybe_wait_for_saving()
+        super()._close()
+
+
 class DiffTrainer(Trainer):
     """Trains a recipe. A signal ends it after its step, with a checkpoint."""
 
@@ -172,7 +222,6 @@ class DiffTrainer(Trainer):
         return tokens, labels, more
 
     def close(self) -> None:
-        self.checkpointer.maybe_wait_for_saving()  # of a stopped run: the process must not end before
         super().close()
         settings = self.config.checkpoint
         folder = Path(self.config.dump_folder, settings.folder, f"step-{self.config.training.steps}")
@@ -249,7 +298,7 @@ def trainer_config(recipe: Recipe, data: Data, folder: Path) -> DiffTrainer.Conf
             disable_color_printing=True,
             max_loss_rise=train.max_loss_rise,
         ),
-        checkpoint=CheckpointManager.Config(
+        checkpoint=CheckedCheckpoints.Config(
             enable=True,
             interval=train.checkpoint_every or train.steps,
             last_save_in_hf=True,
