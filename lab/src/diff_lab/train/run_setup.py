@@ -258,6 +258,11 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
     """
     if recipe.model.init_from is None:
         return None
+    if recipe.model.fixed_lambda:
+        raise ValueError(
+            "model.fixed_lambda does not go with model.init_from: λ would stay at λ_init, and loaded weights have "
+            "their own."
+        )
     folder = Path(os.path.expanduser(recipe.model.init_from))
     config = config or build_config(recipe, vocab_size=1)
     if not (folder / "config.json").is_file() or not any((folder / name).is_file() for name in _WEIGHTS):
