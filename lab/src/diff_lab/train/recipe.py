@@ -14,7 +14,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 from transformers import PreTrainedTokenizerFast
 
-from diff_lab.train.data_kinds import KINDS, LARGEST_INTEGER, AnyData, Count, Section
+from diff_lab.train.data_kinds import KINDS, LARGEST_INTEGER, AnyData, Count, NeedleData, Section
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.utils.suggestions import nearest, quoted
@@ -146,7 +146,7 @@ class Recipe(Section):
 
     name: Annotated[str, Field(min_length=1)]
     model: ModelRecipe
-    data: Annotated[AnyData, Field(discriminator="kind")]
+    data: Annotated[AnyData | NeedleData, Field(discriminator="kind")]
     train: TrainRecipe
 
     @model_validator(mode="after")
