@@ -13,7 +13,8 @@ from diff_lab.learning import (
     VariantCurves,
     curves_of,
 )
-from diff_lab.measure.standard import curve_baselines, curve_records
+from diff_lab.measure.retrieval import Noise, one_token_level
+from diff_lab.measure.standard import Standard, curve_baselines, curve_records
 from diff_lab.record import Result
 from diff_lab.train import load_recipe
 
@@ -88,4 +89,9 @@ def test_the_levels_of_a_validation_accuracy() -> None:
     assert levels.chance < 1 / 4 < levels.floor
     many_shot = "data={kind: many_shot, shots: 8, classes: 6, labels: 16, words: 12}"
     assert [one.floor for one in curve_baselines(load_recipe("retrieval", [many_shot]))] == [1 / 6]
+    recall = load_recipe("recall", ["data.tokens=64"])
+    (noise,) = Noise(pairs=(recall.data.pairs,), factors=()).baselines(recall)[:1]
+    (curve,), (standard,) = curve_baselines(recall), Standard().baselines(recall)
+    for levels in (curve, standard):
+        assert (levels.chance, levels.floor) == (noise.chance, noise.floor) == (1 / 64, one_token_level(32))
     assert curve_baselines(load_recipe("language")) == []

@@ -53,7 +53,9 @@ def test_another_model_in_a_runs_folder_was_not_made_by_its_recipe(run: Run, tex
     assert "| steps | 2 of 3, so it is not finished |" in middle
 
 
-def test_what_eval_wrote_beside_the_model_is_taken(run: Run, text_run: Path, text_file: Path, tmp_path: Path) -> None:
+def test_what_eval_wrote_beside_the_model_is_taken(
+    run: Run, text_run: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copy = shutil.copytree(text_run, tmp_path / "run")
     output = copy / "results.json"
     assert run("eval", copy, "--text", text_file, "--output", output).exit_code == 0
@@ -70,7 +72,13 @@ def test_what_eval_wrote_beside_the_model_is_taken(run: Run, text_run: Path, tex
     assert not any(row in card_of(tmp_path / "b").text for row in rows)
     assert run("export", another_run, tmp_path / "c", "--results", output).exit_code == 0
     assert all(row in card_of(tmp_path / "c").text for row in rows)
-    (another_run / "results.json").write_text("{", encoding="utf-8")
+    # Above the model's folder another program's is passed over, and one that names no model is of none.
+    for content in ("{", '{"accuracy": 1}', json.dumps(json.loads(output.read_text()) | {"settings": {}})):
+        (another_run / "results.json").write_text(content, encoding="utf-8")
+        monkeypatch.chdir(another_run / "model")
+        assert run("export", another_run / "model", tmp_path / f"over-{len(content)}").exit_code == 0
+        assert not any(row in card_of(tmp_path / f"over-{len(content)}").text for row in rows)
+    (another_run / "model" / "results.json").write_text("{", encoding="utf-8")
     fails(run("export", another_run, tmp_path / "own"), "results.json is not JSON")
 
 

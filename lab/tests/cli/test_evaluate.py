@@ -117,6 +117,8 @@ def test_options_that_do_not_go_together(run: Run, text_run: Path, questions: Pa
     for option in ("--limit", "--num-fewshot", "--batch-size", "--include-path"):
         fails(run("eval", text_run, option, 1), f"{option} does not go with a measurement without --tasks")
     fails(run("eval", text_run, "--tasks", questions.with_name("none.jsonl")), "There is no file of questions at")
+    for nothing in (",", ""):
+        fails(run("eval", text_run, "--tasks", nothing), "--tasks must name tasks of lm_eval", f"got {nothing!r}.")
     assert run("eval", text_run, "--tasks", questions, "--limit", 0).exit_code == 2
 
 

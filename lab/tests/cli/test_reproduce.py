@@ -175,7 +175,10 @@ def test_what_cannot_be_run_is_one_sentence(run: Run, tmp_path: Path) -> None:
     fails(run("reproduce", "noise", "--option", "sequences"), "'sequences' is not a setting; write NAME=VALUE.")
     fails(run("reproduce", "noise", "--option", "a=[", "--output", tmp_path), "The value of 'a=[' is not valid YAML.")
     fails(run("reproduce", "noise", "table6", "--option", "sequences=1"), "--option goes with one experiment")
-    fails(run("reproduce", "noise", "--option", "sequence=1"), "no option 'sequence'; did you mean 'sequences'?")
+    fails(
+        run("reproduce", "table2", "fig5", "noise", "--option", "sequence=1"),
+        "no option 'sequence'; did you mean 'sequences'?",
+    )
     assert run("reproduce", "noise", "--seeds", 0).exit_code == 2
 
 

@@ -70,12 +70,14 @@ def test_files_of_a_folder_and_of_patterns(tmp_path: Path, monkeypatch: pytest.M
     (text / "sub" / "linked").symlink_to(tmp_path / "elsewhere")
     (text / "sub" / "gone.txt").symlink_to(text / "nowhere")
     (text / "z.txt").symlink_to(text / "a.txt")
+    (text / "sub" / "circle").symlink_to(text)
     monkeypatch.setenv("HOME", str(tmp_path))
     found = {
         "~/text": ["a.txt", "b.txt", "c.jsonl", "sub/d.txt", "a.txt"],
         "~/text/*.txt": ["a.txt", "b.txt", "a.txt"],
         "~/text/[ab].*": ["a.txt", "b.txt"],
         "~/text/**/d.txt": ["sub/d.txt"],
+        "~/text/**/[ab].txt": ["a.txt", "b.txt"],
         "~/text/sub*": ["sub/d.txt"],
         "~/text/.git": [".git/f.txt"],
         "~/text/sub/.e.txt": ["sub/.e.txt"],

@@ -1,5 +1,6 @@
 """An experiment end to end, at a size of seconds: trained alike, shared, resumed, compared, written down."""
 
+import json
 import math
 import shutil
 from collections.abc import Callable
@@ -150,6 +151,11 @@ def test_results_are_kept_refused_or_replaced(done: tuple[Path, ResultsFile, Hea
     with pytest.raises(FileExistsError, match=r"\(seeds: 2 there, 3 asked for; options\.sequences: 16 there, 8 ask"):
         run_experiment(request_experiment(SMALL, seeds=3), folder, resume=True)
     assert (folder / "recall.json").read_bytes() == other
+    strange = json.loads(other)
+    del strange["settings"]["request"]["options"]
+    (folder / "recall.json").write_text(json.dumps(strange), encoding="utf-8")
+    with pytest.raises(FileExistsError, match=r"otherwise \(options\.sequences: none there, 8 asked for\)"):
+        run_experiment(request_experiment(SMALL), folder, resume=True)
     trained, back = trainings(folder, request_experiment(SMALL), overwrite=True)
     assert trained == []
     assert back.comparisons == results.comparisons

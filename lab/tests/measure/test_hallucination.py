@@ -143,6 +143,8 @@ def test_nothing_is_asked_twice(tmp_path: Path) -> None:
     assert len(judge.asked) == 2
     of_other.of(SOURCES[0], "Bergen")
     assert len(other.asked) == 1
+    # `again` and `of_other` are two commands with one file: neither loses what the other paid for.
+    assert len(json.loads(path.read_text())) == 5
 
 
 @pytest.mark.parametrize("foreign", ["[1]", '{"text": "a"}', '{"key": {"supported": 1.5, "reply": "x"}}'])
@@ -174,6 +176,8 @@ def test_judges_are_chosen_by_what_they_are_called(monkeypatch: pytest.MonkeyPat
     assert (endpoint.url, endpoint.model) == ("https://host/v1", "m")
     assert endpoint.name == 'm {"max_tokens": 300, "seed": 1, "temperature": 0}'
     chosen(judge="http://host", judge_model="m", judge_key=None)  # as the command line reads "judge_key="
+    with pytest.raises(FileNotFoundError, match="The folder of judgements='none/j' does not exist"):
+        chosen(judgements="none/j")
     with pytest.raises(ValueError, match="A judge is 'words' or an address with http:// or https://, got 'nowhere'"):
         chosen(judge="nowhere")
 

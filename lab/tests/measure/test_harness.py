@@ -114,6 +114,8 @@ def test_records_say_what_was_measured(small: Any, file: str) -> None:
 def test_names_that_are_refused(file: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'mine' is named twice"):
         load_tasks([file, str(Path(file).parent / ".." / Path(file).parent.name / "mine.jsonl")])
+    with pytest.raises(ValueError, match=r"'piqa\.jsonl' has the name of the paper's task 'piqa'"):
+        load_tasks(["piqa.jsonl"])
     with pytest.raises(FileNotFoundError, match="The folder of tasks"):
         load_tasks(["mine"], [tmp_path / "none"])
 

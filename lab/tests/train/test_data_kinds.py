@@ -7,6 +7,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from diff_lab.data import byte_tokenizer, cache_folder
+from diff_lab.train import build_data, load_recipe
 from diff_lab.train.recipe import KINDS, AnyData, Data, GeneratedData
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -59,6 +60,14 @@ def test_what_a_kind_says_of_its_batches_is_true(kind: str, text: Path) -> None:
     described = section.describe()
     assert ("text.txt" in described) == (kind in OF_TEXT)
     assert not described.endswith(".")
+
+
+def test_a_recipe_of_needles_is_read_but_not_trained(text: Path) -> None:
+    data = f"data={{kind: needles, paths: {text}, length: 64, batch_size: 2, share: 0.5, needles: 2, digits: 3}}"
+    recipe = load_recipe("language", [data])
+    assert recipe.data.describe() == "text.txt, with needle documents among it"
+    with pytest.raises(ValueError, match=r"^Data of kind 'needles' is no longer made: train on data\.kind=recall"):
+        build_data(recipe)
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,11 @@ def test_what_no_recipe_has_is_named(
         check_init_from(recipe(init_from=str(trained[0])))
 
 
+def test_a_fixed_lambda_does_not_go_with_loaded_weights(trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
+    with pytest.raises(ValueError, match=r"^model\.fixed_lambda does not go with model\.init_from: .*\.$"):
+        check_init_from(recipe(init_from=str(trained[0]), fixed_lambda=True))
+
+
 def test_another_vocabulary(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
     padded = recipe(init_from=str(trained[0]), vocab_size=1024)
     check_init_from(padded)  # the vocabulary is known with the data

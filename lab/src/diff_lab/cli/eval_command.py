@@ -32,7 +32,12 @@ def evaluate_tasks(
     from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer, shown_folder
     from diff_transformer.utils.environment import installed_version
 
-    names, folder = task_names(tasks), find_checkpoint(checkpoint, ours=False)
+    names = task_names(tasks)
+    if not names:
+        raise ValueError(
+            f"--tasks must name tasks of lm_eval or .jsonl files, separated by commas, got {','.join(tasks)!r}."
+        )
+    folder = find_checkpoint(checkpoint, ours=False)
     tokenizer, loaded = load_tokenizer(folder), load_tasks(names, include)
     console.say(f"Loading {shown_folder(folder)} …")
     model = load_model(folder, device)

@@ -153,9 +153,10 @@ def reproduce(
 
     if not names:
         raise ValueError(f"Name one experiment or more of {', '.join(EXPERIMENTS)}; --list says what they show.")
-    experiments = [find_experiment(name) for name in dict.fromkeys(names) if name != ALL]
+    # A table and a figure may be one experiment's.
+    experiments = list({one.name: one for one in (find_experiment(name) for name in names if name != ALL)}.values())
     if ALL in names:
-        experiments = [one for one in EXPERIMENTS.values() if preset in one.presets or one.name in names]
+        experiments = [one for one in EXPERIMENTS.values() if preset in one.presets or one in experiments]
     if rehearse:
         files = {"--output": output, "--resume": resume, "--overwrite": overwrite, "--workers": workers}
         console.refuse("--rehearse, which keeps no files", files)

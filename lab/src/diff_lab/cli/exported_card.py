@@ -1,5 +1,6 @@
 """Writes the model card of a model that `diff-transformer export` shares, with its recipe and its measurements."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,12 +67,16 @@ def _results(folder: Path, named: list[Path]) -> list[ResultsFile]:
     if named:
         return [read_results(file) for file in named]
     # The results of a run are about its final model, not about a checkpoint from the middle.
-    places = [folder, folder.parent] if folder.name == "model" else [folder]
-    found = [read_results(place / "results.json") for place in places if (place / "results.json").is_file()]
+    found = [read_results(folder / "results.json")] if (folder / "results.json").is_file() else []
+    if folder.name == "model":
+        with suppress(OSError, ValueError):  # there is none, or another program's
+            found.append(read_results(folder.parent / "results.json"))
     return [results for results in found if _is_about(results, folder)]
 
 
 def _is_about(results: ResultsFile, folder: Path) -> bool:
-    measured = results.settings.get("checkpoint", "")
+    measured = results.settings.get("checkpoint")
+    if not isinstance(measured, str) or not measured:
+        return False
     path = pretrained(measured) if measured in pretrained_names() else measured
     return Path(path).resolve() == folder.resolve()

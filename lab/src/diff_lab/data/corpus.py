@@ -6,9 +6,9 @@ import hashlib
 import os
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,7 +74,7 @@ class TextFiles:
             return [str(file) for file in _standard_library()]
         # By the parts of their paths: a folder's files stand together, before those of "folder b" after "folder".
         by_parts = partial(str.split, sep=os.sep)
-        return [file for path in self.paths for file in sorted(set(_text_files(path)), key=by_parts)]
+        return [file for path in self.paths for file in sorted(_distinct(_text_files(path)), key=by_parts)]
 
     def documents(self, skip: int = 0) -> Iterator[str]:
         for file in map(Path, self.files()):
@@ -165,6 +165,13 @@ def _text_files(path: str | Path) -> Iterator[str]:
             yield file
     if is_empty:
         raise ValueError(f"There is no text in {named!r}: a text file ends in {', '.join(ENDINGS)}.")
+
+
+def _distinct(files: Iterable[str]) -> Iterable[str]:
+    """Return each file by its shortest path: a pattern follows links to folders, in circles too."""
+    real = cache(os.path.realpath)
+    by_length = sorted(files, key=lambda file: (len(file), file), reverse=True)
+    return {(real(os.path.dirname(file)), os.path.basename(file)): file for file in by_length}.values()
 
 
 def _in_folder(path: str) -> Iterator[str]:

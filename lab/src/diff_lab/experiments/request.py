@@ -247,7 +247,7 @@ def _differences(before: object, now: Mapping[str, Any]) -> str:
     """Describe the differences of two requests: "seeds: 10 there, 3 asked for; …"; empty if there are none."""
     if not isinstance(before, Mapping):
         return "they do not tell how"
-    options = [{f"options.{name}": value for name, value in side["options"].items()} for side in (before, now)]
+    options = [{f"options.{name}": value for name, value in side.get("options", {}).items()} for side in (before, now)]
     there, here = {**before, **options[0], "options": None}, {**now, **options[1], "options": None}
     differences = []
     for name in {**there, **here}:

@@ -7,9 +7,11 @@ import re
 import textwrap
 import urllib.parse
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from pydantic import Field
 from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it ships no types
 
@@ -178,12 +180,16 @@ class Judgements:
 
     def __init__(self, judge: Judge, path: Path | None = None) -> None:
         self.judge, self.path = judge, path
-        self._kept: dict[str, Any] = read_json(path) if path is not None and path.exists() else {}
+        self._kept = self._read()
+
+    def _read(self) -> dict[str, Any]:
+        kept = read_json(self.path) if self.path is not None and self.path.exists() else {}
         try:
-            for kept in dict(self._kept).values():
-                Judgement.model_validate(kept)
+            for one in dict(kept).values():
+                Judgement.model_validate(one)
         except (ValueError, TypeError):
-            raise ValueError(f"{path} holds no judgements; name a new file, or one of this command.") from None
+            raise ValueError(f"{self.path} holds no judgements; name a new file, or one of this command.") from None
+        return kept
 
     def of(self, source: Source, answer: str) -> Judgement:
         """Return the judgement of one answer, asked for if it is not known."""
@@ -194,7 +200,12 @@ class Judgements:
             asked = {"judge": self.judge.name, "question": source.question, "answer": answer}
             self._kept[key] = asked | judgement
             if self.path is not None:
-                write_json(self.path, self._kept, indent=1)
+                with ExitStack() as held:
+                    with suppress(NotImplementedError):  # a file system without locks
+                        held.enter_context(FileLock(f"{self.path}.lock"))
+                    # Another command may have written more meanwhile.
+                    self._kept = self._read() | self._kept
+                    write_json(self.path, self._kept, indent=1)
         return Judgement.model_validate(self._kept[key])
 
 
@@ -254,6 +265,8 @@ class Hallucination(JudgeOptions, Measurement):
 
     def check(self, batches: Batches | None, tokenizer: Any) -> tuple[Judge, dict[str, list[Source]]]:
         """Return the judge, and the documents by the name of their set: the stem of a file, or "held_out"."""
+        if not Path(self.judgements).parent.is_dir():  # found out before a judge is paid
+            raise FileNotFoundError(f"The folder of judgements={self.judgements!r} does not exist.")
         judge = WordsJudge() if self.judge == WORDS else EndpointJudge(self)
         if not self.sources and batches is not None:
             pieces = held_out_sources(text_part(batches), tokenizer, self.documents, self.characters)

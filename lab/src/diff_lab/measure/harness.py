@@ -88,7 +88,8 @@ def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, 
     """Load tasks by name; fetch their data if it is not in the cache.
 
     The names are of tasks, groups or tags of lm_eval, or of YAML tasks in the folders `include`, which come first;
-    NAME.jsonl is a file of questions. Raises FileNotFoundError, or ValueError for a name that names no task, or twice.
+    NAME.jsonl is a file of questions. Raises FileNotFoundError, or ValueError for an unknown name, the same one twice
+    or a file named like a task of Table 1.
     """
     for folder in include:
         if not folder.is_dir():
@@ -96,6 +97,11 @@ def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, 
     files = {name: Path(name).stem for name in names if name.endswith(".jsonl")}
     if double := [key for key, count in Counter(files.get(name, name) for name in names).items() if count > 1]:
         raise ValueError(f"The task {double[0]!r} is named twice.")
+    for name, key in files.items():
+        if key in TABLE_1_MEASURES:
+            raise ValueError(
+                f"The file {name!r} has the name of the paper's task {key!r}, of other questions; rename it."
+            )
     tasks: dict[str, Any] = {name: name for name in names}
     tasks |= {name: question_task(key, read_lines(Path(name), Question, "questions")) for name, key in files.items()}
 

@@ -200,6 +200,13 @@ def one_token_level(pairs: int) -> float:
     return tokens / pairs * (1 - absent)
 
 
+def recall_level(name: str, coordinates: Coordinates, recipe: Any, pairs: int) -> Baseline:
+    """Return chance, and as floor the better of the most frequent value and of comparing one token of a key."""
+    tokens = recipe.data.tokens
+    floor = max(most_frequent(pairs, tokens), one_token_level(pairs))
+    return Baseline(name=name, coordinates=coordinates, chance=1 / tokens, floor=floor, steps=recipe.train.steps)
+
+
 class Noise(Measurement):
     """Answers found among more and more distractors, also with other λ, and the attention to them (Tables 2 and 3)."""
 
@@ -246,12 +253,7 @@ class Noise(Measurement):
         return records
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        tokens = recipe.data.tokens
-        shared: dict[str, Any] = {"steps": recipe.train.steps, "chance": 1 / tokens}
-        by_pairs = []
-        for pairs in self.pairs:
-            floor = max(most_frequent(pairs, tokens), one_token_level(pairs))
-            by_pairs.append(Baseline(name=NOISE_ACCURACY, coordinates=Coordinates(pairs=pairs), floor=floor, **shared))
+        by_pairs = [recall_level(NOISE_ACCURACY, Coordinates(pairs=pairs), recipe, pairs) for pairs in self.pairs]
         hardest = by_pairs[-1]
         # Where a model looks that does not find the answer means nothing.
         follows: dict[str, Any] = {"accuracy": hardest.name, "accuracy_coordinates": hardest.coordinates}

@@ -18,7 +18,13 @@ from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE
 from diff_lab.measure.answers import greedy_answers, prompt_tokens, proportion_record
 from diff_lab.measure.many_shot import guessing
 from diff_lab.measure.measurement import Count, EvalInput, Measurement
-from diff_lab.measure.retrieval import FIRST_QUERY, retrieval_answers, retrieval_baselines, retrieval_records
+from diff_lab.measure.retrieval import (
+    FIRST_QUERY,
+    recall_level,
+    retrieval_answers,
+    retrieval_baselines,
+    retrieval_records,
+)
 from diff_lab.record import Baseline, Better, Result
 from diff_lab.results_files import number_of
 from diff_lab.statistics import mean_interval
@@ -171,9 +177,19 @@ def curve_records(
 
 def curve_baselines(recipe: Any) -> list[Baseline]:
     """Return the validation accuracy during training without learning; nothing is known of text."""
-    if recipe.data.kind == "many_shot":
-        return [guessing(ACCURACY_CURVE, NO_COORDINATES, recipe)]
-    return [replace(one, name=ACCURACY_CURVE) for one in retrieval_baselines(recipe) if one.name == FIRST_QUERY]
+    if recipe.data.kind == "retrieval":
+        levels = next(one for one in retrieval_baselines(recipe) if one.name == FIRST_QUERY)
+        return [replace(levels, name=ACCURACY_CURVE)]
+    return _label_baselines(ACCURACY_CURVE, recipe)
+
+
+def _label_baselines(name: str, recipe: Any) -> list[Baseline]:
+    match recipe.data.kind:
+        case "many_shot":
+            return [guessing(name, NO_COORDINATES, recipe)]
+        case "recall":
+            return [recall_level(name, NO_COORDINATES, recipe, recipe.data.pairs)]
+    return []
 
 
 class Standard(Measurement):
@@ -211,8 +227,7 @@ class Standard(Measurement):
         return [measured.record(LABEL_ACCURACY, scores.accuracy, seed=None, n=scores.targets, better="higher")]
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        labels = [guessing(LABEL_ACCURACY, NO_COORDINATES, recipe)] if recipe.data.kind == "many_shot" else []
-        return [*retrieval_baselines(recipe), *labels]
+        return [*retrieval_baselines(recipe), *_label_baselines(LABEL_ACCURACY, recipe)]
 
 
 class LossOfAGuess(Measurement):

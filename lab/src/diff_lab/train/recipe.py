@@ -171,6 +171,27 @@ class TextData(Section):
         )
 
 
+class NeedleData(TextData):
+    """Text with needle documents among it, which version 0.2.0 made: the recipes of such models are only read."""
+
+    kind: Literal["needles"] = "needles"  # type: ignore[assignment]  # what tells it from text
+    share: Annotated[float, Field(gt=0, le=1)] = 0.2
+    needles: Count = 4
+    queried: Count = 2
+    digits: Annotated[int, Field(ge=1, le=18)] = 7
+    turns: Count = 1
+    validation_documents: Count = 128
+
+    def describe(self) -> str:
+        return f"{super().describe()}, with needle documents among it"
+
+    def build(self, *_: Any, **__: Any) -> Data:
+        raise ValueError(
+            "Data of kind 'needles' is no longer made: train on data.kind=recall, and name text for the evaluation of "
+            "a model of such a run (--text)."
+        )
+
+
 class MaskedTextData(TextData):
     """Text of which an encoder finds hidden tokens; see `diff_lab.data.masked_text.MaskedTextBatches`.
 
@@ -397,7 +418,7 @@ class Recipe(Section):
 
     name: Annotated[str, Field(min_length=1)]
     model: ModelRecipe
-    data: Annotated[AnyData, Field(discriminator="kind")]
+    data: Annotated[AnyData | NeedleData, Field(discriminator="kind")]
     train: TrainRecipe
 
     @model_validator(mode="after")

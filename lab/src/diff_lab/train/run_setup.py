@@ -249,6 +249,11 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
     """
     if recipe.model.init_from is None:
         return None
+    if recipe.model.fixed_lambda:
+        raise ValueError(
+            "model.fixed_lambda does not go with model.init_from: λ would stay at λ_init, and loaded weights have "
+            "their own."
+        )
     folder = Path(os.path.expanduser(recipe.model.init_from))
     names = _SHARED_SETTINGS if config is None else [*_SHARED_SETTINGS, "vocab_size"]
     config = config or build_config(recipe, vocab_size=1)
