@@ -70,14 +70,13 @@ def demo(
     Both learn to find needles, and then language. The demo takes 4 to 8 minutes on two processor cores and ends with a
     table and a page to open in a browser, which has their curves.
     """
-    from diff_lab.experiments.demo import ATTENTION, EXPLORER_PAGE, run_demo
-    from diff_lab.record import AttentionExample
+    from diff_lab.experiments.demo import EXPLORER_PAGE, QUESTION, run_demo
     from diff_lab.report.pages import build_run_report
     from diff_lab.report.tables import demo_table
     from diff_lab.results_files import read_record, read_results
     from diff_lab.train.progress import RunProgress
     from diff_transformer.cli.explored_checkpoints import write_recorded_page
-    from diff_transformer.explorer import Answer, Example
+    from diff_transformer.explorer import Example
 
     messages = console.messages()
     folder = run_demo(
@@ -90,9 +89,7 @@ def demo(
         progress=RunProgress(messages),
     )
     explorer = folder / EXPLORER_PAGE
-    asked = read_record(folder / ATTENTION, AttentionExample)
-    query, begin = asked.query_position, asked.answer_positions[0]
-    question = Example("A question of the task", " ".join(asked.tokens[: query + 1]), Answer(query, begin, begin + 1))
+    question = read_record(folder / QUESTION, Example)
     write_recorded_page(folder / "retrieval-diff", folder / "retrieval-softmax", explorer, text=question)
     page, numbers = build_run_report([folder]), folder / "results.json"
     results = read_results(numbers)
