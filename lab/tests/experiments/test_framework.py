@@ -26,6 +26,7 @@ from diff_lab.train import build_config, build_data, load_recipe
 from diff_lab.train.plan import vocabulary
 from diff_lab.train.recipe import dump_recipe
 from full_run import short_run
+from rehearsal import request_anywhere
 from small_experiment import SIZES, SMALL, TINY, Heard
 
 
@@ -155,10 +156,10 @@ def test_the_users_text_reaches_every_variant_that_is_trained_on_text_and_no_oth
     kinds = {experiment.presets[preset].variant_recipe(variant).data.kind for variant in variants}
     if "text" not in kinds:
         with pytest.raises(ValueError, match=f"--text does not go with '{name}' at --preset {preset}, which uses no"):
-            request_experiment(experiment, preset, text=[tmp_path], is_rehearsal=True)
+            request_anywhere(experiment, preset, [tmp_path])
         return
     (tmp_path / "a.txt").write_text("a", encoding="utf-8")
-    request = request_experiment(experiment, preset, text=[tmp_path], is_rehearsal=True).preset
+    request = request_anywhere(experiment, preset, [tmp_path]).preset
     for variant in variants:
         for more in ((), request.sweep, request.extension):
             assert request.variant_recipe(variant, *more).data.paths == [str(tmp_path)]

@@ -3,9 +3,7 @@
 import traceback
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -123,14 +121,6 @@ def reproduce(
     workers: Workers = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
-    rehearse: Annotated[
-        bool,
-        typer.Option(
-            "--rehearse",
-            help="Check the preset, and carry out all of it with models of seconds in a temporary folder. The gpu "
-            "preset needs no GPU for it.",
-        ),
-    ] = False,
 ) -> None:
     """Repeat a table or a figure of the paper at a size of your own, and say whether it comes out.
 
@@ -153,66 +143,52 @@ def reproduce(
     experiments = [find_experiment(name) for name in dict.fromkeys(names) if name != ALL]
     if ALL in names:
         experiments = [one for one in EXPERIMENTS.values() if preset in one.presets or one.name in names]
-    if rehearse:
-        files = {"--output": output, "--resume": resume, "--overwrite": overwrite, "--workers": workers}
-        console.refuse("--rehearse, which keeps no files", files)
 
-    from diff_lab.experiments.rehearsal import rehearse as carry_out_small
     from diff_lab.experiments.request import check_results, preset_of, request_experiment, results_path
     from diff_lab.experiments.runner import run_experiment
     from diff_lab.train.progress import RunProgress
 
-    settings: dict[str, Any] = {"options": parse_options(option or []), "seeds": seeds, "is_rehearsal": rehearse}
+    options = parse_options(option or [])
     if option and len(experiments) > 1:
         raise ValueError("--option goes with one experiment, whose measurement it sets.")
     # Of several, text is for those that are trained on some.
     on_text = [preset_of(one, preset).trains_on_text for one in experiments]
     requests = [
-        request_experiment(one, preset, text=text or [] if is_on_text or not any(on_text) else [], **settings)
+        request_experiment(
+            one, preset, seeds=seeds, text=text or [] if is_on_text or not any(on_text) else [], options=options
+        )
         for one, is_on_text in zip(experiments, on_text, strict=True)
     ]
     failed = []
-    with TemporaryDirectory() as temporary:
-        folder = Path(temporary) if rehearse else output or Path("runs") / f"reproduce-{preset}"
-        kept = {"resume": resume, "overwrite": overwrite}
-        for request in requests:
-            check_results(results_path(folder, request.experiment.name), request, **kept)
-        for request in requests:
-            name, about = request.experiment.name, _duration(request.preset.minutes)
-            progress = RunProgress(console.messages())
-            try:
-                if rehearse:
-                    console.say(f"{name}: rehearsed in a temporary folder")
-                    begun = monotonic()
-                    rows = carry_out_small(request, folder, progress).comparisons
-                    console.print_line(f"{name}: {len(rows)} comparisons after {monotonic() - begun:.0f} s")
-                else:
-                    console.say(f"{name}: {request.experiment.shows}, planned for about {about}")
-                    results = run_experiment(request, folder, progress=progress, workers=workers, **kept)
-                    show_results(results, results_path(folder, name))
-            except Exception as error:
-                # A failure of one of several, such as to fetch a data set, must not keep the others from being done.
-                if len(requests) == 1 or isinstance(error, BrokenPipeError):
-                    raise
-                failed.append(name)
-                # Of a bug, or a full memory, where it was.
-                why = user_message(error) or "".join(traceback.format_exception(error)).rstrip()
-                console.say(f"error: {name}: {why}")
-        if len(failed) < len(requests):
-            _write_report(folder, is_told=not rehearse)
+    folder, kept = output or Path("runs") / f"reproduce-{preset}", {"resume": resume, "overwrite": overwrite}
+    for request in requests:
+        check_results(results_path(folder, request.experiment.name), request, **kept)
+    for request in requests:
+        name, about = request.experiment.name, _duration(request.preset.minutes)
+        console.say(f"{name}: {request.experiment.shows}, planned for about {about}")
+        try:
+            results = run_experiment(request, folder, progress=RunProgress(console.messages()), workers=workers, **kept)
+            show_results(results, results_path(folder, name))
+        except Exception as error:
+            # A failure of one of several, such as to fetch a data set, must not keep the others from being done.
+            if len(requests) == 1 or isinstance(error, BrokenPipeError):
+                raise
+            failed.append(name)
+            # Of a bug, or a full memory, where it was.
+            why = user_message(error) or "".join(traceback.format_exception(error)).rstrip()
+            console.say(f"error: {name}: {why}")
+    if len(failed) < len(requests):
+        _write_report(folder)
     if failed:
-        done = "rehearsed" if rehearse else "carried out"
-        raise ValueError(f"{len(failed)} of {len(requests)} experiments could not be {done}: {', '.join(failed)}.")
+        raise ValueError(f"{len(failed)} of {len(requests)} experiments could not be carried out: {', '.join(failed)}.")
 
 
-def _write_report(folder: Path, *, is_told: bool = True) -> None:
+def _write_report(folder: Path) -> None:
     """Write the report of the results in a folder, and print where it is."""
     from diff_lab.experiments.request import as_defined
     from diff_lab.report.pages import DOCUMENT, build_results_report
 
-    path = build_results_report([folder], folder / DOCUMENT, as_defined)
-    if is_told:
-        console.print_line(f"report: {path}")
+    console.print_line(f"report: {build_results_report([folder], folder / DOCUMENT, as_defined)}")
 
 
 def _listing() -> "Table":

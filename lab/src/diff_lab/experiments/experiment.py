@@ -290,5 +290,3 @@ class Experiment:
     # From the preset's options, the comparison that an overview shows. None where no comparison of two variants stands
     # for the experiment.
     headline: Callable[[Mapping[str, Any]], Headline] | None = None
-    # Of an experiment that trains nothing, the options with which a rehearsal takes seconds; see `rehearsal.py`.
-    rehearsal: Mapping[str, Any] = field(default_factory=dict)

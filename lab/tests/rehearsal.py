@@ -4,14 +4,22 @@ The smaller sizes follow from the preset, so an experiment is rehearsed as soon 
 itself is checked, as it would be before its first training.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
-from diff_lab.experiments.experiment import Preset, Variant, heads_of, section
-from diff_lab.experiments.request import DatasetCache, ExperimentRequest, check_measurements, check_preset
+from diff_lab.experiments.experiment import Experiment, Preset, Variant, heads_of, section
+from diff_lab.experiments.request import (
+    DatasetCache,
+    ExperimentRequest,
+    check_measurements,
+    check_preset,
+    request_experiment,
+)
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.record import ResultsFile
 from diff_lab.train import Progress, Recipe
@@ -32,6 +40,15 @@ LENGTHS = ("characters", "first", "length", "lengths", "longest", "pairs", "shot
 ENOUGH = dict.fromkeys(("episodes", "samples", "sets", "windows"), 2)
 ENOUGH |= dict.fromkeys(("documents", "orders", "problems", "queries"), 4)
 ENOUGH |= {"new_tokens": 8, "questions": 12, "sequences": 16, "tokens": 1024}
+# Of an experiment that trains nothing: options with which it takes seconds.
+TIMED = {"device": "cpu", "dtypes": ("bfloat16",), "batch": 1, "layers": 1, "rounds": 5, "hidden_size": 64}
+TIMED |= {"intermediate_size": 64, "head_dim": 32, "vocabulary": 256, "check_layers": 1, "check_vocabulary": 256}
+
+
+def request_anywhere(experiment: Experiment, preset: str, text: Sequence[Path]) -> ExperimentRequest:
+    """Request an experiment as on a machine with a GPU."""
+    with patch.object(torch.accelerator, "is_available", return_value=True):
+        return request_experiment(experiment, preset, text=text)
 
 
 def rehearse(request: ExperimentRequest, folder: Path, progress: Progress) -> ResultsFile:
@@ -49,9 +66,7 @@ def rehearsed(request: ExperimentRequest) -> ExperimentRequest:
     cannot be carried out.
     """
     if not request.preset.variants:
-        options = {**request.preset.options, **request.experiment.rehearsal}
-        if not torch.accelerator.is_available() and "device" in options:
-            options["device"] = "cpu"
+        options = {**request.preset.options, **TIMED}
         return replace(request, preset=replace(request.preset, options=options, seeds=min(SEEDS, request.preset.seeds)))
     data = DatasetCache()
     for part in PARTS:
