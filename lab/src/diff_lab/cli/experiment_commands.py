@@ -10,9 +10,7 @@ import typer
 from diff_lab.cli.recipe_options import (
     RecipeName,
     RecipeSettings,
-    fill_text,
     parse_options,
-    read_recipe,
     tokenising_progress,
 )
 from diff_lab.record import ResultsFile
@@ -69,6 +67,7 @@ def demo(
     table and a page to open in a browser, which has their curves.
     """
     from diff_lab.experiments.demo import EXPLORER_PAGE, QUESTION, run_demo
+    from diff_lab.report.documents import fill
     from diff_lab.report.pages import build_run_report
     from diff_lab.report.tables import demo_table
     from diff_lab.results_files import read_record, read_results
@@ -96,7 +95,7 @@ def demo(
     for name, paths in {"page": [page], "explorer": [explorer], "numbers": [numbers], "models": models}.items():
         console.print_line(f"{name + ':':<10}{' '.join(map(str, paths))}")
     next_steps = {"folder": folder, "prompt": "Once" if text else "def ", "text": text or [Path("FOLDER")]}
-    console.print_line("\n" + fill_text("demo_next.txt", **next_steps))
+    console.print_line("\n" + fill("demo_next.txt", **next_steps).rstrip())
 
 
 def reproduce(
@@ -262,15 +261,15 @@ def compare(
     report is RESULTS.md with its figures.
     """
     from diff_lab.experiments.recipe_comparison import compare_recipe, comparison_name
-    from diff_lab.experiments.request import check_results, refuse_results, request_experiment, results_path
+    from diff_lab.experiments.request import refuse_results, request_experiment, results_path
     from diff_lab.experiments.runner import run_experiment
     from diff_lab.record import OWN
-    from diff_lab.train import build_data
+    from diff_lab.train import build_data, load_recipe
     from diff_lab.train.progress import RunProgress
     from diff_lab.train.recipe import override_of
 
     paths = [str(path.expanduser().resolve()) for path in text or []]
-    resolved = read_recipe(recipe, [*(settings or []), *([override_of("data.paths", paths)] if paths else [])])
+    resolved = load_recipe(recipe, [*(settings or []), *([override_of("data.paths", paths)] if paths else [])])
     name = comparison_name(resolved)
     folder = output or Path("runs") / name.replace("recipe_", "compare-", 1)
     kept = {"resume": resume, "overwrite": overwrite}
@@ -287,7 +286,6 @@ def compare(
             build=partial(build_data, tell=tell),
         )
     request = request_experiment(experiment, OWN, options=options)
-    check_results(results_path(folder, name), request, **kept)
     if seeds == 1:
         messages.print("With one seed there are no intervals, and every answer is inconclusive.")
     results = run_experiment(request, folder, progress=RunProgress(messages), workers=workers, **kept)

@@ -1,12 +1,15 @@
-"""Holds tables of text for a terminal and for Markdown, and fills the templates of pages and Markdown documents."""
+"""Holds tables of text for a terminal and for Markdown, and fills the templates of pages, documents and messages."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from rich.filesize import decimal
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -78,12 +81,20 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters["md"] = escape_markdown
+_ENVIRONMENT.filters |= {
+    "md": escape_markdown,
+    "thousands": "{:,.0f}".format,
+    "digits": "{:.3g}".format,
+    "percent": "{:.0%}".format,
+    "bytes": decimal,
+    "quoted": lambda path: shlex.quote(str(path)),
+    "duration": lambda days: timedelta(seconds=round(days * 24 * 60 * 60)),
+}
 _ENVIRONMENT.globals |= {"html_mark": HTML_MARK, "markdown_mark": MARKDOWN_MARK}
 
 
 def fill(template: str, **values: Any) -> str:
-    """Fill a page, every value escaped, or a Markdown document, with one blank line where its template left more."""
+    """Fill a page, every value escaped, or a text, with one blank line where its template left more."""
     text = _ENVIRONMENT.get_template(template).render(values)
     return text if template.endswith(".html") else re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
