@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 
-from diff_lab.experiments.experiment import Experiment, Preset, Variant, heads_of, section
+from diff_lab.experiments.experiment import Experiment, Preset, Variant, section
 from diff_lab.experiments.request import (
     DatasetCache,
     ExperimentRequest,
@@ -22,7 +22,8 @@ from diff_lab.experiments.request import (
 )
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.record import ResultsFile
-from diff_lab.train import Progress, Recipe
+from diff_lab.train import Progress, Recipe, build_config
+from diff_transformer.attention_types import head_dim
 
 # Of the models: the width of the narrowest variant's heads, to which all widths are in proportion, and the layers.
 HEAD_DIM, LAYERS = 4, 2
@@ -84,7 +85,7 @@ def rehearsed(request: ExperimentRequest) -> ExperimentRequest:
 def _small(preset: Preset, part: int) -> Preset:
     """Return a preset with sequences of so small a part of their length."""
     first = preset.variants[0]
-    narrowest = min(heads_of(preset.variant_recipe(variant)).head_dim for variant in preset.variants)
+    narrowest = min(width_of_heads(preset.variant_recipe(variant)) for variant in preset.variants)
     factor = max(1, narrowest // HEAD_DIM)
     rates = preset.learning_rates
     return replace(
@@ -99,6 +100,10 @@ def _small(preset: Preset, part: int) -> Preset:
         parameter_tolerance=None if preset.parameter_tolerance is None else max(0.02, preset.parameter_tolerance),
         options={name: _small_option(name, value, part) for name, value in preset.options.items()},
     )
+
+
+def width_of_heads(recipe: Recipe) -> int:
+    return head_dim(build_config(recipe, vocab_size=1))
 
 
 def _small_option(name: str, value: Any, part: int) -> Any:
@@ -118,7 +123,7 @@ def _small_variant(preset: Preset, variant: Variant, part: int, factor: int) -> 
         intermediate_size=max(1, model.intermediate_size // factor),
         num_hidden_layers=min(LAYERS, model.num_hidden_layers),
         num_attention_heads=model.heads,
-        head_dim=max(1, heads_of(recipe).head_dim // factor),
+        head_dim=max(1, width_of_heads(recipe) // factor),
     )
     return variant.changed(*sizes, *_less(recipe, part, STEPS))
 

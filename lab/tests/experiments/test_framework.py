@@ -15,7 +15,6 @@ from diff_lab.experiments.experiment import (
     Variant,
     check_alike,
     count,
-    heads_of,
 )
 from diff_lab.experiments.request import ExperimentRequest, request_experiment
 from diff_lab.experiments.runner import run_experiment
@@ -25,6 +24,7 @@ from diff_lab.record import Better
 from diff_lab.train import build_config, build_data, load_recipe
 from diff_lab.train.plan import vocabulary
 from diff_lab.train.recipe import dump_recipe
+from diff_transformer.attention_types import head_dim
 from full_run import short_run
 from rehearsal import request_anywhere
 from small_experiment import SIZES, SMALL, TINY, Heard
@@ -239,4 +239,5 @@ def test_a_run_is_known_wherever_its_text_lies_and_however_it_is_kept(tmp_path: 
     ],
 )
 def test_heads_of_the_3b_model(overrides: tuple[str, ...], heads: tuple[int, int, bool]) -> None:
-    assert heads_of(load_recipe("paper-3b", overrides)) == heads
+    config = build_config(load_recipe("paper-3b", overrides), vocab_size=1)
+    assert (config.spec.heads(config), head_dim(config), config.spec.differential) == heads
