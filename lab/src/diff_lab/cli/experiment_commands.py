@@ -105,10 +105,10 @@ def reproduce(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Say which experiments there are, and stop.")] = False,
     preset: Annotated[
-        Literal["cpu", "evening", "night", "gpu", "paper"],
+        Literal["cpu", "evening", "night", "gpu"],
         typer.Option(
-            help="Two processor cores for minutes (cpu) or hours (evening, night), or one H200 (gpu). The paper's own "
-            "size has commands of its own."
+            help="Two processor cores for minutes (cpu) or hours (evening, night), or one H200 (gpu). "
+            "docs/experiments.md has commands for the paper's own size."
         ),
     ] = "cpu",
     seeds: Annotated[int | None, optional("How many seeds.", "the preset's", min=1)] = None,
@@ -130,11 +130,6 @@ def reproduce(
     if list_:
         console.output().print(_listing())
         return
-    if preset == "paper":
-        raise ValueError(
-            "The paper's own size is for a cluster and has no preset; the commands of every table and figure are in "
-            'docs/experiments.md, under "The paper\'s own size".'
-        )
     from diff_lab.experiments.definitions import EXPERIMENTS, find_experiment
 
     if not names:
@@ -201,7 +196,7 @@ def _listing() -> "Table":
         rows.append((experiment.name, experiment.shows, *times))
     caption = "cpu, evening, night: on two processor cores. gpu: planned for one H200, not timed yet."
     head, one_line = ("name", "what it shows", *sizes), ("name", *sizes)
-    return Table.of_rows(head, rows, caption=caption, right=sizes, one_line=one_line)
+    return Table(head=head, rows=rows, caption=caption, right=sizes, one_line=one_line)
 
 
 def _duration(minutes: float | None) -> str:

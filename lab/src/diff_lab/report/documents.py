@@ -28,22 +28,16 @@ class Table:
     """
 
     head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: Sequence[Sequence[str]]
     title: str = ""
     caption: str = ""
     right: tuple[str, ...] = ()
     one_line: tuple[str, ...] = ()
 
     @classmethod
-    def of_rows(cls, head: Sequence[str], rows: Sequence[Sequence[str]], **more: Any) -> "Table":
-        """Make a table from rows of text; `more` are the other attributes."""
-        assert all(len(row) in (1, len(head)) for row in rows)
-        return cls(head=tuple(head), rows=tuple(map(tuple, rows)), **more)
-
-    @classmethod
     def of_columns(cls, columns: Mapping[str, Sequence[str]], **more: Any) -> "Table":
-        """Make a table from columns by heading, each with a text for every row."""
-        return cls.of_rows(tuple(columns), list(zip(*columns.values(), strict=True)), **more)
+        """Make a table from columns by heading, each with a text for every row; `more` are the other attributes."""
+        return cls(head=tuple(columns), rows=list(zip(*columns.values(), strict=True)), **more)
 
     def markdown(self) -> str:
         """Return the table for a Markdown document, everything in it escaped."""

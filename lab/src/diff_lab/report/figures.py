@@ -178,11 +178,8 @@ def line_plot(
 def experiment_figures(results: ExperimentResults, called: str) -> list[Drawing]:
     """Draw the headline's measure, or another that is compared, along a coordinate; without one the course of training.
 
-    That is the difference in loss, or the accuracy. Of a user's own comparison there are all curves as well.
-
-    Args:
-        results: the experiment's. Where no comparison is named as its headline nothing is drawn.
-        called: the beginning of titles.
+    That is the difference in loss, or the accuracy. Of a user's own comparison there are all curves as well. Nothing is
+    drawn without a headline. Titles begin with `called`.
     """
     row = results.headline
     if row is None or results.file.headline is None:

@@ -163,8 +163,6 @@ def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None =
 
 def run_report_path(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Path:
     """Return the file that `build_run_report` writes. Raises as it does if a folder is missing or is not a run's."""
-    if not run_dirs:
-        raise ValueError("a report needs at least one run folder")
     if output is not None and not Path(output).parent.is_dir():
         raise FileNotFoundError(f"the folder of {output} does not exist")
     runs = _all_runs(run_dirs)
