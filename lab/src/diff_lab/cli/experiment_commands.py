@@ -199,10 +199,8 @@ def _listing() -> "Table":
     return Table(head=head, rows=rows, caption=caption, right=sizes, one_line=one_line)
 
 
-def _duration(minutes: float | None) -> str:
-    """Return about how long an experiment takes: "7.5 min", "11 h"; "?" if unknown."""
-    if minutes is None:
-        return "?"
+def _duration(minutes: float) -> str:
+    """Return about how long an experiment takes: "7.5 min", "11 h"."""
     return f"{minutes:g} min" if minutes < 90 else f"{minutes / 60:g} h"
 
 

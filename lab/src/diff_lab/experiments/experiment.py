@@ -81,7 +81,7 @@ class Preset:
     # The share by which counts may differ, where variants cannot be made equal; None where they need not be equal.
     parameter_tolerance: float | None = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)  # of the measurement; `--option` replaces them
-    minutes: float | None = None  # about what it takes: two processor cores (cpu, evening, night), one H200
+    minutes: float = 0.0  # about what it takes: two processor cores (cpu, evening, night), one H200
 
     def variant_recipe(self, variant: Variant, *more: str) -> Recipe:
         """Return the recipe of a variant. Raises as `load_recipe` does."""

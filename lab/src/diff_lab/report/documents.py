@@ -50,8 +50,9 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        caption = Text(self.caption) if self.caption else None
-        table = RichTable(title=Text(self.title), title_justify="left", caption=caption, caption_justify="left")
+        table = RichTable(
+            title=Text(self.title), title_justify="left", caption=Text(self.caption), caption_justify="left"
+        )
         for name in self.head:
             justify: Literal["left", "right"] = "right" if name in self.right else "left"
             table.add_column(Text(name), no_wrap=name in self.one_line, overflow="fold", justify=justify)
@@ -98,8 +99,7 @@ def refuse_others(path: Path, mark: str) -> None:
     0.2.0 had the library's name.
     """
     if path.is_dir():
-        inside = str(path / "report.html")
-        raise FileExistsError(f"{str(path)!r} is a folder; a report is a file in one, such as {inside!r}")
+        raise FileExistsError(f"{str(path)!r} is a folder; a report is a file in one, such as report.html")
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else mark
     if mark not in text.replace("diff-transformer report", "diff-lab report"):
         raise FileExistsError(f"{str(path)!r} exists and is not a report of ours, so it is left as it is")
