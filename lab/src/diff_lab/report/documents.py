@@ -50,9 +50,8 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        table = RichTable(
-            title=Text(self.title), title_justify="left", caption=Text(self.caption), caption_justify="left"
-        )
+        table = RichTable(title=Text(self.title), caption=Text(self.caption))
+        table.title_justify = table.caption_justify = "left"
         for name in self.head:
             justify: Literal["left", "right"] = "right" if name in self.right else "left"
             table.add_column(Text(name), no_wrap=name in self.one_line, overflow="fold", justify=justify)

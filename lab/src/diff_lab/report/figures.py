@@ -188,9 +188,8 @@ def experiment_figures(results: ExperimentResults, called: str) -> list[Drawing]
     names = list(dict.fromkeys([row.name, *(one.name for one in results.file.comparisons)]))
     by_size = _by_size(results, row, called) if row.name == _PARAMETERS_FOR_EQUAL_LOSS else None
     main = by_size or _headline_line(results, row, names, called)
-    if results.is_own:
-        return [*curves, *([main] if main else [])]
-    return [main] if main else curves[-1:]
+    mains = [main] if main else []
+    return [*curves, *mains] if results.is_own else mains or curves[-1:]
 
 
 def frame(records: Sequence[Result], coordinate: str) -> pd.DataFrame:

@@ -65,10 +65,9 @@ def build_results_report(
     document = results_report_path(paths, output)
     folder = document.parent
     found = findings(all_results)
-    named = [(results, name_in_report(results, all_results)) for results in all_results]
-    sections: list[dict[str, Any]] = [
-        {"results": one, "name": name, "figures": experiment_figures(one, name)} for one, name in named
-    ]
+    sections: list[dict[str, Any]] = [{"results": one, "name": name_in_report(one, all_results)} for one in all_results]
+    for section in sections:
+        section["figures"] = experiment_figures(section["results"], section["name"])
     values = {
         "has_experiments": not all(results.is_own for results in all_results),
         "found": found,
