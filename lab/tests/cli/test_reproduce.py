@@ -99,7 +99,7 @@ def test_trainings_run_at_the_same_time(run: Run, tmp_path: Path) -> None:
     assert run("reproduce", "recall", "--workers", 0, "--output", tmp_path / "none").exit_code == 2
 
 
-def test_the_papers_size_has_a_page_with_a_command_for_each_table_and_figure(run: Run) -> None:
+def test_the_papers_size_has_a_page_with_a_command_for_each_table_and_figure() -> None:
     text = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text(encoding="utf-8")
     section = text.split("## The paper's own size")[1].split("\n## ")[0]
     of_the_paper = [name for name in (*EXPERIMENTS, *SHOWN_BY) if re.match("table|fig|appendix", name)]
