@@ -23,6 +23,7 @@ _WORDS = {
     "other": "loss on all other tokens (Others)",
     "share": "share of repeated pairs",
     "parameters_for_equal_loss": "parameters for an equal loss",
+    "tokens_for_equal_loss": "tokens for an equal loss",
     "best_loss": "loss at the best learning rate",
     "excess_loss": "loss above that of the best learning rate",
     "order_variance": "variance over orders, beyond chance",
