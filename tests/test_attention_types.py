@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from diff_lab.experiments.experiment import heads_of
 from diff_lab.record import Result
 from diff_lab.report.figures import variant_style
 from diff_lab.report.wording import variant_label, variants_of
-from diff_lab.train import load_recipe
+from diff_lab.train import build_config, load_recipe
 from diff_lab.train.plan import Plan, flops_per_token
 from diff_transformer import attention_types
 from diff_transformer.attention_types import ATTENTION_TYPES, AttentionType
@@ -117,7 +116,7 @@ def test_a_fifth_type_is_planned(fifth: AttentionType) -> None:
     assert tripled.base_model_tp_plan == second.base_model_tp_plan
     recipe = load_recipe("tiny", overrides=["model.attention_type=tripled"])
     assert Plan(recipe).parameters > 0
-    assert heads_of(recipe).differential
+    assert build_config(recipe, vocab_size=1).spec.differential
 
 
 def test_a_fifth_type_is_reported(fifth: AttentionType) -> None:

@@ -238,7 +238,6 @@ assert max(sizes) < 2e6
 #     diff-lab reproduce --list                                        # all experiments, and how long they take
 #     diff-lab reproduce v2                                            # one of them, on two cores
 #     diff-lab reproduce language --preset evening --text my-novels    # longer trainings, on text of yours
-#     diff-lab reproduce table6 --preset gpu --rehearse                # a preset for a GPU, tried without one
 #
 # Any of them ends with the table of its comparisons, and a report, `RESULTS.md`. A run that was interrupted
 # resumes with `--resume`.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.record import AttentionExample, Comparison, Result, ResultsFile, Samples
+from diff_lab.record import Comparison, Result, ResultsFile, Samples
 from diff_lab.results_files import read_record, read_results, write_json
 from diff_transformer.utils.files import read_metrics
 
@@ -67,20 +67,7 @@ def test_results_survive_a_round_trip(tmp_path: Path, results_file: ResultsFile)
     assert math.isnan(paper[1])
 
 
-def test_attention_and_samples_survive_a_round_trip(tmp_path: Path) -> None:
-    example = AttentionExample(
-        tokens=("a", "b"),
-        layers={"diff": 1},
-        heads={"diff": 2},
-        query_position=1,
-        answer_positions=(0,),
-        needle_positions=(0, 1),
-        maps={"diff": {"A1": [[1.0, 0.0], [0.5, 0.5]]}},
-        lambda_=0.2,
-    )
-    path = write_json(tmp_path / "attention.json", example, indent=None)
-    assert json.loads(path.read_text())["lambda"] == 0.2
-    assert read_record(path, AttentionExample) == example
+def test_samples_survive_a_round_trip(tmp_path: Path) -> None:
     samples = Samples(prompt="def ", diff="λ\n", softmax="</b>")
     assert read_record(write_json(tmp_path / "samples.json", samples), Samples) == samples
 

@@ -1,7 +1,7 @@
 """Defines the records of a measured number, of a comparison of two variants, and of the file that holds both."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
@@ -20,13 +20,9 @@ OWN = "own"
 
 
 class FileRecord:
-    """A record that is read from a file strictly; its field `lambda_` is "lambda" there, a word of Python's."""
+    """A record that is read from a file strictly: no value of another type, no unknown key."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {
-        "extra": "forbid",
-        "strict": True,
-        "alias_generator": lambda name: name.rstrip("_"),
-    }
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,24 +135,6 @@ class ResultsFile(Environment):
     notes: tuple[str, ...] = ()  # sentences that a reader of the numbers must know
     headline: Headline | None = None  # the comparison that stands for the experiment in an overview
     baselines: tuple[Baseline, ...] = ()  # the levels to read its accuracies against
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionExample(FileRecord):
-    """The content of an `attention.json`: the maps of one head of every variant, for one example.
-
-    `maps[variant][map]` is an (N, N) matrix, rows are queries; positions count from 0, `layers` and `heads` from 1.
-    """
-
-    tokens: tuple[str, ...]
-    layers: dict[str, int]
-    heads: dict[str, int]
-    query_position: int
-    answer_positions: tuple[int, ...]
-    needle_positions: tuple[int, ...]
-    maps: dict[str, dict[str, list[list[Number]]]]
-    lambda_: Number
-    answered: dict[str, bool] = field(default_factory=dict)  # which variants answer the query right
 
 
 @dataclass(frozen=True, kw_only=True)

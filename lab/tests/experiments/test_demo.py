@@ -14,10 +14,10 @@ from diff_lab.experiments.demo import run_demo
 from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE, curves_of
 from diff_lab.measure import standard
 from diff_lab.measure.retrieval import FIRST_QUERY
-from diff_lab.record import AttentionExample
 from diff_lab.results_files import read_record, read_results
 from diff_lab.train import Progress, TrainingInterrupted, load_recipe
-from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.explorer import Example
 from small_experiment import Heard
 from tiny_demo import TINY
 
@@ -62,16 +62,13 @@ def test_twins_differ_in_lambda_and_norm_alone(finished: Path) -> None:
     assert counts["diff"] - counts["softmax"] == config.num_hidden_layers * 6 * config.head_dim
 
 
-def test_example_maps_are_the_difference(finished: Path) -> None:
-    example = read_record(finished / "attention.json", AttentionExample)
-    maps = example.maps["diff"]
-    for a1, a2, difference in zip(maps["A1"], maps["A2"], maps["difference"], strict=True):
-        for first, second, weight in zip(a1, a2, difference, strict=True):
-            assert weight == pytest.approx(first - example.lambda_ * second, abs=3e-5)
-    assert set(example.maps["softmax"]) == {"A"}
-    assert example.answered.keys() == {"diff", "softmax"}
-    assert example.tokens[example.query_position].startswith("k")
-    assert all(example.tokens[position].startswith("v") for position in example.answer_positions)
+def test_the_question_is_the_first_of_a_sequence_with_the_place_of_its_answer(finished: Path) -> None:
+    example = read_record(finished / "question.json", Example)
+    tokens, answer = example.text.split(), example.answer
+    assert answer is not None
+    assert (tokens.count("?"), tokens[-2], len(tokens)) == (1, "?", answer.query + 1)
+    assert tokens[answer.begin - 1] == tokens[-1], "the key that is asked for"
+    assert (tokens[answer.begin][0], answer.end) == ("v", answer.begin + 1)
 
 
 def test_resuming_a_finished_demo_trains_nothing(finished: Path, text: Path) -> None:
@@ -137,28 +134,27 @@ def test_an_interrupted_demo_resumes(text: Path, tmp_path: Path, monkeypatch: py
     assert (run_demo(folder, text=[text], fast=True, resume=True) / "results.json").is_file()
 
 
-def answers(*rows: str) -> torch.Tensor:
-    return torch.tensor([[letter == "x" for letter in row] for row in rows])
-
-
-def test_the_query_that_is_shown_is_answered_and_was_not_asked_before() -> None:
-    batches = RetrievalBatches(
-        num_pairs=2, length=20, num_queries=4, repeats=True, num_keys=4, num_values=4, num_noise=4
-    )
-    sample = batches.sample(3, 0)
-    sample.answer_spans[:] = torch.tensor([[1, 1, 3, 1], [3, 1, 3, 1], [1, 3, 1, 3]])
-    none = answers("....", "....", "....")
-
-    def chosen(diff: torch.Tensor, softmax: torch.Tensor, without: torch.Tensor = none) -> tuple[int, int]:
-        return demo._first_query(sample, {"diff": diff, "softmax": softmax}, without)
-
-    every = answers(".xx.", "xxxx", "xxxx")
-    assert chosen(every, answers(".x..", ".x..", "xx..")) == (1, 1)
-    assert chosen(every, answers(".x..", ".x..", "xx.."), without=answers("....", "xx..", "....")) == (2, 0)
-    assert chosen(every, answers(".x..", ".x..", "xx.."), without=every) == (1, 1)
-    assert chosen(answers("....", "..x.", "x..."), answers("..x.", "....", "....")) == (2, 0)
-    assert chosen(answers("....", "..x.", "...."), answers(".x..", "....", ".x..")) == (2, 1)
-    assert chosen(none, none) == (0, 0)
+@pytest.mark.parametrize(
+    ("diff", "softmax", "without", "row"),
+    [
+        (".xxx", "x.xx", "..x.", 3),
+        (".xxx", "x.xx", ".xxx", 2),
+        ("..x.", "xx..", "....", 2),
+        ("....", "....", "....", 0),
+    ],
+    ids=["both, by λ", "both", "DIFF", "none"],
+)
+def test_the_question_is_one_that_is_answered_if_there_is_one(
+    diff: str, softmax: str, without: str, row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = RetrievalBatches(num_pairs=2, length=20, num_queries=2, num_keys=9, num_values=9, num_noise=9)
+    answers = [torch.tensor([[letter == "x", True] for letter in one]) for one in (diff, softmax, without)]
+    monkeypatch.setattr(demo, "EXAMPLES", 4)
+    monkeypatch.setattr(demo, "retrieval_answers", lambda *_: answers.pop(0))
+    config = DiffTransformerConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, head_dim=4)
+    models = dict.fromkeys(demo.VARIANTS, DiffTransformerForCausalLM(config))
+    text = demo.example_question(models, batches, seed=0).text.split()
+    assert text == [batches.words()[token] for token in batches.sample(4, 0).input_ids[row, : len(text)]]
 
 
 def test_a_folder_that_is_taken(finished: Path, text: Path, tmp_path: Path) -> None:

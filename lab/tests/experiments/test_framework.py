@@ -15,7 +15,6 @@ from diff_lab.experiments.experiment import (
     Variant,
     check_alike,
     count,
-    heads_of,
 )
 from diff_lab.experiments.request import ExperimentRequest, request_experiment
 from diff_lab.experiments.runner import run_experiment
@@ -24,7 +23,9 @@ from diff_lab.measure.standard import validation_callback
 from diff_lab.record import Better
 from diff_lab.train import build_config, build_data, load_recipe
 from diff_lab.train.recipe import dump_recipe
+from diff_transformer.attention_types import head_dim
 from full_run import short_run
+from rehearsal import request_anywhere
 from small_experiment import SIZES, SMALL, TINY, Heard
 
 
@@ -157,10 +158,10 @@ def test_the_users_text_reaches_every_variant_that_is_trained_on_text_and_no_oth
     kinds = {experiment.presets[preset].variant_recipe(variant).data.kind for variant in variants}
     if "text" not in kinds:
         with pytest.raises(ValueError, match=f"--text does not go with '{name}' at --preset {preset}, which uses no"):
-            request_experiment(experiment, preset, text=[tmp_path], is_rehearsal=True)
+            request_anywhere(experiment, preset, [tmp_path])
         return
     (tmp_path / "a.txt").write_text("a", encoding="utf-8")
-    request = request_experiment(experiment, preset, text=[tmp_path], is_rehearsal=True).preset
+    request = request_anywhere(experiment, preset, [tmp_path]).preset
     for variant in variants:
         for more in ((), request.sweep, request.extension):
             assert request.variant_recipe(variant, *more).data.paths == [str(tmp_path)]
@@ -240,4 +241,5 @@ def test_a_run_is_known_wherever_its_text_lies_and_however_it_is_kept(tmp_path: 
     ],
 )
 def test_heads_of_the_3b_model(overrides: tuple[str, ...], heads: tuple[int, int, bool]) -> None:
-    assert heads_of(load_recipe("paper-3b", overrides)) == heads
+    config = build_config(load_recipe("paper-3b", overrides), vocab_size=1)
+    assert (config.spec.heads(config), head_dim(config), config.spec.differential) == heads

@@ -9,7 +9,7 @@ import pytest
 from corpora import written
 from diff_lab.experiments.experiment import Experiment
 from diff_lab.experiments.recipe_comparison import compare_recipe, variant_of
-from diff_lab.experiments.request import as_defined, request_experiment
+from diff_lab.experiments.request import DatasetCache, as_defined, check_preset, request_experiment
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.measure.document_losses import REPEAT_COLUMNS
 from diff_lab.record import OWN, ResultsFile
@@ -69,10 +69,6 @@ def test_a_variant_is_called_by_its_type_and_what_is_changed(text: str, name: st
         (("diff", "softmax", "diff"), r"^The variants 'diff' and 'diff' are the same model\.$"),
         (("diff", "diff:model.lambda_init=schedule"), "are the same model"),
         (
-            ("diff", "diff:model.hidden_size=32"),
-            r"are not of equal size: .* may differ by 2%; --unmatched leaves sizes",
-        ),
-        (
             ("softmax", "diff:model.num_attention_heads=20"),
             r"of .diff. has 9,216 parameters more than that of .softmax., which is more than its feed-forward",
         ),
@@ -81,6 +77,13 @@ def test_a_variant_is_called_by_its_type_and_what_is_changed(text: str, name: st
 def test_variants_that_cannot_be_compared_are_refused(variants: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         comparison(*variants)
+
+
+def test_variants_of_other_sizes_are_refused_before_training_unless_unmatched() -> None:
+    variants = ("diff", "diff:model.hidden_size=32")
+    with pytest.raises(ValueError, match=r"are not of equal size: .* may differ by 2%"):
+        check_preset(request_experiment(comparison(*variants), OWN), DatasetCache())
+    check_preset(request_experiment(comparison(*variants, unmatched=True), OWN), DatasetCache())
 
 
 def test_what_cannot_be_compared_by_a_recipe() -> None:

@@ -16,13 +16,11 @@ from diff_lab.experiments.experiment import (
     Preset,
     text_notes,
 )
-from diff_lab.experiments.rehearsal import rehearse, rehearsed
 from diff_lab.experiments.request import (
     DatasetCache,
     ExperimentRequest,
     as_defined,
     check_preset,
-    request_experiment,
     results_path,
 )
 from diff_lab.measure import gradients
@@ -31,6 +29,7 @@ from diff_lab.results_files import read_results
 from diff_lab.train import Progress, build_data, build_model, load_recipe
 from diff_lab.train.plan import Plan
 from full_run import short_run
+from rehearsal import rehearse, rehearsed, request_anywhere
 from small_experiment import TINY
 
 # Text that is trained on in two variants, and variants in several sizes or with data of their own.
@@ -55,7 +54,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def requested(name: str, text: Path, preset: str = "gpu") -> ExperimentRequest:
     found = find_experiment(name)
     paths = [text] if found.presets[preset].trains_on_text else []
-    return request_experiment(found, preset, text=paths, is_rehearsal=True)
+    return request_anywhere(found, preset, paths)
 
 
 @pytest.mark.all

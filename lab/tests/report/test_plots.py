@@ -159,19 +159,6 @@ def test_what_is_the_same_everywhere_names_and_two_numbers_are_no_line() -> None
     assert titles(along("part", "held out", "xsum", "qasper")) == []
 
 
-def test_contexts_and_depths_are_two_heat_maps() -> None:
-    places = [Coordinates(length=length, depth=depth) for length in (32, 8, 16) for depth in (0.0, 0.5, 1.0)]
-    (drawing,) = drawn([replace(one, value=one.value / 10) for one in records(places, (1.0, 3.0))])
-    axes = drawing.figure.axes
-    assert [one.get_title() or one.get_title(loc="left") for one in axes] == ["DIFF", "Transformer"]
-    assert [text.get_text() for text in axes[0].get_xticklabels()] == ["8", "16", "32"]
-    assert [text.get_text() for text in axes[0].get_yticklabels()] == ["0 %", "50 %", "100 %"]
-    assert axes[0].yaxis_inverted()
-    # The means of two seeds; the shortest context was measured second.
-    assert [text.get_text() for text in axes[0].texts][:3] == ["0.23", "0.26", "0.20"]
-    assert "from 0.10 to 0.48" in drawing.alt
-
-
 def test_lines_are_means_with_bands_over_seeds_or_with_one_seed_of_the_measurement() -> None:
     positions = along("needles", 1, 2, 3)
     (drawing,) = drawn(records(positions, (1.0, 3.0)))

@@ -72,7 +72,11 @@ def bench(
     # The settings have defaults for what was not given.
     chosen: dict[str, Any] = {name: tuple(values) for name, values in several.items() if values}
     chosen |= {name: value for name, value in one.items() if value is not None}
-    settings = OperatorSettings if benchmark == "operator" else ModelSettings
+    benchmarks: dict[str, tuple[Any, Any]] = {
+        "operator": (OperatorSettings, measure_operator),
+        "model": (ModelSettings, measure_model),
+    }
+    settings, measure = benchmarks[benchmark]
     # Whole models have one size, and the operator is compiled or not by itself.
     if unknown := [name for name in chosen if name not in settings.__dataclass_fields__]:
         raise ValueError(f"bench {benchmark} does not take {', '.join(unknown)}.")
@@ -83,10 +87,7 @@ def bench(
     else:
         console.refuse_existing((path, path.with_suffix(".md")), "results", overwrite=overwrite)
     recorder = Recorder(tell=console.say, show=console.print_line)
-    if isinstance(on_device, OperatorSettings):
-        document = measure_operator(on_device, recorder)
-    else:
-        document = measure_model(on_device, recorder)
+    document = measure(on_device, recorder)
     if path is not None:
         console.print_line(f"written: {' '.join(map(str, write_document(path, document)))}")
     refuse_wrong(recorder.rows)

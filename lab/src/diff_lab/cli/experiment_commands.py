@@ -3,18 +3,14 @@
 import traceback
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from diff_lab.cli.recipe_options import (
     RecipeName,
     RecipeSettings,
-    fill_text,
     parse_options,
-    read_recipe,
     tokenising_progress,
 )
 from diff_lab.record import ResultsFile
@@ -70,14 +66,14 @@ def demo(
     Both learn to find needles, and then language. The demo takes 4 to 8 minutes on two processor cores and ends with a
     table and a page to open in a browser, which has their curves.
     """
-    from diff_lab.experiments.demo import ATTENTION, EXPLORER_PAGE, run_demo
-    from diff_lab.record import AttentionExample
+    from diff_lab.experiments.demo import EXPLORER_PAGE, QUESTION, run_demo
+    from diff_lab.report.documents import fill
     from diff_lab.report.pages import build_run_report
     from diff_lab.report.tables import demo_table
     from diff_lab.results_files import read_record, read_results
     from diff_lab.train.progress import RunProgress
     from diff_transformer.cli.explored_checkpoints import write_recorded_page
-    from diff_transformer.explorer import Answer, Example
+    from diff_transformer.explorer import Example
 
     messages = console.messages()
     folder = run_demo(
@@ -90,9 +86,7 @@ def demo(
         progress=RunProgress(messages),
     )
     explorer = folder / EXPLORER_PAGE
-    asked = read_record(folder / ATTENTION, AttentionExample)
-    query, begin = asked.query_position, asked.answer_positions[0]
-    question = Example("A question of the task", " ".join(asked.tokens[: query + 1]), Answer(query, begin, begin + 1))
+    question = read_record(folder / QUESTION, Example)
     write_recorded_page(folder / "retrieval-diff", folder / "retrieval-softmax", explorer, text=question)
     page, numbers = build_run_report([folder]), folder / "results.json"
     results = read_results(numbers)
@@ -101,7 +95,7 @@ def demo(
     for name, paths in {"page": [page], "explorer": [explorer], "numbers": [numbers], "models": models}.items():
         console.print_line(f"{name + ':':<10}{' '.join(map(str, paths))}")
     next_steps = {"folder": folder, "prompt": "Once" if text else "def ", "text": text or [Path("FOLDER")]}
-    console.print_line("\n" + fill_text("demo_next.txt", **next_steps))
+    console.print_line("\n" + fill("demo_next.txt", **next_steps).rstrip())
 
 
 def reproduce(
@@ -111,10 +105,10 @@ def reproduce(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Say which experiments there are, and stop.")] = False,
     preset: Annotated[
-        Literal["cpu", "evening", "night", "gpu", "paper"],
+        Literal["cpu", "evening", "night", "gpu"],
         typer.Option(
-            help="Two processor cores for minutes (cpu) or hours (evening, night), or one H200 (gpu). The paper's own "
-            "size has commands of its own."
+            help="Two processor cores for minutes (cpu) or hours (evening, night), or one H200 (gpu). "
+            "docs/experiments.md has commands for the paper's own size."
         ),
     ] = "cpu",
     seeds: Annotated[int | None, optional("How many seeds.", "the preset's", min=1)] = None,
@@ -126,14 +120,6 @@ def reproduce(
     workers: Workers = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
-    rehearse: Annotated[
-        bool,
-        typer.Option(
-            "--rehearse",
-            help="Check the preset, and carry out all of it with models of seconds in a temporary folder. The gpu "
-            "preset needs no GPU for it.",
-        ),
-    ] = False,
 ) -> None:
     """Repeat a table or a figure of the paper at a size of your own, and say whether it comes out.
 
@@ -144,11 +130,6 @@ def reproduce(
     if list_:
         console.output().print(_listing())
         return
-    if preset == "paper":
-        raise ValueError(
-            "The paper's own size is for a cluster and has no preset; the commands of every table and figure are in "
-            'docs/experiments.md, under "The paper\'s own size".'
-        )
     from diff_lab.experiments.definitions import EXPERIMENTS, find_experiment
 
     if not names:
@@ -157,66 +138,52 @@ def reproduce(
     experiments = list({one.name: one for one in (find_experiment(name) for name in names if name != ALL)}.values())
     if ALL in names:
         experiments = [one for one in EXPERIMENTS.values() if preset in one.presets or one in experiments]
-    if rehearse:
-        files = {"--output": output, "--resume": resume, "--overwrite": overwrite, "--workers": workers}
-        console.refuse("--rehearse, which keeps no files", files)
 
-    from diff_lab.experiments.rehearsal import rehearse as carry_out_small
     from diff_lab.experiments.request import check_results, preset_of, request_experiment, results_path
     from diff_lab.experiments.runner import run_experiment
     from diff_lab.train.progress import RunProgress
 
-    settings: dict[str, Any] = {"options": parse_options(option or []), "seeds": seeds, "is_rehearsal": rehearse}
+    options = parse_options(option or [])
     if option and len(experiments) > 1:
         raise ValueError("--option goes with one experiment, whose measurement it sets.")
     # Of several, text is for those that are trained on some.
     on_text = [preset_of(one, preset).trains_on_text for one in experiments]
     requests = [
-        request_experiment(one, preset, text=text or [] if is_on_text or not any(on_text) else [], **settings)
+        request_experiment(
+            one, preset, seeds=seeds, text=text or [] if is_on_text or not any(on_text) else [], options=options
+        )
         for one, is_on_text in zip(experiments, on_text, strict=True)
     ]
     failed = []
-    with TemporaryDirectory() as temporary:
-        folder = Path(temporary) if rehearse else output or Path("runs") / f"reproduce-{preset}"
-        kept = {"resume": resume, "overwrite": overwrite}
-        for request in requests:
-            check_results(results_path(folder, request.experiment.name), request, **kept)
-        for request in requests:
-            name, about = request.experiment.name, _duration(request.preset.minutes)
-            progress = RunProgress(console.messages())
-            try:
-                if rehearse:
-                    console.say(f"{name}: rehearsed in a temporary folder")
-                    begun = monotonic()
-                    rows = carry_out_small(request, folder, progress).comparisons
-                    console.print_line(f"{name}: {len(rows)} comparisons after {monotonic() - begun:.0f} s")
-                else:
-                    console.say(f"{name}: {request.experiment.shows}, planned for about {about}")
-                    results = run_experiment(request, folder, progress=progress, workers=workers, **kept)
-                    show_results(results, results_path(folder, name))
-            except Exception as error:
-                # A failure of one of several, such as to fetch a data set, must not keep the others from being done.
-                if len(requests) == 1 or isinstance(error, BrokenPipeError):
-                    raise
-                failed.append(name)
-                # Of a bug, or a full memory, where it was.
-                why = user_message(error) or "".join(traceback.format_exception(error)).rstrip()
-                console.say(f"error: {name}: {why}")
-        if len(failed) < len(requests):
-            _write_report(folder, is_told=not rehearse)
+    folder, kept = output or Path("runs") / f"reproduce-{preset}", {"resume": resume, "overwrite": overwrite}
+    for request in requests:
+        check_results(results_path(folder, request.experiment.name), request, **kept)
+    for request in requests:
+        name, about = request.experiment.name, _duration(request.preset.minutes)
+        console.say(f"{name}: {request.experiment.shows}, planned for about {about}")
+        try:
+            results = run_experiment(request, folder, progress=RunProgress(console.messages()), workers=workers, **kept)
+            show_results(results, results_path(folder, name))
+        except Exception as error:
+            # A failure of one of several, such as to fetch a data set, must not keep the others from being done.
+            if len(requests) == 1 or isinstance(error, BrokenPipeError):
+                raise
+            failed.append(name)
+            # Of a bug, or a full memory, where it was.
+            why = user_message(error) or "".join(traceback.format_exception(error)).rstrip()
+            console.say(f"error: {name}: {why}")
+    if len(failed) < len(requests):
+        _write_report(folder)
     if failed:
-        done = "rehearsed" if rehearse else "carried out"
-        raise ValueError(f"{len(failed)} of {len(requests)} experiments could not be {done}: {', '.join(failed)}.")
+        raise ValueError(f"{len(failed)} of {len(requests)} experiments could not be carried out: {', '.join(failed)}.")
 
 
-def _write_report(folder: Path, *, is_told: bool = True) -> None:
+def _write_report(folder: Path) -> None:
     """Write the report of the results in a folder, and print where it is."""
     from diff_lab.experiments.request import as_defined
     from diff_lab.report.pages import DOCUMENT, build_results_report
 
-    path = build_results_report([folder], folder / DOCUMENT, as_defined)
-    if is_told:
-        console.print_line(f"report: {path}")
+    console.print_line(f"report: {build_results_report([folder], folder / DOCUMENT, as_defined)}")
 
 
 def _listing() -> "Table":
@@ -230,13 +197,11 @@ def _listing() -> "Table":
         rows.append((experiment.name, experiment.shows, *times))
     caption = "cpu, evening, night: on two processor cores. gpu: planned for one H200, not timed yet."
     head, one_line = ("name", "what it shows", *sizes), ("name", *sizes)
-    return Table.of_rows(head, rows, caption=caption, right=sizes, one_line=one_line)
+    return Table(head=head, rows=rows, caption=caption, right=sizes, one_line=one_line)
 
 
-def _duration(minutes: float | None) -> str:
-    """Return about how long an experiment takes: "7.5 min", "11 h"; "?" if unknown."""
-    if minutes is None:
-        return "?"
+def _duration(minutes: float) -> str:
+    """Return about how long an experiment takes: "7.5 min", "11 h"."""
     return f"{minutes:g} min" if minutes < 90 else f"{minutes / 60:g} h"
 
 
@@ -290,15 +255,15 @@ def compare(
     report is RESULTS.md with its figures.
     """
     from diff_lab.experiments.recipe_comparison import compare_recipe, comparison_name
-    from diff_lab.experiments.request import check_results, refuse_results, request_experiment, results_path
+    from diff_lab.experiments.request import refuse_results, request_experiment, results_path
     from diff_lab.experiments.runner import run_experiment
     from diff_lab.record import OWN
-    from diff_lab.train import build_data
+    from diff_lab.train import build_data, load_recipe
     from diff_lab.train.progress import RunProgress
     from diff_lab.train.recipe import override_of
 
     paths = [str(path.expanduser().resolve()) for path in text or []]
-    resolved = read_recipe(recipe, [*(settings or []), *([override_of("data.paths", paths)] if paths else [])])
+    resolved = load_recipe(recipe, [*(settings or []), *([override_of("data.paths", paths)] if paths else [])])
     name = comparison_name(resolved)
     folder = output or Path("runs") / name.replace("recipe_", "compare-", 1)
     kept = {"resume": resume, "overwrite": overwrite}
@@ -315,7 +280,6 @@ def compare(
             build=partial(build_data, tell=tell),
         )
     request = request_experiment(experiment, OWN, options=options)
-    check_results(results_path(folder, name), request, **kept)
     if seeds == 1:
         messages.print("With one seed there are no intervals, and every answer is inconclusive.")
     results = run_experiment(request, folder, progress=RunProgress(messages), workers=workers, **kept)

@@ -1,10 +1,8 @@
-"""Holds common parts of the laboratory's commands: recipes and their settings, text, texts from templates."""
+"""Holds common parts of the laboratory's commands: recipes and their settings, and the progress of tokenising."""
 
 import math
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,13 +23,6 @@ RecipeSettings = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Settings that replace the recipe's, such as train.steps=100."),
 ]
-
-
-def read_recipe(name: str, settings: list[str] | None) -> "Recipe":
-    """Return a command's recipe, with its KEY=VALUE settings."""
-    from diff_lab.train import load_recipe
-
-    return load_recipe(name, settings or ())
 
 
 def find_recipe(folder: Path) -> "Recipe | None":
@@ -77,21 +68,3 @@ def tokenising_progress(console: "Console") -> Iterator[Callable[[int, int], Non
                 console.print(f"tokenised: {counts}", markup=False, soft_wrap=True)
 
         yield tell
-
-
-def fill_text(template: str, **values: Any) -> str:
-    """Return the text for a terminal that a template in the folder `templates` makes of some values."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from rich.filesize import decimal
-
-    loader = PackageLoader("diff_lab.cli")
-    environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {
-        "thousands": "{:,.0f}".format,
-        "digits": "{:.3g}".format,
-        "percent": "{:.0%}".format,
-        "bytes": decimal,
-        "quoted": lambda path: shlex.quote(str(path)),
-        "duration": lambda days: timedelta(seconds=round(days * 24 * 60 * 60)),
-    }
-    return environment.get_template(template).render(values).rstrip()

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from diff_lab.cli.recipe_options import RecipeName, RecipeSettings, fill_text, read_recipe, tokenising_progress
+from diff_lab.cli.recipe_options import RecipeName, RecipeSettings, tokenising_progress
 from diff_transformer.cli import console
 from diff_transformer.cli.app import with_plain_errors
 from diff_transformer.cli.console import optional
@@ -67,9 +67,9 @@ def prepare(
     """
     if workers is not None:
         os.environ["RAYON_NUM_THREADS"] = str(workers)  # which the tokenizer reads when it begins its threads
-    from diff_lab.train import build_data
+    from diff_lab.train import build_data, load_recipe
 
-    resolved = read_recipe(recipe, settings)
+    resolved = load_recipe(recipe, settings or ())
     with tokenising_progress(console.messages()) as tell:
         batches: Any = build_data(resolved, tell=tell).batches
     text = getattr(batches, "text", batches)  # of data that is made of text
@@ -93,15 +93,17 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the parameters, operations, memory, time and disk space that a recipe would take."""
+    from diff_lab.report.documents import fill
+    from diff_lab.train import load_recipe
     from diff_lab.train.plan import Plan
 
-    planned = Plan(read_recipe(recipe, settings), gpu, gpus, utilisation=utilisation)
+    planned = Plan(load_recipe(recipe, settings or ()), gpu, gpus, utilisation=utilisation)
     if as_json:
         console.print_line(json.dumps(vars(planned), default=vars, indent=1))
         return
     is_large = max(way.memory.total for way in planned.ways) >= 1 << 30
     unit, unit_bytes = ("GiB", 1 << 30) if is_large else ("MiB", 1 << 20)
-    console.print_line(fill_text("plan.txt", plan=planned, unit=unit, unit_bytes=unit_bytes))
+    console.print_line(fill("plan.txt", plan=planned, unit=unit, unit_bytes=unit_bytes).rstrip())
 
 
 command = typer.Typer(add_completion=False)
@@ -137,11 +139,11 @@ def train(
 ) -> None:
     """Train the model of a recipe. Follow the run with TensorBoard."""
     from diff_lab.measure.standard import validation_callback
-    from diff_lab.train import build_data, open_run
+    from diff_lab.train import build_data, load_recipe, open_run
     from diff_lab.train.progress import RunProgress
     from diff_transformer.utils.cpu_count import is_rank0
 
-    resolved = read_recipe(recipe, settings)
+    resolved = load_recipe(recipe, settings or ())
     folder = output or Path("runs") / resolved.name
     messages = console.messages(quiet=not is_rank0())
     if resume not in (None, "", "auto"):

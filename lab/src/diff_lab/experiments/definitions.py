@@ -91,10 +91,10 @@ def _experiment(name: str, declared: Settings) -> Experiment:
         "requests": partial(_requests, measurements),
         "options": _options(measurements),
         "headline": _headline(declared["headline"]) if "headline" in declared else None,
+        "notes": tuple(declared["notes"]),
     }
     if derived is not None:
         fields["compare"] = lambda records, preset: compare([*records, *derived(records)], preset)
-    fields |= {"notes": tuple(declared["notes"]), "rehearsal": declared.get("rehearsal", {})}
     return Experiment(**{"name": name, "shows": declared["shows"], **fields, **own})
 
 

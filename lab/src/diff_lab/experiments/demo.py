@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from diff_lab.data import RetrievalBatches, RetrievalSample, TextBatches
+from diff_lab.data import RetrievalBatches, TextBatches
 from diff_lab.experiments.definitions import DEMO, EXPECTATIONS, FAST_DEMO
 from diff_lab.experiments.run_store import load_trained
 from diff_lab.experiments.worker_pool import Job, WorkerPool, default_workers
@@ -28,23 +27,22 @@ from diff_lab.train import Data, Progress, Recipe, build_data, load_recipe, trai
 from diff_lab.train.recipe import override_of
 from diff_lab.train.run_setup import METRICS, MODEL, begin_run_folder, check_run_folder, is_run_folder
 from diff_transformer.attention_types import ATTENTION_TYPES
-from diff_transformer.explorer import ExploredModel, LambdaSettings
+from diff_transformer.explorer import Answer, Example, ExploredModel, LambdaSettings
 from diff_transformer.explorer.explored_model import replaced_lambdas
-from diff_transformer.model import DiffTransformerForCausalLM, attention_maps
+from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.utils.files import read_metrics
 
 VARIANTS = ("diff", "softmax")
 TASKS = ("retrieval", "language")
 RESULTS = "results.json"
-ATTENTION = "attention.json"
+QUESTION = "question.json"  # that the explorer opens with
 SAMPLES = "samples.json"
 # What a demo leaves beside its runs; the page is the report's, made from the rest.
 EXPLORER_PAGE = "explorer.html"  # which the command line writes
-LEFTOVERS = (RESULTS, ATTENTION, SAMPLES, EXPLORER_PAGE, "report.html")
-
+LEFTOVERS = (RESULTS, QUESTION, SAMPLES, EXPLORER_PAGE, "report.html", "attention.json")  # the last of 0.2.0
 
 SEQUENCES = 512  # of retrieval, measured at the end
-EXAMPLES = 64  # sequences among which a query is looked for whose maps are shown
+EXAMPLES = 64  # sequences among which the question is looked for
 SAMPLE_PROMPT, SAMPLE_LENGTH = 48, 120  # tokens
 
 
@@ -61,7 +59,7 @@ def run_demo(
     """Train DIFF and the Transformer on both tasks, measure them, and write the files for a report.
 
     Writes into ``output_dir``, which is returned: a run folder for each task and variant ("retrieval-diff", …, with its
-    model), ``results.json``, ``attention.json`` and ``samples.json``. The two variants of a task are trained at the
+    model), ``results.json``, ``question.json`` and ``samples.json``. The two variants of a task are trained at the
     same time, each in a process with its share of the processor cores; on one core or a GPU, one after the other. So a
     script that calls this must be importable: its work stands under `if __name__ == "__main__"`.
 
@@ -115,7 +113,7 @@ def run_demo(
                 variant: load_trained(recipes[task, variant], runs[task, variant] / MODEL) for variant in VARIANTS
             }
             if isinstance(data.batches, RetrievalBatches):
-                write_json(folder / ATTENTION, attention_example(models, data.batches, seed), indent=None)
+                write_json(folder / QUESTION, example_question(models, data.batches, seed))
             else:
                 write_json(folder / SAMPLES, text_samples(models, data, seed))
             for variant, model in models.items():
@@ -164,70 +162,21 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
         raise FileExistsError(f"{str(folder)!r} is not empty and holds no demo, so nothing is written there.")
 
 
-def attention_example(
-    models: dict[str, DiffTransformerForCausalLM], batches: RetrievalBatches, seed: int
-) -> dict[str, Any]:
-    """Return the maps of one head of each variant for a query that is answered right, if there is one.
+def example_question(models: dict[str, DiffTransformerForCausalLM], batches: RetrievalBatches, seed: int) -> Example:
+    """Return the first query of a sequence, whose answer is not in view yet, with its place.
 
-    The query is one that both variants answer right and DIFF with λ = 0 does not, if there is one. Of DIFF the head is
-    the one whose λ = 0 changes the answer most, as in the explorer; of a model that subtracts nothing the one with most
-    of its weight on the answer.
+    Best is one that both variants answer right and DIFF with λ = 0 does not, then one that both do, that DIFF does.
     """
     sample = batches.sample(EXAMPLES, seed)
-    right = {variant: retrieval_answers(model, sample) for variant, model in models.items()}
-    explored = {variant: ExploredModel(model, variant) for variant, model in models.items()}
-    with replaced_lambdas(models["diff"], LambdaSettings(factor=0.0), explored["diff"].heads):
-        right_without = retrieval_answers(models["diff"], sample)
-    row, place = _first_query(sample, right, right_without)
-    query, answer = int(sample.query_positions[row, place]), int(sample.answer_spans[row, place])
-    input_ids = sample.input_ids[row : row + 1]
-    context = input_ids[0, : batches.context_length]
-    keys = ((context >= batches.first_key) & (context < batches.first_value)).nonzero()[:, 0].tolist()
+    diff, softmax = (retrieval_answers(models[variant], sample)[:, 0] for variant in VARIANTS)
+    with replaced_lambdas(models["diff"], LambdaSettings(factor=0.0), ExploredModel(models["diff"], "diff").heads):
+        without = retrieval_answers(models["diff"], sample)[:, 0]
+    both = diff & softmax
+    row = int((diff.int() + both + (both & ~without)).argmax())
+    query, begin = int(sample.query_positions[row, 0]), int(sample.answer_spans[row, 0])
     words = batches.words()
-    example: dict[str, Any] = {"layers": {}, "heads": {}, "maps": {}}
-    for variant, model in models.items():
-        layers = attention_maps(model, input_ids.to(model.device))
-        rows = torch.stack([layer.difference[0, :, query].abs().cpu() for layer in layers])  # (layers, heads, keys)
-        shares = rows[:, :, answer] / rows.sum(-1)
-        layer, head = divmod(int(shares.argmax()), shares.shape[1])
-        asked = input_ids[0, : query + 1].tolist()
-        if explored[variant].subtracts and (most_changed := explored[variant].most_changed_head(asked)):
-            layer, head = (number - 1 for number in most_changed)
-        chosen = layers[layer]
-        example["layers"][variant], example["heads"][variant] = layer + 1, head + 1
-        maps = {"A": chosen.difference}
-        if chosen.first is not None and chosen.second is not None:
-            maps = {"A1": chosen.first, "A2": chosen.second, "difference": chosen.difference}
-        example["maps"][variant] = {
-            name: [[round(weight, 5) for weight in row] for row in weights[0, head].tolist()]
-            for name, weights in maps.items()
-        }
-        lambdas = model.lambdas()
-        if lambdas is not None:
-            example["lambda"] = lambdas[layer]
-    return example | {
-        "tokens": [words[token] for token in input_ids[0].tolist()],
-        "query_position": query,
-        "answer_positions": [answer],
-        "needle_positions": [position + offset for position in keys for offset in (0, 1)],
-        "answered": {variant: bool(answers[row, place]) for variant, answers in right.items()},
-    }
-
-
-def _first_query(sample: RetrievalSample, right: Mapping[str, Tensor], right_without: Tensor) -> tuple[int, int]:
-    """Return the sequence and the place in it of the query whose maps are shown; `right` are the (n, Q) answers, and
-    `right_without` DIFF's with λ = 0.
-
-    Best is one that both answer right and DIFF with λ = 0 does not, then one that both do, that DIFF does, that another
-    does; of equals the first. A key that was asked for before in its sequence has its answer in view.
-    """
-    answers = sample.answer_spans
-    is_repeated = torch.tril(answers[:, :, None] == answers[:, None, :], diagonal=-1).any(-1)
-    every = torch.stack(list(right.values()))
-    ranks = (every.all(0) & ~right_without, every.all(0), right["diff"], every.any(0))
-    score = sum(2 ** (len(ranks) - place) * rank.int() for place, rank in enumerate(ranks))
-    best = int((torch.where(is_repeated, -1, score)).argmax())
-    return best // answers.shape[1], best % answers.shape[1]
+    text = " ".join(words[token] for token in sample.input_ids[row, : query + 1].tolist())
+    return Example("A question of the task", text, Answer(query, begin, begin + 1))
 
 
 def text_samples(models: dict[str, DiffTransformerForCausalLM], data: Data, seed: int) -> dict[str, str]:

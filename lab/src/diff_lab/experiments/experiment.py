@@ -4,11 +4,12 @@
 """
 
 import itertools
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.data import Batches, MaskedTextBatches, TextBatches
@@ -16,20 +17,17 @@ from diff_lab.measure.measurement import MeasurementRequest, Options
 from diff_lab.measure.standard import validation_callback
 from diff_lab.record import Comparison, Headline, Result
 from diff_lab.statistics import compare
-from diff_lab.train import Progress, Recipe, build_config, load_recipe
+from diff_lab.train import Progress, Recipe, load_recipe
 from diff_lab.train.plan import meta_model
 from diff_lab.train.recipe import TextData, differences
-from diff_transformer.attention_types import ATTENTION_TYPES, head_dim
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model import DiffTransformerConfig
 
 
 def section(name: str, **settings: bool | float | str | None) -> tuple[str, ...]:
     """Write settings of one section of a recipe as overrides: ("train.steps=50", "train.evaluate_every=null")."""
-    words = {True: "true", False: "false", None: "null"}
-    return tuple(
-        f"{name}.{key}={words[value] if value is None or isinstance(value, bool) else value}"
-        for key, value in settings.items()
-    )
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
+    return tuple(f"{name}.{key}={text}" for key, text in texts.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +80,7 @@ class Preset:
     # The share by which counts may differ, where variants cannot be made equal; None where they need not be equal.
     parameter_tolerance: float | None = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)  # of the measurement; `--option` replaces them
-    minutes: float | None = None  # about what it takes: two processor cores (cpu, evening, night), one H200
+    minutes: float = 0.0  # about what it takes: two processor cores (cpu, evening, night), one H200
 
     def variant_recipe(self, variant: Variant, *more: str) -> Recipe:
         """Return the recipe of a variant. Raises as `load_recipe` does."""
@@ -106,21 +104,6 @@ class Preset:
     def trains_on_text(self) -> bool:
         """Whether its variants are trained on text, which may be the user's (`--text`)."""
         return any(isinstance(self.variant_recipe(variant).data, TextData) for variant in self.variants)
-
-
-class Heads(NamedTuple):
-    """The heads of a layer: how many, the width d of a query, and whether each has two maps and values of 2d."""
-
-    heads: int
-    head_dim: int
-    differential: bool
-
-
-def heads_of(recipe: Recipe) -> Heads:
-    """Return the heads of a recipe's model."""
-    config = build_config(recipe, vocab_size=1)
-    described = config.spec
-    return Heads(described.heads(config), head_dim(config), described.differential)
 
 
 # Settings in which variants that are compared may differ: the model's own, and the rate that is swept for each.
@@ -172,7 +155,8 @@ def check_alike(recipes: Mapping[Variant, Recipe], counts: Mapping[Variant, Para
             raise ValueError(f"{both} trained alike: {', '.join(changed)}.")
         one, other, tolerance = counts[first].shared, counts[variant].shared, preset.parameter_tolerance
         if tolerance is not None and abs(one - other) > tolerance * one:
-            raise ValueError(f"{both} of equal size: without λ and norms they have {one:,} and {other:,} parameters.")
+            sizes = f"without λ and norms they have {one:,} and {other:,} parameters"
+            raise ValueError(f"{both} of equal size: {sizes}, and may differ by {tolerance:.0%}.")
 
 
 # Up to about so many passes teach nearly as much as new text would (Muennighoff et al., arXiv 2305.16264).
@@ -289,5 +273,3 @@ class Experiment:
     # From the preset's options, the comparison that an overview shows. None where no comparison of two variants stands
     # for the experiment.
     headline: Callable[[Mapping[str, Any]], Headline] | None = None
-    # Of an experiment that trains nothing, the options with which a rehearsal takes seconds; see `rehearsal.py`.
-    rehearsal: Mapping[str, Any] = field(default_factory=dict)

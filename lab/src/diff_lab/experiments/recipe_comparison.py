@@ -15,9 +15,7 @@ from diff_lab.experiments.experiment import (
     Experiment,
     Preset,
     Variant,
-    check_alike,
     compared_by,
-    count,
     equal_feed_forward,
     section,
 )
@@ -112,8 +110,8 @@ def compare_recipe(
         options: the names of those that will be asked for, to be refused before any data are read.
         build: makes the data of the recipe.
 
-    Raises ValueError for variants that do not exist, are the same, or are not of one size; a recipe that starts from
-    another model; a learning rate that is not above 0 or is given twice; an option that no data of this kind take.
+    Raises ValueError for variants that do not exist or are the same; a recipe that starts from another model; a
+    learning rate that is not above 0 or is given twice; an option that no data of this kind take.
     """
     if recipe.model.init_from is not None:
         raise ValueError(
@@ -151,14 +149,7 @@ def compare_recipe(
         matched = [_matched(variant, preset, build_config(transformer, 1), notes) for variant in preset.variants]
         preset = replace(preset, variants=tuple(matched))
     refuse_unknown(options, _OPTIONS.get(recipe.data.kind, ()), repr(comparison_name(recipe)))
-    data = build(recipe)
-    recipes = {variant: preset.variant_recipe(variant) for variant in preset.variants}
-    sizes = {one: count(build_config(of, data.batches.vocab_size, data.tokenizer)) for one, of in recipes.items()}
-    try:
-        check_alike(recipes, sizes, preset)
-    except ValueError as error:
-        raise ValueError(f"{error} They may differ by {TOLERANCE:.0%}; --unmatched leaves sizes alone.") from None
-    experiment = own_experiment(replace(preset, options=_measured(recipe, data, notes)))
+    experiment = own_experiment(replace(preset, options=_measured(recipe, build(recipe), notes)))
     return replace(experiment, notes=(*experiment.notes, *notes))
 
 

@@ -126,12 +126,10 @@ def request_experiment(
     seeds: int | None = None,
     text: Sequence[str | Path] = (),
     options: Mapping[str, Any] | None = None,
-    is_rehearsal: bool = False,
 ) -> ExperimentRequest:
     """Check a request, and put it into the preset.
 
     Seeds and options stand in place of the preset's, text (files or folders) in place of the standard library's source.
-    A rehearsal of the gpu preset needs no GPU.
 
     Raises:
         FileNotFoundError: a text that is not there.
@@ -140,10 +138,10 @@ def request_experiment(
     """
     chosen = preset_of(experiment, preset)
     name = experiment.name
-    if preset == "gpu" and not is_rehearsal and not torch.accelerator.is_available():
+    if preset == "gpu" and not torch.accelerator.is_available():
         raise ValueError(
             f"The gpu preset of {name!r} is planned for one H200, and this machine has no GPU; "
-            f"--preset cpu takes about {experiment.presets['cpu'].minutes:g} min, and --rehearse tries the gpu preset."
+            f"--preset cpu takes about {experiment.presets['cpu'].minutes:g} min."
         )
     if seeds is not None and seeds < 1:
         raise ValueError(f"The number of seeds must be 1 or more, got {seeds}.")

@@ -25,11 +25,8 @@ BEGUN, TRAINED = "begun.json", "trained.json"
 
 def training_device(recipe: Recipe) -> torch.device:
     """Return the device on which a single process trains by a recipe on this machine."""
-    if recipe.train.device == "cpu" or not torch.accelerator.is_available():
-        return torch.device("cpu")
-    device = torch.accelerator.current_accelerator()
-    assert device is not None  # one is available
-    return device
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return torch.device("cpu") if recipe.train.device == "cpu" or device is None else device
 
 
 def load_trained(recipe: Recipe, model_folder: Path) -> LanguageModel:
@@ -69,10 +66,6 @@ class FinishedRun:
         """Return the lines of its `metrics.jsonl`; none of a run that diverged before the first of them."""
         path = self.folder / METRICS
         return read_metrics(path) if path.is_file() else []
-
-    def load(self, recipe: Recipe) -> LanguageModel:
-        """Load the model in evaluation mode, on the device of the recipe's training."""
-        return load_trained(recipe, self.model_folder)
 
 
 class Store:

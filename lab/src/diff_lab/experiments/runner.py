@@ -13,7 +13,7 @@ import torch
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.data import MaskedTextBatches, TextBatches
-from diff_lab.experiments.experiment import ParameterCounts, Variant, heads_of
+from diff_lab.experiments.experiment import ParameterCounts, Variant
 from diff_lab.experiments.request import (
     DatasetCache,
     ExperimentRequest,
@@ -22,7 +22,7 @@ from diff_lab.experiments.request import (
     check_results,
     results_path,
 )
-from diff_lab.experiments.run_store import FinishedRun, Store
+from diff_lab.experiments.run_store import FinishedRun, Store, load_trained
 from diff_lab.experiments.variant_training import TrainedVariant, TrainingOfVariant, sweep_notes, train_variants
 from diff_lab.experiments.worker_pool import default_workers
 from diff_lab.measure.measurement import EvalInput, TrainingRecord
@@ -37,7 +37,8 @@ from diff_lab.results_files import (
     write_json,
 )
 from diff_lab.statistics import remark_on_seeds
-from diff_lab.train import Progress, Recipe, build_model
+from diff_lab.train import Progress, Recipe, build_config, build_model
+from diff_transformer.attention_types import head_dim
 
 
 def missing_records(variant: Variant, seed: int, measured: Mapping[Variant, Sequence[Result]]) -> list[Result]:
@@ -171,20 +172,24 @@ class ExperimentRun:
 
     def sources(self) -> list[str]:
         """Return notes on the runs that other code or another device has trained or measured."""
-        own = _without_threads(self.device or device_name())
+        # A processor's name is followed by its threads.
+        own = (self.device or device_name()).partition(", ")[0]
         for device, number in self._trained_on.items():
-            if _without_threads(device) != own:
+            if device.partition(", ")[0] != own:
                 self._sources[f"Trained on another device, {device}"] += number
         return [f"{source}: {number} of the runs." for source, number in sorted(self._sources.items())]
 
     def _described(self, variant: Variant, outcome: TrainedVariant, sizes: ParameterCounts) -> dict[str, Any]:
         """Describe a variant and its runs, as results hold them."""
         recipe, runs = self.preset.variant_recipe(variant), [stages[-1][0] for stages in outcome.stages]
+        config = build_config(recipe, vocab_size=1)
         return {
             **vars(variant),
             "parameters": sizes.total,
             "shared_parameters": sizes.shared,
-            **heads_of(recipe)._asdict(),
+            "heads": config.spec.heads(config),
+            "head_dim": head_dim(config),
+            "differential": config.spec.differential,
             "learning_rate": outcome.learning_rate,
             "tokens_per_step": recipe.data.batch_size * recipe.data.length,
             "tried": {f"{rate:g}": outcome.tried[rate] for rate in sorted(outcome.tried)},
@@ -253,7 +258,7 @@ class ExperimentRun:
                 f"nor is {str(path)!r} with what {self.experiment.name} measured of it with the options {options}; "
                 f"without {str(run.folder.parent)!r} the command trains it again."
             )
-        model = run.load(recipe)
+        model = load_trained(recipe, run.model_folder)
         self.progress.tell(f"{variant.label} · seed {seed}: measuring")
         data = self._data.of(recipe)
         measured = EvalInput(
@@ -280,11 +285,6 @@ class ExperimentRun:
         self.device = results.device
         write_json(path, results)
         return records
-
-
-def _without_threads(device: str) -> str:
-    """Return a processor's name, or a GPU's, which has none."""
-    return device.partition(", ")[0]
 
 
 def _checkout(commit: str | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
-from diff_lab.experiments.experiment import Variant, equal_feed_forward, section
+from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, Variant, equal_feed_forward, section
 from diff_transformer.model import DiffTransformerConfig
 
 NO_NORM, CONSTANT = "diff, no headwise norm", "diff, λ_init 0.8"
@@ -31,11 +31,7 @@ def written(parts: Iterable[Any]) -> tuple[str, ...]:
 
 def diff_and_softmax(*settings: Any, coordinates: Coordinates = NO_COORDINATES) -> tuple[Variant, ...]:
     """Return DIFF and the Transformer with these settings."""
-    overrides = written(settings)
-    return tuple(
-        Variant(name=kind, overrides=(f"model.attention_type={kind}", *overrides), coordinates=coordinates)
-        for kind in ("diff", "softmax")
-    )
+    return tuple(one.changed(*written(settings), coordinates=coordinates) for one in DIFF_AND_SOFTMAX)
 
 
 def sized(parameters: float, layers: int, width: int, feed_forward: int, head_dim: int) -> tuple[Variant, ...]:

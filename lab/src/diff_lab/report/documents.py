@@ -1,12 +1,15 @@
-"""Holds tables of text for a terminal and for Markdown, and fills the templates of pages and Markdown documents."""
+"""Holds tables of text for a terminal and for Markdown, and fills the templates of pages, documents and messages."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from rich.filesize import decimal
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -25,22 +28,16 @@ class Table:
     """
 
     head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: Sequence[Sequence[str]]
     title: str = ""
     caption: str = ""
     right: tuple[str, ...] = ()
     one_line: tuple[str, ...] = ()
 
     @classmethod
-    def of_rows(cls, head: Sequence[str], rows: Sequence[Sequence[str]], **more: Any) -> "Table":
-        """Make a table from rows of text; `more` are the other attributes."""
-        assert all(len(row) in (1, len(head)) for row in rows)
-        return cls(head=tuple(head), rows=tuple(map(tuple, rows)), **more)
-
-    @classmethod
     def of_columns(cls, columns: Mapping[str, Sequence[str]], **more: Any) -> "Table":
-        """Make a table from columns by heading, each with a text for every row."""
-        return cls.of_rows(tuple(columns), list(zip(*columns.values(), strict=True)), **more)
+        """Make a table from columns by heading, each with a text for every row; `more` are the other attributes."""
+        return cls(head=tuple(columns), rows=list(zip(*columns.values(), strict=True)), **more)
 
     def markdown(self) -> str:
         """Return the table for a Markdown document, everything in it escaped."""
@@ -53,8 +50,8 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        caption = Text(self.caption) if self.caption else None
-        table = RichTable(title=Text(self.title), title_justify="left", caption=caption, caption_justify="left")
+        table = RichTable(title=Text(self.title), caption=Text(self.caption))
+        table.title_justify = table.caption_justify = "left"
         for name in self.head:
             justify: Literal["left", "right"] = "right" if name in self.right else "left"
             table.add_column(Text(name), no_wrap=name in self.one_line, overflow="fold", justify=justify)
@@ -78,12 +75,20 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters["md"] = escape_markdown
+_ENVIRONMENT.filters |= {
+    "md": escape_markdown,
+    "thousands": "{:,.0f}".format,
+    "digits": "{:.3g}".format,
+    "percent": "{:.0%}".format,
+    "bytes": decimal,
+    "quoted": lambda path: shlex.quote(str(path)),
+    "duration": lambda days: timedelta(seconds=round(days * 24 * 60 * 60)),
+}
 _ENVIRONMENT.globals |= {"html_mark": HTML_MARK, "markdown_mark": MARKDOWN_MARK}
 
 
 def fill(template: str, **values: Any) -> str:
-    """Fill a page, every value escaped, or a Markdown document, with one blank line where its template left more."""
+    """Fill a page, every value escaped, or a text, with one blank line where its template left more."""
     text = _ENVIRONMENT.get_template(template).render(values)
     return text if template.endswith(".html") else re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -93,8 +98,7 @@ def refuse_others(path: Path, mark: str) -> None:
     0.2.0 had the library's name.
     """
     if path.is_dir():
-        inside = str(path / "report.html")
-        raise FileExistsError(f"{str(path)!r} is a folder; a report is a file in one, such as {inside!r}")
+        raise FileExistsError(f"{str(path)!r} is a folder; a report is a file in one, such as report.html")
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else mark
     if mark not in text.replace("diff-transformer report", "diff-lab report"):
         raise FileExistsError(f"{str(path)!r} exists and is not a report of ours, so it is left as it is")

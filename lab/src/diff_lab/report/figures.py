@@ -1,7 +1,7 @@
 """Draws the figures of reports with matplotlib as SVG, in colours for a light and for a dark page.
 
 Each is a `Drawing`: the figure with a description in words, for those who do not see it. Those of an experiment show a
-measure along a coordinate, or as heat maps, or validation over training.
+measure along a coordinate, or validation over training.
 """
 
 import io
@@ -20,7 +20,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped, unused-ignore]  # its types are a package apart
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
@@ -63,8 +62,6 @@ _BEGINNING = 0.1
 # Figure 3: the comparison that its fits are for, the losses that are fitted, and the sizes as they are counted there.
 _PARAMETERS_FOR_EQUAL_LOSS = "scaling/parameters_for_equal_loss"
 _FITTED_LOSS, _FITTED_SIZE = "language/validation_loss", "training/parameters_without_lambda_and_norms"
-# Coordinates that are drawn against the depth as heat maps (Figure 5).
-_CONTEXTS = ("length", "context_factor")
 
 
 @dataclass(frozen=True)
@@ -181,11 +178,8 @@ def line_plot(
 def experiment_figures(results: ExperimentResults, called: str) -> list[Drawing]:
     """Draw the headline's measure, or another that is compared, along a coordinate; without one the course of training.
 
-    That is the difference in loss, or the accuracy. Of a user's own comparison there are all curves as well.
-
-    Args:
-        results: the experiment's. Where no comparison is named as its headline nothing is drawn.
-        called: the beginning of titles.
+    That is the difference in loss, or the accuracy. Of a user's own comparison there are all curves as well. Nothing is
+    drawn without a headline. Titles begin with `called`.
     """
     row = results.headline
     if row is None or results.file.headline is None:
@@ -193,10 +187,9 @@ def experiment_figures(results: ExperimentResults, called: str) -> list[Drawing]
     curves = list(_learning(results, row, called))
     names = list(dict.fromkeys([row.name, *(one.name for one in results.file.comparisons)]))
     by_size = _by_size(results, row, called) if row.name == _PARAMETERS_FOR_EQUAL_LOSS else None
-    main = by_size or _heat_maps(results, row, names, called) or _headline_line(results, row, names, called)
-    if results.is_own:
-        return [*curves, *([main] if main else [])]
-    return [main] if main else curves[-1:]
+    main = by_size or _headline_line(results, row, names, called)
+    mains = [main] if main else []
+    return [*curves, *mains] if results.is_own else mains or curves[-1:]
 
 
 def frame(records: Sequence[Result], coordinate: str) -> pd.DataFrame:
@@ -388,45 +381,6 @@ def _headline_line(results: ExperimentResults, row: Comparison, names: Sequence[
             if len(numbers) >= FEWEST and len({one.value for one in along_it}) > 1:
                 return _along(coordinate, along_it, results, called)
     return None
-
-
-@styled
-def _heat_maps(results: ExperimentResults, row: Comparison, names: Sequence[str], called: str) -> Drawing | None:
-    """Return the first measure that was taken at contexts and depths, three or more of each: a map for each of the two
-    variants of the headline, from 0 to 1 (Figure 5).
-    """
-    for name, context in itertools.product(names, _CONTEXTS):
-        records = [one for one in results.file.records if one.name == name and {context, "depth"} <= {*one.coordinates}]
-        data = frame(records, context).assign(depth=[one.coordinates.position("depth") for one in records])
-        if min(data.x.nunique(), data.depth.nunique()) >= FEWEST:
-            break
-    else:
-        return None
-    texts = {
-        (key, one.coordinates.position(key)): axis(key).text(one.coordinates[key])
-        for one in records
-        for key in (context, "depth")
-    }
-    title = f"{called}: {wording.measure_words(name)}"
-    figure = Figure(figsize=(4.8, 3.1), layout="constrained")
-    figure.suptitle(title, x=0.0, ha="left", fontsize=11)
-    for axes, variant in zip(figure.subplots(1, 2, sharey=True), (row.variant, row.against), strict=True):
-        means = data[data.variant == variant].pivot_table(values="value", index="depth", columns="x")
-        colour = variant_style(variant)["colour"] or CYCLE[0]
-        shades = LinearSegmentedColormap.from_list(variant, [f"{colour}00", f"{colour}99"])
-        axes.pcolormesh(means, cmap=shades, vmin=0.0, vmax=1.0, edgecolors="none")
-        for (y, x), mean in np.ndenumerate(means):
-            axes.text(x + 0.5, y + 0.5, format_number(mean, 2), ha="center", va="center", fontsize=8)
-        axes.set_title(variant_label(variant), fontsize=10)
-        axes.set_xticks(np.arange(means.shape[1]) + 0.5, [texts[context, at] for at in means.columns])
-        axes.set_yticks(np.arange(means.shape[0]) + 0.5, [texts["depth", at] for at in means.index])
-        axes.grid(visible=False)
-    figure.axes[0].invert_yaxis()  # shared: the beginning above
-    figure.supxlabel(axis(context).title, fontsize=10)
-    figure.supylabel(axis("depth").title, fontsize=10)
-    caption = "Mean over seeds; the fuller the colour, the nearer to 1."
-    alt = f"{title}, by {axis(context).title} and depth, from {data.value.min():.2f} to {data.value.max():.2f}."
-    return Drawing(figure, alt, caption, slug(f"{results.anchor}-depth"))
 
 
 def _along(coordinate: str, records: Sequence[Result], results: ExperimentResults, called: str) -> Drawing:

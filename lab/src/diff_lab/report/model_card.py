@@ -85,7 +85,7 @@ def model_card(
         attention=variant_label(model.variant),
         recipe=recipe,
         recipe_text=yaml.safe_dump(dict(recipe or {}), sort_keys=False, allow_unicode=True),
-        measured=Table.of_rows(["measure", *heads], rows, caption=caption) if records else None,
+        measured=Table(head=("measure", *heads), rows=rows, caption=caption) if records else None,
         is_measured=model.variant in variants,
         files=results,
         facts=facts,

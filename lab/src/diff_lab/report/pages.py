@@ -65,10 +65,9 @@ def build_results_report(
     document = results_report_path(paths, output)
     folder = document.parent
     found = findings(all_results)
-    named = [(results, name_in_report(results, all_results)) for results in all_results]
-    sections: list[dict[str, Any]] = [
-        {"results": one, "name": name, "figures": experiment_figures(one, name)} for one, name in named
-    ]
+    sections: list[dict[str, Any]] = [{"results": one, "name": name_in_report(one, all_results)} for one in all_results]
+    for section in sections:
+        section["figures"] = experiment_figures(section["results"], section["name"])
     values = {
         "has_experiments": not all(results.is_own for results in all_results),
         "found": found,
@@ -163,8 +162,6 @@ def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None =
 
 def run_report_path(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Path:
     """Return the file that `build_run_report` writes. Raises as it does if a folder is missing or is not a run's."""
-    if not run_dirs:
-        raise ValueError("a report needs at least one run folder")
     if output is not None and not Path(output).parent.is_dir():
         raise FileNotFoundError(f"the folder of {output} does not exist")
     runs = _all_runs(run_dirs)

@@ -157,7 +157,7 @@ def demo_table(results: ResultsFile) -> Table:
     names = list(map(wording.variant_label, variants))
     notes = [f"{NOTE}.", *([UNPAIRED] if len(variants) > 1 else []), *([wording.LEVELS] if results.baselines else [])]
     caption = "\n".join([*notes, f"Measured on {results.device}."])
-    return Table.of_rows(["Measure", *names], rows, title=results.title, caption=caption, one_line=tuple(names))
+    return Table(head=("Measure", *names), rows=rows, title=results.title, caption=caption, one_line=tuple(names))
 
 
 def measure_table(results: ResultsFile) -> Table:

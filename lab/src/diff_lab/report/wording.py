@@ -60,9 +60,9 @@ def variant_label(variant: str) -> str:
     return (ATTENTION_TYPES[kind].label if kind in ATTENTION_TYPES else kind) + comma + change
 
 
-def pair_label(variant: str, against: str, separator: str = " − ") -> str:
-    """Return two variants, by default as they are subtracted."""
-    return f"{variant_label(variant)}{separator}{variant_label(against)}"
+def pair_label(variant: str, against: str) -> str:
+    """Return two variants as they are subtracted."""
+    return f"{variant_label(variant)} − {variant_label(against)}"
 
 
 def variants_of(records: Sequence[Result]) -> list[str]:

@@ -4,17 +4,26 @@ The smaller sizes follow from the preset, so an experiment is rehearsed as soon 
 itself is checked, as it would be before its first training.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
-from diff_lab.experiments.experiment import Preset, Variant, heads_of, section
-from diff_lab.experiments.request import DatasetCache, ExperimentRequest, check_measurements, check_preset
+from diff_lab.experiments.experiment import Experiment, Preset, Variant, section
+from diff_lab.experiments.request import (
+    DatasetCache,
+    ExperimentRequest,
+    check_measurements,
+    check_preset,
+    request_experiment,
+)
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.record import ResultsFile
-from diff_lab.train import Progress, Recipe
+from diff_lab.train import Progress, Recipe, build_config
+from diff_transformer.attention_types import head_dim
 
 # Of the models: the width of the narrowest variant's heads, to which all widths are in proportion, and the layers.
 HEAD_DIM, LAYERS = 4, 2
@@ -32,6 +41,15 @@ LENGTHS = ("characters", "first", "length", "lengths", "longest", "pairs", "shot
 ENOUGH = dict.fromkeys(("episodes", "samples", "sets", "windows"), 2)
 ENOUGH |= dict.fromkeys(("documents", "orders", "problems", "queries"), 4)
 ENOUGH |= {"new_tokens": 8, "questions": 12, "sequences": 16, "tokens": 1024}
+# Of an experiment that trains nothing: options with which it takes seconds.
+TIMED = {"device": "cpu", "dtypes": ("bfloat16",), "batch": 1, "layers": 1, "rounds": 5, "hidden_size": 64}
+TIMED |= {"intermediate_size": 64, "head_dim": 32, "vocabulary": 256, "check_layers": 1, "check_vocabulary": 256}
+
+
+def request_anywhere(experiment: Experiment, preset: str, text: Sequence[Path]) -> ExperimentRequest:
+    """Request an experiment as on a machine with a GPU."""
+    with patch.object(torch.accelerator, "is_available", return_value=True):
+        return request_experiment(experiment, preset, text=text)
 
 
 def rehearse(request: ExperimentRequest, folder: Path, progress: Progress) -> ResultsFile:
@@ -49,9 +67,7 @@ def rehearsed(request: ExperimentRequest) -> ExperimentRequest:
     cannot be carried out.
     """
     if not request.preset.variants:
-        options = {**request.preset.options, **request.experiment.rehearsal}
-        if not torch.accelerator.is_available() and "device" in options:
-            options["device"] = "cpu"
+        options = {**request.preset.options, **TIMED}
         return replace(request, preset=replace(request.preset, options=options, seeds=min(SEEDS, request.preset.seeds)))
     data = DatasetCache()
     for part in PARTS:
@@ -69,7 +85,7 @@ def rehearsed(request: ExperimentRequest) -> ExperimentRequest:
 def _small(preset: Preset, part: int) -> Preset:
     """Return a preset with sequences of so small a part of their length."""
     first = preset.variants[0]
-    narrowest = min(heads_of(preset.variant_recipe(variant)).head_dim for variant in preset.variants)
+    narrowest = min(width_of_heads(preset.variant_recipe(variant)) for variant in preset.variants)
     factor = max(1, narrowest // HEAD_DIM)
     rates = preset.learning_rates
     return replace(
@@ -84,6 +100,10 @@ def _small(preset: Preset, part: int) -> Preset:
         parameter_tolerance=None if preset.parameter_tolerance is None else max(0.02, preset.parameter_tolerance),
         options={name: _small_option(name, value, part) for name, value in preset.options.items()},
     )
+
+
+def width_of_heads(recipe: Recipe) -> int:
+    return head_dim(build_config(recipe, vocab_size=1))
 
 
 def _small_option(name: str, value: Any, part: int) -> Any:
@@ -103,7 +123,7 @@ def _small_variant(preset: Preset, variant: Variant, part: int, factor: int) -> 
         intermediate_size=max(1, model.intermediate_size // factor),
         num_hidden_layers=min(LAYERS, model.num_hidden_layers),
         num_attention_heads=model.heads,
-        head_dim=max(1, heads_of(recipe).head_dim // factor),
+        head_dim=max(1, width_of_heads(recipe) // factor),
     )
     return variant.changed(*sizes, *_less(recipe, part, STEPS))
 
