@@ -35,18 +35,17 @@ LIBRARY: dict[str, set[str]] = {
 # The same of the laboratory, which besides may import all of the library but its command line.
 RECORDS = {"coordinates", "record", "results_files", "statistics", "learning"}
 LABORATORY: dict[str, set[str]] = {
-    "process": set(),
     "coordinates": set(),
     "record": {"coordinates"},
     "results_files": {"coordinates", "record"},
     "statistics": {"coordinates", "record"},
     "learning": {"coordinates", "record", "statistics"},
     "data": set(),
-    "train": {"data", "process"},
-    "titan": {"data", "train", "process"},
+    "train": {"data"},
+    "titan": {"data", "train"},
     "measure": {"data", *RECORDS},
     "bench": {"record", "results_files", "statistics"},
-    "experiments": {"data", "train", "measure", "bench", "process", *RECORDS},
+    "experiments": {"data", "train", "measure", "bench", *RECORDS},
     # A report reads results files and nothing else: a figure can be drawn again without a model.
     "report": RECORDS,
 }

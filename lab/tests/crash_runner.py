@@ -47,13 +47,13 @@ def start(arguments: list[str], log: Path, plan: Plan) -> BaseProcess:
 def _run(arguments: list[str], plan: Plan) -> None:
     import torch
 
-    from diff_lab import process
     from diff_lab.cli import main
+    from diff_lab.train import loop
 
     torch.set_num_threads(1)
     if plan.ignored is not None:
         signal.signal(plan.ignored, signal.SIG_IGN)
-    process.SAME_WISH_SECONDS = plan.same_wish
+    loop.SAME_WISH_SECONDS = plan.same_wish
     sys.addaudithook(_Counter(plan, arguments[arguments.index("--output") + 1]))
     if plan.largest_file is not None:
         if plan.kills:

@@ -21,8 +21,9 @@ def test_from_a_recipe_to_the_optimizers_step(tmp_path: Path) -> None:
         with register_optimizer_step_pre_hook(arrive), pytest.raises(Arrived):
             train(small_recipe(), tmp_path / "run")
 
-    files = files_entered(journey, since="train")
+    # How the CPU kernel is found and loaded is a journey of its own (tests/ops/test_journeys.py).
+    files = files_entered(journey, since="train", but_for=("available_to_auto",))
     of_lab = [file for file in files if file.startswith("diff_lab/")]
     assert of_lab[0] == "diff_lab/train/loop.py"
-    assert len(of_lab) <= 10, of_lab
-    assert len(files) <= 29, files  # the others make the model and its forward pass
+    assert len(of_lab) <= 9, of_lab
+    assert len(files) <= 25, files  # the others make the model and its forward pass

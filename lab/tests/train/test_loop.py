@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from diff_lab.process import Interrupt
 from diff_lab.train import (
     Data,
     DivergenceError,
@@ -26,6 +25,7 @@ from diff_lab.train import (
     read_metrics,
     train,
 )
+from diff_lab.train.loop import Interrupt
 from diff_lab.train.run_setup import locked
 from diff_transformer.model import DiffTransformerForCausalLM
 from small_runs import TIMES, Watcher, assert_equal, timeless_metrics, weights
@@ -263,7 +263,7 @@ def test_a_second_signal_within_seconds_is_the_same_wish(number: int, monkeypatc
             os.kill(os.getpid(), number)
         assert interrupt.requested
         assert interrupt.signal == number
-    monkeypatch.setattr("diff_lab.process.SAME_WISH_SECONDS", 0.0)
+    monkeypatch.setattr("diff_lab.train.loop.SAME_WISH_SECONDS", 0.0)
     with Interrupt():
         os.kill(os.getpid(), number)
         with pytest.raises(KeyboardInterrupt):

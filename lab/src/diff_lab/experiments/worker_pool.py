@@ -21,9 +21,8 @@ from typing import Any, Generic, TypeVar, cast
 
 import torch
 
-from diff_lab import process
-from diff_lab.process import Interrupt, TrainingInterrupted, stop_signals
-from diff_lab.train import Progress
+from diff_lab.train import Progress, loop
+from diff_lab.train.loop import Interrupt, TrainingInterrupted, stop_signals
 from diff_transformer.utils.cpu_count import available_memory, usable_processors
 
 T = TypeVar("T")
@@ -238,7 +237,7 @@ def _serve(connection: Connection, threads: int) -> None:
     for number in set(stop_signals()) - {signal.SIGINT}:
         signal.signal(number, _stop)
     # The parent passes on a signal that the system may have sent to this process, too, and kills it to end it at once.
-    process.SAME_WISH_SECONDS = math.inf
+    loop.SAME_WISH_SECONDS = math.inf
     torch.set_num_threads(threads)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     with suppress(EOFError, OSError, TrainingInterrupted):  # the parent is done, or has ended; stopped outside of a job

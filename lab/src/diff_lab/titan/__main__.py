@@ -12,8 +12,8 @@ import tyro
 from torchtitan.config.manager import ConfigManager, custom_registry
 from torchtitan.tools.logging import init_logger
 
-from diff_lab.process import TrainingInterrupted
 from diff_lab.titan.trainer import trainer_config
+from diff_lab.train import TrainingInterrupted
 from diff_lab.train.recipe import load_recipe
 from diff_lab.train.run_setup import build_data
 from diff_lab.train.step import DivergenceError

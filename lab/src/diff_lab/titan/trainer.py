@@ -27,9 +27,9 @@ from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 
-from diff_lab.process import Interrupt, TrainingInterrupted
 from diff_lab.titan.data import NoTokenizer, RecipeDataLoader
 from diff_lab.titan.model import Adapter, DiffModel
+from diff_lab.train.loop import Interrupt, TrainingInterrupted
 from diff_lab.train.recipe import Data, MaskedTextData, Recipe, TrainRecipe, build_config
 from diff_lab.train.step import DivergenceError, SpikeDetector, learning_rate
 from diff_transformer.nn import Lambda

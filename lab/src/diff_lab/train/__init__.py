@@ -1,7 +1,6 @@
 """Trains the models of recipes, in one loop."""
 
-from diff_lab.process import TrainingInterrupted
-from diff_lab.train.loop import TrainedRun, TrainingRun, open_run, train
+from diff_lab.train.loop import TrainedRun, TrainingInterrupted, TrainingRun, open_run, train
 from diff_lab.train.progress import Progress
 from diff_lab.train.recipe import Recipe, build_config, load_recipe, parse_recipe, shipped_recipes
 from diff_lab.train.run_setup import Data, build_data, build_model
