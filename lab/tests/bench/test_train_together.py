@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diff_lab.experiments.run_store import Store
+from diff_lab.experiments.run_store import Store, load_trained
 from diff_lab.measure.standard import validation_callback
 from diff_lab.train import Data, Recipe, build_data, parse_recipe, train
 
@@ -73,7 +73,7 @@ def test_runs_are_found_by_the_store(tmp_path: Path, program: Any) -> None:
     good, bad = (Store(tmp_path / "runs").find(key) for key in ("good", "bad"))
     assert good is not None
     assert (good.diverged, len(good.metrics())) == (None, 6)
-    assert good.load(runs[0].recipe).lambdas() == runs[0].model.lambdas()
+    assert load_trained(runs[0].recipe, good.model_folder).lambdas() == runs[0].model.lambdas()
     assert bad is not None
     assert bad.diverged == "The loss was nan and the gradient norm nan at step 1."
     assert bad.metrics()[0]["loss"] is None
