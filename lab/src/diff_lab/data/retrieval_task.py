@@ -89,6 +89,11 @@ class RetrievalBatches(GeneratedBatches):
         length = self.context_length + 3 * num_queries
         return replace(self, length=length, num_queries=num_queries, repeats=False, vary=False)
 
+    def names(self, input_ids: Tensor) -> list[str]:
+        """Name the tokens of a sequence (N,): "?" for the marker, "k3" and "v3" for keys and values, "·" for noise."""
+        words = self.words()
+        return [words[token] if token < self.first_noise else "·" for token in input_ids.tolist()]
+
     def words(self) -> list[str]:
         """Return the word of each token, all different: "?" for the marker, "k0" …, "v0" …, and "n0" … for noise."""
         kinds = (("k", self.num_keys), ("v", self.num_values), ("n", self.num_noise))
