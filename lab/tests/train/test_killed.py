@@ -192,7 +192,7 @@ def operations_before(name: str, run: Run) -> int:
 
 @pytest.mark.parametrize("size", short_run([1000, 4500, 6000, 30_000], [6000]))
 def test_a_full_disk(short: Run, tmp_path: Path, size: int) -> None:
-    """For the metrics, the random numbers, the weights, the optimizer's state: one sentence, and all before is intact.
+    """For the recipe, the random numbers, the weights, the optimizer's state: one sentence, and all before is intact.
 
     Where there is room again, the run goes on from there.
     """

@@ -99,16 +99,12 @@ def is_full_disk(error: BaseException) -> bool:
     return getattr(error, "errno", None) in _FULL or any(os.strerror(number) in str(error) for number in _FULL)
 
 
-def full_disk(error: BaseException, path: Path, size: int | None = None) -> str | None:
-    """Say that the disk of `path` is full, if an error means that; None for any other.
-
-    `size` is how many bytes the file or folder takes, if known.
-    """
+def full_disk(error: BaseException, path: Path) -> str | None:
+    """Say that the disk of `path` is full, if an error means that; None for any other."""
     if not is_full_disk(error):
         return None
     reason = " ".join(str(error).split())
-    takes = "" if size is None else f"it takes {size / 1e9:,.3f} GB, and "
-    return f"there is no room for it ({reason}); {takes}{free_bytes(path) / 1e9:,.3f} GB are free"
+    return f"there is no room for it ({reason}); {free_bytes(path) / 1e9:,.3f} GB are free"
 
 
 @contextmanager
@@ -129,8 +125,10 @@ def atomic_file(path: Path, *, concurrent: bool = False) -> Iterator[Path]:
         yield unfinished
         _complete(unfinished, permissions)
         os.replace(unfinished, path)
-    except BaseException:
+    except BaseException as error:
         unfinished.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None and error.strerror:  # of a write, such as a full disk
+            raise OSError(f"{str(path)!r} cannot be written: {error.strerror}.") from error
         raise
 
 

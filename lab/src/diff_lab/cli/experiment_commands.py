@@ -255,7 +255,7 @@ def compare(
     report is RESULTS.md with its figures.
     """
     from diff_lab.experiments.recipe_comparison import compare_recipe, comparison_name
-    from diff_lab.experiments.request import refuse_results, request_experiment, results_path
+    from diff_lab.experiments.request import check_results, refuse_results, request_experiment, results_path
     from diff_lab.experiments.runner import run_experiment
     from diff_lab.record import OWN
     from diff_lab.train import build_data, load_recipe
@@ -280,6 +280,7 @@ def compare(
             build=partial(build_data, tell=tell),
         )
     request = request_experiment(experiment, OWN, options=options)
+    check_results(results_path(folder, name), request, **kept)
     if seeds == 1:
         messages.print("With one seed there are no intervals, and every answer is inconclusive.")
     results = run_experiment(request, folder, progress=RunProgress(messages), workers=workers, **kept)

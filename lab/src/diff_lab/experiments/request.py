@@ -245,8 +245,7 @@ def _differences(before: object, now: Mapping[str, Any]) -> str:
     """Describe the differences of two requests: "seeds: 10 there, 3 asked for; …"; empty if there are none."""
     if not isinstance(before, Mapping):
         return "they do not tell how"
-    options = [{f"options.{name}": value for name, value in side.get("options", {}).items()} for side in (before, now)]
-    there, here = {**before, **options[0], "options": None}, {**now, **options[1], "options": None}
+    there, here = _flat(before), _flat(now)
     differences = []
     for name in {**there, **here}:
         # A setting may be None, which is a value; one that is not there is shown as "none".
@@ -255,3 +254,12 @@ def _differences(before: object, now: Mapping[str, Any]) -> str:
             is_short = all(len(str(side)) <= 60 for side in sides)
             differences.append(f"{name}: {sides[0]} there, {sides[1]} asked for" if is_short else name)
     return "; ".join(differences)
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings, those of sections such as the recipe by dotted names."""
+    flat = {}
+    for name, value in settings.items():
+        inner = _flat(value) if isinstance(value, Mapping) else {}
+        flat |= {f"{name}.{key}": one for key, one in inner.items()} or {name: value}
+    return flat
