@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 import fresh
 from commands import fails
 from diff_lab.cli.eval_command import evaluate_measures
-from diff_lab.data import RetrievalBatches, TextFiles, training_text, validation_text
+from diff_lab.data import RetrievalBatches, TextFiles
+from diff_lab.data.corpus import training_text, validation_text
 from diff_lab.record import CardRecord
 from diff_lab.results_files import read_record, read_results
 from diff_lab.train import load_recipe

@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from corpora import written
-from diff_lab.data import TextBatches, TextFiles, byte_tokenizer, prepare, train_bpe, training_text
-from diff_lab.data.corpus import DOCUMENT, document_row, split, validation_text
+from diff_lab.data import TextBatches, TextFiles, byte_tokenizer, prepare, train_bpe
+from diff_lab.data.corpus import DOCUMENT, document_row, split, training_text, validation_text
 
 DOCUMENTS = [f"document {number}: " + "".join(random.Random(number).choices("abcdé ", k=60)) for number in range(40)]
 

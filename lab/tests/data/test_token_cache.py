@@ -13,16 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from diff_lab.data import (
-    TextFiles,
-    TokenCache,
-    byte_tokenizer,
-    prepare,
-    token_cache,
-    train_bpe,
-    trained_bpe,
-    training_text,
-)
+from diff_lab.data import TextFiles, byte_tokenizer, prepare, token_cache, train_bpe, trained_bpe
+from diff_lab.data.corpus import training_text
+from diff_lab.data.token_cache import TokenCache
 
 TOKENIZER = byte_tokenizer()
 DOCUMENTS = ["one", "", "two three four", "five é", " six\nseven"]
@@ -134,11 +127,22 @@ def test_any_corpus_interrupted_anywhere(
     assert prepare(Texts(texts), TOKENIZER, folder).tokens.tolist() == expected(texts)
 
 
+def flip_a_bit(file: Path) -> None:
+    """With the time of before, as programs that copy set it."""
+    times, content = file.stat(), file.read_bytes()
+    file.write_bytes(content[:5] + bytes([content[5] ^ 1]) + content[6:])
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
 @pytest.mark.parametrize("name", ["tokens.bin", "documents.bin"])
 @pytest.mark.parametrize(
     ("damage", "reason"),
-    [(lambda file: os.truncate(file, 9), r" has 9 bytes instead of \d+"), (Path.unlink, " is missing")],
-    ids=["cut off", "deleted"],
+    [
+        (lambda file: os.truncate(file, 9), r" has 9 bytes instead of \d+"),
+        (lambda file: flip_a_bit(file), " has changed since it was written"),
+        (Path.unlink, " is missing"),
+    ],
+    ids=["cut off", "flipped bit", "deleted"],
 )
 def test_a_damaged_cache_is_made_again(
     tmp_path: Path, name: str, damage: Callable[[Path], object], reason: str

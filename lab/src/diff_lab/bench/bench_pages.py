@@ -103,11 +103,6 @@ def _titles(rows: Sequence[Row], names: Iterable[str]) -> list[str]:
     return titles
 
 
-def _has_widths(rows: Iterable[Row]) -> bool:
-    """Return whether the operator was measured with several widths."""
-    return len({row["shape"]["width"] for row in rows}) > 1
-
-
 def replace_sections(path: Path, sections: Mapping[str, str]) -> None:
     """Write each text between ``<!-- name -->`` and ``<!-- /name -->`` of a Markdown file, in place of the old one."""
     text = path.read_text(encoding="utf-8")
@@ -132,4 +127,5 @@ _ENVIRONMENT.filters |= {
 }
 _ENVIRONMENT.globals |= {"baseline": BASELINE, "wrong": WRONG, "case_columns": _CASE_COLUMNS}
 _ENVIRONMENT.globals |= {"ratio_table": ratio_table, "grouped_table": grouped_table}
-_ENVIRONMENT.globals |= {"cases": _cases, "titles": _titles, "has_widths": _has_widths}
+_ENVIRONMENT.globals |= {"cases": _cases, "titles": _titles}
+_ENVIRONMENT.globals["has_widths"] = lambda rows: len({row["shape"]["width"] for row in rows}) > 1

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from diff_lab.bench.benchmark import BACKWARD, BASELINE, DECODE, FORWARD, TRAINING
-from diff_transformer.ops import diff_attention
+from diff_transformer.ops import diff_attention, flash
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.backends import BACKENDS, choose, reason_against
 from diff_transformer.ops.reference import ROUNDINGS, rms_by_position, rounding_band, share_of_allowed
@@ -223,6 +223,11 @@ def _softmax(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
+def _softmax_fa4(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
+    q, k, v = (tensor.transpose(1, 2) for tensor in inputs)
+    return flash.attend(q, k, v, q.shape[-1] ** -0.5, causal, None)[0].transpose(1, 2)
+
+
 def _composed(inputs: Inputs, lam: Tensor, causal: bool, *, parts: int) -> Tensor:
     """Make one call for each map and each part of the values."""
     q, k, v = inputs
@@ -284,6 +289,7 @@ def _backend(name: str) -> Candidate:
 
 _SOFTMAX_ABOUT = "the Transformer with the same parameters: A heads of d, torch's SDPA"
 _SOFTMAX = Candidate(BASELINE, _SOFTMAX_ABOUT, _softmax, _softmax_inputs, is_baseline=True)
+_FA4 = replace(_SOFTMAX, name=f"{BASELINE} FA4", about="it by FlashAttention-4", attend=_softmax_fa4, backend="fa4")
 _FULL_V = Candidate(FULL_V, "SDPA once a map, values 2d wide", functools.partial(_composed, parts=1))
 _SPLIT_V = Candidate(SPLIT_V, "SDPA twice a map, each with half of the values", functools.partial(_composed, parts=2))
 _DIFFLLAMA_ABOUT = "transformers' DiffLlamaAttention without projections, rotary embedding and norm"
@@ -299,7 +305,7 @@ def candidates(device: torch.device | str = "cpu") -> dict[str, Candidate]:
     """Return all candidates on a device by name, the baseline first."""
     backends = [_backend(name) for name in (AUTO, *BACKENDS)]
     if torch.device(device).type == "cuda":
-        baselines = [_SOFTMAX, _SOFTMAX.held_to(*_FLASH), _SOFTMAX.held_to(*_CUDNN)]
+        baselines = [_SOFTMAX, _SOFTMAX.held_to(*_FLASH), _SOFTMAX.held_to(*_CUDNN), _FA4]
         compositions = [_FULL_V.held_to(*_EFFICIENT), _FULL_V.held_to(*_CUDNN)]
         compositions += [_SPLIT_V.held_to(*_FLASH), _SPLIT_V.held_to(*_CUDNN)]
     else:

@@ -2,15 +2,14 @@
 
 from diff_lab.data.arithmetic_task import ArithmeticBatches
 from diff_lab.data.batches import Batches
-from diff_lab.data.corpus import Corpus, HubDataset, TextFiles, training_text, validation_text
+from diff_lab.data.corpus import Corpus, HubDataset, TextFiles
 from diff_lab.data.many_shot_task import Episode, LabelledText, ManyShotBatches, read_labelled
 from diff_lab.data.masked_text import MaskedTextBatches, with_mask_token
 from diff_lab.data.recall_task import RecallBatches
 from diff_lab.data.retrieval_task import RetrievalBatches, RetrievalSample
 from diff_lab.data.text_batches import TextBatches
-from diff_lab.data.token_cache import Tell, TokenCache, prepare
+from diff_lab.data.token_cache import Tell, prepare
 from diff_lab.data.tokenizers import byte_tokenizer, train_bpe, trained_bpe
-from diff_transformer.utils.files import cache_folder
 
 __all__ = [
     "ArithmeticBatches",
@@ -27,14 +26,10 @@ __all__ = [
     "Tell",
     "TextBatches",
     "TextFiles",
-    "TokenCache",
     "byte_tokenizer",
-    "cache_folder",
     "prepare",
     "read_labelled",
     "train_bpe",
     "trained_bpe",
-    "training_text",
-    "validation_text",
     "with_mask_token",
 ]

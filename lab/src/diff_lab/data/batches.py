@@ -55,7 +55,10 @@ class GeneratedBatches(ABC):
     source = ""  # there is none but the settings
 
     def __post_init__(self) -> None:
-        require_positive(self)
+        """Raise ValueError for a whole number among the settings, but for the seed, that is below 1."""
+        for name, value in vars(self).items():
+            if type(value) is int and value < 1 and name != "seed":  # False is no number
+                raise ValueError(f"{name} must be at least 1, got {name}={value}.")
 
     @abstractmethod
     def draw(self, count: int, stream: Stream) -> dict[str, Tensor]:
@@ -69,13 +72,6 @@ class GeneratedBatches(ABC):
         """Yield the same `validation_size` sequences in each call; the last batch may be smaller."""
         for start in range(0, self.validation_size, self.batch_size):
             yield self.draw(min(self.batch_size, self.validation_size - start), (0, VALIDATION, start))
-
-
-def require_positive(settings: object) -> None:
-    """Raise ValueError for a whole number among settings, but for the seed, that is below 1."""
-    for name, value in vars(settings).items():
-        if type(value) is int and value < 1 and name != "seed":  # False is no number
-            raise ValueError(f"{name} must be at least 1, got {name}={value}.")
 
 
 def grouped(items: Iterable[T], size: Callable[[T], int], least: int) -> Iterator[list[T]]:

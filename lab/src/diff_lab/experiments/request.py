@@ -56,7 +56,9 @@ def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> Resul
     file = replace(file, comparisons=_as_compared(file, experiment.compare(file.records, preset)))
     if experiment.headline is not None:
         headline = _present(experiment.headline(preset.options), file)
-        file = replace(file, notes=_as_noted(file.notes, experiment.notes))
+        notes = tuple(note for note in file.notes if not note.startswith("No verdict"))  # it has got one since
+        if len(notes) < len(file.notes):
+            file = replace(file, notes=(*(note for note in experiment.notes if note not in notes), *notes))
     return judge(replace(file, title=experiment.shows, headline=headline, baselines=tuple(baselines)))
 
 
@@ -74,12 +76,6 @@ def _as_compared(file: ResultsFile, made: Sequence[Comparison]) -> tuple[Compari
             row = replace(row, **claim, quality=new.quality)
         comparisons.append(row)
     return (*comparisons, *now.values())
-
-
-def _as_noted(notes: Sequence[str], defined: Sequence[str]) -> tuple[str, ...]:
-    """Return the notes of a file whose experiment has a verdict: one that denies it gives place to the definition's."""
-    kept = tuple(note for note in notes if not note.startswith("No verdict"))
-    return kept if len(kept) == len(notes) else (*(note for note in defined if note not in kept), *kept)
 
 
 def _present(headline: Headline, file: ResultsFile) -> Headline:
