@@ -254,7 +254,7 @@ def _differences(before: object, now: Mapping[str, Any]) -> str:
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings, those of sections such as the recipe by dotted names."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in settings.items():
         inner = _flat(value) if isinstance(value, Mapping) else {}
         flat |= {f"{name}.{key}": one for key, one in inner.items()} or {name: value}
