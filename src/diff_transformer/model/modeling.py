@@ -20,6 +20,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from diff_transformer.model.cache import DiffCache
 from diff_transformer.model.chunked_loss import chunked_cross_entropy
 from diff_transformer.model.configuration import DiffTransformerConfig, viewed_config
 from diff_transformer.model.documents import check_cu_seqlens, document_positions
@@ -390,6 +391,18 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """Make the cache that ``generate`` is asked for, and one that grows in place if that is a DynamicCache."""
+        given = model_kwargs.get("past_key_values")
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        made: Any = model_kwargs.get("past_key_values")
+        if given is None and type(made) is DynamicCache and not made.offloading:
+            cache = model_kwargs["past_key_values"] = DiffCache(self.config, generation_config.max_length - 1)
+            if any(getattr(layer, "record_past", False) for layer in made.layers):  # of a draft, to be cut off again
+                cache.activate_past_recording()
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> ContinuousBatchingManager:
         """Make transformers' manager of requests, for ``generate_batch``.

@@ -27,6 +27,8 @@ from diff_lab.bench.benchmark import (
     try_run,
     wall_clock,
 )
+from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.model import DiffCache
 from diff_transformer.ops.reference import rounding_band, share_of_allowed
 
 DIFF, LLAMA, DIFF_LLAMA = "diff", "Llama", "DiffLlama"
@@ -156,8 +158,8 @@ def tokens_of(settings: ModelSettings, pass_: str, length: int) -> Tensor:
 
 
 def filled_cache(model: Any, tokens: Tensor) -> DynamicCache:
-    """Return a cache that holds the tokens."""
-    cache = DynamicCache(config=model.config)
+    """Return a cache that holds the tokens, of the class that ``generate`` makes for the model."""
+    cache = (DiffCache if isinstance(model, DiffTransformerForCausalLM) else DynamicCache)(config=model.config)
     with torch.no_grad():
         model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
     return cache
