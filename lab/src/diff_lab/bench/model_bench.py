@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.cache_utils import DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from diff_lab.bench.benchmark import (
     BASELINE,
@@ -27,8 +26,7 @@ from diff_lab.bench.benchmark import (
     try_run,
     wall_clock,
 )
-from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.model import DiffCache
+from diff_transformer.model import DiffCache, DiffTransformerForCausalLM
 from diff_transformer.ops.reference import rounding_band, share_of_allowed
 
 DIFF, LLAMA, DIFF_LLAMA = "diff", "Llama", "DiffLlama"
