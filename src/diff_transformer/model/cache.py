@@ -19,6 +19,7 @@ class _GrowsInPlace:
 
     keys: Tensor
     values: Tensor
+    is_initialized: bool
     cumulative_length: int
     _keys_memory: Tensor | None = None
     _values_memory: Tensor | None = None
@@ -27,7 +28,8 @@ class _GrowsInPlace:
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append keys and values (B, heads, N, width); return all that these tokens may see."""
         window = getattr(self, "sliding_window", None)
-        if not self._may_write(key_states, value_states) or getattr(self, "record_past", False):
+        keeps_all = window is not None and getattr(self, "record_past", False)  # until drafts are cut off again
+        if keeps_all or not self._may_write(key_states, value_states):
             updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)  # type: ignore[misc]
             return updated
         self._keys_memory, keys = self._append(self._keys_memory, self.keys, key_states)
@@ -43,23 +45,14 @@ class _GrowsInPlace:
         before = self.keys, self.values
         super().reorder_cache(beam_idx)  # type: ignore[misc]
         after = self.keys, self.values
-        if None not in before and before[0].shape == after[0].shape and self._may_write(*after):
+        if self._may_write(*after) and before[0].shape == after[0].shape:
             self.keys, self.values = (old.copy_(new) for old, new in zip(before, after, strict=True))
 
-    def _may_write(self, *new: Tensor) -> bool:
+    def _may_write(self, keys: Tensor, values: Tensor) -> bool:
         """Return whether tokens may be written behind those that there are: none yet, and concatenation makes them."""
-        seen: tuple[Tensor | None, ...] = self.keys, self.values
-        if torch.is_grad_enabled() or not may_skip_dispatcher():
+        if torch.is_grad_enabled() or not may_skip_dispatcher() or not self.is_initialized or self.keys.dim() != 4:
             return False
-        return all(
-            old is not None
-            and old.dim() == 4
-            and type(old) in PLAIN
-            and type(x) in PLAIN
-            and (old.dtype, old.device, old.shape[:2]) == (x.dtype, x.device, x.shape[:2])
-            and (torch.is_inference_mode_enabled() or not old.is_inference())
-            for old, x in zip(seen, new, strict=True)
-        )
+        return _continues(self.keys, keys) and _continues(self.values, values)
 
     def _append(self, memory: Tensor | None, seen: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
         """Write new tokens behind those seen; return the memory, another one if it had no room, and its view of all."""
@@ -72,6 +65,13 @@ class _GrowsInPlace:
             memory.narrow(2, 0, length).copy_(seen)
         memory.narrow(2, start + length, total - length).copy_(new)
         return memory, memory.narrow(2, start, total)
+
+
+def _continues(seen: Tensor, new: Tensor) -> bool:
+    """Return whether new tokens may stand in one tensor with those seen, in place."""
+    if type(seen) not in PLAIN or type(new) not in PLAIN or seen.dtype != new.dtype or seen.device != new.device:
+        return False
+    return seen.shape[:2] == new.shape[:2] and (not seen.is_inference() or torch.is_inference_mode_enabled())
 
 
 def _place(view: Tensor, memory: Tensor) -> int | None:

@@ -237,8 +237,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                 f"{type(past_key_values).__name__}."
             )
         # Fewer layers than there are where generate lets the first ones speculate ("assistant_early_exit").
-        layers = self.layers[: self.config.num_hidden_layers]
-        layer_types = [self.config.layer_type(i) for i in range(len(layers))]
+        layer_types = self.config.types_of_layers()[: len(self.layers)]
         cu_seqlens, ends = None, kwargs.get("cu_seq_lens_q")
         has_documents = ends is not None or kwargs.get("cu_seq_lens_k") is not None
         if has_documents and attends_by_document(self.config):  # and needs no mask
@@ -275,7 +274,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past).unsqueeze(0)
         position_embeddings = self.rotary_emb(inputs_embeds, position_ids=position_ids)
         hidden_states = inputs_embeds
-        for layer_type, layer in zip(layer_types, layers, strict=True):
+        for layer_type, layer in zip(layer_types, self.layers, strict=False):
             hidden_states = layer(
                 hidden_states,
                 attention_mask=masks[layer_type],

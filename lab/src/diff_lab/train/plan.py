@@ -202,8 +202,7 @@ def flops_per_token(config: DiffTransformerConfig, length: int) -> float:
     for every token. Not counted: norms, softmax, rotary embedding, activations, λ.
     """
     windows = [
-        config.sliding_window if config.layer_type(layer) == "sliding_attention" else None
-        for layer in range(config.num_hidden_layers)
+        config.sliding_window if layer_type == "sliding_attention" else None for layer_type in config.types_of_layers()
     ]
     pairs = sum(visible_pairs(length, window) if config.is_causal else length**2 for window in windows)
     return 6.0 * (multiplied_weights(config) + config.spec.attention_products(config) * pairs / length)
