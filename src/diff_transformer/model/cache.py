@@ -1,4 +1,4 @@
-"""Makes a KV cache that grows in place, where transformers' DynamicCache copies every key and value for every token."""
+"""Makes a KV cache that grows in place."""
 
 from typing import Any
 
@@ -11,10 +11,9 @@ from diff_transformer.ops.attention_request import PLAIN, may_skip_dispatcher
 
 
 class _GrowsInPlace:
-    """Mixin of transformers' layers: keys and values are views of memory with room for the tokens to come.
+    """Mixin of transformers' layers: keys and values are views of memory with room for more.
 
-    The first tokens are stored as transformers does, without any room: many a cache is never added to. Where a gradient
-    may be asked for, and while operators are traced, every token is.
+    The first tokens are stored without any: many a cache is never added to.
     """
 
     keys: Tensor
@@ -49,13 +48,15 @@ class _GrowsInPlace:
             self.keys, self.values = (old.copy_(new) for old, new in zip(before, after, strict=True))
 
     def _may_write(self, keys: Tensor, values: Tensor) -> bool:
-        """Return whether tokens may be written behind those that there are: none yet, and concatenation makes them."""
-        if torch.is_grad_enabled() or not may_skip_dispatcher() or not self.is_initialized or self.keys.dim() != 4:
+        """Return whether there are tokens, and these may be written behind them."""
+        if torch.is_grad_enabled() or not may_skip_dispatcher():
+            return False
+        if not self.is_initialized or self.keys.dim() != 4:
             return False
         return _continues(self.keys, keys) and _continues(self.values, values)
 
     def _append(self, memory: Tensor | None, seen: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Write new tokens behind those seen; return the memory, another one if it had no room, and its view of all."""
+        """Write new tokens behind those seen; return the memory, perhaps another one, and its view of all."""
         length, total = seen.shape[2], seen.shape[2] + new.shape[2]
         start = None if memory is None else _place(seen, memory)
         if memory is None or start is None or start + total > memory.shape[2]:
@@ -69,13 +70,17 @@ class _GrowsInPlace:
 
 def _continues(seen: Tensor, new: Tensor) -> bool:
     """Return whether new tokens may stand in one tensor with those seen, in place."""
-    if type(seen) not in PLAIN or type(new) not in PLAIN or seen.dtype != new.dtype or seen.device != new.device:
+    if type(seen) not in PLAIN or type(new) not in PLAIN:
         return False
-    return seen.shape[:2] == new.shape[:2] and (not seen.is_inference() or torch.is_inference_mode_enabled())
+    if seen.dtype != new.dtype or seen.device != new.device:
+        return False
+    if seen.shape[:2] != new.shape[:2] or seen.shape[3] != new.shape[3]:
+        return False
+    return not seen.is_inference() or torch.is_inference_mode_enabled()
 
 
 def _place(view: Tensor, memory: Tensor) -> int | None:
-    """Return at which token of the memory a view begins; None if it is another tensor, as after a choice of rows."""
+    """Return at which token of the memory a view begins; None if it is another tensor."""
     if view.stride() != memory.stride() or view.shape[:2] != memory.shape[:2]:
         return None
     token = (view.data_ptr() - memory.data_ptr()) // (memory.stride(2) * memory.itemsize)
