@@ -75,7 +75,7 @@ def test_a_rank_holds_its_part_of_what_one_holds() -> None:
 
 
 def test_the_first_layout_that_fits_is_chosen() -> None:
-    planned = Plan(load_recipe("paper-1.4b", ["model.num_hidden_layers=4", "train.accumulation=2"]), "l4")
+    planned = Plan(load_recipe("paper-1.4b", [FOUR, "model.vocab_size=1000", "train.accumulation=2"]), "l4")
     *refused, chosen = planned.counted
     assert planned.chosen == chosen
     assert [(each.micro_batch, each.checkpointing) for each in refused] == [(64, False), (64, True)]

@@ -96,7 +96,7 @@ class Memory(TorchDispatchMode):
         self._resize = UntypedStorage.resize_
 
     def __enter__(self) -> "Memory":
-        def resize(storage: UntypedStorage, size: int) -> Any:
+        def resize(storage: Any, size: int) -> Any:
             if id(storage) in self._sizes:
                 self._set(id(storage), size)
             return self._resize(storage, size)
