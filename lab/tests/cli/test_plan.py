@@ -4,8 +4,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from commands import fails
 
 Run = Callable[..., Any]
@@ -17,12 +15,12 @@ def test_a_plan_is_printed(run: Run) -> None:
     assert result.exit_code == 0
     assert "\x1b" not in result.stdout
     for part in (
-        "parameters       229,592,576",
+        "parameters       229,581,312",
         "run              83,447 steps of 4,194,304 tokens",
         "on               64 × h200, precision bf16",
         " tokens/s, at 50% of 990 TFLOP/s",
         "8 replicas × 8 shards          4 at a time, without checkpointing: fits",
-        "    5 × allgather of 8 ranks a pass, 0.85 GiB",
+        "    5 × allgather of 8 ranks a pass, 0.86 GiB",
         "torchrun --nnodes 8 --nproc-per-node 8 -m diff_lab.titan paper-3b train.gradient_checkpointing=false -- "
         "--training.local-batch-size 4 --parallelism.data-parallel-replicate-degree 8\n",
     ):

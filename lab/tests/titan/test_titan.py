@@ -45,7 +45,7 @@ RUNS: dict[str, tuple[str, list[str], int]] = {
     "TP, softmax": ("tensor-parallel-degree=2", ["model.attention_type=softmax"], 2),
     "TP, grouped": ("tensor-parallel-degree=2", GROUPED, 2),
     "TP, norms of q and k, gate": ("tensor-parallel-degree=2", ["model.qk_norm=true", "model.output_gate=true"], 2),
-    "TP, compiled": ("tensor-parallel-degree=2", ["train.compile=true"], 2),
+    "TP, compiled": ("tensor-parallel-degree=2 compile.backend=aot_eager", ["train.compile=true"], 2),
     "CP, V2": ("context-parallel-degree=2", ["model.attention_type=diff_v2"], 2),
     "CP, grouped": ("context-parallel-degree=2", GROUPED, 2),
     "FSDP2, tied": ("", ["model.tie_word_embeddings=true"], 2),
