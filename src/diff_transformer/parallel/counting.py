@@ -101,7 +101,7 @@ class Memory(TorchDispatchMode):
                 self._set(id(storage), size)
             return self._resize(storage, size)
 
-        UntypedStorage.resize_ = resize  # type: ignore[method-assign]  # FSDP2 frees and gathers weights with it
+        UntypedStorage.resize_ = resize  # type: ignore[assignment, method-assign]  # FSDP2 frees and gathers weights with it
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
