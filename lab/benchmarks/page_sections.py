@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from diff_transformer.utils.files import write_text
+from diff_lab.results_files import write_text
 
 
 def replace_sections(path: Path, sections: Mapping[str, str]) -> None:

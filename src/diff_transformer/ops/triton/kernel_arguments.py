@@ -95,7 +95,7 @@ _FLOAT32: Table = {
 }
 # On tensor cores, each number twice as wide in shared memory. The same for all devices: it fits the smallest.
 _TF32: Table = {
-    "forward": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 1, two_passes=True)),
+    "forward": (Blocks(64, 16, 8, 2), Blocks(32, 16, 8, 1, two_passes=True)),
     "save": (Blocks(64, 16, 8, 2), Blocks(32, 16, 8, 1)),
     "keys": (Blocks(32, 32, 8, 1), Blocks(32, 16, 8, 1)),
     "values": (Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1)),
