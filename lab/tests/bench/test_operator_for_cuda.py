@@ -82,8 +82,8 @@ def test_the_transformer_by_another_library_is_the_same(library: str, monkeypatc
     """Plain torch stands in for the libraries, which need a GPU, by what their functions take and return."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, scale: Any = None, causal: bool = False, window: None = None) -> Any:
-        heads = (x.transpose(1, 2) for x in (q, k, v))
-        return F.scaled_dot_product_attention(*heads, is_causal=causal, scale=scale).transpose(1, 2), None
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale).transpose(1, 2), None
 
     monkeypatch.setattr(flash, "attend", attend)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(flash_attn_func=attend))
