@@ -17,7 +17,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # What normalised weights are multiplied with in float16, whose smallest normal number a row of 2^14 equal weights
 # reaches. A weight is at most 1 + |λ|, so none overflows up to |λ| of 250.
 FLOAT16_FACTOR = tl.constexpr(256.0)
-MASK_BLOCK = tl.constexpr(1024)  # keys of a mask that are looked at in one step before decoding
+MASK_BLOCK = tl.constexpr(4096)  # keys of a mask that are looked at in one step before decoding
 # Numbers of a request that make no kernel faster: a kernel for those that are 1 or that 16 divides would be another
 # than the one that was checked. S does with a mask, whose loads may be wider: as ``mask_count``.
 COUNTS = ["heads", "key_heads", "heads_per_key", "n", "s", "lam_batch", "lam_head", "lam_row"]
