@@ -124,7 +124,7 @@ def test_a_rehearsal_does_not_replace_the_real_record(
 def test_the_notebook(
     programs: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its cells of Python run, with the CPU in the GPU's place, and the record's command is one that there is. (Seconds: four backends.)"""
+    """Its cells of Python run, with the CPU in the GPU's place, and the record's command is one that there is."""
     notebook = json.loads((BENCHMARKS / "gpu_record.ipynb").read_text(encoding="utf-8"))
     code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     commands = [line for text in code for line in text.splitlines() if line.startswith(("!", "%"))]
