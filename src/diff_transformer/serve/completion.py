@@ -1,6 +1,6 @@
 """The text that follows a prompt: in pieces or whole, up to a stop string, with log-probabilities if asked for.
 
-One thread generates, by `generate`, for one request after another.
+One thread generates, by `generate`, for those that wait and choose their tokens alike, in one batch.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import torch
 from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
 from diff_transformer.serve.requests import ChatRequest, CompletionRequest, TextRequest
@@ -26,6 +27,31 @@ Logprobs = dict[str, list[Any]]
 Put = Callable[[int | Exception | None], None]
 # Below it the most likely token is taken: logits divided by less may be infinite.
 LOWEST_TEMPERATURE = 1e-5
+MOST_IN_A_BATCH = 16
+
+
+@dataclass(eq=False)
+class _Job:
+    """A prompt whose continuation waits for its turn, or is in it."""
+
+    prompt: list[int]
+    config: GenerationConfig
+    seed: int | None
+    put: Put
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    count: int = 0  # of its new tokens
+
+    @property
+    def kind(self) -> object:
+        """What the jobs of one batch have in common: how tokens are chosen. One with a seed stands alone."""
+        return self if self.seed is not None else self.config.to_dict() | {"max_new_tokens": None}
+
+    def take(self, token: int) -> bool:
+        """Hand on a token, and say whether it was the last."""
+        self.put(token)
+        self.count += 1
+        is_end = token in (self.config.eos_token_id or [])
+        return is_end or self.count == self.config.max_new_tokens or self.cancelled.is_set()
 
 
 class ServedModel:
@@ -48,6 +74,8 @@ class ServedModel:
         self._model = model
         self._is_stopping = False
         self._open: set[Put] = set()
+        self._waiting: list[_Job] = []
+        self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "generate")
         self.log_probabilities([0, 0], 2)  # before the first request, as the first forward pass builds the CPU kernel
 
@@ -125,8 +153,11 @@ class ServedModel:
         def put(item: int | Exception | None) -> None:
             loop.call_soon_threadsafe(new.put_nowait, item)
 
-        cancelled = threading.Event()
-        self._thread.submit(self._generate, prompt, config, seed, put, cancelled)
+        job = _Job(prompt, config, seed, put)
+        with self._lock:
+            self._waiting.append(job)
+        # For this job, if no batch before has had it; soon, when the other prompts of its request wait, too.
+        loop.call_soon(self._thread.submit, self._generate)
         self._open.add(put)
         try:
             while (token := await new.get()) is not None:
@@ -135,7 +166,7 @@ class ServedModel:
                 yield token
         finally:
             self._open.discard(put)
-            cancelled.set()
+            job.cancelled.set()
 
     async def compute(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Compute something else in the thread that generates, when its turn has come."""
@@ -151,28 +182,45 @@ class ServedModel:
         """Wait until nothing is generated any more."""
         self._thread.shutdown()
 
-    def _generate(
-        self, prompt: list[int], config: GenerationConfig, seed: int | None, put: Put, cancelled: threading.Event
-    ) -> None:
-        """Put tokens, and None after the last."""
+    def _next_batch(self) -> list[_Job]:
+        """Take the job that has waited longest, and those that go with it in the model's context."""
+        batch: list[_Job] = []
+        with self._lock:
+            waiting = [job for job in self._waiting if not job.cancelled.is_set()]
+            for job in waiting:
+                jobs = [*batch, job]
+                size = max(len(each.prompt) for each in jobs) + max(each.config.max_new_tokens for each in jobs)
+                fits = len(jobs) <= MOST_IN_A_BATCH and size <= self.context and job.kind == jobs[0].kind
+                batch = jobs if fits else batch
+            self._waiting = [job for job in waiting if job not in batch]
+        return batch
+
+    def _generate(self) -> None:
+        """Put the tokens of the next jobs, and None after the last of each."""
+        batch = self._next_batch()
+        if not batch:
+            return
+        goes_on = dict(enumerate(batch))
 
         def after_token(ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
-            """Hand on the newest token, as one of the criteria by which `generate` stops."""
-            put(int(ids[0, -1]))
-            return torch.tensor([cancelled.is_set()], device=ids.device)
+            """Hand on the newest tokens, as one of the criteria by which `generate` stops."""
+            for place, token in enumerate(ids[:, -1].tolist()):
+                if place in goes_on and goes_on[place].take(token):
+                    goes_on.pop(place).put(None)
+            return torch.tensor([place not in goes_on for place in range(len(batch))], device=ids.device)
 
-        if cancelled.is_set():
-            return
         try:
-            if seed is not None:
-                torch.manual_seed(seed)
-            ids = torch.tensor([prompt], device=self._model.device)
-            mask = torch.ones_like(ids)
+            if batch[0].seed is not None:
+                torch.manual_seed(batch[0].seed)
+            config = max((job.config for job in batch), key=lambda config: config.max_new_tokens)
+            prompts = [torch.tensor(job.prompt, device=self._model.device) for job in batch]
+            masks = [torch.ones_like(prompt) for prompt in prompts]
+            ids, mask = (pad_sequence(x, batch_first=True, padding_side="left") for x in (prompts, masks))
             self._model.generate(ids, config, attention_mask=mask, stopping_criteria=[after_token])
-            put(None)
-        except Exception as error:  # whatever it is, the request has to be told, and the next one answered
+        except Exception as error:  # whatever it is, the requests have to be told, and the next ones answered
             logging.getLogger(__name__).exception("Generating failed.")
-            put(HTTPException(500, f"The server failed: {type(error).__name__}: {error}"))
+            for job in goes_on.values():
+                job.put(HTTPException(500, f"The server failed: {type(error).__name__}: {error}"))
 
 
 @dataclass
