@@ -228,6 +228,13 @@ def _softmax_fa4(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
     return flash.attend(q, k, v, q.shape[-1] ** -0.5, causal, None)[0].transpose(1, 2)
 
 
+def _softmax_fa3(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
+    from flash_attn_interface import flash_attn_func  # type: ignore[import-not-found, unused-ignore]  # there is no stub
+
+    out = flash_attn_func(*(tensor.transpose(1, 2) for tensor in inputs), causal=causal)
+    return (out if isinstance(out, Tensor) else out[0]).transpose(1, 2)  # versions of 2025 give the log-sums, too
+
+
 def _composed(inputs: Inputs, lam: Tensor, causal: bool, *, parts: int) -> Tensor:
     """Make one call for each map and each part of the values."""
     q, k, v = inputs
@@ -290,6 +297,7 @@ def _backend(name: str) -> Candidate:
 _SOFTMAX_ABOUT = "the Transformer with the same parameters: A heads of d, torch's SDPA"
 _SOFTMAX = Candidate(BASELINE, _SOFTMAX_ABOUT, _softmax, _softmax_inputs, is_baseline=True)
 _FA4 = replace(_SOFTMAX, name=f"{BASELINE} FA4", about="it by FlashAttention-4", attend=_softmax_fa4, backend="fa4")
+_FA3 = replace(_SOFTMAX, name=f"{BASELINE} FA3", about="it by FlashAttention-3, where installed", attend=_softmax_fa3)
 _FULL_V = Candidate(FULL_V, "SDPA once a map, values 2d wide", functools.partial(_composed, parts=1))
 _SPLIT_V = Candidate(SPLIT_V, "SDPA twice a map, each with half of the values", functools.partial(_composed, parts=2))
 _DIFFLLAMA_ABOUT = "transformers' DiffLlamaAttention without projections, rotary embedding and norm"
@@ -305,7 +313,7 @@ def candidates(device: torch.device | str = "cpu") -> dict[str, Candidate]:
     """Return all candidates on a device by name, the baseline first."""
     backends = [_backend(name) for name in (AUTO, *BACKENDS)]
     if torch.device(device).type == "cuda":
-        baselines = [_SOFTMAX, _SOFTMAX.held_to(*_FLASH), _SOFTMAX.held_to(*_CUDNN), _FA4]
+        baselines = [_SOFTMAX, _SOFTMAX.held_to(*_FLASH), _SOFTMAX.held_to(*_CUDNN), _FA4, _FA3]
         compositions = [_FULL_V.held_to(*_EFFICIENT), _FULL_V.held_to(*_CUDNN)]
         compositions += [_SPLIT_V.held_to(*_FLASH), _SPLIT_V.held_to(*_CUDNN)]
     else:
