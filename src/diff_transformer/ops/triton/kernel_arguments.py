@@ -169,7 +169,7 @@ def with_rows(x: Tensor) -> Tensor:
 
 def problem_of(request: Request, capability: int | None = None) -> Problem:
     """Prepare the request for a device of this compute capability; copy only if the last axis is not contiguous."""
-    q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds = request
+    q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, _ = request
     if window is not None and window >= request.s:
         window = None  # it hides nothing: no query looks back further than the first key
     if attn_mask is not None and attn_mask.dtype == torch.bool:

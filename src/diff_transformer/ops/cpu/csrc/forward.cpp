@@ -161,9 +161,10 @@ struct Forward {
         softmax[c].update(vecs, chunk.size(), scores, scale, powers(chunk, c), reference);
       }
     });
-    alignas(64) float lambdas[kStrip], inverse[2][kStrip];
+    alignas(64) float lambdas[kStrip], signals[kStrip], inverse[2][kStrip];
     for (int r = 0; r < kStrip; ++r) {
       lambdas[r] = lambda_of(p, batch, rows, signal, r);
+      signals[r] = signal_of(p, batch, rows, signal, r);
       for (int c = 0; c < 2; ++c) inverse[c][r] = softmax[c].sum[r] > 0.0f ? 1.0f / softmax[c].sum[r] : 0.0f;
     }
     float* sums = scratch.sums.get();
@@ -185,7 +186,7 @@ struct Forward {
           const Vec reference = load(scratch.references[c].get() + number * kStrip + lane);
           return exp_of_negative(reference - load(softmax[c].highest + lane)) * load(inverse[c] + lane);
         };
-        const Vec a = factor(0), b = factor(1) * load(lambdas + lane);
+        const Vec a = factor(0) * load(signals + lane), b = factor(1) * load(lambdas + lane);
         const char* first = reinterpret_cast<const char*>(powers(chunk, 0) + lane);
         const char* second = reinterpret_cast<const char*>(powers(chunk, 1) + lane);
         char* to = reinterpret_cast<char*>(scratch.weights.get() + lane);
