@@ -40,19 +40,15 @@ class RecipeDataLoader(BaseDataLoader):
 
     def __init__(self, config: Any, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **_: Any) -> None:
         own = config.rows // dp_world_size
-        self.batches, self.rows = config.batches, slice(dp_rank * own, (dp_rank + 1) * own)
-        self.at_once, self.parts = local_batch_size, own // local_batch_size
-        self.done = 0  # parts of steps
+        self.batches, self.first, self.at_once = config.batches, dp_rank * own, local_batch_size
+        self.parts, self.done = own // local_batch_size, 0  # parts of a step, and of all steps
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
-        batch: dict[str, Tensor] = {}
         while True:
             step, part = divmod(self.done, self.parts)
-            if part == 0 or not batch:
-                batch = {name: x[self.rows] for name, x in self.batches.train_batch(step + 1).items()}
+            start = self.first + part * self.at_once
             self.done += 1
-            rows = slice(part * self.at_once, (part + 1) * self.at_once)
-            yield in_one_row({name: x[rows] for name, x in batch.items()})
+            yield in_one_row(self.batches.train_batch(step + 1, slice(start, start + self.at_once)))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step, which stays with another number of ranks; parts of a step do not."""

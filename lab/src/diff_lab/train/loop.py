@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from diff_lab.data.batches import Batches
 from diff_lab.train import run_setup
 from diff_lab.train.checkpoint import (
     Checkpoints,
@@ -144,7 +145,9 @@ class TrainingRun:
                 self.progress.tell(step if self.resumed_from else "no checkpoint: begins at step 1")
             try:
                 self.call.train()
-                for number, batch in prefetched(data.batches.train_batch, self.state.step + 1, self.settings.steps):
+                rows = self.context.rows(self.recipe.data.batch_size)
+                steps = self.state.step + 1, self.settings.steps
+                for number, batch in prefetched(data.batches.train_batch, rows, *steps):
                     self._log(self._train_step(number, batch))
                     stopping = self.context.any(interrupt.requested)
                     if stopping or self._is_due(self.settings.checkpoint_every):
@@ -196,9 +199,7 @@ class TrainingRun:
                 layer.compile()
         self.optimizers = build_optimizers(self.model, settings)
         self.detector = SpikeDetector(settings.max_loss_rise)
-        # A number for the data: of all text, and of the first batch, which other settings or another seed change.
-        first = data.batches.train_batch(1)["input_ids"].numpy().tobytes()
-        self.state = RunState(data=hashlib.sha256(first + data.batches.source.encode()).hexdigest())
+        self.state = RunState(data=on_rank0(lambda: _fingerprint(data.batches)))
         if self.resumed_from is not None:
             state = read_state(self.resumed_from)
             if state.data != self.state.data:
@@ -234,7 +235,7 @@ class TrainingRun:
             optimizer.zero_grad()
         self.state.step = number
         self.state.seconds += time.perf_counter() - started
-        self.tokens += batch["input_ids"].numel()
+        self.tokens += batch["input_ids"].numel() * self.context.count
         line = {"step": number, "loss": loss, "learning_rate": rate, "grad_norm": norm}
         return line if wrong is None else line | {"skipped": wrong}
 
@@ -312,6 +313,12 @@ class TrainingRun:
             seconds=self.state.seconds,
             last=(read_metrics(self.folder / run_setup.METRICS) or [{}])[-1],
         )
+
+
+def _fingerprint(batches: Batches) -> str:
+    """Return a number for the data: of all text, and of the first batch, which other settings or seeds change."""
+    first = batches.train_batch(1)["input_ids"].numpy().tobytes()
+    return hashlib.sha256(first + batches.source.encode()).hexdigest()
 
 
 class TrainingInterrupted(KeyboardInterrupt):
