@@ -42,7 +42,7 @@ test-vllm: $(VLLM)/.ready
 
 # torchtitan goes without its own requirements: see lab/requirements-titan.txt. Tests of four ranks: make test-titan ALL=--all
 test-titan: $(TITAN)/.ready
-	$(TITAN)/bin/python -m pytest -q -o filterwarnings=default $(ALL) lab/tests/titan
+	$(TITAN)/bin/python -m pytest -q -o filterwarnings=default $(ALL) lab/tests/titan lab/tests/train/test_trackers.py
 
 style: setup
 	$(BIN)/ruff check .
@@ -81,6 +81,6 @@ $(VLLM)/.ready: pyproject.toml
 $(TITAN)/.ready: lab/requirements-titan.txt
 	test -x $(TITAN)/bin/python || $(PYTHON) -m venv $(TITAN)
 	$(TITAN)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable . --editable ./lab --requirement lab/requirements-titan.txt hypothesis pytest
+		--editable . --editable "./lab[trackers]" --requirement lab/requirements-titan.txt hypothesis pytest
 	$(TITAN)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchtitan==0.3.0
 	touch $@

@@ -37,7 +37,7 @@ from diff_lab.train.distributed import (
     propagate_errors,
 )
 from diff_lab.train.plan import flops_per_token, peak_flops
-from diff_lab.train.progress import Metrics, Progress
+from diff_lab.train.progress import Metrics, Progress, check_trackers
 from diff_lab.train.recipe import Recipe
 from diff_lab.train.run_setup import Data, build_data, build_model, draw_weights
 from diff_lab.train.step import (
@@ -109,6 +109,7 @@ def open_run(
 ) -> Iterator["TrainingRun"]:
     """Check as :func:`train` does, before any data is read, and lock the folder for the block. On every rank."""
     folder = Path(output_dir)
+    check_trackers(recipe.train.trackers)
     resumes = run_setup.check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
     settings = recipe.train
     context = DistributedContext.from_env(
@@ -136,7 +137,9 @@ class TrainingRun:
         """Train to the last step and save the model; see :func:`train`."""
         self._start_or_resume(data, progress, on_evaluate)
         files = self.folder / run_setup.METRICS, self.folder / run_setup.TENSORBOARD
-        self.metrics = Metrics(*files, self.state.step) if is_rank0() else None
+        with propagate_errors():
+            recipe, trackers = self.recipe.model_dump(mode="json"), self.settings.trackers
+            self.metrics = Metrics(*files, self.state.step, trackers, **recipe) if is_rank0() else None
         with self.metrics or nullcontext(), Interrupt() as interrupt:
             self.progress.start(self.settings.steps, f"{self.recipe.name} · {self.recipe.model.attention_type}")
             self.progress.tell(self.context.describe())
