@@ -103,13 +103,9 @@ class Metrics(MetricsProcessor):
 
     @dataclass(kw_only=True, slots=True)
     class Config(MetricsProcessor.Config):
-        """The largest rise of the loss above the median of those before, in nats."""
+        """No more settings."""
 
-        max_loss_rise: float | None = None
-
-    def __init__(self, config: Any, **kwargs: Any) -> None:
-        super().__init__(config, **kwargs)
-        self.spikes = SpikeDetector(config.max_loss_rise)
+    spikes: SpikeDetector  # of the recipe
 
     def log(self, step: int, mean: float, largest: float, norm: float, extra_metrics: Any = None) -> None:
         own = {name: x for part in self.model_parts for name, x in lambdas_of(part)}
@@ -218,14 +214,17 @@ class DiffTrainer(Trainer):
         tokenizer_to_save: Any = None
         on_evaluate: Evaluate | None = None
 
+    ntokens_seen: int
+
     def __init__(self, config: "DiffTrainer.Config") -> None:
         super().__init__(config)
+        self.metrics_processor.spikes = SpikeDetector(config.recipe.train.max_loss_rise)
         logger, recipe, folder = self.metrics_processor.logger, config.recipe, Path(config.dump_folder)
         with propagate_errors():
             for library in recipe.train.trackers if isinstance(logger, LoggerContainer) else ():  # on one rank
                 begun = min(path.name for path in (folder / config.metrics.save_tb_folder).iterdir())
-                run = Tracker(library, f"{folder.name}-{begun}", folder, recipe.model_dump(mode="json"))
-                logger.add_logger(run)
+                settings = recipe.model_dump(mode="json")
+                logger.add_logger(Tracker(library, f"{folder.name}-{begun}", folder, settings))
 
     def train(self) -> None:
         with Interrupt() as self.interrupt:
@@ -362,12 +361,7 @@ def trainer_config(recipe: Recipe, data: Data, folder: Path, on_evaluate: Evalua
             mixed_precision_param="float32",  # the model's own autocast
         ),
         parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
-        metrics=Metrics.Config(
-            log_freq=train.log_every,
-            enable_tensorboard=True,
-            disable_color_printing=True,
-            max_loss_rise=train.max_loss_rise,
-        ),
+        metrics=Metrics.Config(log_freq=train.log_every, enable_tensorboard=True, disable_color_printing=True),
         checkpoint=CheckedCheckpoints.Config(
             enable=True,
             interval=train.checkpoint_every or train.steps,

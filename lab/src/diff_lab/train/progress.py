@@ -137,17 +137,10 @@ class Tracker:
         place = {"id": name, "dir": str(folder)} if library == "wandb" else {}
         try:
             begin = importlib.import_module(library).init
-            self._run = begin(project=project, name=name, config=dict(settings), resume="allow", **place)
+            run = begin(project=project, name=name, config=dict(settings), resume="allow", **place)
         except Exception as error:  # of the account or the network; the libraries have no class in common
             raise ValueError(f"train.trackers: {library} begins no run: {' '.join(str(error).split())}") from error
-
-    def log(self, curves: Mapping[str, float], step: int) -> None:
-        """Log numbers by name."""
-        self._run.log(dict(curves), step=step)
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()
+        self.log, self.close = run.log, run.finish  # numbers by name, and their step
 
 
 class Metrics:
