@@ -34,7 +34,7 @@ def track(library: str, folder: Path) -> None:
     if find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     offline = {"WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio"), "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, __file__, library, folder], env=os.environ | offline, check=True, timeout=300)
+    subprocess.run([sys.executable, __file__, library, folder], env=os.environ | offline, check=True, timeout=600)
 
 
 def test_weights_and_biases_offline(tmp_path: Path) -> None:
