@@ -81,6 +81,6 @@ $(VLLM)/.ready: pyproject.toml
 $(TITAN)/.ready: lab/requirements-titan.txt
 	test -x $(TITAN)/bin/python || $(PYTHON) -m venv $(TITAN)
 	$(TITAN)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable . --editable "./lab[trackers]" --requirement lab/requirements-titan.txt hypothesis pytest
+		--editable . --editable ./lab --requirement lab/requirements-titan.txt hypothesis pytest
 	$(TITAN)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchtitan==0.3.0
 	touch $@
