@@ -273,6 +273,13 @@ def _has_library(package: str, name: str) -> bool:
     return True
 
 
+def _softmax_fa3(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
+    from flash_attn_interface import flash_attn_func  # type: ignore[import-not-found, unused-ignore]  # there is no stub
+
+    out = flash_attn_func(*(tensor.transpose(1, 2) for tensor in inputs), causal=causal)
+    return (out if isinstance(out, Tensor) else out[0]).transpose(1, 2)  # versions of 2025 give the log-sums, too
+
+
 def _composed(inputs: Inputs, lam: Tensor, causal: bool, *, parts: int) -> Tensor:
     """Make one call for each map and each part of the values."""
     q, k, v = inputs
@@ -337,6 +344,7 @@ _SOFTMAX = Candidate(BASELINE, _SOFTMAX_ABOUT, _softmax, _softmax_inputs, is_bas
 _FA4 = replace(_SOFTMAX, name=f"{BASELINE} FA4", about="it by FlashAttention-4", attend=_softmax_fa4, backend="fa4")
 _VLLM = Candidate(f"{BASELINE} vLLM", "it by vLLM's C++ attention", _softmax_vllm, _vllm_inputs, True, None, True)
 _ZENTORCH = Candidate(f"{BASELINE} zentorch", "it by zentorch", _softmax_zentorch, _softmax_inputs, True, None, True)
+_FA3 = replace(_SOFTMAX, name=f"{BASELINE} FA3", about="it by FlashAttention-3, where installed", attend=_softmax_fa3)
 _FULL_V = Candidate(FULL_V, "SDPA once a map, values 2d wide", functools.partial(_composed, parts=1))
 _SPLIT_V = Candidate(SPLIT_V, "SDPA twice a map, each with half of the values", functools.partial(_composed, parts=2))
 _DIFFLLAMA_ABOUT = "transformers' DiffLlamaAttention without projections, rotary embedding and norm"
@@ -352,7 +360,7 @@ def candidates(device: torch.device | str = "cpu") -> dict[str, Candidate]:
     """Return all candidates on a device by name, the baseline first."""
     backends = [_backend(name) for name in (AUTO, *BACKENDS)]
     if torch.device(device).type == "cuda":
-        baselines = [_SOFTMAX, _SOFTMAX.held_to(*_FLASH), _SOFTMAX.held_to(*_CUDNN), _FA4]
+        baselines = [_SOFTMAX, _SOFTMAX.held_to(*_FLASH), _SOFTMAX.held_to(*_CUDNN), _FA4, _FA3]
         compositions = [_FULL_V.held_to(*_EFFICIENT), _FULL_V.held_to(*_CUDNN)]
         compositions += [_SPLIT_V.held_to(*_FLASH), _SPLIT_V.held_to(*_CUDNN)]
     else:

@@ -94,6 +94,11 @@ inline float lambda_of(const Problem& p, int64_t batch, const Rows& rows, int64_
   return p.lam[batch * p.lam_batch + head_of(p, rows, signal, r) * p.lam_head + rows.query[r] * p.lam_row];
 }
 
+inline float signal_of(const Problem& p, int64_t batch, const Rows& rows, int64_t signal, int64_t r) {
+  if (!p.signal) return 1.0f;
+  return p.signal[batch * p.signal_batch + head_of(p, rows, signal, r) * p.signal_head + rows.query[r] * p.signal_row];
+}
+
 // Where the number of a map for the lane's query stands in (B, G, r + 1, …, N), of which the middle axes have `inner`
 // rows.
 inline int64_t map_index(const Problem& p, int64_t batch, const Rows& rows, int64_t map, int64_t r, int64_t inner) {

@@ -162,9 +162,10 @@ struct Forward {
         softmax[c].update(vecs, chunk.size(), scores, scale, powers(chunk, c), reference);
       }
     });
-    alignas(64) float lambdas[kStrip], inverse[2][kStrip];
+    alignas(64) float lambdas[kStrip], signals[kStrip], inverse[2][kStrip];
     for (int r = 0; r < kStrip; ++r) {
       lambdas[r] = lambda_of(p, batch, rows, signal, r);
+      signals[r] = signal_of(p, batch, rows, signal, r);
       for (int c = 0; c < 2; ++c) inverse[c][r] = softmax[c].sum[r] > 0.0f ? 1.0f / softmax[c].sum[r] : 0.0f;
     }
     float* sums = scratch.sums.get();
@@ -186,7 +187,7 @@ struct Forward {
           const int lane = v * kLanes;
           const Vec reference = load(scratch.references[c].get() + number * kStrip + lane);
           const Vec factor = exp_of_negative(reference - load(softmax[c].highest + lane)) * load(inverse[c] + lane);
-          factors[c][v] = c == 0 ? factor : factor * load(lambdas + lane);
+          factors[c][v] = factor * load((c == 0 ? signals : lambdas) + lane);
         }
       auto row = [](float* x, int64_t j, int v) {
         return reinterpret_cast<char*>(x + j / Kind::kDepth * kStrip + v * kLanes);
