@@ -19,7 +19,7 @@ RUN pip install --no-cache-dir --constraint constraints.txt ".[serve]"
 RUN useradd --create-home server
 USER server
 WORKDIR /home/server
-RUN diff-transformer build
+RUN python -c "from diff_transformer.ops.cpu.cpu_build import load; load()"
 
 EXPOSE 8000
 ENTRYPOINT ["diff-transformer", "serve", "--host", "0.0.0.0"]

@@ -25,8 +25,7 @@ COMMANDS = {
     "serve": "serve_command:serve",
     "convert": "convert_command:convert",
     "export": "convert_command:export",
-    "build": "setup_commands:build",
-    "info": "setup_commands:info",
+    "info": "info_command:info",
 }
 # Commands that were here until version 0.2.0 and are those of `diff-lab`.
 MOVED = ("bench", "compare", "demo", "eval", "plan", "prepare", "report", "reproduce", "tokenizer", "train")

@@ -130,8 +130,9 @@ def describe() -> Build:
         digest.update(f"{part}\0".encode())
     for path in sources:
         digest.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
-    folder = Path(os.path.realpath(cache_folder())) / f"{LIBRARY}_{digest.hexdigest()}"
-    return Build(folder, sources, flags, found)
+    # Torch's extension cache; `torch.utils.cpp_extension`, which knows it too, takes long to import.
+    cache = os.environ.get("TORCH_EXTENSIONS_DIR") or torch._appdirs.user_cache_dir(appname="torch_extensions")
+    return Build(Path(os.path.realpath(cache), f"{LIBRARY}_{digest.hexdigest()}"), sources, flags, found)
 
 
 def unavailable_reason() -> BuildError | None:
@@ -158,16 +159,16 @@ def status() -> str:
     build = describe()
     if _is_there(build):
         return f"compiled for {build.capability}: {build.library}"
-    return "not compiled yet: the first call that uses it will do it, or `diff-transformer build` now"
+    return "not compiled yet: the first call that uses it will do it"
 
 
 def load() -> None:
     """Load the library into this process, compiling it first if the cache does not hold it.
 
-    A BuildError says why it cannot be had. A build that failed before is not tried again: :func:`compile_library` does.
+    A BuildError says why it cannot be had. A build that failed before is not tried again with the same compiler.
     """
     build = describe()
-    if build.shipped is None and _compile_if_missing(build) is None:
+    if build.shipped is None and not _compile_if_missing(build):
         return
     try:
         torch.ops.load_library(build.library)
@@ -176,26 +177,17 @@ def load() -> None:
         raise BuildError(f"{build.library} does not load ({cause}): remove it, so that it is compiled again") from error
 
 
-def compile_library(*, force: bool = False) -> tuple[Build, float | None]:
-    """Compile the library if it is not in the cache, or in any case with ``force``. Raises BuildError if that fails.
-
-    Return the build, and the seconds that it took: None if the library was there already, or is a wheel's.
-    """
-    build = describe()
-    return build, None if build.shipped else _compile_if_missing(build, force=force, again=True)
-
-
-def _compile_if_missing(build: Build, *, force: bool = False, again: bool = False) -> float | None:
-    """Compile if need be; return the seconds, or None if the library was there, and is loaded now."""
+def _compile_if_missing(build: Build) -> bool:
+    """Compile if need be; return False if the library was there, and is loaded now."""
     try:
-        if not force and _loads(build):
-            return None
+        if _loads(build):
+            return False
         with _build_lock(build):
-            if not force and _loads(build):  # another process has compiled it in the meantime
-                return None
-            if not again:
-                _raise_earlier_failure(build)
-            return _compile(build)
+            if _loads(build):  # another process has compiled it in the meantime
+                return False
+            _raise_earlier_failure(build)
+            _compile(build)
+            return True
     except OSError as error:
         raise _cannot_use(build, error) from error
 
@@ -244,8 +236,8 @@ def _build_lock(build: Build) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _compile(build: Build) -> float:
-    """Compile, and put the library in its place; return the seconds that it took. The caller holds the lock."""
+def _compile(build: Build) -> None:
+    """Compile, and put the library in its place. The caller holds the lock."""
     compiler, environment = _find_tools()
     _announce("compiling the CPU kernel: twenty seconds to two minutes, once for this torch and this kind of processor")
     start = time.perf_counter()
@@ -265,9 +257,7 @@ def _compile(build: Build) -> float:
         library.chmod(library.stat().st_mode & ~0o022)  # the compiler's umask may let a group write
         os.replace(library, build.library)
     build.failure.unlink(missing_ok=True)
-    seconds = time.perf_counter() - start
-    _announce(f"compiled in {seconds:.0f} s: {build.library}")
-    return seconds
+    _announce(f"compiled in {time.perf_counter() - start:.0f} s: {build.library}")
 
 
 def _run_compiler(build: Build, work: Path, environment: dict[str, str]) -> int:
@@ -357,7 +347,7 @@ def _reason(build: Build, linked: bool) -> str:
     fault = "the compiled library does not load" if linked else "it does not compile"
     return (
         f"{fault} ({line}); all output is in {build.log}; another compiler can be named in the environment variable "
-        "CXX; `diff-transformer build` tries again"
+        f"CXX; to try again, remove {build.failure.name} beside it"
     )
 
 
@@ -381,21 +371,6 @@ def _cannot_use(build: Build, error: OSError) -> BuildError:
         f"torch's extension cache cannot be used ({error.strerror or error}: {error.filename or build.folder}): "
         "make it writable, or name another folder in the environment variable TORCH_EXTENSIONS_DIR"
     )
-
-
-def cache_folder() -> Path:
-    """Return torch's extension cache folder, as ``torch.utils.cpp_extension`` does, which takes long to import."""
-    named = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if named is not None:
-        return Path(named).absolute()
-    if torch.version.hip is not None:
-        accelerator = f"rocm{torch.version.hip.replace('.', '')}"
-    elif torch.version.cuda is not None:
-        accelerator = f"cu{torch.version.cuda.replace('.', '')}"
-    else:
-        accelerator = "cpu"
-    python = f"py{sys.version_info.major}{sys.version_info.minor}{getattr(sys, 'abiflags', '')}"
-    return Path(os.path.realpath(torch._appdirs.user_cache_dir(appname="torch_extensions"))) / f"{python}_{accelerator}"
 
 
 def refusal(library: Path) -> str | None:
@@ -424,7 +399,7 @@ def refusal(library: Path) -> str | None:
             is_open = False
         if status.st_uid in owners and not is_open:
             continue
-        mend = f"run `chmod go-w {shlex.quote(str(path))}` and compile again with `diff-transformer build --force`, or "
+        mend = f"run `chmod go-w {shlex.quote(str(path))}` and remove {library}, so that it is compiled again, or "
         return (
             f"{path} belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):04o}, so that others may "
             f"put any code there: {mend if status.st_uid in owners else ''}name another folder in the environment "

@@ -1,25 +1,4 @@
-"""The commands `build` and `info` compile the CPU kernel and show the backends of this machine."""
-
-from typing import Annotated
-
-import typer
-
-
-def build(
-    force: Annotated[
-        bool, typer.Option("--force", help="Compile even if the kernel has been compiled already.")
-    ] = False,
-) -> None:
-    """Compile the CPU kernel now instead of when it is first used."""
-    from diff_transformer.cli import console
-    from diff_transformer.ops.cpu.cpu_build import BuildError, compile_library
-
-    try:
-        compiled, seconds = compile_library(force=force)
-    except BuildError as error:
-        raise ValueError(f"The CPU kernel cannot be compiled: {error}.") from None
-    when = "before" if seconds is None else f"in {seconds:.1f} s"
-    console.print_line(f"compiled for {compiled.capability} {when}: {compiled.library}")
+"""The command `info` shows the backends of this machine."""
 
 
 def info() -> None:
