@@ -78,6 +78,19 @@ def test_each_of_many_gets_what_generate_writes(served: Served, alone: Callable[
     assert [text for _, _, text in given] == [expected[prompt, new] for prompt, new, _ in given]
 
 
+def test_what_waits_is_generated_in_one_batch(served: Served, alone: Callable[..., str]) -> None:
+    """The prompts of one request, and requests that come while others are answered; a seed stands alone."""
+    prompts = PROMPTS[:6]
+    with running(served.model) as url, client_of(url) as client:
+        before = served.count
+        answer = client.completions.create(model="tiny", prompt=prompts, max_tokens=30, temperature=0)
+        assert [choice.text for choice in answer.choices] == [alone(prompt, 30) for prompt in prompts]
+        assert served.count - before == 30
+        before = served.count
+        client.completions.create(model="tiny", prompt=prompts[:3], max_tokens=10, temperature=1, seed=5)
+        assert served.count - before == 30
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_hangs_up_frees_its_place(served: Served, alone: Callable[..., str], stream: bool) -> None:
     served.seconds = 0.1

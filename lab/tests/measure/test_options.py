@@ -1,6 +1,7 @@
 """Settings as a user gives them, and those of every measurement and experiment."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from diff_lab.measure.measurement import (
     find_measurement,
     read_options,
 )
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Some(Options):
@@ -99,6 +102,14 @@ def test_every_measurement_is_described_and_so_are_its_options(name: str) -> Non
     assert issubclass(measurement, Measurement)
     assert measurement.__doc__
     of_no_kind(measurement)
+
+
+def test_docs_experiments_has_every_measurement_with_a_star_on_those_of_any_model() -> None:
+    page = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    table = page.split("| measurement | experiment | measured on |")[1].split("\n\n")[0]
+    named = dict(re.findall(r"`(\w+)`(\*?)", "".join(row.split("|")[1] for row in table.splitlines()[2:])))
+    found = {name: find_measurement(name) for name in MEASUREMENTS}
+    assert named == {name: "*" * one.any_model for name, one in found.items() if one.needs != "training"}
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -87,7 +87,7 @@ class Attention(nn.Module):
             raise ValueError(f"{type(self).__name__}: context_size must be 1 or more, got {context_size}.")
         self.layer_idx = layer - 1
         self.dropout = float(dropout)
-        self.head_norm: HeadwiseNorm | None = None
+        self.head_norm: nn.Module | None = None
         self.head_dim = head_dim or hidden_size // num_attention_heads
         self.scaling = self.head_dim**-0.5
         width = num_attention_heads * self.head_dim

@@ -1,6 +1,6 @@
 """The text that follows a prompt: in pieces or whole, up to a stop string, with log-probabilities if asked for.
 
-One thread generates, by `generate`, for one request after another.
+One thread generates, by `generate`, for those that wait and choose their tokens alike, in one batch.
 """
 
 import asyncio
@@ -26,6 +26,34 @@ Logprobs = dict[str, list[Any]]
 Put = Callable[[int | Exception | None], None]
 # Below it the most likely token is taken: logits divided by less may be infinite.
 LOWEST_TEMPERATURE = 1e-5
+MOST_IN_A_BATCH = 16
+
+
+@dataclass(eq=False)
+class _Job:
+    """A prompt whose continuation waits for its turn, or is in it."""
+
+    prompt: list[int]
+    config: GenerationConfig
+    seed: int | None
+    put: Put
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    count: int = 0  # of its new tokens
+
+    def goes_with(self, other: "_Job", context: int) -> bool:
+        """Whether both can be generated in one batch: what differs is how long they are."""
+        ours, theirs = (each.config.to_dict() | {"max_new_tokens": None} for each in (self, other))
+        longest = max(len(self.prompt), len(other.prompt))  # to which the shorter is padded
+        most_new = max(self.config.max_new_tokens, other.config.max_new_tokens)
+        is_seeded = self.seed is not None or other.seed is not None
+        return not is_seeded and ours == theirs and longest + most_new <= context
+
+    def take(self, token: int) -> bool:
+        """Hand on a token, and say whether it was the last."""
+        self.put(token)
+        self.count += 1
+        is_end = token in (self.config.eos_token_id or [])
+        return is_end or self.count == self.config.max_new_tokens or self.cancelled.is_set()
 
 
 class ServedModel:
@@ -48,6 +76,8 @@ class ServedModel:
         self._model = model
         self._is_stopping = False
         self._open: set[Put] = set()
+        self._waiting: list[_Job] = []
+        self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "generate")
         self.log_probabilities([0, 0], 2)  # before the first request, as the first forward pass builds the CPU kernel
 
@@ -125,8 +155,11 @@ class ServedModel:
         def put(item: int | Exception | None) -> None:
             loop.call_soon_threadsafe(new.put_nowait, item)
 
-        cancelled = threading.Event()
-        self._thread.submit(self._generate, prompt, config, seed, put, cancelled)
+        job = _Job(prompt, config, seed, put)
+        with self._lock:
+            self._waiting.append(job)
+        # For this job, if no batch before has had it; soon, when the other prompts of its request wait, too.
+        loop.call_soon(self._thread.submit, self._generate)
         self._open.add(put)
         try:
             while (token := await new.get()) is not None:
@@ -135,7 +168,7 @@ class ServedModel:
                 yield token
         finally:
             self._open.discard(put)
-            cancelled.set()
+            job.cancelled.set()
 
     async def compute(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Compute something else in the thread that generates, when its turn has come."""
@@ -151,28 +184,50 @@ class ServedModel:
         """Wait until nothing is generated any more."""
         self._thread.shutdown()
 
-    def _generate(
-        self, prompt: list[int], config: GenerationConfig, seed: int | None, put: Put, cancelled: threading.Event
-    ) -> None:
-        """Put tokens, and None after the last."""
+    def _next_batch(self) -> list[_Job]:
+        """Take the job that has waited longest, and those that go with it."""
+        with self._lock:
+            waiting = [job for job in self._waiting if not job.cancelled.is_set()]
+            batch = waiting[:1]
+            for job in waiting[1:]:
+                if len(batch) < MOST_IN_A_BATCH and all(job.goes_with(other, self.context) for other in batch):
+                    batch.append(job)
+            self._waiting = [job for job in waiting if job not in batch]
+        return batch
+
+    def _generate(self) -> None:
+        """Put the tokens of the next jobs, and None after the last of each."""
+        batch = self._next_batch()
+        if not batch:
+            return
+        goes_on = dict(enumerate(batch))
 
         def after_token(ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
-            """Hand on the newest token, as one of the criteria by which `generate` stops."""
-            put(int(ids[0, -1]))
-            return torch.tensor([cancelled.is_set()], device=ids.device)
+            """Hand on the newest tokens, as one of the criteria by which `generate` stops."""
+            for place, token in enumerate(ids[:, -1].tolist()):
+                if place in goes_on and goes_on[place].take(token):
+                    goes_on.pop(place).put(None)
+            return torch.tensor([place not in goes_on for place in range(len(batch))], device=ids.device)
 
-        if cancelled.is_set():
-            return
         try:
-            if seed is not None:
-                torch.manual_seed(seed)
-            ids = torch.tensor([prompt], device=self._model.device)
-            mask = torch.ones_like(ids)
-            self._model.generate(ids, config, attention_mask=mask, stopping_criteria=[after_token])
-            put(None)
-        except Exception as error:  # whatever it is, the request has to be told, and the next one answered
+            if batch[0].seed is not None:
+                torch.manual_seed(batch[0].seed)
+            longest = max(len(job.prompt) for job in batch)
+            padding = [longest - len(job.prompt) for job in batch]
+            pad = batch[0].config.pad_token_id
+            ids = torch.tensor([[pad] * free + job.prompt for free, job in zip(padding, batch, strict=True)])
+            mask = torch.tensor([[0] * free + [1] * (longest - free) for free in padding])
+            config = GenerationConfig(
+                **batch[0].config.to_diff_dict() | {"max_new_tokens": max(job.config.max_new_tokens for job in batch)}
+            )
+            device = self._model.device
+            self._model.generate(
+                ids.to(device), config, attention_mask=mask.to(device), stopping_criteria=[after_token]
+            )
+        except Exception as error:  # whatever it is, the requests have to be told, and the next ones answered
             logging.getLogger(__name__).exception("Generating failed.")
-            put(HTTPException(500, f"The server failed: {type(error).__name__}: {error}"))
+            for job in goes_on.values():
+                job.put(HTTPException(500, f"The server failed: {type(error).__name__}: {error}"))
 
 
 @dataclass

@@ -140,7 +140,8 @@ def decode_fast_path(backend: str, *arguments: Any) -> Tensor | None:
     q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale = arguments
     tensors = (q, k, v, lam, q if attn_mask is None else attn_mask, q if norm_weight is None else norm_weight)
     numbers = (0.0 if scale is None else scale, norm_eps, norm_scale)
-    if not all(type(x) in PLAIN for x in tensors):  # a subclass may hold something else than it means
+    # A subclass may hold something else than it means; zeros without memory, which torch would fill in, are refused.
+    if not all(type(x) in PLAIN and not x._is_zerotensor() for x in tensors):
         return None
     if not all(type(x) is float and math.isfinite(x) for x in numbers):
         return None
