@@ -1,9 +1,7 @@
 """Recall among distractors: answers, attention and floors, on models whose numbers are known otherwise."""
 
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor

@@ -24,7 +24,7 @@ class RecallBatches(GeneratedBatches):
 
     The vocabulary, in this order: keys, as many values.
 
-    The sequences of a step have one length, drawn anew for each step: from `SHORTEST` pairs and questions to `pairs` and
+    The sequences of a step have one length, drawn for each step: from `SHORTEST` pairs and questions to `pairs` and
     `questions`, as often below the geometric mean as above. Each has its own number of pairs, from 2 to two thirds of
     that; questions, drawn with repeats, fill the rest. In short sequences a model begins to find answers (docs/log.md).
     Sequences to validate with have `pairs` and `questions`.
