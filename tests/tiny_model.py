@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, StaticCache
 
 from diff_transformer.attention_types import ATTENTION_TYPES
+from diff_transformer.model.cache import DiffCache
 from diff_transformer.nn.layers import draw_normal
 from diff_transformer.ops.flex import _cpu_has_vectors
 
@@ -49,7 +50,11 @@ DIFFERENTIAL = tuple(name for name in KINDS if ATTENTION_TYPES[name].differentia
 IMPLEMENTATIONS = ("diff_attention", "diff_attention_reference", "diff_attention_sdpa", "sdpa", "eager")
 # transformers' eager attention takes the softmax in float32, even of float64.
 COMPUTES_IN = {"eager": torch.float32}
-CACHES: dict[str, Callable[..., Cache]] = {"dynamic": DynamicCache, "static": partial(StaticCache, max_cache_len=16)}
+CACHES: dict[str, Callable[..., Cache]] = {
+    "dynamic": DynamicCache,
+    "growing": DiffCache,
+    "static": partial(StaticCache, max_cache_len=16),
+}
 # Options of the attention.
 OPTIONS: dict[str, Any] = {"attention_bias": True, "qk_norm": True, "output_gate": True}
 SIZES: dict[str, Any] = {

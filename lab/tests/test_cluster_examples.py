@@ -15,17 +15,18 @@ from torch.distributed.run import get_args_parser
 from diff_lab.train import load_recipe
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "cluster"
+REPLICAS = "--parallelism.data-parallel-replicate-degree"  # HSDP: a copy of the model on each machine
 # pip puts the program beside the interpreter, which need not be on the path.
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
-def started(command: list[str]) -> Any:
+def started(command: list[str], module: str = "diff_lab.titan") -> Any:
     """What torchrun's own parser understands; it refuses what it does not know."""
     program, *arguments = command
     assert program == "torchrun"
     parsed = get_args_parser().parse_args(arguments)
     assert parsed.module
-    assert parsed.training_script == "diff_lab.train"
+    assert parsed.training_script == module
     return parsed
 
 
@@ -53,7 +54,7 @@ def test_slurm_starts_torchrun_on_every_machine(slurm: dict[str, str], tmp_path:
     parsed = started((tmp_path / "started").read_text().splitlines())
     assert (parsed.nnodes, parsed.nproc_per_node) == ("2", "8")
     assert (parsed.rdzv_endpoint, parsed.rdzv_id) == ("node7:29500", "17")
-    expected = ["my recipe.yaml", "--output", "/shared/runs/a b", "--resume", "auto"]
+    expected = ["my recipe.yaml", "--output=/shared/runs/a b", "--", REPLICAS, "2"]
     assert parsed.training_script_args == expected
     refused = subprocess.run(script, env=slurm, capture_output=True, text=True, check=False)
     assert refused.returncode != 0
@@ -107,13 +108,16 @@ def test_the_pods_of_the_manifest_meet() -> None:
     assert parsed.rdzv_endpoint == f"{name}-{workers['name']}-0-0.{name}:29500"
     assert parsed.shutdown_timeout < pod["terminationGracePeriodSeconds"]
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
-    assert of_the_module(parsed)[-4:] == ["--output", "/shared/runs/mine", "--resume", "auto"]
+    assert of_the_module(parsed)[-5:] == ["--output", "/shared/runs/mine", "--", REPLICAS, parsed.nnodes]
 
 
 def test_skypilot_starts_torchrun() -> None:
     task = yaml.safe_load((FOLDER / "skypilot.yaml").read_text(encoding="utf-8"))
     run = task["run"].replace("\\\n", " ")
-    parsed = started(shlex.split(run.replace('"$SKYPILOT_NUM_GPUS_PER_NODE"', task["resources"]["accelerators"][-1])))
+    parsed = started(
+        shlex.split(run.replace('"$SKYPILOT_NUM_GPUS_PER_NODE"', task["resources"]["accelerators"][-1])),
+        "diff_lab.train",
+    )
     assert parsed.nproc_per_node == "8"
     assert of_the_module(parsed) == ["$RECIPE", "--output", "$OUTPUT", "--resume", "auto"]
     assert all(task["envs"][name].startswith("/shared/") for name in ("RECIPE", "OUTPUT"))

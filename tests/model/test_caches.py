@@ -35,7 +35,7 @@ def test_sliding_window(kind: str, implementation: str, types: Any, make: Any, t
         check(expected, model(inputs, attention_mask=masks, use_cache=False).logits, dtype=precision)
         blind = make(kind, **options | {"layer_types": ["full_attention"] * 2})(inputs).logits
         assert (expected - blind).abs().max() > 0.1
-        for name in ("dynamic", "static"):
+        for name in CACHES:
             for chunks in ((1,) * 13, (9, 1, 1, 2), (2, 5, 6)):
                 cache = CACHES[name](config=model.config)
                 assert cache.is_sliding == ([True, True] if types is None else [False, True])
@@ -44,7 +44,7 @@ def test_sliding_window(kind: str, implementation: str, types: Any, make: Any, t
         assert cache.layers[1].keys.shape[2] == WINDOW
 
 
-@pytest.mark.parametrize("cache_name", ["dynamic", "static"])
+@pytest.mark.parametrize("cache_name", CACHES)
 def test_sliding_window_of_a_padded_batch(kind: str, cache_name: str, make: Any, tokens: Any, check: Any) -> None:
     """Rows padded on the left, decoded token by token past the window, equal the rows alone."""
     model, rows = make(kind, sliding_window=WINDOW), [tokens(1, n) for n in (11, 7)]
@@ -72,7 +72,7 @@ def test_offloaded_from_a_gpu(kind: str, cache: str, make: Any, tokens: Any) -> 
     assert torch.equal(model.generate(inputs, **settings, cache_implementation=cache), expected)
 
 
-@pytest.mark.parametrize("cache_name", ["dynamic", "static"])
+@pytest.mark.parametrize("cache_name", CACHES)
 def test_operations_on_a_cache(kind: str, cache_name: str, make: Any, tokens: Any, check: Any) -> None:
     """Reordered as beams are, and filled anew; a dynamic one is also cut back, repeated and chosen from."""
     model, inputs = make(kind), tokens()

@@ -16,7 +16,7 @@ from tiny_model import CACHES
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
-@pytest.mark.parametrize("cache_name", ["dynamic", "static"])
+@pytest.mark.parametrize("cache_name", CACHES)
 @pytest.mark.parametrize("implementation", ["diff_attention", "sdpa"])
 def test_chunks_of_a_padded_batch(
     kind: str, implementation: str, cache_name: str, make: Any, tokens: Any, check: Any

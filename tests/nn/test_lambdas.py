@@ -1,6 +1,7 @@
 """λ (Equation 2): its value, its constant, its dtype, its gradient and how it starts."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -90,3 +91,36 @@ def test_a_narrower_parameter_put_in_place_is_widened(dtype: torch.dtype) -> Non
     assert torch.equal(lam.q1, before)
     lam.k1 = torch.nn.Parameter(torch.zeros(8, dtype=torch.float64))
     assert lam.k1.dtype == torch.float64
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_lambda_is_never_that_of_earlier_vectors(mode: Callable[[], Any]) -> None:
+    """Without a gradient it is computed once, and again when anything that makes it has changed, in whatever way."""
+    lam = Lambda(head_dim=8, layer=2)
+    optimizer = torch.optim.AdamW(lam.parameters(), lr=0.1)
+
+    def step() -> None:
+        lam().backward()
+        optimizer.step()
+
+    changes: list[Callable[[], object]] = [
+        step,
+        lambda: lam.q1.data.mul_(2),  # which no version counts
+        lambda: setattr(lam.k2, "data", torch.full((8,), 0.3)),
+        lambda: lam.load_state_dict({name: torch.randn(8) for name in ("q1", "k1", "q2", "k2")}),
+        lam.double,
+        lambda: lam.q2.data.add_(1e-9),
+        lam.float,
+        lam.reset_parameters,
+        lambda: setattr(lam, "lambda_init", 0.5),
+    ]
+    for change in changes:
+        with mode():
+            assert torch.equal(lam(), lam())
+            lam().add_(1.0)  # a caller's own
+        change()
+        with mode():
+            value = lam()
+        expected = lam()
+        assert expected.requires_grad
+        assert (value.dtype, value.item()) == (expected.dtype, expected.item())

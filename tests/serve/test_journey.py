@@ -12,4 +12,4 @@ def test_from_a_request_to_the_models_forward() -> None:
     files = files_entered(complete, "forward", since="completions")
     ours = [file for file in files if not file.startswith("model/") and file != "attention_types.py"]
     assert len(ours) <= 4, ours
-    assert files[-1] == "model/modeling.py"
+    assert "model/modeling.py" in files

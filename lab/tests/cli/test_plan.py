@@ -4,46 +4,41 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from commands import fails
 
 Run = Callable[..., Any]
 
 
 def test_a_plan_is_printed(run: Run) -> None:
-    result = run("plan", "paper-3b", "--gpus", 64, "--gpu", "h200", "--utilisation", 0.5)
+    few = ("model.num_hidden_layers=2", "model.vocab_size=1000")
+    result = run("plan", "paper-3b", *few, "--gpus", 64, "--gpu", "h200", "--utilisation", 0.5)
     assert result.exit_code == 0
     assert "\x1b" not in result.stdout
     for part in (
-        "parameters       3,479,175,168",
-        "operations       2.3e+10 FLOPs per token",
-        "on               64 × h200, weights sharded (fsdp), precision bf16",
-        "time             2 days, 22:",
+        "parameters       229,581,312",
+        "run              83,447 steps of 4,194,304 tokens",
+        "on               64 × h200, precision bf16",
         " tokens/s, at 50% of 990 TFLOP/s",
-        "disk             41.8 GB a checkpoint",
-        "without checkpointing (the recipe's)   with checkpointing",
-        "train.gradient_checkpointing=true: fits with train.accumulation=1, 16 sequences at a time",
+        "8 replicas × 8 shards          4 at a time, without checkpointing: fits",
+        "    5 × allgather of 8 ranks a pass, 0.86 GiB",
+        "torchrun --nnodes 8 --nproc-per-node 8 -m diff_lab.titan paper-3b train.gradient_checkpointing=false -- "
+        "--training.local-batch-size 4 --parallelism.data-parallel-replicate-degree 8\n",
     ):
         assert part in result.stdout
 
 
-def test_settings_and_the_way_of_sharing_are_taken(run: Run) -> None:
-    printed = run("plan", "paper-830m", "train.accumulation=2", "train.parallel=fsdp", "--gpu", "l4", "--gpus", 4)
-    assert "4 × l4, weights sharded (fsdp)" in printed.stdout
-    assert "16 sequences at a time (train.accumulation=2)" in printed.stdout
-    printed = run("plan", "tiny")
-    assert "on               this machine's processor, precision no" in printed.stdout
-    assert "memory           MiB on each when most is held" in printed.stdout
-    assert "data             the source of Python's standard library" in printed.stdout
-
-
-def test_json(run: Run) -> None:
-    printed = json.loads(run("plan", "paper-830m", "--gpus", 8, "--gpu", "h100", "--json").stdout)
-    assert printed["kind"] == "ddp"
-    memory = printed["ways"][1]["memory"]
-    parts = ("weights", "gradients", "optimizer", "activations")
-    assert memory["total"] == pytest.approx(sum(memory[name] for name in parts))
+def test_this_machine_and_one_machine_of_gpus(run: Run) -> None:
+    printed = run("plan", "tiny").stdout
+    assert "on               this machine's processor, precision no" in printed
+    assert "memory           MiB on each when most is held" in printed
+    assert "data             the source of Python's standard library" in printed
+    assert "diff-lab train tiny train.parallel=auto train.accumulation=1" in printed
+    printed = run("plan", "tiny", "train.parallel=fsdp", "--gpu", "RTX 4090", "--gpus", 4).stdout
+    assert "torchrun --nproc-per-node 4 -m diff_lab.train tiny train.parallel=fsdp train.accumulation=1" in printed
+    printed = run("plan", "small", "train.accumulation=2", "--gpu", "l4", "--gpus", 2, "--json")
+    counted = json.loads(printed.stdout)["chosen"]
+    assert (counted["layout"]["replicas"], counted["micro_batch"]) == (2, 8)
+    assert counted["messages"]["allreduce of 2"][1] == counted["gradients"]
 
 
 def test_bad_input(run: Run) -> None:

@@ -5,9 +5,12 @@ Needs torchtitan (`make test-titan`). Every run is a torchrun of its own, on the
 
 import json
 import os
+import shutil
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +21,17 @@ from transformers import AutoModelForCausalLM
 import forked
 import ranks
 from diff_lab.train import train
-from diff_lab.train.recipe import load_recipe
+from diff_lab.train.recipe import build_config, load_recipe
 
 pytest.importorskip("torchtitan")
 
+from torchtitan.config import ParallelismConfig
+
+from diff_lab.titan.model import DiffModel
+
 STEPS = 4
 SMALL = ["tiny", f"train.steps={STEPS}", "train.log_every=1", "train.inspect_every=null", "train.checkpoint_every=2"]
+GROUPED = ["model.attention_type=diff_grouped", "model.num_noise_heads=2"]
 # Flags of torchtitan, changes of the recipe, and the number of ranks.
 RUNS: dict[str, tuple[str, list[str], int]] = {
     "FSDP2": ("", [], 2),
@@ -35,9 +43,16 @@ RUNS: dict[str, tuple[str, list[str], int]] = {
     "FSDP2, checkpointed activations": ("", ["train.gradient_checkpointing=true"], 2),
     "TP, V2": ("tensor-parallel-degree=2", ["model.attention_type=diff_v2"], 2),
     "TP, softmax": ("tensor-parallel-degree=2", ["model.attention_type=softmax"], 2),
+    "TP, grouped": ("tensor-parallel-degree=2", GROUPED, 2),
+    "TP, norms of q and k, gate": ("tensor-parallel-degree=2", ["model.qk_norm=true", "model.output_gate=true"], 2),
+    "TP, compiled": ("tensor-parallel-degree=2 compile.backend=aot_eager", ["train.compile=true"], 2),
+    "CP, V2": ("context-parallel-degree=2", ["model.attention_type=diff_v2"], 2),
+    "CP, grouped": ("context-parallel-degree=2", GROUPED, 2),
     "FSDP2, tied": ("", ["model.tie_word_embeddings=true"], 2),
+    "FSDP2, asynchronous checkpoints": ("checkpoint.async-mode=async", [], 2),
     "HSDP 2 × 2": ("data-parallel-replicate-degree=2", [], 4),
     "FSDP2 and TP": ("tensor-parallel-degree=2", [], 4),
+    "HSDP and TP": ("data-parallel-replicate-degree=2 tensor-parallel-degree=2", [], 4),
     "FSDP2 and CP": ("context-parallel-degree=2", [], 4),
     "TP and CP": ("tensor-parallel-degree=2 context-parallel-degree=2", [], 4),
     "PP and FSDP2": ("pipeline-parallel-degree=2 training.local-batch-size=2", [], 4),
@@ -82,6 +97,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
+def check_weights(folder: Path, alone: Path) -> None:
+    """An exported folder has the weights of a run of one process."""
+    weights = {key: x for file in folder.glob("*.safetensors") for key, x in load_file(file).items()}
+    others = load_file(alone / "model" / "model.safetensors")
+    assert weights.keys() == others.keys()
+    for key, value in others.items():
+        # By the mean: where a gradient is all rounding, AdamW takes a whole step either way.
+        assert (weights[key] - value).square().mean().sqrt() <= 1e-6, key
+
+
 @pytest.mark.parametrize(
     "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.all) for name in RUNS]
 )
@@ -99,12 +124,7 @@ def test_a_layout_trains_as_one_process(name: str, tmp_path: Path, alone: Any) -
     for step, numbers in expected.items():
         assert computed[step] == pytest.approx(numbers, abs=2e-6)
     folder = tmp_path / "run" / "checkpoint" / f"step-{STEPS}"
-    weights = {key: x for file in folder.glob("*.safetensors") for key, x in load_file(file).items()}
-    others = load_file(alone(changes) / "model" / "model.safetensors")
-    assert weights.keys() == others.keys()
-    for key, value in others.items():
-        # By the mean: where a gradient is all rounding, AdamW takes a whole step either way.
-        assert (weights[key] - value).square().mean().sqrt() <= 1e-6, key
+    check_weights(folder, alone(changes))
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2, do_sample=False, pad_token_id=0).shape == (1, 5)
 
@@ -146,6 +166,62 @@ def test_degrees_that_the_model_does_not_take(changes: list[str], flags: str, me
     code, printed = titan(tmp_path, changes, flags)
     assert code != 0
     assert message in printed
+
+
+@pytest.mark.parametrize(("recipe", "taken"), [("paper-3b", (1, 2, 4)), ("paper-13.1b", (1, 2, 4))])
+def test_degrees_of_the_paper_s_heads(recipe: str, taken: tuple[int, ...]) -> None:
+    """12 and 20 heads; before a process group is there."""
+    settings = load_recipe(recipe)
+    model = DiffModel.Config(hf=build_config(settings, settings.model.vocab_size or 0))
+    for degree in (1, 2, 4, 8):
+        degrees = ParallelismConfig(tensor_parallel_degree=degree)
+        with nullcontext() if degree in taken else pytest.raises(ValueError, match="8 ranks cannot share evenly"):
+            model.update_from_config(config=SimpleNamespace(parallelism=degrees))
+    with pytest.raises(ValueError, match="tie_word_embeddings must be false"):
+        model.update_from_config(config=SimpleNamespace(parallelism=ParallelismConfig(pipeline_parallel_degree=2)))
+
+
+@pytest.mark.all
+def test_another_layout_resumes(tmp_path: Path, alone: Any) -> None:
+    """Two steps with FSDP2, and two as TP × CP on four ranks, within rounding of one process' four."""
+    code, printed = titan(tmp_path, [])
+    assert code == 0, printed[-3000:]
+    last = tmp_path / "run" / "checkpoint" / f"step-{STEPS}"
+    shutil.rmtree(last)
+    code, printed = titan(tmp_path, [], "tensor-parallel-degree=2 context-parallel-degree=2", 4)
+    assert code == 0, printed[-3000:]
+    assert "Training starts at step 3" in printed
+    check_weights(last, alone([]))
+
+
+@pytest.mark.all
+def test_a_start_from_the_model_of_a_run(tmp_path: Path, alone: Any) -> None:
+    """The first loss is that of the model in the folder, which has been trained already."""
+    model = alone([]) / "model"
+    code, printed = titan(tmp_path, [], f"checkpoint.initial-load-path={model} checkpoint.initial-load-in-hf")
+    assert code == 0, printed[-3000:]
+    again = alone([f"model.init_from={model}"])
+    losses = [json.loads(line)["loss"] for line in (again / "metrics.jsonl").read_text().splitlines() if "loss" in line]
+    assert [loss for loss, _ in logged(tmp_path).values()] == pytest.approx(losses, abs=2e-6)
+
+
+@pytest.mark.all
+def test_a_killed_rank_loses_no_checkpoint(tmp_path: Path) -> None:
+    """kill -9 of one rank ends the others; the same command goes on from the newest complete checkpoint."""
+    run, printed = tmp_path / "run", tmp_path / "out"
+    arguments = [*SMALL, "train.steps=2000", f"--output={run}"]
+    process = forked.start(tmp_path / "err", ranks._launch, "diff_lab.titan", arguments, 2, out=printed)
+    while not list(run.glob("checkpoint/step-*/complete.json")):
+        assert process.is_alive(), (tmp_path / "err").read_text()[-3000:]
+        time.sleep(0.1)
+    rank = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[-1]
+    os.kill(int(rank), signal.SIGKILL)
+    process.join(120)
+    assert process.exitcode not in (0, None)
+    complete = max(int(file.parent.name.removeprefix("step-")) for file in run.glob("checkpoint/step-*/complete.json"))
+    code, printed_again = titan(tmp_path, [f"train.steps={complete + 1}"])
+    assert code == 0, printed_again[-3000:]
+    assert f"Training starts at step {complete + 1}" in printed_again
 
 
 @pytest.mark.all

@@ -7,6 +7,7 @@ interface.
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from diff_transformer.model.cache import DiffCache
 from diff_transformer.model.configuration import AUTO_CLASSES, DiffTransformerConfig, cache_view_class
 from diff_transformer.model.interface_attention import (
     AttentionMaps,
@@ -44,6 +45,7 @@ MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[DiffTransformerConfig.model_type] = DiffTransf
 
 __all__ = [
     "AttentionMaps",
+    "DiffCache",
     "DiffTransformerConfig",
     "DiffTransformerForCausalLM",
     "DiffTransformerForMaskedLM",

@@ -239,11 +239,12 @@ class DiffTransformerConfig(PreTrainedConfig):
             return lambda_init_schedule(layer, self.lambda_init_offset)
         return self.lambda_init
 
-    def layer_type(self, layer: int) -> str:
-        """Return the type that transformers' caches and masks give a layer, counted from 0."""
-        if (types := getattr(self, "layer_types", None)) is not None:
-            return types[layer]
-        return "full_attention" if self.sliding_window is None else "sliding_attention"
+    def types_of_layers(self) -> list[str]:
+        """Return the type that transformers' caches and masks give each layer."""
+        count, types = self.num_hidden_layers, getattr(self, "layer_types", None)
+        if types is not None:
+            return types[:count]
+        return ["full_attention" if self.sliding_window is None else "sliding_attention"] * count
 
     @property
     def base_model_tp_plan(self) -> dict[str, str]:
@@ -362,7 +363,7 @@ class DiffTransformerConfig(PreTrainedConfig):
                 )
             if "sliding_attention" in types and window is None:
                 raise ValueError("layer_types with 'sliding_attention' need a sliding_window, got None.")
-        if not self.is_causal and "sliding_attention" in map(self.layer_type, range(self.num_hidden_layers)):
+        if not self.is_causal and "sliding_attention" in self.types_of_layers():
             got = f"got {window}" if types is None else f"and layer_types None, got {quoted(types)}"
             raise ValueError(
                 "an encoder (is_causal False) has no sliding window, since a window looks back only: sliding_window "

@@ -210,8 +210,9 @@ class InterfaceAttention(Attention):
             heads = self.transform_heads(heads)
         elif not subtracts:
             heads, weights = self.transform_heads(subtracted(heads, lam, self.ratio)), None
-        wants_weights = kwargs.get("output_attentions", self.config.output_attentions)
-        return self.output(hidden_states, heads), weights if wants_weights else None
+        if weights is not None and not kwargs.get("output_attentions", self.config.output_attentions):
+            weights = None
+        return self.output(hidden_states, heads), weights
 
     @property
     def sliding_window(self) -> int | None:
@@ -219,7 +220,10 @@ class InterfaceAttention(Attention):
 
         The mask says so already. Kernels that take no mask, and paged caches, read this.
         """
-        return self.config.sliding_window if self.config.layer_type(self.layer_idx) == "sliding_attention" else None
+        window = self.config.sliding_window
+        if window is None or self.config.types_of_layers()[self.layer_idx] != "sliding_attention":
+            return None
+        return window
 
 
 def layer_settings(config: DiffTransformerConfig, layer: int) -> dict[str, Any]:

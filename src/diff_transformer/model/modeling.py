@@ -20,6 +20,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from diff_transformer.model.cache import DiffCache
 from diff_transformer.model.chunked_loss import chunked_cross_entropy
 from diff_transformer.model.configuration import DiffTransformerConfig, viewed_config
 from diff_transformer.model.documents import check_cu_seqlens, document_positions
@@ -236,8 +237,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                 f"{type(past_key_values).__name__}."
             )
         # Fewer layers than there are where generate lets the first ones speculate ("assistant_early_exit").
-        layers = self.layers[: self.config.num_hidden_layers]
-        layer_types = [self.config.layer_type(i) for i in range(len(layers))]
+        layer_types = self.config.types_of_layers()[: len(self.layers)]
         cu_seqlens, ends = None, kwargs.get("cu_seq_lens_q")
         has_documents = ends is not None or kwargs.get("cu_seq_lens_k") is not None
         if has_documents and attends_by_document(self.config):  # and needs no mask
@@ -274,7 +274,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past).unsqueeze(0)
         position_embeddings = self.rotary_emb(inputs_embeds, position_ids=position_ids)
         hidden_states = inputs_embeds
-        for layer_type, layer in zip(layer_types, layers, strict=True):
+        for layer_type, layer in zip(layer_types, self.layers, strict=False):
             hidden_states = layer(
                 hidden_states,
                 attention_mask=masks[layer_type],
@@ -390,6 +390,18 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """Make the cache that ``generate`` is asked for, and one that grows in place if that is a DynamicCache."""
+        given = model_kwargs.get("past_key_values")
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        made: Any = model_kwargs.get("past_key_values")
+        if given is None and type(made) is DynamicCache and not made.offloading:
+            cache = model_kwargs["past_key_values"] = DiffCache(self.config, generation_config.max_length - 1)
+            if any(getattr(layer, "record_past", False) for layer in made.layers):  # of a draft, to be cut off again
+                cache.activate_past_recording()
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> ContinuousBatchingManager:
         """Make transformers' manager of requests, for ``generate_batch``.

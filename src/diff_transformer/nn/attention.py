@@ -117,6 +117,8 @@ class Attention(nn.Module):
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Project (B, N, D) to queries (B, N, heads of W_Q, d), and keys and values as cached, (B, heads, N, width)."""
+        if position_embeddings is not None:  # the same for every head
+            position_embeddings = position_embeddings[0].unsqueeze(-2), position_embeddings[1].unsqueeze(-2)
         return self._queries(hidden_states, position_embeddings), *self._cached(hidden_states, position_embeddings)
 
     def project_context(self, context: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,8 +141,8 @@ class Attention(nn.Module):
         keys = self.k_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
         keys = _normed_and_turned(keys, self.k_norm, position_embeddings).flatten(-2)
         values = self.v_proj(hidden_states)
-        keys, values = (x.unflatten(-1, (-1, self.cache_width)).transpose(1, 2) for x in (keys, values))
-        return keys, values
+        sizes = -1, self.cache_width
+        return keys.unflatten(-1, sizes).transpose(1, 2), values.unflatten(-1, sizes).transpose(1, 2)
 
     def forward(
         self,
@@ -291,12 +293,9 @@ def default_key_heads(heads: int, kv_heads: int | None, noise_heads: int | None)
 def _normed_and_turned(
     x: Tensor, norm: QueryKeyNorm | None, position_embeddings: tuple[Tensor, Tensor] | None
 ) -> Tensor:
-    """Apply the layer's norm and rotary embedding, if it has them, to queries or keys (…, heads, d)."""
+    """Apply the layer's norm and rotary embedding (…, 1, d), if it has them, to queries or keys (…, heads, d)."""
     x = x if norm is None else norm(x)
-    if position_embeddings is None:
-        return x
-    cos, sin = (table.unsqueeze(-2) for table in position_embeddings)
-    return apply_rotary(x, cos, sin)
+    return x if position_embeddings is None else apply_rotary(x, *position_embeddings)
 
 
 def check_heads(

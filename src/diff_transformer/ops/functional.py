@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from diff_transformer.ops.attention_request import has_autocast, is_floating
@@ -66,6 +67,9 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tens
     for name, tensor in (("x", x), ("weight", weight)):
         if tensor is not None and not is_floating(tensor):
             raise ValueError(f"{name} must be floating, of 16 bits or more, got {tensor.dtype}.")
+    if x.device.type == "cpu" and (weight is None or weight.dtype == x.dtype):
+        # The operators below in one call, bit by bit. Elsewhere it is a kernel of its own; two dtypes make it warn.
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if weight is not None:

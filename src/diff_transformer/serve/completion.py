@@ -16,6 +16,7 @@ import torch
 from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
 from diff_transformer.serve.requests import ChatRequest, CompletionRequest, TextRequest
@@ -40,13 +41,10 @@ class _Job:
     cancelled: threading.Event = field(default_factory=threading.Event)
     count: int = 0  # of its new tokens
 
-    def goes_with(self, other: "_Job", context: int) -> bool:
-        """Whether both can be generated in one batch: what differs is how long they are."""
-        ours, theirs = (each.config.to_dict() | {"max_new_tokens": None} for each in (self, other))
-        longest = max(len(self.prompt), len(other.prompt))  # to which the shorter is padded
-        most_new = max(self.config.max_new_tokens, other.config.max_new_tokens)
-        is_seeded = self.seed is not None or other.seed is not None
-        return not is_seeded and ours == theirs and longest + most_new <= context
+    @property
+    def kind(self) -> object:
+        """What the jobs of one batch have in common: how tokens are chosen. One with a seed stands alone."""
+        return self if self.seed is not None else self.config.to_dict() | {"max_new_tokens": None}
 
     def take(self, token: int) -> bool:
         """Hand on a token, and say whether it was the last."""
@@ -185,13 +183,15 @@ class ServedModel:
         self._thread.shutdown()
 
     def _next_batch(self) -> list[_Job]:
-        """Take the job that has waited longest, and those that go with it."""
+        """Take the job that has waited longest, and those that go with it in the model's context."""
+        batch: list[_Job] = []
         with self._lock:
             waiting = [job for job in self._waiting if not job.cancelled.is_set()]
-            batch = waiting[:1]
-            for job in waiting[1:]:
-                if len(batch) < MOST_IN_A_BATCH and all(job.goes_with(other, self.context) for other in batch):
-                    batch.append(job)
+            for job in waiting:
+                jobs = [*batch, job]
+                size = max(len(each.prompt) for each in jobs) + max(each.config.max_new_tokens for each in jobs)
+                fits = len(jobs) <= MOST_IN_A_BATCH and size <= self.context and job.kind == jobs[0].kind
+                batch = jobs if fits else batch
             self._waiting = [job for job in waiting if job not in batch]
         return batch
 
@@ -212,18 +212,11 @@ class ServedModel:
         try:
             if batch[0].seed is not None:
                 torch.manual_seed(batch[0].seed)
-            longest = max(len(job.prompt) for job in batch)
-            padding = [longest - len(job.prompt) for job in batch]
-            pad = batch[0].config.pad_token_id
-            ids = torch.tensor([[pad] * free + job.prompt for free, job in zip(padding, batch, strict=True)])
-            mask = torch.tensor([[0] * free + [1] * (longest - free) for free in padding])
-            config = GenerationConfig(
-                **batch[0].config.to_diff_dict() | {"max_new_tokens": max(job.config.max_new_tokens for job in batch)}
-            )
-            device = self._model.device
-            self._model.generate(
-                ids.to(device), config, attention_mask=mask.to(device), stopping_criteria=[after_token]
-            )
+            config = max((job.config for job in batch), key=lambda config: config.max_new_tokens)
+            prompts = [torch.tensor(job.prompt, device=self._model.device) for job in batch]
+            masks = [torch.ones_like(prompt) for prompt in prompts]
+            ids, mask = (pad_sequence(x, batch_first=True, padding_side="left") for x in (prompts, masks))
+            self._model.generate(ids, config, attention_mask=mask, stopping_criteria=[after_token])
         except Exception as error:  # whatever it is, the requests have to be told, and the next ones answered
             logging.getLogger(__name__).exception("Generating failed.")
             for job in goes_on.values():

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.cache_utils import DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from diff_lab.bench.benchmark import (
     BASELINE,
@@ -27,6 +26,7 @@ from diff_lab.bench.benchmark import (
     try_run,
     wall_clock,
 )
+from diff_transformer.model import DiffCache, DiffTransformerForCausalLM
 from diff_transformer.ops.reference import rounding_band, share_of_allowed
 
 DIFF, LLAMA, DIFF_LLAMA = "diff", "Llama", "DiffLlama"
@@ -156,8 +156,8 @@ def tokens_of(settings: ModelSettings, pass_: str, length: int) -> Tensor:
 
 
 def filled_cache(model: Any, tokens: Tensor) -> DynamicCache:
-    """Return a cache that holds the tokens."""
-    cache = DynamicCache(config=model.config)
+    """Return a cache that holds the tokens, of the class that ``generate`` makes for the model."""
+    cache = (DiffCache if isinstance(model, DiffTransformerForCausalLM) else DynamicCache)(config=model.config)
     with torch.no_grad():
         model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
     return cache

@@ -92,7 +92,7 @@ def plan(
     ] = 0.4,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the parameters, operations, memory, time and disk space that a recipe would take."""
+    """Show the parameters, operations, memory, messages, time and disk space that a recipe would take."""
     from diff_lab.report.documents import fill
     from diff_lab.train import load_recipe
     from diff_lab.train.plan import Plan
@@ -101,7 +101,7 @@ def plan(
     if as_json:
         console.print_line(json.dumps(vars(planned), default=vars, indent=1))
         return
-    is_large = max(way.memory.total for way in planned.ways) >= 1 << 30
+    is_large = max(counted.total for counted in planned.counted) >= 1 << 30
     unit, unit_bytes = ("GiB", 1 << 30) if is_large else ("MiB", 1 << 20)
     console.print_line(fill("plan.txt", plan=planned, unit=unit, unit_bytes=unit_bytes).rstrip())
 

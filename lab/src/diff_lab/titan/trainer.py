@@ -244,7 +244,7 @@ def trainer_config(recipe: Recipe, data: Data, folder: Path) -> DiffTrainer.Conf
         "train.optimizer=muon": train.optimizer == "muon",
         "train.precision=fp16": train.precision == "fp16",
         f"train.device={train.device}": train.device != "auto",
-        f"train.parallel={train.parallel}": train.parallel != "auto",
+        "train.parallel=ddp": train.parallel == "ddp",
         "train.on_divergence=skip": train.on_divergence == "skip",
         "model.init_from (torchtitan has --checkpoint.initial-load-path)": recipe.model.init_from is not None,
         "model.fixed_lambda": recipe.model.fixed_lambda,

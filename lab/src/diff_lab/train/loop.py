@@ -44,6 +44,7 @@ from diff_lab.train.step import (
     SpikeDetector,
     backward,
     build_optimizers,
+    enable_checkpointing,
     learning_rate,
     prefetched,
 )
@@ -186,9 +187,7 @@ class TrainingRun:
         if not self.resumes:
             on_rank0(lambda: run_setup.begin_run_folder(self.folder, self.recipe))
         if settings.gradient_checkpointing:
-            # transformers renamed it within version 5; the old name warns where the new one exists.
-            enable: Any = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
-            enable()
+            enable_checkpointing(model)
         # `call` is the module to call in training: the model, or DDP's wrapper of it.
         self.model, self.call = context.parallelize(model, lambda each: draw_weights(each, settings.seed))
         if settings.compile:

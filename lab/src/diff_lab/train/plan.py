@@ -1,25 +1,36 @@
-"""Plans the cost of a recipe (operations, memory, time, disk) by formulas, without data or weights."""
+"""Plans the cost of a recipe (operations, memory, messages, time, disk) without data, weights or GPUs.
+
+Memory and messages are counted: one rank runs a step with fake tensors.
+"""
 
 import os
 import re
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import astuple, dataclass, field
+from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import loss_parallel
 
-from diff_lab.train.distributed import DistributedContext, Kind
+from diff_lab.train.distributed import DistributedContext
 from diff_lab.train.recipe import Recipe, build_config
-from diff_lab.train.step import build_optimizers
-from diff_transformer.attention_types import head_dim
+from diff_lab.train.step import build_optimizers, enable_checkpointing
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
 from diff_transformer.model.chunked_loss import chunk_tokens
+from diff_transformer.parallel import Context, Memory, Messages, context_parallel, one_rank_of, shard, tensor_parallel
 
 GIB = 1 << 30
 CPU = "cpu"
 # Of a GPU's memory: what the driver, the libraries and the processes' connections take, and the share of the rest
 # that the allocator's gaps leave over.
 CONTEXT, USABLE = 1.5 * GIB, 0.95
-FLOAT = 4  # bytes
-ADAMW, MUON = 8, 4  # bytes of an optimizer's state for each parameter: two moments, or one
+MACHINE = 8  # GPUs
 
 
 @dataclass(frozen=True)
@@ -69,44 +80,142 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     return next((gpu.peak(precision) for gpu in _DATASHEETS if re.fullmatch(gpu.device_names, name)), None)
 
 
-@dataclass
-class Memory:
-    """A device's memory in a step, in bytes."""
+@dataclass(frozen=True)
+class Layout:
+    """How many ranks hold the same weights, share the weights, share a sequence, and share each layer."""
 
-    weights: float  # in float32, and copies in half precision that stay from forward to backward
-    gradients: float
-    optimizer: float
-    activations: float  # what autograd saves for the backward pass, and a layer and the loss while they are computed
-    total: float = field(init=False)
+    replicas: int = 1
+    shards: int = 1
+    context: int = 1
+    tensor: int = 1
 
-    def __post_init__(self) -> None:
-        self.total = float(sum(vars(self).values()))
+    def __str__(self) -> str:
+        named = zip(("replicas", "shards", "CP", "TP"), astuple(self), strict=True)
+        return " × ".join(f"{ranks} {name}" for name, ranks in named if ranks > 1) or "whole"
 
 
 @dataclass(frozen=True)
-class Way:
-    """Training with or without gradient checkpointing."""
+class Counted:
+    """A rank's memory in bytes when most is held, and its messages in a pass forward and backward."""
 
+    layout: Layout
+    micro_batch: int  # sequences at a time, of the ranks that share them
     checkpointing: bool
-    memory: Memory  # a device's at the recipe's accumulation
-    fits: bool | None = None  # whether the device has as much; None where its memory is not known
-    accumulation: int | None = None  # the smallest one with which it fits, if any; the micro-batch is the largest then
-    micro_batch: int | None = None  # sequences at a time with that one
+    weights: int  # in float32
+    gradients: int
+    optimizer: int
+    activations: int = 0  # all else, copies of weights in half precision and gathered ones among it
+    messages: dict[str, tuple[int, int]] = field(default_factory=dict)  # number, and bytes in full size, by kind
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+def count(
+    recipe: Recipe,
+    config: DiffTransformerConfig,
+    layout: Layout,
+    micro_batch: int,
+    checkpointing: bool,
+    limit: float | None = None,
+) -> Counted:
+    """Count a step of one rank: the last pass of its accumulation, and the optimizers' step.
+
+    Layers are not compiled, and attention is the processor's; a GPU's keeps one more output of each layer.
+
+    Args:
+        micro_batch: sequences at a time, of the ranks that share them.
+        limit: a device's bytes: weights, gradients and optimizers' state that are more are counted alone.
+
+    Raises:
+        ValueError: the model or the length cannot be divided so.
+    """
+    replicas, shards, context, tensor = astuple(layout)
+    half, length = recipe.train.precision == "bf16", recipe.data.length
+    # No masks, which transformers cannot see to be needless: fake positions have no values.
+    more: dict[str, Any] = {"attention_mask": dict.fromkeys(map(config.layer_type, range(config.num_hidden_layers)))}
+    messages, memory = Messages(), Memory()
+    with ExitStack() as stack:
+        stack.enter_context(one_rank_of(replicas * shards * context * tensor))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)  # a view, which nothing changes in place
+        sizes = (replicas, shards * context, tensor)
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicas", "own", "tensor"))
+        model: Any = meta_model(config).train()
+        head, layers = model.lm_head, model.model.layers
+        if context > 1:
+            context_parallel(layers)
+            names = ("replicas", "shards", "context", "tensor")
+            more["context"] = Context(init_device_mesh("cpu", astuple(layout), mesh_dim_names=names)["context"], length)
+        if tensor > 1:
+            ends = {"embedding": model.model.embed_tokens, "norm": model.model.norm, "head": head}
+            tensor_parallel(layers, mesh["tensor"], **ends, sequence_parallel=True, gather_logits=False)
+        if checkpointing:
+            enable_checkpointing(model)
+        if shards * context > 1:
+            over = mesh["replicas", "own"] if replicas > 1 else mesh["own"]
+            shard(model, layers, over, param_dtype=torch.bfloat16 if half else None)
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(memory)
+        model.to_empty(device="cpu")
+        model.tie_weights()
+        weights, optimizers, parameters = memory.now, build_optimizers(model, recipe.train), list(model.parameters())
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        gradients = memory.now - weights
+        for optimizer in optimizers:
+            optimizer.step()
+        held = (weights, gradients, memory.now - weights - gradients)
+        if limit is not None and memory.now > limit:
+            return Counted(layout, micro_batch, checkpointing, *held)
+        if replicas * shards * micro_batch == recipe.data.batch_size:  # the first pass of a step finds no gradients
+            model.zero_grad()
+        tokens = torch.zeros(micro_batch, length // context, dtype=torch.long)
+        positions = torch.arange(length // context).expand_as(tokens)
+        stack.enter_context(messages)
+        stack.enter_context(torch.autocast("cpu", torch.bfloat16, enabled=half))
+        stack.enter_context(loss_parallel() if tensor > 1 else nullcontext())
+        model.lm_head = torch.nn.Identity()  # it is applied to some tokens at a time
+        hidden = model(tokens, position_ids=positions, use_cache=False, **more).logits
+        top = hidden.detach().requires_grad_()
+        rows = chunk_tokens(config.vocab_size, on_cpu=False)
+        for part, labels in zip(top.flatten(0, 1).split(rows), tokens.flatten().split(rows), strict=True):
+            F.cross_entropy(head(part).float(), labels).backward()
+        hidden.backward(top.grad)
+        if replicas > 1 and shards * context == 1:  # as DDP
+            for parameter in parameters:
+                dist.all_reduce(parameter.grad)
+    sent = {f"{key[0]} of {key[1]}": (number, messages.bytes[key]) for key, number in messages.count.items()}
+    return Counted(layout, micro_batch, checkpointing, *held, memory.peak - sum(held), sent)
+
+
+def layouts(gpus: int, recipe: Recipe) -> Iterator[Layout]:
+    """Yield the layouts of a recipe's batch on so many GPUs, those with fewer messages between machines first."""
+    for parts in (1, 2, 4, 8):
+        data = gpus // parts
+        if gpus % parts or recipe.data.batch_size % data:
+            continue
+        for context, tensor in dict.fromkeys([(1, parts), (parts, 1), (max(1, parts // 2), min(parts, 2))]):
+            is_ddp = parts == 1 and gpus <= MACHINE and recipe.train.parallel != "fsdp"
+            for shards in dict.fromkeys([1, min(data, MACHINE // parts), data]):
+                if data % shards == 0 and (is_ddp or shards * context > 1 or data == 1):
+                    yield Layout(data // shards, shards, context, tensor)
 
 
 class Plan:
     """The cost of a recipe on one or more GPUs of `GPUS`, or on this "cpu".
 
-    Memory is that of training steps of layers that are not compiled (compiled ones keep less), to about a quarter.
-    Validation and saving are not in it. A number that is not known is None, as is the time on the CPU.
+    The first layout that fits is `chosen`, None without one; `counted` are all that were tried. Validation and saving
+    are not in it, nor what a GPU's libraries allocate. A number that is not known is None, as is the time on the CPU.
 
     Args:
         gpu, gpus: the name, and how many.
         utilisation: which share of the peak the model's own operations reach.
 
     Raises:
-        ValueError: an unknown GPU; a batch that cannot be divided among them, or a precision in which they cannot
-            train; or a vocabulary that only the data would tell.
+        ValueError: an unknown GPU; a batch or a model that cannot be divided among them, or a precision in which they
+            cannot train; or a vocabulary that only the data would tell.
     """
 
     def __init__(self, recipe: Recipe, gpu: str = CPU, gpus: int = 1, *, utilisation: float = 0.4) -> None:
@@ -116,29 +225,17 @@ class Plan:
         if device is None and gpus > 1:
             raise ValueError(f"several processes are planned for GPUs, got {gpus} without the name of one.")
         settings, length = recipe.train, recipe.data.length
-        config = build_config(recipe, recipe.model.vocab_size or recipe.data.vocabulary())
-        self.kind: Kind = "single"  # what the GPUs do together
-        if gpus > 1:
-            self.kind = "fsdp" if settings.parallel == "fsdp" else "ddp"
-        context = DistributedContext(self.kind, torch.device("meta"), 0, gpus, settings.precision)
+        context = DistributedContext("single", torch.device("meta"), 0, 1, settings.precision)
         context.check(recipe.data.batch_size, settings.accumulation)
-
+        config = build_config(recipe, recipe.model.vocab_size or recipe.data.vocabulary())
         self.name, self.attention_type = recipe.name, recipe.model.attention_type
         self.data = recipe.data.describe()  # in a few words
-        self.precision, self.accumulation = settings.precision, settings.accumulation
-        self.checkpointing = settings.gradient_checkpointing
-        self.steps, self.tokens_per_step = settings.steps, recipe.data.batch_size * length
+        self.precision, self.checkpointing = settings.precision, settings.gradient_checkpointing
+        self.batch_size, self.steps = recipe.data.batch_size, settings.steps
+        self.tokens_per_step = self.batch_size * length
         self.device, self.devices = CPU if device is None else device.name, gpus
-        model = meta_model(config)
-        self.parameters = model.num_parameters()
-        state = 0  # bytes of the optimizers' state
-        for optimizer in build_optimizers(model, settings):
-            each = MUON if isinstance(optimizer, torch.optim.Muon) else ADAMW
-            state += each * sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-        self.checkpoint_bytes = self.parameters * FLOAT + state
+        self.parameters = meta_model(config).num_parameters()
         self.flops_per_token = flops_per_token(config, length)
-        rows = recipe.data.batch_size // gpus
-        self.micro_batch = rows // settings.accumulation  # sequences that a device takes at a time
         self.utilisation = utilisation
         self.peak = None if device is None else device.peak(settings.precision)  # FLOP/s of a device
         self.tokens_per_second: float | None = None  # of all devices; evaluation and saving come on top
@@ -151,28 +248,30 @@ class Plan:
             self.device_memory = (device.memory_gib * GIB - CONTEXT) * USABLE
         elif hasattr(os, "sysconf"):  # POSIX
             self.device_memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        self.counted: list[Counted] = []
+        self.chosen = next((each for each in self._tried(recipe, config, gpus) if self.fits(each)), None)
+        if not self.counted:
+            raise ValueError(
+                f"data.batch_size={recipe.data.batch_size} and the model cannot be divided among {gpus} GPUs, of which "
+                "1, 2, 4 or 8 may share a sequence or a layer."
+            )
+        first = self.counted[0]
+        parts = first.layout.shards * first.layout.context * first.layout.tensor
+        self.checkpoint_bytes = (first.weights + first.optimizer) * parts
 
-        share = 1 / gpus if self.kind == "fsdp" else 1.0  # of all parameters
-        ends = 2 * config.vocab_size * config.hidden_size if self.kind == "fsdp" else 0  # stay gathered, unlike layers
-        half = settings.precision != "no"
-        weights = FLOAT * (share * self.parameters + ends)
-        if half and self.kind != "fsdp":  # autocast keeps copies
-            weights += 2 * multiplied_weights(config)
+    def fits(self, counted: Counted) -> bool:
+        """Return whether a device has as much memory, as far as it is known."""
+        return self.device_memory is None or counted.total <= self.device_memory
 
-        def way(checkpointing: bool) -> Way:
-            def memory(parts: int) -> Memory:
-                activations = activation_bytes(config, rows // parts * length, half, device is None, checkpointing)
-                return Memory(weights, share * self.parameters * FLOAT, share * state, activations)
-
-            planned, available = memory(settings.accumulation), self.device_memory
-            if available is None:
-                return Way(checkpointing, planned)
-            for parts in (parts for parts in range(1, rows + 1) if rows % parts == 0):
-                if memory(parts).total <= available:
-                    return Way(checkpointing, planned, planned.total <= available, parts, rows // parts)
-            return Way(checkpointing, planned, False)
-
-        self.ways = (way(False), way(True))  # without and with gradient checkpointing
+    def _tried(self, recipe: Recipe, config: DiffTransformerConfig, gpus: int) -> Iterator[Counted]:
+        """Yield what is counted: each layout as the recipe says, with checkpointing, and a sequence at a time."""
+        for layout in layouts(gpus, recipe):
+            rows = recipe.data.batch_size // (layout.replicas * layout.shards)
+            planned = max(1, rows // recipe.train.accumulation)
+            for ways in dict.fromkeys([(planned, self.checkpointing), (planned, True), (1, True)]):
+                with suppress(ValueError):  # a model that is not divided so
+                    self.counted.append(count(recipe, config, layout, *ways, self.device_memory))
+                    yield self.counted[-1]
 
 
 def meta_model(config: DiffTransformerConfig) -> LanguageModel:
@@ -202,8 +301,7 @@ def flops_per_token(config: DiffTransformerConfig, length: int) -> float:
     for every token. Not counted: norms, softmax, rotary embedding, activations, λ.
     """
     windows = [
-        config.sliding_window if config.layer_type(layer) == "sliding_attention" else None
-        for layer in range(config.num_hidden_layers)
+        config.sliding_window if layer_type == "sliding_attention" else None for layer_type in config.types_of_layers()
     ]
     pairs = sum(visible_pairs(length, window) if config.is_causal else length**2 for window in windows)
     return 6.0 * (multiplied_weights(config) + config.spec.attention_products(config) * pairs / length)
@@ -220,24 +318,3 @@ def visible_pairs(length: int, window: int | None) -> int:
     """Count the visible pairs of a causal sequence: query i sees i + 1 keys, at most `window`."""
     seen = length if window is None else min(window, length)
     return seen * (seen + 1) // 2 + (length - seen) * seen
-
-
-def activation_bytes(
-    config: DiffTransformerConfig, tokens: int, half: bool, on_cpu: bool, checkpointing: bool
-) -> float:
-    """Estimate the bytes that a device holds of so many tokens, from forward to backward and at its peak.
-
-    Of a layer autograd saves the tensors of two norms and the stream between the layers in float32, and in the
-    precision of matrix products q, k, v, the output of each map, and four rows of the feed-forward network.
-    """
-    described, hidden = config.spec, config.hidden_size
-    size = 2 if half else FLOAT  # of a number that a matrix product reads
-    cached = described.cached_width(head_dim(config))
-    outputs = (1 + described.differential + config.has_headwise_norm) * described.heads(config)
-    attention = described.query_heads(config) * head_dim(config) + (2 * described.key_heads(config) + outputs) * cached
-    layer = 4 * hidden * FLOAT + (3 * hidden + attention + 4 * config.intermediate_size) * size
-    saved = config.num_hidden_layers * (hidden * FLOAT if checkpointing else layer)
-    # The chunked cross-entropy holds the gradients of its input and of the head, and the logits of a chunk.
-    rows = min(tokens, chunk_tokens(config.vocab_size, on_cpu))
-    loss = (tokens + config.vocab_size) * hidden * FLOAT + rows * config.vocab_size * 2 * FLOAT
-    return tokens * saved + max(tokens * layer, loss)

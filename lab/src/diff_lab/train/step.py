@@ -122,6 +122,12 @@ class SpikeDetector:
         self.bad_steps = state["bad_steps"] if "bad_steps" in state else state["faults"]
 
 
+def enable_checkpointing(model: Any) -> None:
+    """Let the backward pass compute the layers' activations again."""
+    # transformers renamed it within version 5; the old name warns where the new one exists.
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+
+
 def build_optimizers(model: nn.Module, recipe: TrainRecipe) -> list[torch.optim.Optimizer]:
     """Build AdamW for everything, or Muon for the matrices inside the layers and AdamW for the rest.
 
