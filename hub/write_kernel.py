@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from hatch_build import CAPABILITIES, compile_library  # noqa: E402
+from hatch_build import X86, compile_library  # noqa: E402
 
 from diff_transformer.ops.attention_request import REQUEST_SCHEMA  # noqa: E402
 from diff_transformer.ops.cpu.cpu_build import SOURCES, compiler_flags  # noqa: E402
@@ -68,7 +68,7 @@ def write_sources(folder: Path) -> None:
     kernels = [path for path in sorted(csrc.glob("*.cpp")) if path.name != "register.cpp"]
     sources = [*headers, "csrc/register.cpp", "torch-ext/module.cpp"]
     build = f'{GENERAL}src = {json.dumps(sources)}\ncxx-flags = ["-O3", "-DDIFF_TRANSFORMER_ALL_OF_X86"]\n'
-    for capability in CAPABILITIES:
+    for capability in X86:
         own = csrc / capability.lower()
         own.mkdir()
         copies = [Path(shutil.copy(kernel, own)).relative_to(folder).as_posix() for kernel in kernels]

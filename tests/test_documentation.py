@@ -31,6 +31,7 @@ from diff_transformer.cli import app
 from diff_transformer.cli.explored_checkpoints import read_examples
 from diff_transformer.convert import convert_from
 from diff_transformer.utils.files import read_json
+from page_sections import replace_sections
 from site_pages import pages_and_pictures
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -263,7 +264,7 @@ def test_filled_in_numbers_are_those_that_were_measured(tmp_path: Path) -> None:
         text = copy.read_text(encoding="utf-8").replace(os.path.relpath(ROOT, copy.parent), "..")
         assert text == (ROOT / page).read_text(encoding="utf-8"), f"run lab/benchmarks/fill_readme.py for {page}"
     with pytest.raises(ValueError, match="must hold <!-- none --> … <!-- /none --> once"):
-        fill_readme.replace_sections(tmp_path / "README.md", {"none": ""})
+        replace_sections(tmp_path / "README.md", {"none": ""})
 
 
 def test_no_number_is_of_a_checkout_with_changes() -> None:

@@ -27,7 +27,6 @@ from diff_lab.bench.bench_pages import (
     grouped_table,
     page_part,
     ratio_table,
-    replace_sections,
     write_page,
 )
 from diff_lab.bench.operator_candidates import AUTO, BASELINE_CUDNN, BASELINE_FLASH
@@ -49,6 +48,7 @@ from diff_lab.report.wording import (
 from diff_lab.results_files import read_record, read_results, short_commit
 from diff_transformer.shipped_models import CARD_RECORD, LANGUAGE_MODEL, pretrained, pretrained_names
 from diff_transformer.utils.files import files_in, read_json
+from page_sections import replace_sections
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -1,12 +1,13 @@
-"""Compiles the Triton kernels ahead of time and reports registers, spills and shared memory. Needs no GPU.
+"""Compiles the Triton kernels ahead of time; reports registers, spills, shared memory, slow products. Needs no GPU.
 
     python lab/benchmarks/kernel_resources.py            # compiles all: lab/benchmarks/kernels.json, docs/kernels.md
     python lab/benchmarks/kernel_resources.py --tables   # prints what kernels.json holds, a line a compilation
     python lab/benchmarks/kernel_resources.py --check    # what `make test` runs
 
-The first and the last fail where a kernel spills registers, unless it is for wide heads in float32, or takes more
-shared memory than the device has. On two cores the first takes four minutes. The last reads kernels.json if that was
-measured with these very sources; otherwise it compiles the hardest configurations, which takes up to a minute.
+The first and the last fail where a kernel spills registers, unless it is for wide heads in float32, takes more shared
+memory than the device has, or has slow products without a reason (``SLOW``). On two idle cores the first takes eight
+minutes. The last reads kernels.json if that was measured with these very sources; otherwise it compiles the hardest
+configurations.
 
 kernels.json holds the rows of several versions of triton, since torch brings one along. The first command replaces
 those of the version that is installed. For another version, install that into a folder of its own; the hardest
@@ -17,14 +18,14 @@ configurations are enough there:
 """
 
 import argparse
+import contextlib
 import hashlib
 import importlib.util
+import io
 import itertools
 import platform
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -41,26 +42,40 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import mangle_type
 
-from diff_lab.bench.bench_pages import replace_sections
 from diff_lab.results_files import write_json
 from diff_transformer.ops.attention_request import Norm, Request
 from diff_transformer.ops.triton.kernel_arguments import MEASURED_BLOCKS, are_wide, problem_of
 from diff_transformer.ops.triton.launch import Launch, plan_backward, plan_decode, plan_forward
 from diff_transformer.utils.files import read_json
+from page_sections import replace_sections
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "lab" / "benchmarks" / "kernels.json", ROOT / "docs" / "kernels.md"
 KERNELS = ROOT / "src" / "diff_transformer" / "ops" / "triton"
 # Bytes of shared memory that a program may have, by compute capability.
 SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+# What makes products in half precision slow on Hopper, and the kernels that have it for a reason: what ptxas warns of
+# (C7515: products of a warpgroup wait for each other), and products of fewer rows than a warpgroup takes.
+SLOW = {
+    "C7515": {
+        "forward": "blocks of 64 × 32, of which ptxas does not warn, took 1.13 of the time on an H200",
+        **dict.fromkeys(("keys", "keys and values"), "under a full mask: so are all others that spill nothing"),
+    },
+    "mma.sync": {
+        "decode": "a tile has 16 rows, and reading the cache takes the time",
+        "chunk": "the tile of shared noise maps has a fraction of the other's rows",
+        "queries": "of wide heads under a mask: 64 rows spill",
+    },
+}
 
 
 class Resources(NamedTuple):
-    """Registers of a thread, bytes it spills to memory, and bytes of shared memory of a program."""
+    """Registers of a thread, bytes it spills to memory, bytes of shared memory of a program, and keys of ``SLOW``."""
 
     registers: int
     spilled: int
     shared: int
+    slow: list[str]
 
 
 class Configuration(NamedTuple):
@@ -78,11 +93,12 @@ class Configuration(NamedTuple):
     key_heads: int = 8
     key_maps: int = 2
     ratio: int = 1  # signal heads to a noise map
+    tf32: bool = False  # how float32 is multiplied
 
     @property
     def name(self) -> str:
         """In words, for tables."""
-        parts = [str(self.dtype).removeprefix("torch."), f"d {self.d}, dv {self.dv}"]
+        parts = ["tf32" if self.tf32 else str(self.dtype).removeprefix("torch."), f"d {self.d}, dv {self.dv}"]
         parts += [f"{8 // self.key_heads} heads to a key head"] if self.key_heads < 8 else []
         parts += ["shared keys"] if self.key_maps == 1 else []
         parts += [f"{self.ratio} to a noise map"] if self.ratio > 1 else []
@@ -99,7 +115,6 @@ CONFIGURATIONS = tuple(
     for d, dv in ((64, 128), (128, 256))
     for configuration in (
         Configuration(d, dv),
-        Configuration(d, dv, key_heads=2),
         Configuration(d, d, key_heads=2, key_maps=1, has_norm=False),  # DIFF V2
         Configuration(d, dv, window=512, has_documents=True),
         Configuration(d, dv, window=512, has_documents=True, mask="padding"),
@@ -108,18 +123,19 @@ CONFIGURATIONS = tuple(
         Configuration(d, dv, is_causal=False, mask="full", length=4095),
         Configuration(d, d, is_causal=False, mask="full", length=4095, key_heads=2, key_maps=1, has_norm=False),
         Configuration(d, dv, torch.float32),
+        Configuration(d, dv, torch.float32, tf32=True),
         Configuration(d, dv, key_heads=2, ratio=4),
         Configuration(d, dv, key_heads=2, ratio=4, window=512, has_documents=True, mask="padding"),
         Configuration(d, dv, key_heads=2, ratio=4, is_causal=False, mask="full", length=4095),
     )
 )
 
-# Grouped heads, all kinds of edges, and a mask whose rows are not aligned.
+# All kinds of edges, and a mask whose rows are not aligned. (How many heads share a key head makes no other kernel.)
 HARDEST = tuple(
     configuration
     for d, dv in ((64, 128), (128, 256))
     for configuration in (
-        Configuration(d, dv, key_heads=2),
+        Configuration(d, dv),
         Configuration(d, dv, window=512, has_documents=True, mask="padding"),
         Configuration(d, dv, is_causal=False, mask="full", length=4095),
         Configuration(d, d, is_causal=False, mask="full", length=4095, key_heads=2, key_maps=1, has_norm=False),
@@ -128,9 +144,13 @@ HARDEST = tuple(
 )
 
 
+_KNOWN: dict[tuple[str, int, str], Resources] = {}  # by what a process has compiled
+
+
 def launches(configuration: Configuration, capability: int) -> Iterator[tuple[str, Launch]]:
     """Every launch of a request's forward with and without gradients, backward and decoding, with its name."""
     c, batch, heads, n = configuration, 2, 8, configuration.length
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if c.tf32 else "ieee"
 
     def empty(*shape: int, dtype: torch.dtype = c.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -160,8 +180,7 @@ def launches(configuration: Configuration, capability: int) -> Iterator[tuple[st
     names = ["rows", *named(*by_keys), *named("queries")]
     yield from zip(names, plan_backward(torch.empty_like(out), problem, norm, saved)[0], strict=True)
     if not c.has_documents:
-        *lengths, decode, combine = plan_decode(plan(1, False), norm, 264)[0]
-        yield from (("decode", decode), ("combine", combine), *(("lengths", each) for each in lengths))
+        yield from zip(("decode", "combine"), plan_decode(plan(1, False), norm, 264)[0], strict=True)
         if c.dtype.itemsize == 2:
             queries = problem.blocks("chunk").rows * c.key_heads // heads
             yield "chunk", plan_decode(plan(queries, False), norm, 264)[0][-2]
@@ -184,16 +203,22 @@ def source_of(launch: Launch) -> ASTSource:
 
 
 def resources(launch: Launch, capability: int) -> Resources:
-    """Compile a launch for a compute capability (90 for 9.0) and read what it takes from the machine code."""
-    compiled = triton.compile(source_of(launch), target=GPUTarget("cuda", capability, 32), options=launch.options)
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    usage = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout)
-    assert usage is not None, done.stdout
-    return Resources(int(usage[1]), int(usage[2]), compiled.metadata.shared)
+    """Compile a launch for a compute capability (90 for 9.0) and read what it takes from what ptxas says."""
+    source = source_of(launch)
+    kernel = (source.hash(), capability, str(launch.options))
+    if kernel in _KNOWN:  # of another configuration
+        return _KNOWN[kernel]
+    log, knobs = io.StringIO(), triton.knobs
+    with knobs.nvidia.scope(), knobs.compilation.scope(), contextlib.redirect_stdout(log):
+        knobs.nvidia.dump_ptxas_log = knobs.compilation.always_compile = True
+        target = GPUTarget("cuda", capability, 32)
+        compiled = triton.compile(source, target=target, options=launch.options)
+    said = log.getvalue()
+    registers, spilled = (int(re.findall(rf"(\d+) {of}", said)[0]) for of in ("registers", "bytes stack frame"))
+    slow = set(re.findall(r"\((C\d+)\) Potential Performance Loss", said))
+    if capability == 90 and "mma.sync" in compiled.asm["ptx"]:
+        slow.add("mma.sync")
+    return _KNOWN.setdefault(kernel, Resources(registers, spilled, compiled.metadata.shared, sorted(slow)))
 
 
 def measure(job: tuple[int, Configuration]) -> list[dict[str, Any]]:
@@ -212,7 +237,8 @@ def measure(job: tuple[int, Configuration]) -> list[dict[str, Any]]:
                 "num_warps": launch.num_warps,
                 "num_stages": launch.num_stages,
                 **measured._asdict(),
-                "may_spill": configuration.dtype == torch.float32 and are_wide(configuration.d, configuration.dv),
+                "slow": measured.slow if configuration.dtype.itemsize == 2 else [],
+                "may_spill": "float32" in configuration.name and are_wide(configuration.d, configuration.dv),
             }
         )
     return rows
@@ -255,7 +281,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
             for capability in capabilities:
                 key = (kernel, capability, may_spill)
                 found = [row for row in rows if (row["kernel"], row["capability"], row["may_spill"]) == key]
-                largest = [max((row[name] for row in found), default=0) for name in Resources._fields]
+                largest = [max((row[name] for row in found), default=0) for name in Resources._fields[:3]]
                 cells.append(f"{largest[0]}, {largest[1]}, {largest[2] / 1024:.0f}" if found else "–")
             if any(cell != "–" for cell in cells):
                 lines.append((f"{kernel}{suffix}", *cells))
@@ -280,12 +306,19 @@ def compile_all(capabilities: Iterable[int], configurations: Iterable[Configurat
         return [row for part in pool.map(measure, itertools.product(capabilities, configurations)) for row in part]
 
 
+def has_reason(kernel: str, why: str) -> bool:
+    """Whether a kernel's slow products are among those with a reason."""
+    return kernel.split(",")[0] in SLOW.get(why, {})
+
+
 def require_fitting(rows: list[dict[str, Any]]) -> None:
     """End the program with the rows that no device should run, if there are any."""
     wrong = [row for row in rows if row["shared"] > SHARED_MEMORY[row["capability"]]]
     wrong += [row for row in rows if row["spilled"] and not row["may_spill"]]
+    wrong += [row for row in rows for why in row.get("slow", ()) if not has_reason(row["kernel"], why)]
     if wrong:
-        sys.exit("These configurations spill, or take too much shared memory:\n" + "\n".join(map(str, wrong)))
+        what = "These configurations spill, take too much shared memory, or have slow products without a reason:"
+        sys.exit("\n".join((what, *map(str, wrong))))
 
 
 def known_versions() -> dict[str, Any]:

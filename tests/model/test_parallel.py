@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers import distributed as transformers_distributed
 
@@ -254,6 +255,20 @@ def test_what_context_parallelism_would_ignore_is_refused(name: str, make: Calla
 def test_a_feed_forward_network_that_the_ranks_cannot_share(make: Callable[..., Any]) -> None:
     with one_rank_of(2), pytest.raises(ValueError, match="2 ranks cannot share intermediate_size 21 evenly"):
         tensor_parallel(make("diff", intermediate_size=21).model.layers, init_device_mesh("cpu", (2,)))
+
+
+@pytest.mark.parametrize(("kind", "left_out"), [("diff", "lam"), ("diff_grouped", "lam"), ("softmax", "head_norm")])
+def test_a_plan_that_leaves_out_what_heads_share_does_not_train(kind: str, left_out: str, make: Any) -> None:
+    """Llama's plan, which another engine takes by itself; it is enough to generate with."""
+    model, tokens = make(kind, headwise_norm=True), torch.arange(1, 9)[None]
+    plan: dict[str, ParallelStyle] = dict.fromkeys(("q_proj", "k_proj", "v_proj"), ColwiseParallel())
+    with one_rank_of(2):
+        mesh = init_device_mesh("cpu", (2,))
+        for layer in model.model.layers:
+            parallelize_module(layer.self_attn, mesh, plan | {"o_proj": RowwiseParallel()})
+        assert model.eval()(tokens).logits.shape[:2] == (1, 8)
+        with pytest.raises(ValueError, match=f"its part of the gradient of '{left_out}'"):
+            model.train()(tokens)
 
 
 def test_a_step_sends_no_message_for_a_lambda() -> None:

@@ -98,10 +98,13 @@ def test_opcheck(backend: str, case: str, dtype: torch.dtype) -> None:
     leaves = [x.detach().requires_grad_() for x in (q, k, v, lam)]
     differentiable = (True,) if backend == "cpu" else ()
     torch.library.opcheck(forward, (*leaves, *others, *differentiable))
+    signal_weight = torch.ones_like(lam).requires_grad_()
+    torch.library.opcheck(forward, (*leaves, *others, *differentiable, signal_weight))
     *tensors, is_causal, scale, window, documents = arguments
     saved = forward(*arguments, True)[1:] if backend == "cpu" else ()
     grad_out = build(replace(CASES[case], dtype=dtype)).dout
-    torch.library.opcheck(backward, (grad_out, *tensors, *saved, is_causal, scale, window, documents))
+    inputs = (grad_out, *tensors, *saved, is_causal, scale, window, documents)
+    torch.library.opcheck(backward, (*inputs, *(torch.zeros_like(x) for x in saved), torch.ones_like(lam)))
 
 
 # torch.compile.

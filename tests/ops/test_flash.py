@@ -182,7 +182,6 @@ COMPILED = """
     import json, sys, torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from diff_transformer.ops import flash
-from diff_transformer.ops.attention_request import Request
 
     d, dv, heads, key_heads, is_causal, window = json.loads(sys.argv[1])
     with FakeTensorMode():

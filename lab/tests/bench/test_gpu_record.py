@@ -8,6 +8,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,6 +119,29 @@ def test_a_rehearsal_does_not_replace_the_real_record(
     with pytest.raises(SystemExit):
         programs("gpu_record").main()
     assert "--rehearsal goes with --output" in capsys.readouterr().err
+
+
+def test_the_notebook(
+    programs: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its cells of Python run, with the CPU in the GPU's place, and the record's command is one that there is."""
+    notebook = json.loads((BENCHMARKS / "gpu_record.ipynb").read_text(encoding="utf-8"))
+    code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    commands = [line for text in code for line in text.splitlines() if line.startswith(("!", "%"))]
+    (record,) = (line.split() for line in commands if line.startswith("!python"))
+    assert (BENCHMARKS.parents[1] / record[1]).samefile(BENCHMARKS / "gpu_record.py")
+    monkeypatch.setattr(sys, "argv", record[1:])
+    with pytest.raises(SystemExit, match="torch finds no CUDA device"):
+        programs("gpu_record").main()
+    monkeypatch.chdir(tmp_path)
+    shown: list[Any] = []
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(Markdown=str))
+    (tmp_path / record[-1]).mkdir()
+    (tmp_path / record[-1] / "operator-cuda.md").write_text("| a table |", encoding="utf-8")
+    for text in code:
+        exec("\n".join(line for line in text.splitlines() if line not in commands), {"display": shown.append})
+    assert shown == ["| a table |", "The stage model measured nothing."]
+    assert "reference  error" in capsys.readouterr().out
 
 
 # Tuning.

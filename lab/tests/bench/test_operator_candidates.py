@@ -46,6 +46,18 @@ def test_the_baseline_has_the_same_bytes(problem: OperatorProblem) -> None:
     assert [gradient.shape for gradient in gradients] == [q.shape, k.shape, v.shape]
 
 
+@pytest.mark.parametrize("name", [f"{BASELINE} vLLM", f"{BASELINE} zentorch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("queries", "pass_"), [(300, FORWARD), (1, DECODE)])
+def test_other_projects_attend_as_the_baseline(queries: int, pass_: str, dtype: torch.dtype, name: str) -> None:
+    if name not in candidates():
+        pytest.skip("its library is in the environment of `make bench-anchors` alone")
+    case = draw(Shape(2, 4, 64, queries, 300), torch.device("cpu")).to(dtype)
+    ours, its = (timed_run(candidates()[one], case, pass_)() for one in (BASELINE, name))
+    torch.testing.assert_close(its, ours, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=0)
+    assert candidates()[name].reason(case, TRAINING) == "it has no backward"
+
+
 def test_a_timed_run_gives_gradients_of_the_inputs_and_of_lambda(problem: OperatorProblem) -> None:
     gradients = timed_run(candidates()["auto"], problem, TRAINING)()
     truth = compute(candidates()["reference"], problem, TRAINING)

@@ -1,9 +1,12 @@
 """What the benchmarks do on CUDA, told from a machine without it: the device is made believe."""
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from diff_lab.bench import benchmark, operator_bench
@@ -26,6 +29,7 @@ from diff_lab.bench.operator_candidates import (
     timed_run,
 )
 from diff_lab.results_files import write_json
+from diff_transformer.ops import flash
 from diff_transformer.utils.files import read_json
 
 CPU = torch.device("cpu")
@@ -64,13 +68,29 @@ def test_defaults_are_the_devices_and_what_is_given_goes_before_them(believed: N
 def test_a_kernel_is_forced() -> None:
     problem = draw(Shape(2, 4, 8, 20, 20), CPU)
     on_cuda = candidates("cuda")
-    plain, flash = (
+    plain, forced = (
         timed_run(on_cuda[name], problem, TRAINING)() for name in (BASELINE, BASELINE_FLASH)
     )  # the CPU has one, too
-    torch.testing.assert_close(flash, plain)
+    torch.testing.assert_close(forced, plain)
     value, reason = try_run(CPU, timed_run(on_cuda[BASELINE_CUDNN], problem, FORWARD))
     assert value is None
     assert str(reason).startswith("RuntimeError: ")
+
+
+@pytest.mark.parametrize("library", ["FA3", "FA4"])
+def test_the_transformer_by_another_library_is_the_same(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain torch stands in for the libraries, which need a GPU, by what their functions take and return."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, scale: Any = None, causal: bool = False, window: None = None) -> Any:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale).transpose(1, 2), None
+
+    monkeypatch.setattr(flash, "attend", attend)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(flash_attn_func=attend))
+    for queries, pass_ in ((20, TRAINING), (20, FORWARD), (1, DECODE)):
+        problem = draw(Shape(2, 4, 8, queries, 20), CPU)
+        named = (candidates("cuda")[name] for name in (f"{BASELINE} {library}", BASELINE))
+        torch.testing.assert_close(*(timed_run(candidate, problem, pass_)() for candidate in named))
 
 
 def test_operations_are_the_transformers() -> None:
@@ -117,6 +137,9 @@ def test_a_run(believed: None, notes: Any, tmp_path: Any) -> None:
     assert [row.ratio for row in rows if row.candidate == BASELINE_FLASH] == [1.0] * 4
     refused = [row.reason for row in rows if row.candidate == BASELINE_CUDNN]
     assert all(str(reason).startswith("RuntimeError: ") for reason in refused)
+    missing = {row.candidate: str(row.reason) for row in rows if row.candidate.endswith(("FA3", "FA4"))}
+    assert missing[f"{BASELINE} FA3"].startswith("ModuleNotFoundError: ")
+    assert missing[f"{BASELINE} FA4"] == "it needs its tensors on a CUDA device, got cpu"
     written = read_json(write_json(tmp_path / "operator-cuda.json", document))
     text = page(written)
     assert "relative to `softmax flash`" in text

@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from corpora import written
 from diff_lab.data import TextBatches, TextFiles, byte_tokenizer, prepare, train_bpe
 from diff_lab.data.corpus import DOCUMENT, document_row, split, training_text, validation_text
+from diff_lab.data.text_batches import Packed
 
 DOCUMENTS = [f"document {number}: " + "".join(random.Random(number).choices("abcdé ", k=60)) for number in range(40)]
 
@@ -54,6 +56,31 @@ def test_train_batch_is_a_pure_function_of_seed_and_step(files: TextFiles) -> No
     assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
     for one, two in zip(first.validation_batches(), other.validation_batches(), strict=True):
         assert torch.equal(one["input_ids"], two["input_ids"])
+
+
+class Counted(np.ndarray):
+    """Tokens that count how many of them are read."""
+
+    read = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = np.asarray(super().__getitem__(key))
+        Counted.read += found.size
+        return found
+
+
+def test_a_rank_reads_its_own_rows_alone(files: TextFiles) -> None:
+    """They are those of the whole batch, and no token of another rank's is looked at."""
+    batches = text_batches(files, batch_size=6)
+    packed = batches._train
+    batches._train = Packed(packed.tokens.view(Counted), packed.begins, packed.ends)
+    for step in (1, 9):
+        whole = batches.train_batch(step)
+        for rows in (slice(0, 2), slice(2, 4), slice(4, 6)):
+            before = Counted.read
+            own = batches.train_batch(step, rows)
+            assert Counted.read - before == 2 * 16
+            assert all(own[name].equal(whole[name][rows]) for name in whole)
 
 
 def test_an_epoch_shows_every_training_token_once_in_another_order_each_time(files: TextFiles) -> None:

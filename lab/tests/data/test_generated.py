@@ -30,6 +30,8 @@ def test_a_batch_is_a_function_of_seed_and_step(make: Make) -> None:
     list(task.validation_batches())
     for name, tensor in make(1, batch_size=32).train_batch(3).items():
         assert tensor.equal(first[name])
+    for name, tensor in task.train_batch(3, slice(8, 16)).items():
+        assert tensor.equal(first[name][8:16])
     assert not first["input_ids"].equal(task.train_batch(4)["input_ids"])
     assert not first["input_ids"].equal(make(2, batch_size=32).train_batch(3)["input_ids"])
     validation = list(task.validation_batches())

@@ -68,6 +68,8 @@ def test_what_stands_in_its_place(text: TextBatches) -> None:
 def test_a_batch_is_a_function_of_seed_and_step(text: TextBatches) -> None:
     first = masked(text, seed=1).train_batch(3)
     assert same(first, masked(text, seed=1).train_batch(3))
+    rows = slice(4, 8)
+    assert same(masked(text, seed=1).train_batch(3, rows), {name: x[rows] for name, x in first.items()})
     other = masked(text, seed=2).train_batch(3)
     assert not other["labels"].equal(first["labels"])
     # Nothing that is hidden depends on the seed in validation, or on the call.

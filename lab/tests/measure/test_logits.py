@@ -15,6 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from any_model import THEIRS, any_model
 from corpora import written
 from diff_lab.data import RetrievalBatches, TextBatches, byte_tokenizer, prepare
+from diff_lab.data.batches import ALL_ROWS
 from diff_lab.measure.attention_logits import (
     BITS,
     GRANULARITIES,
@@ -47,7 +48,7 @@ class Windows:
         generator = torch.Generator().manual_seed(1)
         self.tokens = [torch.randint(0, 29, POSITIONS.shape, generator=generator) for _ in range(batches)]
 
-    def train_batch(self, step: int) -> dict[str, Tensor]:
+    def train_batch(self, step: int, rows: slice = ALL_ROWS) -> dict[str, Tensor]:
         raise NotImplementedError
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:

@@ -5,6 +5,7 @@ Needs torchtitan (`make test-titan`). Every run is a torchrun of its own, on the
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import time
@@ -20,7 +21,8 @@ from transformers import AutoModelForCausalLM
 
 import forked
 import ranks
-from diff_lab.train import train
+from diff_lab.measure.standard import validation_callback
+from diff_lab.train import build_data, train
 from diff_lab.train.recipe import build_config, load_recipe
 
 pytest.importorskip("torchtitan")
@@ -32,6 +34,7 @@ from diff_lab.titan.model import DiffModel
 STEPS = 4
 SMALL = ["tiny", f"train.steps={STEPS}", "train.log_every=1", "train.inspect_every=null", "train.checkpoint_every=2"]
 GROUPED = ["model.attention_type=diff_grouped", "model.num_noise_heads=2"]
+SMALL += ["train.evaluate_every=3", "data.validation_tokens=1344"]  # 21 rows, which no ranks share evenly
 # Flags of torchtitan, changes of the recipe, and the number of ranks.
 RUNS: dict[str, tuple[str, list[str], int]] = {
     "FSDP2": ("", [], 2),
@@ -39,7 +42,7 @@ RUNS: dict[str, tuple[str, list[str], int]] = {
     "TP": ("tensor-parallel-degree=2", [], 2),
     "TP without sequence parallelism": ("tensor-parallel-degree=2 no-enable-sequence-parallel", [], 2),
     "CP": ("context-parallel-degree=2", [], 2),
-    "PP": ("pipeline-parallel-degree=2 training.local-batch-size=4", [], 2),
+    "PP": ("pipeline-parallel-degree=2 training.local-batch-size=4", ["train.trackers=[wandb]"], 2),
     "FSDP2, checkpointed activations": ("", ["train.gradient_checkpointing=true"], 2),
     "TP, V2": ("tensor-parallel-degree=2", ["model.attention_type=diff_v2"], 2),
     "TP, softmax": ("tensor-parallel-degree=2", ["model.attention_type=softmax"], 2),
@@ -60,6 +63,11 @@ RUNS: dict[str, tuple[str, list[str], int]] = {
 SHORT = ("TP", "CP", "PP")  # in `make test-titan`; FSDP2 is between the ranks of all of them or of one
 
 
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+
+
 def titan(folder: Path, changes: list[str], flags: str = "", count: int = 2) -> tuple[int | None, str]:
     """Run torchtitan; return its exit code and what the ranks printed."""
     words = [f"--{flag}" if "." in flag else f"--parallelism.{flag}" for flag in flags.split()]
@@ -69,17 +77,24 @@ def titan(folder: Path, changes: list[str], flags: str = "", count: int = 2) -> 
     return code, out + err
 
 
-def logged(folder: Path) -> dict[int, tuple[float, float]]:
-    """Loss and gradient norm by step, in float32, of the rank that has the loss."""
+# torchtitan's names, and ours.
+CURVES = {
+    "loss_metrics/global_avg_loss": "loss",
+    "grad_norm": "grad_norm",
+    "validation/loss": "validation/loss",
+    "validation/bits_per_byte": "validation/bits_per_byte",
+}
+
+
+def logged(folder: Path) -> dict[tuple[str, int], float]:
+    """The numbers of each step, in float32, of the rank that has the loss."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found: dict[int, list[float]] = {}
-    for name in ("loss_metrics/global_avg_loss", "grad_norm"):
-        for events in sorted((folder / "run").rglob("events.out.*")):
-            reader = EventAccumulator(str(events.parent)).Reload()
-            for event in reader.Scalars(name):
-                found.setdefault(event.step, []).append(event.value)
-    return {step: (values[0], values[1]) for step, values in found.items()}
+    found = {}
+    for events in sorted((folder / "run").rglob("events.out.*")):
+        reader = EventAccumulator(str(events.parent)).Reload()
+        found |= {(ours, event.step): event.value for name, ours in CURVES.items() for event in reader.Scalars(name)}
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +106,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
         key = tuple(changes)
         if key not in runs:
             runs[key] = tmp_path_factory.mktemp("alone") / "run"
-            train(load_recipe(SMALL[0], [*SMALL[1:], *changes]), runs[key])
+            recipe = load_recipe(SMALL[0], [*SMALL[1:], *changes])
+            data = build_data(recipe)
+            train(recipe, runs[key], data=data, on_evaluate=validation_callback(data.batches))
         return runs[key]
 
     return run
@@ -114,44 +131,48 @@ def test_a_layout_trains_as_one_process(name: str, tmp_path: Path, alone: Any) -
     flags, changes, count = RUNS[name]
     code, printed = titan(tmp_path, changes, flags, count)
     assert code == 0, printed[-3000:]
-    expected = {}
-    for line in (alone(changes) / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        if "loss" in row:
-            expected[row["step"]] = row["loss"], row["grad_norm"]
-    computed = logged(tmp_path)
-    assert computed.keys() == expected.keys()
-    for step, numbers in expected.items():
-        assert computed[step] == pytest.approx(numbers, abs=2e-6)
+    rows = map(json.loads, (alone(changes) / "metrics.jsonl").read_text().splitlines())
+    expected = {(name, row["step"]): row[name] for row in rows for name in CURVES.values() if name in row}
+    assert len(expected) == 2 * STEPS + 4
+    assert logged(tmp_path) == pytest.approx(expected, abs=2e-6)
+    for file in (tmp_path / "run").rglob("*.wandb"):  # of the rank that logs, which has not all layers
+        assert b"lambda/layer_01" in (content := file.read_bytes())
+        assert b"lambda/layer_02" in content
+        assert "train.trackers=[wandb]" in changes
     folder = tmp_path / "run" / "checkpoint" / f"step-{STEPS}"
     check_weights(folder, alone(changes))
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2, do_sample=False, pad_token_id=0).shape == (1, 5)
 
 
+class Planted:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+
 def test_a_run_resumes_and_refuses_a_damaged_checkpoint(tmp_path: Path) -> None:
-    """From step 2 to 4 as without the pause, bit for bit; after a flipped byte not at all."""
-    code, printed = titan(tmp_path / "whole", [], "")
+    """From step 2 to 4 as without the pause, bit for bit, dropout too; with another index it is not unpickled."""
+    changes = ["model.attention_dropout=0.1"]
+    code, printed = titan(tmp_path, changes)
     assert code == 0, printed[-3000:]
-    run = tmp_path / "whole" / "run" / "checkpoint"
+    run = tmp_path / "run" / "checkpoint"
     before = {file.name: file.read_bytes() for file in (run / f"step-{STEPS}").glob("*.safetensors")}
-    for file in sorted((run / f"step-{STEPS}").iterdir()):
-        file.unlink() if file.is_file() else None
-    (run / f"step-{STEPS}").rmdir()
-    code, printed = titan(tmp_path / "whole", [], "")
+    shutil.rmtree(run / f"step-{STEPS}")
+    code, printed = titan(tmp_path, changes)
     assert code == 0, printed[-3000:]
     assert "Training starts at step 3" in printed
     assert {file.name: file.read_bytes() for file in (run / f"step-{STEPS}").glob("*.safetensors")} == before
-    for file in (run / f"step-{STEPS}").iterdir():
-        file.unlink()
-    (run / f"step-{STEPS}").rmdir()
-    shard = max((run / "step-2").glob("*.distcp"), key=lambda file: file.stat().st_size)
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 255
-    shard.write_bytes(content)
-    code, printed = titan(tmp_path / "whole", [], "")
+    shutil.rmtree(run / f"step-{STEPS}")
+    (run / "step-2" / ".metadata").write_bytes(pickle.dumps(Planted(tmp_path / "planted")))
+    code, printed = titan(tmp_path, changes)
     assert code != 0
-    assert f"damaged: {shard.name} has changed since it was written" in printed
+    assert "damaged: .metadata has changed since it was written" in printed
+    assert not (tmp_path / "planted").exists()
 
 
 @pytest.mark.parametrize(
@@ -159,10 +180,11 @@ def test_a_run_resumes_and_refuses_a_damaged_checkpoint(tmp_path: Path) -> None:
     [
         (["model.tie_word_embeddings=true"], "pipeline-parallel-degree=2", "tie_word_embeddings must be false"),
         (["model.num_key_value_heads=2"], "tensor-parallel-degree=2", "2 ranks cannot share evenly"),
+        ([], "checkpoint.initial-load-path=/usr", "'/usr' is no checkpoint of this run"),
     ],
 )
 @pytest.mark.all
-def test_degrees_that_the_model_does_not_take(changes: list[str], flags: str, message: str, tmp_path: Path) -> None:
+def test_what_is_not_taken(changes: list[str], flags: str, message: str, tmp_path: Path) -> None:
     code, printed = titan(tmp_path, changes, flags)
     assert code != 0
     assert message in printed

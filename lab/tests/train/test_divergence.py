@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from diff_lab.data.batches import ALL_ROWS
 from diff_lab.train import Data, DivergenceError, TrainingInterrupted, read_metrics, train
 from diff_lab.train.step import SpikeDetector
 from small_runs import Watcher, assert_equal, small_recipe, weights
@@ -101,13 +102,13 @@ class Text:
     def __init__(self, bad: range = range(0), other: int = 0) -> None:
         self.bad, self.other = bad, other
 
-    def train_batch(self, step: int) -> dict[str, Tensor]:
+    def train_batch(self, step: int, rows: slice = ALL_ROWS) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(step)
         input_ids = (torch.randint(20, (4, 1), generator=generator) + torch.arange(12)) % 20
         if step in self.bad:
             generator.manual_seed(step + self.other)
             input_ids = torch.randint(20, (4, 12), generator=generator)
-        return {"input_ids": input_ids, "labels": input_ids.clone()}
+        return {"input_ids": input_ids[rows], "labels": input_ids[rows].clone()}
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
         yield self.train_batch(0)

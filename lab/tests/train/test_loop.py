@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from diff_lab.data.batches import ALL_ROWS
 from diff_lab.train import (
     Data,
     DivergenceError,
@@ -53,7 +54,10 @@ class Fixed:
 
     def __init__(self, make: Callable[[int], dict[str, Tensor]]) -> None:
         self.vocab_size, self.source = 20, ""
-        self.train_batch = make
+        self.make = make
+
+    def train_batch(self, step: int, rows: slice = ALL_ROWS) -> dict[str, Tensor]:
+        return {name: x[rows] for name, x in self.make(step).items()}
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
         yield self.train_batch(0)

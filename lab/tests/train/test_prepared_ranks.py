@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import ranks
-from diff_lab.train import build_data, load_recipe
+from diff_lab.data.batches import ALL_ROWS
+from diff_lab.train import Data, build_data, load_recipe, train
 from diff_lab.train.distributed import on_rank0
 from diff_transformer.utils import manifest
 
@@ -19,9 +21,19 @@ def script() -> None:
         return digest(file, *prefix)
 
     manifest.sha256_of = spy
-    recipe = load_recipe("tiny", [f"data.paths={folder / 'text'}", f"data.cache={folder / 'cache'}"])
+    recipe = load_recipe("tiny", [f"data.paths={folder / 'text'}", f"data.cache={folder / 'cache'}", "train.steps=2"])
     batches = build_data(recipe).batches
     report = {"read": len(read), "data": [int(batches.train_batch(3)["input_ids"].sum()), batches.source]}
+    built: list[tuple[int, int, int]] = []
+    make = batches.train_batch
+
+    def seen(step: int, rows: slice = ALL_ROWS) -> Any:
+        built.append((step, *rows.indices(recipe.data.batch_size)[:2]))
+        return make(step, rows)
+
+    batches.train_batch = seen  # type: ignore[method-assign]
+    train(recipe, folder / "run", data=Data(batches))
+    report["built"] = built
 
     def fail() -> None:
         raise ValueError("there is no text")
@@ -42,6 +54,9 @@ def test_the_first_reads_and_the_others_are_told(tmp_path: Path) -> None:
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks.RANKS))
     assert (first["read"], second["read"]) == (5, 0)
     assert first["data"] == second["data"]
+    half = load_recipe("tiny").data.batch_size // 2
+    assert first["built"] == [[1, 0, 2 * half], [1, 0, half], [2, 0, half]]  # the first to know the data again
+    assert second["built"] == [[1, half, 2 * half], [2, half, 2 * half]]
     assert (first["error"], second["error"]) == ("there is no text", "Process 0: there is no text")
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diff_transformer.nn.layers import HeadwiseNorm, QueryKeyNorm, residual_projection
+from diff_transformer.nn.layers import HeadwiseNorm, QueryKeyNorm, ReplicatedAcrossHeads, residual_projection
 from diff_transformer.ops import apply_rotary
 from diff_transformer.ops.attention_request import check_dense
 from diff_transformer.ops.operator import check_broadcast, check_mask
@@ -142,7 +142,19 @@ class Attention(nn.Module):
         keys = _normed_and_turned(keys, self.k_norm, position_embeddings).flatten(-2)
         values = self.v_proj(hidden_states)
         sizes = -1, self.cache_width
+        if self.training and keys.shape[-1] != self.cached_heads * self.cache_width:
+            self._require_sums(keys.shape[-1] // self.cache_width)
         return keys.unflatten(-1, sizes).transpose(1, 2), values.unflatten(-1, sizes).transpose(1, 2)
+
+    def _require_sums(self, heads: int) -> None:
+        """Refuse to train some of the heads if nobody sums the gradients of the parameters that all of them share."""
+        for name, module in self.named_children():
+            if isinstance(module, ReplicatedAcrossHeads) and module.sum_gradient is None:
+                raise ValueError(
+                    f"this rank has {heads} of {self.cached_heads} key heads, and its part of the gradient of {name!r} "
+                    "that nobody adds to the others: spread the model by diff_transformer.parallel.tensor_parallel, "
+                    "or by transformers with the plan of its configuration."
+                )
 
     def forward(
         self,

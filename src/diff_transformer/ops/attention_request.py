@@ -29,6 +29,7 @@ REQUEST_SCHEMA = (
     "Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float scale, SymInt? window, "
     "Tensor? documents"
 )
+SIGNAL_SCHEMA = "Tensor? signal_weight=None"  # comes last: programs exported before it was there call without it
 WIDEST_WINDOW = 1 << 62  # of those that 64 bits hold; no sequence is as long
 PLAIN = (Tensor, torch.nn.Parameter)  # classes of tensors whose numbers are where their strides say, if they are dense
 # Classes of torch that stand for something else than what they store.
@@ -62,6 +63,7 @@ class Request(NamedTuple):
     scale: float
     window: int | None
     segment_bounds: Tensor | None  # (2, N) int32: the first key of each query's document, and the one past its last
+    signal_weight: Tensor | None = None  # (B, H, N) as λ, the factor of the signal map, or None for 1
 
     @property
     def n(self) -> int:
@@ -93,7 +95,11 @@ class Request(NamedTuple):
         if torch.jit.is_tracing():  # torch traces again without gradients, and compares the graphs
             return True
         return torch.is_grad_enabled() and (
-            self.q.requires_grad or self.k.requires_grad or self.v.requires_grad or self.lam.requires_grad
+            self.q.requires_grad
+            or self.k.requires_grad
+            or self.v.requires_grad
+            or self.lam.requires_grad
+            or (self.signal_weight is not None and self.signal_weight.requires_grad)
         )
 
     def ungrouped(self) -> "Request":
@@ -182,26 +188,37 @@ def triton_is_installed() -> bool:
         return False
 
 
-def register_gradient(backend: str, forward: Any, backward: Any) -> None:
+def register_gradient(backend: str, forward: Any, backward: Any, statistics: int = 0) -> None:
     """Make one operator the gradient of another, and refuse to differentiate it in turn.
 
-    ``forward`` takes the fields of a :class:`Request` first, and its results after the output are saved. ``backward``
-    takes the gradient of the output, the request's first five fields, the saved tensors, and the other fields.
+    ``forward`` takes the fields of a :class:`Request`, whether it shall return ``statistics`` after the output, if it
+    can, and the signal's weight. ``backward`` takes the gradient of the output, the request's first five fields, the
+    statistics, the other fields, gradients of the statistics and the signal's weight, of which it returns a gradient
+    too, or an empty tensor.
     """
+    fields = len(Request._fields) - 1
+
+    def signal_in(inputs: tuple[Any, ...], place: int) -> Tensor | None:
+        return inputs[place] if len(inputs) > place else None  # it may be left out
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        *tensors, is_causal, scale, window, segment_bounds = inputs[: len(Request._fields)]
+        *tensors, is_causal, scale, window, segment_bounds = inputs[:fields]
         saved = output[1:] if isinstance(output, tuple) else ()
-        ctx.save_for_backward(*tensors, *saved, segment_bounds)
-        ctx.mark_non_differentiable(*saved)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *saved, segment_bounds, signal_in(inputs, fields + statistics))
         ctx.settings, ctx.others = (is_causal, scale, window), (None,) * (len(inputs) - 4)
 
-    def differentiate(ctx: Any, grad_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        *tensors, segment_bounds = ctx.saved_tensors
-        return (*backward(grad_out, *tensors, *ctx.settings, segment_bounds), *ctx.others)
+    def differentiate(ctx: Any, grad_out: Tensor | None, *grad_saved: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, segment_bounds, signal = ctx.saved_tensors
+        if grad_out is None:  # a log-sum alone was asked for
+            grad_out = tensors[2].new_zeros(*tensors[3].shape, tensors[2].shape[-1])
+        *gradients, grad_signal = backward(grad_out, *tensors, *ctx.settings, segment_bounds, *grad_saved, signal)
+        return *gradients, *ctx.others[:-1], None if signal is None else grad_signal
 
     def fake(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-        return tuple(x.new_empty(x.shape) for x in inputs[:4])
+        gradients = [x.new_empty(x.shape) for x in inputs[:4]]
+        signal = signal_in(inputs, fields + 2 * statistics)
+        return *gradients, inputs[3].new_empty(0 if signal is None else inputs[3].shape)
 
     torch.library.register_autograd(forward, differentiate, setup_context=save)
     torch.library.register_fake(backward, fake)

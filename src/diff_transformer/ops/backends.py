@@ -11,6 +11,7 @@ from diff_transformer.ops.blockwise import blockwise_attention
 from diff_transformer.ops.cpu.cpu_backend import (
     available_to_auto,
     cpu_attention,
+    cpu_log_sums,
     decode_fast_path,
     reason_against_cpu_kernel,
 )
@@ -26,12 +27,13 @@ from diff_transformer.ops.triton.triton_backend import reason_against_triton, tr
 class Backend(NamedTuple):
     """How a backend is called: ``attend(request)``, or ``attend(request, norm)`` if it ``fuses_norm``.
     ``decode_fast_path`` takes the operator's arguments as they come, and returns None for a request that it does not
-    answer.
+    answer. ``log_sums(request)`` returns the output and the log-sums of all maps, (B, G, r + 1, N), if it has them.
     """
 
     attend: Callable[..., Tensor]
     fuses_norm: bool = False
     decode_fast_path: Callable[..., Tensor | None] | None = None
+    log_sums: Callable[[Request], tuple[Tensor, Tensor]] | None = None
 
 
 _BACKENDS = {
@@ -39,12 +41,13 @@ _BACKENDS = {
     "blockwise": Backend(isolate_nonfinite(blockwise_attention)),
     "sdpa": Backend(isolate_nonfinite(sdpa_attention, drops_nan=True)),
     "flex": Backend(isolate_nonfinite(flex_attention_backend, drops_nan=True)),
-    "cpu": Backend(cpu_attention, fuses_norm=True, decode_fast_path=decode_fast_path),
+    "cpu": Backend(cpu_attention, fuses_norm=True, decode_fast_path=decode_fast_path, log_sums=cpu_log_sums),
     "triton": Backend(triton_attention, fuses_norm=True),
     "fa4": Backend(fa4_attention, fuses_norm=True),
 }
 BACKENDS = tuple(_BACKENDS)
 _DROPPING = ("reference", "sdpa")  # attend(request, dropout_p)
+_WITHOUT_SIGNAL_WEIGHT = ("triton", "fa4")
 # These have a backward of their own, which torch.func cannot use, nor torch differentiate, and none in forward mode.
 _OPAQUE = ("blockwise", "flex", "cpu", "triton", "fa4")
 
@@ -71,6 +74,8 @@ def _reason_in_request(backend: str, request: Request, dropout_p: float = 0.0) -
         return "a BlockMask is taken by 'flex' alone"
     if backend in _OPAQUE and _learns_mask(attn_mask):
         return "it computes no gradient for attn_mask; use 'reference' or 'sdpa'"
+    if backend in _WITHOUT_SIGNAL_WEIGHT and request.signal_weight is not None:
+        return "it takes no signal_weight; use 'sdpa' or 'blockwise'"
     if backend == "flex":
         return reason_against_flex(request)
     if backend == "triton":

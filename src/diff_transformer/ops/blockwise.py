@@ -16,9 +16,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from diff_transformer.ops.attention_request import REQUEST_SCHEMA, Request, key_ranges, register_gradient
+from diff_transformer.ops.attention_request import (
+    REQUEST_SCHEMA,
+    SIGNAL_SCHEMA,
+    Request,
+    key_ranges,
+    register_gradient,
+)
 from diff_transformer.ops.functional import without_autocast
+from diff_transformer.ops.reference import log_sums
 
 # Rows of queries to a block, and scores of one map to hold at a time: few enough for the caches, enough for
 # efficient matrix products. docs/backends.md says how the numbers were measured.
@@ -63,6 +71,7 @@ class _Part:
     keys: list[Tensor]  # of each map, or one for both: (C, S, d)
     values: Tensor  # (C, S, dv)
     lam: Tensor  # (C, M, N, 1)
+    signal: Tensor | None  # as λ: the factors of the signal maps
     mask: Tensor | None  # (sequences, key heads, M, N, S), any of these or 1
 
 
@@ -151,8 +160,11 @@ class _Problem:
             if len(self.blocks) > 1:  # what is read again and again is faster to read with its rows side by side
                 keys, values = [x.contiguous() for x in keys], values.contiguous()
             lambdas = self.cut(lam, slices).flatten(0, 1).to(self.dtype).unsqueeze(-1)
+            signals = self.request.signal_weight
+            if signals is not None:
+                signals = self.cut(signals, slices).flatten(0, 1).to(self.dtype).unsqueeze(-1)
             mask = None if attn_mask is None else self.cut(attn_mask, slices)
-            yield _Part(slices, shape, queries, keys, values, lambdas, mask)
+            yield _Part(slices, shape, queries, keys, values, lambdas, signals, mask)
 
     def steps(self, part: _Part) -> Iterator[tuple[_Block, tuple[Tensor, Tensor]]]:
         """Yield each block in which anything is seen, with its P1 (C, M·rows, keys) and P2 (C, M / r·rows, keys).
@@ -209,9 +221,11 @@ class _Problem:
         return self.buffers[i][: math.prod(shape)].view(shape)
 
 
-@torch.library.custom_op("diff_transformer::blockwise", mutates_args=(), schema=f"({REQUEST_SCHEMA}) -> Tensor")
+@torch.library.custom_op(
+    "diff_transformer::blockwise", mutates_args=(), schema=f"({REQUEST_SCHEMA}, {SIGNAL_SCHEMA}) -> Tensor"
+)
 def blockwise_forward(*inputs: Any) -> Tensor:
-    """Compute (A1 − λA2) V, (B, H, N, dv), of the fields of a :class:`Request`."""
+    """Compute (w A1 − λA2) V, (B, H, N, dv), of the fields of a :class:`Request`."""
     request = Request(*inputs)
     q, v = request.q, request.v
     out = q.new_zeros(q.shape[0], request.heads, request.n, v.shape[-1])
@@ -221,6 +235,8 @@ def blockwise_forward(*inputs: Any) -> Tensor:
             part_out = problem.cut(out, part.slices)
             for block, (a1, a2) in problem.steps(part):
                 lambdas = _by_group(_rows(part.lam, block), request.ratio, block)
+                if part.signal is not None:
+                    a1.mul_(_rows(part.signal, block))
                 _by_group(a1, request.ratio, block).addcmul_(lambdas, _by_group(a2, 1, block), value=-1)
                 result = a1 @ part.values[:, block.low : block.high]
                 of_block = part_out[..., block.start : block.stop, :]
@@ -236,21 +252,23 @@ def _(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *_: Any) -> Tensor:
 @torch.library.custom_op(
     "diff_transformer::blockwise_backward",
     mutates_args=(),
-    schema=f"(Tensor grad_out, {REQUEST_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"(Tensor grad_out, {REQUEST_SCHEMA}, {SIGNAL_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def blockwise_backward(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k, v and lam, each of its input's shape and dtype (Appendix G, Equation 7)."""
+def blockwise_backward(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Compute the gradients of q, k, v, lam and the signal's weight, or an empty one (Appendix G, Equation 7)."""
     request = Request(*inputs)
     q, k, v, lam = request[:4]
     ratio = request.ratio
-    grad_q, grad_k, grad_v, grad_lam = (
-        torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, lam)
+    grad_q, grad_k, grad_v, grad_lam, grad_signal = (
+        torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, lam, lam)
     )
     with without_autocast(q.device.type):
         problem = _Problem(4, request)
         for part in problem.parts():
             part_grad = problem.cut(grad_out, part.slices).flatten(0, 1).to(problem.dtype).contiguous()
-            part_grad_q, part_grad_lam = problem.cut(grad_q, part.slices), problem.cut(grad_lam, part.slices)
+            part_grad_q, part_grad_lam, part_grad_signal = (
+                problem.cut(x, part.slices) for x in (grad_q, grad_lam, grad_signal)
+            )
             key_sums, value_sum = [torch.zeros_like(x) for x in part.keys], torch.zeros_like(part.values)
             for block, maps in problem.steps(part):
                 rows, keys = slice(block.start, block.stop), slice(block.low, block.high)
@@ -258,16 +276,21 @@ def blockwise_backward(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, 
                 shape = maps[0].shape
                 grad_weights, scratch = problem.buffer(2, *shape), problem.buffer(3, *shape)
                 torch.bmm(grad_block, part.values[:, keys].mT, out=grad_weights)  # dP, of both maps
+                signals = None if part.signal is None else _rows(part.signal, block)
+                if signals is not None:
+                    row_sums = torch.mul(maps[0], grad_weights, out=scratch).sum(-1)
+                    part_grad_signal[..., rows] = row_sums.view(*part.shape, -1, block.stop - block.start)
                 # By group: (C, M / r, r, rows, keys), and of what a group has one of, with 1 in the place of r.
                 a1, a2, factors = (
                     _by_group(x, r, block) for x, r in zip((*maps, lambdas), (ratio, 1, ratio), strict=True)
                 )
                 of_group, grads = _by_group(scratch, ratio, block), _by_group(grad_weights, ratio, block)
-                torch.addcmul(a1, factors, a2, value=-1, out=of_group)
+                first = a1 if signals is None else torch.mul(a1, _by_group(signals, ratio, block), out=of_group)
+                torch.addcmul(first, factors, a2, value=-1, out=of_group)
                 value_sum[:, keys].baddbmm_(scratch.mT, grad_block)
                 row_sums = torch.mul(a2, grads, out=of_group).sum(-1)
                 part_grad_lam[..., rows] = -row_sums.view(*part.shape, -1, row_sums.shape[-1])
-                # dS_c = g_c · P_c ⊙ (dP − rowsum(P_c ⊙ dP)), with g_1 = 1 and g_2 = −λ. g_c is one number to a row: it
+                # dS_c = g_c · P_c ⊙ (dP − rowsum(P_c ⊙ dP)), with g_1 = w and g_2 = −λ. g_c is one number to a row: it
                 # is applied to the rows of dQ_c and Q_c instead, which are d wide and not as wide as the keys. A noise
                 # map of several signal heads takes −Σ λ dP of all of them in the place of dP, and no factor after it.
                 for c, weights in enumerate(maps):
@@ -281,8 +304,9 @@ def blockwise_backward(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, 
                     )
                     grad_queries = scratch @ part.keys[c % k.shape[2]][:, keys]
                     queries = _rows(part.queries[c], block)  # scaled
-                    if c == 1 and ratio == 1:
-                        grad_queries, queries = grad_queries * -lambdas, queries * -lambdas
+                    factor = signals if c == 0 else -lambdas if ratio == 1 else None
+                    if factor is not None:
+                        grad_queries, queries = grad_queries * factor, queries * factor
                     grad_queries = _by_group(grad_queries, 1 if c else ratio, block) * request.scale
                     to = part_grad_q[:, :, :, :-1, rows] if c == 0 else part_grad_q[:, :, :, -1:, rows]
                     to.copy_(grad_queries.view(to.shape))
@@ -290,12 +314,34 @@ def blockwise_backward(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, 
             grad_v[part.slices] = value_sum.view(grad_v[part.slices].shape)
             for c, sums in enumerate(key_sums):
                 grad_k[part.slices][:, :, c] = sums.view(*part.shape[:2], *sums.shape[1:])
-    return grad_q, grad_k, grad_v, grad_lam
+    return grad_q, grad_k, grad_v, grad_lam, grad_lam.new_empty(0) if request.signal_weight is None else grad_signal
 
 
 register_gradient("blockwise", blockwise_forward, blockwise_backward)
 
 
 def blockwise_attention(request: Request) -> Tensor:
-    """Compute (A1 − λA2) V, (B, H, N, dv), by blocks."""
+    """Compute (w A1 − λA2) V, (B, H, N, dv), w the signal's weight, by blocks."""
     return blockwise_forward(*request)
+
+
+def blockwise_log_sums(request: Request) -> Tensor:
+    """Compute the log-sums of the scores as :func:`log_sums`, (B, G, r + 1, N), in memory linear in N.
+
+    Scores are computed again in the backward.
+    """
+    begin, end = request.key_ranges()
+    rows = request.n if torch.compiler.is_compiling() else MAX_ROWS
+    parts = []
+    for start in range(0, request.n, rows):
+        block = slice(start, start + rows)
+        mask = request.attn_mask
+        part = request._replace(
+            q=request.q[:, :, :, block],
+            attn_mask=mask if mask is None or mask.shape[2] == 1 else mask[:, :, block],
+            is_causal=False,
+            window=None,
+            segment_bounds=torch.stack((begin[block], end[block])),
+        )
+        parts.append(checkpoint(log_sums, part, use_reentrant=False) if request.needs_gradient else log_sums(part))
+    return torch.cat(parts, dim=-1)

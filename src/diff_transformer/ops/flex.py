@@ -88,6 +88,8 @@ def flex_attention_backend(request: Request) -> Tensor:
     # torch's C++ kernel gives wrong numbers for some views whose channels lie apart.
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     a1_v, a2_v = (attend(q[:, :, c], k[:, :, c % k.shape[2]], v, score_mod, blocks, scale) for c in range(2))
+    if request.signal_weight is not None:
+        a1_v = request.signal_weight.unsqueeze(-1) * a1_v
     out = (a1_v - lam.unsqueeze(-1) * a2_v).to(q.dtype)
     if nonfinite is not None and blocks is not None:
         out = out.masked_fill(_sees_any(nonfinite, q, blocks).unsqueeze(-1), float("nan"))

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -18,12 +18,57 @@ from diff_transformer.ops.attention_request import (
     is_floating,
     segment_bounds_from,
 )
-from diff_transformer.ops.backends import fast_path_of, resolve
+from diff_transformer.ops.backends import Backend, fast_path_of, resolve
+from diff_transformer.ops.blockwise import blockwise_log_sums
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.reference import softmax_maps
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
+
+
+@overload
+def diff_attention(
+    q: Tensor | tuple[Tensor, Tensor],
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor | float,
+    *,
+    is_causal: bool = False,
+    attn_mask: "Tensor | BlockMask | None" = None,
+    scale: float | None = None,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-5,
+    norm_scale: float = 1.0,
+    dropout_p: float = 0.0,
+    signal_weight: Tensor | float | None = None,
+    return_lse: Literal[False] = False,
+    backend: str = "auto",
+) -> Tensor: ...
+
+
+@overload
+def diff_attention(
+    q: Tensor | tuple[Tensor, Tensor],
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor | float,
+    *,
+    is_causal: bool = False,
+    attn_mask: "Tensor | BlockMask | None" = None,
+    scale: float | None = None,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-5,
+    norm_scale: float = 1.0,
+    dropout_p: float = 0.0,
+    signal_weight: Tensor | float | None = None,
+    return_lse: Literal[True],
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
 def diff_attention(
@@ -41,8 +86,10 @@ def diff_attention(
     norm_eps: float = 1e-5,
     norm_scale: float = 1.0,
     dropout_p: float = 0.0,
+    signal_weight: Tensor | float | None = None,
+    return_lse: bool = False,
     backend: str = "auto",
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """Compute differential attention, (softmax(Q1 K1ᵀ·s) − λ · softmax(Q2 K2ᵀ·s)) V (Equation 1).
 
     B is the batch, H the differential heads, H_kv the key/value heads (H is a multiple of H_kv; head h reads key head
@@ -76,6 +123,9 @@ def diff_attention(
         dropout_p: the share of the weights of each map that is dropped at random, at least 0 and below 1; those that
             stay are divided by 1 − ``dropout_p``. Only "reference" and "sdpa" drop weights, and "auto" takes one of
             them: with "reference", memory grows with N·S.
+        signal_weight: w, a number or a floating tensor broadcastable to (B, H, N), differentiable; for
+            (w · softmax(Q1 K1ᵀ·s) − λ · softmax(Q2 K2ᵀ·s)) V. 1 unless given.
+        return_lse: return the logarithms of both softmaxes' sums, too.
         backend: "auto", "reference", "blockwise", "sdpa", "flex" (FlexAttention), "cpu" (a fused kernel for float32,
             bfloat16 and float16, compiled on first use), "triton" (fused kernels for CUDA) or "fa4" (FlashAttention-4,
             where the package flash-attn-4 is installed). A backend asked for by name runs or raises.
@@ -84,7 +134,9 @@ def diff_attention(
         (B, H, N, dv) in the dtype of q, k and v (under autocast, in autocast's). A query that sees no key gives 0,
         with gradient 0. Keys and values that a query may not see change neither its output nor the gradients that come
         from it, even if they hold a NaN or an infinity; a NaN that it sees makes its output NaN. The softmax runs
-        in float32 at least.
+        in float32 at least. With ``return_lse`` a triple of it and L1, L2, (B, H, N), float32 at least and
+        differentiable: log Σ exp of the scores that a query sees in either map, −∞ if it sees no key. A softmax with a
+        learned sink s in its sum is the plain one times σ(L − s).
 
     Raises:
         ValueError: shapes, dtypes or devices that do not fit, a λ or mask that does not broadcast, an unknown backend,
@@ -98,12 +150,13 @@ def diff_attention(
         torch.Size([1, 4, 10, 32])
     """
     q = _joined(q)
-    fast_path = fast_path_of(backend)
+    fast_path = None if return_lse else fast_path_of(backend)
     if fast_path is not None and cu_seqlens is None and type(dropout_p) is float and dropout_p == 0.0:
-        out = fast_path(backend, q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale)
+        norm = norm_weight, norm_eps, norm_scale
+        out = fast_path(backend, q, k, v, lam, attn_mask, is_causal, scale, window, *norm, signal_weight)
         if out is not None:
             return out
-    request = _checked({"q": q, "k": k, "v": v}, lam, is_causal, attn_mask, scale, window, cu_seqlens)
+    request = _checked({"q": q, "k": k, "v": v}, lam, is_causal, attn_mask, scale, window, cu_seqlens, signal_weight)
     _check_number("norm_eps", norm_eps)
     _check_number("norm_scale", norm_scale)
     _check_number("dropout_p", dropout_p)
@@ -120,11 +173,27 @@ def diff_attention(
             )
     chosen = resolve(backend, request, dropout_p)
     options = (dropout_p,) if dropout_p else ()  # which the backends that drop take
+    if return_lse:
+        out, first, second = _with_log_sums(chosen, request, *options)
+        if norm_weight is not None:
+            out = rms_norm(out, norm_weight, norm_eps) * norm_scale
+        return out, first, second
     if norm_weight is None:
         return chosen.attend(request, *options)
     if chosen.fuses_norm:
         return chosen.attend(request, Norm(norm_weight, norm_eps, norm_scale))
     return rms_norm(chosen.attend(request, *options), norm_weight, norm_eps) * norm_scale
+
+
+def _with_log_sums(chosen: Backend, request: Request, *options: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output and the log-sums of its two maps, (B, H, N), NaN where the output of a query is."""
+    if chosen.log_sums is not None:
+        out, of_maps = chosen.log_sums(request)
+    else:
+        out, of_maps = chosen.attend(request, *options), blockwise_log_sums(confine(request)[0])
+    first, second = of_maps[:, :, :-1].flatten(1, 2), of_maps[:, :, -1].repeat_interleave(request.ratio, dim=1)
+    is_nan = out.isnan().any(-1)
+    return out, first.masked_fill(is_nan, math.nan), second.masked_fill(is_nan, math.nan)
 
 
 def diff_attention_maps(
@@ -195,6 +264,7 @@ def _checked(
     scale: float | None,
     window: int | None,
     cu_seqlens: Tensor | None,
+    signal_weight: Tensor | float | None = None,
 ) -> Request:
     """Return the request that the arguments make, or refuse what does not fit; ``v`` may be left out of ``tensors``."""
     q, k, *values = _autocast(**tensors)
@@ -222,7 +292,8 @@ def _checked(
         _check_tensor("attn_mask", attn_mask.kv_indices, q)
     else:
         attn_mask = check_mask(attn_mask, q, target)
-    lambdas = _check_lambda(lam, q, (batch, heads, n))
+    lambdas = _check_weight("lam", lam, q, (batch, heads, n))
+    signals = None if signal_weight is None else _check_weight("signal_weight", signal_weight, q, (batch, heads, n))
     segment_bounds = None
     if cu_seqlens is not None:
         _check_tensor("cu_seqlens", cu_seqlens, q)
@@ -233,7 +304,7 @@ def _checked(
         check_document_ends("cu_seqlens", cu_seqlens, n)
         segment_bounds = segment_bounds_from(cu_seqlens, n)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    request = Request(q, k, v, lambdas, attn_mask, is_causal, scale, window, segment_bounds)
+    request = Request(q, k, v, lambdas, attn_mask, is_causal, scale, window, segment_bounds, signals)
     return request.ungrouped() if isinstance(attn_mask, Tensor) and attn_mask.shape[1] > 1 else request
 
 
@@ -340,20 +411,20 @@ def abridged(numbers: list[int]) -> str:
     return str(numbers) if len(numbers) <= 8 else f"[{', '.join(map(str, numbers[:4]))}, …, {numbers[-1]}]"
 
 
-def _check_lambda(lam: Tensor | float, q: Tensor, target: tuple[int, int, int]) -> Tensor:
-    """Return λ as (B, H, N), float32 at least; expanded, so that autograd adds its gradient up to λ's own shape."""
+def _check_weight(name: str, weight: Tensor | float, q: Tensor, target: tuple[int, int, int]) -> Tensor:
+    """Return the weight of a map as (B, H, N), float32 at least; expanded, so that autograd adds up its gradient."""
     dtype = torch.promote_types(q.dtype, torch.float32)
-    if isinstance(lam, Tensor):
-        check_dense("lam", lam)
-        if lam.dtype == dtype and lam.shape == target and lam.device == q.device:
-            return lam
-        if not is_floating(lam):
-            _refuse(f"lam must be floating, of 16 bits or more, got {lam.dtype}.")
-        if lam.dim() > 0 or lam.is_meta:  # a scalar may come from another device, if it has a value
-            _check_tensor("lam", lam, q)
-            check_broadcast("lam", lam, "(B, H, N)", target)
-        return lam.to(device=q.device, dtype=dtype).expand(target)
-    if isinstance(lam, bool) or not isinstance(lam, int | float):
-        raise TypeError(f"lam must be a number or a tensor, got {type(lam).__name__}.")
-    _check_number("lam", lam)
-    return torch.full((), lam, dtype=dtype, device=q.device).expand(target)
+    if isinstance(weight, Tensor):
+        check_dense(name, weight)
+        if weight.dtype == dtype and weight.shape == target and weight.device == q.device:
+            return weight
+        if not is_floating(weight):
+            _refuse(f"{name} must be floating, of 16 bits or more, got {weight.dtype}.")
+        if weight.dim() > 0 or weight.is_meta:  # a scalar may come from another device, if it has a value
+            _check_tensor(name, weight, q)
+            check_broadcast(name, weight, "(B, H, N)", target)
+        return weight.to(device=q.device, dtype=dtype).expand(target)
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise TypeError(f"{name} must be a number or a tensor, got {type(weight).__name__}.")
+    _check_number(name, weight)
+    return torch.full((), weight, dtype=dtype, device=q.device).expand(target)

@@ -21,8 +21,8 @@ ROUNDINGS = {"out": 4, "v": 4, "q": 6, "k": 6, "lam": 6}
 _ACCUMULATOR_EPS = torch.finfo(torch.float32).eps
 
 
-def softmax_maps(request: Request) -> tuple[Tensor, Tensor]:
-    """Compute A1 and A2 of Equation 1, each (B, H, N, S), in float32 at least."""
+def _scores(request: Request) -> Tensor:
+    """Compute the scores of all maps, (B, G, r + 1, N, S), −∞ where a key is hidden, in float32 at least."""
     q, k, attn_mask = request.q, request.k, request.attn_mask
     dtype = torch.promote_types(q.dtype, torch.float32)
     # Head h, map c reads key head h // (H / H_kv), map c: never another map's keys. They are repeated in the wider
@@ -41,7 +41,19 @@ def softmax_maps(request: Request) -> tuple[Tensor, Tensor]:
             scores = scores.masked_fill(~attn_mask, float("-inf"))
         else:
             scores = (scores + attn_mask).masked_fill(attn_mask == float("-inf"), float("-inf"))
-    maps = softmax_or_zero(scores)  # (B, G, r + 1, N, S)
+    return scores
+
+
+def log_sums(request: Request) -> Tensor:
+    """Compute log Σ exp of each map's scores over the keys that a query sees, (B, G, r + 1, N); −∞ over none."""
+    scores = _scores(request)
+    sees_none = (scores == float("-inf")).all(-1)
+    return scores.masked_fill(sees_none.unsqueeze(-1), 0.0).logsumexp(-1).masked_fill(sees_none, float("-inf"))
+
+
+def softmax_maps(request: Request) -> tuple[Tensor, Tensor]:
+    """Compute A1 and A2 of Equation 1, each (B, H, N, S), in float32 at least."""
+    maps = softmax_or_zero(_scores(request))  # (B, G, r + 1, N, S)
     if request.ratio == 1:
         a1, a2 = maps.unbind(2)
         return a1, a2
@@ -50,11 +62,13 @@ def softmax_maps(request: Request) -> tuple[Tensor, Tensor]:
 
 
 def reference_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
-    """Compute (A1 − λA2) V, (B, H, N, dv). Of the weights of either map a share ``dropout_p`` is dropped."""
+    """Compute (w A1 − λA2) V, (B, H, N, dv), w the signal's weight. Of either map a share ``dropout_p`` is dropped."""
     a1, a2 = softmax_maps(request)
     if dropout_p:
         a1, a2 = F.dropout(a1, dropout_p), F.dropout(a2, dropout_p)
     v = request.v.to(a1.dtype).repeat_interleave(request.heads_per_key, dim=1)
+    if request.signal_weight is not None:
+        a1 = request.signal_weight.unsqueeze(-1).to(a1.dtype) * a1
     with without_autocast(v.device.type):
         out = (a1 - request.lam.unsqueeze(-1).to(a1.dtype) * a2) @ v
     return out.to(request.q.dtype)

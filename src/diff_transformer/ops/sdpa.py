@@ -116,7 +116,7 @@ def _combined_mask(request: Request, dtype: torch.dtype) -> tuple[Tensor | None,
 
 def sdpa_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
     """Compute A1 V − λ A2 V, (B, H, N, dv). Of the weights of either map a share ``dropout_p`` is dropped."""
-    q, k, v, lam, _ = request[:5]
+    q, k, v, lam = request[:4]
     ratio = request.ratio
     dtype, gradient = q.dtype, torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     if gradient and dtype == torch.float16:
@@ -163,7 +163,8 @@ def sdpa_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
             outputs = [F.scaled_dot_product_attention(queries, keys, part, **options) for part in parts]
             maps_v.append((outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1))[..., :dv])
     second = maps_v[1] if ratio == 1 else maps_v[1].repeat_interleave(ratio, dim=1)
-    out = maps_v[0] - lam.unsqueeze(-1) * second
+    first = maps_v[0] if request.signal_weight is None else request.signal_weight.unsqueeze(-1) * maps_v[0]
+    out = first - lam.unsqueeze(-1) * second
     if fully_masked is not None:
         out = out.masked_fill(fully_masked, 0.0)
     return out.to(dtype)

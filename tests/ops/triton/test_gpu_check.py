@@ -1,5 +1,9 @@
 """The check of the Triton kernels before `auto` takes them, with a device made up and kernels that fail in each way."""
 
+import os
+import subprocess
+import sys
+import textwrap
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -216,6 +220,59 @@ def test_the_real_kernels_pass_in_the_interpreter(
         pytest.skip("there is a GPU: the kernels do not run on the CPU")
     gpu.kernels = triton_backend.triton_attention
     assert reason_against_family(Family(dtype, 16, 32, mask, pass_, in_groups), CPU) is None
+
+
+KEYS = """
+    import torch
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
+    from triton.runtime.jit import create_function_from_signature
+
+    from diff_transformer.ops.attention_request import Norm, Request
+    from diff_transformer.ops.triton.gpu_check import DECODING, FORWARD, TRAINING, Family, _case
+    from diff_transformer.ops.triton.kernel_arguments import has_few_queries, problem_of
+    from diff_transformer.ops.triton.launch import plan_backward, plan_decode, plan_forward
+
+    backend, (one, sixteen, _, chunk) = CUDABackend(GPUTarget("cuda", 90, 32)), DECODING
+
+    def binaries(request, weight, training):
+        problem, norm = problem_of(request, 90), Norm(weight, 1e-5, 0.8)
+        if not training and has_few_queries(problem):
+            launches = plan_decode(problem, norm, 264)[0]
+        else:
+            launches, out, saved = plan_forward(problem, norm, training)
+            launches += plan_backward(torch.empty_like(out), problem, norm, saved)[0] if training else []
+        for each in launches:
+            bind = create_function_from_signature(each.kernel.signature, each.kernel.params, backend)
+            yield each.kernel.fn.__name__, str(bind(**each.arguments, **each.options)[1:])
+
+    def empty(*shape):
+        return torch.empty(shape, dtype=torch.bfloat16)
+
+    for pass_, batch, n, s, key_heads, d in (
+        (TRAINING, 1, 4096, 4096, 8, 64), (TRAINING, 2, 1024, 1024, 2, 128), (FORWARD, 3, 1000, 1000, 8, 64),
+        (FORWARD, 1, 777, 777, 4, 128), (one, 1, 1, 4000, 8, 64), (one, 5, 1, 333, 2, 128),
+        (sixteen, 1, 2, 501, 2, 64), (chunk, 1, 32, 4096, 4, 64),
+    ):
+        case = _case(Family(torch.bfloat16, d, 2 * d, "", pass_), torch.device("cpu"))
+        checked = set(binaries(case.request, case.weight, pass_ == TRAINING))
+        q = empty(batch, n, 8, 2, d).permute(0, 2, 3, 1, 4)  # as projections and a cache hold them
+        k = empty(batch, key_heads, s + 7, 2, d)[:, :, :s].transpose(2, 3)
+        v = empty(batch, key_heads, s + 7, 2 * d)[:, :, :s]
+        lam = torch.tensor(0.5).expand(batch, 8, n)
+        request = Request(q, k, v, lam, None, True, d**-0.5, None, None)
+        others = [name for name, key in binaries(request, case.weight, pass_ == TRAINING) if (name, key) not in checked]
+        print(pass_, n, s, others)
+"""
+
+
+def test_what_was_checked_is_what_runs() -> None:
+    """The kernels of calls of other sizes, heads and strides are those that the check has compiled, bit for bit."""
+    # A process that triton has not met its interpreter in.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", textwrap.dedent(KEYS)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.count("\n") == done.stdout.count("[]") == 8, done.stdout + done.stderr
 
 
 def test_a_full_device_says_nothing_of_the_kernels(gpu: Hopper) -> None:

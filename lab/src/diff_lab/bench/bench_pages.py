@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,18 +101,6 @@ def _titles(rows: Sequence[Row], names: Iterable[str]) -> list[str]:
         backends = dict.fromkeys(row["backend"] for row in rows if row["candidate"] == name and row["backend"])
         titles.append(f"{name} ({', '.join(backends)})" if backends else name)
     return titles
-
-
-def replace_sections(path: Path, sections: Mapping[str, str]) -> None:
-    """Write each text between ``<!-- name -->`` and ``<!-- /name -->`` of a Markdown file, in place of the old one."""
-    text = path.read_text(encoding="utf-8")
-    for name, content in sections.items():
-        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        if text.count(start) != 1 or text.count(end) != 1:
-            raise ValueError(f"{path} must hold {start.strip()} … {end} once.")
-        before, _, behind = text.partition(start)
-        text = f"{before}{start}{content}\n{end}{behind.partition(end)[2]}"
-    write_text(path, text)
 
 
 _ENVIRONMENT = Environment(

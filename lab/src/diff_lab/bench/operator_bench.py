@@ -168,8 +168,8 @@ def check_candidate(
     candidate: Candidate, row: BenchRow, problem: OperatorProblem, check: AnswerCheck, device: torch.device
 ) -> BenchRow:
     """Return the row with the candidate's error, or the reason why it does not run. The baseline only runs."""
-    if candidate.is_baseline:
-        return row
     if (reason := candidate.reason(problem, row.pass_)) is not None:
         return replace(row, reason=reason)
+    if candidate.is_baseline:
+        return row
     return row.checked(*try_run(device, lambda: check.error(compute(candidate, problem, row.pass_))))

@@ -8,6 +8,8 @@ The first and the last head of the first and the last sequence stand for all hea
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +22,7 @@ from diff_lab.bench.benchmark import BACKWARD, BASELINE, DECODE, FORWARD, TRAINI
 from diff_transformer.ops import diff_attention, flash
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.backends import BACKENDS, choose, reason_against
+from diff_transformer.ops.cpu.cpu_build import capability
 from diff_transformer.ops.reference import ROUNDINGS, rms_by_position, rounding_band, share_of_allowed
 
 Inputs = tuple[Tensor, ...]
@@ -184,10 +187,13 @@ class Candidate:
     arrange: Arrange = lambda q, k, v: (q, k, v)  # the operator's own layout
     is_baseline: bool = False
     backend: str | None = None
+    only_forward: bool = False
 
     def reason(self, problem: OperatorProblem, pass_: str) -> str | None:
         """Return why it does not run a case, or is not measured at its size; None if it is."""
         device, shape = problem.q.device, problem.shape
+        if self.only_forward and differentiates(pass_):
+            return "it has no backward"
         if device.type == "cpu":
             longest = LONGEST.get(self.name, shape.keys)
             if shape.keys > longest and (pass_ != DECODE or self.name == FLEX):
@@ -226,6 +232,52 @@ def _softmax(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
 def _softmax_fa4(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
     q, k, v = (tensor.transpose(1, 2) for tensor in inputs)
     return flash.attend(q, k, v, q.shape[-1] ** -0.5, causal, None)[0].transpose(1, 2)
+
+
+def _vllm_inputs(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """Return queries by tokens, keys and values in vLLM's cache, and the plan that it makes once for all layers."""
+    q, k, v = _softmax_inputs(q, k, v)
+    (batch, heads, n, d), s, block = q.shape, k.shape[2], 128
+    pages = torch.arange(batch * -(-s // block), dtype=torch.int32).view(batch, -1)
+    slots = (pages[:, :1] * block + torch.arange(s)).flatten()
+    cache = q.new_zeros(pages.numel(), heads, 2 * block, d).chunk(2, dim=2)
+    queries, keys, values = (tensor.transpose(1, 2).flatten(0, 1).contiguous() for tensor in (q, k, v))
+    instructions = "amx" if q.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() else "vec"
+    torch.ops._C.cpu_attn_reshape_and_cache(keys, values, *cache, slots, instructions)
+    lengths, starts = torch.full((batch,), s, dtype=torch.int32), torch.arange(batch + 1, dtype=torch.int32) * n
+    sizes = (batch, heads, heads, d, lengths, q.dtype, starts)
+    plan = torch.ops._C.get_scheduler_metadata(*sizes, True, -1, instructions, True, None)
+    return queries, *cache, starts, lengths, pages, plan
+
+
+def _softmax_vllm(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
+    queries, keys, values, starts, lengths, pages, plan = inputs
+    out, scale = torch.empty_like(queries), queries.shape[-1] ** -0.5
+    call = (queries, keys, values, out, starts, lengths, scale, True, None, -1, pages, 0.0, plan, None, None)
+    torch.ops._C.cpu_attention_with_kv_cache(*call)
+    return out.unflatten(0, (len(lengths), -1)).transpose(1, 2)
+
+
+def _softmax_zentorch(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
+    return torch.ops.zentorch.zentorch_sdpa(*inputs, is_causal=causal)[0]
+
+
+@functools.cache
+def _has_library(package: str, name: str) -> bool:
+    """Load a library of another project, without its package; return whether it is installed."""
+    found = find_spec(package)
+    path = found and found.origin and Path(found.origin).with_name(name)
+    if not path or not path.is_file():
+        return False
+    torch.ops.load_library(path)
+    return True
+
+
+def _softmax_fa3(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
+    from flash_attn_interface import flash_attn_func  # type: ignore[import-not-found, unused-ignore]  # there is no stub
+
+    out = flash_attn_func(*(tensor.transpose(1, 2) for tensor in inputs), causal=causal)
+    return (out if isinstance(out, Tensor) else out[0]).transpose(1, 2)  # versions of 2025 give the log-sums, too
 
 
 def _composed(inputs: Inputs, lam: Tensor, causal: bool, *, parts: int) -> Tensor:
@@ -290,6 +342,9 @@ def _backend(name: str) -> Candidate:
 _SOFTMAX_ABOUT = "the Transformer with the same parameters: A heads of d, torch's SDPA"
 _SOFTMAX = Candidate(BASELINE, _SOFTMAX_ABOUT, _softmax, _softmax_inputs, is_baseline=True)
 _FA4 = replace(_SOFTMAX, name=f"{BASELINE} FA4", about="it by FlashAttention-4", attend=_softmax_fa4, backend="fa4")
+_VLLM = Candidate(f"{BASELINE} vLLM", "it by vLLM's C++ attention", _softmax_vllm, _vllm_inputs, True, None, True)
+_ZENTORCH = Candidate(f"{BASELINE} zentorch", "it by zentorch", _softmax_zentorch, _softmax_inputs, True, None, True)
+_FA3 = replace(_SOFTMAX, name=f"{BASELINE} FA3", about="it by FlashAttention-3, where installed", attend=_softmax_fa3)
 _FULL_V = Candidate(FULL_V, "SDPA once a map, values 2d wide", functools.partial(_composed, parts=1))
 _SPLIT_V = Candidate(SPLIT_V, "SDPA twice a map, each with half of the values", functools.partial(_composed, parts=2))
 _DIFFLLAMA_ABOUT = "transformers' DiffLlamaAttention without projections, rotary embedding and norm"
@@ -305,11 +360,17 @@ def candidates(device: torch.device | str = "cpu") -> dict[str, Candidate]:
     """Return all candidates on a device by name, the baseline first."""
     backends = [_backend(name) for name in (AUTO, *BACKENDS)]
     if torch.device(device).type == "cuda":
-        baselines = [_SOFTMAX, _SOFTMAX.held_to(*_FLASH), _SOFTMAX.held_to(*_CUDNN), _FA4]
+        baselines = [_SOFTMAX, _SOFTMAX.held_to(*_FLASH), _SOFTMAX.held_to(*_CUDNN), _FA4, _FA3]
         compositions = [_FULL_V.held_to(*_EFFICIENT), _FULL_V.held_to(*_CUDNN)]
         compositions += [_SPLIT_V.held_to(*_FLASH), _SPLIT_V.held_to(*_CUDNN)]
     else:
         baselines, compositions = [_SOFTMAX], [_FULL_V, _SPLIT_V]
+        # vLLM's for CUDA has no library with this name.
+        library = {"AVX512_BF16": "_C", "AVX512": "_C_AVX512"}.get(capability(), "_C_AVX2")
+        if _has_library("vllm", f"{library}.abi3.so"):
+            baselines.append(_VLLM)
+        if _has_library("zentorch", "libzentorch.so"):
+            baselines.append(_ZENTORCH)
     return {candidate.name: candidate for candidate in (*baselines, *backends, *compositions, _DIFFLLAMA)}
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+ALL_ROWS = slice(None)
 IGNORED = -100  # the label of what is not to be predicted, as in transformers
 
 # Which random numbers a generated batch is drawn from, (seed, purpose, number): no two purposes share any.
@@ -35,10 +36,11 @@ class Batches(Protocol):
     def source(self) -> str:
         """A fingerprint of the data behind the batches, beside the settings: of all documents, for text."""
 
-    def train_batch(self, step: int) -> dict[str, Tensor]:
-        """Return the batch of a step, counted from 1: a pure function of the settings, the seed and `step`.
+    def train_batch(self, step: int, rows: slice = ALL_ROWS) -> dict[str, Tensor]:
+        """Return rows of the batch of a step, counted from 1: a pure function of the settings, the seed and `step`.
 
-        So resuming needs no state of the data, and all models of a comparison see the same batches.
+        So resuming needs no state of the data, all models of a comparison see the same batches, and a rank makes its
+        own rows alone.
         """
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
@@ -64,9 +66,9 @@ class GeneratedBatches(ABC):
     def draw(self, count: int, stream: Stream) -> dict[str, Tensor]:
         """Draw a batch of `count` sequences from the random numbers of a stream."""
 
-    def train_batch(self, step: int) -> dict[str, Tensor]:
-        """Return the sequences of a step; see `Batches.train_batch`."""
-        return self.draw(self.batch_size, (self.seed, TRAINING, step))
+    def train_batch(self, step: int, rows: slice = ALL_ROWS) -> dict[str, Tensor]:
+        """Return sequences of a step, all drawn from one stream; see `Batches.train_batch`."""
+        return {name: x[rows] for name, x in self.draw(self.batch_size, (self.seed, TRAINING, step)).items()}
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
         """Yield the same `validation_size` sequences in each call; the last batch may be smaller."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from diff_lab.data.batches import IGNORED, TRAINING, VALIDATION, Stream
+from diff_lab.data.batches import ALL_ROWS, IGNORED, TRAINING, VALIDATION, Stream
 from diff_lab.data.text_batches import TextBatches
 
 MASK_TOKEN = "<|mask|>"
@@ -46,28 +46,32 @@ class MaskedTextBatches:
         special = set(self.tokenizer.all_special_ids)
         self._ordinary = np.array([token for token in range(self.vocab_size) if token not in special])
 
-    def train_batch(self, step: int) -> dict[str, Tensor]:
-        """Return the text's batch of a step, with tokens hidden; see `Batches.train_batch`."""
-        return self._masked(self.text.train_batch(step), (self.seed, TRAINING, step))
+    def train_batch(self, step: int, rows: slice = ALL_ROWS) -> dict[str, Tensor]:
+        """Return rows of the text's batch of a step, with tokens hidden; see `Batches.train_batch`."""
+        drawn = self.text.batch_size  # random numbers are drawn for the whole batch
+        return self._masked(self.text.train_batch(step, rows), (self.seed, TRAINING, step), drawn, rows)
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
         """Yield the text's validation batches; the same tokens are hidden in each call."""
         for number, batch in enumerate(self.text.validation_batches()):
-            yield self._masked(batch, (0, VALIDATION, number))
+            yield self._masked(batch, (0, VALIDATION, number), len(batch["input_ids"]))
 
-    def _masked(self, batch: dict[str, Tensor], stream: Stream) -> dict[str, Tensor]:
+    def _masked(
+        self, batch: dict[str, Tensor], stream: Stream, drawn: int, rows: slice = ALL_ROWS
+    ) -> dict[str, Tensor]:
         random = np.random.default_rng(stream)
         tokens = batch["input_ids"].numpy().copy()
+        shape = drawn, tokens.shape[1]
         eligible = (batch["labels"].numpy() != IGNORED) & np.isin(tokens, self._ordinary)
         eligible[:, 0] = False
         # Each row's eligible tokens in a random order, of which the first are to be found.
-        order = np.where(eligible, random.random(tokens.shape), 2.0).argsort(axis=1).argsort(axis=1)
+        order = np.where(eligible, random.random(shape)[rows], 2.0).argsort(axis=1).argsort(axis=1)
         available = eligible.sum(axis=1, keepdims=True)
         wanted = np.maximum(1, np.rint(self.mask_fraction * available))
         found = eligible & (order < wanted)
         labels = np.where(found, tokens, IGNORED)
-        fate = random.random(tokens.shape)
-        others = random.choice(self._ordinary, tokens.shape)
+        fate = random.random(shape)[rows]
+        others = random.choice(self._ordinary, shape)[rows]
         hidden = np.where(fate < _REPLACED, others, self.tokenizer.mask_token_id)
         tokens = np.where(found & (fate < 1 - _KEPT), hidden, tokens)
         return batch | {"input_ids": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from diff_lab.data.batches import IGNORED
+from diff_lab.data.batches import ALL_ROWS, IGNORED
 from diff_lab.data.corpus import split
 from diff_lab.data.token_cache import TokenCache
 from diff_lab.data.tokenizers import bytes_of_tokens
@@ -72,15 +72,15 @@ class TextBatches:
         """Return the tokens of each document, with its end of text, of the validation part or of the training part."""
         return (self._train if training else self._validation).documents()
 
-    def train_batch(self, step: int) -> dict[str, Tensor]:
-        """Return the next `batch_size` blocks of the order of the epoch; see `Batches.train_batch`."""
+    def train_batch(self, step: int, rows: slice = ALL_ROWS) -> dict[str, Tensor]:
+        """Return rows of the next `batch_size` blocks of the order of the epoch; see `Batches.train_batch`."""
         blocks = self._train.blocks(self.length)
         if not blocks:
             raise ValueError("There is no training text: all of the corpus is kept for validation.")
         first = (step - 1) * self.batch_size
         indices = [
             shuffled(number % blocks, blocks, (self.seed, number // blocks))
-            for number in range(first, first + self.batch_size)
+            for number in range(first, first + self.batch_size)[rows]
         ]
         return self._train.batch(np.array(indices), self.length, self.isolated)
 

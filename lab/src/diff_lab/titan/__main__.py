@@ -12,6 +12,8 @@ import tyro
 from torchtitan.config.manager import ConfigManager, custom_registry
 from torchtitan.tools.logging import init_logger
 
+from diff_lab.data import TextBatches
+from diff_lab.measure.standard import validation_callback
 from diff_lab.titan.trainer import trainer_config
 from diff_lab.train import TrainingInterrupted
 from diff_lab.train.recipe import load_recipe
@@ -29,7 +31,10 @@ def main(arguments: list[str]) -> None:
     try:
         recipe = load_recipe(own[0], [word for word in own[1:] if not word.startswith("--output=")])
         folder = Path(outputs[-1] if outputs else f"runs/{recipe.name}")
-        default = trainer_config(recipe, build_data(recipe), folder)
+        data = build_data(recipe)
+        # Of other data the callback asks for more than a loss.
+        evaluate = validation_callback(data.batches) if isinstance(data.batches, TextBatches) else None
+        default = trainer_config(recipe, data, folder, evaluate)
     except (ValueError, OSError) as error:
         sys.exit(str(error))
     folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +45,7 @@ def main(arguments: list[str]) -> None:
         if getattr(config.training, name) != getattr(default.training, name):
             sys.exit(f"--training.{name.replace('_', '-')} is the recipe's: change train.steps or data.* before `--`.")
     # torchtitan's command line makes objects of its own of what it has printed; ours stay as they are.
-    ours = ("model_spec", "dataloader", "lr_scheduler", "optimizer", "tokenizer_to_save")
+    ours = ("model_spec", "dataloader", "lr_scheduler", "optimizer", "recipe", "tokenizer_to_save", "on_evaluate")
     try:
         trainer = dataclasses.replace(config, **{name: getattr(default, name) for name in ours}).build()
         try:

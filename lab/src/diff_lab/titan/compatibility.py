@@ -15,7 +15,7 @@ from torch.distributed.pipelining import schedules
 def apply() -> None:
     """Add what is missing here."""
     if not hasattr(dist, "set_timeout"):  # until torch 2.14
-        dist.set_timeout = _set_timeout  # type: ignore[attr-defined]
+        dist.set_timeout = dist.distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]
     for schedule in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
         if "arg_mbs" not in inspect.signature(schedule.step).parameters:  # until torch 2.14
             schedule.step = _step_of_microbatches  # type: ignore[method-assign, assignment]
@@ -23,41 +23,29 @@ def apply() -> None:
         _compute_on_cpu()
 
 
-def _set_timeout(timeout: Any, group: Any = None) -> None:
-    dist.distributed_c10d._set_pg_timeout(timeout, group)
-
-
 def _step_of_microbatches(
-    self: Any, *, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any, losses: Any, loss_kwargs: Any, return_outputs: bool
+    self: Any, *, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any, losses: Any, loss_kwargs: Any = None, **_: Any
 ) -> None:
     stages = getattr(self, "_stages", None) or [self._stage]
     for stage in stages:
         stage.has_backward = self._has_backward
         stage.clear_runtime_states()
     self._step_microbatches(
-        arg_mbs or [()] * len(kwarg_mbs), kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs
+        arg_mbs or [()] * len(kwarg_mbs), kwarg_mbs, target_mbs, losses, return_outputs=False, loss_kwargs=loss_kwargs
     )
 
 
 def _compute_on_cpu() -> None:
     import torchtitan.tools.utils as tools
 
-    def nothing(*_args: Any) -> None:
-        pass
-
     tools.device_type = "cpu"
     tools.device_module = SimpleNamespace(
-        synchronize=torch.cpu.synchronize,
-        current_device=torch.cpu.current_device,
-        Stream=torch.cpu.Stream,
-        stream=torch.cpu.stream,
-        device_count=lambda: 1,
+        **vars(torch.cpu),
         get_device_name=lambda device=None: "cpu",
         get_device_properties=lambda device=None: SimpleNamespace(total_memory=1 << 34),
         memory_stats=lambda device=None: {},
-        set_device=nothing,
-        reset_peak_memory_stats=nothing,
-        empty_cache=nothing,
+        reset_peak_memory_stats=lambda: None,
+        empty_cache=lambda: None,
     )
     barrier = dist.barrier
 

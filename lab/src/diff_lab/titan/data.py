@@ -8,24 +8,20 @@ import torch
 from torch import Tensor
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.config import Configurable
 
 from diff_lab.data.batches import IGNORED
 
 
-class NoTokenizer(BaseTokenizer):
+class NoTokenizer(Configurable):
     """Stands in the tokenizer's place: the recipe's data are tokens already."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):
         """No settings."""
 
-    def __init__(self, config: Any = None, *, tokenizer_path: str) -> None:
-        super().__init__()
-
-    def encode(self, *_args: Any, **_kwargs: Any) -> list[int]:
-        raise NotImplementedError("a recipe's batches are tokens already.")
-
-    decode = get_vocab_size = encode
+    def __init__(self, config: Any, **_: Any) -> None:
+        pass
 
 
 class RecipeDataLoader(BaseDataLoader):
@@ -38,21 +34,21 @@ class RecipeDataLoader(BaseDataLoader):
         batches: Any = None
         rows: int = 0
 
+        def to_dict(self) -> dict[str, Any]:
+            return {"rows": self.rows}  # torchtitan would copy the tokens for its log
+
     def __init__(self, config: Any, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **_: Any) -> None:
         own = config.rows // dp_world_size
-        self.batches, self.rows = config.batches, slice(dp_rank * own, (dp_rank + 1) * own)
-        self.at_once, self.parts = local_batch_size, own // local_batch_size
+        self.batches, self.ranks, self.rank = config.batches, dp_world_size, dp_rank
+        self.first, self.at_once, self.parts = dp_rank * own, local_batch_size, own // local_batch_size
         self.done = 0  # parts of steps
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
-        batch: dict[str, Tensor] = {}
         while True:
             step, part = divmod(self.done, self.parts)
-            if part == 0 or not batch:
-                batch = {name: x[self.rows] for name, x in self.batches.train_batch(step + 1).items()}
+            start = self.first + part * self.at_once
             self.done += 1
-            rows = slice(part * self.at_once, (part + 1) * self.at_once)
-            yield in_one_row({name: x[rows] for name, x in batch.items()})
+            yield in_one_row(self.batches.train_batch(step + 1, slice(start, start + self.at_once)))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step, which stays with another number of ranks; parts of a step do not."""
@@ -67,8 +63,10 @@ def in_one_row(batch: dict[str, Tensor]) -> tuple[dict[str, Any], Tensor]:
     """Put rows (B, N) into one (1, B·N) with its documents, and with the token after each as its label."""
     tokens = batch["input_ids"]
     rows, length = tokens.shape
-    labels = torch.cat((batch["labels"][:, 1:], torch.full((rows, 1), IGNORED)), dim=1)
-    positions = batch.get("position_ids", torch.arange(length).expand(rows, -1)).reshape(1, -1)
+    labels = torch.cat((batch["labels"][:, 1:], tokens.new_full((rows, 1), IGNORED)), dim=1)
+    numbers = torch.arange(length, device=tokens.device)
+    positions = batch.get("position_ids", numbers.expand(rows, -1)).reshape(1, -1)
     documents = [*(positions[0] == 0).nonzero().squeeze(1).tolist(), rows * length]
     inputs = {"input": tokens.reshape(1, -1), "positions": positions, "documents": documents}
-    return inputs | {"cu_seqlens": torch.tensor(documents, dtype=torch.int32)}, labels.reshape(1, -1)
+    ends = torch.tensor(documents, dtype=torch.int32, device=tokens.device)
+    return inputs | {"cu_seqlens": ends}, labels.reshape(1, -1)

@@ -95,16 +95,10 @@ class DiffModel(BaseModel):
         with torch.autocast(tokens.device.type, dtype=dtype, enabled=dtype is not None):
             hidden = tokens if self.tok_embeddings is None else self.tok_embeddings(tokens)
             tables = self._rotary[0].to(positions.device)(hidden, position_ids=positions)
-            more = {} if context is None else {"context": context}
+            more: dict[str, Any] = {} if context is None else {"context": context}
+            more |= {"attention_mask": None, "past_key_values": None, "cu_seq_lens_q": cu_seqlens}
             for layer in self.layers.values():
-                hidden = layer(
-                    hidden,
-                    position_embeddings=tables,
-                    attention_mask=None,
-                    past_key_values=None,
-                    cu_seq_lens_q=cu_seqlens,
-                    **more,
-                )
+                hidden = layer(hidden, position_embeddings=tables, **more)
             hidden = hidden if self.norm is None else self.norm(hidden)
             return hidden if self.lm_head is None or self._skip_lm_head else self.lm_head(hidden)
 

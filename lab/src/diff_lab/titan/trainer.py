@@ -1,13 +1,15 @@
 """Configures torchtitan's trainer from a recipe, and adds to it what users of `diff-lab train` would miss.
 
-That is a checkpoint when a run is stopped, SHA-256 of checkpoint files, an end when the loss rises, λ of each layer in
-the log, and a folder that ``from_pretrained`` loads.
+That is a checkpoint when a run is stopped, SHA-256 of checkpoint files, an end when the loss rises, validation, λ of
+each layer in the log, trackers, and a folder that ``from_pretrained`` loads.
 """
 
+import hashlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,19 +19,22 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
-from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.components.metrics import LoggerContainer, MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
 from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC
 from torchtitan.distributed.compile import apply_compile
-from torchtitan.distributed.fsdp import disable_fsdp_gradient_division, get_fsdp_reshard_after_forward_policy
+from torchtitan.distributed.fsdp import get_fsdp_reshard_after_forward_policy
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 
-from diff_lab.titan.data import NoTokenizer, RecipeDataLoader
+from diff_lab.data.batches import IGNORED
+from diff_lab.titan.data import NoTokenizer, RecipeDataLoader, in_one_row
 from diff_lab.titan.model import Adapter, DiffModel
-from diff_lab.train.loop import Interrupt, TrainingInterrupted
+from diff_lab.train.distributed import all_gather_object, on_rank0, propagate_errors, reshard
+from diff_lab.train.loop import Evaluate, Interrupt, TrainingInterrupted
+from diff_lab.train.progress import Tracker, check_trackers
 from diff_lab.train.recipe import Data, MaskedTextData, Recipe, TrainRecipe, build_config
 from diff_lab.train.step import DivergenceError, SpikeDetector, learning_rate
 from diff_transformer.nn import Lambda
@@ -38,18 +43,10 @@ from diff_transformer.utils.manifest import MANIFEST, digests, why_changed, writ
 
 # Names of parameters without weight decay: norms, λ and its projection, biases, embeddings.
 UNDECAYED = r"norm\.weight|\.lam\.|lambda_proj|\.bias$|^tok_embeddings"
-LOSS_CHUNKS = 8  # of a row, so that the logits of a large vocabulary are never all in memory
 
 
 def parallelize(
-    model: DiffModel,
-    *,
-    parallel_dims: Any,
-    training: TrainingConfig,
-    parallelism: ParallelismConfig,
-    compile_config: CompileConfig,
-    ac_config: Any,
-    dump_folder: str,
+    model: DiffModel, *, parallel_dims: Any, parallelism: Any, compile_config: Any, ac_config: Any, **others: Any
 ) -> nn.Module:
     """Spread a model, or a pipeline's stage, over the meshes of torchtitan."""
     layers = tuple(model.layers.values())
@@ -66,7 +63,7 @@ def parallelize(
             gather_logits=False,
         )
     if ac_config is not None:
-        ac_config.build(dump_folder=dump_folder).apply(model)
+        ac_config.build(dump_folder=others["dump_folder"]).apply(model)
     if compile_config.enable and "model" in compile_config.components:
         apply_compile(model, compile_config=compile_config, parallel_dims=parallel_dims)
     shard(
@@ -78,9 +75,9 @@ def parallelize(
             parallelism.fsdp_reshard_after_forward, parallel_dims.pp_enabled
         ),
     )
-    disable_fsdp_gradient_division(model)  # the loss is divided by the targets of all ranks
     for module in model.modules():
         if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)  # the loss is divided by the targets of all ranks
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other
     return model
 
@@ -106,33 +103,29 @@ class Metrics(MetricsProcessor):
 
     @dataclass(kw_only=True, slots=True)
     class Config(MetricsProcessor.Config):
-        """The largest rise of the loss above the median of those before, in nats."""
+        """No more settings."""
 
-        max_loss_rise: float | None = None
+    spikes: SpikeDetector  # of the recipe
 
-    def __init__(self, config: Any, **kwargs: Any) -> None:
-        super().__init__(config, **kwargs)
-        self.spikes = SpikeDetector(config.max_loss_rise)
-
-    def log(
-        self, step: int, global_avg_loss: float, global_max_loss: float, grad_norm: float, extra_metrics: Any = None
-    ) -> None:
-        named = {f"lambda/{name}": x for part in self.model_parts for name, x in lambdas_of(part)}
-        super().log(step, global_avg_loss, global_max_loss, grad_norm, {**(extra_metrics or {}), **named})
-        loss = torch.tensor(global_avg_loss, device=self.device_memory_monitor.device.type)
+    def log(self, step: int, mean: float, largest: float, norm: float, extra_metrics: Any = None) -> None:
+        own = {name: x for part in self.model_parts for name, x in lambdas_of(part)}
+        stages = all_gather_object(own) if self.parallel_dims.pp_enabled else [own]
+        named = {name: x for stage in stages for name, x in stage.items()}
+        super().log(step, mean, largest, norm, {**(extra_metrics or {}), **named})
+        loss = torch.tensor(mean, device=self.device_memory_monitor.device.type)
         dist.all_reduce(loss, dist.ReduceOp.MAX)  # a stage without a loss has a negative number in its place
-        if (bad := self.spikes.check(loss.item(), grad_norm)) is not None:
+        if (bad := self.spikes.check(loss.item(), norm)) is not None:
             raise DivergenceError(
                 f"Stopped at step {step}: {bad}. Losses are looked at every {self.config.log_freq} steps."
             )
 
 
 def lambdas_of(part: nn.Module) -> Iterator[tuple[str, float]]:
-    """Yield the name and λ of each layer of a stage, on every rank."""
+    """Yield λ of each layer of a stage, as `diff-lab train` names its curve, on every rank."""
     for name, module in part.named_modules():
         if isinstance(module, Lambda):
             vectors = {key: x.full_tensor() if isinstance(x, DTensor) else x for key, x in module.named_parameters()}
-            yield name, torch.func.functional_call(module, vectors).item()
+            yield f"lambda/layer_{int(name.split('.')[1]) + 1:02d}", torch.func.functional_call(module, vectors).item()
 
 
 class CheckedCheckpoints(CheckpointManager):
@@ -171,12 +164,14 @@ class CheckedCheckpoints(CheckpointManager):
 
     def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
         folder = Path(checkpoint_id)
-        changed: list[str | None] = [None]
-        if dist.get_rank() == 0 and not from_hf:
-            changed = [why_changed(folder)]
-        dist.broadcast_object_list(changed)
-        if changed[0] is not None:
-            raise ValueError(f"The checkpoint {checkpoint_id!r} is damaged: {changed[0]}.")
+        if not from_hf and folder.parent != Path(self.folder):
+            raise ValueError(
+                f"--checkpoint.initial-load-path {checkpoint_id!r} is no checkpoint of this run, and torchtitan would "
+                "unpickle it: a model in safetensors is loaded with --checkpoint.initial-load-in-hf."
+            )
+        changed = None if from_hf else on_rank0(lambda: why_changed(folder))
+        if changed is not None:
+            raise ValueError(f"The checkpoint {checkpoint_id!r} is damaged: {changed}.")
         super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
 
     def _close(self) -> None:
@@ -184,14 +179,52 @@ class CheckedCheckpoints(CheckpointManager):
         super()._close()
 
 
+class Spread:
+    """The model of all ranks, for a callback that asks a model of transformers for the summed loss of rows of text."""
+
+    def __init__(self, trainer: "DiffTrainer") -> None:
+        self.trainer, self.config = trainer, trainer.model_config.hf
+        self.parameters = trainer.model_parts[0].parameters
+
+    def __call__(self, **row: Any) -> SimpleNamespace:
+        """Give each data-parallel rank its rows, as many at a time as in training, and add up their losses."""
+        trainer, data = self.trainer, self.trainer.dataloader
+        names = ("input_ids", "labels", "position_ids")
+        batch = {name: row[name].view(-1, trainer.config.training.seq_len) for name in names if name in row}
+        count, total = len(batch["labels"]), torch.zeros((), device=trainer.device)
+        own = data.at_once * trainer.num_pipeline_parallel_microbatches
+        for start in range(0, count, own * data.ranks):
+            rows = torch.arange(own) + start + own * data.rank
+            part = {name: x[rows.clamp(max=count - 1)] for name, x in batch.items()}
+            part["labels"][rows >= count] = IGNORED  # as all ranks take part in every message
+            parts = (slice(first, first + data.at_once) for first in range(0, own, data.at_once))
+            total += trainer.loss_of([in_one_row({name: x[each] for name, x in part.items()}) for each in parts])
+        dist.all_reduce(total)
+        return SimpleNamespace(loss=total / trainer.parallel_dims.tp)  # whose ranks have the same loss each
+
+
 class DiffTrainer(Trainer):
     """Trains a recipe. A signal ends it after its step, with a checkpoint."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
-        """The tokenizer that goes into the exported folder, if the data have one."""
+        """The recipe, the tokenizer that goes into the exported folder, if there is one, and what validates."""
 
+        recipe: Any = None
         tokenizer_to_save: Any = None
+        on_evaluate: Evaluate | None = None
+
+    ntokens_seen: int
+
+    def __init__(self, config: "DiffTrainer.Config") -> None:
+        super().__init__(config)
+        self.metrics_processor.spikes = SpikeDetector(config.recipe.train.max_loss_rise)
+        logger, recipe, folder = self.metrics_processor.logger, config.recipe, Path(config.dump_folder)
+        with propagate_errors():
+            for library in recipe.train.trackers if isinstance(logger, LoggerContainer) else ():  # on one rank
+                begun = min(path.name for path in (folder / config.metrics.save_tb_folder).iterdir())
+                settings = recipe.model_dump(mode="json")
+                logger.add_logger(Tracker(library, f"{folder.name}-{begun}", folder, settings))
 
     def train(self) -> None:
         with Interrupt() as self.interrupt:
@@ -207,6 +240,39 @@ class DiffTrainer(Trainer):
         self.checkpointer.interval = max(1, self.step)  # whatever the interval was, this step is saved
         self.checkpointer.save(self.step)
         return False
+
+    def train_step(self, data_iterator: Any) -> None:
+        # Dropout's random numbers, too, are a function of the step: a resumed run draws the same.
+        stream = f"{self.config.debug.seed}/{self.step}/{dist.get_rank()}".encode()
+        torch.manual_seed(int.from_bytes(hashlib.sha256(stream).digest()[:8], "big", signed=True))
+        super().train_step(data_iterator)
+        every, last = self.config.recipe.train.evaluate_every, self.config.training.steps
+        if self.config.on_evaluate is not None and (self.step == last or (every and self.step % every == 0)):
+            seen = self.ntokens_seen
+            for part in self.model_parts:
+                part.eval()
+            with torch.no_grad():
+                results = self.config.on_evaluate(Spread(self), self.step)
+            for part in self.model_parts:
+                reshard(part)
+                part.train()
+            self.ntokens_seen = seen
+            self.metrics_processor.log_validation(results["validation/loss"], self.step, results)
+
+    def loss_of(self, microbatches: list[tuple[dict[str, Any], Tensor]]) -> Tensor:
+        """Add up a rank's losses, without gradients: as many parts as the pipeline takes at once, or one."""
+        tokens, labels, more = zip(*(self.post_dataloading_process(*each) for each in microbatches), strict=True)
+        if not self.parallel_dims.pp_enabled:
+            with self.train_context():
+                return self.loss_fn(self.model_parts[0](tokens[0], **more[0]), labels[0])[0]
+        losses: list[Tensor] = []
+        self.pp_schedule.eval(
+            arg_mbs=[(each,) for each in tokens] if self.pp_has_first_stage else None,
+            kwarg_mbs=list(more),
+            target_mbs=list(labels) if self.pp_has_last_stage else None,
+            losses=losses if self.pp_has_last_stage else None,
+        )
+        return sum(losses, torch.zeros((), device=self.device))
 
     def post_dataloading_process(
         self, input_dict: dict[str, Any], labels: Tensor
@@ -233,13 +299,14 @@ class DiffTrainer(Trainer):
                 self.config.tokenizer_to_save.save_pretrained(folder)
 
 
-def trainer_config(recipe: Recipe, data: Data, folder: Path) -> DiffTrainer.Config:
+def trainer_config(recipe: Recipe, data: Data, folder: Path, on_evaluate: Evaluate | None = None) -> DiffTrainer.Config:
     """Return torchtitan's configuration of a recipe, which its flags may change.
 
     Raises:
         ValueError: a setting that would be ignored here.
     """
     train = recipe.train
+    check_trackers(train.trackers)
     ignored = {
         "train.optimizer=muon": train.optimizer == "muon",
         "train.precision=fp16": train.precision == "fp16",
@@ -274,9 +341,11 @@ def trainer_config(recipe: Recipe, data: Data, folder: Path) -> DiffTrainer.Conf
         ),
         hf_assets_path=str(folder),
         dump_folder=str(folder),
-        loss=ChunkedLossWrapper.Config(num_chunks=LOSS_CHUNKS, loss_fn=loss),
+        loss=ChunkedLossWrapper.Config(loss_fn=loss),  # the logits of a large vocabulary are never all in memory
         tokenizer=NoTokenizer.Config(),
+        recipe=recipe,
         tokenizer_to_save=data.tokenizer,
+        on_evaluate=on_evaluate,
         dataloader=RecipeDataLoader.Config(batches=data.batches, rows=recipe.data.batch_size),
         optimizer=OptimizersContainer.Config(
             param_groups=groups, implementation="fused" if torch.cuda.is_available() else "for-loop"
@@ -292,12 +361,7 @@ def trainer_config(recipe: Recipe, data: Data, folder: Path) -> DiffTrainer.Conf
             mixed_precision_param="float32",  # the model's own autocast
         ),
         parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
-        metrics=Metrics.Config(
-            log_freq=train.log_every,
-            enable_tensorboard=True,
-            disable_color_printing=True,
-            max_loss_rise=train.max_loss_rise,
-        ),
+        metrics=Metrics.Config(log_freq=train.log_every, enable_tensorboard=True, disable_color_printing=True),
         checkpoint=CheckedCheckpoints.Config(
             enable=True,
             interval=train.checkpoint_every or train.steps,

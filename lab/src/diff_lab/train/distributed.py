@@ -196,9 +196,10 @@ class DistributedContext:
         devices = None if self.device.type == "cpu" else [self.device]
         return model, DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
-    def local_batch(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return this rank's rows of a batch."""
-        return {name: tensor.chunk(self.count)[self.rank] for name, tensor in batch.items()}
+    def rows(self, batch_size: int) -> slice:
+        """Return this rank's rows of a batch, which the ranks can share evenly."""
+        own = batch_size // self.count
+        return slice(self.rank * own, (self.rank + 1) * own)
 
     def model_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor | int]:
         """Put rows of a batch on this rank's device as the model takes them: packed documents in one row."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from diff_lab.data.batches import Batches
 from diff_lab.train import run_setup
 from diff_lab.train.checkpoint import (
     Checkpoints,
@@ -36,7 +37,7 @@ from diff_lab.train.distributed import (
     propagate_errors,
 )
 from diff_lab.train.plan import flops_per_token, peak_flops
-from diff_lab.train.progress import Metrics, Progress
+from diff_lab.train.progress import Metrics, Progress, check_trackers
 from diff_lab.train.recipe import Recipe
 from diff_lab.train.run_setup import Data, build_data, build_model, draw_weights
 from diff_lab.train.step import (
@@ -109,6 +110,7 @@ def open_run(
 ) -> Iterator["TrainingRun"]:
     """Check as :func:`train` does, before any data is read, and lock the folder for the block. On every rank."""
     folder = Path(output_dir)
+    check_trackers(recipe.train.trackers)
     resumes = run_setup.check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
     settings = recipe.train
     context = DistributedContext.from_env(
@@ -136,7 +138,9 @@ class TrainingRun:
         """Train to the last step and save the model; see :func:`train`."""
         self._start_or_resume(data, progress, on_evaluate)
         files = self.folder / run_setup.METRICS, self.folder / run_setup.TENSORBOARD
-        self.metrics = Metrics(*files, self.state.step) if is_rank0() else None
+        with propagate_errors():
+            recipe, trackers = self.recipe.model_dump(mode="json"), self.settings.trackers
+            self.metrics = Metrics(*files, self.state.step, trackers, **recipe) if is_rank0() else None
         with self.metrics or nullcontext(), Interrupt() as interrupt:
             self.progress.start(self.settings.steps, f"{self.recipe.name} · {self.recipe.model.attention_type}")
             self.progress.tell(self.context.describe())
@@ -145,7 +149,9 @@ class TrainingRun:
                 self.progress.tell(step if self.resumed_from else "no checkpoint: begins at step 1")
             try:
                 self.call.train()
-                for number, batch in prefetched(data.batches.train_batch, self.state.step + 1, self.settings.steps):
+                rows = self.context.rows(self.recipe.data.batch_size)
+                steps = self.state.step + 1, self.settings.steps
+                for number, batch in prefetched(data.batches.train_batch, rows, *steps):
                     self._log(self._train_step(number, batch))
                     stopping = self.context.any(interrupt.requested)
                     if stopping or self._is_due(self.settings.checkpoint_every):
@@ -195,9 +201,7 @@ class TrainingRun:
                 layer.compile()
         self.optimizers = build_optimizers(self.model, settings)
         self.detector = SpikeDetector(settings.max_loss_rise)
-        # A number for the data: of all text, and of the first batch, which other settings or another seed change.
-        first = data.batches.train_batch(1)["input_ids"].numpy().tobytes()
-        self.state = RunState(data=hashlib.sha256(first + data.batches.source.encode()).hexdigest())
+        self.state = RunState(data=on_rank0(lambda: _fingerprint(data.batches)))
         if self.resumed_from is not None:
             state = read_state(self.resumed_from)
             if state.data != self.state.data:
@@ -233,7 +237,7 @@ class TrainingRun:
             optimizer.zero_grad()
         self.state.step = number
         self.state.seconds += time.perf_counter() - started
-        self.tokens += batch["input_ids"].numel()
+        self.tokens += batch["input_ids"].numel() * self.context.count
         line = {"step": number, "loss": loss, "learning_rate": rate, "grad_norm": norm}
         return line if wrong is None else line | {"skipped": wrong}
 
@@ -311,6 +315,12 @@ class TrainingRun:
             seconds=self.state.seconds,
             last=(read_metrics(self.folder / run_setup.METRICS) or [{}])[-1],
         )
+
+
+def _fingerprint(batches: Batches) -> str:
+    """Return a number for the data: of all text, and of the first batch, which other settings or seeds change."""
+    first = batches.train_batch(1)["input_ids"].numpy().tobytes()
+    return hashlib.sha256(first + batches.source.encode()).hexdigest()
 
 
 class TrainingInterrupted(KeyboardInterrupt):

@@ -1,11 +1,12 @@
 """Tells how training goes: on a console while it runs, and as metrics in lines of JSON and for TensorBoard."""
 
 import copy
+import importlib.util
 import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -117,13 +118,39 @@ class RunProgress(Progress):
         self._console.print(f"{name}: {message}" if name else message, markup=False, soft_wrap=True)
 
 
-class Metrics:
-    """Writes the metrics of a run into a file, as lines of JSON, and into the folder of TensorBoard.
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise ValueError for a tracker whose library is not installed."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"train.trackers names {name!r}, which is not installed: pip install {name}")
 
-    Those of steps after `step`, the last one that is done, are removed first. A context manager, which closes both.
+
+class Tracker:
+    """A run at Weights & Biases, or in trackio, whose library has the same interface.
+
+    Its project is "diff-transformer" unless the environment names one (WANDB_PROJECT, TRACKIO_PROJECT). A run of the
+    same name is continued.
     """
 
-    def __init__(self, lines: Path, tensorboard: Path, step: int) -> None:
+    def __init__(self, library: str, name: str, folder: Path, settings: Mapping[str, Any]) -> None:
+        project = os.environ.get(f"{library.upper()}_PROJECT", "diff-transformer")
+        place = {"id": name, "dir": str(folder)} if library == "wandb" else {}
+        try:
+            begin = importlib.import_module(library).init
+            run = begin(project=project, name=name, config=dict(settings), resume="allow", **place)
+        except Exception as error:  # of the account or the network; the libraries have no class in common
+            raise ValueError(f"train.trackers: {library} begins no run: {' '.join(str(error).split())}") from error
+        self.log, self.close = run.log, run.finish  # numbers by name, and their step
+
+
+class Metrics:
+    """Writes the metrics of a run into a file, as lines of JSON, into the folder of TensorBoard, and to trackers.
+
+    Those of steps after `step`, the last one that is done, are removed first from the files. The recipe is for the
+    trackers. A context manager, which closes all.
+    """
+
+    def __init__(self, lines: Path, tensorboard: Path, step: int, trackers: Sequence[str] = (), **recipe: Any) -> None:
         # Not torch's SummaryWriter, whose thread would keep the errors of a full disk to itself.
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -145,6 +172,8 @@ class Metrics:
         self._record(file_version="brain.Event:2")
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)  # forgets the steps from this one on
         self._record(step=step + 1, session_log=start)
+        begun = min(path.suffix for path in tensorboard.iterdir())  # by which resumed runs know theirs again
+        self._trackers = [Tracker(each, f"{lines.parent.name}{begun}", lines.parent, recipe) for each in trackers]
 
     def log(self, line: dict[str, Any]) -> None:
         """Write numbers and remarks by name, with the step under "step". Raises OSError, as on a full disk.
@@ -171,6 +200,8 @@ class Metrics:
                 f"The metrics in {str(self._folder)!r} cannot be written ({error.strerror}); the run resumes from its "
                 "newest checkpoint, with --resume."
             ) from error
+        for tracker in self._trackers:
+            tracker.log(curves, line["step"])
 
     def _record(self, **event: Any) -> None:
         self._board.write(self._event(wall_time=time.time(), **event).SerializeToString())
@@ -181,3 +212,5 @@ class Metrics:
     def __exit__(self, *_: object) -> None:
         self._file.close()
         self._events.close()
+        for tracker in self._trackers:
+            tracker.close()

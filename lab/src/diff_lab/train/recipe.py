@@ -405,6 +405,7 @@ class TrainRecipe(Section):
     checkpoint_every: Count | None = None
     keep_checkpoints: Count = 2
     timeout_minutes: Annotated[float, Field(gt=0, le=10080)] = 30.0
+    trackers: list[Literal["wandb", "trackio"]] = []
 
     @model_validator(mode="after")
     def _decay_belongs_to_its_schedule(self) -> "TrainRecipe":

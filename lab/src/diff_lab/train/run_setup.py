@@ -33,7 +33,7 @@ EXAMPLES = "examples.json"
 LOCK = ".lock"
 # What a run writes, of earlier versions too; the recipe is deleted last, as it marks the folder as ours.
 _UNFINISHED = (".unfinished-start", f".unfinished-{MODEL}", f".replaced-{MODEL}")
-_OURS = (*_UNFINISHED, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, "divergence.json", EXAMPLES, RECIPE)
+_OURS = (*_UNFINISHED, METRICS, TENSORBOARD, "wandb", CHECKPOINTS, MODEL, "divergence.json", EXAMPLES, RECIPE)
 _BEGUN = {unfinished_path(Path(RECIPE)).name, LOCK}  # all that a run leaves that was killed when it began
 # Settings that no number of a run depends on, and where its text lies: the text itself is known by what it says.
 WITHOUT_EFFECT = (
@@ -42,6 +42,7 @@ WITHOUT_EFFECT = (
     "train.checkpoint_every",
     "train.keep_checkpoints",
     "train.timeout_minutes",
+    "train.trackers",
 )
 # Settings that a resumed run may change: also what is done about bad steps, from here on.
 _CHANGEABLE = (*WITHOUT_EFFECT, "train.max_loss_rise", "train.on_divergence")

@@ -25,31 +25,30 @@ _SKIPPED = 10  # bad steps in a row
 
 
 def prefetched(
-    batch_of: Callable[[int], dict[str, Tensor]], first: int, last: int
+    batch_of: Callable[[int, slice], dict[str, Tensor]], rows: slice, first: int, last: int
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Yield the steps `first` … `last` with their batches. A thread makes the next batch during a step."""
+    """Yield the steps `first` … `last` with rows of their batches. A thread makes the next ones during a step."""
     with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(batch_of, first)
+        coming = thread.submit(batch_of, first, rows)
         for step in range(first, last + 1):
             batch = coming.result()
             if step < last:
-                coming = thread.submit(batch_of, step + 1)
+                coming = thread.submit(batch_of, step + 1, rows)
             yield step, batch
 
 
 def backward(call: nn.Module, batch: dict[str, Tensor], context: DistributedContext, parts: int) -> float:
     """Compute the gradients of a step's loss, the mean over all targets of the batch. Returns the loss.
 
-    `batch` is the whole batch of the step, (B, N) on the CPU; this process takes its rows of it, and divides them into
-    `parts` parts, one after the other. `call` is the module to call in training.
+    `batch` is this process' rows of the step's batch, (B, N) on the CPU, which it takes in `parts` parts, one after the
+    other. `call` is the module to call in training.
     """
-    targets = (batch["labels"][:, 1:] != IGNORED).sum()
+    targets = context.sum((batch["labels"][:, 1:] != IGNORED).sum().to(context.device))
     # Gradients are averaged over the processes, so each process divides its own by fewer targets.
     targets_per_process = targets / context.count
     total = torch.zeros((), device=context.device)
-    local = context.local_batch(batch)
     for part in range(parts):
-        rows = {name: tensor.chunk(parts)[part] for name, tensor in local.items()}
+        rows = {name: tensor.chunk(parts)[part] for name, tensor in batch.items()}
         # DDP exchanges the gradients' sum with the last part. FSDP2 could do so as well, but would keep the gradients
         # of all parameters on every process meanwhile.
         alone = call.no_sync() if isinstance(call, DistributedDataParallel) and part < parts - 1 else nullcontext()

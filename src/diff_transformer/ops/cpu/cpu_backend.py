@@ -1,5 +1,6 @@
 """Makes the fused CPU kernel a backend, whose operators torch knows before the kernel is loaded."""
 
+import contextlib
 import functools
 import math
 import os
@@ -14,6 +15,7 @@ from torch import Tensor
 from diff_transformer.ops.attention_request import (
     PLAIN,
     REQUEST_SCHEMA,
+    SIGNAL_SCHEMA,
     WIDEST_WINDOW,
     Norm,
     Request,
@@ -113,16 +115,18 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *_: Any) -> tupl
 
 _FIELDS = REQUEST_SCHEMA.replace("SymInt", "int")
 torch.library.define(
-    "diff_transformer_cpu::forward", f"({_FIELDS}, bool differentiable) -> (Tensor out, Tensor statistics)"
+    "diff_transformer_cpu::forward",
+    f"({_FIELDS}, bool differentiable, {SIGNAL_SCHEMA}) -> (Tensor out, Tensor statistics)",
 )
 torch.library.define(
     "diff_transformer_cpu::backward",
-    f"(Tensor grad_out, {_FIELDS.replace('bool is_causal', 'Tensor statistics, bool is_causal')}) "
-    "-> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_lam)",
+    f"(Tensor grad_out, {_FIELDS.replace('bool is_causal', 'Tensor statistics, bool is_causal')}, "
+    f"Tensor? grad_statistics, {SIGNAL_SCHEMA}) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_lam, "
+    "Tensor grad_signal)",
 )
 _operators = torch.ops.diff_transformer_cpu
 torch.library.register_fake(_operators.forward.default, _fake_forward)
-register_gradient("cpu", _operators.forward.default, _operators.backward.default)
+register_gradient("cpu", _operators.forward.default, _operators.backward.default, statistics=1)
 
 
 def decode_fast_path(backend: str, *arguments: Any) -> Tensor | None:
@@ -137,8 +141,8 @@ def decode_fast_path(backend: str, *arguments: Any) -> Tensor | None:
     """
     if backend not in _loaded or torch.is_grad_enabled() or not may_skip_dispatcher():
         return None
-    q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale = arguments
-    tensors = (q, k, v, lam, q if attn_mask is None else attn_mask, q if norm_weight is None else norm_weight)
+    q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale, signal_weight = arguments
+    tensors = (q, k, v, lam, *(q if x is None else x for x in (attn_mask, norm_weight, signal_weight)))
     numbers = (0.0 if scale is None else scale, norm_eps, norm_scale)
     # A subclass may hold something else than it means; zeros without memory, which torch would fill in, are refused.
     if not all(type(x) in PLAIN and not x._is_zerotensor() for x in tensors):
@@ -153,7 +157,7 @@ def decode_fast_path(backend: str, *arguments: Any) -> Tensor | None:
         window = min(window, WIDEST_WINDOW)
     try:
         answer: Tensor | None = _operators.decode_fast_path.default(
-            q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale
+            q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale, signal_weight
         )
     except NotImplementedError:  # a nested tensor, which is refused by name
         return None
@@ -165,22 +169,35 @@ def cpu_attention(request: Request, norm: Norm | None = None) -> Tensor:
 
     :func:`reason_against_cpu_kernel` has loaded it.
     """
-    forward = _operators.forward.default
-    differentiable = request.needs_gradient
-    if differentiable or torch.compiler.is_compiling():
-        out = forward(*request, differentiable)[0]
-    else:
-        if norm is not None and (answer := _few_normed(request, norm)) is not None:
+    if norm is not None and not request.needs_gradient and not torch.compiler.is_compiling():
+        answer = _few_normed(request, norm)
+        if answer is not None:
             return answer
-        # While decoding, the autograd functions in Python would take a visible part of the time.
-        with torch._C._AutoDispatchBelowAutograd():
-            out = forward(*request, False)[0]
+    out = _forward(request)[0]
     return out if norm is None else rms_norm(out, norm.weight, norm.eps) * norm.factor
+
+
+def cpu_log_sums(request: Request) -> tuple[Tensor, Tensor]:
+    """Compute (A1 − λA2) V, (B, H, N, dv), and the log-sums of the scores, (B, G, r + 1, N), by the kernel."""
+    out, statistics = _forward(request)
+    highest, inverse = statistics.unbind(3)
+    sees = inverse > 0
+    return out, torch.where(sees, highest - inverse.where(sees, 1.0).detach().log(), -math.inf)
+
+
+def _forward(request: Request) -> tuple[Tensor, Tensor]:
+    *fields, signal_weight = request
+    differentiable = request.needs_gradient
+    is_seen = differentiable or torch.compiler.is_compiling()
+    # While decoding, the autograd functions in Python would take a visible part of the time.
+    with contextlib.nullcontext() if is_seen else torch._C._AutoDispatchBelowAutograd():
+        results: tuple[Tensor, Tensor] = _operators.forward.default(*fields, differentiable, signal_weight)
+    return results
 
 
 def _few_normed(request: Request, norm: Norm) -> Tensor | None:
     """Answer as :func:`decode_fast_path`: a call that is the first, or not in its form, shall give the same bits."""
-    *fields, segment_bounds = request
+    *fields, segment_bounds, signal_weight = request
     if (
         segment_bounds is not None
         or (torch.is_grad_enabled() and norm.weight.requires_grad)
@@ -188,5 +205,5 @@ def _few_normed(request: Request, norm: Norm) -> Tensor | None:
     ):
         return None
     with torch.no_grad():
-        answer: Tensor | None = _operators.decode_fast_path.default(*fields, *norm)
+        answer: Tensor | None = _operators.decode_fast_path.default(*fields, *norm, signal_weight)
     return answer

@@ -100,7 +100,7 @@ def keys_kernel(
     grad_batch, grad_head, grad_row,
     grad_k_batch, grad_k_head, grad_k_map, grad_k_row, grad_v_batch, grad_v_head, grad_v_row,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
-    lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key,
+    lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key, mask_count,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, SHARED: tl.constexpr,
     OF_KEYS: tl.constexpr, OF_VALUES: tl.constexpr, RAGGED: tl.constexpr,
@@ -160,7 +160,7 @@ def keys_kernel(
         group_mask = 0  # not read
         if MASK != 0:
             group_mask = mask + group64 * mask_head
-        view = (factor, low, high, group_mask, n, s, mask_query, mask_key)
+        view = (factor, low, high, group_mask, n, mask_count, mask_query, mask_key)
         queries = (start + tl.arange(0, QUERIES))[None, :]
         grad = load_tile(group_grad, start, n, grad_row, QUERIES, DV, BLOCK_DV, RAGGED)
         if OF_KEYS:
@@ -242,13 +242,14 @@ def _over_keys(
     return grad_q1, grad_q2
 
 
-@triton.jit(do_not_specialize=COUNTS)
+# But N, whose alignment saves registers: dQ of wide heads spills on Hopper without.
+@triton.jit(do_not_specialize=[name for name in COUNTS if name != "n"])
 def queries_kernel(
     grad_out, q, k, v, lam, mask, segment_bounds, log_sums, row_sums, grad_q,
     heads, heads_per_key, n, s, scale, window,
     grad_batch, grad_head, grad_row, grad_q_batch, grad_q_head, grad_q_map, grad_q_row,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
-    lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key,
+    lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key, mask_count,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, EDGE_KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr,
@@ -298,7 +299,7 @@ def queries_kernel(
     state = (tl.zeros((QUERIES, BLOCK_D), tl.float32), tl.zeros((QUERIES, BLOCK_D), tl.float32))
     sums = (log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2)
     inputs = (query1, query2, grad, keys1, keys2, values)
-    view = (scale * LOG2_E, low, high, mask, n, s, mask_query, mask_key)
+    view = (scale * LOG2_E, low, high, mask, n, mask_count, mask_query, mask_key)
     state = _over_keys(
         state, sums, inputs, ranges, view, queries, s, k_row, v_row,
         D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION, MAPS,

@@ -18,6 +18,7 @@ import triton.language as tl
 from diff_transformer.ops.triton.tiles import (
     COUNTS,
     LOG2_E,
+    MASK_BLOCK,
     block_ranges,
     block_start,
     is_finite,
@@ -154,7 +155,7 @@ def forward_kernel(
     out, plain, a2_v, log_sums, inverse_norms,
     heads, heads_per_key, n, s, scale, window, norm_eps, norm_factor,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
-    lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key,
+    lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key, mask_count,
     out_batch, out_head, out_row,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, EDGE_KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr,
@@ -204,7 +205,7 @@ def forward_kernel(
     total2 = tl.zeros((QUERIES,), tl.float32)
     sum1 = tl.zeros((QUERIES, BLOCK_DV), tl.float32)
     inputs, state = (query1, query2, keys1, keys2, values), (max1, max2, total1, total2, sum1, sum1)
-    view = (factor, low, high, mask, n, s, mask_query, mask_key)
+    view = (factor, low, high, mask, n, mask_count, mask_query, mask_key)
     state = _online_softmax(
         state, inputs, ranges, view, queries, s, k_row, v_row,
         D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION, not TWO_PASSES, MAPS,
@@ -262,22 +263,19 @@ def forward_kernel(
 # of keys and values are, as they are multiples of a head's width, and tell how wide loads may be.
 
 
-@triton.jit(do_not_specialize=["s", "mask_rows", "mask_batch", "mask_query"])
-def lengths_kernel(
-    mask, lengths, s, mask_rows, mask_batch, mask_query, mask_key, MASK: tl.constexpr, KEYS: tl.constexpr
-):  # fmt: skip
-    """Find ``lengths`` (B, 2): the first key that the mask leaves to any query of a sequence, and one past the last.
+@triton.jit
+def _keys_left(mask, rows, s, mask_query, mask_key, MASK: tl.constexpr, BLOCK: tl.constexpr):
+    """Find the first key that the mask leaves to any of its ``rows`` of queries, and one past the last.
 
     The device finds them, so that a CUDA graph of decoding into a cache of fixed size reads the slots in use by then.
+    Each part looks for itself: that is a byte a key beside hundreds, and a kernel for all would be one more launch.
     """
-    batch = tl.cast(tl.program_id(0), tl.int64)
-    mask += batch * mask_batch
-    lowest = tl.zeros((KEYS,), tl.int32) + s
-    past = tl.zeros((KEYS,), tl.int32)
-    steps = (s + (KEYS - 1)) // KEYS
-    for i in range(mask_rows * steps):
+    lowest = tl.zeros((BLOCK,), tl.int32) + s
+    past = tl.zeros((BLOCK,), tl.int32)
+    steps = (s + (BLOCK - 1)) // BLOCK
+    for i in range(rows * steps):
         row = i // steps
-        keys = (i - row * steps) * KEYS + tl.arange(0, KEYS)
+        keys = (i - row * steps) * BLOCK + tl.arange(0, BLOCK)
         marks = tl.load(
             mask + tl.cast(row, tl.int64) * mask_query + keys.to(tl.int64) * mask_key, mask=keys < s, other=0
         )
@@ -287,8 +285,7 @@ def lengths_kernel(
             seen = (marks.to(tl.float32) != float("-inf")) & (keys < s)
         lowest = tl.where(seen, tl.minimum(lowest, keys), lowest)
         past = tl.where(seen, tl.maximum(past, keys + 1), past)
-    tl.store(lengths + 2 * batch, tl.min(lowest, 0))
-    tl.store(lengths + 2 * batch + 1, tl.max(past, 0))
+    return tl.min(lowest, 0), tl.max(past, 0)
 
 
 @triton.jit
@@ -319,26 +316,34 @@ def _load_queries(q, offsets, exists, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     return tl.load(q + offsets[:, None] + channels, mask=exists[:, None] & (channels < WIDTH), other=0.0)
 
 
-@triton.jit(do_not_specialize=[*COUNTS, "s", "rows", "start", "keys_a_part", "mask_batch", "mask_head", "mask_query"])
+@triton.jit(do_not_specialize=[*COUNTS, "rows", "start", "keys_a_part", "mask_batch", "mask_head", "mask_query"])
 def parts_kernel(
-    q, k, v, mask, lengths, tops, totals, sums,
+    q, k, v, mask, tops, totals, sums,
     key_heads, heads_per_key, n, s, rows, start, keys_a_part, scale, window,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     ROWS: tl.constexpr, NOISE_ROWS: tl.constexpr, KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, ALIKE: tl.constexpr,
-    HAS_LENGTHS: tl.constexpr, PRECISION: tl.constexpr, RATIO: tl.constexpr,
+    SAME_MASK: tl.constexpr, PRECISION: tl.constexpr, RATIO: tl.constexpr,
 ):  # fmt: skip
     """Attend to keys start + part · keys_a_part … of one key head. ALIKE: all queries of the tile see the same of them.
 
-    HAS_LENGTHS: the parts divide the keys that the sequence's ``lengths`` (B, 2) leave, and not all of them.
+    SAME_MASK: all heads share the mask, and the parts divide the keys that it leaves, and not all of them.
 
     RATIO signal heads share a noise map. Behind the ``rows`` of the signal heads come the rows / RATIO of the noise
     maps, R in all: highest scores and sums of weights (B, H_kv, parts, R), products with V (B, H_kv, parts, R, DV).
     """
     batch, key_head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
     part = tl.program_id(0)
+    if MASK != 0:
+        mask += batch * mask_batch + key_head * heads_per_key * mask_head
+    past = s
+    if SAME_MASK:
+        lowest, past = _keys_left(mask, n if BY_QUERY else 1, s, mask_query, mask_key, MASK, MASK_BLOCK)
+        start = tl.maximum(start, lowest // KEYS * KEYS)
+        steps = (tl.maximum(past - start, 0) + (KEYS - 1)) // KEYS
+        keys_a_part = (steps + tl.num_programs(0) - 1) // tl.num_programs(0) * KEYS
     row1, row2 = tl.arange(0, ROWS), tl.arange(0, NOISE_ROWS)
     noise_rows = rows // RATIO
     member1 = key_head * heads_per_key + tl.minimum(row1, rows - 1) // n
@@ -354,8 +359,6 @@ def parts_kernel(
     keys1 = k + batch * k_batch + key_head * k_head
     keys2 = keys1 + k_map
     values = v + batch * v_batch + key_head * v_head
-    if MASK != 0:
-        mask += batch * mask_batch + key_head * heads_per_key * mask_head
     mask1, mask2 = mask, mask
     if MASK != 0 and not ALIKE:  # with RATIO above 1 a mask has no axis of heads, and mask_head is 0
         mask1 += (member1 - key_head * heads_per_key)[:, None] * mask_head
@@ -368,19 +371,15 @@ def parts_kernel(
     total2 = tl.zeros((NOISE_ROWS,), tl.float32)
     sum1 = tl.zeros((ROWS, BLOCK_DV), tl.float32)
     sum2 = tl.zeros((NOISE_ROWS, BLOCK_DV), tl.float32)
-    past = s
-    if HAS_LENGTHS:
-        start = tl.maximum(start, tl.load(lengths + 2 * batch) // KEYS * KEYS)
-        past = tl.load(lengths + 2 * batch + 1)
-        steps = (tl.maximum(past - start, 0) + (KEYS - 1)) // KEYS
-        keys_a_part = (steps + tl.num_programs(0) - 1) // tl.num_programs(0) * KEYS
     first = start + part * keys_a_part
     last = tl.minimum(first + keys_a_part, past)
     lowest, highest = tl.min(low1, 0), tl.max(high1, 0)
     queries1, queries2 = number1[:, None], number2[:, None]
     view1 = (factor, low1[:, None], high1[:, None], mask1, n, s, mask_query, mask_key)
     view2 = (factor, low2[:, None], high2[:, None], mask2, n, s, mask_query, mask_key)
-    for at in range(first, last, KEYS):
+    # Not from ``first`` to ``last``: triton reads single numbers where a loop begins at what a reduction gave.
+    for i in range((last - first + (KEYS - 1)) // KEYS):
+        at = first + i * KEYS
         keys = (at + tl.arange(0, KEYS))[None, :]
         key1 = load_tile(keys1, at, s, k_row, KEYS, D, BLOCK_D, True)
         key2 = load_tile(keys2, at, s, k_row, KEYS, D, BLOCK_D, True)

@@ -186,7 +186,9 @@ def _case(family: Family, device: torch.device) -> _Case:
         if family.mask == "additive":
             mask = torch.where(mask, normal(BATCH, 1, n, s, dtype=torch.float32), -torch.inf).to(family.dtype)
     request = Request(q, k, v, lam, mask, True, d**-0.5, None, None)
-    return _Case(request, normal(dv, dtype=torch.float32), normal(BATCH, HEADS, n, dv))
+    # A model that learns has weights in float32, and one in half precision its norm's, too.
+    weight = normal(dv, dtype=torch.float32 if family.pass_ == TRAINING else family.dtype)
+    return _Case(request, weight, normal(BATCH, HEADS, n, dv))
 
 
 def _in_float64(case: _Case) -> _Case:

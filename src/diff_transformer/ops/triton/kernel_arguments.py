@@ -43,7 +43,7 @@ _HOPPER: Table = {
     "forward": (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2, two_passes=True)),
     "forward, masked": (Blocks(64, 32, 8, 2), Blocks(128, 16, 8, 2, two_passes=True)),
     "save": (Blocks(128, 64, 8, 3), Blocks(64, 32, 8, 3)),
-    "save, masked": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
+    "save, masked": (Blocks(64, 32, 8, 2), Blocks(64, 16, 8, 2)),
     "keys": (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2)),
     "keys, full mask": (Blocks(128, 16, 8, 2), Blocks(128, 16, 8, 2)),
     "values": (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2)),
@@ -84,17 +84,25 @@ _SMALL: Table = _AMPERE | {
     "keys, one map, masked": (Blocks(32, 32, 8, 2), Blocks(64, 16, 4, 2)),
     "queries, one map, masked": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2)),
 }
-# Not on tensor cores, unless torch allows tf32: for checking, not for speed.
+# Not on tensor cores: for checking, not for speed.
 _FLOAT32: Table = {
     "forward": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1, two_passes=True)),
     "save": (Blocks(16, 16, 8, 2), Blocks(16, 16, 8, 1)),
-    "keys": (Blocks(16, 16, 8, 2), Blocks(16, 16, 8, 1)),
+    "keys": (Blocks(32, 16, 8, 2), Blocks(16, 16, 8, 1)),
     "values": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "queries": (Blocks(16, 16, 8, 3), Blocks(16, 16, 8, 1)),
     "decode": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
 }
+# On tensor cores, each number twice as wide in shared memory. The same for all devices: it fits the smallest.
+_TF32: Table = {
+    "forward": (Blocks(64, 16, 8, 2), Blocks(32, 16, 8, 1, two_passes=True)),
+    "save": (Blocks(64, 16, 8, 2), Blocks(32, 16, 8, 1)),
+    "keys": (Blocks(32, 32, 8, 1), Blocks(32, 16, 8, 1)),
+    "values": (Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1)),
+    "queries": (Blocks(64, 16, 8, 1), Blocks(32, 16, 8, 1)),
+    "decode": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
+}
 ROWS_BLOCKS = Blocks(16, 1, 4, 1)  # of the backward's first kernel, which reads every number once
-LENGTHS_BLOCKS = Blocks(1, 1024, 4, 1)  # of the kernel that reads a mask before decoding
 
 
 def edge_of(columns: int) -> int:
@@ -117,7 +125,7 @@ class Problem(NamedTuple):
     def blocks(self, kernel: str) -> Blocks:
         r = self.readable
         if r.q.dtype.itemsize > 2:
-            table = _FLOAT32
+            table = _TF32 if precision_of(r.q.dtype) == "tf32" else _FLOAT32
         elif self.capability in (100, 103):
             table = _BLACKWELL
         elif self.capability == 90:
@@ -131,8 +139,8 @@ class Problem(NamedTuple):
             kinds = [", one map, masked"] * (r.ratio > 1) + [", full mask"] * (r.attn_mask.shape[2] > 1)
             names = (f"{kernel}{kind}" for kind in (*kinds, ", masked", ""))
             return next(table[name] for name in names if name in table)[is_wide]
-        measured = None if table is _FLOAT32 else measured_blocks(self.capability).get(measured_name(kernel, is_wide))
-        return table[kernel][is_wide] if measured is None else measured
+        measured = measured_blocks(self.capability) if r.q.dtype.itemsize == 2 else {}
+        return measured.get(measured_name(kernel, is_wide), table[kernel][is_wide])
 
 
 def measured_name(kernel: str, is_wide: bool) -> str:
@@ -161,7 +169,7 @@ def with_rows(x: Tensor) -> Tensor:
 
 def problem_of(request: Request, capability: int | None = None) -> Problem:
     """Prepare the request for a device of this compute capability; copy only if the last axis is not contiguous."""
-    q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds = request
+    q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, _ = request
     if window is not None and window >= request.s:
         window = None  # it hides nothing: no query looks back further than the first key
     if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -247,6 +255,7 @@ def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
         **strides(q=r.q, k=r.k, v=r.v, lam=r.lam),
         "k_map": r.k.stride(2) if r.k.shape[2] == 2 else 0,  # both maps read the same keys otherwise
         **of_mask,
+        "mask_count": 0 if mask is None else r.s,
         "RATIO": r.ratio,
         "MAPS": 2 if r.ratio == 1 else 1,
         "D": d,

@@ -8,9 +8,8 @@ from triton import next_power_of_2
 
 from diff_transformer.ops.attention_request import Norm
 from diff_transformer.ops.triton.backward import keys_kernel, queries_kernel, rows_kernel
-from diff_transformer.ops.triton.forward import combine_kernel, forward_kernel, lengths_kernel, parts_kernel
+from diff_transformer.ops.triton.forward import combine_kernel, forward_kernel, parts_kernel
 from diff_transformer.ops.triton.kernel_arguments import (
-    LENGTHS_BLOCKS,
     MOST_DECODED,
     ROWS_BLOCKS,
     Blocks,
@@ -106,16 +105,12 @@ def plan_forward(p: Problem, norm: Norm | None, save: bool) -> tuple[list[Launch
 
 
 def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Launch], Tensor]:
-    """Return decoding's launches and output (B, H, N, dv); the cache in parts, for at least ``programs`` in all.
-
-    Under a mask that all heads share, a launch before the others finds which keys each sequence has in use.
-    """
+    """Return decoding's launches and output (B, H, N, dv); the cache in parts, for at least ``programs`` in all."""
     r, mask = p.readable, p.readable.attn_mask
     batch, n, s, key_heads, rows = r.q.shape[0], r.n, r.s, r.k.shape[1], r.heads_per_key * r.n
     all_rows = rows + rows // r.ratio  # the noise maps' come after the signal heads'
     out = empty_output(r.q, r.v)
     blocks = p.blocks("decode" if rows <= MOST_DECODED else "chunk")
-    has_lengths = mask is not None and mask.shape[1] == 1 and mask.shape[3] > 1
     start = 0 if r.window is None else max(0, s - n - r.window + 1) // blocks.columns * blocks.columns
     steps = cdiv(s - start, blocks.columns)
     most_parts = max(1, cdiv(programs, batch * key_heads))
@@ -124,8 +119,7 @@ def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Laun
     tops, totals = (r.q.new_empty(batch, key_heads, parts, all_rows, dtype=torch.float32) for _ in range(2))
     arguments = {
         **arguments_of(r, norm),
-        "lengths": r.q.new_empty(batch, 2, dtype=torch.int32) if has_lengths else None,
-        "HAS_LENGTHS": has_lengths,
+        "SAME_MASK": mask is not None and mask.shape[1] == 1 and mask.shape[3] > 1,
         "tops": tops,
         "totals": totals,
         "sums": r.q.new_empty(batch, key_heads, parts, all_rows, r.v.shape[-1], dtype=torch.float32),
@@ -139,17 +133,14 @@ def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Laun
         "KEYS": blocks.columns,
         "out": out,
         **strides(out=out),
-        # Of the most there can be, so that a growing cache needs no other kernel.
-        "PARTS": next_power_of_2(most_parts),
-        "CHUNK": min(16, next_power_of_2(most_parts)),
+        # Of the most there can be, so that neither a growing cache nor more sequences need another kernel.
+        "PARTS": next_power_of_2(programs),
+        "CHUNK": min(16, next_power_of_2(programs)),
     }
     launches = [
         _launch(parts_kernel, blocks, (parts, key_heads, batch), arguments),
         _launch(combine_kernel, Blocks(1, 1, 4, 1), (rows, key_heads, batch), arguments),
     ]
-    if has_lengths:
-        of_mask = {**arguments, "mask_rows": mask.shape[2], "KEYS": LENGTHS_BLOCKS.columns}
-        launches.insert(0, _launch(lengths_kernel, LENGTHS_BLOCKS, (batch, 1, 1), of_mask))
     return launches, out
 
 

@@ -17,9 +17,10 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # What normalised weights are multiplied with in float16, whose smallest normal number a row of 2^14 equal weights
 # reaches. A weight is at most 1 + |λ|, so none overflows up to |λ| of 250.
 FLOAT16_FACTOR = tl.constexpr(256.0)
+MASK_BLOCK = tl.constexpr(4096)  # keys of a mask that are looked at in one step before decoding
 # Numbers of a request that make no kernel faster: a kernel for those that are 1 or that 16 divides would be another
-# than the one that was checked.
-COUNTS = ["heads", "key_heads", "heads_per_key", "lam_batch", "lam_head", "lam_row"]
+# than the one that was checked. S does with a mask, whose loads may be wider: as ``mask_count``.
+COUNTS = ["heads", "key_heads", "heads_per_key", "n", "s", "lam_batch", "lam_head", "lam_row"]
 
 
 @triton.jit
@@ -164,14 +165,14 @@ def scores_of(
     none, 1 for a boolean one (as bytes), 2 for an additive one. BY_QUERY: the mask differs between queries; if not, one
     row of it serves them all.
     """
-    factor, low, high, mask, n, s, mask_query, mask_key = view
+    factor, low, high, mask, n, mask_count, mask_query, mask_key = view
     scores = tl.dot(rows, tl.trans(columns), input_precision=PRECISION) * factor
     if MASK != 0:
         if BY_QUERY:
             offsets = queries.to(tl.int64) * mask_query + keys.to(tl.int64) * mask_key
-            values = tl.load(mask + offsets, mask=(queries < n) & (keys < s), other=0)
+            values = tl.load(mask + offsets, mask=(queries < n) & (keys < mask_count), other=0)
         else:
-            values = tl.load(mask + keys.to(tl.int64) * mask_key, mask=keys < s, other=0)
+            values = tl.load(mask + keys.to(tl.int64) * mask_key, mask=keys < mask_count, other=0)
         if MASK == 1:
             scores = tl.where(values != 0, scores, float("-inf"))
         else:

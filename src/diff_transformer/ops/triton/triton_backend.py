@@ -79,7 +79,7 @@ def triton_attention(request: Request, norm: Norm | None = None) -> Tensor:
     norm_weight, norm_eps, norm_factor = (None, 0.0, 1.0) if norm is None else norm
     eager = is_eager(*request[:5], request.segment_bounds, norm_weight)
     if differentiable or not (eager and may_skip_dispatcher()):
-        return forward(*request, norm_weight, norm_eps, norm_factor, differentiable)[0]
+        return forward(*request[:-1], norm_weight, norm_eps, norm_factor, differentiable)[0]
     # While decoding, torch's dispatcher in Python would take a visible part of the time.
     return run_forward(request, norm, save=False)[0]
 

@@ -239,7 +239,9 @@ struct Backward {
 
   // What is known of a block's rows: of the signal head at hand, and of the noise map of all.
   struct RowNumbers {
-    alignas(64) float lambdas[kStrip], highest[2][kStrip], inverse[2][kStrip], means[2][kStrip], noise_means[kStrip];
+    alignas(64) float lambdas[kStrip], signals[kStrip], highest[2][kStrip], inverse[2][kStrip], means[2][kStrip],
+        noise_means[kStrip];
+    alignas(64) float log_sums[2][kStrip];  // gradients of them, times the scale of the scores
   };
 
   void read_queries(int64_t batch, const Rows& rows, int c, int64_t map, RowNumbers& numbers, Scratch& scratch) const {
@@ -250,6 +252,8 @@ struct Backward {
       const float* from = gradients.statistics + map_index(p, batch, rows, map, r, 2);
       numbers.highest[c][r] = from[0];
       numbers.inverse[c][r] = from[p.n];
+      const bool counts = gradients.log_sums && r < rows.count;
+      numbers.log_sums[c][r] = counts ? gradients.log_sums[map_index(p, batch, rows, map, r, 1)] * p.scale : 0.0f;
     }
   }
 
@@ -296,6 +300,7 @@ struct Backward {
     float(*highest)[kStrip] = numbers.highest, (*inverse)[kStrip] = numbers.inverse, (*means)[kStrip] = numbers.means;
     for (int r = 0; r < kStrip; ++r) {
       lambdas[r] = lambda_of(p, batch, rows, signal, r);
+      numbers.signals[r] = signal_of(p, batch, rows, signal, r);
       means[0][r] = means[1][r] = 0.0f;
     }
 
@@ -363,7 +368,8 @@ struct Backward {
         for (int v = 0; v < vecs; ++v) {
           const int64_t at = j * kStrip + v * kLanes;
           const Vec lambda = load(lambdas + v * kLanes);
-          Kind::store_row(weights + at, load(maps[0] + at) - lambda * load(maps[1] + at));
+          const Vec first = p.signal ? load(maps[0] + at) * load(numbers.signals + v * kLanes) : load(maps[0] + at);
+          Kind::store_row(weights + at, first - lambda * load(maps[1] + at));
           if (!adds_up) continue;
           const Vec part = lambda * load(grads + at);
           (is_first ? part : load(noise_grads + at) + part).store(noise_grads + at);
@@ -377,7 +383,12 @@ struct Backward {
         for (int v = 0; v < vecs; ++v) {
           const int lane = v * kLanes;
           const Vec mean = load((of_all ? noise_means : means[c]) + lane);
-          const Vec factor = c == 0 ? Vec(p.scale) : of_all ? Vec(-p.scale) : load(lambdas + lane) * Vec(-p.scale);
+          const Vec factor = c == 0    ? load(numbers.signals + lane) * Vec(p.scale)
+                             : of_all ? Vec(-p.scale)
+                                      : load(lambdas + lane) * Vec(-p.scale);
+          // That of the noise map's log-sum counts once for all of its signal heads.
+          const bool has_log_sums = gradients.log_sums && (c == 0 || adds_up || is_first);
+          const Vec of_log_sum = load(numbers.log_sums[c] + lane);
           char* to = reinterpret_cast<char*>(lanes + lane);
           for (int64_t j = 0; j < chunk.size(); j += Kind::kDepth, to += kStrip * sizeof(float)) {
             Vec grad_scores[Kind::kDepth];
@@ -388,6 +399,7 @@ struct Backward {
               }
               const int64_t at = (j + i) * kStrip + lane;
               grad_scores[i] = load(maps[c] + at) * factor * (load(grads_of_map + at) - mean);
+              if (has_log_sums) grad_scores[i] = at::vec::fmadd(load(maps[c] + at), of_log_sum, grad_scores[i]);
               if (Kind::kDepth > 1) Kind::store_row(weights + at, grad_scores[i]);
             }
             Kind::store(to, grad_scores);
@@ -405,8 +417,11 @@ struct Backward {
       }
     });
     write_queries(batch, rows, 0, signal, scratch);
-    for (int r = 0; r < rows.count; ++r)
-      gradients.lam[(batch * p.heads + head_of(p, rows, signal, r)) * p.n + rows.query[r]] = -means[1][r];
+    for (int r = 0; r < rows.count; ++r) {
+      const int64_t row = (batch * p.heads + head_of(p, rows, signal, r)) * p.n + rows.query[r];
+      gradients.lam[row] = -means[1][r];
+      if (p.signal) gradients.signal[row] = means[0][r];
+    }
     return are_finite(query_sums, p.d * kStrip);
   }
 

@@ -1,6 +1,9 @@
 // What the forward and the backward pass do alike with a block of queries.
 #pragma once
 
+#include <sys/mman.h>
+
+#include <cstdlib>
 #include <memory>
 #include <new>
 
@@ -16,24 +19,34 @@ static_assert(kStep % 2 == 0);
 // The maps of a block are stored for so many keys; with more they are computed twice, or they would fill the memory.
 constexpr int64_t kMostStored = 1 << 16;
 
-// 64-byte aligned memory that is not set to anything.
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+// 64-byte aligned memory that is not set to anything; in huge pages where it is large: a processor keeps the addresses of
+// few pages at hand.
 template <class T>
 class Buffer {
  public:
-  explicit Buffer(int64_t size) : data_(static_cast<T*>(::operator new(size * sizeof(T), kAligned))) {}
+  explicit Buffer(int64_t size) : data_(static_cast<T*>(allocate(size * sizeof(T)))) {}
   T* get() const { return data_.get(); }
 
  private:
-  static constexpr std::align_val_t kAligned{64};
+  static void* allocate(int64_t bytes) {
+    constexpr int64_t kHugePage = 1 << 21;
+    const int64_t aligned = bytes < kHugePage ? 64 : kHugePage;
+    void* data = std::aligned_alloc(aligned, round_up(std::max<int64_t>(bytes, 1), aligned));
+    if (!data) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+    if (aligned == kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
+#endif
+    return data;
+  }
   struct Free {
-    void operator()(T* data) const { ::operator delete(data, kAligned); }
+    void operator()(T* data) const { std::free(data); }
   };
 
   std::unique_ptr<T, Free> data_;
 };
-
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
 // Queries of a block: a whole strip, or fewer where the threads would otherwise not all have work.
 inline int64_t block_rows(const Problem& p, int64_t threads) {
@@ -79,6 +92,11 @@ inline int64_t head_of(const Problem& p, const Rows& rows, int64_t signal, int64
 
 inline float lambda_of(const Problem& p, int64_t batch, const Rows& rows, int64_t signal, int64_t r) {
   return p.lam[batch * p.lam_batch + head_of(p, rows, signal, r) * p.lam_head + rows.query[r] * p.lam_row];
+}
+
+inline float signal_of(const Problem& p, int64_t batch, const Rows& rows, int64_t signal, int64_t r) {
+  if (!p.signal) return 1.0f;
+  return p.signal[batch * p.signal_batch + head_of(p, rows, signal, r) * p.signal_head + rows.query[r] * p.signal_row];
 }
 
 // Where the number of a map for the lane's query stands in (B, G, r + 1, …, N), of which the middle axes have `inner`

@@ -208,6 +208,12 @@ struct Decode {
     return p.lam[unit / p.key_heads * p.lam_batch + head(unit, row, signal) * p.lam_head + row % p.n * p.lam_row];
   }
 
+  float signal_weight(int64_t unit, int64_t row, int64_t signal) const {
+    if (!p.signal) return 1.0f;
+    return p.signal[unit / p.key_heads * p.signal_batch + head(unit, row, signal) * p.signal_head +
+                    row % p.n * p.signal_row];
+  }
+
   // The difference of the maps times the values of a split, and whether that is finite. All splits of the unit have
   // been scored.
   bool add_values(int64_t unit, int64_t split, float* scores) const {
@@ -223,7 +229,7 @@ struct Decode {
         const Partial of_split = partials[(unit * splits + split) * rows * maps() + map];
         return all.sum * std::exp(of_split.highest - all.highest);
       };
-      const Vec a(factor(m)), b(factor(noise) * lambda(unit, row, signal));
+      const Vec a(factor(m) * signal_weight(unit, row, signal)), b(factor(noise) * lambda(unit, row, signal));
       float *first = scores_of(m), *second = scores_of(noise);
       for (int64_t j = seen.low; j < seen.high; j += kLanes)
         (load(first + j) * a - load(second + j) * b).store(first + j);

@@ -37,30 +37,31 @@ struct RunningSoftmax {
       const Vec top = at::vec::clamp_min(at::vec::clamp_min(tops[0], tops[1]), at::vec::clamp_min(tops[2], tops[3]));
       top.store(highest + v * kLanes);
       top.store(reference + v * kLanes);
-      const Vec total = exponentials(v, keys, scores, scale, powers, reference);
-      (load(sum + v * kLanes) * exp_of_negative(before - top) + total).store(sum + v * kLanes);
+      (load(sum + v * kLanes) * exp_of_negative(before - top)).store(sum + v * kLanes);
     }
+    exponentials(vecs, keys, scores, scale, powers, reference, sum);
   }
 
-  // For one vector of lanes, as the steps of depth of a product; returns their sum.
-  static Vec exponentials(int v, int64_t keys, const float* scores, Vec scale, float* powers, const float* reference) {
-    const Vec top = load(reference + v * kLanes);
-    const float* x = scores + v * kLanes;
-    char* to = reinterpret_cast<char*>(powers + v * kLanes);
-    Vec total(0.0f);
-    auto step = [&](int count) {
-      Vec power[Kind::kDepth];
-      for (int i = 0; i < Kind::kDepth; ++i, x += kStrip) {
-        power[i] = i < count ? exp_of_negative(load(x) * scale - top) : Vec(0.0f);
-        total = total + power[i];
+  // As the steps of depth of a product, added to `sum`: row by row, as memory is read ahead.
+  static void exponentials(int vecs, int64_t keys, const float* scores, Vec scale, float* powers,
+                           const float* reference, float* sum) {
+    Vec tops[kStripVecs], totals[kStripVecs];
+    for (int v = 0; v < vecs; ++v) tops[v] = load(reference + v * kLanes), totals[v] = Vec(0.0f);
+    auto step = [&](int64_t j, int64_t count) {
+      for (int v = 0; v < vecs; ++v) {
+        Vec power[Kind::kDepth];
+        for (int i = 0; i < Kind::kDepth; ++i) {
+          const float* x = scores + (j + i) * kStrip + v * kLanes;
+          power[i] = i < count ? exp_of_negative(load(x) * scale - tops[v]) : Vec(0.0f);
+          totals[v] = totals[v] + power[i];
+        }
+        Kind::store(reinterpret_cast<char*>(powers + j / Kind::kDepth * kStrip + v * kLanes), power);
       }
-      Kind::store(to, power);
-      to += kStrip * sizeof(float);
     };
     int64_t j = 0;
-    for (; j + Kind::kDepth <= keys; j += Kind::kDepth) step(Kind::kDepth);
-    if (j < keys) step(static_cast<int>(keys - j));
-    return total;
+    for (; j + Kind::kDepth <= keys; j += Kind::kDepth) step(j, Kind::kDepth);
+    if (j < keys) step(j, keys - j);
+    for (int v = 0; v < vecs; ++v) (load(sum + v * kLanes) + totals[v]).store(sum + v * kLanes);
   }
 };
 
@@ -161,9 +162,10 @@ struct Forward {
         softmax[c].update(vecs, chunk.size(), scores, scale, powers(chunk, c), reference);
       }
     });
-    alignas(64) float lambdas[kStrip], inverse[2][kStrip];
+    alignas(64) float lambdas[kStrip], signals[kStrip], inverse[2][kStrip];
     for (int r = 0; r < kStrip; ++r) {
       lambdas[r] = lambda_of(p, batch, rows, signal, r);
+      signals[r] = signal_of(p, batch, rows, signal, r);
       for (int c = 0; c < 2; ++c) inverse[c][r] = softmax[c].sum[r] > 0.0f ? 1.0f / softmax[c].sum[r] : 0.0f;
     }
     float* sums = scratch.sums.get();
@@ -174,32 +176,34 @@ struct Forward {
         const Visible mask = mask_tile(p, batch, rows, chunk, scratch.mask.get());
         for (int c = 0; c < 2; ++c) {
           const Vec scale = score(chunk, edge, mask, c);
-          for (int v = 0; v < vecs; ++v)
-            RunningSoftmax<Kind>::exponentials(v, chunk.size(), scores, scale, powers(chunk, c),
-                                               scratch.references[c].get() + number * kStrip);
+          alignas(64) float unused[kStrip] = {};
+          RunningSoftmax<Kind>::exponentials(vecs, chunk.size(), scores, scale, powers(chunk, c),
+                                             scratch.references[c].get() + number * kStrip, unused);
         }
       }
-      for (int v = 0; v < vecs; ++v) {
-        const int lane = v * kLanes;
-        auto factor = [&](int c) {
+      Vec factors[2][kStripVecs];
+      for (int v = 0; v < vecs; ++v)
+        for (int c = 0; c < 2; ++c) {
+          const int lane = v * kLanes;
           const Vec reference = load(scratch.references[c].get() + number * kStrip + lane);
-          return exp_of_negative(reference - load(softmax[c].highest + lane)) * load(inverse[c] + lane);
-        };
-        const Vec a = factor(0), b = factor(1) * load(lambdas + lane);
-        const char* first = reinterpret_cast<const char*>(powers(chunk, 0) + lane);
-        const char* second = reinterpret_cast<const char*>(powers(chunk, 1) + lane);
-        char* to = reinterpret_cast<char*>(scratch.weights.get() + lane);
-        const int64_t step = kStrip * sizeof(float);
-        int64_t j = 0;
-        for (; j < chunk.size(); j += Kind::kDepth, first += step, second += step, to += step) {
-          Vec one[Kind::kDepth], other[Kind::kDepth], weights[Kind::kDepth];
-          Kind::unpack(first, one);
-          Kind::unpack(second, other);
-          for (int i = 0; i < Kind::kDepth; ++i) weights[i] = at::vec::fmsub(one[i], a, other[i] * b);
-          Kind::store(to, weights);
+          const Vec factor = exp_of_negative(reference - load(softmax[c].highest + lane)) * load(inverse[c] + lane);
+          factors[c][v] = factor * load((c == 0 ? signals : lambdas) + lane);
         }
-        for (; j % Kind::kTile; j += Kind::kDepth, to += step) Vec(0.0f).store(to);
-      }
+      auto row = [](float* x, int64_t j, int v) {
+        return reinterpret_cast<char*>(x + j / Kind::kDepth * kStrip + v * kLanes);
+      };
+      int64_t j = 0;
+      for (; j < chunk.size(); j += Kind::kDepth)
+        for (int v = 0; v < vecs; ++v) {
+          Vec one[Kind::kDepth], other[Kind::kDepth], weights[Kind::kDepth];
+          Kind::unpack(row(powers(chunk, 0), j, v), one);
+          Kind::unpack(row(powers(chunk, 1), j, v), other);
+          for (int i = 0; i < Kind::kDepth; ++i)
+            weights[i] = at::vec::fmsub(one[i], factors[0][v], other[i] * factors[1][v]);
+          Kind::store(row(scratch.weights.get(), j, v), weights);
+        }
+      for (; j % Kind::kTile; j += Kind::kDepth)
+        for (int v = 0; v < vecs; ++v) Vec(0.0f).store(row(scratch.weights.get(), j, v));
       multiply_channels<Kind>(rows, chunk, edge, values_of_chunk(unit, chunk, scratch), scratch.weights.get(), p.dv,
                               sums);
     });

@@ -34,10 +34,10 @@ struct Gradients {
   ScalarType dtype;
   const void* out;
   int64_t out_batch, out_head, out_row;
-  const float* statistics;
-  // What is computed: contiguous, of the inputs' shapes; that of λ is (B, H, N).
+  const float *statistics, *log_sums;  // the second: gradients of the log-sums, (B, G, r + 1, N), or null
+  // What is computed: contiguous, of the inputs' shapes; those of λ and the signal's weight, if it has one, are (B, H, N).
   void *q, *k, *v;
-  float* lam;
+  float *lam, *signal;
 };
 
 struct Kernels {

@@ -23,6 +23,8 @@ struct Problem {
   int64_t v_batch, v_head, v_row;
   const float* lam;  // (B, H, N)
   int64_t lam_batch, lam_head, lam_row;
+  const float* signal;  // (B, H, N), the factor of the signal map; null: 1
+  int64_t signal_batch, signal_head, signal_row;
   MaskKind mask_kind;
   const void* mask;  // (B, H, N, S), broadcast axes with stride 0: that of heads always is where r > 1
   int64_t mask_batch, mask_head, mask_row, mask_key;

@@ -54,12 +54,12 @@ float* floats(const Tensor& x) { return x.mutable_data_ptr<float>(); }
 // The tensors of a request in a form that the kernels read.
 struct Inputs {
   Tensor q, k, v, lam;
-  std::optional<Tensor> mask, segment_bounds;
+  std::optional<Tensor> mask, segment_bounds, signal;
 
-  // λ and the mask may have fewer axes than they stand for, and axes of size 1.
+  // λ, the signal's weight and the mask may have fewer axes than they stand for, and axes of size 1.
   Inputs(const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& lam_, const std::optional<Tensor>& mask_,
-         const std::optional<Tensor>& segment_bounds_)
-      : q(with_rows(q_)), k(with_rows(k_)), v(with_rows(v_)), lam(lam_) {
+         const std::optional<Tensor>& segment_bounds_, const std::optional<Tensor>& signal_)
+      : q(with_rows(q_)), k(with_rows(k_)), v(with_rows(v_)), lam(lam_), signal(signal_) {
     if (segment_bounds_) {
       segment_bounds = contiguous(*segment_bounds_);
       STD_TORCH_CHECK(segment_bounds->dim() == 2 && segment_bounds->size(0) == 2 && segment_bounds->size(1) == q.size(3),
@@ -101,6 +101,10 @@ struct Inputs {
     p.v_batch = v.stride(0), p.v_head = v.stride(1), p.v_row = v.stride(2);
     p.lam = floats(lam);
     p.lam_batch = stride(lam, -3), p.lam_head = stride(lam, -2), p.lam_row = stride(lam, -1);
+    if (signal) {
+      p.signal = floats(*signal);
+      p.signal_batch = stride(*signal, -3), p.signal_head = stride(*signal, -2), p.signal_row = stride(*signal, -1);
+    }
     p.mask_kind = MaskKind::kNone;
     if (mask) {
       p.mask_kind = mask->scalar_type() == ScalarType::Bool ? MaskKind::kBool : MaskKind::kFloat;
@@ -134,10 +138,12 @@ bool takes_few(const Tensor& q, const Tensor& k, bool differentiable) {
 
 Tensor attend_to(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
                  const std::optional<Tensor>& attn_mask, bool is_causal, double scale, std::optional<int64_t> window,
-                 const std::optional<Tensor>& segment_bounds, bool few, const HeadwiseNorm& norm, float* statistics) {
+                 const std::optional<Tensor>& segment_bounds, const std::optional<Tensor>& signal, bool few,
+                 const HeadwiseNorm& norm, float* statistics) {
   auto inputs_of = [&](const Tensor& keys, const Tensor& values) {
-    if (few) return Inputs(q, keys, values, lam, attn_mask, segment_bounds);
-    return Inputs(Inputs::multiplied(q), Inputs::read(keys), Inputs::read(values), lam, attn_mask, segment_bounds);
+    if (few) return Inputs(q, keys, values, lam, attn_mask, segment_bounds, signal);
+    return Inputs(Inputs::multiplied(q), Inputs::read(keys), Inputs::read(values), lam, attn_mask, segment_bounds,
+                  signal);
   };
   const Inputs inputs = inputs_of(k, v);
   const Problem p = inputs.problem(is_causal, scale, window);
@@ -163,9 +169,9 @@ Tensor attend_to(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
                                    const std::optional<Tensor>& attn_mask, bool is_causal, double scale,
                                    std::optional<int64_t> window, const std::optional<Tensor>& segment_bounds,
-                                   bool differentiable) {
+                                   bool differentiable, const std::optional<Tensor>& signal) {
   const Tensor statistics = new_empty(q, ScalarType::Float, {q.size(0), q.size(1), q.size(2), 2, q.size(3)});
-  const Tensor out = attend_to(q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds,
+  const Tensor out = attend_to(q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, signal,
                                takes_few(q, k, differentiable), {}, floats(statistics));
   return {out, statistics};
 }
@@ -187,7 +193,8 @@ bool broadcasts(const Tensor& x, const std::array<int64_t, N>& to) {
 std::optional<Tensor> decode_fast_path(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
                                        const std::optional<Tensor>& attn_mask, bool is_causal,
                                        std::optional<double> scale, std::optional<int64_t> window,
-                                       const std::optional<Tensor>& norm_weight, double norm_eps, double norm_scale) {
+                                       const std::optional<Tensor>& norm_weight, double norm_eps, double norm_scale,
+                                       const std::optional<Tensor>& signal) {
   if (!is_dense_on_cpu(q) || !is_dense_on_cpu(k) || !is_dense_on_cpu(v) || !is_dense_on_cpu(lam)) return {};
   const int32_t dtype = dtype_of(q);
   if (!is_floating(q) || dtype == aoti_torch_dtype_float64()) return {};
@@ -197,6 +204,10 @@ std::optional<Tensor> decode_fast_path(const Tensor& q, const Tensor& k, const T
   if (q.size(1) % k.size(1) || v.size(0) != k.size(0) || v.size(1) != k.size(1) || v.size(2) != k.size(3)) return {};
   const int64_t batch = q.size(0), heads = q.size(1) * (q.size(2) - 1), n = q.size(3);
   if (!takes_few(q, k, false) || !broadcasts<3>(lam, {batch, heads, n})) return {};
+  if (signal) {
+    if (!is_dense_on_cpu(*signal) || dtype_of(*signal) != aoti_torch_dtype_float32()) return {};
+    if (!broadcasts<3>(*signal, {batch, heads, n})) return {};
+  }
   if (scale && !std::isfinite(*scale)) return {};
   if (window && *window < 1) return {};
   if (attn_mask) {
@@ -216,24 +227,24 @@ std::optional<Tensor> decode_fast_path(const Tensor& q, const Tensor& k, const T
   }
   const double factor = scale.value_or(std::pow(static_cast<double>(q.size(4)), -0.5));
   std::vector<float> statistics(q.size(0) * q.size(1) * q.size(2) * 2 * n);
-  return attend_to(q, k, v, lam, attn_mask, is_causal, factor, window, {}, true, norm, statistics.data());
+  return attend_to(q, k, v, lam, attn_mask, is_causal, factor, window, {}, signal, true, norm, statistics.data());
 }
 
 // While autocast is on: operator.py knows to which dtype.
 std::optional<Tensor> refuse(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&,
                              bool, std::optional<double>, std::optional<int64_t>, const std::optional<Tensor>&, double,
-                             double) {
+                             double, const std::optional<Tensor>&) {
   return {};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, const Tensor& q, const Tensor& k,
-                                                    const Tensor& v, const Tensor& lam,
-                                                    const std::optional<Tensor>& attn_mask, const Tensor& statistics,
-                                                    bool is_causal, double scale, std::optional<int64_t> window,
-                                                    const std::optional<Tensor>& segment_bounds) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
+    const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
+    const std::optional<Tensor>& attn_mask, const Tensor& statistics, bool is_causal, double scale,
+    std::optional<int64_t> window, const std::optional<Tensor>& segment_bounds,
+    const std::optional<Tensor>& grad_statistics, const std::optional<Tensor>& signal) {
   auto inputs_of = [&](const Tensor& keys, const Tensor& values) {
     return Inputs(Inputs::multiplied(q), Inputs::multiplied(keys), Inputs::multiplied(values), lam, attn_mask,
-                  segment_bounds);
+                  segment_bounds, signal);
   };
   const Inputs inputs = inputs_of(k, v);
   const Problem p = inputs.problem(is_causal, scale, window);
@@ -242,11 +253,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, cons
   const Tensor grad_k = new_empty(k, type, {p.batch, p.key_heads, p.key_maps, p.s, p.d});
   const Tensor grad_v = new_empty(v, type, {p.batch, p.key_heads, p.s, p.dv});
   const Tensor grad_lam = new_empty(lam, ScalarType::Float, {p.batch, p.heads, p.n});
+  const Tensor grad_signal = new_empty(lam, ScalarType::Float, {signal ? p.batch : int64_t{0}, p.heads, p.n});
+  std::optional<Tensor> of_log_sums;
+  // A log-sum is the highest score and a logarithm: its gradient is what has come to the first of the two.
+  if (grad_statistics) of_log_sums = contiguous(torch::stable::select(*grad_statistics, 3, 0));
   auto run = [&](const Problem& problem, const Tensor& sums) {
     const Tensor dout = Inputs::multiplied(grad_out);
     return kernels->differentiate(
         problem, {type, dout.data_ptr(), dout.stride(0), dout.stride(1), dout.stride(2), floats(sums),
-                  grad_q.data_ptr(), grad_k.data_ptr(), grad_v.data_ptr(), floats(grad_lam)});
+                  of_log_sums ? floats(*of_log_sums) : nullptr, grad_q.data_ptr(), grad_k.data_ptr(),
+                  grad_v.data_ptr(), floats(grad_lam), floats(grad_signal)});
   };
   if (grad_q.numel() > 0 && !run(p, statistics) && hides_keys(p)) {
     const Finite finite(k, v);
@@ -260,7 +276,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, cons
       run(problem, sums);
     }
   }
-  return {finished(grad_q, q), finished(grad_k, k), finished(grad_v, v), grad_lam};
+  return {finished(grad_q, q), finished(grad_k, k), finished(grad_v, v), grad_lam, grad_signal};
 }
 
 std::string products() { return kernels->bfloat16_products(); }
@@ -271,7 +287,7 @@ std::string products() { return kernels->bfloat16_products(); }
 STABLE_TORCH_LIBRARY_FRAGMENT(TORCH_EXTENSION_NAME, library) {
   library.def(
       "decode_fast_path(Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float? scale,"
-      " int? window, Tensor? norm_weight, float norm_eps, float norm_scale) -> Tensor?");
+      " int? window, Tensor? norm_weight, float norm_eps, float norm_scale, Tensor? signal_weight=None) -> Tensor?");
   library.def("bfloat16_products() -> str");
   library.def("use(str capability) -> ()");
 }
