@@ -47,7 +47,7 @@ def test_every_shipped_recipe_loads_and_builds_its_config(name: str, attention_t
     tokenizer = byte_tokenizer() if isinstance(recipe.data, TextData) else None
     config = build_config(recipe, 257, tokenizer)
     assert config.attention_type == attention_type
-    assert config.hidden_size == config.num_attention_heads * recipe.model.head_dim
+    assert (config.num_attention_heads, config.head_dim) == (recipe.model.heads, recipe.model.head_dim)
     assert config.max_position_embeddings == recipe.data.length
     assert config.eos_token_id == (256 if tokenizer else None)
     assert config.is_causal == (name != "masked")

@@ -1,7 +1,6 @@
-"""Draws associative recall among distractors of the same form as the answers (Section 3.4 in small)."""
+"""Draws multi-query associative recall: answers among distractors of their own form (Section 3.4 in small)."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,32 +9,33 @@ from torch import Tensor
 from diff_lab.data.batches import IGNORED, SAMPLE, TRAINING, GeneratedBatches, Stream
 from diff_lab.data.retrieval_task import RetrievalSample
 
-PAIR = 3  # tokens of a pair: two of its key, one value
+PAIR = 2  # tokens of a pair
+SHORTEST = 4  # pairs and questions of a sequence to train on, at least
 
 
 @dataclass(eq=False)
 class RecallBatches(GeneratedBatches):
-    """Draw pairs of a key of two tokens and a value, then questions: keys again, each followed by its value.
+    """Draw pairs of a key and a value, then questions: keys again, each followed by its value.
 
-        4 1 G  4 3 A  2 1 G  5 3 E … | 2 1 G  4 3 A …
+        4 G  7 A  2 G  5 E … | 7 A  4 G …
 
     All pairs have one form and one vocabulary, so nothing but the question tells a pair that is asked for from one that
-    is not. The keys of P pairs are different cells of a square grid with 2 P cells or just more, whose rows and columns
-    are tokens drawn anew for each sequence. So about √(P/2) other keys have the first token of an asked key, and as
-    many its second: near misses, in every length of context. Only answers have labels.
+    is not. The keys of a sequence are different, its values are drawn independently. Only answers have labels.
 
-    The vocabulary, in this order: tokens of keys, values.
+    The vocabulary, in this order: keys, as many values.
 
-    Sequences have one length. Those to train on have their own numbers of pairs, from 2 to `pairs` and as often below
-    the geometric mean as above; questions, drawn with repeats, fill the rest. Those to validate with have `pairs`.
+    The sequences of a step have one length, drawn for each step: from `SHORTEST` pairs and questions to `pairs` and
+    `questions`, as often below the geometric mean as above. Each has its own number of pairs, from 2 to two thirds of
+    that; questions, drawn with repeats, fill the rest. In short sequences a model begins to find answers (docs/log.md).
+    Sequences to validate with have `pairs` and `questions`.
 
-    Raises ValueError if a number is out of range, or there are fewer tokens than the grid of so many pairs needs.
+    Raises ValueError if a number is out of range, or there are fewer keys than pairs.
     """
 
     pairs: int = 32  # in a context, at most
     _: KW_ONLY
     questions: int = 16  # after a context of `pairs`
-    tokens: int = 16  # that keys are made of, and as many values
+    tokens: int = 64  # different keys, and as many values
     validation_sequences: int = 256
 
     def __post_init__(self) -> None:
@@ -47,17 +47,18 @@ class RecallBatches(GeneratedBatches):
 
     def check_pairs(self, pairs: int) -> None:
         """Raise ValueError for a number of pairs that a context cannot have."""
-        most = self.tokens**2 // 2
-        if not 2 <= pairs <= most:
-            raise ValueError(f"A context has 2 pairs or more, and of tokens={self.tokens} at most {most}, got {pairs}.")
+        if not 2 <= pairs <= self.tokens:
+            raise ValueError(f"A context has 2 pairs or more, and at most tokens={self.tokens}, got {pairs}.")
 
     def draw(self, count: int, stream: Stream) -> dict[str, Tensor]:
         random = np.random.default_rng(stream)
-        pairs = np.full((count, 1), self.pairs)
+        length, pairs = self.pairs + self.questions, np.full((count, 1), self.pairs)
         if stream[1] == TRAINING:
-            pairs = np.exp(random.uniform(np.log(2), np.log(self.pairs + 1), size=(count, 1))).astype(np.int64)
-        places = np.arange(self.pairs + self.questions)
-        asked = (random.random((count, len(places))) * pairs).astype(np.int64)
+            shortest = min(SHORTEST, length)
+            length = int(np.exp(random.uniform(np.log(shortest), np.log(length + 1))))
+            pairs = random.integers(2, max(2, min(self.pairs, 2 * length // 3)), (count, 1), endpoint=True)
+        places = np.arange(length)
+        asked = (random.random((count, length)) * pairs).astype(np.int64)
         sample = self._sequences(random, np.where(places < pairs, places, asked), pairs)
         return {"input_ids": sample.input_ids, "labels": sample.labels}
 
@@ -76,31 +77,20 @@ class RecallBatches(GeneratedBatches):
     def _sequences(self, random: np.random.Generator, shown: np.ndarray, pairs: np.ndarray) -> RetrievalSample:
         """Make sequences of the pairs (n, T) `shown` at each place; the first (n, 1) `pairs` are the context."""
         n, places = shown.shape
-        most, widths = int(pairs.max()), part_tokens(pairs)
-        row, column = np.divmod(np.arange(widths.max() ** 2), widths.max())
-        # Cells outside of a sequence's own grid come last, and are not among its first pairs.
-        drawn = random.random((n, len(row))) + (np.maximum(row, column) >= widths)
-        cells = drawn.argsort(axis=1)[:, :most]
-        firsts, seconds = (_shuffled(random, n, self.tokens) for _ in range(2))
-        keys = [np.take_along_axis(firsts, row[cells], axis=1), np.take_along_axis(seconds, column[cells], axis=1)]
-        values = random.integers(self.tokens, 2 * self.tokens, size=cells.shape)
-        of_pairs = np.stack((*keys, values), axis=-1)
-        input_ids = np.take_along_axis(of_pairs, shown[:, :, None], axis=1)
+        most = int(pairs.max())
+        keys = _shuffled(random, n, self.tokens)[:, :most]
+        values = random.integers(self.tokens, 2 * self.tokens, size=keys.shape)
+        input_ids = np.take_along_axis(np.stack((keys, values), axis=-1), shown[:, :, None], axis=1)
         labels = np.full_like(input_ids, IGNORED)
         labels[:, :, -1] = np.where(np.arange(places) < pairs, IGNORED, input_ids[:, :, -1])
-        queries, asked = PAIR * np.tile(np.arange(most, places), (n, 1)) + PAIR - 2, shown[:, most:]
+        queries, asked = PAIR * np.tile(np.arange(most, places), (n, 1)), shown[:, most:]
         return RetrievalSample(
             input_ids=torch.from_numpy(input_ids.reshape(n, -1)),
             labels=torch.from_numpy(labels.reshape(n, -1)),
-            answer_spans=torch.from_numpy(PAIR * asked + PAIR - 1),
+            answer_spans=torch.from_numpy(PAIR * asked + 1),
             query_positions=torch.from_numpy(queries),
             depth=torch.from_numpy(asked / (pairs - 1)).float(),
         )
-
-
-def part_tokens(pairs: Any) -> Any:
-    """Count the tokens that the first parts of so many keys are drawn from, and likewise the second; takes arrays."""
-    return np.ceil(np.sqrt(2 * pairs)).astype(int)
 
 
 def _shuffled(random: np.random.Generator, rows: int, count: int) -> np.ndarray:

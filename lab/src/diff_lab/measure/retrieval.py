@@ -1,6 +1,5 @@
 """Measures the retrieval and the recall task: accuracy, and attention to the answer and to noise (Tables 2 and 3)."""
 
-import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.data import Batches, RecallBatches, RetrievalBatches, RetrievalSample
-from diff_lab.data.recall_task import part_tokens
 from diff_lab.data.retrieval_task import most_frequent
 from diff_lab.measure.answers import (
     BY_SEQUENCE,
@@ -192,19 +190,12 @@ def answer_attention(model: Any, sample: RetrievalSample, batch_size: int) -> tu
     return share.mean(1).cpu(), (on_answer.sum(1) / scale.sum(1)).cpu()
 
 
-def one_token_level(pairs: int) -> float:
-    """Compute the accuracy of comparing one token of a key and guessing among the pairs that have it."""
-    tokens = int(part_tokens(pairs))
-    # The expected number of different tokens there, divided by the number of pairs.
-    absent = math.comb(tokens**2 - tokens, pairs) / math.comb(tokens**2, pairs)
-    return tokens / pairs * (1 - absent)
-
-
 def recall_level(name: str, coordinates: Coordinates, recipe: Any, pairs: int) -> Baseline:
-    """Return chance, and as floor the better of the most frequent value and of comparing one token of a key."""
-    tokens = recipe.data.tokens
-    floor = max(most_frequent(pairs, tokens), one_token_level(pairs))
-    return Baseline(name=name, coordinates=coordinates, chance=1 / tokens, floor=floor, steps=recipe.train.steps)
+    """Return chance, and as floor the most frequent value of the context."""
+    tokens, steps = recipe.data.tokens, recipe.train.steps
+    return Baseline(
+        name=name, coordinates=coordinates, chance=1 / tokens, floor=most_frequent(pairs, tokens), steps=steps
+    )
 
 
 class Noise(Measurement):

@@ -266,13 +266,13 @@ class RecallData(GeneratedData):
     kind: Literal["recall"] = "recall"
     pairs: Count = 32
     questions: Count = 16
-    tokens: Count = 16
+    tokens: Count = 64
     batch_size: BatchSize = 32
     validation_sequences: Count = 256
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence."""
+        """Tokens of a sequence, at most."""
         return PAIR * (self.pairs + self.questions)
 
 
