@@ -95,6 +95,18 @@ def test_a_learned_sink_is_a_weight_of_the_log_sum() -> None:
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-13)
 
 
+def test_gradients_of_log_sums_by_torch_func() -> None:
+    q, k, v, lam, signal_weight = (x.detach().double() for x in tensors(CASES["causal"][0], torch.float32))
+
+    def total(q: Tensor) -> Tensor:
+        results = diff_attention(q, k, v, lam, is_causal=True, signal_weight=signal_weight, return_lse=True)
+        return torch.stack([x.sum() for x in results]).sum()
+
+    leaf = q.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(total(leaf), leaf)
+    torch.testing.assert_close(torch.func.grad(total)(q), expected)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_hidden_keys_that_are_not_finite_do_not_count(backend: str) -> None:
     skip_unless_it_takes(backend, torch.float32)

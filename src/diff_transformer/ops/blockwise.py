@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from diff_transformer.ops.attention_request import (
     REQUEST_SCHEMA,
@@ -26,7 +25,6 @@ from diff_transformer.ops.attention_request import (
     register_gradient,
 )
 from diff_transformer.ops.functional import without_autocast
-from diff_transformer.ops.reference import log_sums
 
 # Rows of queries to a block, and scores of one map to hold at a time: few enough for the caches, enough for
 # efficient matrix products. docs/backends.md says how the numbers were measured.
@@ -323,25 +321,3 @@ register_gradient("blockwise", blockwise_forward, blockwise_backward)
 def blockwise_attention(request: Request) -> Tensor:
     """Compute (w A1 − λA2) V, (B, H, N, dv), w the signal's weight, by blocks."""
     return blockwise_forward(*request)
-
-
-def blockwise_log_sums(request: Request) -> Tensor:
-    """Compute the log-sums of the scores as :func:`log_sums`, (B, G, r + 1, N), in memory linear in N.
-
-    Scores are computed again in the backward.
-    """
-    begin, end = request.key_ranges()
-    rows = request.n if torch.compiler.is_compiling() else MAX_ROWS
-    parts = []
-    for start in range(0, request.n, rows):
-        block = slice(start, start + rows)
-        mask = request.attn_mask
-        part = request._replace(
-            q=request.q[:, :, :, block],
-            attn_mask=mask if mask is None or mask.shape[2] == 1 else mask[:, :, block],
-            is_causal=False,
-            window=None,
-            segment_bounds=torch.stack((begin[block], end[block])),
-        )
-        parts.append(checkpoint(log_sums, part, use_reentrant=False) if request.needs_gradient else log_sums(part))
-    return torch.cat(parts, dim=-1)

@@ -19,9 +19,8 @@ from diff_transformer.ops.attention_request import (
     segment_bounds_from,
 )
 from diff_transformer.ops.backends import Backend, fast_path_of, resolve
-from diff_transformer.ops.blockwise import blockwise_log_sums
 from diff_transformer.ops.functional import rms_norm
-from diff_transformer.ops.reference import softmax_maps
+from diff_transformer.ops.reference import log_sums, softmax_maps
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -190,7 +189,7 @@ def _with_log_sums(chosen: Backend, request: Request, *options: float) -> tuple[
     if chosen.log_sums is not None:
         out, of_maps = chosen.log_sums(request)
     else:
-        out, of_maps = chosen.attend(request, *options), blockwise_log_sums(confine(request)[0])
+        out, of_maps = chosen.attend(request, *options), log_sums(confine(request)[0])
     first, second = of_maps[:, :, :-1].flatten(1, 2), of_maps[:, :, -1].repeat_interleave(request.ratio, dim=1)
     is_nan = out.isnan().any(-1)
     return out, first.masked_fill(is_nan, math.nan), second.masked_fill(is_nan, math.nan)

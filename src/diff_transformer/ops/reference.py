@@ -10,6 +10,7 @@ every step in that dtype, and besides by a band for rounding, since the plain fo
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.functional import without_autocast
@@ -18,6 +19,7 @@ PLAIN_ERRORS = 2
 # How often a quantity is rounded on the way, each time by half an eps: the maps, λ, their difference and the result;
 # for the other gradients dP and dS too.
 ROUNDINGS = {"out": 4, "v": 4, "q": 6, "k": 6, "lam": 6}
+_LOG_SUM_ROWS = 128  # queries whose scores are held at a time
 _ACCUMULATOR_EPS = torch.finfo(torch.float32).eps
 
 
@@ -45,7 +47,31 @@ def _scores(request: Request) -> Tensor:
 
 
 def log_sums(request: Request) -> Tensor:
-    """Compute log Σ exp of each map's scores over the keys that a query sees, (B, G, r + 1, N); −∞ over none."""
+    """Compute log Σ exp of each map's scores over the keys that a query sees, (B, G, r + 1, N); −∞ over none.
+
+    A block of queries at a time, whose scores are computed again in the backward: memory is linear in N.
+    """
+    begin, end = request.key_ranges()
+    # torch.func takes no checkpoints, and torch.compile looks for blocks itself.
+    whole = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    rows = request.n if whole else _LOG_SUM_ROWS
+    parts = []
+    for start in range(0, request.n, rows):
+        block = slice(start, start + rows)
+        mask = request.attn_mask
+        part = request._replace(
+            q=request.q[:, :, :, block],
+            attn_mask=mask if mask is None or mask.shape[2] == 1 else mask[:, :, block],
+            is_causal=False,
+            window=None,
+            segment_bounds=torch.stack((begin[block], end[block])),
+        )
+        keeps = whole or not request.needs_gradient
+        parts.append(_log_sums(part) if keeps else checkpoint(_log_sums, part, use_reentrant=False))
+    return torch.cat(parts, dim=-1)
+
+
+def _log_sums(request: Request) -> Tensor:
     scores = _scores(request)
     sees_none = (scores == float("-inf")).all(-1)
     return scores.masked_fill(sees_none.unsqueeze(-1), 0.0).logsumexp(-1).masked_fill(sees_none, float("-inf"))
