@@ -136,7 +136,7 @@ def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data.write_text("\n".join(lines), encoding="utf-8")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     arguments = ("--model", tmp_path / "first", "--data", data, "--output", tmp_path / "second", "--steps", 30)
-    run("sft.py", monkeypatch, *arguments)
+    run("sft.py", *arguments)
     check_learned(tmp_path / "second", 4.0)
 
 

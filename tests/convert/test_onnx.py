@@ -146,7 +146,7 @@ def test_greedy_generation_equals_generate(exported: Exported) -> None:
         written.append(logits[:, -1].argmax(-1, keepdims=True))
         seen = np.concatenate((seen, np.ones((2, 1), np.int64)), axis=1)
     assert np.concatenate(written, axis=1).tolist() == expected.tolist()
-    assert len(set(expected[0, 6:].tolist())) > 3  # not one token over and over
+    assert len(set(expected[0, 6:].tolist())) > 1  # not one token over and over
 
 
 @pytest.mark.parametrize("change", [1e-3, float("nan")])

@@ -159,6 +159,7 @@ def on_a_rank() -> None:
     # Gathered logits are a view, which nothing here changes in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
     warnings.filterwarnings("ignore", "The .grad attribute", UserWarning)  # which torch.compile reads
+    warnings.filterwarnings("ignore", "Slicing a flattened dim", UserWarning)  # of the replicas' mesh, below
     for form in names_in(folder):
         for name, layout in LAYOUTS[torch.distributed.get_world_size()].items():
             if not takes(form, layout):

@@ -162,6 +162,8 @@ def sdpa_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
                 keys, *parts = (x.repeat_interleave(times, dim=1) for x in (keys, *parts))
             outputs = [F.scaled_dot_product_attention(queries, keys, part, **options) for part in parts]
             maps_v.append((outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1))[..., :dv])
+            if q.device.type == "cpu":  # with AVX-512, torch's kernel makes a 0 of a query that is not a number
+                maps_v[-1] = maps_v[-1] + (queries.detach() * 0).sum(-1, keepdim=True)
     second = maps_v[1] if ratio == 1 else maps_v[1].repeat_interleave(ratio, dim=1)
     first = maps_v[0] if request.signal_weight is None else request.signal_weight.unsqueeze(-1) * maps_v[0]
     out = first - lam.unsqueeze(-1) * second

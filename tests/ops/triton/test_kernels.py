@@ -230,7 +230,7 @@ def test_decoding(monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch]
     expected.check_output(forward(problem))
     in_parts = launched[-2]
     assert names(launched)[-2:] == ["parts_kernel", "combine_kernel"]
-    assert (in_parts.grid[0] > 1) == (programs > 1)
+    assert (in_parts.grid[0] > 1) == (programs > 1 and case.keys > 16)
     if request_ == "three queries, window":  # what the window hides is left alone
         assert in_parts.arguments["start"] == 64  # 97 − 3 − 21 + 1 = 74, in whole blocks
 
@@ -440,7 +440,7 @@ def solve(problem: Problem) -> dict[str, Tensor]:
     return problem.solve(diff_attention, backend="triton")
 
 
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:(invalid value encountered|All-NaN slice encountered):RuntimeWarning")
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("blocks", ["32 × 16", "16 × 32"])
 @pytest.mark.parametrize("tensor", ["values", "keys"])
