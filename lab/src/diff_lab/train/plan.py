@@ -134,7 +134,7 @@ def count(
     replicas, shards, context, tensor = astuple(layout)
     half, length = recipe.train.precision == "bf16", recipe.data.length
     # No masks, which transformers cannot see to be needless: fake positions have no values.
-    more: dict[str, Any] = {"attention_mask": dict.fromkeys(map(config.layer_type, range(config.num_hidden_layers)))}
+    more: dict[str, Any] = {"attention_mask": dict.fromkeys(config.types_of_layers())}
     messages, memory = Messages(), Memory()
     with ExitStack() as stack:
         stack.enter_context(one_rank_of(replicas * shards * context * tensor))
