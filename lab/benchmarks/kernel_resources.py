@@ -54,14 +54,6 @@ RESULTS, PAGE = ROOT / "lab" / "benchmarks" / "kernels.json", ROOT / "docs" / "k
 KERNELS = ROOT / "src" / "diff_transformer" / "ops" / "triton"
 # Bytes of shared memory that a program may have, by compute capability.
 SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-# Kernels that may spill 16 bytes until other blocks are found: capability, kernel, part of a configuration's name.
-FEW_SPILLED = {
-    (80, "queries", "tf32"),
-    (86, "decode", " mask"),
-    (86, "keys, noise maps", "4 to a noise map"),
-    (100, "queries", "float32, d 64"),
-}
-
 # What makes products in half precision slow on Hopper, and the kernels that have it for a reason: what ptxas warns of
 # (C7515: products of a warpgroup wait for each other), and products of fewer rows than a warpgroup takes.
 SLOW = {
@@ -308,15 +300,6 @@ def fingerprint(version: str) -> str:
     return hashlib.sha256((version + repr(CONFIGURATIONS) + sources).encode()).hexdigest()
 
 
-def most_spilled(row: dict[str, Any]) -> int:
-    """Return how many bytes a kernel may spill."""
-    known = any(
-        row["capability"] == capability and row["kernel"] == kernel and part in row["configuration"]
-        for capability, kernel, part in FEW_SPILLED
-    )
-    return 16 if known else 0
-
-
 def compile_all(capabilities: Iterable[int], configurations: Iterable[Configuration]) -> list[dict[str, Any]]:
     """The rows of all configurations on all capabilities, compiled in two processes."""
     with ProcessPoolExecutor(2) as pool:
@@ -331,7 +314,7 @@ def has_reason(kernel: str, why: str) -> bool:
 def require_fitting(rows: list[dict[str, Any]]) -> None:
     """End the program with the rows that no device should run, if there are any."""
     wrong = [row for row in rows if row["shared"] > SHARED_MEMORY[row["capability"]]]
-    wrong += [row for row in rows if row["spilled"] > most_spilled(row) and not row["may_spill"]]
+    wrong += [row for row in rows if row["spilled"] and not row["may_spill"]]
     wrong += [row for row in rows for why in row.get("slow", ()) if not has_reason(row["kernel"], why)]
     if wrong:
         what = "These configurations spill, take too much shared memory, or have slow products without a reason:"

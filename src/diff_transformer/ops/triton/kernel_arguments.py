@@ -78,11 +78,12 @@ _AMPERE: Table = {
 _SMALL: Table = _AMPERE | {
     "forward": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2, two_passes=True)),
     "save": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
-    "keys": (Blocks(128, 16, 8, 2), Blocks(64, 16, 8, 2)),
+    "keys": (Blocks(128, 16, 8, 2), Blocks(64, 16, 8, 1)),
     "queries": (Blocks(64, 32, 4, 2), Blocks(64, 16, 8, 2)),
     "queries, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 1)),
     "keys, one map, masked": (Blocks(32, 32, 8, 2), Blocks(64, 16, 4, 2)),
     "queries, one map, masked": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2)),
+    "decode, masked": (Blocks(16, 64, 4, 2), Blocks(16, 32, 4, 3)),
 }
 # Not on tensor cores: for checking, not for speed.
 _FLOAT32: Table = {
@@ -90,7 +91,7 @@ _FLOAT32: Table = {
     "save": (Blocks(16, 16, 8, 2), Blocks(16, 16, 8, 1)),
     "keys": (Blocks(32, 16, 8, 2), Blocks(16, 16, 8, 1)),
     "values": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
-    "queries": (Blocks(16, 16, 8, 3), Blocks(16, 16, 8, 1)),
+    "queries": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "decode": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
 }
 # On tensor cores, each number twice as wide in shared memory. The same for all devices: it fits the smallest.
@@ -99,7 +100,7 @@ _TF32: Table = {
     "save": (Blocks(64, 16, 8, 2), Blocks(32, 16, 8, 1)),
     "keys": (Blocks(32, 32, 8, 1), Blocks(32, 16, 8, 1)),
     "values": (Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1)),
-    "queries": (Blocks(64, 16, 8, 1), Blocks(32, 16, 8, 1)),
+    "queries": (Blocks(32, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "decode": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
 }
 ROWS_BLOCKS = Blocks(16, 1, 4, 1)  # of the backward's first kernel, which reads every number once
