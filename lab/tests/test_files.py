@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.record import Comparison, Result, ResultsFile, Samples
-from diff_lab.results_files import read_record, read_results, write_json
+from diff_lab.record import Comparison, Result, ResultsFile
+from diff_lab.results_files import read_results, write_json
 from diff_transformer.utils.files import read_metrics
 
 
@@ -65,11 +65,6 @@ def test_results_survive_a_round_trip(tmp_path: Path, results_file: ResultsFile)
     assert paper is not None
     assert paper[0] == 3.062
     assert math.isnan(paper[1])
-
-
-def test_samples_survive_a_round_trip(tmp_path: Path) -> None:
-    samples = Samples(prompt="def ", diff="λ\n", softmax="</b>")
-    assert read_record(write_json(tmp_path / "samples.json", samples), Samples) == samples
 
 
 def test_what_is_not_finite_is_strict_json_and_comes_back(tmp_path: Path, results_file: ResultsFile) -> None:

@@ -14,8 +14,11 @@ import pytest
 import torch
 
 from decoded_maps import decode_maps
+from diff_lab.coordinates import Coordinates
 from diff_lab.data import byte_tokenizer
+from diff_lab.record import Result
 from diff_lab.report.pages import build_run_report
+from diff_lab.results_files import capture_results, write_json
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
 from diff_transformer.explorer import (
     Example,
@@ -439,7 +442,7 @@ def test_a_link_gives_the_same_view_again(watch: Watch, address: str) -> None:
 @pytest.mark.all
 def test_needles_and_refusals(watch: Watch, address: str) -> None:
     page = watch.open(address)
-    page.get_by_role("button", name="New needles").click()
+    page.get_by_role("button", name="Another question").click()
     settled(page, lambda: page.locator(".flow .token").count() == 8)
     page.fill("textarea", "w5 <script>alert(1)</script>")
     page.wait_for_selector(".refusal")
@@ -707,10 +710,15 @@ def test_the_widget_of_a_notebook(watch: Watch, tmp_path: Path, make: Make, expl
 @pytest.mark.all
 def test_the_demos_report_holds_the_saved_page(watch: Watch, saved: Path, tmp_path: Path) -> None:
     """Also where it is sent alone; the report itself can run nothing, and its frame cannot reach it."""
-    run = tmp_path / "retrieval-diff"
+    run = tmp_path / "diff"
     run.mkdir()
     (tmp_path / "sent").mkdir()
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 0.9}\n', encoding="utf-8")
+    view = {"words": ["k1", "v1", "k1"], "answer": 1, "layer": 1, "head": 1}
+    view |= {key: [[1, 0, 0], [0.5, 0.5, 0], [0, 1, 0]] for key in ("learned", "without")}
+    shared = {"name": "noise/accuracy_by_lambda", "variant": "diff", "value": 0.5}
+    records = [Result(**shared, coordinates=Coordinates(factor=factor)) for factor in (0.0, 1.0)]
+    write_json(tmp_path / "results.json", capture_results("A demo", {"view": view}, records, "cpu"))
     shutil.copy(saved, tmp_path / "explorer.html")
     sent = build_run_report([tmp_path]).rename(tmp_path / "sent" / "report.html")
     page = watch.open(sent.as_uri(), wait=False)

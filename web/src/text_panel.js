@@ -42,7 +42,7 @@ export function TextPanel({ data, source, view, onChange, onRefusal }) {
     <section class="card text" aria-labelledby=${id("text-title")}>
       <div class="card-head">
         <h2 id=${id("text-title")}><label for=${id("text")}>Text</label></h2>
-        ${source.live && data.draws_examples && html`<button type="button" class="link" onClick=${draw}>New needles</button>`}
+        ${source.live && data.draws_examples && html`<button type="button" class="link" onClick=${draw}>Another question</button>`}
       </div>
       <textarea id=${id("text")} rows="4" spellcheck="false" readonly=${!source.live} value=${draft}
         onInput=${(event) => type(event.target.value)}></textarea>

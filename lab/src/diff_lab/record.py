@@ -138,15 +138,6 @@ class ResultsFile(Environment):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Samples(FileRecord):
-    """The content of a `samples.json`: one prompt and how each variant continues it."""
-
-    prompt: str
-    diff: str
-    softmax: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class CardRecord(FileRecord):
     """The content of the `card.json` of a model that comes with the package, beside its recipe and its results."""
 

@@ -245,38 +245,36 @@ def test_info_tells_versions_what_can_run_and_what_is_not_installed(run: Run, mo
 
 
 @pytest.mark.all
-def test_demo_ends_with_a_table_a_page_and_models(
-    run: Run, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_demo_ends_with_a_table_a_page_and_models(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import diff_lab.experiments.demo as module
 
     monkeypatch.setattr(module, "FAST_DEMO", TINY)
     monkeypatch.setattr(module, "default_workers", lambda *_, **__: 1)
     monkeypatch.chdir(tmp_path)
     folder = Path("runs/demo-fast")
-    result = run("demo", "--fast", "--text", text_file, "--seed", 1)
+    result = run("demo", "--fast", "--seed", 1)
     assert result.exit_code == 0
-    for text in ("accuracy ↑", "bits per byte ↓", "Transformer", f"page:     {folder / 'report.html'}\n"):
+    for text in ("accuracy, 2 pairs ↑", "λ × 0.5 ↑", "Transformer", f"page:     {folder / 'report.html'}\n"):
         assert text in result.stdout
-    assert str(folder / "language-softmax" / "model") in result.stdout
+    assert str(folder / "softmax" / "model") in result.stdout
     assert "\x1b" not in result.stdout + result.stderr
-    assert result.stderr.index("What to expect") < result.stderr.index("retrieval, DIFF: step 1 of 6, loss")
+    assert result.stderr.index("What to expect") < result.stderr.index("DIFF: step 1 of 6, loss")
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "is missing" not in page
     assert '<iframe srcdoc="' in page
-    assert json.loads((folder / "results.json").read_text(encoding="utf-8"))["settings"]["seed"] == 1
+    settings = json.loads((folder / "results.json").read_text(encoding="utf-8"))["settings"]
+    assert settings["seed"] == 1
     fails(run("demo", "--fast"), "--overwrite")
     embedded = re.findall(r'id="explorer-data">(.*?)</script>', (folder / "explorer.html").read_text(encoding="utf-8"))
     explorer = json.loads(embedded[0])
     assert [model["label"] for model in explorer["models"].values()] == ["DIFF", "Transformer"]
-    assert explorer["examples"] == [json.loads((folder / "question.json").read_text(encoding="utf-8"))]
-    assert explorer["opening"].keys() == {"layer", "head"}
+    view = settings["view"]
+    assert [one["text"].split() for one in explorer["examples"]] == [view["words"]]
+    assert explorer["opening"] == {name: view[name] for name in ("layer", "head")}
     # What it names to try next can be done.
     commands = re.findall(r"^  diff-(?:transformer|lab) (.*)$", result.stdout, flags=re.MULTILINE)
-    explore, generate, compare, reproduce = map(shlex.split, commands)
+    explore, reproduce, compare = map(shlex.split, commands)
     assert run(*explore, "--output", tmp_path / "page.html").exit_code == 0
-    assert run(*generate, "--max-new-tokens", 2).exit_code == 0
-    assert compare == ["compare", "language", "--text", str(text_file)]
+    assert compare == ["compare", "language", "--text", "FOLDER"]
     assert reproduce[1] in EXPERIMENTS
 
 

@@ -9,15 +9,19 @@ import pytest
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.learning import ACCURACY_CURVE
-from diff_lab.record import Baseline, Result, ResultsFile, Samples
+from diff_lab.record import Baseline, Result, ResultsFile
 from diff_lab.results_files import write_json
 
 # For DIFF and for the Transformer, with the better direction.
 MEASURED: dict[str, tuple[float, float, Any]] = {
-    "retrieval/accuracy": (0.547, 0.254, "higher"),
-    "retrieval/attention_noise_share": (0.58, 0.6, "lower"),
-    "retrieval/parameters": (812_825.0, 812_345.0, None),
-    "language/bits_per_byte": (2.314, 2.322, "lower"),
+    "noise/accuracy": (0.547, 0.254, "higher"),
+    "training/parameters": (812_825.0, 812_345.0, None),
+}
+
+VIEW = {"words": ["k3", "v5", "k3"], "answer": 1, "layer": 2, "head": 4}
+VIEW |= {
+    "learned": [[0.5, 0, 0], [0.2, 0.3, 0], [-0.1, 0.6, 0]],
+    "without": [[1, 0, 0], [0.4, 0.6, 0], [0.2, 0.7, 0.1]],
 }
 
 
@@ -46,10 +50,9 @@ def _records() -> list[Result]:
             interval = (value - 0.022, value + 0.022) if better else None
             shared: dict[str, Any] = {"variant": variant, "better": better, "seed": 0}
             records.append(Result(name=name, value=value, interval=interval, **shared))
-            if name == "retrieval/accuracy":
-                for depth in (0.0, 0.5, 1.0):
-                    at = Coordinates(depth=depth)
-                    records.append(Result(name=f"{name}_by_depth", value=value - depth / 10, coordinates=at, **shared))
+    for factor in (0.0, 0.5, 1.0, 2.0):
+        value, at = 0.547 - abs(factor - 1) / 10, Coordinates(factor=factor)
+        records.append(Result(name="noise/accuracy_by_lambda", variant="diff", value=value, coordinates=at, seed=0))
     return records
 
 
@@ -66,21 +69,16 @@ def make_demo() -> Callable[[Path], Path]:
             versions={"python": "3.11.7", "diff-transformer": "0.1.0", "torch": "2.13.0"},
             commit="0123456789abcdef0123456789abcdef01234567",
             created="2026-01-01T12:00:00+00:00",
-            settings={"retrieval": {"steps": 600}, "text": None},
+            settings={"seed": 0, "view": VIEW},
             records=tuple(_records()),
             baselines=(Baseline(name=ACCURACY_CURVE, chance=0.06, floor=0.34, steps=600),),
         )
         write_json(folder / "results.json", results)
-        for task, steps in (("retrieval", 80), ("language", 48)):
-            for variant in ("diff", "softmax"):
-                run = folder / f"{task}-{variant}"
-                run.mkdir()
-                (run / "metrics.jsonl").write_text(_metrics(variant, steps))
-                (run / "recipe.yaml").write_text(f"name: {task}-{variant}\n")
-        samples = Samples(
-            prompt="def read(path):", diff="\n\n\n    return file.read()", softmax="\n    return self.self\n"
-        )
-        write_json(folder / "samples.json", samples)
+        for variant in ("diff", "softmax"):
+            run = folder / variant
+            run.mkdir()
+            (run / "metrics.jsonl").write_text(_metrics(variant, 80))
+            (run / "recipe.yaml").write_text(f"name: {variant}\n")
         (folder / "explorer.html").write_text("the explorer")
         return folder
 

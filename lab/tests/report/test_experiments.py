@@ -302,7 +302,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(tmp_path: Path) -> Non
 def test_runs_and_demos_are_none(tmp_path: Path, make_demo: Callable[[Path], Path]) -> None:
     demo = make_demo(tmp_path / "demo")
     assert not holds_experiments(demo)
-    assert not holds_experiments(demo / "language-diff")
+    assert not holds_experiments(demo / "diff")
     assert not holds_experiments(tmp_path / "nowhere")
     write_json(tmp_path / "table6.json", outcomes())
     assert holds_experiments(tmp_path)

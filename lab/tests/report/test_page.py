@@ -63,21 +63,20 @@ def test_the_page_holds_everything_the_demo_measured(demo_page: Path) -> None:
         "commit 0123456789",
         "0.547 [0.525, 0.569]",
         "0.254 [0.232, 0.276]",
-        "0.447 … 0.547",
+        "accuracy by λ, λ × 0.5",
+        "0.497",
         "No verdict",
-        "bits per byte",
         "812,825",
-        "attention noise",
-        "return self.self",
-        "\n\n\n    return file.read()",
+        "answers 54.7% of the questions right, with λ = 0 44.7%",
+        "0.60, what the question k3 gives to its answer v5",
     ):
         assert text in page.text, text
-    # Of each task the loss and two validations, and λ of DIFF.
-    assert len(page.labels) == page.tags.count("figure") == 8
+    # Accuracy by λ and two maps; the loss, two validations, and λ of DIFF.
+    assert len(page.labels) == page.tags.count("figure") == 7
     accuracy = next(label for label in page.labels if label.startswith("Validation: accuracy"))
-    assert "retrieval-diff goes from 0.125 to 0.500" in accuracy
+    assert "DIFF goes from 0.125 to 0.500" in accuracy
     assert "floor 0.34" in accuracy
-    assert "λ of retrieval-diff: layer 1 goes from 0.200 to 0.200; layer 2 goes from 0.501 to 0.600." in page.labels
+    assert "λ of DIFF: layer 1 goes from 0.200 to 0.200; layer 2 goes from 0.501 to 0.600." in page.labels
     # One seed decides nothing: no cell of the page is set apart from the others.
     assert "<td>" in demo_page.read_text(encoding="utf-8")
     assert "<td " not in demo_page.read_text(encoding="utf-8")
@@ -125,10 +124,10 @@ def test_whatever_files_say_is_text(demo_dir: Path) -> None:
         results[key] = evil + key
     results["versions"] = {evil: evil}
     results["records"].append(results["records"][0] | {"name": f"{evil}/{evil}", "variant": evil, "unit": evil})
+    results["settings"]["view"]["words"] = [evil] * 3
     (demo_dir / "results.json").write_text(json.dumps(results), encoding="utf-8")
-    (demo_dir / "samples.json").write_text(json.dumps({"prompt": evil, "diff": evil, "softmax": evil}))
     metrics = [json.dumps({"step": step, "loss": 1.0, f"validation/{evil}": 1.0}) + "\n" for step in (1, 2)]
-    (demo_dir / "retrieval-diff" / "metrics.jsonl").write_text("".join(metrics), encoding="utf-8")
+    (demo_dir / "diff" / "metrics.jsonl").write_text("".join(metrics), encoding="utf-8")
     path = build_run_report([demo_dir])
     assert "script" not in Page(path).tags
     for key in ("title", "command", "device", "created", "commit"):
@@ -139,29 +138,26 @@ def test_a_demo_that_has_not_come_to_its_end(demo_dir: Path) -> None:
     for name in ("results.json", "explorer.html"):
         (demo_dir / name).unlink()
     page = Page(build_run_report([demo_dir]))
-    assert "results.json is missing: the demo has not come to its end." in page.text
-    assert "explorer.html" not in page.loads
-    (demo_dir / "samples.json").write_text('{"prompt": "x"}', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"samples\.json: the file\.diff is missing"):
-        build_run_report([demo_dir])
+    assert "Training of 2 runs" in page.text
+    assert "iframe" not in page.tags
 
 
 def test_runs_stand_side_by_side(demo_dir: Path, tmp_path: Path) -> None:
-    runs = [demo_dir / "retrieval-diff", demo_dir / "retrieval-softmax"]
+    runs = [demo_dir / "diff", demo_dir / "softmax"]
     path = build_run_report(runs)
     assert path.resolve() == (demo_dir / "comparison.html").resolve()
     page = Page(path)
     assert "Training of 2 runs" in page.text
     titles = ["Training loss", "Validation: loss", "Validation: accuracy"]
-    assert [label.split(": retrieval")[0] for label in page.labels[:3]] == titles
+    assert [label.split(": DIFF")[0] for label in page.labels[:3]] == titles
     single = build_run_report([runs[0], runs[0]])
     assert single == runs[0] / "report.html"
-    assert "Training of retrieval-diff" in Page(single).text
-    other = shutil.copytree(runs[1], tmp_path / "other" / "retrieval-softmax")
+    assert "Training of diff" in Page(single).text
+    other = shutil.copytree(runs[1], tmp_path / "other" / "softmax")
     both = build_run_report([runs[1], other], tmp_path / "mine.html")
     assert both == tmp_path / "mine.html"
-    assert "demo/retrieval-softmax goes from" in Page(both).labels[0]
-    assert "other/retrieval-softmax goes from" in Page(both).labels[0]
+    assert "demo/softmax goes from" in Page(both).labels[0]
+    assert "other/softmax goes from" in Page(both).labels[0]
 
 
 def test_a_run_that_is_still_starting_and_numbers_that_were_not_finite(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def explore(
     """Explore the attention maps of each head: both softmax maps, and their difference.
 
     The page lets you move λ and follow the next token's distribution, the loss, the attention on the answer and, of a
-    model of the retrieval task, the accuracy. It opens at the head whose λ = 0 changes the prediction most. It is
-    served on this machine alone, under an address with a random part, until Ctrl-C.
+    model of the retrieval or recall task, the accuracy. It opens at the head whose λ = 0 changes the prediction most.
+    It is served on this machine alone, under an address with a random part, until Ctrl-C.
     """
     if output is None:
         require_extra("explore")

@@ -53,49 +53,47 @@ def demo(
         Path | None,
         optional("The folder of everything that the demo writes.", "runs/demo, with --fast runs/demo-fast"),
     ] = None,
-    text: TextPaths = None,
     seed: Seed = 0,
     fast: Annotated[
-        bool, typer.Option("--fast", help="Take few steps: in a minute or so, everything of models that hardly learn.")
+        bool, typer.Option("--fast", help="Take fewer pairs and steps: within a minute, everything of smaller success.")
     ] = False,
     resume: Resume = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Train a Differential Transformer beside a Transformer of the same size and compare them.
 
-    Both learn to find needles, and then language. The demo takes 4 to 8 minutes on two processor cores and ends with a
-    table and a page to open in a browser, which has their curves.
+    Both learn to find answers among distractors. The demo takes 2 to 4 minutes on two idle processor cores and ends
+    with a table and a page to open in a browser: the curves of both, and what DIFF's answers owe to λ.
     """
-    from diff_lab.experiments.demo import EXPLORER_PAGE, QUESTION, run_demo
+    from diff_lab.experiments.demo import EXPLORER_PAGE, RESULTS, run_demo
     from diff_lab.report.documents import fill
     from diff_lab.report.pages import build_run_report
     from diff_lab.report.tables import demo_table
-    from diff_lab.results_files import read_record, read_results
+    from diff_lab.results_files import read_results
     from diff_lab.train.progress import RunProgress
     from diff_transformer.cli.explored_checkpoints import write_recorded_page
-    from diff_transformer.explorer import Example
+    from diff_transformer.explorer import Answer, Example
 
-    messages = console.messages()
     folder = run_demo(
         output or Path("runs/demo-fast" if fast else "runs/demo"),
-        text=text,
         seed=seed,
         fast=fast,
         resume=resume,
         overwrite=overwrite,
-        progress=RunProgress(messages),
+        progress=RunProgress(console.messages()),
     )
-    explorer = folder / EXPLORER_PAGE
-    question = read_record(folder / QUESTION, Example)
-    write_recorded_page(folder / "retrieval-diff", folder / "retrieval-softmax", explorer, text=question)
-    page, numbers = build_run_report([folder]), folder / "results.json"
+    explorer, numbers = folder / EXPLORER_PAGE, folder / RESULTS
     results = read_results(numbers)
-    console.output().print(demo_table(results))
+    words, answer = results.settings["view"]["words"], results.settings["view"]["answer"]
+    place = Answer(len(words) - 1, answer, answer + 1)
+    question = Example("A question of the task", " ".join(words), place)
+    write_recorded_page(folder / "diff", folder / "softmax", explorer, text=question)
+    page = build_run_report([folder])
+    console.output().print(demo_table(results, apart=True))
     models = sorted(path for path in folder.glob("*/model") if path.is_dir())
     for name, paths in {"page": [page], "explorer": [explorer], "numbers": [numbers], "models": models}.items():
         console.print_line(f"{name + ':':<10}{' '.join(map(str, paths))}")
-    next_steps = {"folder": folder, "prompt": "Once" if text else "def ", "text": text or [Path("FOLDER")]}
-    console.print_line("\n" + fill("demo_next.txt", **next_steps).rstrip())
+    console.print_line("\n" + fill("demo_next.txt", folder=folder).rstrip())
 
 
 def reproduce(

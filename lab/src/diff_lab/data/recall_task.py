@@ -50,6 +50,10 @@ class RecallBatches(GeneratedBatches):
         if not 2 <= pairs <= self.tokens:
             raise ValueError(f"A context has 2 pairs or more, and at most tokens={self.tokens}, got {pairs}.")
 
+    def words(self) -> list[str]:
+        """Return the word of each token, all different: "k0" … for keys and "v0" … for values."""
+        return [f"{kind}{i}" for kind in "kv" for i in range(self.tokens)]
+
     def draw(self, count: int, stream: Stream) -> dict[str, Tensor]:
         random = np.random.default_rng(stream)
         length, pairs = self.pairs + self.questions, np.full((count, 1), self.pairs)

@@ -101,10 +101,8 @@ def _experiment(name: str, declared: Settings) -> Experiment:
 _DECLARED = read_yaml(Path(__file__).with_name("experiments.yaml").read_text(encoding="utf-8"))
 del _DECLARED["shared"]  # what others name
 _DEMO = _DECLARED.pop("demo")
-_FAST, EXPECTATIONS = _DEMO.pop("fast"), _DEMO.pop("expectations")  # these are a text for the user
-# The overrides of the demo's recipes by task, and further ones by which it takes a minute.
-DEMO = {task: written(settings) for task, settings in _DEMO.items()}
-FAST_DEMO = {task: written(settings) for task, settings in _FAST.items()}
+# The overrides of the demo's recipe, further ones by which it takes a minute, and a text for the user.
+DEMO, FAST_DEMO, EXPECTATIONS = written(_DEMO["settings"]), written(_DEMO["fast"]), _DEMO["expectations"]
 EXPERIMENTS = {name: _experiment(name, one) for name, one in _DECLARED.items()}  # in the order of the paper
 
 # Tables and figures of the paper that another experiment shows.

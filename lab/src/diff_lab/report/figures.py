@@ -20,12 +20,14 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped, unused-ignore]  # its types are a package apart
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates, axis
 from diff_lab.learning import ACCURACY_CURVE, CURVES, LOSS_CURVE
-from diff_lab.record import Baseline, Comparison, Result
+from diff_lab.record import Baseline, Comparison, Result, ResultsFile
 from diff_lab.report import wording
 from diff_lab.report.findings import ExperimentResults, slug
 from diff_lab.report.wording import format_number, variant_label
@@ -59,6 +61,7 @@ MANY = 60
 FEWEST, _WIDE, _TALL = 3, 8, 30
 # Of losses what lies above the curves at this share of the training is cut off.
 _BEGINNING = 0.1
+_BY_LAMBDA = "noise/accuracy_by_lambda"  # of a demo's DIFF
 # Figure 3: the comparison that its fits are for, the losses that are fitted, and the sizes as they are counted there.
 _PARAMETERS_FOR_EQUAL_LOSS = "scaling/parameters_for_equal_loss"
 _FITTED_LOSS, _FITTED_SIZE = "language/validation_loss", "training/parameters_without_lambda_and_norms"
@@ -244,6 +247,55 @@ def _limits(lines: Sequence[Series], *levels: float, begin: float = 0.0) -> tupl
     values = [*([y for x, y in points if x >= start] or [y for _, y in points]), *levels]
     margin = 0.06 * (max(values) - min(values) or 1.0)
     return min(values) - margin, max(values) + margin
+
+
+# --- A demo's DIFF by λ ---
+
+
+def demo_figures(results: ResultsFile) -> list[Drawing]:
+    """Draw the accuracy of a demo's DIFF by λ, and a head's maps of one question, with λ as learned and with λ = 0."""
+    (line,) = _mean_lines(frame([one for one in results.records if one.name == _BY_LAMBDA], "factor"), ["diff"])
+    right, levels = dict(zip(line.x, line.y, strict=True)), known_levels(results.baselines)
+    title, xlabel = "DIFF: right answers by λ", "factor of all λ of the trained model"
+    figure = line_plot([line], title=title, xlabel=xlabel, ylabel="accuracy ↑", levels=levels, limits=(0.0, 1.02))
+    halves = [factor for factor in line.x if factor % 0.5 == 0]
+    figure.axes[0].set_xticks(halves, [f"× {factor:g}" for factor in halves])
+    caption = (
+        f"With the λ that it learned (× 1) the model answers {right[1.0]:.1%} of the questions right, with λ = 0 "
+        f"{right[0.0]:.1%}. Bands are 95 % intervals over the questions."
+    )
+    drawings = [Drawing(figure, f"{title}. {line}; {', '.join(levels)}.", caption)]
+    view = results.settings["view"]
+    maps = {name: np.array(view[name]) for name in ("learned", "without")}
+    # As in the explorer: first rows have few tokens to attend to, and weights near 1.
+    scale = max(abs(weights[len(weights) // 4 :]).max() for weights in maps.values())
+    words, answer = view["words"], view["answer"]
+    for name, weights in maps.items():
+        title = f"Layer {view['layer']}, head {view['head']}: {'λ as learned' if name == 'learned' else 'all λ = 0'}"
+        caption = (
+            f"Each row attends to the columns, with positive (blue) and negative (orange) weights. Framed: "
+            f"{weights[-1, answer]:.2f}, what the question {words[-1]} gives to its answer {words[answer]}."
+        )
+        drawings.append(Drawing(_head_map(weights / scale, words, answer, title), f"{title}. {caption}", caption))
+    return drawings
+
+
+@styled
+def _head_map(weights: np.ndarray, words: Sequence[str], answer: int, title: str) -> Figure:
+    """Draw a map whose rows attend to its columns, with a frame around the last one's weight on the answer."""
+    figure = Figure(figsize=(4.8, 4.9), layout="constrained")
+    axes, length = figure.add_subplot(), len(words)
+    shades = np.where(weights[..., None] < 0, to_rgba(THEME["softmax"][0]), to_rgba(THEME["diff"][0]))
+    shades[..., 3] = np.sqrt(np.minimum(abs(weights), 1))  # most weights are small
+    axes.pcolormesh(shades)
+    axes.add_patch(Rectangle((answer, length - 1), 1, 1, fill=False, edgecolor=THEME["ink"][0], linewidth=1.2))
+    places = np.arange(length) + 0.5
+    axes.set_xticks(places, words, rotation=90, fontsize=7)
+    axes.set_yticks(places, words, fontsize=7)
+    axes.set(title=title, aspect="equal")
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    return figure
 
 
 # --- Validation over training, and the differences of losses ---

@@ -4,10 +4,10 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from diff_lab import learning
-from diff_lab.record import ResultsFile, Samples
+from diff_lab.record import ResultsFile
 from diff_lab.report import tables, wording
 from diff_lab.report.documents import HTML_MARK, MARKDOWN_MARK, fill, refuse_others
 from diff_lab.report.figures import (
@@ -15,23 +15,20 @@ from diff_lab.report.figures import (
     MANY,
     Drawing,
     Series,
+    demo_figures,
     experiment_figures,
     known_levels,
     line_plot,
     variant_style,
 )
 from diff_lab.report.findings import certainty, findings, name_in_report, read_experiments
-from diff_lab.results_files import read_record, write_text
+from diff_lab.results_files import read_results, write_text
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.utils.files import read_metrics
-
-T = TypeVar("T")
 
 DOCUMENT, METHOD = "RESULTS.md", "METHOD.md"
 # Folders beside the document: figures, and where there are several experiments a page of each.
 FIGURES, EXPERIMENTS = "figures", "experiments"
-# A demo's runs are TASK-VARIANT.
-TASKS = ("retrieval", "language")
 _MARKS = {".md": MARKDOWN_MARK, ".svg": FIGURE_MARK, ".html": HTML_MARK}
 
 
@@ -130,34 +127,17 @@ def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None =
     """
     path = run_report_path(run_dirs, output)
     refuse_others(path, HTML_MARK)
-    folders, demo = _all_runs(run_dirs), None
+    folders, demo = _all_runs(run_dirs), Path(run_dirs[0])
     shared = Path(os.path.commonpath([folder.resolve().parent for folder in folders]))
     metrics = {str(folder.resolve().relative_to(shared)): read_metrics(folder / "metrics.jsonl") for folder in folders}
-    groups = {"Curves": metrics}
     title = f"Training of {len(metrics)} runs" if len(metrics) > 1 else f"Training of {next(iter(metrics))}"
-    if len(run_dirs) == 1 and folders != [Path(run_dirs[0])]:
-        demo = Path(run_dirs[0])
-        groups = {
-            task.capitalize(): {label: lines for label, lines in metrics.items() if label.startswith(task)}
-            for task in TASKS
-        }
-
-    def read(name: str, kind: type[T]) -> T | None:
-        return read_record(demo / name, kind) if demo and (demo / name).is_file() else None
-
-    results, samples = read("results.json", ResultsFile), read("samples.json", Samples)
-    levels = known_levels(results.baselines) if results else {}
-    page = fill(
-        "runs.html",
-        title=results.title if results else title,
-        is_demo=demo is not None,
-        explorer=_explorer(demo / "explorer.html") if demo else None,
-        results=results,
-        table=tables.demo_table(results) if results else None,
-        groups={heading: list(_curves(runs, levels)) for heading, runs in groups.items()},
-        samples=samples,
-    )
-    return write_text(path, page)
+    shown: dict[str, Any] = {"title": title, "results": None, "explorer": None}
+    if len(run_dirs) == 1 and folders != [demo] and (demo / "results.json").is_file():
+        results = read_results(demo / "results.json")
+        shown = {"title": results.title, "results": results, "table": tables.demo_table(results, apart=True)}
+        shown |= {"by_lambda": demo_figures(results), "explorer": _explorer(demo / "explorer.html")}
+    levels = known_levels(shown["results"].baselines) if shown["results"] else {}
+    return write_text(path, fill("runs.html", curves=list(_curves(metrics, levels)), **shown))
 
 
 def run_report_path(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Path:
@@ -178,7 +158,7 @@ def _all_runs(run_dirs: Sequence[str | Path]) -> list[Path]:
     for folder in map(Path, run_dirs):
         if not folder.is_dir():
             raise FileNotFoundError(f"the run folder {folder} does not exist")
-        demo = [folder / f"{task}-{variant}" for task in TASKS for variant in ATTENTION_TYPES]
+        demo = [folder / variant for variant in ATTENTION_TYPES]
         runs = [run for run in (folder, *demo) if (run / "metrics.jsonl").is_file()]
         if not runs:
             raise ValueError(
@@ -207,8 +187,8 @@ def _curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], levels: Mapping[str
         for label, lines in runs.items():
             # A number that was not finite is null.
             points = {line["step"]: line[key] for line in lines if isinstance(line.get(key), int | float)}
-            style = variant_style(label.rpartition("-")[2])
-            curves += [Series(label, list(points), list(points.values()), **style)] if points else []
+            name, style = wording.variant_label(label), variant_style(label.rpartition("-")[2])
+            curves += [Series(name, list(points), list(points.values()), **style)] if points else []
         if any(len(curve.x) > 1 for curve in curves):
             shown = levels if key == "validation/accuracy" else {}
             figure = line_plot(curves, title=title, ylabel=title.rpartition(": ")[2], levels=shown)
@@ -219,6 +199,7 @@ def _curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], levels: Mapping[str
         if lambdas:
             layers = list(zip(*lambdas.values(), strict=True))
             some = sorted({0, len(layers) // 2, len(layers) - 1})
-            curves = [Series(f"layer {number + 1}", list(lambdas), layers[number]) for number in some]
-            figure = line_plot(curves, title=f"λ, {label}", ylabel="λ")
-            yield Drawing(figure, f"λ of {label}: {'; '.join(map(str, curves))}.")
+            name, style = wording.variant_label(label), variant_style(label.rpartition("-")[2])
+            curves = [Series(f"layer {number + 1}", list(lambdas), layers[number], **style) for number in some]
+            figure = line_plot(curves, title=f"λ, {name}", ylabel="λ")
+            yield Drawing(figure, f"λ of {name}: {'; '.join(map(str, curves))}.")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from diff_lab.coordinates import Coordinates
+from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.learning import CURVES
 from diff_lab.record import Comparison, Result, ResultsFile
 from diff_lab.report import wording
@@ -103,9 +103,10 @@ def variants_table(settings: Mapping[str, Any]) -> Table:
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """The results of one measure and seed by variant, at all places on its axes together."""
+    """The results of one measure and seed by variant, at one place on its axes or at all of them together."""
 
     name: str
+    place: Coordinates
     label: str
     results: Mapping[str, Sequence[Result]]
 
@@ -124,38 +125,42 @@ class MeasuredRow:
         return texts
 
 
-def rows_of(records: Sequence[Result]) -> list[MeasuredRow]:
-    """Pair records by measure and seed, in their order."""
+def rows_of(records: Sequence[Result], *, apart: bool = False) -> list[MeasuredRow]:
+    """Pair records by measure and seed, in their order; if `apart`, also by their place."""
     groups: dict[tuple[Any, ...], dict[str, list[Result]]] = {}
     for record in records:
         # A measure may have a direction at some of its coordinates alone.
-        key = (record.name, record.better, record.seed)
+        key = (record.name, record.better, record.coordinates if apart else NO_COORDINATES, record.seed)
         groups.setdefault(key, {}).setdefault(record.variant, []).append(record)
     seeds = Counter(key[:-1] for key in groups)
     rows = []
-    for (name, better, seed), results in groups.items():
-        label = wording.measure_words(name)
+    for (name, better, place, seed), results in groups.items():
+        label = wording.measure_words(name) + (f", {place.label}" if place else "")
         unit = next(iter(results.values()))[0].unit
         if unit and unit.replace("/", " per ") != label:
             label += f" ({unit})"
-        label += wording.ARROWS[better] + (f", seed {seed}" if seeds[name, better] > 1 else "")
-        rows.append(MeasuredRow(name, label, results))
+        label += wording.ARROWS[better] + (f", seed {seed}" if seeds[name, better, place] > 1 else "")
+        rows.append(MeasuredRow(name, place, label, results))
     return rows
 
 
-def demo_table(results: ResultsFile) -> Table:
+def demo_table(results: ResultsFile, *, apart: bool = False) -> Table:
     """Return all measures but the validation curves, the variants side by side, accuracies with their levels. Several
-    depths are a row with a range.
+    places of a measure, such as depths, are a row with a range, or rows of their own if `apart`.
     """
     records = [record for record in results.records if record.name not in CURVES]
     variants = wording.variants_of(records)
-    levels = {level.name: f" ({wording.levels_text(level)})" for level in results.baselines if level.is_accuracy}
+    levels = {
+        (one.name, one.coordinates if apart else NO_COORDINATES): f" ({wording.levels_text(one)})"
+        for one in results.baselines
+        if one.is_accuracy
+    }
     rows: list[list[str]] = []
-    for section, block in groupby(rows_of(records), key=lambda row: row.section):
+    for section, block in groupby(rows_of(records, apart=apart), key=lambda row: row.section):
         rows.append([section.capitalize()])
-        rows += [[row.label + levels.get(row.name, ""), *row.texts(variants)] for row in block]
+        rows += [[row.label + levels.get((row.name, row.place), ""), *row.texts(variants)] for row in block]
     names = list(map(wording.variant_label, variants))
-    notes = [f"{NOTE}.", *([UNPAIRED] if len(variants) > 1 else []), *([wording.LEVELS] if results.baselines else [])]
+    notes = [f"{NOTE}.", *([UNPAIRED] if len(variants) > 1 else []), *([wording.FLOOR] if results.baselines else [])]
     caption = "\n".join([*notes, f"Measured on {results.device}."])
     return Table(head=("Measure", *names), rows=rows, title=results.title, caption=caption, one_line=tuple(names))
 

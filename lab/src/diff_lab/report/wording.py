@@ -14,6 +14,7 @@ NOT_KNOWN, DIVERGED = "not known", "diverged"
 _WORDS = {
     "first_query_accuracy": "accuracy, first query only",
     "joint_accuracy": "accuracy of whole answers",
+    "accuracy_by_lambda": "accuracy by λ",
     "attention_to_answer_signed": "attention to the answer, signed",
     "attention_to_answer_share": "attention to the answer, share",
     "attention_noise_signed": "attention noise, signed",
@@ -40,13 +41,16 @@ ANSWERS: dict[Verdict | None, str] = {
     "not comparable": "not comparable",
     None: "nothing claimed",
 }
-LEVELS = (
+FLOOR = (
     "Chance is the accuracy of guessing among all answers. The floor is the accuracy of knowing which answers occur in "
     "the context, and how often, but not which answer belongs to which question; elimination also leaves out the "
-    "answers already given. A variant is called at chance unless its whole 95 % interval lies above "
-    "these levels. Where one of the two is at chance, because it guesses or because its seeds differ too much, "
-    "they cannot be compared. For contexts longer than in training, the accuracy at the shortest length decides this, "
-    "and for attention and the order of demonstrations the accuracy in the same task."
+    "answers already given."
+)
+LEVELS = (
+    f"{FLOOR} A variant is called at chance unless its whole 95 % interval lies above these levels. Where one of the "
+    "two is at chance, because it guesses or because its seeds differ too much, they cannot be compared. For contexts "
+    "longer than in training, the accuracy at the shortest length decides this, and for attention and the order of "
+    "demonstrations the accuracy in the same task."
 )
 UNCORRECTED = (
     "No verdict is corrected for the number of comparisons: without any true difference, one comparison in twenty "

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from diff_lab.data import RetrievalBatches, Tell
+from diff_lab.data import RecallBatches, RetrievalBatches, Tell
 from diff_lab.data.batches import GeneratedBatches
 from diff_lab.data.retrieval_task import most_frequent
 from diff_lab.train.checkpoint import without_progress_bars
@@ -290,11 +290,16 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
 
 
 # Of examples.json: texts of a run's task, with which `explore` opens its model.
-_MOST_SEQUENCES, _MOST_TOKENS = 512, 1 << 17  # of the retrieval task; so many tokens take half a megabyte
+_MOST_SEQUENCES, _MOST_TOKENS = 512, 1 << 17  # of questions; so many tokens take half a megabyte
 _RETRIEVAL_NOTE = (
     "This model learned one task. A key (k3) with its value (v5) right after it is a needle among noise (n0, n1, …). "
     'At the end "?" and a key ask for a value, and the model should write it. It learned nothing else, so its loss on '
     "all of the text is high."
+)
+
+_RECALL_NOTE = (
+    "This model learned one task. Every key (k3) stands before its value (v5). At the end a key comes again, and the "
+    "model should write its value. It learned nothing else, so its loss on all of the text is high."
 )
 
 
@@ -310,7 +315,7 @@ def write_examples(folder: Path, data: Data) -> None:
 
 def _examples(data: Data) -> dict[str, Any] | None:
     batches, tokenizer = data.batches, data.tokenizer
-    if isinstance(batches, RetrievalBatches):
+    if isinstance(batches, RetrievalBatches | RecallBatches):
         words = batches.words()
         # Cut after the first query, since the answers to earlier queries are in view of a later one.
         sample = batches.sample(max(1, min(_MOST_SEQUENCES, _MOST_TOKENS // batches.length)), seed=0)
@@ -318,11 +323,14 @@ def _examples(data: Data) -> dict[str, Any] | None:
         examples = []
         for number, (tokens, query, begin) in enumerate(zip(sample.input_ids, *firsts, strict=True), start=1):
             seen = [words[token] for token in tokens[: query + 1].tolist()]
-            title = f"Needles {number}: what was the value of {seen[-1]}?"
+            title = f"Question {number}: what was the value of {seen[-1]}?"
             answer = {"query": query, "begin": begin, "end": begin + 1}
             examples.append({"title": title, "text": " ".join(seen), "answer": answer})
-        floor = most_frequent(batches.num_pairs, batches.num_values)
-        return {"words": words, "note": _RETRIEVAL_NOTE, "floor": floor, "examples": examples}
+        if isinstance(batches, RecallBatches):
+            note, floor = _RECALL_NOTE, most_frequent(batches.pairs, batches.tokens)
+        else:
+            note, floor = _RETRIEVAL_NOTE, most_frequent(batches.num_pairs, batches.num_values)
+        return {"words": words, "note": note, "floor": floor, "examples": examples}
     if isinstance(batches, GeneratedBatches):
         tokens = next(batches.validation_batches())["input_ids"][0].tolist()
         # The text of a model without a tokenizer is the numbers of its tokens.
