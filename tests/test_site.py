@@ -87,6 +87,7 @@ def test_links_and_anchors_lead_somewhere(site: Path, pages: dict[Path, Page]) -
             if not target.is_file() or (anchor and target in pages and anchor not in pages[target].places):
                 broken.append(f"{file.relative_to(site)}: {address}")
     assert not broken
+    assert ("iframe", "src", "explorer-page.html") in pages[site / "index.html"].leads, "the start page's picture, live"
 
 
 @pytest.mark.all

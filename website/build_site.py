@@ -29,8 +29,9 @@ ROOT = HERE.parent
 OUTPUT = ROOT / "build" / "site"
 # Tutorials that have been run, as notebooks.
 RUN = ROOT / "build" / "tutorials"
-# The page of attention maps, which docs/attention-maps.md shows.
+# The page of attention maps, which docs/attention-maps.md shows, and the start page in the place of its picture.
 EXPLORER = "explorer-page.html"
+_HERO = re.compile(r"^!\[([^\]]*)\]\(explorer\.png\)$", flags=re.MULTILINE)
 # Equations, as zensical leaves them for KaTeX; in code nothing is one.
 _CODE, _EQUATION = (
     re.compile(r"(<code>.*?</code>)", flags=re.DOTALL),
@@ -102,6 +103,8 @@ def stage(folder: Path, *, with_outputs: bool) -> None:
         (folder / target).parent.mkdir(parents=True, exist_ok=True)
         if source in texts:
             text = on_the_site(texts[source], source, ROOT, targets, urls["Repository"])
+            if target == "index.md":
+                text = _HERO.sub(rf'<iframe class="site-explorer" src="{EXPLORER}" title="\1"></iframe>', text)
             (folder / target).write_text(text, encoding="utf-8")
         else:
             shutil.copy(ROOT / source, folder / target)

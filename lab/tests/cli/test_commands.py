@@ -261,7 +261,8 @@ def test_demo_ends_with_a_table_a_page_and_models(run: Run, tmp_path: Path, monk
     assert result.stderr.index("What to expect") < result.stderr.index("DIFF: step 1 of 6, loss")
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert '<iframe srcdoc="' in page
-    settings = json.loads((folder / "results.json").read_text(encoding="utf-8"))["settings"]
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    settings = results["settings"]
     assert settings["seed"] == 1
     fails(run("demo", "--fast"), "--overwrite")
     embedded = re.findall(r'id="explorer-data">(.*?)</script>', (folder / "explorer.html").read_text(encoding="utf-8"))
@@ -270,6 +271,10 @@ def test_demo_ends_with_a_table_a_page_and_models(run: Run, tmp_path: Path, monk
     view = settings["view"]
     assert [one["text"].split() for one in explorer["examples"]] == [view["words"]]
     assert explorer["opening"] == {name: view[name] for name in ("layer", "head")}
+    assert explorer["strip"]["task"]["sequences"] == 512
+    # One number everywhere, but for answers as likely as another.
+    by_lambda = [one["value"] for one in results["records"] if one["name"] == "noise/accuracy_by_lambda"]
+    assert [one["value"] for one in explorer["strip"]["points"]] == pytest.approx(by_lambda, abs=0.01)
     # What it names to try next can be done.
     commands = re.findall(r"^  diff-(?:transformer|lab) (.*)$", result.stdout, flags=re.MULTILINE)
     explore, reproduce, compare = map(shlex.split, commands)
