@@ -98,7 +98,8 @@ def test_needles_among_more_tokens_than_the_context_holds(retrieval_run: Path, t
     described = build_explorer(tmp_path / "run", None, None, "cpu").describe()
     assert not described["draws_examples"]
     (example,) = described["examples"]
-    assert (example["title"], len(example["text"].split())) == ("From the task of the training", 12)
+    assert example["title"] == "From the task of the training"
+    assert 4 < len(example["text"].split()) <= 12
     described = build_explorer(tmp_path / "run", None, "n0 n1 n2", "cpu").describe()
     assert [example["title"] for example in described["examples"]] == ["Your text", "From the task of the training"]
     with pytest.raises(ValueError, match="no token 'nonsense'"):

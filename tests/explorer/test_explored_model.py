@@ -142,6 +142,17 @@ def test_the_head_whose_lambda_matters_most_is_known(make: Make) -> None:
     assert ExploredModel(model, "diff").most_changed_head(TOKENS) == (2, 3)
 
 
+def test_the_text_ends_where_lambda_matters_most(make: Make) -> None:
+    model = make("diff", initializer_range=0.5)
+    explored = ExploredModel(model, "diff")
+    losses = (explored.trace(TOKENS, lambdas).token_losses for lambdas in (LambdaSettings(), LambdaSettings(factor=0)))
+    learned, off = ((-one).exp().tolist() for one in losses)
+    taken = {place + 1: learned[place] - off[place] for place in range(4, len(TOKENS) - 1)}
+    assert max(taken.values()) > 0.01
+    assert explored.most_changed_length(TOKENS) == max(taken, key=lambda length: taken[length])
+    assert explored.most_changed_length(TOKENS[:2]) == 2
+
+
 def test_diffllama_stands_on_the_left(diffllama: Any) -> None:
     explored = ExploredModel(diffllama, "diffllama")
     assert (explored.label, explored.subtracts, explored.heads) == ("DIFF", True, 4)

@@ -155,11 +155,13 @@ def _first_question(side: Side, questions: Sequence[Example]) -> Example:
 
 
 def _first_text(side: Side, examples: Sequence[Example]) -> Example:
-    """Return an example of the model's task; else some text, or tokens; cut to leave room to write on."""
+    """Return an example of the model's task; else some text, or tokens; cut where λ = 0 changes most what follows."""
     title, text = "A house at the end of the lane", FIRST_TEXT
     if examples:
         title, text = "From the task of the training", examples[0].text
     elif isinstance(side.vocabulary, WordVocabulary):
         title, text = "The first tokens", " ".join(side.vocabulary.words[:16])
-    tokens, most = side.vocabulary.encode(text), max(1, 3 * side.model.most_tokens // 4)
-    return Example(title, text if len(tokens) <= most else side.vocabulary.decode(tokens[:most]))
+    tokens, most = side.vocabulary.encode(text), max(1, 3 * side.model.most_tokens // 4)  # with room to write on
+    text = text if len(tokens) <= most else side.vocabulary.decode(tokens[:most])
+    cut = side.vocabulary.decode(tokens[: side.model.most_changed_length(tokens[:most])])
+    return Example(title, cut if text.startswith(cut) else text)  # not with the text of a token that begins each
