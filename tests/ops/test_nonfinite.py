@@ -1,6 +1,7 @@
 """What a query may not see cannot change its output, nor a gradient: with NaN and infinity where it may not look."""
 
 import itertools
+
 import pytest
 import torch
 from torch import Tensor
