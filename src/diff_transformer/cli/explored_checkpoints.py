@@ -164,4 +164,5 @@ def _first_text(side: Side, examples: Sequence[Example]) -> Example:
     tokens, most = side.vocabulary.encode(text), max(1, 3 * side.model.most_tokens // 4)  # with room to write on
     text = text if len(tokens) <= most else side.vocabulary.decode(tokens[:most])
     cut = side.vocabulary.decode(tokens[: side.model.most_changed_length(tokens[:most])])
-    return Example(title, cut if text.startswith(cut) else text)  # not with the text of a token that begins each
+    # Decoded text may begin with that of a special token.
+    return Example(title, cut if text.startswith(cut) else text)

@@ -210,9 +210,9 @@ class ExploredModel:
         return layer, head
 
     def most_changed_length(self, tokens: Sequence[int]) -> int:
-        """Return after how many tokens of a text λ = 0 takes most of the probability of the token that follows.
+        """Return after how many tokens, past the first third, λ = 0 takes most probability from the next.
 
-        The first third of the text is left whole. All of it if that would take long, or λ = 0 takes from none.
+        All of them if that would take long, or λ = 0 takes none.
         """
         first = len(tokens) // 3
         if len(tokens) < 3 or self.takes_long(2, tokens):

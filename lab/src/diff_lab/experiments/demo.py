@@ -1,4 +1,4 @@
-"""Runs the demo: DIFF and the Transformer learn to find answers among distractors at the same time, and are compared.
+"""Runs the demo: DIFF and the Transformer learn to find answers among distractors, and are compared.
 
 Same configuration but `attention_type`, same data in the same order, same number of steps. Everything is written as
 files; a page and a table are made from these alone.
@@ -49,10 +49,9 @@ def run_demo(
 ) -> Path:
     """Train DIFF and the Transformer on associative recall, measure them, and write the files for a report.
 
-    Writes into ``output_dir``, which is returned: a run folder for each variant ("diff", "softmax", with its model) and
-    ``results.json``. The two are trained at the same time, each in a process with its share of the processor cores; on
-    one core or a GPU, one after the other. So a script that calls this must be importable: its work stands under
-    `if __name__ == "__main__"`.
+    Writes into ``output_dir``, which is returned: the runs "diff" and "softmax", with their models, and results.json.
+    The two are trained at the same time, each in a process with its share of the cores; on one core or a GPU, one after
+    the other. So a script that calls this must be importable: its work stands under `if __name__ == "__main__"`.
 
     The folder must be new or empty, unless `resume` keeps the finished parts of an earlier demo in it and resumes, or
     `overwrite` replaces it. `fast` takes fewer pairs and steps, to see the pages of the demo within a minute.
@@ -140,10 +139,9 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
 
 
 def opening_view(models: Mapping[str, Any], task: RecallBatches) -> dict[str, Any]:
-    """Return a question, and its maps by the head of DIFF whose λ = 0 changes the answer most: learned, and all λ = 0.
+    """Return a question, and the maps of the head of DIFF whose λ = 0 changes the answer most: learned, and all λ = 0.
 
-    Best is a question that both variants answer right and DIFF with all λ = 0 does not, then one that both do, that
-    DIFF does. Layer and head are counted from 1, the place of the answer from 0.
+    Best is a question that both answer right and DIFF with all λ = 0 does not, then one that both do, that DIFF does.
     """
     sample, explored = task.sample(SEQUENCES, seed=0), ExploredModel(models["diff"], "diff")
     diff, softmax = (retrieval_answers(models[variant], sample)[:, 0] for variant in VARIANTS)

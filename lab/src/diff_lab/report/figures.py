@@ -273,8 +273,8 @@ def demo_figures(results: ResultsFile) -> list[Drawing]:
     for name, weights in maps.items():
         title = f"Layer {view['layer']}, head {view['head']}: {'λ as learned' if name == 'learned' else 'all λ = 0'}"
         caption = (
-            f"Each row attends to the columns, with positive (blue) and negative (orange) weights. Framed: "
-            f"{weights[-1, answer]:.2f}, what the question {words[-1]} gives to its answer {words[answer]}."
+            f"Blue weights are positive, orange ones negative. Framed: {weights[-1, answer]:.2f}, what the question "
+            f"{words[-1]} gives to its answer {words[answer]}."
         )
         drawings.append(Drawing(_head_map(weights / scale, words, answer, title), f"{title}. {caption}", caption))
     return drawings
@@ -282,7 +282,7 @@ def demo_figures(results: ResultsFile) -> list[Drawing]:
 
 @styled
 def _head_map(weights: np.ndarray, words: Sequence[str], answer: int, title: str) -> Figure:
-    """Draw a map whose rows attend to its columns, with a frame around the last one's weight on the answer."""
+    """Draw a map, with a frame around the weight of the last row on the answer."""
     figure = Figure(figsize=(4.8, 4.9), layout="constrained")
     axes, length = figure.add_subplot(), len(words)
     shades = np.where(weights[..., None] < 0, to_rgba(THEME["softmax"][0]), to_rgba(THEME["diff"][0]))

@@ -291,15 +291,10 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
 
 # Of examples.json: texts of a run's task, with which `explore` opens its model.
 _MOST_SEQUENCES, _MOST_TOKENS = 512, 1 << 17  # of questions; so many tokens take half a megabyte
-_RETRIEVAL_NOTE = (
-    "This model learned one task. A key (k3) with its value (v5) right after it is a needle among noise (n0, n1, …). "
-    'At the end "?" and a key ask for a value, and the model should write it. It learned nothing else, so its loss on '
-    "all of the text is high."
-)
-
-_RECALL_NOTE = (
-    "This model learned one task. Every key (k3) stands before its value (v5). At the end a key comes again, and the "
-    "model should write its value. It learned nothing else, so its loss on all of the text is high."
+_NOTE = (
+    "This model learned one task. A key (k3) has its value (v5) right after it; whatever else there is, is noise. At "
+    'the end a key, after a "?" if the task has one, asks for its value, and the model should write it. It learned '
+    "nothing else, so its loss on all of the text is high."
 )
 
 
@@ -327,10 +322,10 @@ def _examples(data: Data) -> dict[str, Any] | None:
             answer = {"query": query, "begin": begin, "end": begin + 1}
             examples.append({"title": title, "text": " ".join(seen), "answer": answer})
         if isinstance(batches, RecallBatches):
-            note, floor = _RECALL_NOTE, most_frequent(batches.pairs, batches.tokens)
+            floor = most_frequent(batches.pairs, batches.tokens)
         else:
-            note, floor = _RETRIEVAL_NOTE, most_frequent(batches.num_pairs, batches.num_values)
-        return {"words": words, "note": note, "floor": floor, "examples": examples}
+            floor = most_frequent(batches.num_pairs, batches.num_values)
+        return {"words": words, "note": _NOTE, "floor": floor, "examples": examples}
     if isinstance(batches, GeneratedBatches):
         tokens = next(batches.validation_batches())["input_ids"][0].tolist()
         # The text of a model without a tokenizer is the numbers of its tokens.
