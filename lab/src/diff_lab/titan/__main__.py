@@ -33,7 +33,6 @@ def main(arguments: list[str]) -> None:
         recipe = load_recipe(own.recipe, own.changes)
         folder = own.output or Path("runs", recipe.name)
         default = trainer_config(recipe, build_data(recipe), folder)
-        folder.mkdir(parents=True, exist_ok=True)
         init_logger()
         ConfigManager.register_tyro_rules(custom_registry)
         config = tyro.cli(type(default), args=arguments[end + 1 :], default=default, registry=custom_registry)
@@ -43,6 +42,9 @@ def main(arguments: list[str]) -> None:
         start = config.checkpoint.initial_load_path
         if start and not config.checkpoint.initial_load_in_hf:  # torchtitan would unpickle its index
             sys.exit(f"--checkpoint.initial-load-path {start!r} needs safetensors and --checkpoint.initial-load-in-hf.")
+        model = folder / config.checkpoint.folder / f"step-{recipe.train.steps}"
+        if (model / "config.json").is_file():
+            sys.exit(f"The run is finished, and {str(model)!r} is its model: a larger train.steps trains it further.")
         # torchtitan's command line makes objects of its own of what it has printed; ours stay as they are.
         ours = ("model_spec", "dataloader", "lr_scheduler", "optimizer", "recipe", "tokenizer")
         with closing(dataclasses.replace(config, **{name: getattr(default, name) for name in ours}).build()) as trainer:

@@ -55,6 +55,4 @@ def in_one_row(batch: dict[str, Tensor]) -> tuple[dict[str, Any], Tensor]:
     numbers = torch.arange(length, device=tokens.device)
     positions = batch.get("position_ids", numbers.expand(rows, -1)).reshape(1, -1)
     documents = [*(positions[0] == 0).nonzero().squeeze(1).tolist(), rows * length]
-    inputs = {"input": tokens.reshape(1, -1), "positions": positions, "documents": documents}
-    ends = torch.tensor(documents, dtype=torch.int32, device=tokens.device)
-    return inputs | {"cu_seqlens": ends}, labels.reshape(1, -1)
+    return {"input": tokens.reshape(1, -1), "positions": positions, "documents": documents}, labels.reshape(1, -1)

@@ -232,10 +232,10 @@ class DiffTrainer(Trainer):
 
     def post_dataloading_process(self, input_dict: dict[str, Any], labels: Tensor) -> tuple[Any, ...]:
         """Return this rank's tokens, labels, and the model's other arguments."""
-        tokens, positions = input_dict["input"], input_dict["positions"]
-        more = {"positions": positions, "cu_seqlens": input_dict["cu_seqlens"]}
+        tokens, positions, documents = (input_dict[name] for name in ("input", "positions", "documents"))
+        more = {"positions": positions, "cu_seqlens": torch.tensor(documents, dtype=torch.int32, device=self.device)}
         if self.parallel_dims.cp_enabled:
-            context = Context(self.parallel_dims.get_mesh("cp"), tokens.shape[1], input_dict["documents"], self.device)
+            context = Context(self.parallel_dims.get_mesh("cp"), tokens.shape[1], documents, self.device)
             tokens, labels = context.own(tokens), context.own(labels)
             more = {"positions": context.own(positions), "context": context}
         return tokens, labels, more
