@@ -11,7 +11,8 @@ from diff_transformer import diff_attention
 from diff_transformer.ops.reference import ROUNDINGS, rounding_band, share_of_allowed
 
 NAMES = ("out", "first", "second", "q", "k", "v", "lam", "signal_weight")
-BACKENDS = ("reference", "blockwise", "sdpa", "cpu")
+BACKENDS = ("reference", "blockwise", "sdpa", "cpu", "triton")
+SEEN = torch.arange(21) < torch.tensor([[9], [0]])  # the second sequence sees nothing
 # B, H, H_kv, r, N, S, d, dv, maps of keys, and options: odd lengths, N ≠ S, groups, shared keys, a window, rows that
 # see nothing, lengths of several blocks, and few enough queries for the kernel of decoding.
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -20,6 +21,8 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "shared keys, window, N > S": ((1, 6, 1, 3, 40, 33, 8, 16, 1), {"is_causal": True, "window": 7}),
     "blocks": ((1, 2, 1, 1, 150, 150, 16, 32, 2), {}),
     "decoding": ((2, 4, 2, 2, 1, 60, 16, 32, 2), {"is_causal": True}),
+    "padding": ((2, 2, 1, 1, 21, 21, 8, 16, 2), {"attn_mask": SEEN[:, None, None], "is_causal": True}),
+    "addends": ((2, 4, 1, 2, 5, 21, 8, 16, 2), {"attn_mask": torch.where(SEEN, 30.0, -torch.inf)[:, None, None]}),
 }
 
 
@@ -50,21 +53,26 @@ def solve(inputs: list[Tensor], **options: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_half", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_both_weights_and_log_sums(case: str, dtype: torch.dtype, backend: str) -> None:
+def test_both_weights_and_log_sums(case: str, is_half: bool, backend: str) -> None:
     sizes, options = CASES[case]
+    narrow = torch.float16 if backend == "triton" else torch.bfloat16
+    dtype = narrow if is_half else torch.float32
     skip_unless_it_takes(backend, dtype)
     inputs = tensors(sizes, dtype)
     exact = solve([x.detach().double().requires_grad_() for x in inputs], backend="reference", **options)
     plain = solve(inputs, backend="reference", **options)
     answer = solve(inputs, backend=backend, **options)
     eps, terms = torch.finfo(dtype).eps, max(sizes[4:6]) * sizes[1] // sizes[2]
-    for name, expected in exact.items():
-        assert answer[name].shape == expected.shape
-        assert (answer[name].isfinite() == expected.isfinite()).all(), name
+    with torch.no_grad():  # other kernels, of decoding among them
+        results = diff_attention(*inputs[:4], signal_weight=inputs[4], return_lse=True, backend=backend, **options)
+    for name, value in (*answer.items(), *zip(NAMES, results, strict=False)):
+        expected = exact[name]
+        assert value.shape == expected.shape
+        assert (value.isfinite() == expected.isfinite()).all(), name
         error, plain_error = (
-            torch.where(expected.isfinite(), x[name].double() - expected, 0.0).abs() for x in (answer, plain)
+            torch.where(expected.isfinite(), x.double() - expected, 0.0).abs() for x in (value, plain[name])
         )
         size = torch.where(expected.isfinite(), expected, 0.0).abs().amax()
         band = rounding_band(size, eps, ROUNDINGS.get(name, 6), terms)
@@ -119,9 +127,3 @@ def test_hidden_keys_that_are_not_finite_do_not_count(backend: str) -> None:
     for x, y in zip(results, expected, strict=True):
         torch.testing.assert_close(x[:, :, :-2], y[:, :, :-2], rtol=1e-4, atol=1e-5)
         assert x[:, :, -2:].isnan().all()
-
-
-def test_kernels_for_cuda_refuse_the_weight_by_name() -> None:
-    inputs = [x.detach() for x in tensors(CASES["causal"][0], torch.float32)]
-    with pytest.raises(ValueError, match="takes no signal_weight"):
-        diff_attention(*inputs[:4], signal_weight=inputs[4], backend="triton")

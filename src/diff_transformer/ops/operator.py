@@ -155,6 +155,8 @@ def diff_attention(
         out = fast_path(backend, q, k, v, lam, attn_mask, is_causal, scale, window, *norm, signal_weight)
         if out is not None:
             return out
+    if return_lse and signal_weight is None:
+        signal_weight = 1.0
     request = _checked({"q": q, "k": k, "v": v}, lam, is_causal, attn_mask, scale, window, cu_seqlens, signal_weight)
     _check_number("norm_eps", norm_eps)
     _check_number("norm_scale", norm_scale)

@@ -170,14 +170,16 @@ def with_rows(x: Tensor) -> Tensor:
 
 def problem_of(request: Request, capability: int | None = None) -> Problem:
     """Prepare the request for a device of this compute capability; copy only if the last axis is not contiguous."""
-    q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, _ = request
+    q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, signal = request
     if window is not None and window >= request.s:
         window = None  # it hides nothing: no query looks back further than the first key
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = attn_mask.view(torch.uint8)
     lam = lam if lam.stride(-1) < _FARTHEST_ROW else lam.contiguous()
+    if signal is not None and signal.stride() != lam.stride():  # the kernels read both by the strides of λ
+        lam, signal = lam.contiguous(), signal.contiguous()
     readable = Request(
-        with_rows(q), with_rows(k), with_rows(v), lam, attn_mask, is_causal, scale, window, segment_bounds
+        with_rows(q), with_rows(k), with_rows(v), lam, attn_mask, is_causal, scale, window, segment_bounds, signal
     )  # fmt: skip
     if capability is None and q.device.type == "cuda":
         capability = capability_of(q.device)
@@ -242,7 +244,7 @@ def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
     """Return the arguments of a request and its norm, of which each kernel takes those that it names."""
     d, dv, mask = r.q.shape[-1], r.v.shape[-1], r.attn_mask
     weight, eps, factor = (None, 0.0, 1.0) if norm is None else (norm.weight.contiguous(), norm.eps, norm.factor)
-    tensors = {"q": r.q, "k": r.k, "v": r.v, "lam": r.lam, "mask": mask, "segment_bounds": r.segment_bounds}
+    tensors = {"q": r.q, "k": r.k, "v": r.v, "lam": r.lam, "signal": r.signal_weight}
     counts = {"heads": r.heads, "key_heads": r.k.shape[1], "heads_per_key": r.heads_per_key, "n": r.n, "s": r.s}
     of_mask = dict.fromkeys(("mask_batch", "mask_head", "mask_query", "mask_key"), 0)
     if mask is not None:
@@ -250,6 +252,8 @@ def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
         of_mask = {name: stride if size > 1 else 0 for name, size, stride in sizes}
     return {
         **tensors,
+        "mask": mask,
+        "segment_bounds": r.segment_bounds,
         **counts,
         "scale": r.scale,
         "window": r.window or 0,
@@ -273,6 +277,7 @@ def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
         "norm_eps": eps,
         "norm_factor": factor,
         "HAS_NORM": norm is not None,
+        "HAS_SIGNAL": r.signal_weight is not None,
     }
 
 
@@ -280,7 +285,8 @@ def of_noise_maps(r: Request) -> dict[str, Any]:
     """Return the arguments that differ if a group's noise map is a head of one map, like each of its signal heads."""
     noise_maps = r.q.shape[1]
     heads_per_key = noise_maps // r.k.shape[1]
-    return {"q": r.q[:, :, -1:], "k": r.k[:, :, -1:], "heads": noise_maps, "heads_per_key": heads_per_key, "RATIO": 1}
+    tensors = {"q": r.q[:, :, -1:], "k": r.k[:, :, -1:], "signal": None, "a1_v": None}
+    return {**tensors, "heads": noise_maps, "heads_per_key": heads_per_key, "RATIO": 1, "HAS_SIGNAL": False}
 
 
 def empty_output(q: Tensor, v: Tensor) -> Tensor:
@@ -294,8 +300,9 @@ class SavedForBackward(NamedTuple):
     """The tensors that the forward saves for the backward.
 
     log_sums (1 or 2, B, H, 2, N), as one axis, and inverse_norms (B, H, N) float32; the second half of log_sums, which
-    additive masks need, is the rounding error of the first. a2_v = A2·V and plain, the output before the norm, like the
-    output. Without a norm plain is the output itself, and inverse_norms is empty.
+    additive masks need, is the rounding error of the first. a2_v = A2·V, a1_v = A1·V and plain, the output before the
+    norm, like the output. Without a norm plain is the output itself, and inverse_norms is empty, as is a1_v without a
+    signal's weight.
 
     If r > 1 signal heads share a noise map, a2_v is (B, G, N, dv) float32, and log_sums are (1 or 2, B, H, N) of the
     signal heads and behind them (1 or 2, B, G, N) of the noise maps.
@@ -305,24 +312,34 @@ class SavedForBackward(NamedTuple):
     a2_v: Tensor
     log_sums: Tensor
     inverse_norms: Tensor
+    a1_v: Tensor
 
 
-def by_kind(numbers: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
-    """Cut a tensor of one axis into the parts of the signal heads, and of the noise maps behind them."""
+def by_kind(numbers: Tensor, ratio: int) -> tuple[Tensor, ...]:
+    """Cut a tensor of one axis into the parts of the signal heads, and of the noise maps behind them; or, for a ratio
+    of 1, into the one part of both.
+    """
+    if ratio == 1:
+        return (numbers,)
     of_noise = numbers.shape[0] // (ratio + 1)
     return numbers[:-of_noise], numbers[-of_noise:]
 
 
-def empty_saved(q: Tensor, v: Tensor, attn_mask: Tensor | None, has_norm: bool) -> SavedForBackward:
+def empty_log_sums(q: Tensor, attn_mask: Tensor | None) -> Tensor:
+    has_addends = attn_mask is not None and attn_mask.is_floating_point()
+    return q.new_empty((1 + has_addends) * q.shape[:-1].numel(), dtype=torch.float32)
+
+
+def empty_saved(q: Tensor, v: Tensor, attn_mask: Tensor | None, has_norm: bool, has_signal: bool) -> SavedForBackward:
     """Allocate them; ``plain`` is empty, too, without a norm."""
     batch, noise_maps, maps, n, _ = q.shape
-    has_addends = attn_mask is not None and attn_mask.is_floating_point()
     of_a2_v = (batch, noise_maps, n, v.shape[-1])
     return SavedForBackward(
         empty_output(q, v) if has_norm else q.new_empty(0),
         empty_output(q, v) if maps == 2 else q.new_empty(of_a2_v, dtype=torch.float32),
-        q.new_empty((1 + has_addends) * batch * noise_maps * maps * n, dtype=torch.float32),
+        empty_log_sums(q, attn_mask),
         q.new_empty(batch, noise_maps * (maps - 1), n, dtype=torch.float32) if has_norm else q.new_empty(0),
+        empty_output(q, v) if has_signal else q.new_empty(0),
     )
 
 
