@@ -37,8 +37,9 @@ Table = dict[str, tuple[Blocks, Blocks]]  # for narrow heads, and for wide ones
 
 # "forward" runs without gradients and "save" with them; "keys" and "values" are the two launches of wide heads, narrow
 # ones do both in "keys"; "…, masked" is for requests with a mask, which takes registers, "…, full mask" for one with a
-# row for each query, and "…, one map, masked" for groups, if the former would spill. "decode" and "chunk" are the
-# decoding kernel for up to 16 rows of queries, and for up to as many as its block has.
+# row for each query, and "…, one map, masked" for groups, if the former would spill, as "…, two weights" for one with
+# a signal's weight and no mask. "decode" and "chunk" are the decoding kernel for up to 16 rows of queries, and for up
+# to as many as its block has.
 _HOPPER: Table = {
     "forward": (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2, two_passes=True)),
     "forward, masked": (Blocks(64, 32, 8, 2), Blocks(128, 16, 8, 2, two_passes=True)),
@@ -70,6 +71,7 @@ _AMPERE: Table = {
     "values": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
     "queries": (Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 2)),
     "queries, masked": (Blocks(32, 32, 8, 2), Blocks(64, 16, 8, 2)),
+    "queries, two weights": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
     "decode": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
     "chunk": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
     "chunk, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 2)),
@@ -77,10 +79,12 @@ _AMPERE: Table = {
 # GeForce and the like: 99 KiB of shared memory a block.
 _SMALL: Table = _AMPERE | {
     "forward": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2, two_passes=True)),
+    "forward, two weights": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2, two_passes=True)),
     "save": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
     "keys": (Blocks(128, 16, 8, 2), Blocks(64, 16, 8, 1)),
     "queries": (Blocks(64, 32, 4, 2), Blocks(64, 16, 8, 2)),
     "queries, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 1)),
+    "queries, two weights": (Blocks(64, 32, 8, 2), Blocks(64, 16, 8, 2)),
     "keys, one map, masked": (Blocks(32, 32, 8, 2), Blocks(64, 16, 4, 2)),
     "queries, one map, masked": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2)),
     "decode, masked": (Blocks(16, 64, 4, 2), Blocks(16, 32, 4, 3)),
@@ -140,7 +144,11 @@ class Problem(NamedTuple):
             kinds = [", one map, masked"] * (r.ratio > 1) + [", full mask"] * (r.attn_mask.shape[2] > 1)
             names = (f"{kernel}{kind}" for kind in (*kinds, ", masked", ""))
             return next(table[name] for name in names if name in table)[is_wide]
-        measured = measured_blocks(self.capability) if r.q.dtype.itemsize == 2 else {}
+        if r.signal_weight is not None and (name := f"{kernel}, two weights") in table:
+            return table[name][is_wide]
+        # Those of wide heads were measured without a signal's weight, and spill with it.
+        is_measured = r.q.dtype.itemsize == 2 and not (is_wide and r.signal_weight is not None)
+        measured = measured_blocks(self.capability) if is_measured else {}
         return measured.get(measured_name(kernel, is_wide), table[kernel][is_wide])
 
 

@@ -123,7 +123,7 @@ def plan_decode(
     most_parts = max(1, cdiv(programs, batch * key_heads))
     keys_a_part = cdiv(steps, min(steps, most_parts)) * blocks.columns
     parts = cdiv(s - start, keys_a_part)
-    log_sums = empty_log_sums(r.q, mask) if return_lse else None
+    log_sums = empty_log_sums(r.q, mask).zero_() if return_lse else None  # rounding errors of 0
     of_noise = None if log_sums is None else log_sums[n:] if r.ratio == 1 else by_kind(log_sums, r.ratio)[1]
     tops, totals = (r.q.new_empty(batch, key_heads, parts, all_rows, dtype=torch.float32) for _ in range(2))
     arguments = {

@@ -116,7 +116,7 @@ def _of_forward(inputs: tuple[Any, ...]) -> tuple[Request, Norm | None, bool, bo
     weight, eps, factor, save = inputs[9:13]
     signal_weight, return_lse = (*inputs[13:], None, False)[:2]  # may be left out
     norm = None if weight is None else Norm(weight, eps, factor)
-    return Request(*inputs[:9], signal_weight), norm, save, bool(return_lse)
+    return Request(*[*inputs[:9], signal_weight]), norm, save, bool(return_lse)
 
 
 def run_forward(request: Request, norm: Norm | None, save: bool, return_lse: bool = False) -> Results:
@@ -184,14 +184,14 @@ def backward(grad_out: Tensor, *inputs: Any) -> Results:
     a1_v, grad_log_sums, signal_weight = (*inputs[16:], None, None, None)[:3]  # may be left out
     norm = None if norm_weight is None else Norm(norm_weight, norm_eps, norm_factor)
     if q.shape[0] == 0:
-        zeros = (q.new_zeros(0) if x is None else torch.zeros_like(x) for x in (norm_weight, signal_weight))
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(lam), *zeros
+        weights = (norm_weight, signal_weight)
+        of_norm, of_signal = (q.new_zeros(0) if x is None else torch.zeros_like(x) for x in weights)
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(lam), of_norm, of_signal
     with torch.cuda.device_of(q):
         request = Request(q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, signal_weight)
         problem = problem_of(request)
-        (of_rows, *launches), gradients, row_sums = plan_backward(
-            grad_out, problem, norm, SavedForBackward(*saved, a1_v)
-        )
+        of_forward = SavedForBackward(*[*saved, a1_v])
+        (of_rows, *launches), gradients, row_sums = plan_backward(grad_out, problem, norm, of_forward)
         of_rows.run()
         if grad_log_sums is not None:  # dS_c = P_c ⊙ (g_c dP − row sum), with g_1 = w and g_2 = −λ, and P_c dL_c more
             kinds = (by_kind(x, request.ratio) for x in (row_sums, grad_log_sums))
@@ -218,8 +218,9 @@ def _added(gradient: Tensor, x: Tensor) -> Tensor:
 @backward.register_fake
 def _(grad_out: Tensor, *inputs: Any) -> Results:
     q, k, v, lam, *_ = inputs
-    of_weights = (q.new_empty(0) if x is None else torch.empty_like(x) for x in (inputs[6], (*inputs, None)[18]))
-    return gradient_like(q), gradient_like(k), gradient_like(v), lam.new_empty(lam.shape), *of_weights
+    weights = (inputs[6], inputs[18] if len(inputs) > 18 else None)
+    of_norm, of_signal = (q.new_empty(0) if x is None else x.new_empty(x.shape) for x in weights)
+    return gradient_like(q), gradient_like(k), gradient_like(v), lam.new_empty(lam.shape), of_norm, of_signal
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
@@ -227,7 +228,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
     q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, signal_weight = request
     out, plain, a2_v, log_sums, inverse_norms, a1_v = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(plain, a2_v, inverse_norms, a1_v)
+    # Without a signal's weight the kernels have no place for a gradient of the log-sums.
+    ctx.mark_non_differentiable(plain, a2_v, inverse_norms, a1_v, *([log_sums] if signal_weight is None else []))
     plain, norm_weight = (out, None) if norm is None else (plain, norm.weight)
     ctx.save_for_backward(
         q, k, v, lam, attn_mask, segment_bounds, norm_weight, plain, a2_v, log_sums, inverse_norms, a1_v, signal_weight
