@@ -129,6 +129,12 @@ CONFIGURATIONS = tuple(
         Configuration(d, dv, key_heads=2, ratio=4),
         Configuration(d, dv, key_heads=2, ratio=4, window=512, has_documents=True, mask="padding"),
         Configuration(d, dv, key_heads=2, ratio=4, is_causal=False, mask="full", length=4095),
+        Configuration(d, dv, has_signal=True),
+        Configuration(d, dv, window=512, has_documents=True, has_signal=True),
+        Configuration(d, dv, is_causal=False, mask="full", length=4095, has_signal=True),
+        Configuration(d, dv, key_heads=2, ratio=4, is_causal=False, mask="full", length=4095, has_signal=True),
+        Configuration(d, dv, torch.float32, has_signal=True),
+        Configuration(d, dv, torch.float32, tf32=True, has_signal=True),
     )
 )
 
@@ -142,6 +148,8 @@ HARDEST = tuple(
         Configuration(d, dv, is_causal=False, mask="full", length=4095),
         Configuration(d, d, is_causal=False, mask="full", length=4095, key_heads=2, key_maps=1, has_norm=False),
         Configuration(d, dv, key_heads=2, ratio=4, is_causal=False, mask="full", length=4095),
+        Configuration(d, dv, has_signal=True),
+        Configuration(d, dv, is_causal=False, mask="full", length=4095, has_signal=True),
     )
 )
 
