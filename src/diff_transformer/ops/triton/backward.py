@@ -88,8 +88,7 @@ def rows_kernel(
         else:
             sum1 = tl.sum(grad * rows, 1) + lambdas * sum2
         store_vector(grad_lam + row * n, first, n, -sum2, QUERIES)
-        if HAS_SIGNAL:
-            sum2 *= -lambdas
+        sum2 = -lambdas * sum2 if HAS_SIGNAL else sum2
         if RATIO == 1:
             store_vector(row_sums + row * 2 * n, first, n, sum1, QUERIES)
             store_vector(row_sums + (row * 2 + 1) * n, first, n, sum2, QUERIES)
@@ -158,16 +157,14 @@ def keys_kernel(
     q += batch * q_batch + head // RATIO * q_head  # a key head's heads are whole groups
     grad_out += batch * grad_batch + head * grad_head
     first_row = (batch * heads + head) * MAPS * n
-    lam += batch * lam_batch + head * lam_head
-    if HAS_SIGNAL:
-        signal += batch * lam_batch + head * lam_head
+    first_lam = batch * lam_batch + head * lam_head
     # One loop over heads and blocks, which compares positions everywhere: the sums leave no registers for a second one.
     for i in range(heads_per_key * count):
         group = i // count
         start = begin + (i - group * count) * QUERIES
         group64 = tl.cast(group, tl.int64)
         group_q = q + group64 // RATIO * q_head + group64 % RATIO * q_map
-        group_grad, group_lam = grad_out + group64 * grad_head, lam + group64 * lam_head
+        group_grad, group_lam = grad_out + group64 * grad_head, first_lam + group64 * lam_head
         row = first_row + group64 * MAPS * n
         group_mask = 0  # not read
         if MASK != 0:
@@ -185,17 +182,13 @@ def keys_kernel(
         log_sum1 = load_vector(log_sums + row, start, n, 1, QUERIES)[None, :]
         weights1 = weights_of(scores1, log_sum1, residue1, MASK)
         if HAS_SIGNAL:
-            signals = load_vector(signal + group64 * lam_head, start, n, lam_row, QUERIES)[None, :]
+            signals = load_vector(signal + group_lam, start, n, lam_row, QUERIES)[None, :]
         if OF_KEYS:  # as soon as it can be: what is finished holds no registers
-            grad_weights1 = grad_weights
-            if HAS_SIGNAL:
-                grad_weights1 *= signals
+            grad_weights1 = grad_weights * signals if HAS_SIGNAL else grad_weights
             grad_scores1 = weights1 * (grad_weights1 - load_vector(row_sums + row, start, n, 1, QUERIES)[None, :])
             grad_scores1 = grad_scores1.to(query1.dtype)
             grad_k1 = tl.dot(grad_scores1, query1, grad_k1, input_precision=PRECISION)
-        weights = weights1
-        if HAS_SIGNAL:
-            weights *= signals
+        weights = weights1 * signals if HAS_SIGNAL else weights1
         if MAPS == 2:
             query2 = load_tile(group_q + q_map, start, n, q_row, QUERIES, D, BLOCK_D, RAGGED)
             scores2 = scores_of(key2, query2, queries, queries, keys, view, MASK, BY_QUERY, True, PRECISION)
@@ -204,12 +197,9 @@ def keys_kernel(
                 residue2 = load_vector(residues + row + n, start, n, 1, QUERIES)[None, :]
             log_sum2 = load_vector(log_sums + row + n, start, n, 1, QUERIES)[None, :]
             weights2 = weights_of(scores2, log_sum2, residue2, MASK)
-            lambdas = load_vector(group_lam, start, n, lam_row, QUERIES)[None, :]
-            if HAS_SIGNAL:
-                weights -= lambdas * weights2
-            else:
-                weights2 *= lambdas
-                weights = weights1 - weights2
+            lambdas = load_vector(lam + group_lam, start, n, lam_row, QUERIES)[None, :]
+            weighted2 = weights2 * lambdas
+            weights -= weighted2
         if OF_VALUES:
             weights = narrowed(weights, grad.dtype)
             grad_values = tl.dot(weights, grad, grad_values, input_precision=PRECISION)
@@ -218,7 +208,7 @@ def keys_kernel(
             if HAS_SIGNAL:
                 grad_scores2 = weights2 * (-lambdas * grad_weights - row_sum2)
             else:
-                grad_scores2 = weights2 * (row_sum2 - grad_weights)
+                grad_scores2 = weighted2 * (row_sum2 - grad_weights)
             grad_scores2 = grad_scores2.to(query2.dtype)
             if SHARED:
                 grad_k1 = tl.dot(grad_scores2, query2, grad_k1, input_precision=PRECISION)
@@ -261,18 +251,15 @@ def _over_keys(
         key1 = load_tile(keys1, start, s, k_row, KEYS, D, BLOCK_D, EDGE, CLEAN)
         scores1 = scores_of(query1, key1, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
         weights1 = weights_of(scores1, log_sum1[:, None], residue1[:, None], MASK)
-        grad_weights1 = grad_weights
-        if HAS_SIGNAL:
-            grad_weights1 *= signals[:, None]
+        grad_weights1 = grad_weights * signals[:, None] if HAS_SIGNAL else grad_weights
         grad_scores1 = weights1 * (grad_weights1 - row_sum1[:, None])
         grad_q1 = tl.dot(grad_scores1.to(key1.dtype), key1, grad_q1, input_precision=PRECISION)
         if MAPS == 2:
             key2 = load_tile(keys2, start, s, k_row, KEYS, D, BLOCK_D, EDGE, CLEAN)
             scores2 = scores_of(query2, key2, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
             weights2 = weights_of(scores2, log_sum2[:, None], residue2[:, None], MASK)
-            if HAS_SIGNAL:
-                grad_weights *= -lambdas[:, None]
-            grad_scores2 = weights2 * (grad_weights - row_sum2[:, None])
+            grad_weights2 = grad_weights * -lambdas[:, None] if HAS_SIGNAL else grad_weights
+            grad_scores2 = weights2 * (grad_weights2 - row_sum2[:, None])
             grad_q2 = tl.dot(grad_scores2.to(key2.dtype), key2, grad_q2, input_precision=PRECISION)
     return grad_q1, grad_q2
 
@@ -332,7 +319,7 @@ def queries_kernel(
     if MASK != 0:
         mask += batch * mask_batch + head * mask_head
     state = (tl.zeros((QUERIES, BLOCK_D), tl.float32), tl.zeros((QUERIES, BLOCK_D), tl.float32))
-    signals, lambdas = row_sum1, row_sum1  # not read
+    signals, lambdas = row_sum1, row_sum1
     if HAS_SIGNAL:
         signals = load_vector(signal + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
         lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
@@ -351,9 +338,6 @@ def queries_kernel(
     grad_q += batch * grad_q_batch + in_grad_q
     store_tile(grad_q, first, n, grad_q_row, tl.where(seen, grad_q1 * scale, 0.0), QUERIES, D, BLOCK_D)
     if MAPS == 2:
-        factor2 = scale
-        if not HAS_SIGNAL:
-            lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)[:, None]
-            factor2 = -scale * lambdas
-        grad_q2 = tl.where(seen, grad_q2 * factor2, 0.0)
+        lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)[:, None]
+        grad_q2 = tl.where(seen, grad_q2 * (scale if HAS_SIGNAL else -scale * lambdas), 0.0)
         store_tile(grad_q + grad_q_map, first, n, grad_q_row, grad_q2, QUERIES, D, BLOCK_D)

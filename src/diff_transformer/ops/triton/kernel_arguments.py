@@ -50,6 +50,7 @@ _HOPPER: Table = {
     "values": (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2)),
     "queries": (Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),
     "queries, masked": (Blocks(128, 64, 8, 2), Blocks(32, 32, 8, 2)),
+    "queries, two weights": (Blocks(128, 64, 8, 2), Blocks(64, 32, 8, 2)),
     "decode": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
     "decode, masked": (Blocks(16, 64, 4, 2), Blocks(16, 32, 4, 3)),
     "chunk": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
@@ -146,14 +147,13 @@ class Problem(NamedTuple):
             return next(table[name] for name in names if name in table)[is_wide]
         if r.signal_weight is not None and (name := f"{kernel}, two weights") in table:
             return table[name][is_wide]
-        # Those of wide heads were measured without a signal's weight, and spill with it.
-        is_measured = r.q.dtype.itemsize == 2 and not (is_wide and r.signal_weight is not None)
+        is_measured = r.q.dtype.itemsize == 2 and r.signal_weight is None
         measured = measured_blocks(self.capability) if is_measured else {}
         return measured.get(measured_name(kernel, is_wide), table[kernel][is_wide])
 
 
 def measured_name(kernel: str, is_wide: bool) -> str:
-    """Return the name of a kernel in `measured_blocks.json`: measured in half precision, without a mask."""
+    """Return the name of a kernel in `measured_blocks.json`: measured in half precision, with λ alone and no mask."""
     return f"{kernel}, {'wide' if is_wide else 'narrow'} heads"
 
 

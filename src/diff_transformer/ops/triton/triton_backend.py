@@ -101,14 +101,14 @@ def triton_log_sums(request: Request) -> tuple[Tensor, Tensor]:
 
 # The output, and what the backward needs as in `SavedForBackward`, empty where it is not needed: plain, a2_v, log-sums,
 # inverse norms, a1_v.
-Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+Results = tuple[Tensor, ...]
 _RESULTS = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 
 
 def _only(out: Tensor, log_sums: Tensor | None = None) -> Results:
     """Return an output with nothing saved. No two results of an operator may be one tensor, not even an empty one."""
-    plain, a2_v, empty, inverse_norms, a1_v = (out.new_empty(0) for _ in range(5))
-    return out, plain, a2_v, empty if log_sums is None else log_sums, inverse_norms, a1_v
+    plain, a2_v, none, inverse_norms, a1_v = (out.new_empty(0) for _ in range(5))
+    return out, plain, a2_v, none if log_sums is None else log_sums, inverse_norms, a1_v
 
 
 def _of_forward(inputs: tuple[Any, ...]) -> tuple[Request, Norm | None, bool, bool]:
@@ -184,14 +184,12 @@ def backward(grad_out: Tensor, *inputs: Any) -> Results:
     a1_v, grad_log_sums, signal_weight = (*inputs[16:], None, None, None)[:3]  # may be left out
     norm = None if norm_weight is None else Norm(norm_weight, norm_eps, norm_factor)
     if q.shape[0] == 0:
-        weights = (norm_weight, signal_weight)
-        of_norm, of_signal = (q.new_zeros(0) if x is None else torch.zeros_like(x) for x in weights)
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(lam), of_norm, of_signal
+        inputs = (q, k, v, lam, norm_weight, signal_weight)
+        return tuple(q.new_zeros(0) if x is None else torch.zeros_like(x) for x in inputs)
     with torch.cuda.device_of(q):
         request = Request(q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, signal_weight)
-        problem = problem_of(request)
         of_forward = SavedForBackward(*[*saved, a1_v])
-        (of_rows, *launches), gradients, row_sums = plan_backward(grad_out, problem, norm, of_forward)
+        (of_rows, *launches), gradients, row_sums = plan_backward(grad_out, problem_of(request), norm, of_forward)
         of_rows.run()
         if grad_log_sums is not None:  # dS_c = P_c ⊙ (g_c dP − row sum), with g_1 = w and g_2 = −λ, and P_c dL_c more
             kinds = (by_kind(x, request.ratio) for x in (row_sums, grad_log_sums))
@@ -200,14 +198,9 @@ def backward(grad_out: Tensor, *inputs: Any) -> Results:
         for launch in launches:
             launch.run()
     grad_q, grad_k, grad_v, grad_lam, weight_parts, grad_signal = gradients
-    return (
-        grad_q,
-        _added(grad_k, k),
-        _added(grad_v, v),
-        grad_lam,
-        q.new_empty(0) if norm is None else weight_parts.flatten(0, 2).sum(0).to(norm.weight.dtype),
-        q.new_empty(0) if grad_signal is None else grad_signal,
-    )
+    grad_weight = q.new_empty(0) if norm is None else weight_parts.flatten(0, 2).sum(0).to(norm.weight.dtype)
+    grad_signal = q.new_empty(0) if grad_signal is None else grad_signal
+    return grad_q, _added(grad_k, k), _added(grad_v, v), grad_lam, grad_weight, grad_signal
 
 
 def _added(gradient: Tensor, x: Tensor) -> Tensor:
@@ -218,9 +211,9 @@ def _added(gradient: Tensor, x: Tensor) -> Tensor:
 @backward.register_fake
 def _(grad_out: Tensor, *inputs: Any) -> Results:
     q, k, v, lam, *_ = inputs
-    weights = (inputs[6], inputs[18] if len(inputs) > 18 else None)
-    of_norm, of_signal = (q.new_empty(0) if x is None else x.new_empty(x.shape) for x in weights)
-    return gradient_like(q), gradient_like(k), gradient_like(v), lam.new_empty(lam.shape), of_norm, of_signal
+    weights = (lam, inputs[6], inputs[18] if len(inputs) > 18 else None)
+    of_weights = (q.new_empty(0) if x is None else x.new_empty(x.shape) for x in weights)
+    return gradient_like(q), gradient_like(k), gradient_like(v), *of_weights
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
@@ -243,10 +236,9 @@ def _differentiate(ctx: Any, grad_out: Tensor | None, *grad_saved: Tensor | None
     if grad_out is None:  # a log-sum alone was asked for
         grad_out = torch.zeros_like(saved[7])
     *gradients, grad_weight, grad_signal = backward(grad_out, *saved, *ctx.settings, a1_v, grad_saved[2], signal_weight)
-    of_weight, of_signal = (
-        None if x is None else grad for x, grad in ((saved[6], grad_weight), (signal_weight, grad_signal))
-    )
-    return (*gradients, *(None,) * 5, of_weight, None, None, None, of_signal, None)[: ctx.count]
+    grad_weight = None if saved[6] is None else grad_weight
+    grad_signal = None if signal_weight is None else grad_signal
+    return (*gradients, *[None] * 5, grad_weight, None, None, None, grad_signal, None)[: ctx.count]
 
 
 forward.register_autograd(_differentiate, setup_context=_save)
