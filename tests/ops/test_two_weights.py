@@ -27,7 +27,7 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 
 
-def tensors(sizes: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+def tensors(sizes: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
     batch, heads, key_heads, ratio, n, s, d, dv, maps = sizes
     generator = torch.Generator().manual_seed(sum(sizes))
 
@@ -39,7 +39,7 @@ def tensors(sizes: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
     signal_weight[0] = 0.0  # where nothing can be divided by it
     inputs = [x.to(dtype) for x in (q, k, v)]
     wide = torch.promote_types(dtype, torch.float32)
-    return [x.requires_grad_() for x in (*inputs, lam.to(wide), signal_weight.to(wide))]
+    return [x.to(device).requires_grad_() for x in (*inputs, lam.to(wide), signal_weight.to(wide))]
 
 
 def solve(inputs: list[Tensor], **options: Any) -> dict[str, Tensor]:
@@ -48,7 +48,7 @@ def solve(inputs: list[Tensor], **options: Any) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     seen = [torch.where(x.isfinite(), x, 0.0) for x in results]
     weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64) for x in results]
-    loss = sum((x.double() * weight).sum() for x, weight in zip(seen, weights, strict=True))
+    loss = sum((x.double() * weight.to(x.device)).sum() for x, weight in zip(seen, weights, strict=True))
     gradients = torch.autograd.grad(loss, inputs)
     return {name: x.detach() for name, x in zip(NAMES, (*results, *gradients), strict=True)}
 
@@ -57,11 +57,23 @@ def solve(inputs: list[Tensor], **options: Any) -> dict[str, Tensor]:
 @pytest.mark.parametrize("is_half", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_both_weights_and_log_sums(case: str, is_half: bool, backend: str) -> None:
-    sizes, options = CASES[case]
     narrow = torch.float16 if backend == "triton" else torch.bfloat16
     dtype = narrow if is_half else torch.float32
     skip_unless_it_takes(backend, dtype)
-    inputs = tensors(sizes, dtype)
+    check(backend, dtype, case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu(case: str) -> None:
+    check("triton", torch.bfloat16, case, "cuda")
+
+
+def check(backend: str, dtype: torch.dtype, case: str, device: str = "cpu") -> None:
+    sizes, options = CASES[case]
+    options = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
+    inputs = tensors(sizes, dtype, device)
     exact = solve([x.detach().double().requires_grad_() for x in inputs], backend="reference", **options)
     plain = solve(inputs, backend="reference", **options)
     answer = solve(inputs, backend=backend, **options)

@@ -432,7 +432,7 @@ def _all_parts(tops, totals, parts, stride, PARTS: tl.constexpr):
     return highest, all_totals, inverse(all_totals)
 
 
-@triton.jit(do_not_specialize=[*COUNTS, "rows", "parts"])
+@triton.jit(do_not_specialize=[*COUNTS, "rows", "parts", "noise_log_sums"])
 def combine_kernel(
     tops, totals, sums, lam, signal, norm_weight, out, log_sums, noise_log_sums,
     key_heads, heads_per_key, n, rows, parts, norm_eps, norm_factor,

@@ -201,12 +201,9 @@ def _case(family: Family, device: torch.device) -> _Case:
 
 
 def _in_float64(case: _Case) -> _Case:
-    r = case.request
-    mask = r.attn_mask if r.attn_mask is None or r.attn_mask.dtype == torch.bool else r.attn_mask.double()
-    signal = None if r.signal_weight is None else r.signal_weight.double()
-    r = r._replace(q=r.q.double(), k=r.k.double(), v=r.v.double(), lam=r.lam.double(), signal_weight=signal)
-    r = r._replace(attn_mask=mask)
-    return _Case(r, case.weight.double(), case.grad_out.double())
+    fields: dict[str, Any] = case.request._asdict()
+    fields = {name: x.double() for name, x in fields.items() if isinstance(x, Tensor) and x.is_floating_point()}
+    return _Case(case.request._replace(**fields), case.weight.double(), case.grad_out.double())
 
 
 def _attend(backend: str, request: Request, weight: Tensor) -> Tensor:

@@ -252,7 +252,7 @@ def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
     """Return the arguments of a request and its norm, of which each kernel takes those that it names."""
     d, dv, mask = r.q.shape[-1], r.v.shape[-1], r.attn_mask
     weight, eps, factor = (None, 0.0, 1.0) if norm is None else (norm.weight.contiguous(), norm.eps, norm.factor)
-    tensors = {"q": r.q, "k": r.k, "v": r.v, "lam": r.lam, "signal": r.signal_weight}
+    tensors = {"q": r.q, "k": r.k, "v": r.v, "lam": r.lam, "mask": mask, "segment_bounds": r.segment_bounds}
     counts = {"heads": r.heads, "key_heads": r.k.shape[1], "heads_per_key": r.heads_per_key, "n": r.n, "s": r.s}
     of_mask = dict.fromkeys(("mask_batch", "mask_head", "mask_query", "mask_key"), 0)
     if mask is not None:
@@ -260,8 +260,7 @@ def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
         of_mask = {name: stride if size > 1 else 0 for name, size, stride in sizes}
     return {
         **tensors,
-        "mask": mask,
-        "segment_bounds": r.segment_bounds,
+        "signal": r.signal_weight,
         **counts,
         "scale": r.scale,
         "window": r.window or 0,
@@ -324,9 +323,7 @@ class SavedForBackward(NamedTuple):
 
 
 def by_kind(numbers: Tensor, ratio: int) -> tuple[Tensor, ...]:
-    """Cut a tensor of one axis into the parts of the signal heads, and of the noise maps behind them; or, for a ratio
-    of 1, into the one part of both.
-    """
+    """Cut a tensor of one axis into the parts of signal heads and of the noise maps behind them: one part for r = 1."""
     if ratio == 1:
         return (numbers,)
     of_noise = numbers.shape[0] // (ratio + 1)
