@@ -50,7 +50,7 @@ _HOPPER: Table = {
     "values": (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2)),
     "queries": (Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),
     "queries, masked": (Blocks(128, 64, 8, 2), Blocks(32, 32, 8, 2)),
-    "queries, two weights": (Blocks(128, 64, 8, 2), Blocks(64, 32, 8, 2)),
+    "queries, two weights": (Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
     "decode": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
     "decode, masked": (Blocks(16, 64, 4, 2), Blocks(16, 32, 4, 3)),
     "chunk": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
