@@ -28,6 +28,8 @@ class Int8Config(QuantizationConfigMixin):
     product is fast. Nothing trains such a model.
 
     Examples:
+        >>> sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+        >>> DiffTransformerForCausalLM(DiffTransformerConfig(**sizes)).save_pretrained("checkpoint")
         >>> model = DiffTransformerForCausalLM.from_pretrained("checkpoint", quantization_config=Int8Config())
         >>> model.model.layers[0].self_attn.q_proj.weight.dtype
         torch.int8
