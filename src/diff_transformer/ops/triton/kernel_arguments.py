@@ -81,6 +81,7 @@ _AMPERE: Table = {
 _SMALL: Table = _AMPERE | {
     "forward": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2, two_passes=True)),
     "forward, two weights": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2, two_passes=True)),
+    "save, two weights": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 2)),
     "save": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
     "keys": (Blocks(128, 16, 8, 2), Blocks(64, 16, 8, 1)),
     "queries": (Blocks(64, 32, 4, 2), Blocks(64, 16, 8, 2)),
@@ -89,11 +90,13 @@ _SMALL: Table = _AMPERE | {
     "keys, one map, masked": (Blocks(32, 32, 8, 2), Blocks(64, 16, 4, 2)),
     "queries, one map, masked": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2)),
     "decode, masked": (Blocks(16, 64, 4, 2), Blocks(16, 32, 4, 3)),
+    "decode, one map, masked": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
 }
 # Not on tensor cores: for checking, not for speed.
 _FLOAT32: Table = {
     "forward": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1, two_passes=True)),
     "save": (Blocks(16, 16, 8, 2), Blocks(16, 16, 8, 1)),
+    "save, two weights": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "keys": (Blocks(32, 16, 8, 2), Blocks(16, 16, 8, 1)),
     "values": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "queries": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
@@ -106,6 +109,7 @@ _TF32: Table = {
     "keys": (Blocks(32, 32, 8, 1), Blocks(32, 16, 8, 1)),
     "values": (Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1)),
     "queries": (Blocks(32, 16, 8, 1), Blocks(16, 16, 8, 1)),
+    "queries, two weights": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "decode": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
 }
 ROWS_BLOCKS = Blocks(16, 1, 4, 1)  # of the backward's first kernel, which reads every number once
