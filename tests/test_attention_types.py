@@ -19,7 +19,7 @@ from diff_transformer.attention_types import ATTENTION_TYPES, AttentionType
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import layer_settings
 from diff_transformer.nn import DiffAttentionV2
-from tiny_model import SIZES
+from tiny_model import SIZES, sizes_for
 
 PACKAGE = Path(attention_types.__file__).parent
 
@@ -53,7 +53,7 @@ def test_no_file_asks_for_a_types_name() -> None:
 @pytest.mark.parametrize("name", ATTENTION_TYPES)
 def test_a_description_is_that_of_its_layer(name: str) -> None:
     spec = ATTENTION_TYPES[name]
-    config = DiffTransformerConfig(attention_type=name, **SIZES)
+    config = DiffTransformerConfig(attention_type=name, **sizes_for(name))
     model = DiffTransformerForCausalLM(config)
     layer = model.model.layers[0].self_attn
     assert isinstance(layer, spec.layer_class())

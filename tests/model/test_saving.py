@@ -15,6 +15,7 @@ import fresh
 import oracle
 from diff_lab.train.run_setup import draw_weights
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model.configuration import code_files
 from full_run import short_run
 from tiny_model import KINDS, OPTIONS, PAIRED, has_lambda_vectors
@@ -54,9 +55,7 @@ def test_round_trip(kind: str, tied: bool, make: Any, tokens: Any, check: Any, t
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) is tied
 
 
-@pytest.mark.parametrize(
-    ("kind", "norm"), {"diff": False, "diff_grouped": False, "diff_v2": True, "softmax": True}.items()
-)
+@pytest.mark.parametrize(("kind", "norm"), [(kind, not ATTENTION_TYPES[kind].headwise_norm) for kind in KINDS])
 def test_the_headwise_norm_of_controls(kind: str, norm: bool, make: Any, tokens: Any, tmp_path: Path) -> None:
     """Table 6's: DIFF without it, the others with one."""
     model, inputs = make(kind, torch.float32, headwise_norm=norm), tokens()

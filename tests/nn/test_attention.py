@@ -95,7 +95,7 @@ def test_through_a_cache(
         start = stop
     middle = torch.from_numpy(by_oracle(first, x, positions=range(7), is_causal=True))
     check(torch.cat(parts, 1), by_oracle(second, middle, positions=range(7), is_causal=True))
-    width, heads = (8, kv_heads // 2) if first.pairs_kv_heads else (4, kv_heads)
+    width, heads = (8, kv_heads // 2) if first.pairs_kv_heads else (4, first.k_proj.out_features // 4)
     for layer in cache.layers:
         assert layer.keys.shape == layer.values.shape == (2, heads, layer.keys.shape[2], width)
 

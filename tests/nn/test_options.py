@@ -75,7 +75,7 @@ def written_out(
     values = [v[:, i : i + width] for i in range(0, v.shape[1], width)]
     outs = []
     if isinstance(module, DifferentialAttention):
-        lam, ratio = module.lambdas(x.unsqueeze(0)), module.ratio
+        lam, weights, ratio = module.lambdas(x.unsqueeze(0)), module.signal_weights(x.unsqueeze(0)), module.ratio
         shared, groups = width == d, len(q) // (ratio + 1)
         for h in range(groups * ratio):
             first = h // ratio * (ratio + 1)  # query of the head's group
@@ -83,7 +83,8 @@ def written_out(
             keys = (k[g], k[g]) if shared else (k[2 * g], k[2 * g + 1])
             per_row = lam if lam.dim() == 0 else lam[0, h].unsqueeze(1)
             noise = attended(q[first + ratio], keys[1])
-            outs.append((attended(q[first + h % ratio], keys[0]) - per_row * noise) @ values[g])
+            signal = attended(q[first + h % ratio], keys[0]) * (1 if weights is None else weights[0, h].unsqueeze(1))
+            outs.append((signal - per_row * noise) @ values[g])
     else:
         outs = [attended(q[h], k[h // (len(q) // len(k))]) @ values[h // (len(q) // len(k))] for h in range(len(q))]
     if module.head_norm is not None:

@@ -112,12 +112,14 @@ class DiffTransformerConfig(PreTrainedConfig):
 
     Args:
         attention_type: "diff" (Equations 1 to 3), "diff_grouped" (groups of heads that share the map which is
-            subtracted: arXiv 2510.06949), "diff_v2" (the authors' second version), "softmax" (the Transformer) or "dex"
-            (the Transformer with corrected heads: arXiv 2505.16333).
+            subtracted: arXiv 2510.06949), "diff_v2" (the authors' second version), "diff_v3" (with two gates),
+            "diff_v2_grouped" (groups that share keys, too), "softmax" (the Transformer) or "dex" (the Transformer with
+            corrected heads: arXiv 2505.16333).
         num_attention_heads: the Transformer's count A for every type; a DIFF layer has A / 2 heads of value width 2d,
             a grouped one A − G.
-        num_key_value_heads: the Transformer's key/value heads, for grouped queries; A unless given, with groups 2G.
-        num_noise_heads: for "diff_grouped", which needs it, the number of groups G: A = (r + 1)·G query heads are r
+        num_key_value_heads: the Transformer's key/value heads, for grouped queries; A unless given, with groups 2G, or
+            G where they share keys.
+        num_noise_heads: for the grouped types, which need it, the number of groups G: A = (r + 1)·G query heads are r
             signal heads and one noise head in each group. Other types leave it aside, so that one recipe serves both.
         head_dim: width d of a query or key; hidden_size / A unless given.
         token_lambda: for "diff_grouped", whether λ is a projection of the token with a sigmoid, one for each signal
@@ -329,9 +331,10 @@ class DiffTransformerConfig(PreTrainedConfig):
                 f"{of_type} needs num_noise_heads, the number of groups of num_attention_heads query heads, got None."
             )
         groups = self.spec.noise_heads(self)
-        kv_heads = default_key_heads(self.num_attention_heads, self.num_key_value_heads, groups)
+        pairs = self.spec.pairs_heads
+        kv_heads = default_key_heads(self.num_attention_heads, self.num_key_value_heads, groups, pairs)
         sizes = self.hidden_size, self.num_attention_heads, kv_heads, self.head_dim
-        check_heads("DiffTransformerConfig", *sizes, self.spec.even_heads, groups)
+        check_heads("DiffTransformerConfig", *sizes, pairs or self.spec.even_heads, groups)
         self.num_key_value_heads = kv_heads
         if (heads_of_layers := self.dex_heads) is not None:
             layers = self.num_hidden_layers

@@ -133,7 +133,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         self.__dict__["_tensor_parallel_ranks"] = ranks
 
     def lambdas(self) -> list[float] | None:
-        """Return λ of each layer as it is now; None if no layer has one ("diff_v2", "softmax", token_lambda).
+        """Return λ of each layer as it is now; None if no layer has one ("softmax", or λ of each token).
 
         For "dex" layers without a corrected head are left out.
         """

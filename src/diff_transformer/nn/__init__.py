@@ -12,8 +12,10 @@ from diff_transformer.nn.dex import (
 from diff_transformer.nn.differential import (
     DiffAttention,
     DiffAttentionV2,
+    DiffAttentionV3,
     DifferentialAttention,
     GroupedDiffAttention,
+    GroupedDiffAttentionV2,
 )
 from diff_transformer.nn.layers import (
     DecoderLayer,
@@ -36,8 +38,10 @@ __all__ = [
     "DexCorrection",
     "DiffAttention",
     "DiffAttentionV2",
+    "DiffAttentionV3",
     "DifferentialAttention",
     "GroupedDiffAttention",
+    "GroupedDiffAttentionV2",
     "HeadwiseNorm",
     "KeepsFloat32",
     "KeyValueCache",

@@ -44,8 +44,8 @@ class Attention(nn.Module):
     Args:
         headwise_norm: True adds RMSNorm over each head's own d channels before the output projection. Without a λ_init
             (nothing is subtracted, or there is none to a layer) its factor 1 − λ_init is 1.
-        num_noise_heads: G, into how many groups the A query heads fall, each of which has one noise map; only for
-            :class:`GroupedDiffAttention`.
+        num_noise_heads: G, into how many groups the A query heads fall, each of which has one noise map; for types with
+            groups, and for them alone.
 
     Examples:
         >>> issubclass(SoftmaxAttention, Attention) and issubclass(DiffAttention, Attention)
@@ -54,6 +54,8 @@ class Attention(nn.Module):
 
     pairs_kv_heads = False  # whether two key/value heads of the Transformer make one differential head
     queries_per_head = 1  # heads of W_Q to a head of the Transformer
+    gates_per_head = 0  # rows of W_λ, a projection of the token, to a head of W_O
+    grouped = False  # whether heads fall into groups
     # r, how many signal heads share the map that is subtracted from theirs. Where something is subtracted, W_Q's heads
     # come in stripes of r + 1: the queries of r signal heads, and behind them that of their noise map.
     ratio = 1
@@ -76,9 +78,12 @@ class Attention(nn.Module):
         context_size: int | None = None,
     ) -> None:
         super().__init__()
-        kv_heads = default_key_heads(num_attention_heads, num_key_value_heads, num_noise_heads)
-        sizes = hidden_size, num_attention_heads, kv_heads, head_dim
-        check_heads(type(self).__name__, *sizes, self.pairs_kv_heads, num_noise_heads)
+        owner, pairs = type(self).__name__, self.pairs_kv_heads
+        if self.grouped is (num_noise_heads is None):
+            allowed = "given" if self.grouped else "left out, as the heads of this type fall into no groups"
+            raise ValueError(f"{owner}: num_noise_heads must be {allowed}, got {num_noise_heads}.")
+        kv_heads = default_key_heads(num_attention_heads, num_key_value_heads, num_noise_heads, pairs)
+        check_heads(owner, hidden_size, num_attention_heads, kv_heads, head_dim, pairs, num_noise_heads)
         if layer < 1:
             raise ValueError(f"layer must be 1 or more (the paper counts layers from 1), got {layer}.")
         if not 0 <= dropout < 1:
@@ -96,8 +101,10 @@ class Attention(nn.Module):
         self.hidden_size, self.context_size = hidden_size, context_size
         self.cached_heads = kv_heads * self.head_dim // self.cache_width
         self.num_key_value_groups = num_attention_heads * self.queries_per_head // self.cached_heads
-        noise = 0 if num_noise_heads is None else num_noise_heads
-        heads = (num_attention_heads - noise) * (1 if num_noise_heads is None else 2)  # of width d, which W_O reads
+        signal = num_attention_heads - (num_noise_heads or 0)
+        heads = signal * (2 if pairs and num_noise_heads else 1)  # of width d, which W_O reads
+        if num_noise_heads is not None:
+            self.ratio = signal // num_noise_heads
         self.q_proj = nn.Linear(hidden_size, width * self.queries_per_head, bias=bias)
         self.k_proj = nn.Linear(context_size, kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(context_size, kv_heads * self.head_dim, bias=bias)
@@ -105,6 +112,8 @@ class Attention(nn.Module):
         self.gate_proj = nn.Linear(hidden_size, heads * self.head_dim, bias=False) if output_gate else None
         self.q_norm = QueryKeyNorm(self.head_dim, norm_eps) if qk_norm else None
         self.k_norm = QueryKeyNorm(self.head_dim, norm_eps) if qk_norm else None
+        if self.gates_per_head:
+            self.lambda_proj = nn.Linear(hidden_size, signal * self.gates_per_head, bias=False)
         if headwise_norm:
             self.head_norm = HeadwiseNorm(self.head_dim, 0.0, norm_eps)
 
@@ -250,6 +259,10 @@ class Attention(nn.Module):
         """Return λ of differential attention, broadcastable to (B, H, N); None if nothing is subtracted."""
         return None
 
+    def signal_weights(self, hidden_states: Tensor) -> Tensor | None:
+        """Return the weight of the first map, broadcastable to (B, H, N); None if it is 1."""
+        return None
+
     def transform_heads(self, heads: Tensor) -> Tensor:
         """Apply the headwise norm, if any, to heads (…, H, dv) before the output projection."""
         return heads if self.head_norm is None else self.head_norm(heads)
@@ -295,11 +308,11 @@ class SoftmaxAttention(Attention):
         return self.transform_heads(heads.transpose(1, 2))
 
 
-def default_key_heads(heads: int, kv_heads: int | None, noise_heads: int | None) -> int:
-    """Return the key/value heads of the Transformer: those given, or A; with groups 2G, a pair to each group."""
+def default_key_heads(heads: int, kv_heads: int | None, noise_heads: int | None, pairs_kv_heads: bool) -> int:
+    """Return the key/value heads of the Transformer: those given, or A; with groups G, or 2G in pairs."""
     if kv_heads is not None:
         return kv_heads
-    return heads if noise_heads is None else 2 * noise_heads
+    return heads if noise_heads is None else noise_heads * (2 if pairs_kv_heads else 1)
 
 
 def _normed_and_turned(
@@ -326,10 +339,11 @@ def check_heads(
                 f"{owner}: num_attention_heads must be (r + 1) · num_noise_heads, r signal heads and one noise head to "
                 f"a group, with r of 1 or more, got {heads} and {noise_heads}."
             )
-        if kv_heads < 2 or kv_heads % 2 or noise_heads % (kv_heads // 2):
+        size, keys = (2, "the pairs of keys, num_key_value_heads / 2") if pairs_kv_heads else (1, "num_key_value_heads")
+        if kv_heads < size or kv_heads % size or noise_heads % (kv_heads // size):
             raise ValueError(
-                f"{owner}: num_noise_heads must be a multiple of the pairs of keys, num_key_value_heads / 2, got "
-                f"{noise_heads} and num_key_value_heads {kv_heads}."
+                f"{owner}: num_noise_heads must be a multiple of {keys}, got {noise_heads} and num_key_value_heads "
+                f"{kv_heads}."
             )
     elif heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise ValueError(
