@@ -57,6 +57,7 @@ CACHES: dict[str, Callable[..., Cache]] = {
 }
 # Options of the attention.
 OPTIONS: dict[str, Any] = {"attention_bias": True, "qk_norm": True, "output_gate": True}
+OPTIONS |= {"exclusive_attention": True, "layers_without_rotary": [1]}
 SIZES: dict[str, Any] = {
     "vocab_size": 29,
     "hidden_size": 24,

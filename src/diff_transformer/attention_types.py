@@ -17,7 +17,10 @@ _NORM = ("norm_eps", "headwise_norm")
 ATTENTION_OPTIONS = {
     "attention_bias": "bias",
     "qk_norm": "qk_norm",
+    "qk_clip": "qk_clip",
     "output_gate": "output_gate",
+    "exclusive_attention": "exclusive",
+    "layers_without_rotary": "rotary",
     "attention_dropout": "dropout",
 }
 _OPTIONS = tuple(ATTENTION_OPTIONS.values())
@@ -32,6 +35,7 @@ class ModelSizes(Protocol):
     num_key_value_heads: int | None
     num_noise_heads: int | None
     token_lambda: bool
+    dual_lambda: bool
     head_dim: int | None
     dex_heads: list | None
     output_gate: bool
@@ -106,7 +110,9 @@ class AttentionType:
 
     def float32_of(self, config: ModelSizes) -> frozenset[str]:
         """Return the float32 parameters that the layers of a configuration have."""
-        return frozenset() if self.has_token_lambda(config) else self.float32_parameters
+        if self.has_token_lambda(config):
+            return frozenset()
+        return frozenset({"lam.a", "lam.b"}) if config.dual_lambda else self.float32_parameters
 
     def heads(self, config: ModelSizes) -> int:
         """Count the heads of a layer, each with its own output."""
@@ -181,7 +187,7 @@ def lambda_init_schedule(layer: int, offset: int = 0) -> float:
 ATTENTION_TYPES: dict[str, AttentionType] = {
     "diff": AttentionType(
         layer="diff_transformer.nn:DiffAttention",
-        settings=("lambda_init", *_NORM, *_OPTIONS),
+        settings=("lambda_init", "dual_lambda", *_NORM, *_OPTIONS),
         differential=True,
         pairs_heads=True,
         even_heads=True,
@@ -196,7 +202,7 @@ ATTENTION_TYPES: dict[str, AttentionType] = {
     ),
     "diff_grouped": AttentionType(
         layer="diff_transformer.nn:GroupedDiffAttention",
-        settings=("num_noise_heads", "token_lambda", "lambda_init", *_NORM, *_OPTIONS),
+        settings=("num_noise_heads", "token_lambda", "lambda_init", "dual_lambda", *_NORM, *_OPTIONS),
         differential=True,
         pairs_heads=True,
         grouped=True,

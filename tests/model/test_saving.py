@@ -280,6 +280,19 @@ def test_weights_that_accelerate_keeps_elsewhere(
     assert all(loaded.get_parameter(name).is_meta for name in away)
 
 
+@pytest.mark.parametrize("kind", PAIRED)
+def test_a_lambda_of_two_numbers(kind: str, make: Any, tokens: Any, tmp_path: Path) -> None:
+    """It starts at λ_init, trains, and is saved and loaded in float32."""
+    model, inputs = make(kind, torch.float32, sharp=False, dual_lambda=True), tokens()
+    assert model.lambdas() == pytest.approx([oracle.lambda_init(1), oracle.lambda_init(2)])
+    model(inputs, labels=inputs).loss.backward()
+    assert all(layer.self_attn.lam.a.grad.any() for layer in model.model.layers)
+    model.bfloat16().save_pretrained(tmp_path)
+    loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert loaded.model.layers[0].self_attn.lam.a.dtype == torch.float32
+    assert torch.equal(loaded(inputs).logits, model(inputs).logits)
+
+
 def test_auto_classes(kind: str, make: Any, tokens: Any, check: Any, tmp_path: Path) -> None:
     model, inputs = make(kind, torch.float32), tokens()
     model.save_pretrained(tmp_path)

@@ -12,7 +12,7 @@ from torch.nn.attention.bias import causal_upper_left
 from transformers import DynamicCache, LlamaConfig, StaticCache
 
 from diff_transformer import DiffAttention, DiffAttentionV2, SoftmaxAttention
-from diff_transformer.nn import RotaryEmbedding
+from diff_transformer.nn import Attention, RotaryEmbedding
 from tiny_model import KINDS
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -221,7 +221,10 @@ def test_positions_of_another_width(kind: str, width: int, build: Any, inputs: A
 def test_help_has_every_argument() -> None:
     """The other layers' docstrings refer to it."""
     arguments = str(inspect.getdoc(DiffAttention)).partition("\nArgs:\n")[2].partition("\nRaises:\n")[0]
-    assert re.findall(r"^    (\w+):", arguments, re.MULTILINE) == list(inspect.signature(DiffAttention).parameters)
+    *own, _ = inspect.signature(DiffAttention).parameters
+    base = inspect.signature(Attention).parameters.values()
+    options = [one.name for one in base if one.kind == inspect.Parameter.KEYWORD_ONLY]
+    assert re.findall(r"^    (\w+):", arguments, re.MULTILINE) == own + options
 
 
 def test_a_batch_of_nothing(kind: str, build: Any, inputs: Any) -> None:

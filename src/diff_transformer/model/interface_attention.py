@@ -179,6 +179,7 @@ class InterfaceAttention(Attention):
         2·(A − G) of them.
         """
         queries, keys, values = self.project(hidden_states, position_embeddings)
+        own = values
         if past_key_values is not None:
             keys, values = past_key_values.update(keys, values, self.layer_idx)
 
@@ -214,7 +215,7 @@ class InterfaceAttention(Attention):
             heads, weights = self.transform_heads(heads), None
         if weights is not None and not kwargs.get("output_attentions", self.config.output_attentions):
             weights = None
-        return self.output(hidden_states, heads), weights
+        return self.output(hidden_states, heads, own), weights
 
     @property
     def sliding_window(self) -> int | None:
@@ -235,10 +236,12 @@ def layer_settings(config: DiffTransformerConfig, layer: int) -> dict[str, Any]:
         "norm_eps": config.norm_eps_in_attention,
         "headwise_norm": config.has_headwise_norm,
         **{option: getattr(config, name) for name, option in ATTENTION_OPTIONS.items()},
+        "rotary": layer - 1 not in (config.layers_without_rotary or ()),
         "heads": None if config.dex_heads is None else config.dex_heads[layer - 1],
         "lambda_start": config.dex_lambda_start,
         "num_noise_heads": config.num_noise_heads,
         "token_lambda": config.token_lambda,
+        "dual_lambda": config.dual_lambda,
     }
 
 

@@ -11,7 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diff_transformer.nn.layers import HeadwiseNorm, QueryKeyNorm, ReplicatedAcrossHeads, residual_projection
+from diff_transformer.nn.layers import (
+    HeadwiseNorm,
+    QueryKeyClip,
+    QueryKeyNorm,
+    ReplicatedAcrossHeads,
+    residual_projection,
+)
 from diff_transformer.ops import apply_rotary
 from diff_transformer.ops.attention_request import check_dense
 from diff_transformer.ops.operator import check_broadcast, check_mask
@@ -73,7 +79,10 @@ class Attention(nn.Module):
         *,
         bias: bool = False,
         qk_norm: bool = False,
+        qk_clip: bool = False,
         output_gate: bool = False,
+        exclusive: bool = False,
+        rotary: bool = True,
         dropout: float = 0.0,
         context_size: int | None = None,
     ) -> None:
@@ -90,6 +99,8 @@ class Attention(nn.Module):
             raise ValueError(f"{type(self).__name__}: dropout must be at least 0 and below 1, got {dropout}.")
         if context_size is not None and context_size < 1:
             raise ValueError(f"{type(self).__name__}: context_size must be 1 or more, got {context_size}.")
+        if qk_norm and qk_clip:
+            raise ValueError(f"{owner}: qk_norm and qk_clip exclude each other, got both.")
         self.layer_idx = layer - 1
         self.dropout = float(dropout)
         self.head_norm: nn.Module | None = None
@@ -110,8 +121,11 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(context_size, kv_heads * self.head_dim, bias=bias)
         self.o_proj = residual_projection(heads * self.head_dim, hidden_size, bias)
         self.gate_proj = nn.Linear(hidden_size, heads * self.head_dim, bias=False) if output_gate else None
-        self.q_norm = QueryKeyNorm(self.head_dim, norm_eps) if qk_norm else None
-        self.k_norm = QueryKeyNorm(self.head_dim, norm_eps) if qk_norm else None
+        self.exclusive, self.rotary = exclusive, rotary
+        self.q_norm: nn.Module | None = QueryKeyNorm(self.head_dim, norm_eps) if qk_norm else None
+        self.k_norm: nn.Module | None = QueryKeyNorm(self.head_dim, norm_eps) if qk_norm else None
+        if qk_clip:
+            self.q_norm, self.k_norm = QueryKeyClip(norm_eps), QueryKeyClip(norm_eps)
         if self.gates_per_head:
             self.lambda_proj = nn.Linear(hidden_size, signal * self.gates_per_head, bias=False)
         if headwise_norm:
@@ -128,6 +142,8 @@ class Attention(nn.Module):
         """Project (B, N, D) to queries (B, N, heads of W_Q, d), and keys and values as cached, (B, heads, N, width)."""
         if position_embeddings is not None:  # the same for every head
             position_embeddings = position_embeddings[0].unsqueeze(-2), position_embeddings[1].unsqueeze(-2)
+        if not self.rotary:
+            position_embeddings = None
         return self._queries(hidden_states, position_embeddings), *self._cached(hidden_states, position_embeddings)
 
     def project_context(self, context: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,17 +211,18 @@ class Attention(nn.Module):
 
         Raises:
             ValueError: hidden states or a context of another width; a mask, cosines or sines that do not broadcast; a
-                context together with positions, causality or a cache, or no context although ``context_size`` differs
-                from D.
+                context together with positions, causality, a cache or ``exclusive``, or no context although
+                ``context_size`` differs from D.
         """
         if hidden_states.dim() != 3 or hidden_states.shape[-1] != self.hidden_size:
             raise ValueError(f"hidden_states must be (B, N, {self.hidden_size}), got {tuple(hidden_states.shape)}.")
         if context is not None:
             others = {"position_embeddings": position_embeddings, "is_causal": is_causal or None, "cache": cache}
+            others["exclusive"] = self.exclusive or None
             if given := [name for name, value in others.items() if value is not None]:
                 raise ValueError(
-                    "context, the other sequence of cross-attention, goes without position_embeddings, is_causal and "
-                    f"cache, got {', '.join(given)} as well."
+                    "context, the other sequence of cross-attention, goes without position_embeddings, is_causal, "
+                    f"cache and exclusive, got {', '.join(given)} as well."
                 )
             queries = self._queries(hidden_states, None)
             keys, values = self.project_context(context) if isinstance(context, Tensor) else context
@@ -227,6 +244,7 @@ class Attention(nn.Module):
             queries, keys, values = self.project(hidden_states, position_embeddings)
         if isinstance(attn_mask, Tensor):
             check_dense("attn_mask", attn_mask)
+        own = values
         if cache is not None:
             keys, values = cache.update(keys, values, self.layer_idx)
             # A static cache returns all its slots; those after the tokens it has seen are empty.
@@ -235,10 +253,16 @@ class Attention(nn.Module):
             if isinstance(attn_mask, Tensor) and attn_mask.shape[-1:] == (slots,):
                 attn_mask = attn_mask[..., :seen]
         heads = self.attend(hidden_states, queries, keys, values, attn_mask, is_causal)
-        return self.output(hidden_states, heads)
+        return self.output(hidden_states, heads, own)
 
-    def output(self, hidden_states: Tensor, heads: Tensor) -> Tensor:
-        """Apply the gate that hidden_states (B, N, D) make, if any, and W_O to heads (B, N, H, dv) → (B, N, D)."""
+    def output(self, hidden_states: Tensor, heads: Tensor, own: Tensor) -> Tensor:
+        """Apply the gate that hidden_states (B, N, D) make, if any, and W_O to heads (B, N, H, dv) → (B, N, D).
+
+        ``own`` are the tokens' own values (B, H_kv, N, dv), of which an exclusive layer leaves nothing in their heads.
+        """
+        if self.exclusive:
+            own = own.transpose(1, 2).repeat_interleave(heads.shape[2] // own.shape[1], dim=2)
+            heads = without_direction(heads, own)
         flat = heads.flatten(-2)
         if self.gate_proj is not None:
             flat = flat * torch.sigmoid(self.gate_proj(hidden_states))
@@ -315,12 +339,18 @@ def default_key_heads(heads: int, kv_heads: int | None, noise_heads: int | None,
     return heads if noise_heads is None else noise_heads * (2 if pairs_kv_heads else 1)
 
 
-def _normed_and_turned(
-    x: Tensor, norm: QueryKeyNorm | None, position_embeddings: tuple[Tensor, Tensor] | None
-) -> Tensor:
+def _normed_and_turned(x: Tensor, norm: nn.Module | None, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
     """Apply the layer's norm and rotary embedding (…, 1, d), if it has them, to queries or keys (…, heads, d)."""
     x = x if norm is None else norm(x)
     return x if position_embeddings is None else apply_rotary(x, *position_embeddings)
+
+
+def without_direction(x: Tensor, direction: Tensor) -> Tensor:
+    """Return x − (x·v) v / ‖v‖² over the last axis, of x and ``direction`` v (…, n), in float32; x where v is 0."""
+    wide, v = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (x, direction))
+    size = v.square().sum(-1, keepdim=True)
+    share = (wide * v).sum(-1, keepdim=True) / size.masked_fill(size == 0, 1.0)
+    return (wide - share * v).to(x.dtype)
 
 
 def check_heads(
