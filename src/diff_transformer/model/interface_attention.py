@@ -183,7 +183,12 @@ class InterfaceAttention(Attention):
         if past_key_values is not None:
             keys, values = past_key_values.update(keys, values, self.layer_idx)
 
-        lam = self.lambdas(hidden_states)
+        lam, count = self.lambdas(hidden_states), queries.shape[2] // (self.ratio + 1) * self.ratio
+        if lam is not None and lam.dim() > 0 and lam.shape[1] not in (1, count):
+            raise ValueError(
+                f"this rank has {count} heads and λ of {lam.shape[1]}: a plan of tensor parallelism must split W_λ "
+                "(lambda_proj) by rows as W_Q, which the plan of the configuration does."
+            )
         implementation = self.config._attn_implementation
         _refuse_given(implementation, _BEYOND_SDPA, kwargs)
         takes_pairs = implementation in OPERATOR_IMPLEMENTATIONS

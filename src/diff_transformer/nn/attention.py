@@ -173,8 +173,10 @@ class Attention(nn.Module):
 
     def _require_sums(self, heads: int) -> None:
         """Refuse to train some of the heads if nobody sums the gradients of the parameters that all of them share."""
-        for name, module in self.named_children():
-            if isinstance(module, ReplicatedAcrossHeads) and module.sum_gradient is None:
+        for name, module in self.named_modules():  # an adapter around one included
+            if not isinstance(module, ReplicatedAcrossHeads) or module.sum_gradient is not None:
+                continue
+            if any(parameter.requires_grad for parameter in module.parameters()):
                 raise ValueError(
                     f"this rank has {heads} of {self.cached_heads} key heads, and its part of the gradient of {name!r} "
                     "that nobody adds to the others: spread the model by diff_transformer.parallel.tensor_parallel, "
