@@ -1,11 +1,12 @@
 """Train vision Transformers on scikit-learn's digits, with and without differential attention, and draw what they see.
 
     python examples/images.py --output runs/images                   # a ViT in plain torch (pip install scikit-learn)
-    python examples/images.py --model timm --output runs/timm        # timm's, its attention replaced (pip install timm)
+    python examples/images.py --model timm --output runs/timm        # timm's differential ViT, and timm's ordinary one
 
 Both models, DIFF and the Transformer, see the same images in the same order. The figure `rollout.png` shows for some
-test images how much each patch reaches the class token through all layers (attention rollout, Abnar & Zuidema, arXiv
-2005.00928). Weights of A1 − λA2 may be negative, so DIFF's rollout takes their sizes. A minute on a CPU.
+test images how much each patch reaches what the classifier reads, through all layers (attention rollout, Abnar &
+Zuidema, arXiv 2005.00928). Weights of A1 − λA2 may be negative, so DIFF's rollout takes their sizes. `heads.png` shows
+the maps of each head in the last layer of DIFF. A minute on a CPU.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from diff_transformer.convert import from_timm
 from diff_transformer.nn import Attention, DiffAttention, DifferentialAttention, SoftmaxAttention
 from diff_transformer.ops import diff_attention_maps
 
@@ -66,25 +68,16 @@ class VisionTransformer(nn.Module):
         return logits
 
 
-class InTimm(nn.Module):
-    """An attention of ours where timm has its own, which is called with arguments of timm's."""
-
-    def __init__(self, attention: Attention) -> None:
-        super().__init__()
-        self.attention = attention
-
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, **_: Any) -> Tensor:
-        output: Tensor = self.attention(x, attn_mask=attn_mask)
-        return output
-
-
 def timm_model(attention: type[Attention]) -> nn.Module:
+    """timm's `vit_dwee`, whose own differential attention becomes ours, or its Transformer; both small."""
     import timm
 
-    sizes = {"img_size": 8, "patch_size": PATCH, "in_chans": 1, "num_classes": 10}
-    model = timm.create_model("vit_tiny_patch16_224", embed_dim=WIDTH, depth=LAYERS, num_heads=HEADS, **sizes)
+    sizes = {"img_size": 8, "patch_size": PATCH, "in_chans": 1, "num_classes": 10, "embed_dim": WIDTH, "depth": LAYERS}
+    if attention is DiffAttention:  # of whose heads timm counts the pairs
+        return from_timm(timm.create_model("vit_dwee_patch16_reg1_gap_256", num_heads=HEADS // 2, **sizes))
+    model: Any = timm.create_model("vit_wee_patch16_reg1_gap_256", num_heads=HEADS, **sizes)
     for layer, block in enumerate(model.blocks, start=1):
-        block.attn = InTimm(attention(WIDTH, HEADS, layer, bias=True))  # timm's projections have biases
+        block.attn = attention(WIDTH, HEADS, layer, bias=True)
     return model
 
 
@@ -102,33 +95,64 @@ def train(model: nn.Module, images: Tensor, digits: Tensor) -> None:
             schedule.step()
 
 
-def maps_of(attention: Attention, hidden_states: Tensor) -> Tensor:
-    """The sizes of an attention's weights, (B, H, N, N), each row adding up to 1."""
+def maps_of(attention: Attention, hidden_states: Tensor) -> tuple[Tensor, ...]:
+    """A1, A2 and A1 − λA2 of an attention, or its one map, (B, H, N, N) each."""
     queries, keys, _ = attention.project(hidden_states, None)
     if isinstance(attention, DifferentialAttention):
-        q, k = queries.unflatten(2, (-1, 2)).permute(0, 2, 3, 1, 4), attention.split_keys(keys)
-        maps = diff_attention_maps(q, k, attention.lambdas(hidden_states))[2].abs()
-        return maps / maps.sum(-1, keepdim=True)
-    return (queries.transpose(1, 2) @ keys.transpose(-1, -2) * attention.scaling).softmax(-1)
+        q, k = attention.split_queries(queries), attention.split_keys(keys)
+        return diff_attention_maps(q, k, attention.lambdas(hidden_states))
+    return ((queries.transpose(1, 2) @ keys.transpose(-1, -2) * attention.scaling).softmax(-1),)
 
 
 @torch.no_grad()
-def rollout(model: nn.Module, images: Tensor) -> Tensor:
-    """How much each patch reaches the class token, (B, 8 / PATCH, 8 / PATCH)."""
-    layers: list[Tensor] = []
-    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+def maps_of_layers(model: nn.Module, images: Tensor) -> list[tuple[Tensor, ...]]:
+    layers: list[tuple[Tensor, ...]] = []
     hooks = [
         module.register_forward_pre_hook(lambda module, inputs: layers.append(maps_of(module, inputs[0])))
-        for module in attentions
+        for module in model.modules()
+        if isinstance(module, Attention)
     ]
     model(images)
     for hook in hooks:
         hook.remove()
-    reached = torch.eye(layers[0].shape[-1])
+    return layers
+
+
+def on_patches(maps: Tensor) -> Tensor:
+    """Maps (…, N, N) of a class token or a register and the patches → what the classifier reads of each patch."""
+    read = slice(1, None) if arguments.model == "timm" else slice(0, 1)  # the mean of the patches, or the class token
+    return maps[..., read, 1:].mean(-2).unflatten(-1, (8 // PATCH, 8 // PATCH))
+
+
+def rollout(layers: list[tuple[Tensor, ...]]) -> Tensor:
+    """How much each patch reaches what the classifier reads, (B, 8 / PATCH, 8 / PATCH)."""
+    itself = reached = torch.eye(layers[0][0].shape[-1])
     for maps in layers:
+        sizes = maps[-1].abs()
         # Half of what a token becomes is itself, by the residual connection.
-        reached = (maps.mean(1) + torch.eye(maps.shape[-1])) / 2 @ reached
-    return reached[:, 0, 1:].unflatten(1, (8 // PATCH, 8 // PATCH))
+        reached = ((sizes / sizes.sum(-1, keepdim=True)).mean(1) + itself) / 2 @ reached
+    return on_patches(reached)
+
+
+def draw_heads(maps: tuple[Tensor, ...], file: Path) -> None:
+    """Draw the maps of each head for the first image; blue is negative."""
+    figure, rows = plt.subplots(len(maps), maps[0].shape[1], figsize=(1.2 * maps[0].shape[1], 3.6), squeeze=False)
+    for name, row, heads in zip(("A1", "A2", "A1 − λA2"), rows, maps, strict=True):
+        patches = on_patches(heads[0])
+        largest = patches.abs().max().item()
+        for column, of_head in zip(row, patches.numpy(), strict=True):
+            column.imshow(of_head, cmap="RdBu_r", vmin=-largest, vmax=largest)
+        row[0].set_ylabel(name)
+    save(figure, rows, file)
+
+
+def save(figure: Any, rows: Any, file: Path) -> None:
+    for column in rows.flat:
+        column.set_xticks([])
+        column.set_yticks([])
+    figure.tight_layout()
+    figure.savefig(file, dpi=150)
+    print(f"figure: {file}")
 
 
 data = load_digits()
@@ -152,14 +176,12 @@ for name, row in zip(KINDS, rows[1:], strict=True):
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{name}: {right:.3f} of {len(held_out)} test images right, {parameters:,} parameters", flush=True)
     save_file(model.state_dict(), output / f"{name}.safetensors")
-    for column, image, reached in zip(row, images[shown], rollout(model, images[shown]), strict=True):
+    layers = maps_of_layers(model, images[shown])
+    if name == "DIFF":
+        draw_heads(layers[-1], output / "heads.png")
+    for column, image, reached in zip(row, images[shown], rollout(layers), strict=True):
         column.imshow(image[0].numpy(), cmap="gray_r", extent=(0, 8, 8, 0))
         column.imshow(reached.numpy(), cmap="inferno", alpha=0.6, extent=(0, 8, 8, 0))
     row[0].set_ylabel(name)
 rows[0][0].set_ylabel("image")
-for column in rows.flat:
-    column.set_xticks([])
-    column.set_yticks([])
-figure.tight_layout()
-figure.savefig(output / "rollout.png", dpi=150)
-print(f"figure: {output / 'rollout.png'}")
+save(figure, rows, output / "rollout.png")

@@ -72,6 +72,7 @@ DOCUMENTED = {name for text in PAGES.values() for name in re.findall(r"^::: ([\w
 PUBLIC = {name.rpartition(".")[2]: name for name in sorted(DOCUMENTED) if name.startswith("diff_transformer.")}
 NOT_RUN = {
     "phi4flash_attention",  # reads a folder of gigabytes
+    *("from_timm", "timm_state_dict"),  # timm does not load everywhere
     "explore",  # shows a notebook's widget
     "export_onnx",  # takes seconds
 }

@@ -170,12 +170,16 @@ def test_an_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_images(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both twins read most digits after some epochs, and the figure and the weights are there."""
     if model == "timm":
-        pytest.importorskip("timm")
+        try:
+            import timm  # noqa: F401
+        except Exception as error:  # torchvision's, beside a torch that it was not built for, is any
+            pytest.skip(f"timm does not load here: {error}")
     run("images.py", "--model", model, "--output", tmp_path, "--epochs", 8, "--images", 2)
     shares = re.findall(r"^(DIFF|Transformer): (\d\.\d+) of", capsys.readouterr().out, re.MULTILINE)
     assert [name for name, _ in shares] == ["DIFF", "Transformer"]
     assert all(float(share) > 0.5 for _, share in shares)
-    assert {file.name for file in tmp_path.iterdir()} == {"rollout.png", "DIFF.safetensors", "Transformer.safetensors"}
+    written = {"rollout.png", "heads.png", "DIFF.safetensors", "Transformer.safetensors"}
+    assert {file.name for file in tmp_path.iterdir()} == written
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)

@@ -312,4 +312,5 @@ print("gradient of λ:", tuple(by_token.grad.shape))
 # - Windows, packed documents, a cache, grouped queries and cross-attention are arguments or shapes of the same call.
 #
 # A patched model starts anew: its λ and its pairs of maps have to be trained. For weights that you want to keep, see
-# *A pretrained Llama becomes differential*.
+# *A pretrained Llama becomes differential*. timm has differential vision transformers of its own, trained on ImageNet:
+# [how to load them](../converting.md#timms-vision-transformers).

@@ -95,6 +95,16 @@ def test_another_dtype_leaves_lambda_alone(run: Run, text_run: Path, tmp_path: P
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
+def test_weights_in_eight_bits(run: Run, text_run: Path, tmp_path: Path) -> None:
+    assert run("export", text_run, tmp_path / "int8", "--int8").exit_code == 0
+    tensors = load_file(tmp_path / "int8" / "model.safetensors")
+    assert {value.dtype for name, value in tensors.items() if name.endswith("q_proj.weight")} == {torch.int8}
+    assert {value.dtype for name, value in tensors.items() if ".lam." in name} == {torch.float32}
+    written = run("generate", tmp_path / "int8", "--prompt", "def ", "--max-new-tokens", 3)
+    assert written.exit_code == 0, written.stderr
+    fails(run("convert", tmp_path / "int8", tmp_path / "out", "--to", "microsoft"), "Only F64, F32, F16, BF16 weights")
+
+
 def test_a_classifier_stays_one(run: Run, text_run: Path, tmp_path: Path) -> None:
     kind = AutoModelForSequenceClassification
     model = kind.from_config(AutoModelForCausalLM.from_pretrained(text_run / "model").config)
@@ -135,6 +145,8 @@ def test_bad_input_is_said_before_anything_is_done(
     fails(run("export", text_run, new, "--max-shard-size", "large"), "1 or more, or like '5GB', got 'large'")
     fails(run("export", text_run, new, "--onnx", "--dtype", "float16"), "--onnx writes float32")
     fails(run("export", text_run, new, "--onnx", "--max-shard-size", "5GB"), "--max-shard-size is for folders of saf")
+    fails(run("export", text_run, new, "--int8", "--onnx"), "--int8 writes a folder that computes in bfloat16, without")
+    fails(run("export", text_run, new, "--int8", "--dtype", "float16"), "bfloat16, without --dtype float16")
     fails(run("export", text_run, new, "--results", tmp_path / "none.json"), "none.json does not exist")
     (tmp_path / "broken.json").write_text("{")
     fails(run("export", text_run, new, "--results", tmp_path / "broken.json"), "broken.json is not JSON")

@@ -26,6 +26,7 @@ from transformers import distributed as transformers_distributed
 
 import ranks
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
+from diff_transformer.model.parallel_plan import SumGradient
 from diff_transformer.parallel import (
     Context,
     Messages,
@@ -354,6 +355,16 @@ def test_a_sequence_that_the_ranks_cannot_share() -> None:
             Context(mesh, 12)
         with pytest.raises(ValueError, match=r"end at the length 16, got \[0, 5, 3, 16\]"):
             Context(mesh, 16, [0, 5, 3, 16])
+
+
+def test_transformers_plan_adds_the_ranks_gradients_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each backward pass by itself; tests/model/test_tensor_parallel.py has two ranks, with --all."""
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda gradient, group: gradient.mul_(3))  # of three alike
+    weight = torch.ones(2, requires_grad=True)
+    for passes in (1, 2):
+        SumGradient.apply(weight, None).sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.tolist() == [3.0 * passes] * 2
 
 
 if __name__ == "__main__" and len(sys.argv) > 1:

@@ -36,7 +36,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "window 130": {"is_causal": True, "window": 130},
     "window 9, not causal": {"window": 9},
     "window beyond 64 bits": {"is_causal": True, "window": 10**30},
-    "λ for each token": {"is_causal": True, "lam": "tokens alone"},
+    "3 signal heads to a noise map, λ for each token": {
+        "is_causal": True,
+        "lam": "tokens alone",
+        "ratio": 3,
+        "heads": 6,
+    },
     "λ as a number": {"is_causal": True, "lam": "float"},
     "shared keys, projection layout": {"key_maps": 1, "is_causal": True, "layout": "projection"},
     "one query, scale 0": {"queries": 1, "is_causal": True, "scale": 0.0},
@@ -72,7 +77,7 @@ CASES = {name: replace(TWO_BLOCKS, **options) for name, options in OPTIONS.items
 COMPILED_IN_SHORT_RUN = (
     "causal",
     "window 9, not causal",
-    "λ for each token",
+    "3 signal heads to a noise map, λ for each token",
     "20 queries, expanded layout, shared keys, mask by head, scale",
     "bool (B, 1, 1, S), causal",
     "documents, causal, window",

@@ -60,11 +60,16 @@ def auto_class_of(folder: Path) -> str:
 
 
 def load_model(
-    folder: Path, device: str | None, auto_class: str = "AutoModelForCausalLM", dtype: str | None = None
+    folder: Path,
+    device: str | None,
+    auto_class: str = "AutoModelForCausalLM",
+    dtype: str | None = None,
+    quantization: Any = None,
 ) -> Any:
     """Load the model in a folder that `find_checkpoint` found, in evaluation mode.
 
     It goes to the GPU, if there is one, unless a device is given; its dtype is the weights' own unless one is given.
+    `quantization` is a quantization_config of transformers.
     Raises ValueError if the weights cannot be read, are incomplete, or differ from the checkpoint's manifest.
     """
     if device is None:
@@ -73,7 +78,12 @@ def load_model(
     require_unchanged_weights(folder)
     try:
         model, report = getattr(transformers, auto_class).from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, output_loading_info=True, dtype=dtype or "auto"
+            folder,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            dtype=dtype or "auto",
+            quantization_config=quantization,
         )
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(f"The weights in {str(folder)!r} cannot be loaded: {str(error).splitlines()[0]}") from error

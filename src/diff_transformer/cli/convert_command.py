@@ -111,6 +111,10 @@ def export(
         Literal["float32", "bfloat16", "float16"] | None,
         optional("The dtype of the weights.", "the checkpoint's own"),
     ] = None,
+    int8: Annotated[
+        bool,
+        typer.Option("--int8", help="Write the layers' weights in eight bits, which decode faster on a CPU."),
+    ] = False,
     max_shard_size: Annotated[str | None, optional("The largest size of a weights file, such as 500MB.", "5GB")] = None,
     results: Annotated[
         list[Path] | None,
@@ -128,9 +132,13 @@ def export(
         if max_shard_size:
             raise ValueError("--max-shard-size is for folders of safetensors, and --onnx writes none.")
         require_extra("onnx")
+    if int8 and (onnx or dtype not in (None, "bfloat16")):
+        other = "--onnx" if onnx else f"--dtype {dtype}"
+        raise ValueError(f"--int8 writes a folder that computes in bfloat16, without {other}.")
     from diff_transformer.cli.checkpoints import auto_class_of, find_checkpoint, load_model, load_tokenizer
     from diff_transformer.convert import MAX_SHARD_SIZE, Exported, export_card, export_folder, export_onnx
     from diff_transformer.convert.conversion import shard_bytes
+    from diff_transformer.model import Int8Config
     from diff_transformer.utils.files import refuse_existing
 
     shard_size = shard_bytes(max_shard_size or MAX_SHARD_SIZE)
@@ -141,7 +149,7 @@ def export(
     auto_class = auto_class_of(folder)
     if onnx and auto_class != "AutoModelForCausalLM":
         raise ValueError(f"--onnx writes language models, and {str(folder)!r} loads with {auto_class}.")
-    model = load_model(folder, "cpu", auto_class, "float32" if onnx else dtype)
+    model = load_model(folder, "cpu", auto_class, "float32" if onnx else dtype, Int8Config() if int8 else None)
     text = card(Exported(target.name, model, tokenizer, auto_class, onnx, license_name))
     if onnx:
         console.messages().print(f"Writing {target} and comparing it with the model …")

@@ -12,6 +12,7 @@ from diff_transformer.convert.layout import Layout, Row
 from diff_transformer.convert.layout_tables import LAYOUTS
 from diff_transformer.convert.phi4flash_attention import Phi4FlashAttention, phi4flash_attention
 from diff_transformer.convert.shared_folder import Exported, export_card, export_folder, export_onnx
+from diff_transformer.convert.timm_attention import from_timm, timm_state_dict
 
 __all__ = [
     "LAYOUTS",
@@ -28,5 +29,7 @@ __all__ = [
     "export_card",
     "export_folder",
     "export_onnx",
+    "from_timm",
     "phi4flash_attention",
+    "timm_state_dict",
 ]

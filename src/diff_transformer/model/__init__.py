@@ -9,6 +9,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from diff_transformer.model.cache import DiffCache
 from diff_transformer.model.configuration import AUTO_CLASSES, DiffTransformerConfig, cache_view_class
+from diff_transformer.model.int8 import Int8Config
 from diff_transformer.model.interface_attention import (
     AttentionMaps,
     attends_by_document,
@@ -54,6 +55,7 @@ __all__ = [
     "DiffTransformerForTokenClassification",
     "DiffTransformerModel",
     "DiffTransformerPreTrainedModel",
+    "Int8Config",
     "LanguageModel",
     "attends_by_document",
     "attention_maps",

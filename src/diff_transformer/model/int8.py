@@ -1,0 +1,139 @@
+"""Loads the linear layers of a model in eight bits, for decoding on a CPU, by transformers' ``quantization_config``.
+
+Decoding reads every weight once a token, so half the bytes of bfloat16 are most of half the time. A row of a weight is
+int8 times one scale. torch multiplies bfloat16 by such rows without unpacking them (``_weight_int8pack_mm``); torchao's
+weights are of the same kind, but unpacked at each call unless torch.compile fuses the two.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+METHOD = "diff_transformer_int8"
+# With more rows of activations torch's product of packed weights is slower than unpacking them (docs/log.md).
+_MOST_PACKED_ROWS = 8
+# That product reads 16 numbers at a time, aligned and without looking where a row ends.
+_VECTOR = 16
+
+
+@register_quantization_config(METHOD)
+class Int8Config(QuantizationConfigMixin):
+    """Configuration of eight-bit weights, for ``from_pretrained(..., quantization_config=Int8Config())``.
+
+    λ, norms, embeddings and the output head stay as they are. A wider model becomes bfloat16, in which alone the
+    product is fast. Nothing trains such a model.
+
+    Examples:
+        >>> sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+        >>> DiffTransformerForCausalLM(DiffTransformerConfig(**sizes)).save_pretrained("checkpoint")
+        >>> model = DiffTransformerForCausalLM.from_pretrained("checkpoint", quantization_config=Int8Config())
+        >>> model.model.layers[0].self_attn.q_proj.weight.dtype
+        torch.int8
+    """
+
+    def __init__(self, quant_method: str = METHOD) -> None:
+        self.quant_method = quant_method
+
+
+class Int8Linear(nn.Module):
+    """Linear layer with eight-bit weights, (…, in) → (…, out); it has no gradient.
+
+    A row's scale is its largest entry over 127, rounded up to eight significant bits, so that it is the same number in
+    bfloat16. An entry is off by half a scale at most.
+
+    Args:
+        in_features, out_features: the widths.
+        bias: whether there is one, in the dtype of the activations.
+
+    Examples:
+        >>> linear = nn.Linear(64, 32, dtype=torch.bfloat16)
+        >>> Int8Linear.of(linear)(torch.randn(2, 64, dtype=torch.bfloat16)).shape
+        torch.Size([2, 32])
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False, **place: Any) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        weight = torch.zeros(out_features, in_features, dtype=torch.int8, device=place.get("device"))
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.weight_scale = nn.Parameter(torch.ones(out_features, **place), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(out_features, **place), requires_grad=False) if bias else None
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> "Int8Linear":
+        """Return the layer with the weights of a linear layer, rounded. Raises ValueError for a NaN or infinity."""
+        weight = linear.weight.detach().float()
+        if not weight.isfinite().all():
+            raise ValueError("a weight with NaN or infinity cannot be held in eight bits.")
+        mantissa, exponent = torch.frexp(weight.abs().amax(1).clamp(min=1e-30) / 127)
+        scale = torch.ldexp((mantissa * 256).ceil() / 256, exponent)
+        place: dict[str, Any] = {"device": linear.weight.device, "dtype": linear.weight.dtype}
+        layer = cls(linear.in_features, linear.out_features, linear.bias is not None, **place)
+        with torch.no_grad():
+            layer.weight.copy_((weight / scale.unsqueeze(1)).round())
+            layer.weight_scale.copy_(scale)
+            if layer.bias is not None:
+                layer.bias.copy_(linear.bias)
+        return layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x Wᵀ + bias."""
+        scale, rows = self.weight_scale.to(x.dtype), x.reshape(-1, self.in_features)
+        is_aligned = self.in_features % _VECTOR == 0 and rows.storage_offset() % _VECTOR == 0
+        if x.dtype == torch.bfloat16 and x.device.type == "cpu" and len(rows) <= _MOST_PACKED_ROWS and is_aligned:
+            out = torch._weight_int8pack_mm(rows, self.weight, scale).view(*x.shape[:-1], -1)
+        else:
+            out = F.linear(x, self.weight.to(x.dtype)) * scale
+        return out if self.bias is None else out + self.bias.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+
+
+@register_quantizer(METHOD)
+class Int8Quantizer(HfQuantizer):
+    """Puts an :class:`Int8Linear` in the place of each linear layer, for transformers' ``from_pretrained``.
+
+    Examples:
+        >>> Int8Quantizer(Int8Config()).is_serializable()
+        True
+    """
+
+    is_trainable = False
+
+    def update_dtype(self, dtype: torch.dtype | None) -> torch.dtype:
+        """Return the dtype of the activations: bfloat16 in the place of wider ones."""
+        return dtype if dtype == torch.float16 else torch.bfloat16
+
+    def is_serializable(self) -> bool:
+        """Return True: ``save_pretrained`` writes the eight-bit weights, which load as such."""
+        return True
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        if self.pre_quantized:
+            for parent, name, linear in _linear_layers(model):
+                place: dict[str, Any] = {"device": linear.weight.device, "dtype": linear.weight.dtype}
+                sizes = linear.in_features, linear.out_features, linear.bias is not None
+                setattr(parent, name, Int8Linear(*sizes, **place))
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        for parent, name, linear in _linear_layers(model):
+            setattr(parent, name, Int8Linear.of(linear))
+        for module in model.modules():
+            if isinstance(module, Int8Linear):  # which may lie in the memory of a file, where nothing is aligned
+                module.weight.data = module.weight.data.clone()
+        return model
+
+
+def _linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
+    """Return the linear layers to hold in eight bits with their parents: those inside the decoder's layers but W_λ."""
+    found = []
+    for path, module in model.named_modules():
+        *parents, name = path.split(".")
+        if isinstance(module, nn.Linear) and "layers" in parents and name != "lambda_proj":
+            found.append((model.get_submodule(".".join(parents)), name, module))
+    return found

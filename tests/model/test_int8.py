@@ -1,0 +1,87 @@
+"""Linear layers in eight bits: the numbers they hold, products with them, and models that load, save and generate."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.model import Int8Config
+from diff_transformer.model.int8 import Int8Linear
+
+
+class Operators(TorchDispatchMode):
+    """The names of torch's operators that ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("rows", "width", "offset", "suits"),
+    [(1, 96, 0, True), (8, 96, 0, True), (9, 96, 0, False), (1, 24, 0, False), (1, 96, 1, False)],
+)
+def test_the_product_is_that_of_the_rounded_weights(
+    rows: int, width: int, offset: int, suits: bool, dtype: torch.dtype
+) -> None:
+    linear = nn.Linear(width, 40, dtype=dtype)
+    with torch.no_grad():
+        linear.weight[3] = 0
+    layer, x = Int8Linear.of(linear), torch.randn(offset + rows * width).to(dtype)[offset:].view(1, rows, width)
+    scale = layer.weight_scale.double().unsqueeze(1)
+    assert torch.equal(layer.weight_scale, layer.weight_scale.bfloat16().to(dtype))
+    meant = layer.weight.double() * scale
+    assert ((linear.weight.double() - meant).abs() <= scale / 2).all()
+    assert (layer.weight.abs().amax(1) >= 126).sum() == 39
+    exact = x.double() @ meant.T + layer.bias.double()
+    size = x.double().abs() @ meant.T.abs() + layer.bias.double().abs()
+    with Operators() as ran:
+        assert ((layer(x).double() - exact).abs() <= 2 * torch.finfo(dtype).eps * size).all()
+    assert ("_weight_int8pack_mm" in ran.names) == (suits and dtype == torch.bfloat16)
+
+
+def test_a_model_loads_saves_and_generates(kind: str, make: Any, tokens: Any, tmp_path: Path) -> None:
+    model = make(kind)
+    model.save_pretrained(tmp_path / "float")
+    settings: dict[str, Any] = {"quantization_config": Int8Config()}
+    packed = DiffTransformerForCausalLM.from_pretrained(tmp_path / "float", **settings).eval()
+    assert packed.dtype == torch.bfloat16
+    assert packed.num_parameters() >= model.num_parameters()
+    floats = DiffTransformerForCausalLM.from_pretrained(tmp_path / "float", dtype=torch.bfloat16).eval()
+    modules = dict(packed.named_modules())
+    for name, module in floats.named_modules():
+        if isinstance(module, nn.Linear) and not name.endswith(("lambda_proj", "lm_head")):
+            held = modules[name]
+            assert isinstance(held, Int8Linear), name
+            with torch.no_grad():
+                module.weight.copy_(held.weight.float() * held.weight_scale.float().unsqueeze(1))
+        else:
+            assert type(modules[name]) is type(module), name
+    inputs = tokens()
+    error = (packed(inputs).logits.float() - floats(inputs).logits.float()).abs().max()
+    assert error <= 0.05 * floats(inputs).logits.float().abs().max()
+    packed.save_pretrained(tmp_path / "int8")
+    again, report = DiffTransformerForCausalLM.from_pretrained(tmp_path / "int8", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    for name, parameter in packed.named_parameters():
+        assert torch.equal(parameter, again.get_parameter(name)), name
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(again.eval().generate(inputs, **options), packed.generate(inputs, **options))
+
+
+def test_weights_that_are_no_numbers_are_refused() -> None:
+    linear = nn.Linear(4, 4)
+    nn.init.constant_(linear.weight, torch.inf)
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        Int8Linear.of(linear)
