@@ -95,16 +95,21 @@ def zero_padded(queries: Tensor, ratio: int = 1) -> Tensor:
     return padded.flatten(2, 3).transpose(1, 2)
 
 
-def subtracted(results: Tensor, lam: Tensor, ratio: int, signal_weight: Tensor | None = None) -> Tensor:
-    """Combine the one call's outputs (B, (r + 1)·G, N, …) into those of each head, w A1 − λ A2: (B, H, N, …).
+def subtracted(results: Tensor, lam: Tensor, ratio: int, signal_weight: Tensor | None = None, dim: int = 2) -> Tensor:
+    """Combine the one call's outputs (B, N, (r + 1)·G, dv) into w A1 V − λ A2 V of each head, (B, N, H, dv).
 
-    ``lam`` and the weight w, which is 1 if it is None, are broadcastable to (B, H, N). So maps are combined, too.
+    ``lam`` and the weight w, 1 if it is None, are broadcastable to (B, H, N). With ``dim`` 1 heads stand before N, as
+    in maps (B, (r + 1)·G, N, S).
     """
-    signal, noise = results.unflatten(1, (-1, ratio + 1)).split((ratio, 1), dim=2)  # (B, G, r or 1, N, …)
-    lam = lam if lam.dim() == 0 else lam.unflatten(1, (-1, ratio)).unsqueeze(-1)
+    signal, noise = results.unflatten(dim, (-1, ratio + 1)).split((ratio, 1), dim=dim + 1)
+
+    def as_heads(weight: Tensor) -> Tensor:
+        return weight.movedim(1, dim).unflatten(dim, (-1, ratio)).unsqueeze(-1)
+
     if signal_weight is not None:
-        signal = signal_weight.unflatten(1, (-1, ratio)).unsqueeze(-1) * signal
-    return (signal - lam * noise).to(results.dtype).flatten(1, 2)
+        signal = as_heads(signal_weight) * signal
+    difference = signal - (lam if lam.dim() == 0 else as_heads(lam)) * noise
+    return difference.to(results.dtype).flatten(dim, dim + 1)
 
 
 def repeated_for_channels(maps: Tensor, value: Tensor, width: int) -> Tensor:
@@ -134,7 +139,7 @@ def eager_attention_forward(
     heads, weights = llama_attention_forward(module, query, key, value, attention_mask, **kwargs)
     if lam is None:
         return heads, weights
-    difference = subtracted(weights, lam, module.ratio, signal_weight)
+    difference = subtracted(weights, lam, module.ratio, signal_weight, dim=1)
     values = value.repeat_interleave(difference.shape[1] // value.shape[1], dim=1)  # (B, H, S, dv)
     difference = repeated_for_channels(difference, value, module.head_dim)
     heads = difference @ values.unflatten(-1, (-1, module.head_dim)).transpose(2, 3).flatten(1, 2)  # (B, A, N, d)
@@ -216,8 +221,7 @@ class InterfaceAttention(Attention):
         if lam is None:
             heads = self.transform_heads(heads)
         elif not subtracts:
-            heads = subtracted(heads.transpose(1, 2), lam, self.ratio, signal_weight).transpose(1, 2)
-            heads, weights = self.transform_heads(heads), None
+            heads, weights = self.transform_heads(subtracted(heads, lam, self.ratio, signal_weight)), None
         if weights is not None and not kwargs.get("output_attentions", self.config.output_attentions):
             weights = None
         return self.output(hidden_states, heads, own), weights

@@ -240,7 +240,7 @@ class QueryKeyNorm(RMSNorm, ReplicatedAcrossHeads):
 class QueryKeyClip(nn.Module):
     """x · min(1, 3 / √(mean(x²) + eps)) over the d channels of each query, or of each key, (…, d) → (…, d).
 
-    Motif-3's RMSClip: it is computed in float32 at least, and leaves alone what is no larger than 3.
+    RMSClip, as public code calls it: computed in float32 at least, it leaves alone what is no larger than 3.
 
     Examples:
         >>> QueryKeyClip()(torch.tensor([[6.0, -6.0], [1.0, 2.0]]))
