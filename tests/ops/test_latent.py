@@ -1,12 +1,32 @@
 """Latent attention (MLA, Motif-3's GDLA) by the operator: queries meet the latents themselves, over one key head."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from budget import Case, prepared, skip_unless_it_takes
 from diff_transformer import diff_attention
 
 GROUPS, RATIO, NOPE, ROPE, RANK, DV, N, S = 2, 3, 8, 4, 16, 6, 3, 11
+
+
+SHARED = Case(batch=1, heads=6, key_heads=1, ratio=3, key_maps=1, keys=17, is_causal=True, lam="full", gain=1.0)
+WIDTHS = {
+    "expanded": replace(SHARED, queries=5, d=192, dv=128),
+    "absorbed": replace(SHARED, queries=5, d=576, dv=512),
+    "absorbed, decoding": replace(SHARED, queries=1, d=576, dv=512),
+}
+
+
+@pytest.mark.parametrize("case", WIDTHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["blockwise", "sdpa", "cpu"])
+def test_keys_wider_than_values(backend: str, dtype: torch.dtype, case: str) -> None:
+    skip_unless_it_takes(backend, dtype)
+    problem, expected = prepared(replace(WIDTHS[case], dtype=dtype))
+    expected.check(problem.solve(diff_attention, backend=backend))
 
 
 @pytest.mark.parametrize("backend", ["reference", "blockwise", "sdpa"])

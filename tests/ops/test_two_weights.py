@@ -20,8 +20,6 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "shared keys, window, N > S": ((1, 6, 1, 3, 40, 33, 8, 16, 1), {"is_causal": True, "window": 7}),
     "blocks": ((1, 2, 1, 1, 150, 150, 16, 32, 2), {}),
     "decoding": ((2, 4, 2, 2, 1, 60, 16, 32, 2), {"is_causal": True}),
-    "keys wider than values": ((1, 4, 2, 2, 5, 21, 192, 128, 1), {"is_causal": True}),
-    "latents": ((1, 6, 1, 3, 1, 40, 576, 512, 1), {"is_causal": True}),
 }
 
 
