@@ -94,6 +94,7 @@ class Configuration(NamedTuple):
     key_maps: int = 2
     ratio: int = 1  # signal heads to a noise map
     tf32: bool = False  # how float32 is multiplied
+    has_signal: bool = False  # a weight of the first map, beside λ
 
     @property
     def name(self) -> str:
@@ -107,6 +108,7 @@ class Configuration(NamedTuple):
         parts += ["documents"] if self.has_documents else []
         parts += [f"{self.mask} mask"] if self.mask else []
         parts += [f"length {self.length}"] if self.length % 16 else []
+        parts += ["two weights"] if self.has_signal else []
         return ", ".join(parts)
 
 
@@ -127,6 +129,12 @@ CONFIGURATIONS = tuple(
         Configuration(d, dv, key_heads=2, ratio=4),
         Configuration(d, dv, key_heads=2, ratio=4, window=512, has_documents=True, mask="padding"),
         Configuration(d, dv, key_heads=2, ratio=4, is_causal=False, mask="full", length=4095),
+        Configuration(d, dv, has_signal=True),
+        Configuration(d, dv, window=512, has_documents=True, has_signal=True),
+        Configuration(d, dv, is_causal=False, mask="full", length=4095, has_signal=True),
+        Configuration(d, dv, key_heads=2, ratio=4, is_causal=False, mask="full", length=4095, has_signal=True),
+        Configuration(d, dv, torch.float32, has_signal=True),
+        Configuration(d, dv, torch.float32, tf32=True, has_signal=True),
     )
 )
 
@@ -140,6 +148,8 @@ HARDEST = tuple(
         Configuration(d, dv, is_causal=False, mask="full", length=4095),
         Configuration(d, d, is_causal=False, mask="full", length=4095, key_heads=2, key_maps=1, has_norm=False),
         Configuration(d, dv, key_heads=2, ratio=4, is_causal=False, mask="full", length=4095),
+        Configuration(d, dv, has_signal=True),
+        Configuration(d, dv, is_causal=False, mask="full", length=4095, has_signal=True),
     )
 )
 
@@ -163,7 +173,8 @@ def launches(configuration: Configuration, capability: int) -> Iterator[tuple[st
         mask = None if rows is None else empty(batch, 1, rows, n, dtype=torch.bool)
         bounds = empty(2, n, dtype=torch.int32) if documents else None
         lam = empty(batch, heads, queries, dtype=torch.float32)
-        return problem_of(Request(q, k, v, lam, mask, c.is_causal, c.d**-0.5, c.window, bounds), capability)
+        signal = empty(batch, heads, queries, dtype=torch.float32) if c.has_signal else None
+        return problem_of(Request(q, k, v, lam, mask, c.is_causal, c.d**-0.5, c.window, bounds, signal), capability)
 
     norm = Norm(empty(c.dv, dtype=torch.float32), 1e-5, 0.8) if c.has_norm else None
     problem = plan(n, c.has_documents)
@@ -180,7 +191,7 @@ def launches(configuration: Configuration, capability: int) -> Iterator[tuple[st
     names = ["rows", *named(*by_keys), *named("queries")]
     yield from zip(names, plan_backward(torch.empty_like(out), problem, norm, saved)[0], strict=True)
     if not c.has_documents:
-        yield from zip(("decode", "combine"), plan_decode(plan(1, False), norm, 264)[0], strict=True)
+        yield from zip(("decode", "combine"), plan_decode(plan(1, False), norm, 264, c.has_signal)[0], strict=True)
         if c.dtype.itemsize == 2:
             queries = problem.blocks("chunk").rows * c.key_heads // heads
             yield "chunk", plan_decode(plan(queries, False), norm, 264)[0][-2]

@@ -73,6 +73,7 @@ class StandIn(ModuleType):
         causal: bool,
         window_size_left: int | None,
         deterministic: bool,
+        dlse: Tensor | None,
         dq: Tensor,
         dk: Tensor,
         dv: Tensor,
@@ -86,6 +87,9 @@ class StandIn(ModuleType):
         weights = (masked_scores(q, k, softmax_scale, causal, window_size_left) - sums).exp()
         grad = dout.float().transpose(1, 2)
         by_rows = (grad * out.float().transpose(1, 2)).sum(-1, keepdim=True)
+        if dlse is not None:
+            assert dlse.shape == lse.shape
+            by_rows = by_rows - dlse.unsqueeze(-1)
         of_scores = (weights * (grad @ by_query_head(v, q).mT - by_rows)).to(q.dtype).float() * softmax_scale
         dq.copy_((of_scores @ by_query_head(k, q)).transpose(1, 2))
         for gradient, of_heads in (
@@ -244,6 +248,22 @@ def test_the_norm_is_that_of_the_reference(fa4: StandIn, factor: float) -> None:
         answers.append([out.detach(), *torch.autograd.grad(out, leaves, problem.dout.to(dtype))])
     for ours, truth in zip(*answers, strict=True):
         # A few roundings of 2⁻⁹ on the way, relative to the largest.
+        assert float((ours.double() - truth.double()).abs().max()) <= 2**-5 * float(truth.abs().max())
+
+
+@pytest.mark.parametrize("case", ["DIFF V1", "DIFF V2", "grouped noise maps", "queries that see nothing"])
+def test_two_weights_and_log_sums_are_those_of_the_reference(fa4: StandIn, case: str) -> None:
+    problem, answers = build(case_of(case)), []
+    for backend, dtype in (("fa4", torch.bfloat16), ("reference", torch.float64)):
+        leaves = [x.to(dtype).requires_grad_() for x in (problem.q, problem.k, problem.v)]
+        leaves += [torch.full((4, 1), weight, requires_grad=True) for weight in (0.6, 0.3)]
+        q, k, v, lam, signal_weight = leaves
+        options = {"is_causal": True, "signal_weight": signal_weight, "return_lse": True}
+        out, *log_sums = diff_attention(q, k, v, lam, **options, backend=backend)
+        log_sums = [x.nan_to_num(neginf=-3.0).double() for x in log_sums]
+        total = (out.double() * problem.dout).sum() + sum(x.square().sum() for x in log_sums)
+        answers.append([x.detach() for x in (out, *log_sums, *torch.autograd.grad(total, leaves))])
+    for ours, truth in zip(*answers, strict=True):
         assert float((ours.double() - truth.double()).abs().max()) <= 2**-5 * float(truth.abs().max())
 
 

@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
 
 from budget import skip_unless_it_takes
 from diff_transformer import diff_attention
 from diff_transformer.ops.reference import ROUNDINGS, rounding_band, share_of_allowed
 
 NAMES = ("out", "first", "second", "q", "k", "v", "lam", "signal_weight")
-BACKENDS = ("reference", "blockwise", "sdpa", "cpu")
+BACKENDS = ("reference", "blockwise", "sdpa", "cpu", "triton")
+SEEN = torch.arange(21) < torch.tensor([[9], [0]])  # the second sequence sees nothing
 # B, H, H_kv, r, N, S, d, dv, maps of keys, and options: odd lengths, N ≠ S, groups, shared keys, a window, rows that
 # see nothing, lengths of several blocks, and few enough queries for the kernel of decoding.
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -19,11 +21,13 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "groups, N < S": ((1, 4, 2, 2, 35, 49, 8, 12, 2), {"is_causal": True}),
     "shared keys, window, N > S": ((1, 6, 1, 3, 40, 33, 8, 16, 1), {"is_causal": True, "window": 7}),
     "blocks": ((1, 2, 1, 1, 150, 150, 16, 32, 2), {}),
-    "decoding": ((2, 4, 2, 2, 1, 60, 16, 32, 2), {"is_causal": True}),
+    "decoding": ((1, 4, 2, 2, 1, 40, 16, 32, 2), {"is_causal": True}),
+    "padding": ((2, 2, 1, 1, 21, 21, 8, 16, 2), {"attn_mask": SEEN[:, None, None], "is_causal": True}),
+    "addends": ((2, 4, 1, 2, 5, 21, 8, 16, 2), {"attn_mask": torch.where(SEEN, 30.0, -torch.inf)[:, None, None]}),
 }
 
 
-def tensors(sizes: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+def tensors(sizes: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
     batch, heads, key_heads, ratio, n, s, d, dv, maps = sizes
     generator = torch.Generator().manual_seed(sum(sizes))
 
@@ -35,7 +39,7 @@ def tensors(sizes: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
     signal_weight[0] = 0.0  # where nothing can be divided by it
     inputs = [x.to(dtype) for x in (q, k, v)]
     wide = torch.promote_types(dtype, torch.float32)
-    return [x.requires_grad_() for x in (*inputs, lam.to(wide), signal_weight.to(wide))]
+    return [x.to(device).requires_grad_() for x in (*inputs, lam.to(wide), signal_weight.to(wide))]
 
 
 def solve(inputs: list[Tensor], **options: Any) -> dict[str, Tensor]:
@@ -44,27 +48,44 @@ def solve(inputs: list[Tensor], **options: Any) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     seen = [torch.where(x.isfinite(), x, 0.0) for x in results]
     weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64) for x in results]
-    loss = sum((x.double() * weight).sum() for x, weight in zip(seen, weights, strict=True))
+    loss = sum((x.double() * weight.to(x.device)).sum() for x, weight in zip(seen, weights, strict=True))
     gradients = torch.autograd.grad(loss, inputs)
     return {name: x.detach() for name, x in zip(NAMES, (*results, *gradients), strict=True)}
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_half", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_both_weights_and_log_sums(case: str, dtype: torch.dtype, backend: str) -> None:
-    sizes, options = CASES[case]
+def test_both_weights_and_log_sums(case: str, is_half: bool, backend: str) -> None:
+    narrow = torch.float16 if backend == "triton" else torch.bfloat16
+    dtype = narrow if is_half else torch.float32
     skip_unless_it_takes(backend, dtype)
-    inputs = tensors(sizes, dtype)
+    check(backend, dtype, case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu(case: str) -> None:
+    check("triton", torch.bfloat16, case, "cuda")
+
+
+def check(backend: str, dtype: torch.dtype, case: str, device: str = "cpu") -> None:
+    sizes, options = CASES[case]
+    options = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
+    inputs = tensors(sizes, dtype, device)
     exact = solve([x.detach().double().requires_grad_() for x in inputs], backend="reference", **options)
     plain = solve(inputs, backend="reference", **options)
     answer = solve(inputs, backend=backend, **options)
     eps, terms = torch.finfo(dtype).eps, max(sizes[4:6]) * sizes[1] // sizes[2]
-    for name, expected in exact.items():
-        assert answer[name].shape == expected.shape
-        assert (answer[name].isfinite() == expected.isfinite()).all(), name
+    with torch.no_grad():  # other kernels, of decoding among them
+        results = diff_attention(*inputs[:4], signal_weight=inputs[4], return_lse=True, backend=backend, **options)
+    for name, value in (*answer.items(), *zip(NAMES, results, strict=False)):
+        expected = exact[name]
+        assert value.shape == expected.shape
+        assert (value.isfinite() == expected.isfinite()).all(), name
         error, plain_error = (
-            torch.where(expected.isfinite(), x[name].double() - expected, 0.0).abs() for x in (answer, plain)
+            torch.where(expected.isfinite(), x.double() - expected, 0.0).abs() for x in (value, plain[name])
         )
         size = torch.where(expected.isfinite(), expected, 0.0).abs().amax()
         band = rounding_band(size, eps, ROUNDINGS.get(name, 6), terms)
@@ -75,7 +96,7 @@ def test_both_weights_and_log_sums(case: str, dtype: torch.dtype, backend: str) 
 def test_without_a_weight_it_is_one(backend: str) -> None:
     skip_unless_it_takes(backend, torch.float32)
     sizes, options = CASES["causal"]
-    *inputs, _ = tensors(sizes, torch.float32)
+    *inputs, _ = (x[:1].detach() for x in tensors(sizes, torch.float32))
     plain, weighted = (diff_attention(*inputs, **options, backend=backend, signal_weight=w) for w in (None, 1.0))
     assert torch.equal(plain, weighted)
 
@@ -110,7 +131,7 @@ def test_gradients_of_log_sums_by_torch_func() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_hidden_keys_that_are_not_finite_do_not_count(backend: str) -> None:
     skip_unless_it_takes(backend, torch.float32)
-    q, k, v, lam, signal_weight = (x.detach() for x in tensors(CASES["causal"][0], torch.float32))
+    q, k, v, lam, signal_weight = (x[:1].detach() for x in tensors(CASES["causal"][0], torch.float32))
     expected = diff_attention(q, k, v, lam, is_causal=True, signal_weight=signal_weight, return_lse=True)
     k[..., -1, :], v[..., -2, 0] = torch.nan, torch.inf
     results = diff_attention(
@@ -121,7 +142,8 @@ def test_hidden_keys_that_are_not_finite_do_not_count(backend: str) -> None:
         assert x[:, :, -2:].isnan().all()
 
 
-def test_kernels_for_cuda_refuse_the_weight_by_name() -> None:
-    inputs = [x.detach() for x in tensors(CASES["causal"][0], torch.float32)]
-    with pytest.raises(ValueError, match="takes no signal_weight"):
-        diff_attention(*inputs[:4], signal_weight=inputs[4], backend="triton")
+def test_log_sums_under_a_block_mask_are_refused() -> None:
+    q, k, v, lam, _ = (x.detach() for x in tensors(CASES["causal"][0], torch.float32))
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 37, 37, device="cpu")
+    with pytest.raises(ValueError, match=r"^return_lse needs attn_mask as a tensor or None, got a BlockMask\.$"):
+        diff_attention(q, k, v, lam, attn_mask=mask, return_lse=True)

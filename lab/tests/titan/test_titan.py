@@ -24,12 +24,17 @@ import ranks
 from diff_lab.measure.standard import validation_callback
 from diff_lab.train import build_data, train
 from diff_lab.train.recipe import build_config, load_recipe
+from diff_lab.train.step import DivergenceError, SpikeDetector
+from diff_transformer.parallel import one_rank_of
 
 pytest.importorskip("torchtitan")
 
+from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.config import ParallelismConfig
 
+from diff_lab.titan.__main__ import main
 from diff_lab.titan.model import DiffModel
+from diff_lab.titan.trainer import Metrics
 
 STEPS = 4
 SMALL = ["tiny", f"train.steps={STEPS}", "train.log_every=1", "train.inspect_every=null", "train.checkpoint_every=2"]
@@ -140,6 +145,7 @@ def test_a_layout_trains_as_one_process(name: str, tmp_path: Path, alone: Any) -
         assert b"lambda/layer_02" in content
         assert "train.trackers=[wandb]" in changes
     folder = tmp_path / "run" / "checkpoint" / f"step-{STEPS}"
+    assert (folder.parent / "step-2" / "complete.json").is_file(), "digests, written in the background too"
     check_weights(folder, alone(changes))
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2, do_sample=False, pad_token_id=0).shape == (1, 5)
@@ -162,6 +168,8 @@ def test_a_run_resumes_and_refuses_a_damaged_checkpoint(tmp_path: Path) -> None:
     assert code == 0, printed[-3000:]
     run = tmp_path / "run" / "checkpoint"
     before = {file.name: file.read_bytes() for file in (run / f"step-{STEPS}").glob("*.safetensors")}
+    with pytest.raises(SystemExit, match="The run is finished"):
+        main([*SMALL, *changes, f"--output={tmp_path / 'run'}"])
     shutil.rmtree(run / f"step-{STEPS}")
     code, printed = titan(tmp_path, changes)
     assert code == 0, printed[-3000:]
@@ -180,7 +188,7 @@ def test_a_run_resumes_and_refuses_a_damaged_checkpoint(tmp_path: Path) -> None:
     [
         (["model.tie_word_embeddings=true"], "pipeline-parallel-degree=2", "tie_word_embeddings must be false"),
         (["model.num_key_value_heads=2"], "tensor-parallel-degree=2", "2 ranks cannot share evenly"),
-        ([], "checkpoint.initial-load-path=/usr", "'/usr' is no checkpoint of this run"),
+        ([], "checkpoint.initial-load-path=/usr", "'/usr' needs safetensors"),
     ],
 )
 @pytest.mark.all
@@ -203,6 +211,19 @@ def test_degrees_of_the_paper_s_heads(recipe: str, taken: tuple[int, ...]) -> No
         model.update_from_config(config=SimpleNamespace(parallelism=ParallelismConfig(pipeline_parallel_degree=2)))
 
 
+def test_a_rise_of_the_loss_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MetricsProcessor, "log", lambda *_: None)
+    metrics = object.__new__(Metrics)
+    metrics.model_parts, metrics.config, metrics.spikes = [], Metrics.Config(), SpikeDetector(0.5)
+    metrics.parallel_dims = SimpleNamespace(pp_enabled=False)
+    metrics.device_memory_monitor = SimpleNamespace(device=torch.device("cpu"))
+    with one_rank_of(1):
+        for step in range(1, 101):
+            metrics.log(step, 1.0, 1.0, 1.0)
+        with pytest.raises(DivergenceError, match=r"Stopped at step 101: the loss rose to 2\.00, from 1\.00"):
+            metrics.log(101, 2.0, 2.0, 1.0)
+
+
 @pytest.mark.all
 def test_another_layout_resumes(tmp_path: Path, alone: Any) -> None:
     """Two steps with FSDP2, and two as TP × CP on four ranks, within rounding of one process' four."""
@@ -223,8 +244,9 @@ def test_a_start_from_the_model_of_a_run(tmp_path: Path, alone: Any) -> None:
     code, printed = titan(tmp_path, [], f"checkpoint.initial-load-path={model} checkpoint.initial-load-in-hf")
     assert code == 0, printed[-3000:]
     again = alone([f"model.init_from={model}"])
-    losses = [json.loads(line)["loss"] for line in (again / "metrics.jsonl").read_text().splitlines() if "loss" in line]
-    assert [loss for loss, _ in logged(tmp_path).values()] == pytest.approx(losses, abs=2e-6)
+    rows = map(json.loads, (again / "metrics.jsonl").read_text().splitlines())
+    expected = {("loss", row["step"]): row["loss"] for row in rows if "loss" in row}
+    assert {key: x for key, x in logged(tmp_path).items() if key in expected} == pytest.approx(expected, abs=2e-6)
 
 
 @pytest.mark.all

@@ -16,18 +16,19 @@ from diff_transformer.ops.cpu.cpu_backend import (
     reason_against_cpu_kernel,
 )
 from diff_transformer.ops.cpu.cpu_build import unavailable_reason
-from diff_transformer.ops.flash import auto_takes_fa4, fa4_attention, reason_against_fa4
+from diff_transformer.ops.flash import auto_takes_fa4, fa4_attention, fa4_log_sums, reason_against_fa4
 from diff_transformer.ops.flex import flex_attention_backend, reason_against_flex
 from diff_transformer.ops.reference import reference_attention
 from diff_transformer.ops.sdpa import sdpa_attention
 from diff_transformer.ops.triton.gpu_check import kernels_are_right
-from diff_transformer.ops.triton.triton_backend import reason_against_triton, triton_attention
+from diff_transformer.ops.triton.triton_backend import reason_against_triton, triton_attention, triton_log_sums
 
 
 class Backend(NamedTuple):
     """How a backend is called: ``attend(request)``, or ``attend(request, norm)`` if it ``fuses_norm``.
     ``decode_fast_path`` takes the operator's arguments as they come, and returns None for a request that it does not
-    answer. ``log_sums(request)`` returns the output and the log-sums of all maps, (B, G, r + 1, N), if it has them.
+    answer. ``log_sums(request)`` returns the output and the log-sums of all maps, (B, G, r + 1, N), if it has them; the
+    request then has a signal's weight, so that the kernels have a factor of each map for a gradient.
     """
 
     attend: Callable[..., Tensor]
@@ -42,12 +43,11 @@ _BACKENDS = {
     "sdpa": Backend(isolate_nonfinite(sdpa_attention, drops_nan=True)),
     "flex": Backend(isolate_nonfinite(flex_attention_backend, drops_nan=True)),
     "cpu": Backend(cpu_attention, fuses_norm=True, decode_fast_path=decode_fast_path, log_sums=cpu_log_sums),
-    "triton": Backend(triton_attention, fuses_norm=True),
-    "fa4": Backend(fa4_attention, fuses_norm=True),
+    "triton": Backend(triton_attention, fuses_norm=True, log_sums=triton_log_sums),
+    "fa4": Backend(fa4_attention, fuses_norm=True, log_sums=fa4_log_sums),
 }
 BACKENDS = tuple(_BACKENDS)
 _DROPPING = ("reference", "sdpa")  # attend(request, dropout_p)
-_WITHOUT_SIGNAL_WEIGHT = ("triton", "fa4")
 # These have a backward of their own, which torch.func cannot use, nor torch differentiate, and none in forward mode.
 _OPAQUE = ("blockwise", "flex", "cpu", "triton", "fa4")
 
@@ -74,8 +74,6 @@ def _reason_in_request(backend: str, request: Request, dropout_p: float = 0.0) -
         return "a BlockMask is taken by 'flex' alone"
     if backend in _OPAQUE and _learns_mask(attn_mask):
         return "it computes no gradient for attn_mask; use 'reference' or 'sdpa'"
-    if backend in _WITHOUT_SIGNAL_WEIGHT and request.signal_weight is not None:
-        return "it takes no signal_weight; use 'sdpa' or 'blockwise'"
     if backend == "flex":
         return reason_against_flex(request)
     if backend == "triton":

@@ -10,6 +10,7 @@ caller compiles the model, they become part of its graph instead. A kernel of ou
 
 import functools
 import importlib.metadata
+import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -146,12 +147,13 @@ def _(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     "diff_transformer::fa4_backward",
     mutates_args=(),
     schema="(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor log_sums, float scale, bool is_causal, "
-    "SymInt? window) -> (Tensor, Tensor, Tensor)",
+    "SymInt? window, Tensor? grad_log_sums=None) -> (Tensor, Tensor, Tensor)",
 )
 def backward(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sums: Tensor, *settings: Any
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sums: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v."""
+    *settings, grad_log_sums = others if len(others) == 4 else (*others, None)  # which may be left out
     sharing = q.shape[2] // k.shape[2]
     # Its backward takes heads that share a key head only if values are as wide as keys.
     repeats = sharing > 1 and k.shape[-1] != v.shape[-1]
@@ -160,7 +162,8 @@ def backward(
     # Otherwise several programs add to a gradient of q in the order in which they arrive.
     options = {**_options(k, *settings), "deterministic": torch.are_deterministic_algorithms_enabled()}
     grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (q, k, v))
-    _interface()._flash_attn_bwd(q, k, v, out, grad_out, log_sums, dq=grad_q, dk=grad_k, dv=grad_v, **options)
+    options |= {"dq": grad_q, "dk": grad_k, "dv": grad_v, "dlse": grad_log_sums}
+    _interface()._flash_attn_bwd(q, k, v, out, grad_out, log_sums, **options)
     if repeats:
         grad_k, grad_v = (
             x.unflatten(2, (-1, sharing)).sum(3, dtype=torch.float32).to(x.dtype) for x in (grad_k, grad_v)
@@ -175,13 +178,15 @@ def _(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, scale, is_causal, window = inputs
-    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, *output)
     ctx.settings = (scale, is_causal, window)
 
 
-def _differentiate(ctx: Any, grad_out: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    return *backward(grad_out, *ctx.saved_tensors, *ctx.settings), None, None, None
+def _differentiate(ctx: Any, grad_out: Tensor | None, grad_log_sums: Tensor | None) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    grad_out = torch.zeros_like(saved[3]) if grad_out is None else grad_out
+    return *backward(grad_out, *saved, *ctx.settings, grad_log_sums), None, None, None
 
 
 attend.register_autograd(_differentiate, setup_context=_save)
@@ -189,20 +194,32 @@ refuse_second_order("fa4", backward)
 
 
 def fa4_attention(request: Request, norm: Norm | None = None, *, compiles: bool = True) -> Tensor:
-    """Compute (A1 − λA2) V, (B, H, N, dv), and the norm of it if there is one; around the calls compiled or not."""
+    """Compute (w A1 − λA2) V, (B, H, N, dv), and the norm of it if there is one; around the calls compiled or not."""
+    return _run(request, norm, compiles, False)[0]
+
+
+def fa4_log_sums(request: Request, *, compiles: bool = True) -> tuple[Tensor, Tensor]:
+    """Compute (w A1 − λA2) V, (B, H, N, dv), and the log-sums of the scores, (B, G, r + 1, N), float32."""
+    out, log_sums = _run(request, None, compiles, True)
+    return out, torch.where(log_sums > -math.inf, log_sums, -math.inf)
+
+
+def _run(request: Request, norm: Norm | None, compiles: bool, return_lse: bool) -> tuple[Tensor, Tensor]:
     weight, eps = None, 0.0
     if norm is not None:  # the factor differs from layer to layer: as a part of the graph it would be compiled anew
         weight, eps = norm.weight.to(request.lam.dtype) * norm.factor, norm.eps
-    run = _attend
+    run, signal_weight = _attend, request.signal_weight
     # Inside of what traces the call, its own compilation takes these steps up.
     is_cuda = request.q.device.type == "cuda"
-    if compiles and is_cuda and triton_is_installed() and is_eager(*request[:4], weight) and not torch.jit.is_tracing():
+    eager = is_eager(*request[:4], signal_weight, weight) and not torch.jit.is_tracing()
+    if compiles and is_cuda and triton_is_installed() and eager:
         run = _compiled(request.q.shape[-1], request.v.shape[-1], request.q.dtype)
-    return run(*request[:4], request.is_causal, request.scale, request.window, weight, eps)
+    settings = request.is_causal, request.scale, request.window
+    return run(*request[:4], signal_weight, *settings, weight, eps, return_lse)
 
 
 @functools.cache
-def _compiled(*kind: Any) -> Callable[..., Tensor]:
+def _compiled(*kind: Any) -> Callable[..., tuple[Tensor, Tensor]]:
     """Return :func:`_attend` compiled for a kind of request.
 
     Each has code of its own: torch leaves a width open where one piece of code meets two of them, and counts how often
@@ -217,29 +234,37 @@ def _attend(
     k: Tensor,
     v: Tensor,
     lam: Tensor,
+    signal_weight: Tensor | None,
     is_causal: bool,
     scale: float,
     window: int | None,
     norm_weight: Tensor | None,
     norm_eps: float,
-) -> Tensor:
+    return_lse: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the output, and the log-sums (B, G, r + 1, N); empty unless asked for: their gradient would be zeros."""
     request, addend = confine(Request(q, k, v, lam, None, is_causal, scale, window, None))
     q, k, v = request.q, request.k, request.v.transpose(1, 2)
     ratio, settings = request.ratio, (scale, is_causal, window)
     if k.shape[2] == 1 and q.shape[-1] == v.shape[-1]:  # of wide values its backward wants one head to a key head
         queries, keys = q.flatten(1, 2).transpose(1, 2), k[:, :, 0].transpose(1, 2)
-        heads = attend(queries, keys, v, *settings)[0].unflatten(2, (-1, ratio + 1))
+        heads, log_sums = attend(queries, keys, v, *settings)
+        heads, log_sums = heads.unflatten(2, (-1, ratio + 1)), log_sums.unflatten(1, (-1, ratio + 1))
         first, second = heads[:, :, :, :-1], heads[:, :, :, -1:]
     else:
         of_maps, first_queries = k.unbind(2), q[:, :, 0] if ratio == 1 else q[:, :, :-1].flatten(1, 2)
-        first, second = (
-            attend(queries.transpose(1, 2), of_maps[c % len(of_maps)].transpose(1, 2), v, *settings)[0]
+        (first, log_sums1), (second, log_sums2) = (
+            attend(queries.transpose(1, 2), of_maps[c % len(of_maps)].transpose(1, 2), v, *settings)
             for c, queries in enumerate((first_queries, q[:, :, -1]))
         )
         first, second = first.unflatten(2, (-1, ratio)), second.unsqueeze(3)
+        log_sums = torch.cat((log_sums1.unflatten(1, (-1, ratio)), log_sums2.unsqueeze(2)), dim=2)
     # (B, N, G, r, dv) from here on, in float32, λ's dtype.
+    if signal_weight is not None:
+        first = signal_weight.transpose(1, 2).unflatten(2, (-1, ratio)).unsqueeze(-1) * first
     out = first - lam.transpose(1, 2).unflatten(2, (-1, ratio)).unsqueeze(-1) * second
     if norm_weight is not None:
         out = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + norm_eps) * norm_weight
     out = out.flatten(2, 3).transpose(1, 2).to(q.dtype)
-    return out if addend is None else out + addend
+    out = out if addend is None else out + addend
+    return out, log_sums if return_lse else lam.new_empty(0)

@@ -124,7 +124,7 @@ def diff_attention(
             them: with "reference", memory grows with N·S.
         signal_weight: w, a number or a floating tensor broadcastable to (B, H, N), differentiable; for
             (w · softmax(Q1 K1ᵀ·s) − λ · softmax(Q2 K2ᵀ·s)) V. 1 unless given.
-        return_lse: return the logarithms of both softmaxes' sums, too.
+        return_lse: return the logarithms of both softmaxes' sums, too; not with a BlockMask.
         backend: "auto", "reference", "blockwise", "sdpa", "flex" (FlexAttention), "cpu" (a fused kernel for float32,
             bfloat16 and float16, compiled on first use), "triton" (fused kernels for CUDA) or "fa4" (FlashAttention-4,
             where the package flash-attn-4 is installed). A backend asked for by name runs or raises.
@@ -155,6 +155,10 @@ def diff_attention(
         out = fast_path(backend, q, k, v, lam, attn_mask, is_causal, scale, window, *norm, signal_weight)
         if out is not None:
             return out
+    if return_lse and signal_weight is None:
+        signal_weight = (
+            1.0  # so that the kernels have a factor of each map, beside which a gradient of its log-sum fits
+        )
     request = _checked({"q": q, "k": k, "v": v}, lam, is_causal, attn_mask, scale, window, cu_seqlens, signal_weight)
     _check_number("norm_eps", norm_eps)
     _check_number("norm_scale", norm_scale)
@@ -170,6 +174,8 @@ def diff_attention(
                 f"norm_weight must be ({v.shape[-1]},) and floating, of 16 bits or more, got {_shape(norm_weight)} "
                 f"{norm_weight.dtype}."
             )
+    if return_lse and is_block_mask(request.attn_mask):
+        _refuse("return_lse needs attn_mask as a tensor or None, got a BlockMask.")
     chosen = resolve(backend, request, dropout_p)
     options = (dropout_p,) if dropout_p else ()  # which the backends that drop take
     if return_lse:

@@ -5,7 +5,7 @@ context_parallel(layers)                                          # a part of th
 shard(model, layers, mesh["dp"])                                  # FSDP2, HSDP on two dimensions; always last
 """
 
-from diff_transformer.parallel.counting import Memory, Messages, one_rank_of
+from diff_transformer.parallel.counting import Messages, one_rank_of
 from diff_transformer.parallel.layout import Context, context_parallel, shard, tensor_parallel
 
-__all__ = ["Context", "Memory", "Messages", "context_parallel", "one_rank_of", "shard", "tensor_parallel"]
+__all__ = ["Context", "Messages", "context_parallel", "one_rank_of", "shard", "tensor_parallel"]

@@ -1,13 +1,12 @@
-"""Counts the messages and the memory of one rank of many without the others, by torch's fake process group."""
+"""Counts the messages of one rank of many without the others, by torch's fake process group."""
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
-from weakref import finalize
 
 import torch.distributed as dist
-from torch import Tensor, UntypedStorage
+from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
@@ -74,52 +73,3 @@ def _group_size(args: Any) -> int:
             return dist.ProcessGroup.unbox(value).size()
     name: Any = next(value for value in reversed(args) if isinstance(value, str))
     return _resolve_process_group(name).size()
-
-
-class Memory(TorchDispatchMode):
-    """Counts the bytes of the tensors that are made in its block while they live, fake ones as real ones.
-
-    Attributes:
-        now, peak: bytes of those alive, and the most at once.
-
-    Examples:
-        >>> with Memory() as memory:
-        ...     total = (torch.zeros(1024) + torch.zeros(1024)).sum()
-        >>> memory.now, memory.peak
-        (4, 12288)
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._sizes: dict[int, int] = {}
-        self._resize = UntypedStorage.resize_
-
-    def __enter__(self) -> "Memory":
-        def resize(storage: Any, size: int) -> Any:
-            if id(storage) in self._sizes:
-                self._set(id(storage), size)
-            return self._resize(storage, size)
-
-        UntypedStorage.resize_ = resize  # type: ignore[assignment, method-assign]  # FSDP2 frees and gathers weights with it
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-        super().__exit__(*error)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if DTensor in types:
-            return NotImplemented
-        result = func(*args, **(kwargs or {}))
-        for storage in (x.untyped_storage() for x in tree_leaves(result) if isinstance(x, Tensor)):
-            if id(storage) not in self._sizes:
-                finalize(storage, self._set, id(storage), None)
-                self._set(id(storage), storage.nbytes())
-        return result
-
-    def _set(self, key: int, size: int | None) -> None:
-        self.now += (size or 0) - self._sizes.pop(key, 0)
-        self.peak = max(self.peak, self.now)
-        if size is not None:
-            self._sizes[key] = size

@@ -5,7 +5,7 @@ Their gradients are summed over the ranks, as each rank's backward pass sees its
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -187,14 +187,6 @@ def shard(
         setattr(module, name, child)
 
 
-class Piece(NamedTuple):
-    """Queries of one call of the operator, and their keys: a document that began before the chunk, or those in it."""
-
-    queries: slice  # of this rank's
-    keys: slice  # of the sequence
-    cu_seqlens: Tensor | None  # if several documents begin in the piece
-
-
 class Context:
     """Divides sequences among c ranks: of 2c chunks rank r has r and 2c − 1 − r, so that all see as many keys.
 
@@ -225,16 +217,18 @@ class Context:
         bounds = [0, length] if documents is None else list(documents)
         if bounds[:1] != [0] or bounds[-1] != length or bounds != sorted(bounds):
             raise ValueError(f"documents must start at 0, ascend and end at the length {length}, got {bounds}.")
-        size, self.pieces = length // self.count, list[Piece]()
+        size = length // self.count
+        # Of each call of the operator: this rank's queries, the sequence's keys, and documents if several begin in it.
+        self.pieces: list[tuple[slice, slice, Tensor | None]] = []
         for own, start in enumerate(chunk * size for chunk in self.chunks):
             inside = [bound - start for bound in bounds if start < bound < start + size]
             cut = inside[0] if inside else size
             first_key = max(bound for bound in bounds if bound <= start)
-            self.pieces.append(Piece(slice(own * size, own * size + cut), slice(first_key, start + cut), None))
+            self.pieces.append((slice(own * size, own * size + cut), slice(first_key, start + cut), None))
             if inside:
                 ends = torch.tensor([*inside, size], dtype=torch.int32, device=device) - cut
                 rest = slice(own * size + cut, (own + 1) * size)
-                self.pieces.append(Piece(rest, slice(start + cut, start + size), ends))
+                self.pieces.append((rest, slice(start + cut, start + size), ends))
 
     def own(self, x: Tensor, dim: int = 1) -> Tensor:
         """Return this rank's part of tokens, positions or labels, (B, N) → (B, N / ranks)."""
@@ -303,16 +297,16 @@ def _attend(
     key, value = module.split_keys(context.gather(key)), context.gather(value)
     heads = [
         module.difference(
-            query[:, :, piece.queries].unflatten(1, (-1, module.ratio + 1)),
-            key[..., piece.keys, :],
-            value[:, :, piece.keys],
-            lam[..., piece.queries] if lam.dim() == 3 else lam,
-            signal_weight=None if signal_weight is None else signal_weight[..., piece.queries],
+            query[:, :, queries].unflatten(1, (-1, module.ratio + 1)),
+            key[..., keys, :],
+            value[:, :, keys],
+            lam[..., queries] if lam.dim() == 3 else lam,
+            signal_weight=None if signal_weight is None else signal_weight[..., queries],
             is_causal=True,
             window=sliding_window,
             scale=scaling,
-            cu_seqlens=piece.cu_seqlens,
+            cu_seqlens=documents,
         )
-        for piece in context.pieces
+        for queries, keys, documents in context.pieces
     ]
     return torch.cat(heads, dim=1), None

@@ -209,17 +209,18 @@ def test_the_output_of_a_norm_does_not_hide_a_wrong_scale(gpu: Hopper) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize(
-    ("mask", "in_groups"), [("", False), ("boolean", False), ("additive", False), ("boolean", True)]
+    ("mask", "in_groups", "has_signal"),
+    [("", False, True), ("boolean", False, False), ("additive", False, False), ("boolean", True, True)],
 )
 @pytest.mark.parametrize("pass_", short_run([FORWARD, TRAINING, *DECODING], [FORWARD, ONE_QUERY]))
 def test_the_real_kernels_pass_in_the_interpreter(
-    mask: str, in_groups: bool, pass_: str, dtype: torch.dtype, gpu: Hopper
+    mask: str, in_groups: bool, has_signal: bool, pass_: str, dtype: torch.dtype, gpu: Hopper
 ) -> None:
     pytest.importorskip("triton")
     if not triton_backend.interpreted():
         pytest.skip("there is a GPU: the kernels do not run on the CPU")
     gpu.kernels = triton_backend.triton_attention
-    assert reason_against_family(Family(dtype, 16, 32, mask, pass_, in_groups), CPU) is None
+    assert reason_against_family(Family(dtype, 16, 32, mask, pass_, in_groups, has_signal=has_signal), CPU) is None
 
 
 KEYS = """

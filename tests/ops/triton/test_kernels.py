@@ -628,13 +628,19 @@ def test_opcheck(request_: str) -> None:
     case, norm = SMALL_CASES[request_], request_ != "shared keys, additive mask"
     keeping = operator_arguments(case, norm, True)
     torch.library.opcheck(torch.ops.diff_transformer.triton_forward, keeping)
-    torch.library.opcheck(torch.ops.diff_transformer.triton_forward, operator_arguments(case, norm, False))
+    without_gradients = operator_arguments(case, norm, False)
+    signal = torch.rand(without_gradients[3].shape)
+    for others in ((), (signal, True)):
+        torch.library.opcheck(torch.ops.diff_transformer.triton_forward, (*without_gradients, *others))
+    torch.library.opcheck(torch.ops.diff_transformer.triton_forward, (*keeping, signal.clone().requires_grad_()))
     detached = [x.detach() if isinstance(x, Tensor) else x for x in keeping]
     q, k, v, lam, mask, is_causal, scale, window, documents, weight, eps, factor, _ = detached
-    out, plain, *saved = torch.ops.diff_transformer.triton_forward(*detached)
+    out, plain, *saved, a1_v = torch.ops.diff_transformer.triton_forward(*detached, signal)
     arguments = (build(case).dout, q, k, v, lam, mask, documents, weight, plain if norm else out, *saved)
     settings = (is_causal, scale, window, eps, factor)
     torch.library.opcheck(torch.ops.diff_transformer.triton_backward, (*arguments, *settings))
+    of_signal = (a1_v, torch.ones_like(saved[1]), signal)
+    torch.library.opcheck(torch.ops.diff_transformer.triton_backward, (*arguments, *settings, *of_signal))
 
 
 def test_autocast_and_checkpointing() -> None:

@@ -26,8 +26,7 @@ def apply() -> None:
 def _step_of_microbatches(
     self: Any, *, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any, losses: Any, loss_kwargs: Any = None, **_: Any
 ) -> None:
-    stages = getattr(self, "_stages", None) or [self._stage]
-    for stage in stages:
+    for stage in getattr(self, "_stages", None) or [self._stage]:
         stage.has_backward = self._has_backward
         stage.clear_runtime_states()
     self._step_microbatches(
@@ -36,7 +35,7 @@ def _step_of_microbatches(
 
 
 def _compute_on_cpu() -> None:
-    import torchtitan.tools.utils as tools
+    from torchtitan.tools import utils as tools
 
     tools.device_type = "cpu"
     tools.device_module = SimpleNamespace(
@@ -47,9 +46,6 @@ def _compute_on_cpu() -> None:
         reset_peak_memory_stats=lambda: None,
         empty_cache=lambda: None,
     )
-    barrier = dist.barrier
+    from torchtitan.distributed import utils  # reads those two
 
-    def barrier_without_devices(*args: Any, device_ids: Any = None, **kwargs: Any) -> Any:  # gloo takes none
-        return barrier(*args, **kwargs)
-
-    dist.barrier = barrier_without_devices
+    utils.set_pg_timeouts = lambda **_: None  # whose barrier names a device, which gloo does not take

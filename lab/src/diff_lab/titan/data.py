@@ -1,4 +1,4 @@
-"""A recipe's batches as torchtitan's data loader: a batch is a function of the step, so the step is all its state."""
+"""A recipe's batches as torchtitan's data loader: a batch is a function of the step, so there is no other state."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,20 +8,18 @@ import torch
 from torch import Tensor
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.tokenizer import BaseTokenizer
-from torchtitan.config import Configurable
 
 from diff_lab.data.batches import IGNORED
 
 
-class NoTokenizer(Configurable):
-    """Stands in the tokenizer's place: the recipe's data are tokens already."""
+@dataclass(kw_only=True, slots=True)
+class RecipeTokenizer(BaseTokenizer.Config):
+    """The recipe's tokenizer, which is saved with the model; its data are tokens already."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(BaseTokenizer.Config):
-        """No settings."""
+    tokenizer: Any = None
 
-    def __init__(self, config: Any, **_: Any) -> None:
-        pass
+    def build(self, **_: Any) -> Any:
+        return self.tokenizer
 
 
 class RecipeDataLoader(BaseDataLoader):
@@ -40,23 +38,13 @@ class RecipeDataLoader(BaseDataLoader):
     def __init__(self, config: Any, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **_: Any) -> None:
         own = config.rows // dp_world_size
         self.batches, self.ranks, self.rank = config.batches, dp_world_size, dp_rank
-        self.first, self.at_once, self.parts = dp_rank * own, local_batch_size, own // local_batch_size
-        self.done = 0  # parts of steps
+        self.own, self.at_once = range(dp_rank * own, (dp_rank + 1) * own), local_batch_size
+        self.step = 0  # that its batches are of, which the trainer sets
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
         while True:
-            step, part = divmod(self.done, self.parts)
-            start = self.first + part * self.at_once
-            self.done += 1
-            yield in_one_row(self.batches.train_batch(step + 1, slice(start, start + self.at_once)))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the step, which stays with another number of ranks; parts of a step do not."""
-        return {"step": self.done // self.parts}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict:
-            self.done = state_dict["step"] * self.parts
+            for start in self.own[:: self.at_once]:
+                yield in_one_row(self.batches.train_batch(self.step, slice(start, start + self.at_once)))
 
 
 def in_one_row(batch: dict[str, Tensor]) -> tuple[dict[str, Any], Tensor]:
@@ -67,6 +55,4 @@ def in_one_row(batch: dict[str, Tensor]) -> tuple[dict[str, Any], Tensor]:
     numbers = torch.arange(length, device=tokens.device)
     positions = batch.get("position_ids", numbers.expand(rows, -1)).reshape(1, -1)
     documents = [*(positions[0] == 0).nonzero().squeeze(1).tolist(), rows * length]
-    inputs = {"input": tokens.reshape(1, -1), "positions": positions, "documents": documents}
-    ends = torch.tensor(documents, dtype=torch.int32, device=tokens.device)
-    return inputs | {"cu_seqlens": ends}, labels.reshape(1, -1)
+    return {"input": tokens.reshape(1, -1), "positions": positions, "documents": documents}, labels.reshape(1, -1)

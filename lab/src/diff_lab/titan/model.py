@@ -16,19 +16,11 @@ from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model.parallel_plan import check_ranks
 from diff_transformer.parallel import Context
 
-# Our names of the parts, and those in the model of transformers.
-HF_NAMES = {
-    "tok_embeddings": "model.embed_tokens",
-    "layers": "model.layers",
-    "norm": "model.norm",
-    "lm_head": "lm_head",
-}
-
 
 def hf_name(name: str) -> str:
     """Return the name of a module or parameter in the model of transformers."""
-    part, dot, rest = name.partition(".")
-    return HF_NAMES[part] + dot + re.sub(r"\._checkpoint_wrapped_module\b", "", rest)
+    name = re.sub(r"\._checkpoint_wrapped_module\b", "", name).replace("tok_embeddings", "embed_tokens")
+    return name if name.startswith("lm_head") else f"model.{name}"
 
 
 class DiffModel(BaseModel):
@@ -61,9 +53,6 @@ class DiffModel(BaseModel):
         def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
             return sum(p.numel() for p in model.parameters()), int(flops_per_token(self.hf, seq_len))
 
-        def to_dict(self) -> dict[str, Any]:
-            return {**self.hf.to_dict(), "seed": self.seed, "precision": self.precision}
-
     def __init__(self, config: "DiffModel.Config") -> None:
         super().__init__()
         self.config = config
@@ -73,9 +62,7 @@ class DiffModel(BaseModel):
         self.layers: Any = ModuleDict({str(i): layer for i, layer in enumerate(model.model.layers)})
         self.norm: Any = model.model.norm
         self.lm_head: Any = model.lm_head
-        # In a tuple, as they are no parts of this module: its rule for first weights, and the rotary tables.
-        self._model = (model,)
-        self._rotary = (type(model.model.rotary_emb)(config.hf),)
+        self._model = (model,)  # for its rule of first weights, and rotary tables; in a tuple, as it is no part
 
     def verify_module_protocol(self) -> None:
         """Accept modules of transformers."""
@@ -83,22 +70,18 @@ class DiffModel(BaseModel):
     def forward(
         self, tokens: Tensor, positions: Tensor, cu_seqlens: Tensor | None = None, context: Context | None = None
     ) -> Tensor:
-        """Compute logits, or hidden states for the next stage.
+        """Compute logits, or hidden states for the next stage, of tokens (1, N), or hidden states (1, N, D).
 
-        Args:
-            tokens: (1, N), all rows of a batch one after another; hidden states (1, N, D) in a later stage.
-            positions: (1, N), beginning anew with each document.
-            cu_seqlens: starts of the documents, and N at the end.
-            context: of a rank that has a part of the sequence.
+        All rows of a batch lie one after another. Documents are told apart by positions (1, N), which begin anew, and
+        by cu_seqlens, or by the context of a rank that has a part of the sequence.
         """
-        dtype = torch.bfloat16 if self.config.precision == "bf16" else None
-        with torch.autocast(tokens.device.type, dtype=dtype, enabled=dtype is not None):
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
             hidden = tokens if self.tok_embeddings is None else self.tok_embeddings(tokens)
-            tables = self._rotary[0].to(positions.device)(hidden, position_ids=positions)
+            tables = self._model[0].model.rotary_emb.to(positions.device)(hidden, position_ids=positions)
             more: dict[str, Any] = {} if context is None else {"context": context}
-            more |= {"attention_mask": None, "past_key_values": None, "cu_seq_lens_q": cu_seqlens}
+            more |= {"position_embeddings": tables, "attention_mask": None, "cu_seq_lens_q": cu_seqlens}
             for layer in self.layers.values():
-                hidden = layer(hidden, position_embeddings=tables, **more)
+                hidden = layer(hidden, **more)
             hidden = hidden if self.norm is None else self.norm(hidden)
             return hidden if self.lm_head is None or self._skip_lm_head else self.lm_head(hidden)
 
@@ -106,7 +89,7 @@ class DiffModel(BaseModel):
         """Draw the first weights of `diff-lab train`: each module's from a stream named by seed and module."""
         if self.config.hf.tie_word_embeddings:
             self.lm_head.weight = self.tok_embeddings.weight
-        named = ((hf_name(name), module) for name, module in self.named_modules() if name.partition(".")[0] in HF_NAMES)
+        named = ((hf_name(name), module) for name, module in self.named_modules() if name)
         draw_weights(self._model[0], self.config.seed, named)
 
 
@@ -118,10 +101,5 @@ class Adapter(StateDictAdapter):
         return {hf_name(name): x for name, x in state_dict.items() if not (tied and name == "lm_head.weight")}
 
     def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
-        found = {}
-        for name, x in hf_state_dict.items():
-            ours, theirs = next(pair for pair in HF_NAMES.items() if name.startswith(f"{pair[1]}."))
-            found[ours + name.removeprefix(theirs)] = x
-        if self.model_config.hf.tie_word_embeddings:
-            found["lm_head.weight"] = found["tok_embeddings.weight"]
-        return found
+        names = {name: name.removeprefix("model.").replace("embed_tokens", "tok_embeddings") for name in hf_state_dict}
+        return {names[name]: x for name, x in hf_state_dict.items()}

@@ -1,15 +1,12 @@
-"""Configures torchtitan's trainer from a recipe, and adds to it what users of `diff-lab train` would miss.
-
-That is a checkpoint when a run is stopped, SHA-256 of checkpoint files, an end when the loss rises, validation, λ of
-each layer in the log, trackers, and a folder that ``from_pretrained`` loads.
-"""
+"""Configures torchtitan's trainer from a recipe, and adds to it what users of `diff-lab train` would miss."""
 
 import hashlib
+import math
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,17 +26,18 @@ from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 
+from diff_lab.data import TextBatches
 from diff_lab.data.batches import IGNORED
-from diff_lab.titan.data import NoTokenizer, RecipeDataLoader, in_one_row
+from diff_lab.titan.data import RecipeDataLoader, RecipeTokenizer, in_one_row
 from diff_lab.titan.model import Adapter, DiffModel
 from diff_lab.train.distributed import all_gather_object, on_rank0, propagate_errors, reshard
-from diff_lab.train.loop import Evaluate, Interrupt, TrainingInterrupted
+from diff_lab.train.loop import Interrupt, TrainingInterrupted
 from diff_lab.train.progress import Tracker, check_trackers
-from diff_lab.train.recipe import Data, MaskedTextData, Recipe, TrainRecipe, build_config
+from diff_lab.train.recipe import Data, MaskedTextData, Recipe, build_config
 from diff_lab.train.step import DivergenceError, SpikeDetector, learning_rate
 from diff_transformer.nn import Lambda
 from diff_transformer.parallel import Context, context_parallel, shard, tensor_parallel
-from diff_transformer.utils.manifest import MANIFEST, digests, why_changed, write_manifest
+from diff_transformer.utils.manifest import MANIFEST, digests, sizes_in, why_changed, write_manifest
 
 # Names of parameters without weight decay: norms, λ and its projection, biases, embeddings.
 UNDECAYED = r"norm\.weight|\.lam\.|lambda_proj|\.bias$|^tok_embeddings"
@@ -53,28 +51,17 @@ def parallelize(
     if parallel_dims.cp_enabled:
         context_parallel(layers)
     if parallel_dims.tp_enabled:
-        tensor_parallel(
-            layers,
-            parallel_dims.get_mesh("tp"),
-            embedding=model.tok_embeddings,
-            norm=model.norm,
-            head=model.lm_head,
-            sequence_parallel=parallelism.enable_sequence_parallel,
-            gather_logits=False,
-        )
+        parts: dict[str, Any] = {"embedding": model.tok_embeddings, "norm": model.norm, "head": model.lm_head}
+        parts |= {"sequence_parallel": parallelism.enable_sequence_parallel, "gather_logits": False}
+        tensor_parallel(layers, parallel_dims.get_mesh("tp"), **parts)
     if ac_config is not None:
         ac_config.build(dump_folder=others["dump_folder"]).apply(model)
     if compile_config.enable and "model" in compile_config.components:
         apply_compile(model, compile_config=compile_config, parallel_dims=parallel_dims)
-    shard(
-        model,
-        layers,
-        parallel_dims.get_mesh(["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]),
-        param_dtype=torch.bfloat16 if model.config.precision == "bf16" else None,
-        reshard_after_forward=get_fsdp_reshard_after_forward_policy(
-            parallelism.fsdp_reshard_after_forward, parallel_dims.pp_enabled
-        ),
-    )
+    mesh = parallel_dims.get_mesh(["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"])
+    dtype = torch.bfloat16 if model.config.precision == "bf16" else None
+    after = get_fsdp_reshard_after_forward_policy(parallelism.fsdp_reshard_after_forward, parallel_dims.pp_enabled)
+    shard(model, layers, mesh, param_dtype=dtype, reshard_after_forward=after)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # the loss is divided by the targets of all ranks
@@ -82,20 +69,14 @@ def parallelize(
     return model
 
 
-class Schedule(LRSchedulersContainer):
-    """The learning rates of a recipe."""
+@dataclass(kw_only=True, slots=True)
+class Schedule(LRSchedulersContainer.Config):
+    """The learning rates of a recipe: a step's, over the highest, as a function of the steps before it."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(LRSchedulersContainer.Config):
-        """The recipe's settings of training."""
+    factor: Any = None
 
-        recipe: Any = None
-
-        def build(self, *, optimizers: Any, training_steps: int) -> "Schedule":
-            train: TrainRecipe = self.recipe
-            return Schedule(
-                optimizers, lambda done: learning_rate(min(done + 1, train.steps), train) / train.learning_rate
-            )
+    def build(self, *, optimizers: Any, training_steps: int) -> LRSchedulersContainer:
+        return LRSchedulersContainer(optimizers, self.factor)
 
 
 class Metrics(MetricsProcessor):
@@ -115,9 +96,7 @@ class Metrics(MetricsProcessor):
         loss = torch.tensor(mean, device=self.device_memory_monitor.device.type)
         dist.all_reduce(loss, dist.ReduceOp.MAX)  # a stage without a loss has a negative number in its place
         if (bad := self.spikes.check(loss.item(), norm)) is not None:
-            raise DivergenceError(
-                f"Stopped at step {step}: {bad}. Losses are looked at every {self.config.log_freq} steps."
-            )
+            raise DivergenceError(f"Stopped at step {step}: {bad}. Losses of every {self.config.log_freq} steps count.")
 
 
 def lambdas_of(part: nn.Module) -> Iterator[tuple[str, float]]:
@@ -140,67 +119,31 @@ class CheckedCheckpoints(CheckpointManager):
         complete = Path(folder or self.folder).glob(f"step-*/{MANIFEST}")
         return max((int(file.parent.name.removeprefix("step-")) for file in complete), default=-1)
 
-    unchecked: Path | None = None  # a checkpoint that may be on its way to the disk
+    def dcp_save(self, state_dict: dict[str, Any], checkpoint_id: str, to_hf: bool = False, **how: Any) -> Any:
+        saving = super().dcp_save(state_dict, checkpoint_id, to_hf=to_hf, **how)
+        folder, trainer = Path(checkpoint_id), self.states["train_state"]
 
-    def _save(self, curr_step: int, last_step: bool = False) -> bool:
-        is_saved = super()._save(curr_step, last_step)
-        if is_saved:
-            self.unchecked = Path(self._create_checkpoint_id(curr_step))
-            if self.save_future is None:
-                self._write_digests()
-        return is_saved
+        def complete(done: Any = None) -> None:
+            if done is None or done.exception() is None:
+                write_manifest(folder, digests(folder, sizes_in(folder)))
 
-    def _wait_for_saving(self) -> None:
-        super()._wait_for_saving()
-        self._write_digests()
-
-    def _write_digests(self) -> None:
-        folder, self.unchecked = self.unchecked, None
-        dist.barrier()
-        if folder is not None and dist.get_rank() == 0:
-            names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
-            write_manifest(folder, digests(folder, names))
-        dist.barrier()
+        # The first rank has saved when all have.
+        if dist.get_rank() == 0 and to_hf:
+            shutil.rmtree(folder / "sharded", ignore_errors=True)  # the same weights, as the ranks had them
+            trainer.model_config.hf.architectures = ["DiffTransformerForCausalLM"]
+            for part in filter(None, (trainer.model_config.hf, trainer.tokenizer)):
+                part.save_pretrained(folder)
+        elif dist.get_rank() == 0 and isinstance(saved := getattr(saving, "upload_completion", saving), Future):
+            saved.add_done_callback(complete)
+        elif dist.get_rank() == 0:
+            complete()
+        return saving
 
     def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
-        folder = Path(checkpoint_id)
-        if not from_hf and folder.parent != Path(self.folder):
-            raise ValueError(
-                f"--checkpoint.initial-load-path {checkpoint_id!r} is no checkpoint of this run, and torchtitan would "
-                "unpickle it: a model in safetensors is loaded with --checkpoint.initial-load-in-hf."
-            )
-        changed = None if from_hf else on_rank0(lambda: why_changed(folder))
+        changed = None if from_hf else on_rank0(lambda: why_changed(Path(checkpoint_id)))
         if changed is not None:
             raise ValueError(f"The checkpoint {checkpoint_id!r} is damaged: {changed}.")
         super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
-
-    def _close(self) -> None:
-        self.maybe_wait_for_saving()
-        super()._close()
-
-
-class Spread:
-    """The model of all ranks, for a callback that asks a model of transformers for the summed loss of rows of text."""
-
-    def __init__(self, trainer: "DiffTrainer") -> None:
-        self.trainer, self.config = trainer, trainer.model_config.hf
-        self.parameters = trainer.model_parts[0].parameters
-
-    def __call__(self, **row: Any) -> SimpleNamespace:
-        """Give each data-parallel rank its rows, as many at a time as in training, and add up their losses."""
-        trainer, data = self.trainer, self.trainer.dataloader
-        names = ("input_ids", "labels", "position_ids")
-        batch = {name: row[name].view(-1, trainer.config.training.seq_len) for name in names if name in row}
-        count, total = len(batch["labels"]), torch.zeros((), device=trainer.device)
-        own = data.at_once * trainer.num_pipeline_parallel_microbatches
-        for start in range(0, count, own * data.ranks):
-            rows = torch.arange(own) + start + own * data.rank
-            part = {name: x[rows.clamp(max=count - 1)] for name, x in batch.items()}
-            part["labels"][rows >= count] = IGNORED  # as all ranks take part in every message
-            parts = (slice(first, first + data.at_once) for first in range(0, own, data.at_once))
-            total += trainer.loss_of([in_one_row({name: x[each] for name, x in part.items()}) for each in parts])
-        dist.all_reduce(total)
-        return SimpleNamespace(loss=total / trainer.parallel_dims.tp)  # whose ranks have the same loss each
 
 
 class DiffTrainer(Trainer):
@@ -208,13 +151,9 @@ class DiffTrainer(Trainer):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
-        """The recipe, the tokenizer that goes into the exported folder, if there is one, and what validates."""
+        """The recipe."""
 
         recipe: Any = None
-        tokenizer_to_save: Any = None
-        on_evaluate: Evaluate | None = None
-
-    ntokens_seen: int
 
     def __init__(self, config: "DiffTrainer.Config") -> None:
         super().__init__(config)
@@ -223,41 +162,58 @@ class DiffTrainer(Trainer):
         with propagate_errors():
             for library in recipe.train.trackers if isinstance(logger, LoggerContainer) else ():  # on one rank
                 begun = min(path.name for path in (folder / config.metrics.save_tb_folder).iterdir())
-                settings = recipe.model_dump(mode="json")
-                logger.add_logger(Tracker(library, f"{folder.name}-{begun}", folder, settings))
+                logger.add_logger(Tracker(library, f"{folder.name}-{begun}", folder, recipe.model_dump(mode="json")))
 
     def train(self) -> None:
         with Interrupt() as self.interrupt:
             super().train()
-        if self.step < self.config.training.steps:
-            raise TrainingInterrupted(f"Stopped after step {self.step}, with a checkpoint: the same command resumes.")
 
     def should_continue_training(self) -> bool:
         stops = torch.tensor(float(self.interrupt.requested), device=self.device)
         dist.all_reduce(stops, dist.ReduceOp.MAX)
-        if not stops or self.step == self.config.training.steps:
-            return super().should_continue_training()
-        self.checkpointer.interval = max(1, self.step)  # whatever the interval was, this step is saved
-        self.checkpointer.save(self.step)
-        return False
+        if stops and self.step < self.config.training.steps:
+            self.checkpointer.interval = 1  # whatever it was, this step is saved
+            self.checkpointer.save(self.step)
+            raise TrainingInterrupted(f"Stopped after step {self.step}, with a checkpoint: the same command resumes.")
+        return super().should_continue_training()
 
     def train_step(self, data_iterator: Any) -> None:
         # Dropout's random numbers, too, are a function of the step: a resumed run draws the same.
         stream = f"{self.config.debug.seed}/{self.step}/{dist.get_rank()}".encode()
         torch.manual_seed(int.from_bytes(hashlib.sha256(stream).digest()[:8], "big", signed=True))
+        data, step, train = self.dataloader, self.step, self.config.recipe.train
+        data.step = step
+        self.ntokens_seen += len(data.own) * self.config.training.seq_len // self.parallel_dims.cp
         super().train_step(data_iterator)
-        every, last = self.config.recipe.train.evaluate_every, self.config.training.steps
-        if self.config.on_evaluate is not None and (self.step == last or (every and self.step % every == 0)):
-            seen = self.ntokens_seen
+        is_due = step == train.steps or (train.evaluate_every is not None and step % train.evaluate_every == 0)
+        if is_due and isinstance(data.batches, TextBatches):
             for part in self.model_parts:
                 part.eval()
-            with torch.no_grad():
-                results = self.config.on_evaluate(Spread(self), self.step)
+            results = self.validate(data.batches)
             for part in self.model_parts:
                 reshard(part)
                 part.train()
-            self.ntokens_seen = seen
-            self.metrics_processor.log_validation(results["validation/loss"], self.step, results)
+            self.metrics_processor.log_validation(results["validation/loss"], step, results)
+
+    @torch.no_grad()
+    def validate(self, text: TextBatches) -> dict[str, float]:
+        """Measure loss and bits per byte: each data-parallel rank has some rows, as many at a time as in training."""
+        data, targets, nats = self.dataloader, 0, torch.zeros((), dtype=torch.float64, device=self.device)
+        own = data.at_once * self.num_pipeline_parallel_microbatches
+        for batch in text.validation_batches():
+            batch = {name: x.to(self.device) for name, x in batch.items()}
+            count = len(batch["labels"])
+            targets += int((batch["labels"][:, 1:] != IGNORED).sum())
+            for start in range(0, count, own * data.ranks):
+                rows = torch.arange(own) + start + own * data.rank
+                part = {name: x[rows.clamp(max=count - 1)] for name, x in batch.items()}
+                part["labels"][rows >= count] = IGNORED  # as all ranks take part in every message
+                parts = (slice(first, first + data.at_once) for first in range(0, own, data.at_once))
+                nats += self.loss_of([in_one_row({name: x[each] for name, x in part.items()}) for each in parts])
+        dist.all_reduce(nats)
+        total = nats.item() / self.parallel_dims.tp  # whose ranks have the same loss each
+        by_byte = total / math.log(2) / text.validation_bytes
+        return {"validation/loss": total / targets, "validation/bits_per_byte": by_byte}
 
     def loss_of(self, microbatches: list[tuple[dict[str, Any], Tensor]]) -> Tensor:
         """Add up a rank's losses, without gradients: as many parts as the pipeline takes at once, or one."""
@@ -274,32 +230,22 @@ class DiffTrainer(Trainer):
         )
         return sum(losses, torch.zeros((), device=self.device))
 
-    def post_dataloading_process(
-        self, input_dict: dict[str, Any], labels: Tensor
-    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def post_dataloading_process(self, input_dict: dict[str, Any], labels: Tensor) -> tuple[Any, ...]:
         """Return this rank's tokens, labels, and the model's other arguments."""
-        tokens, positions = input_dict["input"], input_dict["positions"]
-        more = {"positions": positions, "cu_seqlens": input_dict["cu_seqlens"]}
+        tokens, positions, documents = (input_dict[name] for name in ("input", "positions", "documents"))
+        more = {"positions": positions, "cu_seqlens": torch.tensor(documents, dtype=torch.int32, device=self.device)}
         if self.parallel_dims.cp_enabled:
-            context = Context(self.parallel_dims.get_mesh("cp"), tokens.shape[1], input_dict["documents"], self.device)
+            context = Context(self.parallel_dims.get_mesh("cp"), tokens.shape[1], documents, self.device)
             tokens, labels = context.own(tokens), context.own(labels)
             more = {"positions": context.own(positions), "context": context}
-        self.ntokens_seen += labels.numel()
         return tokens, labels, more
 
     def close(self) -> None:
+        self.checkpointer.maybe_wait_for_saving()
         super().close()
-        settings = self.config.checkpoint
-        folder = Path(self.config.dump_folder, settings.folder, f"step-{self.config.training.steps}")
-        if settings.last_save_in_hf and folder.is_dir() and dist.get_rank() == 0:
-            shutil.rmtree(folder / "sharded", ignore_errors=True)  # the same weights, as the ranks had them
-            self.model_config.hf.architectures = ["DiffTransformerForCausalLM"]
-            self.model_config.hf.save_pretrained(folder)
-            if self.config.tokenizer_to_save is not None:
-                self.config.tokenizer_to_save.save_pretrained(folder)
 
 
-def trainer_config(recipe: Recipe, data: Data, folder: Path, on_evaluate: Evaluate | None = None) -> DiffTrainer.Config:
+def trainer_config(recipe: Recipe, data: Data, folder: Path) -> DiffTrainer.Config:
     """Return torchtitan's configuration of a recipe, which its flags may change.
 
     Raises:
@@ -308,7 +254,7 @@ def trainer_config(recipe: Recipe, data: Data, folder: Path, on_evaluate: Evalua
     train = recipe.train
     check_trackers(train.trackers)
     ignored = {
-        "train.optimizer=muon": train.optimizer == "muon",
+        f"train.optimizer={train.optimizer}": train.optimizer != "adamw",
         "train.precision=fp16": train.precision == "fp16",
         f"train.device={train.device}": train.device != "auto",
         "train.parallel=ddp": train.parallel == "ddp",
@@ -322,12 +268,14 @@ def trainer_config(recipe: Recipe, data: Data, folder: Path, on_evaluate: Evalua
     hf = build_config(recipe, data.batches.vocab_size, data.tokenizer)
     hf._attn_implementation = "diff_attention"
     adamw = {"lr": train.learning_rate, "betas": tuple(train.betas), "eps": train.eps}
-    undecayed = UNDECAYED + ("|^lm_head" if hf.tie_word_embeddings else "")
-    decays = {undecayed: 0.0, ".*": train.weight_decay}
     groups = [
         ParamGroupConfig(pattern=pattern, optimizer_name="AdamW", optimizer_kwargs={**adamw, "weight_decay": decay})
-        for pattern, decay in decays.items()
+        for pattern, decay in ((UNDECAYED, 0.0), (".*", train.weight_decay))
     ]
+
+    def factor(done: int) -> float:
+        return learning_rate(min(done + 1, train.steps), train) / train.learning_rate
+
     loss = CrossEntropyLoss.Config(global_vocab_size=hf.vocab_size)
     return DiffTrainer.Config(
         model_spec=ModelSpec(
@@ -342,15 +290,11 @@ def trainer_config(recipe: Recipe, data: Data, folder: Path, on_evaluate: Evalua
         hf_assets_path=str(folder),
         dump_folder=str(folder),
         loss=ChunkedLossWrapper.Config(loss_fn=loss),  # the logits of a large vocabulary are never all in memory
-        tokenizer=NoTokenizer.Config(),
+        tokenizer=RecipeTokenizer(tokenizer=data.tokenizer),
         recipe=recipe,
-        tokenizer_to_save=data.tokenizer,
-        on_evaluate=on_evaluate,
         dataloader=RecipeDataLoader.Config(batches=data.batches, rows=recipe.data.batch_size),
-        optimizer=OptimizersContainer.Config(
-            param_groups=groups, implementation="fused" if torch.cuda.is_available() else "for-loop"
-        ),
-        lr_scheduler=Schedule.Config(recipe=train, warmup_steps=train.warmup_steps),
+        optimizer=OptimizersContainer.Config(param_groups=groups),
+        lr_scheduler=Schedule(factor=factor, warmup_steps=train.warmup_steps),
         training=TrainingConfig(
             local_batch_size=1,
             global_batch_size=recipe.data.batch_size,
@@ -358,7 +302,6 @@ def trainer_config(recipe: Recipe, data: Data, folder: Path, on_evaluate: Evalua
             max_norm=train.max_grad_norm or float("inf"),
             steps=train.steps,
             disable_cuda_graphs=True,
-            mixed_precision_param="float32",  # the model's own autocast
         ),
         parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
         metrics=Metrics.Config(log_freq=train.log_every, enable_tensorboard=True, disable_color_printing=True),
@@ -366,7 +309,6 @@ def trainer_config(recipe: Recipe, data: Data, folder: Path, on_evaluate: Evalua
             enable=True,
             interval=train.checkpoint_every or train.steps,
             last_save_in_hf=True,
-            last_save_model_only=True,
             keep_latest_k=max(2, train.keep_checkpoints),
         ),
         activation_checkpoint=FullAC.Config() if train.gradient_checkpointing else None,

@@ -10,20 +10,25 @@ from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import astuple, dataclass, field
 from typing import Any
+from unittest.mock import patch
+from weakref import finalize
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from diff_lab.train.distributed import DistributedContext
 from diff_lab.train.recipe import Recipe, build_config
 from diff_lab.train.step import build_optimizers, enable_checkpointing
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
 from diff_transformer.model.chunked_loss import chunk_tokens
-from diff_transformer.parallel import Context, Memory, Messages, context_parallel, one_rank_of, shard, tensor_parallel
+from diff_transformer.parallel import Context, Messages, context_parallel, one_rank_of, shard, tensor_parallel
 
 GIB = 1 << 30
 CPU = "cpu"
@@ -31,6 +36,7 @@ CPU = "cpu"
 # that the allocator's gaps leave over.
 CONTEXT, USABLE = 1.5 * GIB, 0.95
 MACHINE = 8  # GPUs
+_RESIZE = torch.UntypedStorage.resize_
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,37 @@ class Counted:
         return self.weights + self.gradients + self.optimizer + self.activations
 
 
+class Memory(TorchDispatchMode):
+    """Counts the bytes of the tensors that are made in its block while they live: `now`, and at the `peak`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if DTensor in types:
+            return NotImplemented  # it comes again with the rank's own tensors
+        result = func(*args, **(kwargs or {}))
+        for storage in (x.untyped_storage() for x in tree_leaves(result) if isinstance(x, torch.Tensor)):
+            if id(storage) not in self._sizes:
+                finalize(storage, self._set, id(storage), None)
+                self._set(id(storage), storage.nbytes())
+        return result
+
+    def resize(self, storage: torch.UntypedStorage, size: int) -> Any:
+        """Resize a storage, as FSDP2 does to free and to gather weights, which torch dispatches to nobody."""
+        if id(storage) in self._sizes:
+            self._set(id(storage), size)
+        return _RESIZE(storage, size)
+
+    def _set(self, key: int, size: int | None) -> None:
+        self.now += (size or 0) - self._sizes.pop(key, 0)
+        self.peak = max(self.peak, self.now)
+        if size is not None:
+            self._sizes[key] = size
+
+
 def count(
     recipe: Recipe,
     config: DiffTransformerConfig,
@@ -157,6 +194,7 @@ def count(
             over = mesh["replicas", "own"] if replicas > 1 else mesh["own"]
             shard(model, layers, over, param_dtype=torch.bfloat16 if half else None)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(patch.object(torch.UntypedStorage, "resize_", lambda *given: memory.resize(*given)))
         stack.enter_context(memory)
         model.to_empty(device="cpu")
         model.tie_weights()
@@ -166,9 +204,9 @@ def count(
         gradients = memory.now - weights
         for optimizer in optimizers:
             optimizer.step()
-        held = (weights, gradients, memory.now - weights - gradients)
-        if limit is not None and memory.now > limit:
-            return Counted(layout, micro_batch, checkpointing, *held)
+        own = (weights, gradients, memory.now - weights - gradients)
+        if limit is not None and sum(own) > limit:
+            return Counted(layout, micro_batch, checkpointing, *own)
         if replicas * shards * micro_batch == recipe.data.batch_size:  # the first pass of a step finds no gradients
             model.zero_grad()
         tokens = torch.zeros(micro_batch, length // context, dtype=torch.long)
@@ -187,7 +225,7 @@ def count(
             for parameter in parameters:
                 dist.all_reduce(parameter.grad)
     sent = {f"{key[0]} of {key[1]}": (number, messages.bytes[key]) for key, number in messages.count.items()}
-    return Counted(layout, micro_batch, checkpointing, *held, memory.peak - sum(held), sent)
+    return Counted(layout, micro_batch, checkpointing, *own, memory.peak - sum(own), sent)
 
 
 def layouts(gpus: int, recipe: Recipe) -> Iterator[Layout]:

@@ -35,11 +35,12 @@ from diff_transformer.ops.triton.tiles import (
 
 @triton.jit(do_not_specialize=COUNTS)
 def rows_kernel(
-    grad_out, plain, a2_v, lam, norm_weight, log_sums, inverse_norms,
-    grad_plain, row_sums, grad_lam, grad_weight, grad_noise, noise_sums,
+    grad_out, plain, a2_v, a1_v, lam, signal, norm_weight, log_sums, inverse_norms,
+    grad_plain, row_sums, grad_lam, grad_signal, grad_weight, grad_noise, noise_sums,
     heads, n, norm_factor,
     grad_batch, grad_head, grad_row, out_batch, out_head, out_row, lam_batch, lam_head, lam_row,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, QUERIES: tl.constexpr, HAS_NORM: tl.constexpr, RATIO: tl.constexpr,
+    HAS_SIGNAL: tl.constexpr,
 ):  # fmt: skip
     """Go back through the norm: ``grad_plain``, this block's part of ``grad_weight`` (programs, DV), and the row sums.
 
@@ -79,8 +80,15 @@ def rows_kernel(
             grad = grad.to(grad_plain.dtype.element_ty).to(tl.float32)  # what the other kernels will read
         lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
         sum2 = tl.sum(grad * tl.where(seen[:, None], rows_a2, 0.0), 1)
-        sum1 = tl.sum(grad * rows, 1) + lambdas * sum2
+        if HAS_SIGNAL:
+            rows_a1 = load_tile(a1_v + offset, first, n, out_row, QUERIES, DV, BLOCK_DV, True).to(tl.float32)
+            sum1 = tl.sum(grad * tl.where(seen[:, None], rows_a1, 0.0), 1)
+            store_vector(grad_signal + row * n, first, n, sum1, QUERIES)
+            sum1 *= load_vector(signal + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
+        else:
+            sum1 = tl.sum(grad * rows, 1) + lambdas * sum2
         store_vector(grad_lam + row * n, first, n, -sum2, QUERIES)
+        sum2 = -lambdas * sum2 if HAS_SIGNAL else sum2
         if RATIO == 1:
             store_vector(row_sums + row * 2 * n, first, n, sum1, QUERIES)
             store_vector(row_sums + (row * 2 + 1) * n, first, n, sum2, QUERIES)
@@ -95,7 +103,7 @@ def rows_kernel(
 
 @triton.jit(do_not_specialize=COUNTS)
 def keys_kernel(
-    grad_out, q, k, v, lam, mask, segment_bounds, log_sums, row_sums, grad_k, grad_v,
+    grad_out, q, k, v, lam, signal, mask, segment_bounds, log_sums, row_sums, grad_k, grad_v,
     heads, heads_per_key, n, s, scale, window,
     grad_batch, grad_head, grad_row,
     grad_k_batch, grad_k_head, grad_k_map, grad_k_row, grad_v_batch, grad_v_head, grad_v_row,
@@ -106,6 +114,7 @@ def keys_kernel(
     OF_KEYS: tl.constexpr, OF_VALUES: tl.constexpr, RAGGED: tl.constexpr,
     IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, PRECISION: tl.constexpr, MAPS: tl.constexpr, RATIO: tl.constexpr,
+    HAS_SIGNAL: tl.constexpr,
 ):  # fmt: skip
     """Compute dK (B, H_kv, 2 or 1, S, D) and dV (B, H_kv, S, DV) of a block of keys of one key head, over all queries.
 
@@ -148,14 +157,14 @@ def keys_kernel(
     q += batch * q_batch + head // RATIO * q_head  # a key head's heads are whole groups
     grad_out += batch * grad_batch + head * grad_head
     first_row = (batch * heads + head) * MAPS * n
-    lam += batch * lam_batch + head * lam_head
+    first_lam = batch * lam_batch + head * lam_head
     # One loop over heads and blocks, which compares positions everywhere: the sums leave no registers for a second one.
     for i in range(heads_per_key * count):
         group = i // count
         start = begin + (i - group * count) * QUERIES
         group64 = tl.cast(group, tl.int64)
         group_q = q + group64 // RATIO * q_head + group64 % RATIO * q_map
-        group_grad, group_lam = grad_out + group64 * grad_head, lam + group64 * lam_head
+        group_grad, group_lam = grad_out + group64 * grad_head, first_lam + group64 * lam_head
         row = first_row + group64 * MAPS * n
         group_mask = 0  # not read
         if MASK != 0:
@@ -172,11 +181,14 @@ def keys_kernel(
             residue1 = load_vector(residues + row, start, n, 1, QUERIES)[None, :]
         log_sum1 = load_vector(log_sums + row, start, n, 1, QUERIES)[None, :]
         weights1 = weights_of(scores1, log_sum1, residue1, MASK)
+        if HAS_SIGNAL:
+            signals = load_vector(signal + group_lam, start, n, lam_row, QUERIES)[None, :]
         if OF_KEYS:  # as soon as it can be: what is finished holds no registers
-            grad_scores1 = weights1 * (grad_weights - load_vector(row_sums + row, start, n, 1, QUERIES)[None, :])
+            grad_weights1 = grad_weights * signals if HAS_SIGNAL else grad_weights
+            grad_scores1 = weights1 * (grad_weights1 - load_vector(row_sums + row, start, n, 1, QUERIES)[None, :])
             grad_scores1 = grad_scores1.to(query1.dtype)
             grad_k1 = tl.dot(grad_scores1, query1, grad_k1, input_precision=PRECISION)
-        weights = weights1
+        weights = weights1 * signals if HAS_SIGNAL else weights1
         if MAPS == 2:
             query2 = load_tile(group_q + q_map, start, n, q_row, QUERIES, D, BLOCK_D, RAGGED)
             scores2 = scores_of(key2, query2, queries, queries, keys, view, MASK, BY_QUERY, True, PRECISION)
@@ -185,13 +197,18 @@ def keys_kernel(
                 residue2 = load_vector(residues + row + n, start, n, 1, QUERIES)[None, :]
             log_sum2 = load_vector(log_sums + row + n, start, n, 1, QUERIES)[None, :]
             weights2 = weights_of(scores2, log_sum2, residue2, MASK)
-            weights2 *= load_vector(group_lam, start, n, lam_row, QUERIES)[None, :]
-            weights = weights1 - weights2
+            lambdas = load_vector(lam + group_lam, start, n, lam_row, QUERIES)[None, :]
+            weighted2 = weights2 * lambdas
+            weights -= weighted2
         if OF_VALUES:
             weights = narrowed(weights, grad.dtype)
             grad_values = tl.dot(weights, grad, grad_values, input_precision=PRECISION)
         if OF_KEYS and MAPS == 2:
-            grad_scores2 = weights2 * (load_vector(row_sums + row + n, start, n, 1, QUERIES)[None, :] - grad_weights)
+            row_sum2 = load_vector(row_sums + row + n, start, n, 1, QUERIES)[None, :]
+            if HAS_SIGNAL:
+                grad_scores2 = weights2 * (-lambdas * grad_weights - row_sum2)
+            else:
+                grad_scores2 = weighted2 * (row_sum2 - grad_weights)
             grad_scores2 = grad_scores2.to(query2.dtype)
             if SHARED:
                 grad_k1 = tl.dot(grad_scores2, query2, grad_k1, input_precision=PRECISION)
@@ -216,10 +233,13 @@ def _over_keys(
     state, sums, inputs, ranges, view, queries, s, k_row, v_row,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr, MAPS: tl.constexpr,
+    HAS_SIGNAL: tl.constexpr,
 ):  # fmt: skip
-    """Add blocks of keys into dQ of a block of queries, without scale and −λ, which are one to a row."""
+    """Add blocks of keys into dQ of a block of queries, without scale and, if λ is the only weight, without −λ: these
+    are one to a row.
+    """
     grad_q1, grad_q2 = state
-    log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2 = sums
+    log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2, signals, lambdas = sums
     query1, query2, grad, keys1, keys2, values = inputs
     CLEAN: tl.constexpr = EDGE or MASK != 0  # elsewhere all queries of the block see a NaN
     first, last = steps_of(ranges, KEYS, EDGE)
@@ -231,13 +251,15 @@ def _over_keys(
         key1 = load_tile(keys1, start, s, k_row, KEYS, D, BLOCK_D, EDGE, CLEAN)
         scores1 = scores_of(query1, key1, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
         weights1 = weights_of(scores1, log_sum1[:, None], residue1[:, None], MASK)
-        grad_scores1 = weights1 * (grad_weights - row_sum1[:, None])
+        grad_weights1 = grad_weights * signals[:, None] if HAS_SIGNAL else grad_weights
+        grad_scores1 = weights1 * (grad_weights1 - row_sum1[:, None])
         grad_q1 = tl.dot(grad_scores1.to(key1.dtype), key1, grad_q1, input_precision=PRECISION)
         if MAPS == 2:
             key2 = load_tile(keys2, start, s, k_row, KEYS, D, BLOCK_D, EDGE, CLEAN)
             scores2 = scores_of(query2, key2, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
             weights2 = weights_of(scores2, log_sum2[:, None], residue2[:, None], MASK)
-            grad_scores2 = weights2 * (grad_weights - row_sum2[:, None])
+            grad_weights2 = grad_weights * -lambdas[:, None] if HAS_SIGNAL else grad_weights
+            grad_scores2 = weights2 * (grad_weights2 - row_sum2[:, None])
             grad_q2 = tl.dot(grad_scores2.to(key2.dtype), key2, grad_q2, input_precision=PRECISION)
     return grad_q1, grad_q2
 
@@ -245,7 +267,7 @@ def _over_keys(
 # But N, whose alignment saves registers: dQ of wide heads spills on Hopper without.
 @triton.jit(do_not_specialize=[name for name in COUNTS if name != "n"])
 def queries_kernel(
-    grad_out, q, k, v, lam, mask, segment_bounds, log_sums, row_sums, grad_q,
+    grad_out, q, k, v, lam, signal, mask, segment_bounds, log_sums, row_sums, grad_q,
     heads, heads_per_key, n, s, scale, window,
     grad_batch, grad_head, grad_row, grad_q_batch, grad_q_head, grad_q_map, grad_q_row,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
@@ -253,7 +275,7 @@ def queries_kernel(
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, EDGE_KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr,
-    PRECISION: tl.constexpr, MAPS: tl.constexpr, RATIO: tl.constexpr,
+    PRECISION: tl.constexpr, MAPS: tl.constexpr, RATIO: tl.constexpr, HAS_SIGNAL: tl.constexpr,
 ):  # fmt: skip
     """Compute dQ (B, H, 2, N, D) of a block of queries of one head. MAPS and RATIO as of :func:`keys_kernel`."""
     batch, head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
@@ -297,21 +319,25 @@ def queries_kernel(
     if MASK != 0:
         mask += batch * mask_batch + head * mask_head
     state = (tl.zeros((QUERIES, BLOCK_D), tl.float32), tl.zeros((QUERIES, BLOCK_D), tl.float32))
-    sums = (log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2)
+    signals, lambdas = row_sum1, row_sum1
+    if HAS_SIGNAL:
+        signals = load_vector(signal + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
+        lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
+    sums = (log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2, signals, lambdas)
     inputs = (query1, query2, grad, keys1, keys2, values)
     view = (scale * LOG2_E, low, high, mask, n, mask_count, mask_query, mask_key)
     state = _over_keys(
         state, sums, inputs, ranges, view, queries, s, k_row, v_row,
-        D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION, MAPS,
+        D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION, MAPS, HAS_SIGNAL,
     )  # fmt: skip
     grad_q1, grad_q2 = _over_keys(
         state, sums, inputs, ranges, view, queries, s, k_row, v_row,
-        D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION, MAPS,
+        D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION, MAPS, HAS_SIGNAL,
     )  # fmt: skip
     seen = log_sum1[:, None] < float("inf")  # what else the sums hold comes from a NaN in K or V
     grad_q += batch * grad_q_batch + in_grad_q
     store_tile(grad_q, first, n, grad_q_row, tl.where(seen, grad_q1 * scale, 0.0), QUERIES, D, BLOCK_D)
     if MAPS == 2:
         lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)[:, None]
-        grad_q2 = tl.where(seen, grad_q2 * (-scale * lambdas), 0.0)
+        grad_q2 = tl.where(seen, grad_q2 * (scale if HAS_SIGNAL else -scale * lambdas), 0.0)
         store_tile(grad_q + grad_q_map, first, n, grad_q_row, grad_q2, QUERIES, D, BLOCK_D)

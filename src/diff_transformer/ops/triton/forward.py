@@ -100,10 +100,10 @@ def _online_softmax(
 def _second_pass(
     total, sums, inputs, ranges, view, queries, s, key_stride, value_stride,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
-    MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+    MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr, HAS_SIGNAL: tl.constexpr,
 ):  # fmt: skip
-    """Add (P1 − λP2) V over blocks of keys to ``total``, with the factor of :func:`narrowed`."""
-    log_sum1, log_sum2, residue1, residue2, lam = sums
+    """Add (w P1 − λP2) V over blocks of keys to ``total``, with the factor of :func:`narrowed`."""
+    log_sum1, log_sum2, residue1, residue2, lam, signals = sums
     query1, query2, keys1, keys2, values = inputs
     first, last = steps_of(ranges, KEYS, EDGE)
     for i in range(first, last):
@@ -112,6 +112,8 @@ def _second_pass(
         key1 = load_tile(keys1, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
         scores1 = scores_of(query1, key1, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
         weights = weights_of(scores1, log_sum1[:, None], residue1[:, None], MASK)
+        if HAS_SIGNAL:
+            weights *= signals[:, None]
         key2 = load_tile(keys2, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
         scores2 = scores_of(query2, key2, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
         weights -= lam[:, None] * weights_of(scores2, log_sum2[:, None], residue2[:, None], MASK)
@@ -151,8 +153,8 @@ def normalised(rows, weight, eps, factor, DV: tl.constexpr, BLOCK_DV: tl.constex
 
 @triton.jit(do_not_specialize=COUNTS)
 def forward_kernel(
-    q, k, v, lam, mask, segment_bounds, norm_weight,
-    out, plain, a2_v, log_sums, inverse_norms,
+    q, k, v, lam, signal, mask, segment_bounds, norm_weight,
+    out, plain, a2_v, log_sums, inverse_norms, a1_v,
     heads, heads_per_key, n, s, scale, window, norm_eps, norm_factor,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
     lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key, mask_count,
@@ -161,12 +163,12 @@ def forward_kernel(
     QUERIES: tl.constexpr, KEYS: tl.constexpr, EDGE_KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr,
     HAS_NORM: tl.constexpr, SAVE: tl.constexpr, TWO_PASSES: tl.constexpr, PRECISION: tl.constexpr,
-    MAPS: tl.constexpr, RATIO: tl.constexpr, SUBTRACTS: tl.constexpr,
+    MAPS: tl.constexpr, RATIO: tl.constexpr, SUBTRACTS: tl.constexpr, HAS_SIGNAL: tl.constexpr,
 ):  # fmt: skip
     """Attend with a block of queries of one head.
 
-    SAVE: write for the backward both log-sums, A2·V (``a2_v``) and with a norm the output before it (``plain``) and its
-    divisor. ``out``, ``plain`` and ``a2_v`` share their strides.
+    SAVE: write for the backward both log-sums, A2·V (``a2_v``), with a norm the output before it (``plain``) and its
+    divisor, and with a signal's weight A1·V (``a1_v``). ``out`` and these share their strides, as do both weights.
 
     With MAPS of 1 only the first map is computed. RATIO heads are side by side on the axis of maps of q. With SUBTRACTS
     they share the A2·V in ``a2_v`` (B, heads / RATIO, N, DV), which is read, contiguous. Of a log-sum there is one.
@@ -216,25 +218,35 @@ def forward_kernel(
     )  # fmt: skip
     log_sum1, residue1 = log_sum(max1, total1)
     log_sum2, residue2 = log_sum(max2, total2)
+    signals = lambdas  # not read
+    if HAS_SIGNAL:  # not before the loops: it would hold registers
+        signals = load_vector(signal + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
     if TWO_PASSES:
-        sums = (log_sum1, log_sum2, residue1, residue2, lambdas)
+        sums = (log_sum1, log_sum2, residue1, residue2, lambdas, signals)
         sum1 = _second_pass(
             sum1, sums, inputs, ranges, view, queries, s, k_row, v_row,
-            D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION,
+            D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION, HAS_SIGNAL,
         )  # fmt: skip
         difference = _second_pass(
             sum1, sums, inputs, ranges, view, queries, s, k_row, v_row,
-            D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
+            D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION, HAS_SIGNAL,
         )  # fmt: skip
         difference = widened(difference, v.dtype.element_ty)
-    elif MAPS == 1:
-        difference = sum1 * inverse(total1)[:, None]
+    else:
+        if MAPS == 2:
+            sum2 *= inverse(total2)[:, None]
+        sum1 *= inverse(total1)[:, None]
+        if HAS_SIGNAL:
+            if SAVE:
+                a1_v += batch * out_batch + head * out_head
+                store_tile(a1_v, first, n, out_row, sum1, QUERIES, DV, BLOCK_DV)
+            sum1 *= signals[:, None]
+        difference = sum1
+        if MAPS == 2:
+            difference -= lambdas[:, None] * sum2
         if SUBTRACTS:
             a2_v += (batch * (heads // RATIO) + head // RATIO) * n * DV
             difference -= lambdas[:, None] * load_tile(a2_v, first, n, DV, QUERIES, DV, BLOCK_DV, True)
-    else:
-        sum2 *= inverse(total2)[:, None]
-        difference = sum1 * inverse(total1)[:, None] - lambdas[:, None] * sum2
 
     offset = batch * out_batch + head * out_head
     if SAVE:
@@ -410,34 +422,42 @@ def parts_kernel(
 
 @triton.jit
 def _all_parts(tops, totals, parts, stride, PARTS: tl.constexpr):
-    """Return the highest score of all parts (0 if a row sees nothing), and 1 over the sum of all weights below it."""
+    """Return the highest score of all parts (0 if a row sees none), the sum of all weights below it, and 1 over it."""
     part = tl.arange(0, PARTS)
     top = tl.load(tops + part * stride, mask=part < parts, other=float("-inf"))
     total = tl.load(totals + part * stride, mask=part < parts, other=0.0)
     highest = tl.max(top, 0)
     highest = tl.where(highest == float("-inf"), 0.0, highest)
     all_totals = tl.sum(tl.exp2(top - highest) * total, 0)
-    return highest, inverse(all_totals)
+    return highest, all_totals, inverse(all_totals)
 
 
-@triton.jit(do_not_specialize=[*COUNTS, "rows", "parts"])
+@triton.jit(do_not_specialize=[*COUNTS, "rows", "parts", "noise_log_sums"])
 def combine_kernel(
-    tops, totals, sums, lam, norm_weight, out,
+    tops, totals, sums, lam, signal, norm_weight, out, log_sums, noise_log_sums,
     key_heads, heads_per_key, n, rows, parts, norm_eps, norm_factor,
     lam_batch, lam_head, lam_row, out_batch, out_head, out_row,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
-    HAS_NORM: tl.constexpr, RATIO: tl.constexpr,
+    HAS_NORM: tl.constexpr, RATIO: tl.constexpr, MAPS: tl.constexpr, HAS_SIGNAL: tl.constexpr, LOG_SUMS: tl.constexpr,
 ):  # fmt: skip
-    """Combine the parts' sums of row ``program_id(0)`` of one key head into one output."""
+    """Combine the parts' sums of row ``program_id(0)`` of one key head into one output. LOG_SUMS: store these, too."""
     batch, key_head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
     row = tl.program_id(0)
     head, query = key_head * heads_per_key + row // n, row % n
     all_rows = rows + rows // RATIO  # of a part: the signal heads' and behind them the noise maps'
     offset1 = (batch * key_heads + key_head) * parts * all_rows + row
     offset2 = offset1 - row + rows + row // n // RATIO * n + query
-    highest1, inverse1 = _all_parts(tops + offset1, totals + offset1, parts, all_rows, PARTS)
-    highest2, inverse2 = _all_parts(tops + offset2, totals + offset2, parts, all_rows, PARTS)
+    highest1, total1, inverse1 = _all_parts(tops + offset1, totals + offset1, parts, all_rows, PARTS)
+    highest2, total2, inverse2 = _all_parts(tops + offset2, totals + offset2, parts, all_rows, PARTS)
     inverse2 *= tl.load(lam + batch * lam_batch + head * lam_head + query * lam_row)
+    if HAS_SIGNAL:
+        inverse1 *= tl.load(signal + batch * lam_batch + head * lam_head + query * lam_row)
+    if LOG_SUMS:
+        row1 = batch * key_heads * heads_per_key + head
+        log_sum1, _ = log_sum(highest1, total1)
+        log_sum2, _ = log_sum(highest2, total2)
+        tl.store(log_sums + row1 * MAPS * n + query, log_sum1)
+        tl.store(noise_log_sums + row1 // RATIO * MAPS * n + query, log_sum2)
     channels = tl.arange(0, BLOCK_DV)
     result = tl.zeros((1, BLOCK_DV), tl.float32)
     for first in range(0, parts, CHUNK):

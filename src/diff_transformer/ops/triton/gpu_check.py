@@ -8,7 +8,6 @@ compile, does not fit on the device or is wrong there is answered by another bac
 import os
 import threading
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -16,10 +15,11 @@ import torch
 from torch import Tensor
 
 from diff_transformer.ops.attention_request import Norm, Request
-from diff_transformer.ops.flash import fa4_attention
+from diff_transformer.ops.flash import fa4_attention, fa4_log_sums
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.reference import (
     ROUNDINGS,
+    log_sums,
     reference_attention,
     rms_by_position,
     rounding_band,
@@ -30,7 +30,7 @@ from diff_transformer.ops.triton.kernel_arguments import (
     MOST_DECODED,
     precision_of,
 )
-from diff_transformer.ops.triton.triton_backend import triton_attention
+from diff_transformer.ops.triton.triton_backend import triton_attention, triton_log_sums
 
 SWITCH = "DIFF_TRANSFORMER_TRITON"
 FORWARD, TRAINING = "forward", "training"
@@ -42,7 +42,7 @@ WIDTHS = (16, 32, 64, 128, 256)  # of a query and of a value, at most, in a fami
 POSITIONS = 32  # in a block of the comparison
 _EPS_OF_TF32 = 2.0**-10
 _LAMBDA_SCALE, _NORM_EPS = 1.5, 0.1  # an eps beside which the norm does not hide a wrong scale
-_ROUNDINGS = {**ROUNDINGS, "norm_weight": 6}
+_ROUNDINGS = {**ROUNDINGS, "norm_weight": 6, "signal_weight": 6}
 
 _lock = threading.Lock()
 _reasons: dict[tuple[int, str], str | None] = {}  # by device and family: why it is not taken, or None
@@ -58,11 +58,17 @@ class Family(NamedTuple):
     pass_: str  # FORWARD, TRAINING, or one of DECODING
     in_groups: bool = False  # several signal heads share a noise map
     backend: str = "triton"
+    has_signal: bool = False  # a weight of the first map: the log-sums are checked, too
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.") + (" as tf32" if precision_of(self.dtype) == "tf32" else "")
         parts = [dtype, f"d {self.d}", f"dv {self.dv}", f"{self.mask} mask" * bool(self.mask)]
-        parts += ["in groups" * self.in_groups, self.pass_, f"by {self.backend}" * (self.backend != "triton")]
+        parts += [
+            "in groups" * self.in_groups,
+            "two weights" * self.has_signal,
+            self.pass_,
+            f"by {self.backend}" * (self.backend != "triton"),
+        ]
         return ", ".join(filter(None, parts))
 
 
@@ -72,9 +78,10 @@ def kernels_are_right(request: Request, backend: str = "triton") -> bool:
     kind = "" if mask is None else "boolean" if mask.dtype == torch.bool else "additive"
     # By comparisons, which torch.compile makes into no constant.
     d, dv = (next((most for most in WIDTHS if x.shape[-1] <= most), WIDTHS[-1]) for x in (request.q, request.v))
-    index, in_groups = request.q.device.index, request.ratio > 1
+    index, in_groups, has_signal = request.q.device.index, request.ratio > 1, request.signal_weight is not None
     passes = _passes(request) if backend == "triton" else [TRAINING if request.needs_gradient else FORWARD]
-    answers = [_is_right(index, request.q.dtype, d, dv, kind, pass_, in_groups, backend) for pass_ in passes]
+    of_request, others = (index, request.q.dtype, d, dv, kind), (in_groups, backend, has_signal)
+    answers = [_is_right(*of_request, pass_, *others) for pass_ in passes]
     return all(answers)
 
 
@@ -139,10 +146,10 @@ def reason_against_family(family: Family, device: torch.device) -> str | None:
 def _compare(family: Family, device: torch.device) -> str | None:
     with torch.set_grad_enabled(family.pass_ == TRAINING):
         case = _case(family, device)
-        truth = _solve(_by_formula, _in_float64(case))
-        plain = _solve(_by_formula, case)
+        truth = _solve("reference", _in_float64(case))
+        plain = _solve("reference", case)
         try:
-            answer = _solve(_by_fa4 if family.backend == "fa4" else _by_kernels, case)
+            answer = _solve(family.backend, case)
             if device.type == "cuda":  # a kernel's failure shows here, and not in a later call
                 torch.cuda.current_stream(device).synchronize()
         except torch.OutOfMemoryError:
@@ -153,11 +160,12 @@ def _compare(family: Family, device: torch.device) -> str | None:
     eps = _EPS_OF_TF32 if precision_of(family.dtype) == "tf32" else torch.finfo(family.dtype).eps
     for name, value in answer.items():
         of_value, of_plain = (rms_by_position(x.double() - truth[name], POSITIONS) for x in (value, plain[name]))
-        band = rounding_band(rms_by_position(truth[name], POSITIONS), eps, _ROUNDINGS[name], case.request.s)
+        roundings = _ROUNDINGS.get(name, ROUNDINGS["out"])
+        band = rounding_band(rms_by_position(truth[name], POSITIONS), eps, roundings, case.request.s)
         share = share_of_allowed(of_value, of_plain, band)
         if not share <= 1:
-            what = "the output" if name == "out" else f"the gradient of {name}"
-            return f"{what} is wrong, {share:.3g} times the error that rounding explains"
+            what = f"gradient of {name}" if name in _ROUNDINGS else name
+            return f"the {what} is wrong, {share:.3g} times the error that rounding explains"
     return None
 
 
@@ -185,42 +193,49 @@ def _case(family: Family, device: torch.device) -> _Case:
         mask[..., 0] = True  # every query sees a key: no row of the plain formula is NaN
         if family.mask == "additive":
             mask = torch.where(mask, normal(BATCH, 1, n, s, dtype=torch.float32), -torch.inf).to(family.dtype)
-    request = Request(q, k, v, lam, mask, True, d**-0.5, None, None)
+    signal = torch.rand(BATCH, HEADS, n, generator=generator).to(device) if family.has_signal else None
+    request = Request(q, k, v, lam, mask, True, d**-0.5, None, None, signal)
     # A model that learns has weights in float32, and one in half precision its norm's, too.
     weight = normal(dv, dtype=torch.float32 if family.pass_ == TRAINING else family.dtype)
     return _Case(request, weight, normal(BATCH, HEADS, n, dv))
 
 
 def _in_float64(case: _Case) -> _Case:
-    r = case.request
-    mask = r.attn_mask if r.attn_mask is None or r.attn_mask.dtype == torch.bool else r.attn_mask.double()
-    r = r._replace(q=r.q.double(), k=r.k.double(), v=r.v.double(), lam=r.lam.double(), attn_mask=mask)
-    return _Case(r, case.weight.double(), case.grad_out.double())
+    fields: dict[str, Any] = case.request._asdict()
+    fields = {name: x.double() for name, x in fields.items() if isinstance(x, Tensor) and x.is_floating_point()}
+    return _Case(case.request._replace(**fields), case.weight.double(), case.grad_out.double())
 
 
-def _by_formula(request: Request, weight: Tensor) -> Tensor:
-    return rms_norm(reference_attention(request), weight, _NORM_EPS)
-
-
-def _by_kernels(request: Request, weight: Tensor) -> Tensor:
-    return triton_attention(request, Norm(weight, _NORM_EPS, 1.0))
-
-
-def _by_fa4(request: Request, weight: Tensor) -> Tensor:
+def _attend(backend: str, request: Request, weight: Tensor) -> Tensor:
+    if backend == "reference":
+        return rms_norm(reference_attention(request), weight, _NORM_EPS)
+    norm = Norm(weight, _NORM_EPS, 1.0)
     # Uncompiled: torch.compile, which may wait for this check, holds the lock that a compilation here would wait for.
-    return fa4_attention(request, Norm(weight, _NORM_EPS, 1.0), compiles=False)
+    return triton_attention(request, norm) if backend == "triton" else fa4_attention(request, norm, compiles=False)
 
 
-def _solve(attend: Callable[[Request, Tensor], Tensor], case: _Case) -> dict[str, Tensor]:
+def _with_log_sums(backend: str, request: Request) -> tuple[Tensor, Tensor]:
+    if backend == "reference":
+        return reference_attention(request), log_sums(request)
+    return triton_log_sums(request) if backend == "triton" else fa4_log_sums(request, compiles=False)
+
+
+def _solve(backend: str, case: _Case) -> dict[str, Tensor]:
     """Return the output and, if gradients are on, those of all inputs: each (…, positions, channels)."""
-    leaves = [x.detach().requires_grad_(torch.is_grad_enabled()) for x in (*case.request[:4], case.weight)]
-    q, k, v, lam, weight = leaves
-    out = attend(case.request._replace(q=q, k=k, v=v, lam=lam), weight)
+    inputs = {**case.request._asdict(), "norm_weight": case.weight}
+    names = [name for name in ("norm_weight", "q", "k", "v", "lam", "signal_weight") if inputs[name] is not None]
+    leaves = {name: inputs[name].detach().requires_grad_(torch.is_grad_enabled()) for name in names}
+    request = case.request._replace(**{name: leaves[name] for name in names[1:]})
+    outputs, gradients = {"output": _attend(backend, request, leaves["norm_weight"])}, [case.grad_out]
+    if request.signal_weight is not None:
+        plain, of_maps = _with_log_sums(backend, request)
+        outputs |= {"output without a norm": plain, "log-sum": of_maps.unsqueeze(-1)}
+        gradients += [case.grad_out, torch.ones_like(outputs["log-sum"])]
     if not torch.is_grad_enabled():
-        return {"out": out}
-    *of_tensors, of_lam, of_weight = torch.autograd.grad(out, leaves, case.grad_out)
-    gradients = (out.detach(), *of_tensors, of_lam.unsqueeze(-1), of_weight.unsqueeze(-1))
-    return dict(zip(("out", "q", "k", "v", "lam", "norm_weight"), gradients, strict=True))
+        return outputs
+    of_leaves = torch.autograd.grad(list(outputs.values()), list(leaves.values()), gradients)
+    results = {**outputs, **dict(zip(leaves, of_leaves, strict=True))}
+    return {name: x.detach() if x.dim() > 3 else x.unsqueeze(-1) for name, x in results.items()}
 
 
 def status() -> str:

@@ -37,8 +37,9 @@ Table = dict[str, tuple[Blocks, Blocks]]  # for narrow heads, and for wide ones
 
 # "forward" runs without gradients and "save" with them; "keys" and "values" are the two launches of wide heads, narrow
 # ones do both in "keys"; "…, masked" is for requests with a mask, which takes registers, "…, full mask" for one with a
-# row for each query, and "…, one map, masked" for groups, if the former would spill. "decode" and "chunk" are the
-# decoding kernel for up to 16 rows of queries, and for up to as many as its block has.
+# row for each query, and "…, one map, masked" for groups, if the former would spill, as "…, two weights" for one with
+# a signal's weight and no mask. "decode" and "chunk" are the decoding kernel for up to 16 rows of queries, and for up
+# to as many as its block has.
 _HOPPER: Table = {
     "forward": (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2, two_passes=True)),
     "forward, masked": (Blocks(64, 32, 8, 2), Blocks(128, 16, 8, 2, two_passes=True)),
@@ -49,6 +50,7 @@ _HOPPER: Table = {
     "values": (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2)),
     "queries": (Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),
     "queries, masked": (Blocks(128, 64, 8, 2), Blocks(32, 32, 8, 2)),
+    "queries, two weights": (Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
     "decode": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
     "decode, masked": (Blocks(16, 64, 4, 2), Blocks(16, 32, 4, 3)),
     "chunk": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
@@ -70,6 +72,7 @@ _AMPERE: Table = {
     "values": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
     "queries": (Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 2)),
     "queries, masked": (Blocks(32, 32, 8, 2), Blocks(64, 16, 8, 2)),
+    "queries, two weights": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
     "decode": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
     "chunk": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
     "chunk, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 2)),
@@ -77,18 +80,23 @@ _AMPERE: Table = {
 # GeForce and the like: 99 KiB of shared memory a block.
 _SMALL: Table = _AMPERE | {
     "forward": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2, two_passes=True)),
+    "forward, two weights": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2, two_passes=True)),
+    "save, two weights": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 2)),
     "save": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
     "keys": (Blocks(128, 16, 8, 2), Blocks(64, 16, 8, 1)),
     "queries": (Blocks(64, 32, 4, 2), Blocks(64, 16, 8, 2)),
     "queries, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 1)),
+    "queries, two weights": (Blocks(64, 32, 8, 2), Blocks(64, 16, 8, 2)),
     "keys, one map, masked": (Blocks(32, 32, 8, 2), Blocks(64, 16, 4, 2)),
     "queries, one map, masked": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2)),
     "decode, masked": (Blocks(16, 64, 4, 2), Blocks(16, 32, 4, 3)),
+    "decode, one map, masked": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
 }
 # Not on tensor cores: for checking, not for speed.
 _FLOAT32: Table = {
     "forward": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1, two_passes=True)),
     "save": (Blocks(16, 16, 8, 2), Blocks(16, 16, 8, 1)),
+    "save, two weights": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "keys": (Blocks(32, 16, 8, 2), Blocks(16, 16, 8, 1)),
     "values": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "queries": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
@@ -101,6 +109,7 @@ _TF32: Table = {
     "keys": (Blocks(32, 32, 8, 1), Blocks(32, 16, 8, 1)),
     "values": (Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1)),
     "queries": (Blocks(32, 16, 8, 1), Blocks(16, 16, 8, 1)),
+    "queries, two weights": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "decode": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
 }
 ROWS_BLOCKS = Blocks(16, 1, 4, 1)  # of the backward's first kernel, which reads every number once
@@ -140,12 +149,15 @@ class Problem(NamedTuple):
             kinds = [", one map, masked"] * (r.ratio > 1) + [", full mask"] * (r.attn_mask.shape[2] > 1)
             names = (f"{kernel}{kind}" for kind in (*kinds, ", masked", ""))
             return next(table[name] for name in names if name in table)[is_wide]
-        measured = measured_blocks(self.capability) if r.q.dtype.itemsize == 2 else {}
+        if r.signal_weight is not None and (name := f"{kernel}, two weights") in table:
+            return table[name][is_wide]
+        is_measured = r.q.dtype.itemsize == 2 and r.signal_weight is None
+        measured = measured_blocks(self.capability) if is_measured else {}
         return measured.get(measured_name(kernel, is_wide), table[kernel][is_wide])
 
 
 def measured_name(kernel: str, is_wide: bool) -> str:
-    """Return the name of a kernel in `measured_blocks.json`: measured in half precision, without a mask."""
+    """Return the name of a kernel in `measured_blocks.json`: measured in half precision, with λ alone and no mask."""
     return f"{kernel}, {'wide' if is_wide else 'narrow'} heads"
 
 
@@ -170,14 +182,16 @@ def with_rows(x: Tensor) -> Tensor:
 
 def problem_of(request: Request, capability: int | None = None) -> Problem:
     """Prepare the request for a device of this compute capability; copy only if the last axis is not contiguous."""
-    q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, _ = request
+    q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, signal = request
     if window is not None and window >= request.s:
         window = None  # it hides nothing: no query looks back further than the first key
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = attn_mask.view(torch.uint8)
     lam = lam if lam.stride(-1) < _FARTHEST_ROW else lam.contiguous()
+    if signal is not None and signal.stride() != lam.stride():  # the kernels read both by the strides of λ
+        lam, signal = lam.contiguous(), signal.contiguous()
     readable = Request(
-        with_rows(q), with_rows(k), with_rows(v), lam, attn_mask, is_causal, scale, window, segment_bounds
+        with_rows(q), with_rows(k), with_rows(v), lam, attn_mask, is_causal, scale, window, segment_bounds, signal
     )  # fmt: skip
     if capability is None and q.device.type == "cuda":
         capability = capability_of(q.device)
@@ -250,6 +264,7 @@ def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
         of_mask = {name: stride if size > 1 else 0 for name, size, stride in sizes}
     return {
         **tensors,
+        "signal": r.signal_weight,
         **counts,
         "scale": r.scale,
         "window": r.window or 0,
@@ -273,6 +288,7 @@ def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
         "norm_eps": eps,
         "norm_factor": factor,
         "HAS_NORM": norm is not None,
+        "HAS_SIGNAL": r.signal_weight is not None,
     }
 
 
@@ -280,7 +296,8 @@ def of_noise_maps(r: Request) -> dict[str, Any]:
     """Return the arguments that differ if a group's noise map is a head of one map, like each of its signal heads."""
     noise_maps = r.q.shape[1]
     heads_per_key = noise_maps // r.k.shape[1]
-    return {"q": r.q[:, :, -1:], "k": r.k[:, :, -1:], "heads": noise_maps, "heads_per_key": heads_per_key, "RATIO": 1}
+    tensors = {"q": r.q[:, :, -1:], "k": r.k[:, :, -1:], "signal": None, "a1_v": None}
+    return {**tensors, "heads": noise_maps, "heads_per_key": heads_per_key, "RATIO": 1, "HAS_SIGNAL": False}
 
 
 def empty_output(q: Tensor, v: Tensor) -> Tensor:
@@ -294,8 +311,9 @@ class SavedForBackward(NamedTuple):
     """The tensors that the forward saves for the backward.
 
     log_sums (1 or 2, B, H, 2, N), as one axis, and inverse_norms (B, H, N) float32; the second half of log_sums, which
-    additive masks need, is the rounding error of the first. a2_v = A2·V and plain, the output before the norm, like the
-    output. Without a norm plain is the output itself, and inverse_norms is empty.
+    additive masks need, is the rounding error of the first. a2_v = A2·V, a1_v = A1·V and plain, the output before the
+    norm, like the output. Without a norm plain is the output itself, and inverse_norms is empty, as is a1_v without a
+    signal's weight.
 
     If r > 1 signal heads share a noise map, a2_v is (B, G, N, dv) float32, and log_sums are (1 or 2, B, H, N) of the
     signal heads and behind them (1 or 2, B, G, N) of the noise maps.
@@ -305,24 +323,32 @@ class SavedForBackward(NamedTuple):
     a2_v: Tensor
     log_sums: Tensor
     inverse_norms: Tensor
+    a1_v: Tensor
 
 
-def by_kind(numbers: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
-    """Cut a tensor of one axis into the parts of the signal heads, and of the noise maps behind them."""
+def by_kind(numbers: Tensor, ratio: int) -> tuple[Tensor, ...]:
+    """Cut a tensor of one axis into the parts of signal heads and of the noise maps behind them: one part for r = 1."""
+    if ratio == 1:
+        return (numbers,)
     of_noise = numbers.shape[0] // (ratio + 1)
     return numbers[:-of_noise], numbers[-of_noise:]
 
 
-def empty_saved(q: Tensor, v: Tensor, attn_mask: Tensor | None, has_norm: bool) -> SavedForBackward:
+def empty_log_sums(q: Tensor, attn_mask: Tensor | None) -> Tensor:
+    has_addends = attn_mask is not None and attn_mask.is_floating_point()
+    return q.new_empty((1 + has_addends) * q.shape[:-1].numel(), dtype=torch.float32)
+
+
+def empty_saved(q: Tensor, v: Tensor, attn_mask: Tensor | None, has_norm: bool, has_signal: bool) -> SavedForBackward:
     """Allocate them; ``plain`` is empty, too, without a norm."""
     batch, noise_maps, maps, n, _ = q.shape
-    has_addends = attn_mask is not None and attn_mask.is_floating_point()
     of_a2_v = (batch, noise_maps, n, v.shape[-1])
     return SavedForBackward(
         empty_output(q, v) if has_norm else q.new_empty(0),
         empty_output(q, v) if maps == 2 else q.new_empty(of_a2_v, dtype=torch.float32),
-        q.new_empty((1 + has_addends) * batch * noise_maps * maps * n, dtype=torch.float32),
+        empty_log_sums(q, attn_mask),
         q.new_empty(batch, noise_maps * (maps - 1), n, dtype=torch.float32) if has_norm else q.new_empty(0),
+        empty_output(q, v) if has_signal else q.new_empty(0),
     )
 
 

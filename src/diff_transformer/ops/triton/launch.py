@@ -19,6 +19,7 @@ from diff_transformer.ops.triton.kernel_arguments import (
     arguments_of,
     by_kind,
     edge_of,
+    empty_log_sums,
     empty_output,
     empty_saved,
     gradient_like,
@@ -73,13 +74,15 @@ def plan_forward(p: Problem, norm: Norm | None, save: bool) -> tuple[list[Launch
     batch, noise_maps, _, n, _ = r.q.shape
     out, in_groups = empty_output(r.q, r.v), r.ratio > 1
     blocks = p.blocks("save" if save or in_groups else "forward")
-    saved = empty_saved(r.q, r.v, r.attn_mask, norm is not None) if save else None
+    has_signal = r.signal_weight is not None
+    saved = empty_saved(r.q, r.v, r.attn_mask, norm is not None, has_signal) if save else None
     if saved is not None and norm is None:
         saved = saved._replace(plain=out)
     arguments = {
         **arguments_of(r, norm),
         **(dict.fromkeys(SavedForBackward._fields) if saved is None else saved._asdict()),
         "inverse_norms": None if saved is None or norm is None else saved.inverse_norms,
+        "a1_v": None if saved is None or not has_signal else saved.a1_v,
         "out": out,
         **strides(out=out),
         **_by_queries(blocks),
@@ -104,8 +107,12 @@ def plan_forward(p: Problem, norm: Norm | None, save: bool) -> tuple[list[Launch
     return launches, out, saved
 
 
-def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Launch], Tensor]:
-    """Return decoding's launches and output (B, H, N, dv); the cache in parts, for at least ``programs`` in all."""
+def plan_decode(
+    p: Problem, norm: Norm | None, programs: int, return_lse: bool = False
+) -> tuple[list[Launch], Tensor, Tensor | None]:
+    """Return decoding's launches, its output (B, H, N, dv), and log-sums as in :class:`SavedForBackward` but for their
+    rounding errors; the cache in parts, for at least ``programs`` in all.
+    """
     r, mask = p.readable, p.readable.attn_mask
     batch, n, s, key_heads, rows = r.q.shape[0], r.n, r.s, r.k.shape[1], r.heads_per_key * r.n
     all_rows = rows + rows // r.ratio  # the noise maps' come after the signal heads'
@@ -116,6 +123,8 @@ def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Laun
     most_parts = max(1, cdiv(programs, batch * key_heads))
     keys_a_part = cdiv(steps, min(steps, most_parts)) * blocks.columns
     parts = cdiv(s - start, keys_a_part)
+    log_sums = empty_log_sums(r.q, mask).zero_() if return_lse else None  # rounding errors of 0
+    of_noise = None if log_sums is None else log_sums[n:] if r.ratio == 1 else by_kind(log_sums, r.ratio)[1]
     tops, totals = (r.q.new_empty(batch, key_heads, parts, all_rows, dtype=torch.float32) for _ in range(2))
     arguments = {
         **arguments_of(r, norm),
@@ -123,6 +132,9 @@ def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Laun
         "tops": tops,
         "totals": totals,
         "sums": r.q.new_empty(batch, key_heads, parts, all_rows, r.v.shape[-1], dtype=torch.float32),
+        "log_sums": log_sums,
+        "noise_log_sums": of_noise,
+        "LOG_SUMS": return_lse,
         "rows": rows,
         "parts": parts,
         "start": start,
@@ -141,17 +153,18 @@ def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Laun
         _launch(parts_kernel, blocks, (parts, key_heads, batch), arguments),
         _launch(combine_kernel, Blocks(1, 1, 4, 1), (rows, key_heads, batch), arguments),
     ]
-    return launches, out
+    return launches, out, log_sums
 
 
 def plan_backward(
     grad_out: Tensor, p: Problem, norm: Norm | None, saved: SavedForBackward
-) -> tuple[list[Launch], tuple[Any, ...]]:
-    """Return the backward's launches, in their order, and their results.
+) -> tuple[list[Launch], tuple[Any, ...], Tensor]:
+    """Return the backward's launches, in their order, their results, and the row sums, which the first writes.
 
-    These are the gradients of q, k, v and λ (B, H, N), and of the norm's weight in parts (…, dv) that are still to be
-    added, or None. If signal heads share a noise map, those of v, and of k for both maps, are two such parts, too, (2,
-    …) in float32: adding them in a kernel takes registers that it does not have.
+    The results are the gradients of q, k, v and λ (B, H, N), of the norm's weight in parts (…, dv) that are still to be
+    added, or None, and of the signal's weight like λ's, or None. If signal heads share a noise map, those of v, and of
+    k for both maps, are two such parts, too, (2, …) in float32: adding them in a kernel takes registers that it does
+    not have.
     """
     r, original = p.readable, p.original
     batch, noise_maps, _, n, d = r.q.shape
@@ -164,6 +177,7 @@ def plan_backward(
     sources = {"grad_q": original.q, "grad_k": original.k, "grad_v": original.v}
     input_gradients = {name: gradient_like(source) for name, source in sources.items()}
     grad_lam = r.q.new_empty(batch, heads, n, dtype=torch.float32)
+    grad_signal = None if r.signal_weight is None else torch.empty_like(grad_lam)
     grad_weight = None if norm is None else r.q.new_empty(batch, heads, programs, dv, dtype=torch.float32)
     grad_plain = grad_out if norm is None else torch.empty_like(saved.plain)
     common = {**arguments_of(r, norm), **saved._asdict(), "row_sums": row_sums, "SHARED": key_maps == 1}
@@ -178,6 +192,8 @@ def plan_backward(
         "grad_out": grad_out,
         "grad_plain": None if norm is None else grad_plain,
         "grad_lam": grad_lam,
+        "grad_signal": grad_signal,
+        "a1_v": None if r.signal_weight is None else saved.a1_v,
         "grad_weight": grad_weight,
         **strides(grad=grad_out, out=saved.plain),
         "QUERIES": ROWS_BLOCKS.rows,
@@ -212,4 +228,4 @@ def plan_backward(
         launches += [by_keys(of_map, "keys", of_k=True, of_v=not is_wide)]
         launches += [by_keys(of_map, "values", of_k=False, of_v=True)] if is_wide else []
     launches += [by_queries(of_map) for of_map in by_map]
-    return launches, (*input_gradients.values(), grad_lam, grad_weight)
+    return launches, (*input_gradients.values(), grad_lam, grad_weight, grad_signal), row_sums

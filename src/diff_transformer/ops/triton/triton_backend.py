@@ -3,6 +3,7 @@
 Neither triton nor the kernels are imported before they are used.
 """
 
+import math
 import os
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from diff_transformer.ops.attention_request import (
     REQUEST_SCHEMA,
+    SIGNAL_SCHEMA,
     Norm,
     Request,
     is_eager,
@@ -21,6 +23,8 @@ from diff_transformer.ops.attention_request import (
 )
 from diff_transformer.ops.triton.kernel_arguments import (
     SavedForBackward,
+    by_kind,
+    empty_log_sums,
     empty_output,
     empty_saved,
     gradient_like,
@@ -72,35 +76,51 @@ def interpreted() -> bool:
 
 
 def triton_attention(request: Request, norm: Norm | None = None) -> Tensor:
-    """Compute (A1 − λA2) V, (B, H, N, dv), and the norm of it if there is one, in the same kernel."""
+    """Compute (w A1 − λA2) V, (B, H, N, dv), and the norm of it if there is one, in the same kernel."""
     differentiable = request.needs_gradient or (
         norm is not None and norm.weight.requires_grad and torch.is_grad_enabled()
     )
     norm_weight, norm_eps, norm_factor = (None, 0.0, 1.0) if norm is None else norm
-    eager = is_eager(*request[:5], request.segment_bounds, norm_weight)
+    eager = is_eager(*request[:5], *request[-2:], norm_weight)
     if differentiable or not (eager and may_skip_dispatcher()):
-        return forward(*request[:-1], norm_weight, norm_eps, norm_factor, differentiable)[0]
+        return forward(*request[:-1], norm_weight, norm_eps, norm_factor, differentiable, request.signal_weight)[0]
     # While decoding, torch's dispatcher in Python would take a visible part of the time.
     return run_forward(request, norm, save=False)[0]
 
 
+def triton_log_sums(request: Request) -> tuple[Tensor, Tensor]:
+    """Compute (w A1 − λA2) V, (B, H, N, dv), and the log-sums of the scores, (B, G, r + 1, N); w is not None."""
+    batch, noise_maps, maps, n, _ = request.q.shape
+    out, *saved = forward(*request[:-1], None, 0.0, 1.0, request.needs_gradient, request.signal_weight, True)
+    kinds = by_kind(SavedForBackward(*saved).log_sums, request.ratio)
+    sizes = [(batch, noise_maps, count, n) for count in ((2,) if maps == 2 else (maps - 1, 1))]
+    parts = [x[: math.prod(size)].view(size) for x, size in zip(kinds, sizes, strict=True)]
+    log_sums = torch.cat(parts, dim=2)
+    return out, torch.where(log_sums < math.inf, log_sums * math.log(2), -math.inf)
+
+
 # The output, and what the backward needs as in `SavedForBackward`, empty where it is not needed: plain, a2_v, log-sums,
-# inverse norms.
-Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-_RESULTS = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
+# inverse norms, a1_v.
+Results = tuple[Tensor, ...]
+_RESULTS = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 
 
-def _only(out: Tensor) -> Results:
+def _only(out: Tensor, log_sums: Tensor | None = None) -> Results:
     """Return an output with nothing saved. No two results of an operator may be one tensor, not even an empty one."""
-    return out, out.new_empty(0), out.new_empty(0), out.new_empty(0), out.new_empty(0)
+    plain, a2_v, none, inverse_norms, a1_v = (out.new_empty(0) for _ in range(5))
+    return out, plain, a2_v, none if log_sums is None else log_sums, inverse_norms, a1_v
 
 
-def _norm(weight: Tensor | None, eps: float, factor: float) -> Norm | None:
-    return None if weight is None else Norm(weight, eps, factor)
+def _of_forward(inputs: tuple[Any, ...]) -> tuple[Request, Norm | None, bool, bool]:
+    """Return the request, the norm, whether to save for the backward, and whether to return log-sums in any case."""
+    weight, eps, factor, save = inputs[9:13]
+    signal_weight, return_lse = (*inputs[13:], None, False)[:2]  # may be left out
+    norm = None if weight is None else Norm(weight, eps, factor)
+    return Request(*[*inputs[:9], signal_weight]), norm, save, bool(return_lse)
 
 
-def run_forward(request: Request, norm: Norm | None, save: bool) -> Results:
-    """Run the kernels themselves, unknown to autograd."""
+def run_forward(request: Request, norm: Norm | None, save: bool, return_lse: bool = False) -> Results:
+    """Run the kernels themselves, unknown to autograd. ``return_lse``: the log-sums, too, if nothing is saved."""
     from diff_transformer.ops.triton.launch import plan_decode, plan_forward
 
     q, v = request.q, request.v
@@ -109,35 +129,39 @@ def run_forward(request: Request, norm: Norm | None, save: bool) -> Results:
     with torch.cuda.device_of(q):  # triton launches on the current one
         problem = problem_of(request)
         if not save and has_few_queries(problem):
-            launches, out = plan_decode(problem, norm, program_count(q.device))
+            launches, out, log_sums = plan_decode(problem, norm, program_count(q.device), return_lse)
             saved = None
         else:
-            launches, out, saved = plan_forward(problem, norm, save)
+            launches, out, saved = plan_forward(problem, norm, save or return_lse)
+            log_sums = None if saved is None else saved.log_sums
         for launch in launches:
             launch.run()
-    if saved is None:
-        return _only(out)
+    if saved is None or not save:
+        return _only(out, log_sums)
     return out, q.new_empty(0) if norm is None else saved.plain, *saved[1:]
 
 
 @torch.library.custom_op(
     "diff_transformer::triton_forward",
     mutates_args=(),
-    schema=f"({REQUEST_SCHEMA}, Tensor? norm_weight, float norm_eps, float norm_scale, bool keep) -> {_RESULTS}",
+    schema=f"({REQUEST_SCHEMA}, Tensor? norm_weight, float norm_eps, float norm_scale, bool keep, {SIGNAL_SCHEMA}, "
+    f"bool return_lse=False) -> {_RESULTS}",
 )
 def forward(*inputs: Any) -> Results:
-    """Run on the fields of a :class:`Request`, those of a :class:`Norm`, and whether to save for the backward."""
-    *fields, norm_weight, norm_eps, norm_factor, save = inputs
-    return run_forward(Request(*fields), _norm(norm_weight, norm_eps, norm_factor), save)
+    """Run on the fields of a :class:`Request` but the last, those of a :class:`Norm`, and ``save``; see the schema."""
+    return run_forward(*_of_forward(inputs))
 
 
 @forward.register_fake
 def _(*inputs: Any) -> Results:
-    *fields, norm_weight, _norm_eps, _norm_factor, save = inputs
-    q, _k, v, _lam, attn_mask, *_ = fields
-    if not save or q.shape[0] == 0:
-        return _only(empty_output(q, v))
-    return empty_output(q, v), *empty_saved(q, v, attn_mask, norm_weight is not None)
+    request, norm, save, return_lse = _of_forward(inputs)
+    q, _k, v, _lam, attn_mask, *_, signal_weight = request
+    out = empty_output(q, v)
+    if q.shape[0] == 0 or not (save or return_lse):
+        return _only(out)
+    if not save:
+        return _only(out, empty_log_sums(q, attn_mask))
+    return out, *empty_saved(q, v, attn_mask, norm is not None, signal_weight is not None)
 
 
 @torch.library.custom_op(
@@ -145,29 +169,38 @@ def _(*inputs: Any) -> Results:
     mutates_args=(),
     schema="(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, Tensor? documents, "
     "Tensor? norm_weight, Tensor plain, Tensor second, Tensor log_sums, Tensor inverse_norms, bool is_causal, "
-    f"float scale, SymInt? window, float norm_eps, float norm_scale) -> {_RESULTS}",
+    "float scale, SymInt? window, float norm_eps, float norm_scale, Tensor? first=None, Tensor? grad_log_sums=None, "
+    f"{SIGNAL_SCHEMA}) -> {_RESULTS}",
 )
 def backward(grad_out: Tensor, *inputs: Any) -> Results:
-    """Return the gradients of q, k, v, lam and the norm's weight (or empty); ``plain`` is the output before it."""
+    """Return the gradients of q, k, v, lam, the norm's and the signal's weight (or empty).
+
+    ``plain`` is the output before the norm, ``first`` and ``second`` are A1·V and A2·V.
+    """
     from diff_transformer.ops.triton.launch import plan_backward
 
-    q, k, v, lam, attn_mask, segment_bounds, norm_weight, *of_forward = inputs
-    plain, a2_v, log_sums, inverse_norms, is_causal, scale, window, norm_eps, norm_factor = of_forward
+    q, k, v, lam, attn_mask, segment_bounds, norm_weight, *saved = inputs[:11]
+    is_causal, scale, window, norm_eps, norm_factor = inputs[11:16]
+    a1_v, grad_log_sums, signal_weight = (*inputs[16:], None, None, None)[:3]  # may be left out
+    norm = None if norm_weight is None else Norm(norm_weight, norm_eps, norm_factor)
     if q.shape[0] == 0:
-        weight = q.new_zeros(0) if norm_weight is None else torch.zeros_like(norm_weight)
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(lam), weight
-    norm = _norm(norm_weight, norm_eps, norm_factor)
-    saved = SavedForBackward(plain, a2_v, log_sums, inverse_norms)
+        inputs = (q, k, v, lam, norm_weight, signal_weight)
+        return tuple(q.new_zeros(0) if x is None else torch.zeros_like(x) for x in inputs)
     with torch.cuda.device_of(q):
-        problem = problem_of(Request(q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds))
-        launches, gradients = plan_backward(grad_out, problem, norm, saved)
+        request = Request(q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, signal_weight)
+        of_forward = SavedForBackward(*[*saved, a1_v])
+        (of_rows, *launches), gradients, row_sums = plan_backward(grad_out, problem_of(request), norm, of_forward)
+        of_rows.run()
+        if grad_log_sums is not None:  # dS_c = P_c ⊙ (g_c dP − row sum), with g_1 = w and g_2 = −λ, and P_c dL_c more
+            kinds = (by_kind(x, request.ratio) for x in (row_sums, grad_log_sums))
+            for sums, of_sums in zip(*kinds, strict=True):
+                sums.sub_(of_sums[: sums.shape[0]], alpha=1 / math.log(2))  # log-sums are in units of log 2
         for launch in launches:
             launch.run()
-    grad_q, grad_k, grad_v, grad_lam, weight_parts = gradients
-    input_gradients = grad_q, _added(grad_k, k), _added(grad_v, v), grad_lam
-    if norm is None:
-        return *input_gradients, q.new_empty(0)
-    return *input_gradients, weight_parts.flatten(0, 2).sum(0).to(norm.weight.dtype)
+    grad_q, grad_k, grad_v, grad_lam, weight_parts, grad_signal = gradients
+    grad_weight = q.new_empty(0) if norm is None else weight_parts.flatten(0, 2).sum(0).to(norm.weight.dtype)
+    grad_signal = q.new_empty(0) if grad_signal is None else grad_signal
+    return grad_q, _added(grad_k, k), _added(grad_v, v), grad_lam, grad_weight, grad_signal
 
 
 def _added(gradient: Tensor, x: Tensor) -> Tensor:
@@ -177,27 +210,35 @@ def _added(gradient: Tensor, x: Tensor) -> Tensor:
 
 @backward.register_fake
 def _(grad_out: Tensor, *inputs: Any) -> Results:
-    q, k, v, lam, _attn_mask, _segment_bounds, norm_weight, *_ = inputs
-    grad_weight = q.new_empty(0) if norm_weight is None else norm_weight.new_empty(norm_weight.shape)
-    return gradient_like(q), gradient_like(k), gradient_like(v), lam.new_empty(lam.shape), grad_weight
+    q, k, v, lam, *_ = inputs
+    weights = (lam, inputs[6], inputs[18] if len(inputs) > 18 else None)
+    of_weights = (q.new_empty(0) if x is None else x.new_empty(x.shape) for x in weights)
+    return gradient_like(q), gradient_like(k), gradient_like(v), *of_weights
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
-    q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, norm_weight, norm_eps, norm_factor, _ = inputs
-    out, plain, a2_v, log_sums, inverse_norms = output
-    ctx.mark_non_differentiable(plain, a2_v, log_sums, inverse_norms)
-    plain = out if norm_weight is None else plain
+    request, norm, *_ = _of_forward(inputs)
+    q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, signal_weight = request
+    out, plain, a2_v, log_sums, inverse_norms, a1_v = output
+    ctx.set_materialize_grads(False)
+    # Without a signal's weight the kernels have no place for a gradient of the log-sums.
+    ctx.mark_non_differentiable(plain, a2_v, inverse_norms, a1_v, *([log_sums] if signal_weight is None else []))
+    plain, norm_weight = (out, None) if norm is None else (plain, norm.weight)
     ctx.save_for_backward(
-        q, k, v, lam, attn_mask, segment_bounds, norm_weight, plain, a2_v, log_sums, inverse_norms
+        q, k, v, lam, attn_mask, segment_bounds, norm_weight, plain, a2_v, log_sums, inverse_norms, a1_v, signal_weight
     )  # fmt: skip
-    ctx.settings = (is_causal, scale, window, norm_eps, norm_factor)
+    ctx.settings, ctx.count = (is_causal, scale, window, *inputs[10:12]), len(inputs)
 
 
-def _differentiate(ctx: Any, grad_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # once: under activation checkpointing, looking again would compute them again
-    *gradients, grad_weight = backward(grad_out, *saved, *ctx.settings)
-    has_norm = saved[6] is not None
-    return (*gradients, None, None, None, None, None, grad_weight if has_norm else None, None, None, None)
+def _differentiate(ctx: Any, grad_out: Tensor | None, *grad_saved: Tensor | None) -> tuple[Tensor | None, ...]:
+    # Once: under activation checkpointing, looking again would compute them again.
+    *saved, a1_v, signal_weight = ctx.saved_tensors
+    if grad_out is None:  # a log-sum alone was asked for
+        grad_out = torch.zeros_like(saved[7])
+    *gradients, grad_weight, grad_signal = backward(grad_out, *saved, *ctx.settings, a1_v, grad_saved[2], signal_weight)
+    grad_weight = None if saved[6] is None else grad_weight
+    grad_signal = None if signal_weight is None else grad_signal
+    return (*gradients, *[None] * 5, grad_weight, None, None, None, grad_signal, None)[: ctx.count]
 
 
 forward.register_autograd(_differentiate, setup_context=_save)
