@@ -48,7 +48,7 @@ SPEC = Rules()
 
 @dataclass(frozen=True)
 class Forward:
-    """Result of `attention`: out (B, H, N, dv); maps, visibility and bias (B, H, N, S); λ broadcast to (B, H, N)."""
+    """Result of `attention`: out (B, H, N, dv); maps, visibility, bias (B, H, N, S); λ and w broadcast to (B, H, N)."""
 
     out: Array
     first: Array
@@ -57,10 +57,11 @@ class Forward:
     bias: Array
     lam: Array
     scale: float
+    signal_weight: Array
 
     @property
     def difference(self) -> Array:
-        return self.first - self.lam[..., None] * self.second
+        return self.signal_weight[..., None] * self.first - self.lam[..., None] * self.second
 
 
 def position_sees(i: int, j: int, n: int, s: int, is_causal: bool, window: int | None, rules: Rules = SPEC) -> bool:
@@ -88,9 +89,10 @@ def attention(
     scale: float | None = None,
     window: int | None = None,
     cu_seqlens: Sequence[int] | None = None,
+    signal_weight: ArrayLike = 1.0,
     rules: Rules = SPEC,
 ) -> Forward:
-    """Equation 1: q (B, H, 2, N, d), k (B, Hk, 2 or 1, S, d), v (B, Hk, S, dv), λ broadcast to (B, H, N).
+    """Equation 1: q (B, H, 2, N, d), k (B, Hk, 2 or 1, S, d), v (B, Hk, S, dv), λ and w broadcast to (B, H, N).
 
     Grouped: q (B, G, r + 1, N, d), and head h = g·r + i has the queries i and r of group g.
     """
@@ -100,7 +102,7 @@ def attention(
     h_ = groups * r
     hk, maps, s, dv = k.shape[1], k.shape[2], v.shape[2], v.shape[3]
     scale = 1 / math.sqrt(d) if scale is None else scale
-    lam = np.broadcast_to(np.asarray(lam, np.float64), (b_, h_, n))
+    lam, w = (np.broadcast_to(np.asarray(x, np.float64), (b_, h_, n)) for x in (lam, signal_weight))
     allowed, bias = _read_mask(attn_mask, (b_, h_, n, s))
     sees = [
         [
@@ -126,8 +128,9 @@ def attention(
                     exponentials = np.exp(logits - logits.max())
                     weights[1 - c if rules.swap_maps else c, b, h, i, keys] = exponentials / exponentials.sum()
                 first, second = weights[:, b, h, i, keys]
-                out[b, h, i] = (first + rules.second_map * lam[b, h, i] * second) @ v[b, h // (h_ // hk), keys]
-    return Forward(out, weights[0], weights[1], visible, bias, lam, scale)
+                difference = w[b, h, i] * first + rules.second_map * lam[b, h, i] * second
+                out[b, h, i] = difference @ v[b, h // (h_ // hk), keys]
+    return Forward(out, weights[0], weights[1], visible, bias, lam, scale, w)
 
 
 def _read_mask(mask: ArrayLike | None, shape: tuple[int, ...]) -> tuple[NDArray[np.bool_], Array]:
@@ -242,6 +245,7 @@ def _layer(
     positions: ArrayLike | None = None,
     is_causal: bool = True,
     attn_mask: ArrayLike | None = None,
+    signal_weight: ArrayLike = 1.0,
 ) -> Array:
     """Attention of x (B, N, D) → (B, N, D): projections, rotary embedding, Equation 1, the norm of each head, W_O.
 
@@ -256,7 +260,7 @@ def _layer(
         q, k = rotary(q, positions), rotary(k, positions)
     if queries == 1:
         q = np.concatenate([q, q], 2)
-    out = attention(q, k, v, lam, is_causal=is_causal, attn_mask=attn_mask).out
+    out = attention(q, k, v, lam, is_causal=is_causal, attn_mask=attn_mask, signal_weight=signal_weight).out
     if norm_weight is not None:
         out = factor * rms_norm(out, norm_weight, eps)
     heads = np.concatenate([out[:, h] for h in range(out.shape[1])], axis=-1)
@@ -299,11 +303,18 @@ def diff_layer(
 
 
 def diff_v2_layer(
-    x: ArrayLike, *weights: ArrayLike, w_lambda: ArrayLike, heads: int, key_heads: int, **options: Any
+    x: ArrayLike, *weights: ArrayLike, w_lambda: ArrayLike, heads: int, key_heads: int, ratio: int = 1, **options: Any
 ) -> Array:
-    """DIFF V2: out_i = attn(q_2i, k, v) − λ_i·attn(q_2i+1, k, v), λ = sigmoid(X W_λ); `heads` are the twin's."""
-    sizes = {"groups": heads, "queries": 2, "key_heads": key_heads, "key_maps": 1}
-    return _layer(x, *weights, lam=_lambda_of_tokens(x, w_lambda), **sizes, **options)
+    """DIFF V2: out_i = attn(q_2i, k, v) − λ_i·attn(q_2i+1, k, v), λ = sigmoid(X W_λ); `heads` are those of W_O.
+
+    With a `ratio` r, r of the heads share the second map, whose query is the last of their group. W_λ with two rows for
+    each head means DIFF V3: out_i = σ(g_2i)·attn(q_2i, k, v) − σ(g_2i+1)·attn(q_2i+1, k, v), g = X W_λ.
+    """
+    sizes = {"groups": heads // ratio, "queries": ratio + 1, "key_heads": key_heads, "key_maps": 1}
+    gates = _lambda_of_tokens(x, w_lambda)
+    if len(np.asarray(w_lambda)) == 2 * heads:
+        return _layer(x, *weights, lam=gates[:, 1::2], signal_weight=gates[:, ::2], **sizes, **options)
+    return _layer(x, *weights, lam=gates, **sizes, **options)
 
 
 def softmax_layer(x: ArrayLike, *weights: ArrayLike, heads: int, key_heads: int, **options: Any) -> Array:

@@ -18,8 +18,8 @@ from diff_transformer import attention_types
 from diff_transformer.attention_types import ATTENTION_TYPES, AttentionType
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import layer_settings
-from diff_transformer.nn import DiffAttentionV2
-from tiny_model import SIZES
+from diff_transformer.nn import Attention, DiffAttentionV2
+from tiny_model import SIZES, sizes_for
 
 PACKAGE = Path(attention_types.__file__).parent
 
@@ -53,12 +53,15 @@ def test_no_file_asks_for_a_types_name() -> None:
 @pytest.mark.parametrize("name", ATTENTION_TYPES)
 def test_a_description_is_that_of_its_layer(name: str) -> None:
     spec = ATTENTION_TYPES[name]
-    config = DiffTransformerConfig(attention_type=name, **SIZES)
+    config = DiffTransformerConfig(attention_type=name, **sizes_for(name))
     model = DiffTransformerForCausalLM(config)
     layer = model.model.layers[0].self_attn
     assert isinstance(layer, spec.layer_class())
     assert set(spec.settings) <= layer_settings(config, 1).keys()
-    assert set(spec.settings) <= inspect.signature(spec.layer_class()).parameters.keys()
+    arguments = inspect.signature(spec.layer_class()).parameters.keys()
+    if "options" in arguments:  # which go to the base
+        arguments |= inspect.signature(Attention).parameters.keys()
+    assert set(spec.settings) <= arguments
     call = config.get_text_config()
     assert layer.q_proj.out_features == call.num_attention_heads * config.head_dim
     assert layer.k_proj.out_features == call.num_key_value_heads * call.head_dim

@@ -57,6 +57,7 @@ CACHES: dict[str, Callable[..., Cache]] = {
 }
 # Options of the attention.
 OPTIONS: dict[str, Any] = {"attention_bias": True, "qk_norm": True, "output_gate": True}
+OPTIONS |= {"exclusive_attention": True, "layers_without_rotary": [1]}
 SIZES: dict[str, Any] = {
     "vocab_size": 29,
     "hidden_size": 24,
@@ -71,11 +72,12 @@ SIZES: dict[str, Any] = {
 
 
 def sizes_for(kind: str, **config: Any) -> dict[str, Any]:
-    """SIZES and what is given; of a type with groups never fewer groups than pairs of keys."""
+    """SIZES and what is given; of a type with groups never fewer groups than heads in the cache, which are as many."""
     sizes = {**SIZES, **({"token_lambda": True} if isinstance(kind, TokenLambda) else {}), **config}
-    if ATTENTION_TYPES[kind].grouped and "num_noise_heads" not in config:
-        kv_heads = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
-        sizes["num_noise_heads"] = max(SIZES["num_noise_heads"], kv_heads // 2)
+    if ATTENTION_TYPES[kind].grouped:
+        cached = (sizes["num_key_value_heads"] or sizes["num_attention_heads"]) // 2
+        sizes["num_key_value_heads"] = cached * (2 if kind in PAIRED else 1)
+        sizes["num_noise_heads"] = config.get("num_noise_heads", max(SIZES["num_noise_heads"], cached))
     return sizes
 
 

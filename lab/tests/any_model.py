@@ -6,6 +6,8 @@ import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.attention_types import ATTENTION_TYPES
+from tiny_model import sizes_for
 
 THEIRS: dict[str, Any] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
@@ -19,4 +21,6 @@ def any_model(kind: str, seed: int = 0, **settings: Any) -> Any:
     if kind in THEIRS:
         configuration, model = THEIRS[kind]
         return model(configuration(**settings)).eval()
+    if ATTENTION_TYPES[kind].grouped:
+        settings = sizes_for(kind, **{"num_key_value_heads": None, "head_dim": None, **settings})
     return DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=kind, **settings)).eval()

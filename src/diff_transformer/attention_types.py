@@ -17,7 +17,10 @@ _NORM = ("norm_eps", "headwise_norm")
 ATTENTION_OPTIONS = {
     "attention_bias": "bias",
     "qk_norm": "qk_norm",
+    "qk_clip": "qk_clip",
     "output_gate": "output_gate",
+    "exclusive_attention": "exclusive",
+    "layers_without_rotary": "rotary",
     "attention_dropout": "dropout",
 }
 _OPTIONS = tuple(ATTENTION_OPTIONS.values())
@@ -32,6 +35,7 @@ class ModelSizes(Protocol):
     num_key_value_heads: int | None
     num_noise_heads: int | None
     token_lambda: bool
+    dual_lambda: bool
     head_dim: int | None
     dex_heads: list | None
     output_gate: bool
@@ -55,6 +59,7 @@ class AttentionType:
         headwise_norm: whether heads are normalised before the output projection unless the configuration says so.
         lambda_per_token: whether λ is a projection W_λ of every token, one for each head; :meth:`has_token_lambda` also
             asks the configuration, if "token_lambda" is one of the settings.
+        gates_per_head: rows of W_λ for each head: λ, or the weight of the first map and λ.
         corrects_heads: whether it starts as a trained Transformer, whose heads it corrects by W_D (DEX). No recipe
             trains such a model from the start.
         lambda_modules: modules of the layer whose parameters make λ.
@@ -75,6 +80,7 @@ class AttentionType:
     even_heads: bool = False
     headwise_norm: bool = False
     lambda_per_token: bool = False
+    gates_per_head: int = 1
     corrects_heads: bool = False
     lambda_modules: tuple[str, ...] = ()
     float32_parameters: frozenset[str] = frozenset()
@@ -104,7 +110,9 @@ class AttentionType:
 
     def float32_of(self, config: ModelSizes) -> frozenset[str]:
         """Return the float32 parameters that the layers of a configuration have."""
-        return frozenset() if self.has_token_lambda(config) else self.float32_parameters
+        if self.has_token_lambda(config):
+            return frozenset()
+        return frozenset({"lam.a", "lam.b"}) if config.dual_lambda else self.float32_parameters
 
     def heads(self, config: ModelSizes) -> int:
         """Count the heads of a layer, each with its own output."""
@@ -141,7 +149,7 @@ class AttentionType:
         layer = self.query_heads(config) * width  # W_Q
         layer += (2 * self.key_heads(config) + self.heads(config)) * cached  # W_K and W_V, W_O
         if self.has_token_lambda(config):
-            layer += self.heads(config)
+            layer += self.heads(config) * self.gates_per_head
         if config.output_gate:
             layer += self.heads(config) * cached
         weights = config.num_hidden_layers * config.hidden_size * layer
@@ -179,7 +187,7 @@ def lambda_init_schedule(layer: int, offset: int = 0) -> float:
 ATTENTION_TYPES: dict[str, AttentionType] = {
     "diff": AttentionType(
         layer="diff_transformer.nn:DiffAttention",
-        settings=("lambda_init", *_NORM, *_OPTIONS),
+        settings=("lambda_init", "dual_lambda", *_NORM, *_OPTIONS),
         differential=True,
         pairs_heads=True,
         even_heads=True,
@@ -194,7 +202,7 @@ ATTENTION_TYPES: dict[str, AttentionType] = {
     ),
     "diff_grouped": AttentionType(
         layer="diff_transformer.nn:GroupedDiffAttention",
-        settings=("num_noise_heads", "token_lambda", "lambda_init", *_NORM, *_OPTIONS),
+        settings=("num_noise_heads", "token_lambda", "lambda_init", "dual_lambda", *_NORM, *_OPTIONS),
         differential=True,
         pairs_heads=True,
         grouped=True,
@@ -219,6 +227,33 @@ ATTENTION_TYPES: dict[str, AttentionType] = {
         colour=("#00795c", "#2fbf95"),
         marker="^",
         summary=f"with differential attention in its second version, after {_PAPER}.",
+    ),
+    "diff_v3": AttentionType(
+        layer="diff_transformer.nn:DiffAttentionV3",
+        settings=(*_NORM, *_OPTIONS),
+        differential=True,
+        lambda_per_token=True,
+        gates_per_head=2,
+        lambda_modules=("lambda_proj",),
+        parallel_styles={"lambda_proj": "colwise"},
+        label="DIFF V3",
+        colour=("#3f6fd8", "#8aaef5"),
+        marker="v",
+        summary=f"with differential attention of two gates in the place of λ, after {_PAPER}.",
+    ),
+    "diff_v2_grouped": AttentionType(
+        layer="diff_transformer.nn:GroupedDiffAttentionV2",
+        settings=("num_noise_heads", *_NORM, *_OPTIONS),
+        differential=True,
+        grouped=True,
+        lambda_per_token=True,
+        lambda_modules=("lambda_proj",),
+        parallel_styles={"lambda_proj": "colwise"},
+        label="grouped DIFF V2",
+        colour=("#5c7f1d", "#9ecb4a"),
+        marker="X",
+        summary=f"with differential attention in groups that share keys and values, after {_PAPER} and "
+        "[Grouped Differential Attention](https://arxiv.org/abs/2510.06949).",
     ),
     "softmax": AttentionType(
         layer="diff_transformer.nn:SoftmaxAttention",

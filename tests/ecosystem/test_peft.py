@@ -23,7 +23,7 @@ from full_run import short_run
 from tiny_model import DIFFERENTIAL, KINDS, PAIRED
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
-# What makes λ in each kind: four vectors in a layer, or a projection in "diff_v2".
+# What makes λ in each kind: four vectors in a layer, or a projection of the token.
 LAMBDA = {kind: ATTENTION_TYPES[kind].lambda_modules[0] for kind in DIFFERENTIAL}
 
 # transformers has renamed what PEFT asks a model for, and what its older versions know by this name only.
@@ -80,7 +80,7 @@ def test_adapters_are_trained_saved_loaded_and_merged(
 def test_all_linear_means_every_projection_but_the_head(kind: str, make: Any) -> None:
     model = get_peft_model(make(kind), lora(target_modules="all-linear"))
     names = {name.rpartition(".")[2] for name, _ in adapted(model)}
-    extra = {"lambda_proj"} if kind == "diff_v2" else set()
+    extra = {"lambda_proj"} if ATTENTION_TYPES[kind].lambda_per_token else set()
     assert names == {*PROJECTIONS, "gate_proj", "up_proj", "down_proj"} | extra
 
 

@@ -9,7 +9,7 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, Lla
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.explorer import Answer, Example, ExploredModel, Explorer, Side, WordVocabulary
-from tiny_model import SIZES
+from tiny_model import SIZES, sizes_for
 
 WORDS = tuple(f"w{number}" for number in range(SIZES["vocab_size"]))
 TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
@@ -35,7 +35,7 @@ def sharpened(model: Any) -> Any:
 def make() -> Callable[..., DiffTransformerForCausalLM]:
     """(kind, **config) → one of our models."""
     return lambda kind="diff", **config: sharpened(
-        DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=kind, **{**SIZES, **config}))
+        DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=kind, **sizes_for(kind, **{**SIZES, **config})))
     )
 
 

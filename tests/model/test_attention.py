@@ -15,7 +15,7 @@ from transformers.masking_utils import sdpa_mask
 from diff_lab.train.plan import multiplied_weights
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.ops.attention_request import Request
-from tiny_model import COMPUTES_IN, OPTIONS, PAIRED, SIZES
+from tiny_model import COMPUTES_IN, OPTIONS, PAIRED, sizes_for
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -68,7 +68,14 @@ def calls() -> Iterator[list[dict[str, Any]]]:
 
 
 # Heads and width of the one call's queries, heads and width of its keys and values: A = 8, 4 key/value heads, d = 4.
-CALL = {"diff": (8, 8, 2, 8), "diff_grouped": (8, 8, 2, 8), "diff_v2": (16, 4, 4, 4), "softmax": (8, 4, 4, 4)}
+CALL = {
+    "diff": (8, 8, 2, 8),
+    "diff_grouped": (8, 8, 2, 8),
+    "diff_v2": (16, 4, 4, 4),
+    "diff_v3": (16, 4, 4, 4),
+    "diff_v2_grouped": (8, 4, 2, 4),
+    "softmax": (8, 4, 4, 4),
+}
 
 
 def test_one_call_for_each_layer(kind: str, make: Any, tokens: Any, calls: list[dict[str, Any]], check: Any) -> None:
@@ -132,7 +139,8 @@ def test_generation_and_saving_with_every_option(kind: str, make: Any, tokens: A
 
 
 def test_the_weights_of_the_gate_are_counted(kind: str) -> None:
-    plain, gated = (DiffTransformerConfig(attention_type=kind, **SIZES, output_gate=gate) for gate in (False, True))
+    sizes = {"attention_type": kind, **sizes_for(kind)}
+    plain, gated = (DiffTransformerConfig(**sizes, output_gate=gate) for gate in (False, True))
     layers = [DiffTransformerForCausalLM(config).model.layers[0].self_attn for config in (plain, gated)]
     difference = sum(p.numel() for p in layers[1].parameters()) - sum(p.numel() for p in layers[0].parameters())
     assert multiplied_weights(gated) - multiplied_weights(plain) == 2 * difference

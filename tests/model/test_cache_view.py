@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from diff_transformer import DiffTransformerConfig
-from tiny_model import KINDS, SIZES
+from tiny_model import KINDS, sizes_for
 
 
 class OtherConfig(DiffTransformerConfig):
@@ -19,7 +19,7 @@ class OtherConfig(DiffTransformerConfig):
 
 
 def config_of(attention_type: str, cls: type[DiffTransformerConfig] = DiffTransformerConfig) -> DiffTransformerConfig:
-    return cls(**{**SIZES, "vocab_size": 32, "head_dim": 6, "attention_type": attention_type})
+    return cls(**sizes_for(attention_type, vocab_size=32, head_dim=6), attention_type=attention_type)
 
 
 @pytest.mark.parametrize("cls", [DiffTransformerConfig, OtherConfig])

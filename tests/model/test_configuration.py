@@ -1,5 +1,6 @@
 """DiffTransformerConfig: one config for every attention type, and what it refuses."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     **{
         f"{name} of dex": (
             {"attention_type": "dex", name: value},
-            f"{name} must be left out for attention_type 'dex', got {value}",
+            re.escape(f"{name} must be left out for attention_type 'dex', got {value}"),
         )
         for name, value in (*OPTIONS.items(), ("attention_dropout", 0.1))
     },
+    "two numbers for a λ of each token": (
+        {"attention_type": "diff_v2", "dual_lambda": True},
+        r"dual_lambda must be false or left out for attention_type 'diff_v2', got True\.$",
+    ),
+    "rotary of no layer": ({"layers_without_rotary": [12]}, r"numbers of layers in 0 … 11, got \[12\]\.$"),
     "odd heads": ({"num_attention_heads": 3, "hidden_size": 24}, r"must be even .*, got 3 and 3\.$"),
     "odd key/value heads": ({"num_key_value_heads": 3}, r"must be even .*, got 12 and 3\.$"),
     "heads not divisible": ({"num_key_value_heads": 8}, r"positive multiple of num_key_value_heads, got 12 and 8\.$"),

@@ -10,7 +10,7 @@ import oracle
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
 from tiny_model import PAIRED, has_lambda_vectors
 
-HEADS = {"diff": 4, "diff_grouped": 6, "diff_v2": 8, "softmax": 8}
+HEADS = {"diff": 4, "diff_grouped": 6, "diff_v2": 8, "diff_v3": 8, "diff_v2_grouped": 6, "softmax": 8}
 # Maps that output_attentions gives of a head: one for each value of width d.
 TIMES = {kind: 2 if kind in PAIRED else 1 for kind in HEADS}
 
@@ -44,14 +44,16 @@ def maps_by_oracle(
     elif kind in PAIRED:
         vectors = [getattr(attention.lam, name).detach().numpy() for name in ("q1", "k1", "q2", "k2")]
         lam = oracle.lambda_value(*vectors, oracle.lambda_init(layer + 1))
+    options = {} if mask is None else {"attn_mask": mask.bool().numpy()[:, None, None]}
+    if kind == "diff_v3":
+        options["signal_weight"], lam = lam[:, ::2], lam[:, 1::2]
     if kind in PAIRED:
         q, k = (y.reshape(y.shape[0], -1, n, *y.shape[2:]) for y, n in ((q, attention.ratio + 1), (k, 2)))
-    elif kind == "diff_v2":
-        q, k = q.reshape(q.shape[0], -1, 2, *q.shape[2:]), k[:, :, None]
+    elif kind != "softmax":
+        q, k = q.reshape(q.shape[0], -1, attention.ratio + 1, *q.shape[2:]), k[:, :, None]
     else:
         lam, q, k = 0.0, q[:, :, None].repeat(2, 2), k[:, :, None]
     v = x[:, None, :, :1].repeat(k.shape[1], 1)  # the maps do not depend on it
-    options = {} if mask is None else {"attn_mask": mask.bool().numpy()[:, None, None]}
     return oracle.attention(q, k, v, lam, is_causal=True, **options)
 
 
@@ -76,7 +78,7 @@ def test_output_attentions(kind: str, implementation: str, make: Any, tokens: An
         expected = maps_by_oracle(model, layer, inputs)
         close(weights, expected.difference)
         assert not weights.triu(1).any()
-        close(weights.sum(-1), 1 - expected.lam)
+        close(weights.sum(-1), expected.signal_weight - expected.lam)
         if kind != "softmax":
             assert (weights < -0.05).any()  # nothing is clamped
     if has_lambda_vectors(kind):
@@ -95,7 +97,7 @@ def test_output_attentions_weigh_the_values(kind: str, make: Any, tokens: Any) -
         attention.o_proj.register_forward_pre_hook(lambda _, args: seen.update(heads=args[0]))
     out = model(inputs, output_attentions=True)
     maps = out.attentions[1]
-    expected = torch.einsum("bans,bsad->bnad", maps.double(), seen["values"].unflatten(-1, (8, 4)))
+    expected = torch.einsum("bans,bsad->bnad", maps.double(), seen["values"].unflatten(-1, (-1, 4)))
     close(seen["heads"].flatten(2), expected.flatten(2))
     maps.retain_grad()
     out.logits.sum().backward()

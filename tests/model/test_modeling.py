@@ -44,14 +44,13 @@ def by_oracle(model: DiffTransformerForCausalLM, tokens: Tensor, mask: Tensor | 
             norm = {"norm_weight": part.get("self_attn.head_norm.weight"), "eps": config.norm_eps_in_attention}
             if config.attention_type == "softmax":
                 return oracle.softmax_layer(x, *projections, heads=heads, key_heads=key_heads, **norm, **options)
-            if config.attention_type == "diff_v2":
-                sizes = {"w_lambda": part["self_attn.lambda_proj.weight"], "heads": heads, "key_heads": key_heads}
-                return oracle.diff_v2_layer(x, *projections, **sizes, **norm, **options)
-            of_lambda = part.get("self_attn.lambda_proj.weight")
+            of_lambda, ratio = part.get("self_attn.lambda_proj.weight"), model.model.layers[layer - 1].self_attn.ratio
+            if not config.spec.pairs_heads:
+                sizes = {"w_lambda": of_lambda, "heads": config.spec.heads(config), "key_heads": key_heads}
+                return oracle.diff_v2_layer(x, *projections, **sizes, ratio=ratio, **norm, **options)
             if of_lambda is None:
                 of_lambda = tuple(part[f"self_attn.lam.{name}"] for name in ("q1", "k1", "q2", "k2"))
             init = None if config.lambda_init == "schedule" else config.lambda_init
-            ratio = model.model.layers[layer - 1].self_attn.ratio
             return oracle.diff_layer(
                 x,
                 *projections,

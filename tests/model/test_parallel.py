@@ -4,6 +4,8 @@ The ranks run this file as a script: each layout of its own process groups, one 
 """
 
 import inspect
+import json
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -17,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers import distributed as transformers_distributed
@@ -155,6 +157,35 @@ def in_a_pipeline(rank: int, folder: Path) -> None:
         save_file({name: value.contiguous() for name, value in found.items()}, folder / f"{kind} {rank}.safetensors")
 
 
+# What an engine takes that does not know the names of a plan: those of a Llama.
+_COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+_ROWS = ("self_attn.o_proj", "mlp.down_proj")
+LLAMAS: dict[str, ParallelStyle] = {
+    **{f"model.layers.*.{name}": ColwiseParallel() for name in _COLUMNS},
+    **{f"model.layers.*.{name}": RowwiseParallel() for name in _ROWS},
+    "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
+    "lm_head": ColwiseParallel(output_layouts=Replicate()),
+}
+
+
+def by_a_foreign_plan(model: Any) -> dict[str, Any]:
+    """Logits, or what is said instead, and what training says: with λ and the norms of heads whole on every rank."""
+    parallelize_module(model, init_device_mesh("cpu", (torch.distributed.get_world_size(),)), LLAMAS)
+    found: dict[str, Any] = {}
+    for name in ("logits", "training"):
+        try:
+            found[name] = model.train(name == "training")(PROMPTS, use_cache=False).logits.tolist()
+        except ValueError as error:
+            found[name] = str(error)
+    for layer in model.model.layers:  # what is not trained needs no sum
+        for part in (layer.self_attn.head_norm, getattr(layer.self_attn, "lam", None)):
+            if part is not None:
+                part.requires_grad_(False)
+    if "W_λ" not in found["logits"]:
+        found["frozen"] = model(PROMPTS, use_cache=False).logits.tolist()
+    return found
+
+
 def on_a_rank() -> None:
     rank, folder = ranks.join()
     # Gathered logits are a view, which nothing here changes in place.
@@ -170,6 +201,9 @@ def on_a_rank() -> None:
             result = spread_answers(model, layout)
             if rank == 0:
                 save_file(result, folder / f"{form}, {name}.safetensors")
+        if torch.distributed.get_world_size() == 2:
+            found = by_a_foreign_plan(DiffTransformerForCausalLM.from_pretrained(folder / form, dtype=torch.float64))
+            (folder / f"{form}, foreign {rank}.json").write_text(json.dumps(found))
     if HAS_PIPELINE and torch.distributed.get_world_size() == 2:
         in_a_pipeline(rank, folder)
     torch.distributed.destroy_process_group()
@@ -205,6 +239,27 @@ def test_ranks_give_what_one_process_gives(
         for name, value in expected.items():
             assert value.abs().max() > 0, name
             check(computed[name], value, least=largest)
+
+
+@each_form
+def test_an_engine_that_does_not_know_lambda_breaks_nothing_silently(
+    kind: str, spread: tuple[Path, int], make: Callable[..., Any], check: Callable[..., None]
+) -> None:
+    """With a plan of a Llama's names, on two ranks: it computes what one process does, or says what is wrong."""
+    folder, count = spread
+    for rank in range(count if count == 2 else 0):
+        found = json.loads((folder / f"{name_of_form(kind)}, foreign {rank}.json").read_text())
+        expected = make(kind, **SIZES)(PROMPTS).logits
+        if make(kind, **SIZES).config.has_token_lambda:
+            assert found["training"].startswith("this rank has ")
+            assert re.search(r"this rank has \d heads and λ of \d: a plan .* must split W_λ", found["logits"])
+            continue
+        check(torch.tensor(found["logits"], dtype=torch.float64), expected)
+        check(torch.tensor(found["frozen"], dtype=torch.float64), expected)
+        if kind == "softmax":  # whose heads share nothing
+            check(torch.tensor(found["training"], dtype=torch.float64), expected)
+        else:
+            assert "its part of the gradient of 'lam' that nobody adds to the others" in found["training"]
 
 
 @each_form

@@ -15,6 +15,7 @@ import fresh
 import oracle
 from diff_lab.train.run_setup import draw_weights
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model.configuration import code_files
 from full_run import short_run
 from tiny_model import KINDS, OPTIONS, PAIRED, has_lambda_vectors
@@ -54,9 +55,7 @@ def test_round_trip(kind: str, tied: bool, make: Any, tokens: Any, check: Any, t
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) is tied
 
 
-@pytest.mark.parametrize(
-    ("kind", "norm"), {"diff": False, "diff_grouped": False, "diff_v2": True, "softmax": True}.items()
-)
+@pytest.mark.parametrize(("kind", "norm"), [(kind, not ATTENTION_TYPES[kind].headwise_norm) for kind in KINDS])
 def test_the_headwise_norm_of_controls(kind: str, norm: bool, make: Any, tokens: Any, tmp_path: Path) -> None:
     """Table 6's: DIFF without it, the others with one."""
     model, inputs = make(kind, torch.float32, headwise_norm=norm), tokens()
@@ -279,6 +278,19 @@ def test_weights_that_accelerate_keeps_elsewhere(
         cache = loaded(inputs[:, :6]).past_key_values
         check(loaded(inputs[:, 6:], past_key_values=cache).logits, model(inputs).logits[:, 6:])
     assert all(loaded.get_parameter(name).is_meta for name in away)
+
+
+@pytest.mark.parametrize("kind", PAIRED)
+def test_a_lambda_of_two_numbers(kind: str, make: Any, tokens: Any, tmp_path: Path) -> None:
+    """It starts at λ_init, trains, and is saved and loaded in float32."""
+    model, inputs = make(kind, torch.float32, sharp=False, dual_lambda=True), tokens()
+    assert model.lambdas() == pytest.approx([oracle.lambda_init(1), oracle.lambda_init(2)])
+    model(inputs, labels=inputs).loss.backward()
+    assert all(layer.self_attn.lam.a.grad.any() for layer in model.model.layers)
+    model.bfloat16().save_pretrained(tmp_path)
+    loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert loaded.model.layers[0].self_attn.lam.a.dtype == torch.float32
+    assert torch.equal(loaded(inputs).logits, model(inputs).logits)
 
 
 def test_auto_classes(kind: str, make: Any, tokens: Any, check: Any, tmp_path: Path) -> None:

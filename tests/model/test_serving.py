@@ -37,7 +37,7 @@ def test_a_server_generates_the_same_tokens(kind: str, make: Any) -> None:
     assert server.generate(PROMPTS, 5) == generated_alone(model, 5)
     layers = list(server.attention.values())
     assert [layer.calls for layer in layers] == [8, 8]  # one in each pass
-    assert all(layer.kv_heads * layer.width == 4 * 4 for layer in layers)
+    assert all(layer.kv_heads * layer.width == 4 * model.config.num_key_value_heads for layer in layers)
     assert all(layer.keys[0].shape == (13, layer.kv_heads, layer.width) for layer in layers)
 
 

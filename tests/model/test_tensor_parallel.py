@@ -18,6 +18,7 @@ from transformers import distributed as transformers_distributed
 
 import ranks
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
+from diff_transformer.attention_types import ATTENTION_TYPES
 from tiny_model import KINDS, PAIRED
 
 # tests/model/test_parallel.py divides heads in `make test`.
@@ -126,7 +127,7 @@ def test_each_rank_has_half_of_the_heads_and_the_same_of_the_rest(kind: str, spr
     names = dict(make(**SPREAD[kind]).named_parameters())
     split = {name for name, parameter in names.items() if first[name].shape != parameter.shape}
     projections = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    projections |= {"lambda_proj"} if kind == "diff_v2" else set()
+    projections |= {"lambda_proj"} if kind in ATTENTION_TYPES and ATTENTION_TYPES[kind].lambda_per_token else set()
     projections -= {"gate_proj", "up_proj", "down_proj"} if kind == POLY_NORM else set()
     assert {name.split(".")[-2] for name in split} >= projections
     for name in split:

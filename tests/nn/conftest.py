@@ -41,8 +41,10 @@ def build() -> Callable[..., Attention]:
     def build(kind: str, layer: int = 3, dtype: torch.dtype = torch.float64, **arguments: Any) -> Attention:
         sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "head_dim": 4, **arguments}
         if ATTENTION_TYPES[kind].grouped:  # three signal heads to a noise map, or two, or DIFF's one
-            heads, kv_heads = sizes["num_attention_heads"], sizes.get("num_key_value_heads", 4)
-            sizes.setdefault("num_noise_heads", next(g for g in (2, 3, 4, 6) if heads % g == 0 == g % (kv_heads // 2)))
+            heads, keys = sizes["num_attention_heads"], sizes.get("num_key_value_heads", 4) // 2
+            sizes.setdefault("num_noise_heads", next(g for g in (2, 3, 4, 6) if heads % g == 0 == g % keys))
+            if "num_key_value_heads" in sizes and not ATTENTION_TYPES[kind].pairs_heads:
+                sizes["num_key_value_heads"] = keys
         return sharpen(KINDS[kind](layer=layer, **sizes).to(dtype))
 
     return build
@@ -103,7 +105,8 @@ def by_oracle() -> Callable[..., np.ndarray]:
             return oracle.diff_layer(array(x), wq, wk, wv, wo, vectors, **options)
         options["key_heads"] = len(wk) // d
         if isinstance(module, DiffAttentionV2):
-            options |= {"heads": len(wq) // (2 * d), "w_lambda": weights["lambda_proj.weight"]}
+            heads = len(wq) // ((module.ratio + 1) * d) * module.ratio
+            options |= {"heads": heads, "ratio": module.ratio, "w_lambda": weights["lambda_proj.weight"]}
             return oracle.diff_v2_layer(array(x), wq, wk, wv, wo, **options)
         return oracle.softmax_layer(array(x), wq, wk, wv, wo, heads=len(wq) // d, **options)
 

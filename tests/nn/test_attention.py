@@ -12,7 +12,7 @@ from torch.nn.attention.bias import causal_upper_left
 from transformers import DynamicCache, LlamaConfig, StaticCache
 
 from diff_transformer import DiffAttention, DiffAttentionV2, SoftmaxAttention
-from diff_transformer.nn import RotaryEmbedding
+from diff_transformer.nn import Attention, RotaryEmbedding
 from tiny_model import KINDS
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -95,7 +95,7 @@ def test_through_a_cache(
         start = stop
     middle = torch.from_numpy(by_oracle(first, x, positions=range(7), is_causal=True))
     check(torch.cat(parts, 1), by_oracle(second, middle, positions=range(7), is_causal=True))
-    width, heads = (8, kv_heads // 2) if first.pairs_kv_heads else (4, kv_heads)
+    width, heads = (8, kv_heads // 2) if first.pairs_kv_heads else (4, first.k_proj.out_features // 4)
     for layer in cache.layers:
         assert layer.keys.shape == layer.values.shape == (2, heads, layer.keys.shape[2], width)
 
@@ -221,7 +221,10 @@ def test_positions_of_another_width(kind: str, width: int, build: Any, inputs: A
 def test_help_has_every_argument() -> None:
     """The other layers' docstrings refer to it."""
     arguments = str(inspect.getdoc(DiffAttention)).partition("\nArgs:\n")[2].partition("\nRaises:\n")[0]
-    assert re.findall(r"^    (\w+):", arguments, re.MULTILINE) == list(inspect.signature(DiffAttention).parameters)
+    *own, _ = inspect.signature(DiffAttention).parameters
+    base = inspect.signature(Attention).parameters.values()
+    options = [one.name for one in base if one.kind == inspect.Parameter.KEYWORD_ONLY]
+    assert re.findall(r"^    (\w+):", arguments, re.MULTILINE) == own + options
 
 
 def test_a_batch_of_nothing(kind: str, build: Any, inputs: Any) -> None:

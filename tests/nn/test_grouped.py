@@ -11,6 +11,7 @@ from diff_transformer import (
     GroupedDiffAttention,
     diff_attention,
 )
+from diff_transformer.nn import DiffAttentionV2, DiffAttentionV3, GroupedDiffAttentionV2
 from tiny_model import SIZES
 
 
@@ -27,6 +28,35 @@ def test_one_signal_head_to_a_group_is_diff_bit_for_bit(kv_heads: int, is_causal
         output.square().sum().backward()
     for (name, one), (_, other) in zip(grouped.named_parameters(), diff.named_parameters(), strict=True):
         assert torch.equal(one.grad, other.grad), name
+
+
+def test_one_signal_head_to_a_group_is_version_two_bit_for_bit() -> None:
+    grouped = GroupedDiffAttentionV2(24, 8, 3, 2, 4, num_noise_heads=4)
+    second = DiffAttentionV2(24, 4, 3, 2, 4)
+    second.load_state_dict(grouped.state_dict())
+    x = torch.randn(2, 7, 24)
+    assert torch.equal(grouped(x, is_causal=True), second(x, is_causal=True))
+
+
+def test_version_three_with_open_first_gates_is_version_two(inputs: Any) -> None:
+    x = inputs()
+    x[..., 0] = 1.0
+    second, third = (layer(24, 8, 1, head_dim=4).double() for layer in (DiffAttentionV2, DiffAttentionV3))
+    weights = second.state_dict()
+    gates = torch.zeros(8, 2, 24, dtype=torch.float64)
+    gates[:, 0, 0], gates[:, 1] = 40.0, weights["lambda_proj.weight"]
+    third.load_state_dict(weights | {"lambda_proj.weight": gates.flatten(0, 1)})
+    torch.testing.assert_close(third(x, is_causal=True), second(x, is_causal=True))
+
+
+def test_groups_are_for_the_types_that_have_them() -> None:
+    with pytest.raises(ValueError, match=r"^DiffAttentionV2: num_noise_heads must be left out, .* got 2\.$"):
+        DiffAttentionV2(24, 8, 1, num_noise_heads=2)
+    with pytest.raises(ValueError, match=r"^GroupedDiffAttentionV2: num_noise_heads must be given, got None\.$"):
+        GroupedDiffAttentionV2(24, 8, 1)
+    message = r"must be a multiple of num_key_value_heads, got 2 and num_key_value_heads 4\.$"
+    with pytest.raises(ValueError, match=message):
+        GroupedDiffAttentionV2(24, 8, 1, 4, num_noise_heads=2)
 
 
 def test_a_pair_of_queries_is_their_stripes() -> None:

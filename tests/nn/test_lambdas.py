@@ -47,6 +47,21 @@ def test_one_constant_for_all_layers(constant: float) -> None:
         assert module.lam().item() == pytest.approx(expected, abs=1e-6)
 
 
+def test_two_numbers_in_the_place_of_vectors() -> None:
+    """exp(a) − exp(b) + λ_init, which starts at λ_init and stays in float32; the norm's factor is that of λ_init."""
+    module = DiffAttention(16, 4, 2, dual_lambda=True).half()
+    init = 0.8 - 0.6 * math.exp(-0.3)
+    assert module.lam().item() == pytest.approx(init, abs=1e-7)
+    assert module.head_norm.factor == pytest.approx(1 - init, abs=1e-15)
+    assert {parameter.dtype for parameter in module.lam.parameters()} == {torch.float32}
+    nn.init.constant_(module.lam.a, 0.3)
+    nn.init.constant_(module.lam.b, -0.2)
+    module.lam().backward()
+    assert module.lam().item() == pytest.approx(math.exp(0.3) - math.exp(-0.2) + init, abs=1e-6)
+    gradients = module.lam.a.grad.item(), module.lam.b.grad.item()
+    assert gradients == pytest.approx((math.exp(0.3), -math.exp(-0.2)), abs=1e-6)
+
+
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float16], ids=str)
 def test_float32_under_another_default_dtype(default: torch.dtype) -> None:
     before = torch.get_default_dtype()

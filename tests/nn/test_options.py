@@ -22,9 +22,13 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 OPTIONS: dict[str, dict[str, Any]] = {
     "bias": {"bias": True},
     "qk_norm": {"qk_norm": True},
+    "qk_clip": {"qk_clip": True},
     "output_gate": {"output_gate": True},
+    "exclusive": {"exclusive": True},
+    "no rotary": {"rotary": False},
     "all": {"bias": True, "qk_norm": True, "output_gate": True},
     "all, grouped": {"bias": True, "qk_norm": True, "output_gate": True, "num_key_value_heads": 4},
+    "others, grouped": {"qk_clip": True, "exclusive": True, "num_key_value_heads": 4},
 }
 PLAIN: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -58,7 +62,9 @@ def written_out(
         each = [projected(name, of)[:, i : i + d] for i in range(0, len(weight[f"{name}_proj.weight"]), d)]
         if f"{name}_norm.weight" in weight:
             each = [h / (h.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight[f"{name}_norm.weight"] for h in each]
-        return each if tables is None else [apply_rotary(h, *tables) for h in each]
+        if module.q_norm is not None and "q_norm.weight" not in weight:
+            each = [h * (3 / (h.square().mean(1, keepdim=True) + 1e-5).sqrt()).clamp(max=1) for h in each]
+        return each if tables is None or not module.rotary else [apply_rotary(h, *tables) for h in each]
 
     q, k, v = heads("q", x), heads("k", source), projected("v", source)
     hidden = torch.zeros(len(x), len(source), dtype=torch.bool)
@@ -75,7 +81,7 @@ def written_out(
     values = [v[:, i : i + width] for i in range(0, v.shape[1], width)]
     outs = []
     if isinstance(module, DifferentialAttention):
-        lam, ratio = module.lambdas(x.unsqueeze(0)), module.ratio
+        lam, weights, ratio = module.lambdas(x.unsqueeze(0)), module.signal_weights(x.unsqueeze(0)), module.ratio
         shared, groups = width == d, len(q) // (ratio + 1)
         for h in range(groups * ratio):
             first = h // ratio * (ratio + 1)  # query of the head's group
@@ -83,7 +89,8 @@ def written_out(
             keys = (k[g], k[g]) if shared else (k[2 * g], k[2 * g + 1])
             per_row = lam if lam.dim() == 0 else lam[0, h].unsqueeze(1)
             noise = attended(q[first + ratio], keys[1])
-            outs.append((attended(q[first + h % ratio], keys[0]) - per_row * noise) @ values[g])
+            signal = attended(q[first + h % ratio], keys[0]) * (1 if weights is None else weights[0, h].unsqueeze(1))
+            outs.append((signal - per_row * noise) @ values[g])
     else:
         outs = [attended(q[h], k[h // (len(q) // len(k))]) @ values[h // (len(q) // len(k))] for h in range(len(q))]
     if module.head_norm is not None:
@@ -91,6 +98,12 @@ def written_out(
         if sizes is not None:
             sizes += [(o.square().mean(1) + norm.eps).min().sqrt().item() for o in outs]
         outs = [o / (o.square().mean(1, keepdim=True) + norm.eps).sqrt() * norm.weight * norm.factor for o in outs]
+    if module.exclusive:
+        own = [values[h // (len(outs) // len(values))] for h in range(len(outs))]
+        outs = [
+            o - (o * v).sum(1, keepdim=True) * v / v.square().sum(1, keepdim=True)
+            for o, v in zip(outs, own, strict=True)
+        ]
     flat = torch.cat(outs, dim=1)
     if "gate_proj.weight" in weight:
         flat = flat / (1 + (-x @ weight["gate_proj.weight"].T).exp())
@@ -136,8 +149,9 @@ def test_the_writing_out_is_the_oracles(kind: str, build: Any, inputs: Any, tabl
     )
 
 
-def test_options_with_a_cache(kind: str, build: Any, inputs: Any, tables: Any, check: Any) -> None:
-    module, x = build(kind, **OPTIONS["all, grouped"]), inputs(2, 7)
+@pytest.mark.parametrize("option", ["all, grouped", "others, grouped"])
+def test_options_with_a_cache(kind: str, option: str, build: Any, inputs: Any, tables: Any, check: Any) -> None:
+    module, x = build(kind, **OPTIONS[option]), inputs(2, 7)
     cache = DynamicCache()
     parts = [
         module(x[:, begin:end], tables(range(begin, end)), is_causal=True, cache=cache)
@@ -180,6 +194,23 @@ def test_what_does_not_go_with_another_sequence(kind: str, build: Any, inputs: A
             module(x, context=wrong)
     with pytest.raises(ValueError, match="context_size must be 1 or more, got 0"):
         build(kind, context_size=0)
+
+
+def test_options_that_exclude_others(kind: str, build: Any, inputs: Any) -> None:
+    with pytest.raises(ValueError, match="qk_norm and qk_clip exclude each other"):
+        build(kind, qk_norm=True, qk_clip=True)
+    with pytest.raises(ValueError, match=r"goes without .* and exclusive, got exclusive as well"):
+        build(kind, exclusive=True)(inputs(), context=inputs())
+
+
+def test_nothing_of_the_own_value_is_left(build: Any, inputs: Any) -> None:
+    module, x = build("diff", exclusive=True), inputs(1, 5)
+    own, heads = module.project(x, None)[2], []
+    module.o_proj.register_forward_pre_hook(lambda _, args: heads.append(args[0]))
+    module(x)
+    assert (heads[0].unflatten(-1, (4, 8)).transpose(1, 2) * own).sum(-1).abs().max() < 1e-12
+    alone = torch.zeros(1, 1, 24, dtype=torch.float64)  # whose value is 0
+    assert torch.equal(module(alone), alone)
 
 
 def test_gradcheck_of_all_options(kind: str, build: Any) -> None:

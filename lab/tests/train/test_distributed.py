@@ -41,8 +41,11 @@ each_way = pytest.mark.parametrize("way", short_run(WAYS, SHORT_WAYS))
 
 def recipe(kind: str, way: str, text: Path, **settings: Any) -> Recipe:
     """Text in blocks of packed documents: rows with different numbers of targets, in two parts on each process."""
+    spec = ATTENTION_TYPES[kind]
     model = {"attention_type": kind, "num_key_value_heads": 4, "num_noise_heads": 2}
-    model["token_lambda"] = ATTENTION_TYPES[kind].grouped  # the layer's own λ is spread as DIFF's
+    if spec.grouped:
+        model["num_key_value_heads"] = 4 if spec.pairs_heads else 2
+    model["token_lambda"] = spec.grouped  # the layer's own λ is spread as DIFF's
     data = {"kind": "text", "paths": [str(text)], "length": 24, "batch_size": 8}
     data |= {"validation_tokens": 100, "validation_fraction": 0.2}
     every = {"steps": STEPS, "accumulation": 2, "checkpoint_every": HALF, "max_grad_norm": 0.5}

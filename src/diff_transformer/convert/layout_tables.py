@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DiffLlamaConfig, LlamaConfig, PreTrainedConfig
 
-from diff_transformer.attention_types import ATTENTION_TYPES
+from diff_transformer.attention_types import ATTENTION_OPTIONS, ATTENTION_TYPES
 from diff_transformer.convert.layout import (
     ATTENTION,
     KEY,
@@ -232,7 +232,7 @@ def write_settings(layout: Layout, config: DiffTransformerConfig) -> dict[str, A
     settings = layout.write(config)
     read_again = layout.read(settings)
     names = [*SHARED, *HEADS, "sliding_window", "has_headwise_norm"]
-    names += [*OPTIONS, "is_causal", "qk_norm", "output_gate", "hidden_act", "has_token_lambda"]
+    names += [*ATTENTION_OPTIONS, "is_causal", "hidden_act", "has_token_lambda", "dual_lambda"]
     if config.has_headwise_norm:
         names.append("norm_eps_in_attention")
     if config.spec.differential and "lambda_init" in config.spec.settings:

@@ -25,7 +25,7 @@ class HeadMaps(NamedTuple):
     """Maps of some heads of a layer for some rows.
 
     Attributes:
-        first: A1, or the one map of ordinary attention, (H, R, N).
+        first: A1 times its weight, if it has one, or the one map of ordinary attention, (H, R, N).
         second: A2, (H, R, N), or None for ordinary attention.
         lam: λ of each head and row, (H, R), or None.
     """
@@ -83,6 +83,8 @@ class RecomputedMaps:
             scale=attention.scaling,
             window=attention.sliding_window,
         )
+        if (weight := attention.signal_weights(self.normed[layer])) is not None:
+            maps[0].mul_(weight[:, chosen, first_row:].unsqueeze(-1))
         return HeadMaps(maps[0][0], None, None) if lam is None else HeadMaps(maps[0][0], maps[1][0], lam[0])
 
     def _projected(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -112,23 +112,27 @@ class DiffTransformerConfig(PreTrainedConfig):
 
     Args:
         attention_type: "diff" (Equations 1 to 3), "diff_grouped" (groups of heads that share the map which is
-            subtracted: arXiv 2510.06949), "diff_v2" (the authors' second version), "softmax" (the Transformer) or "dex"
-            (the Transformer with corrected heads: arXiv 2505.16333).
+            subtracted: arXiv 2510.06949), "diff_v2" (the authors' second version), "diff_v3" (with two gates),
+            "diff_v2_grouped" (groups that share keys, too), "softmax" (the Transformer) or "dex" (the Transformer with
+            corrected heads: arXiv 2505.16333).
         num_attention_heads: the Transformer's count A for every type; a DIFF layer has A / 2 heads of value width 2d,
             a grouped one A − G.
-        num_key_value_heads: the Transformer's key/value heads, for grouped queries; A unless given, with groups 2G.
-        num_noise_heads: for "diff_grouped", which needs it, the number of groups G: A = (r + 1)·G query heads are r
+        num_key_value_heads: the Transformer's key/value heads, for grouped queries; A unless given, with groups 2G, or
+            G where they share keys.
+        num_noise_heads: for the grouped types, which need it, the number of groups G: A = (r + 1)·G query heads are r
             signal heads and one noise head in each group. Other types leave it aside, so that one recipe serves both.
         head_dim: width d of a query or key; hidden_size / A unless given.
         token_lambda: for "diff_grouped", whether λ is a projection of the token with a sigmoid, one for each signal
             head, as "diff_v2" has it, and not one of the layer.
+        dual_lambda: for "diff" and "diff_grouped", whether λ of a layer is exp(a) − exp(b) + λ_init of two numbers.
         lambda_init: "schedule" for 0.8 − 0.6·exp(−0.3·(l − 1)), or one constant for all layers.
         lambda_init_offset: number that the schedule adds to l, for checkpoints that count layers from another origin.
         headwise_norm: whether each head's output is normalised before the output projection (Equation 3); as the
             attention type has it unless given: "diff" has the norm, with its factor 1 − λ_init, and no other type.
-        attention_bias, qk_norm, output_gate, attention_dropout: options of the layers' attention, see
-            :class:`diff_transformer.nn.Attention` (``bias`` and ``dropout`` there). None of them is the paper's, and
-            "dex" has none.
+        attention_bias, qk_norm, qk_clip, output_gate, exclusive_attention, attention_dropout: options of the layers'
+            attention, see :class:`diff_transformer.nn.DiffAttention` (``bias``, ``exclusive`` and ``dropout`` there).
+            None of them is the paper's, and "dex" has none.
+        layers_without_rotary: numbers of the layers, counted from 0, that have no rotary embedding; not for "dex".
         dex_heads: for "dex", the corrected heads of each layer, ascending from 0; all of every layer unless given.
         dex_lambda_start: for "dex", λ_learn at the start; λ_init unless given.
         hidden_size, intermediate_size, num_hidden_layers, vocab_size, max_position_embeddings: sizes.
@@ -167,6 +171,7 @@ class DiffTransformerConfig(PreTrainedConfig):
     num_key_value_heads: int | None = None
     num_noise_heads: int | None = None
     token_lambda: bool = False
+    dual_lambda: bool = False
     head_dim: int | None = None
     attention_type: str = "diff"
     lambda_init: float | int | str = "schedule"
@@ -174,7 +179,10 @@ class DiffTransformerConfig(PreTrainedConfig):
     headwise_norm: bool | None = None
     attention_bias: bool = False
     qk_norm: bool = False
+    qk_clip: bool = False
     output_gate: bool = False
+    exclusive_attention: bool = False
+    layers_without_rotary: list | None = None
     attention_dropout: float | int = 0.0
     dex_heads: list | None = None
     dex_lambda_start: float | int | None = None
@@ -314,12 +322,18 @@ class DiffTransformerConfig(PreTrainedConfig):
         feed_forward_class(self.hidden_act)
         constant_lambda(1, self.lambda_init)
         settings, of_type = self.spec.settings, f"attention_type {self.attention_type!r}"
-        for name, is_taken in (("headwise_norm", "headwise_norm" in settings), ("token_lambda", self.has_token_lambda)):
+        taken = {name: name in settings for name in ("headwise_norm", "dual_lambda")}
+        for name, is_taken in (*taken.items(), ("token_lambda", self.has_token_lambda)):
             if getattr(self, name) and not is_taken:
                 raise ValueError(f"{name} must be false or left out for {of_type}, got True.")
         for name, option in ATTENTION_OPTIONS.items():
             if getattr(self, name) and option not in settings:
                 raise ValueError(f"{name} must be left out for {of_type}, got {getattr(self, name)!r}.")
+        if any(each not in range(self.num_hidden_layers) for each in self.layers_without_rotary or ()):
+            raise ValueError(
+                f"layers_without_rotary must be numbers of layers in 0 … {self.num_hidden_layers - 1}, got "
+                f"{self.layers_without_rotary}."
+            )
         if not 0 <= self.attention_dropout < 1:
             raise ValueError(f"attention_dropout must be at least 0 and below 1, got {self.attention_dropout!r}.")
         if self.dex_lambda_start is not None and not math.isfinite(self.dex_lambda_start):
@@ -329,9 +343,10 @@ class DiffTransformerConfig(PreTrainedConfig):
                 f"{of_type} needs num_noise_heads, the number of groups of num_attention_heads query heads, got None."
             )
         groups = self.spec.noise_heads(self)
-        kv_heads = default_key_heads(self.num_attention_heads, self.num_key_value_heads, groups)
+        pairs = self.spec.pairs_heads
+        kv_heads = default_key_heads(self.num_attention_heads, self.num_key_value_heads, groups, pairs)
         sizes = self.hidden_size, self.num_attention_heads, kv_heads, self.head_dim
-        check_heads("DiffTransformerConfig", *sizes, self.spec.even_heads, groups)
+        check_heads("DiffTransformerConfig", *sizes, pairs or self.spec.even_heads, groups)
         self.num_key_value_heads = kv_heads
         if (heads_of_layers := self.dex_heads) is not None:
             layers = self.num_hidden_layers

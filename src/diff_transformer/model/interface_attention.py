@@ -95,15 +95,21 @@ def zero_padded(queries: Tensor, ratio: int = 1) -> Tensor:
     return padded.flatten(2, 3).transpose(1, 2)
 
 
-def subtracted(results: Tensor, lam: Tensor, ratio: int) -> Tensor:
-    """Combine the one call's outputs (B, N, (r + 1)·G, dv) into A1 V − λ A2 V of each head, (B, N, H, dv).
+def subtracted(results: Tensor, lam: Tensor, ratio: int, signal_weight: Tensor | None = None, dim: int = 2) -> Tensor:
+    """Combine the one call's outputs (B, N, (r + 1)·G, dv) into w A1 V − λ A2 V of each head, (B, N, H, dv).
 
-    ``lam`` is broadcastable to (B, H, N).
+    ``lam`` and the weight w, 1 if it is None, are broadcastable to (B, H, N). With ``dim`` 1 heads stand before N, as
+    in maps (B, (r + 1)·G, N, S).
     """
-    signal, noise = results.unflatten(2, (-1, ratio + 1)).split((ratio, 1), dim=3)
-    if lam.dim() > 0:  # as the heads, (B, N, G, r, dv)
-        lam = lam.transpose(1, 2).unflatten(2, (-1, ratio)).unsqueeze(-1)
-    return (signal - lam * noise).to(results.dtype).flatten(2, 3)
+    signal, noise = results.unflatten(dim, (-1, ratio + 1)).split((ratio, 1), dim=dim + 1)
+
+    def as_heads(weight: Tensor) -> Tensor:
+        return weight.movedim(1, dim).unflatten(dim, (-1, ratio)).unsqueeze(-1)
+
+    if signal_weight is not None:
+        signal = as_heads(signal_weight) * signal
+    difference = signal - (lam if lam.dim() == 0 else as_heads(lam)) * noise
+    return difference.to(results.dtype).flatten(dim, dim + 1)
 
 
 def repeated_for_channels(maps: Tensor, value: Tensor, width: int) -> Tensor:
@@ -118,6 +124,7 @@ def eager_attention_forward(
     value: Tensor,
     attention_mask: Tensor | None,
     lam: Tensor | None = None,
+    signal_weight: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Attend as Llama's "eager"; with λ, subtract the weights of the one call and make the heads from the difference.
@@ -132,9 +139,7 @@ def eager_attention_forward(
     heads, weights = llama_attention_forward(module, query, key, value, attention_mask, **kwargs)
     if lam is None:
         return heads, weights
-    signal, noise = weights.unflatten(1, (-1, module.ratio + 1)).split((module.ratio, 1), dim=2)  # (B, G, r or 1, N, S)
-    per_row = lam if lam.dim() == 0 else lam.unflatten(1, (-1, module.ratio)).unsqueeze(-1)
-    difference = (signal - per_row * noise).to(value.dtype).flatten(1, 2)
+    difference = subtracted(weights, lam, module.ratio, signal_weight, dim=1)
     values = value.repeat_interleave(difference.shape[1] // value.shape[1], dim=1)  # (B, H, S, dv)
     difference = repeated_for_channels(difference, value, module.head_dim)
     heads = difference @ values.unflatten(-1, (-1, module.head_dim)).transpose(2, 3).flatten(1, 2)  # (B, A, N, d)
@@ -179,18 +184,25 @@ class InterfaceAttention(Attention):
         2·(A − G) of them.
         """
         queries, keys, values = self.project(hidden_states, position_embeddings)
+        own = values
         if past_key_values is not None:
             keys, values = past_key_values.update(keys, values, self.layer_idx)
 
-        lam = self.lambdas(hidden_states)
+        lam, count = self.lambdas(hidden_states), queries.shape[2] // (self.ratio + 1) * self.ratio
+        if lam is not None and lam.dim() > 0 and lam.shape[1] not in (1, count):
+            raise ValueError(
+                f"this rank has {count} heads and λ of {lam.shape[1]}: a plan of tensor parallelism must split W_λ "
+                "(lambda_proj) by rows as W_Q, which the plan of the configuration does."
+            )
         implementation = self.config._attn_implementation
         _refuse_given(implementation, _BEYOND_SDPA, kwargs)
         takes_pairs = implementation in OPERATOR_IMPLEMENTATIONS
         pads = self.pairs_kv_heads and not takes_pairs
         query = zero_padded(queries, self.ratio) if pads else queries.transpose(1, 2)
         subtracts = takes_pairs or implementation == "eager"
+        signal_weight = self.signal_weights(hidden_states)
         if subtracts:
-            kwargs["lam"] = lam
+            kwargs |= {"lam": lam, "signal_weight": signal_weight}
 
         attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         heads, weights = attention_interface(
@@ -209,10 +221,10 @@ class InterfaceAttention(Attention):
         if lam is None:
             heads = self.transform_heads(heads)
         elif not subtracts:
-            heads, weights = self.transform_heads(subtracted(heads, lam, self.ratio)), None
+            heads, weights = self.transform_heads(subtracted(heads, lam, self.ratio, signal_weight)), None
         if weights is not None and not kwargs.get("output_attentions", self.config.output_attentions):
             weights = None
-        return self.output(hidden_states, heads), weights
+        return self.output(hidden_states, heads, own), weights
 
     @property
     def sliding_window(self) -> int | None:
@@ -233,10 +245,12 @@ def layer_settings(config: DiffTransformerConfig, layer: int) -> dict[str, Any]:
         "norm_eps": config.norm_eps_in_attention,
         "headwise_norm": config.has_headwise_norm,
         **{option: getattr(config, name) for name, option in ATTENTION_OPTIONS.items()},
+        "rotary": layer - 1 not in (config.layers_without_rotary or ()),
         "heads": None if config.dex_heads is None else config.dex_heads[layer - 1],
         "lambda_start": config.dex_lambda_start,
         "num_noise_heads": config.num_noise_heads,
         "token_lambda": config.token_lambda,
+        "dual_lambda": config.dual_lambda,
     }
 
 
@@ -264,6 +278,7 @@ def operator_attention_forward(
     scaling: float | None = None,
     dropout: float = 0.0,
     lam: Tensor | None = None,
+    signal_weight: Tensor | None = None,
     sliding_window: int | None = None,
     maps: list[AttentionMaps] | None = None,
     cu_seq_lens_q: Tensor | None = None,
@@ -276,8 +291,9 @@ def operator_attention_forward(
 
     Query, key and value are (B, heads, N, d), those of a group side by side, and (B, H_kv, S, width), as cached. The
     mask is boolean or additive (B, 1, N, S), or None for plain causality, or for nothing hidden if ``module.is_causal``
-    is False. ``lam`` is broadcastable to (B, H, N), and each layer's attention maps are appended to ``maps``. Without a
-    mask ``cu_seq_lens_q`` tells documents apart. ``kwargs`` are ``is_causal`` and ``output_attentions``.
+    is False. ``lam`` and ``signal_weight`` are broadcastable to (B, H, N), and each layer's attention maps are appended
+    to ``maps``. Without a mask ``cu_seq_lens_q`` tells documents apart. ``kwargs`` are ``is_causal`` and
+    ``output_attentions``.
 
     Returns:
         (B, N, H, dv), for differential attention normalised if the layer has a headwise norm, and the attention weights
@@ -302,6 +318,7 @@ def operator_attention_forward(
     settings |= {"window": window, "cu_seqlens": cu_seqlens}
     if lam is not None:
         q, k = query.unflatten(1, (-1, module.ratio + 1)), module.split_keys(key)
+        settings["signal_weight"] = signal_weight
         out = module.difference(q, k, value, lam, **settings, dropout_p=dropout, backend=backend)
     elif cu_seqlens is not None:
         out = attend_by_document(

@@ -39,6 +39,7 @@ from diff_transformer.nn import (
     AnnealedLambda,
     DecoderLayer,
     DexCorrection,
+    DualLambda,
     KeepsFloat32,
     Lambda,
     PolyNorm,
@@ -116,7 +117,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
                     draw_normal(parameter, std)
                     if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                         init.zeros_(parameter[module.padding_idx])
-        elif isinstance(module, RMSNorm | AnnealedLambda | DexCorrection | PolyNorm):
+        elif isinstance(module, RMSNorm | AnnealedLambda | DualLambda | DexCorrection | PolyNorm):
             module.reset_parameters()  # with the functions of torch.nn.init, which transformers keeps from loaded ones
         else:
             super()._init_weights(module)
@@ -133,7 +134,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         self.__dict__["_tensor_parallel_ranks"] = ranks
 
     def lambdas(self) -> list[float] | None:
-        """Return λ of each layer as it is now; None if no layer has one ("diff_v2", "softmax", token_lambda).
+        """Return λ of each layer as it is now; None if no layer has one ("softmax", or λ of each token).
 
         For "dex" layers without a corrected head are left out.
         """

@@ -11,7 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diff_transformer.nn.layers import HeadwiseNorm, QueryKeyNorm, ReplicatedAcrossHeads, residual_projection
+from diff_transformer.nn.layers import (
+    HeadwiseNorm,
+    QueryKeyClip,
+    QueryKeyNorm,
+    ReplicatedAcrossHeads,
+    residual_projection,
+)
 from diff_transformer.ops import apply_rotary
 from diff_transformer.ops.attention_request import check_dense
 from diff_transformer.ops.operator import check_broadcast, check_mask
@@ -44,8 +50,8 @@ class Attention(nn.Module):
     Args:
         headwise_norm: True adds RMSNorm over each head's own d channels before the output projection. Without a λ_init
             (nothing is subtracted, or there is none to a layer) its factor 1 − λ_init is 1.
-        num_noise_heads: G, into how many groups the A query heads fall, each of which has one noise map; only for
-            :class:`GroupedDiffAttention`.
+        num_noise_heads: G, into how many groups the A query heads fall, each of which has one noise map; for types with
+            groups, and for them alone.
 
     Examples:
         >>> issubclass(SoftmaxAttention, Attention) and issubclass(DiffAttention, Attention)
@@ -54,6 +60,8 @@ class Attention(nn.Module):
 
     pairs_kv_heads = False  # whether two key/value heads of the Transformer make one differential head
     queries_per_head = 1  # heads of W_Q to a head of the Transformer
+    gates_per_head = 0  # rows of W_λ, a projection of the token, to a head of W_O
+    grouped = False  # whether heads fall into groups
     # r, how many signal heads share the map that is subtracted from theirs. Where something is subtracted, W_Q's heads
     # come in stripes of r + 1: the queries of r signal heads, and behind them that of their noise map.
     ratio = 1
@@ -71,20 +79,28 @@ class Attention(nn.Module):
         *,
         bias: bool = False,
         qk_norm: bool = False,
+        qk_clip: bool = False,
         output_gate: bool = False,
+        exclusive: bool = False,
+        rotary: bool = True,
         dropout: float = 0.0,
         context_size: int | None = None,
     ) -> None:
         super().__init__()
-        kv_heads = default_key_heads(num_attention_heads, num_key_value_heads, num_noise_heads)
-        sizes = hidden_size, num_attention_heads, kv_heads, head_dim
-        check_heads(type(self).__name__, *sizes, self.pairs_kv_heads, num_noise_heads)
+        owner, pairs = type(self).__name__, self.pairs_kv_heads
+        if self.grouped is (num_noise_heads is None):
+            allowed = "given" if self.grouped else "left out, as the heads of this type fall into no groups"
+            raise ValueError(f"{owner}: num_noise_heads must be {allowed}, got {num_noise_heads}.")
+        kv_heads = default_key_heads(num_attention_heads, num_key_value_heads, num_noise_heads, pairs)
+        check_heads(owner, hidden_size, num_attention_heads, kv_heads, head_dim, pairs, num_noise_heads)
         if layer < 1:
             raise ValueError(f"layer must be 1 or more (the paper counts layers from 1), got {layer}.")
         if not 0 <= dropout < 1:
             raise ValueError(f"{type(self).__name__}: dropout must be at least 0 and below 1, got {dropout}.")
         if context_size is not None and context_size < 1:
             raise ValueError(f"{type(self).__name__}: context_size must be 1 or more, got {context_size}.")
+        if qk_norm and qk_clip:
+            raise ValueError(f"{owner}: qk_norm and qk_clip exclude each other, got both.")
         self.layer_idx = layer - 1
         self.dropout = float(dropout)
         self.head_norm: nn.Module | None = None
@@ -96,15 +112,22 @@ class Attention(nn.Module):
         self.hidden_size, self.context_size = hidden_size, context_size
         self.cached_heads = kv_heads * self.head_dim // self.cache_width
         self.num_key_value_groups = num_attention_heads * self.queries_per_head // self.cached_heads
-        noise = 0 if num_noise_heads is None else num_noise_heads
-        heads = (num_attention_heads - noise) * (1 if num_noise_heads is None else 2)  # of width d, which W_O reads
+        signal = num_attention_heads - (num_noise_heads or 0)
+        heads = signal * (2 if pairs and num_noise_heads else 1)  # of width d, which W_O reads
+        if num_noise_heads is not None:
+            self.ratio = signal // num_noise_heads
         self.q_proj = nn.Linear(hidden_size, width * self.queries_per_head, bias=bias)
         self.k_proj = nn.Linear(context_size, kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(context_size, kv_heads * self.head_dim, bias=bias)
         self.o_proj = residual_projection(heads * self.head_dim, hidden_size, bias)
         self.gate_proj = nn.Linear(hidden_size, heads * self.head_dim, bias=False) if output_gate else None
-        self.q_norm = QueryKeyNorm(self.head_dim, norm_eps) if qk_norm else None
-        self.k_norm = QueryKeyNorm(self.head_dim, norm_eps) if qk_norm else None
+        self.exclusive, self.rotary = exclusive, rotary
+        self.q_norm: nn.Module | None = QueryKeyNorm(self.head_dim, norm_eps) if qk_norm else None
+        self.k_norm: nn.Module | None = QueryKeyNorm(self.head_dim, norm_eps) if qk_norm else None
+        if qk_clip:
+            self.q_norm, self.k_norm = QueryKeyClip(norm_eps), QueryKeyClip(norm_eps)
+        if self.gates_per_head:
+            self.lambda_proj = nn.Linear(hidden_size, signal * self.gates_per_head, bias=False)
         if headwise_norm:
             self.head_norm = HeadwiseNorm(self.head_dim, 0.0, norm_eps)
 
@@ -119,6 +142,8 @@ class Attention(nn.Module):
         """Project (B, N, D) to queries (B, N, heads of W_Q, d), and keys and values as cached, (B, heads, N, width)."""
         if position_embeddings is not None:  # the same for every head
             position_embeddings = position_embeddings[0].unsqueeze(-2), position_embeddings[1].unsqueeze(-2)
+        if not self.rotary:
+            position_embeddings = None
         return self._queries(hidden_states, position_embeddings), *self._cached(hidden_states, position_embeddings)
 
     def project_context(self, context: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,8 +173,10 @@ class Attention(nn.Module):
 
     def _require_sums(self, heads: int) -> None:
         """Refuse to train some of the heads if nobody sums the gradients of the parameters that all of them share."""
-        for name, module in self.named_children():
-            if isinstance(module, ReplicatedAcrossHeads) and module.sum_gradient is None:
+        for name, module in self.named_modules():  # an adapter around one included
+            if not isinstance(module, ReplicatedAcrossHeads) or module.sum_gradient is not None:
+                continue
+            if any(parameter.requires_grad for parameter in module.parameters()):
                 raise ValueError(
                     f"this rank has {heads} of {self.cached_heads} key heads, and its part of the gradient of {name!r} "
                     "that nobody adds to the others: spread the model by diff_transformer.parallel.tensor_parallel, "
@@ -186,17 +213,18 @@ class Attention(nn.Module):
 
         Raises:
             ValueError: hidden states or a context of another width; a mask, cosines or sines that do not broadcast; a
-                context together with positions, causality or a cache, or no context although ``context_size`` differs
-                from D.
+                context together with positions, causality, a cache or ``exclusive``, or no context although
+                ``context_size`` differs from D.
         """
         if hidden_states.dim() != 3 or hidden_states.shape[-1] != self.hidden_size:
             raise ValueError(f"hidden_states must be (B, N, {self.hidden_size}), got {tuple(hidden_states.shape)}.")
         if context is not None:
             others = {"position_embeddings": position_embeddings, "is_causal": is_causal or None, "cache": cache}
+            others["exclusive"] = self.exclusive or None
             if given := [name for name, value in others.items() if value is not None]:
                 raise ValueError(
-                    "context, the other sequence of cross-attention, goes without position_embeddings, is_causal and "
-                    f"cache, got {', '.join(given)} as well."
+                    "context, the other sequence of cross-attention, goes without position_embeddings, is_causal, "
+                    f"cache and exclusive, got {', '.join(given)} as well."
                 )
             queries = self._queries(hidden_states, None)
             keys, values = self.project_context(context) if isinstance(context, Tensor) else context
@@ -218,6 +246,7 @@ class Attention(nn.Module):
             queries, keys, values = self.project(hidden_states, position_embeddings)
         if isinstance(attn_mask, Tensor):
             check_dense("attn_mask", attn_mask)
+        own = values
         if cache is not None:
             keys, values = cache.update(keys, values, self.layer_idx)
             # A static cache returns all its slots; those after the tokens it has seen are empty.
@@ -226,10 +255,16 @@ class Attention(nn.Module):
             if isinstance(attn_mask, Tensor) and attn_mask.shape[-1:] == (slots,):
                 attn_mask = attn_mask[..., :seen]
         heads = self.attend(hidden_states, queries, keys, values, attn_mask, is_causal)
-        return self.output(hidden_states, heads)
+        return self.output(hidden_states, heads, own)
 
-    def output(self, hidden_states: Tensor, heads: Tensor) -> Tensor:
-        """Apply the gate that hidden_states (B, N, D) make, if any, and W_O to heads (B, N, H, dv) → (B, N, D)."""
+    def output(self, hidden_states: Tensor, heads: Tensor, own: Tensor) -> Tensor:
+        """Apply the gate that hidden_states (B, N, D) make, if any, and W_O to heads (B, N, H, dv) → (B, N, D).
+
+        ``own`` are the tokens' own values (B, H_kv, N, dv), of which an exclusive layer leaves nothing in their heads.
+        """
+        if self.exclusive:
+            own = own.transpose(1, 2).repeat_interleave(heads.shape[2] // own.shape[1], dim=2)
+            heads = without_direction(heads, own)
         flat = heads.flatten(-2)
         if self.gate_proj is not None:
             flat = flat * torch.sigmoid(self.gate_proj(hidden_states))
@@ -248,6 +283,10 @@ class Attention(nn.Module):
 
     def lambdas(self, hidden_states: Tensor) -> Tensor | None:
         """Return λ of differential attention, broadcastable to (B, H, N); None if nothing is subtracted."""
+        return None
+
+    def signal_weights(self, hidden_states: Tensor) -> Tensor | None:
+        """Return the weight of the first map, broadcastable to (B, H, N); None if it is 1."""
         return None
 
     def transform_heads(self, heads: Tensor) -> Tensor:
@@ -295,19 +334,25 @@ class SoftmaxAttention(Attention):
         return self.transform_heads(heads.transpose(1, 2))
 
 
-def default_key_heads(heads: int, kv_heads: int | None, noise_heads: int | None) -> int:
-    """Return the key/value heads of the Transformer: those given, or A; with groups 2G, a pair to each group."""
+def default_key_heads(heads: int, kv_heads: int | None, noise_heads: int | None, pairs_kv_heads: bool) -> int:
+    """Return the key/value heads of the Transformer: those given, or A; with groups G, or 2G in pairs."""
     if kv_heads is not None:
         return kv_heads
-    return heads if noise_heads is None else 2 * noise_heads
+    return heads if noise_heads is None else noise_heads * (2 if pairs_kv_heads else 1)
 
 
-def _normed_and_turned(
-    x: Tensor, norm: QueryKeyNorm | None, position_embeddings: tuple[Tensor, Tensor] | None
-) -> Tensor:
+def _normed_and_turned(x: Tensor, norm: nn.Module | None, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
     """Apply the layer's norm and rotary embedding (…, 1, d), if it has them, to queries or keys (…, heads, d)."""
     x = x if norm is None else norm(x)
     return x if position_embeddings is None else apply_rotary(x, *position_embeddings)
+
+
+def without_direction(x: Tensor, direction: Tensor) -> Tensor:
+    """Return x − (x·v) v / ‖v‖² over the last axis, of x and ``direction`` v (…, n), in float32; x where v is 0."""
+    wide, v = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (x, direction))
+    size = v.square().sum(-1, keepdim=True)
+    share = (wide * v).sum(-1, keepdim=True) / size.masked_fill(size == 0, 1.0)
+    return (wide - share * v).to(x.dtype)
 
 
 def check_heads(
@@ -326,10 +371,11 @@ def check_heads(
                 f"{owner}: num_attention_heads must be (r + 1) · num_noise_heads, r signal heads and one noise head to "
                 f"a group, with r of 1 or more, got {heads} and {noise_heads}."
             )
-        if kv_heads < 2 or kv_heads % 2 or noise_heads % (kv_heads // 2):
+        size, keys = (2, "the pairs of keys, num_key_value_heads / 2") if pairs_kv_heads else (1, "num_key_value_heads")
+        if kv_heads < size or kv_heads % size or noise_heads % (kv_heads // size):
             raise ValueError(
-                f"{owner}: num_noise_heads must be a multiple of the pairs of keys, num_key_value_heads / 2, got "
-                f"{noise_heads} and num_key_value_heads {kv_heads}."
+                f"{owner}: num_noise_heads must be a multiple of {keys}, got {noise_heads} and num_key_value_heads "
+                f"{kv_heads}."
             )
     elif heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise ValueError(

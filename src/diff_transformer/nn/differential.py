@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from diff_transformer.nn.attention import Attention
-from diff_transformer.nn.layers import HeadwiseNorm, Lambda
+from diff_transformer.nn.layers import DualLambda, HeadwiseNorm, Lambda
 from diff_transformer.ops import diff_attention
 
 
@@ -51,6 +51,7 @@ class DifferentialAttention(Attention):
             self.split_keys(keys),
             values,
             self.lambdas(hidden_states),
+            signal_weight=self.signal_weights(hidden_states),
             is_causal=is_causal,
             attn_mask=mask,
             scale=self.scaling,
@@ -91,11 +92,16 @@ class DiffAttention(DifferentialAttention):
         norm_eps: eps of the norms: the headwise one, and those of ``qk_norm``.
         headwise_norm: False (the ablation of Table 6) leaves the headwise norm out, and the factor 1 − λ_init, which
             belongs to it.
+        dual_lambda: whether λ is made of two numbers, by :class:`DualLambda`, and not of four vectors.
         bias: whether the four projections have biases; the paper's have none.
         qk_norm: whether every query and key is normalised before the rotary embedding, by RMSNorm over its d channels
             with one weight for the queries and one for the keys of the layer.
+        qk_clip: whether their root mean square is cut at 3 there, by :class:`QueryKeyClip`; not with ``qk_norm``.
         output_gate: whether a projection of the input, as wide as all heads together, gates them channel by channel
             before the output projection: W_O (heads ⊙ sigmoid(X W_gate)).
+        exclusive: whether each head is freed of the direction of the token's own value v, y − (y·v) v / ‖v‖²: exclusive
+            self-attention. It comes after the headwise norm and before the gate, and not in cross-attention.
+        rotary: False for a layer without rotary embedding in a model that has one: it leaves positions aside.
         dropout: the share of attention weights that are dropped in training, of each map by itself, before the maps
             are subtracted; at least 0 and below 1.
         context_size: the width of the other sequence in cross-attention; ``hidden_size`` unless given.
@@ -118,16 +124,12 @@ class DiffAttention(DifferentialAttention):
         norm_eps: float = 1e-5,
         headwise_norm: bool = True,
         *,
-        bias: bool = False,
-        qk_norm: bool = False,
-        output_gate: bool = False,
-        dropout: float = 0.0,
-        context_size: int | None = None,
+        dual_lambda: bool = False,
+        **options: Any,
     ) -> None:
-        options = {"bias": bias, "qk_norm": qk_norm, "output_gate": output_gate}
-        sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim
-        super().__init__(*sizes, norm_eps, dropout=dropout, context_size=context_size, **options)
-        self.lam = Lambda(self.head_dim, layer, lambda_init)
+        sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim, norm_eps
+        super().__init__(*sizes, **options)
+        self.lam = layer_lambda(self.head_dim, layer, lambda_init, dual_lambda)
         if headwise_norm:
             self.head_norm = HeadwiseNorm(2 * self.head_dim, self.lam.lambda_init, norm_eps)
 
@@ -160,6 +162,7 @@ class GroupedDiffAttention(DifferentialAttention):
     """
 
     pairs_kv_heads = True
+    grouped = True
 
     def __init__(
         self,
@@ -174,28 +177,16 @@ class GroupedDiffAttention(DifferentialAttention):
         *,
         num_noise_heads: int,
         token_lambda: bool = False,
-        bias: bool = False,
-        qk_norm: bool = False,
-        output_gate: bool = False,
-        dropout: float = 0.0,
-        context_size: int | None = None,
+        dual_lambda: bool = False,
+        **options: Any,
     ) -> None:
         sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim, norm_eps
-        super().__init__(
-            *sizes,
-            num_noise_heads=num_noise_heads,
-            bias=bias,
-            qk_norm=qk_norm,
-            output_gate=output_gate,
-            dropout=dropout,
-            context_size=context_size,
-        )
-        self.ratio = num_attention_heads // num_noise_heads - 1
+        super().__init__(*sizes, num_noise_heads=num_noise_heads, **options)
         self.token_lambda, constant = token_lambda, 0.0
         if token_lambda:
             self.lambda_proj = nn.Linear(hidden_size, num_attention_heads - num_noise_heads, bias=False)
         else:
-            self.lam = Lambda(self.head_dim, layer, lambda_init)
+            self.lam = layer_lambda(self.head_dim, layer, lambda_init, dual_lambda)
             constant = self.lam.lambda_init
         if headwise_norm:
             self.head_norm = HeadwiseNorm(2 * self.head_dim, constant, norm_eps)
@@ -223,33 +214,59 @@ class DiffAttentionV2(DifferentialAttention):
     """
 
     queries_per_head = 2
-
-    def __init__(
-        self,
-        hidden_size: int,
-        num_attention_heads: int,
-        layer: int,
-        num_key_value_heads: int | None = None,
-        head_dim: int | None = None,
-        norm_eps: float = 1e-5,
-        headwise_norm: bool = False,
-        *,
-        bias: bool = False,
-        qk_norm: bool = False,
-        output_gate: bool = False,
-        dropout: float = 0.0,
-        context_size: int | None = None,
-    ) -> None:
-        options = {"bias": bias, "qk_norm": qk_norm, "output_gate": output_gate}
-        sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim
-        super().__init__(*sizes, norm_eps, dropout=dropout, context_size=context_size, **options)
-        self.lambda_proj = nn.Linear(hidden_size, num_attention_heads, bias=False)
-        if headwise_norm:
-            self.head_norm = HeadwiseNorm(self.head_dim, 0.0, norm_eps)
+    gates_per_head = 1
 
     def lambdas(self, hidden_states: Tensor) -> Tensor:
-        """Return λ of each head and token, (B, A, N), in float32 at least."""
+        """Return λ of each head and token, (B, H, N), in float32 at least."""
         return token_lambdas(self.lambda_proj(hidden_states))
+
+
+class DiffAttentionV3(DiffAttentionV2):
+    """DIFF V2 with two gates: head i is σ(g_2i) · attn(q_2i, k, v) − σ(g_2i+1) · attn(q_2i+1, k, v), g = X W_λ.
+
+    λ is the second gate, and the first is the weight of the signal, so that a head can be silent for a token. W_λ has
+    two rows for each head. Arguments and sizes are otherwise those of :class:`DiffAttentionV2`.
+
+    Examples:
+        >>> attention, x = DiffAttentionV3(64, num_attention_heads=4, layer=1), torch.randn(2, 10, 64)
+        >>> attention(x, is_causal=True).shape, attention.signal_weights(x).shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 4, 10]))
+    """
+
+    gates_per_head = 2
+
+    def lambdas(self, hidden_states: Tensor) -> Tensor:
+        return token_lambdas(self.lambda_proj(hidden_states)[..., 1::2])
+
+    def signal_weights(self, hidden_states: Tensor) -> Tensor:
+        return token_lambdas(self.lambda_proj(hidden_states)[..., ::2])
+
+
+class GroupedDiffAttentionV2(DiffAttentionV2):
+    """DIFF V2 in groups: r signal heads share the noise map that is subtracted, and all maps the keys of their group.
+
+    The A query heads fall into G groups of r signal heads and one noise head, A = (r + 1)·G. Keys and values have width
+    d; their heads, G unless given, divide G. λ = sigmoid(X W_λ) for each token and signal head, and no headwise norm.
+    W_O reads r·G heads of d. The window layers of Motif-3 are of this kind, with ``output_gate``.
+
+    The other arguments are those of :class:`DiffAttentionV2`.
+
+    Args:
+        num_noise_heads: G, which divides A.
+
+    Examples:
+        >>> attention = GroupedDiffAttentionV2(64, num_attention_heads=8, layer=1, num_noise_heads=2)
+        >>> attention(torch.randn(2, 10, 64), is_causal=True).shape, attention.o_proj.in_features
+        (torch.Size([2, 10, 64]), 48)
+    """
+
+    queries_per_head = 1
+    grouped = True
+
+
+def layer_lambda(head_dim: int, layer: int, lambda_init: float | str, dual: bool) -> Lambda | DualLambda:
+    """Make λ of a layer, of four vectors or of two numbers."""
+    return DualLambda(layer, lambda_init) if dual else Lambda(head_dim, layer, lambda_init)
 
 
 def token_lambdas(logits: Tensor) -> Tensor:

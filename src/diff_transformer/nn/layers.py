@@ -144,6 +144,33 @@ def constant_lambda(layer: int, lambda_init: float | str) -> float:
     return float(lambda_init)
 
 
+class DualLambda(KeepsFloat32, ReplicatedAcrossHeads):
+    """λ = exp(a) − exp(b) + λ_init: two numbers in the place of four vectors, as timm's ``dual_lambda``.
+
+    They start at 0, and λ at λ_init. Arguments are those of :class:`Lambda`.
+
+    Examples:
+        >>> round(DualLambda(layer=1)().item(), 3)
+        0.2
+    """
+
+    def __init__(self, layer: int, lambda_init: float | str = "schedule") -> None:
+        super().__init__()
+        self.lambda_init = constant_lambda(layer, lambda_init)
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.a, self.b = (nn.Parameter(torch.empty(1, dtype=dtype)) for _ in range(2))  # FSDP2 shards no scalars
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set both numbers to 0."""
+        for number in self.parameters():
+            nn.init.zeros_(number)
+
+    def forward(self) -> Tensor:
+        """Return λ as a scalar, float32."""
+        return self.shared((self.a.exp() - self.b.exp() + self.lambda_init).squeeze(0))
+
+
 class RMSNorm(nn.Module):
     """x / √(mean(x²) + eps) · weight over the last axis, (…, n) → (…, n).
 
@@ -208,6 +235,29 @@ class QueryKeyNorm(RMSNorm, ReplicatedAcrossHeads):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.shared(self.weight), self.eps)
+
+
+class QueryKeyClip(nn.Module):
+    """x · min(1, 3 / √(mean(x²) + eps)) over the d channels of each query, or of each key, (…, d) → (…, d).
+
+    RMSClip, as public code calls it: computed in float32 at least, it leaves alone what is no larger than 3.
+
+    Examples:
+        >>> QueryKeyClip()(torch.tensor([[6.0, -6.0], [1.0, 2.0]]))
+        tensor([[ 3.0000, -3.0000],
+                [ 1.0000,  2.0000]])
+    """
+
+    LARGEST = 3.0  # root mean square
+
+    def __init__(self, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        size = (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return (wide * (self.LARGEST * size).clamp(max=1.0)).to(x.dtype)
 
 
 class RotaryEmbedding(nn.Module):

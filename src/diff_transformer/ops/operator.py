@@ -211,6 +211,7 @@ def diff_attention_maps(
     scale: float | None = None,
     window: int | None = None,
     cu_seqlens: Tensor | None = None,
+    signal_weight: Tensor | float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the maps A1, A2 and A1 − λA2 of Equation 1, for looking at; memory grows with N·S.
 
@@ -218,7 +219,8 @@ def diff_attention_maps(
 
     Returns:
         Three tensors (B, H, N, S), float32 at least. The rows of A1 and A2 add up to 1 (to 0 if a query sees
-        nothing); the weights of A1 − λA2 can be negative. Signal heads of a group have the same A2.
+        nothing); the weights of A1 − λA2, with a ``signal_weight`` w of wA1 − λA2, can be negative. Signal heads of a
+        group have the same A2.
 
     Raises:
         ValueError, TypeError: as in :func:`diff_attention`.
@@ -229,12 +231,15 @@ def diff_attention_maps(
         >>> torch.allclose(difference, first - 0.3 * second)
         True
     """
-    request = _checked({"q": _joined(q), "k": k}, lam, is_causal, attn_mask, scale, window, cu_seqlens)
+    tensors = {"q": _joined(q), "k": k}
+    request = _checked(tensors, lam, is_causal, attn_mask, scale, window, cu_seqlens, signal_weight)
     request, addend = confine(request)
     a1, a2 = softmax_maps(request)
     if addend is not None:
         a1, a2 = a1 + addend, a2 + addend
-    return a1, a2, a1 - request.lam.unsqueeze(-1).to(a1.dtype) * a2
+    weight = request.signal_weight
+    signal = a1 if weight is None else weight.unsqueeze(-1).to(a1.dtype) * a1
+    return a1, a2, signal - request.lam.unsqueeze(-1).to(a1.dtype) * a2
 
 
 def _joined(q: Tensor | tuple[Tensor, Tensor]) -> Tensor:

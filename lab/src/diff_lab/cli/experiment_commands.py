@@ -224,7 +224,7 @@ def compare(
         str,
         typer.Option(
             metavar="NAME,…",
-            help="Attention types (diff, diff_grouped, softmax, diff_v2), each with changes of the model if any, such "
+            help="Attention types (diff, softmax, diff_v2, …), each with changes of the model if any, such "
             "as diff:model.lambda_init=0.8 or diff:model.headwise_norm=false.",
         ),
     ] = "diff,softmax",
