@@ -4,10 +4,10 @@
     python lab/benchmarks/kernel_resources.py --tables   # prints what kernels.json holds, a line a compilation
     python lab/benchmarks/kernel_resources.py --check    # what `make test` runs
 
-The first and the last fail where a kernel spills registers, unless it is for wide heads in float32, takes more shared
-memory than the device has, or has slow products without a reason (``SLOW``). On two idle cores the first takes eight
-minutes. The last reads kernels.json if that was measured with these very sources; otherwise it compiles the hardest
-configurations.
+The first and the last fail where a kernel spills more than four registers, unless it is for wide heads in float32,
+takes more shared memory than the device has, or has slow products without a reason (``SLOW``). On two idle cores the
+first takes half an hour. The last reads kernels.json if that was measured with these very sources; otherwise it
+compiles the hardest configurations.
 
 kernels.json holds the rows of several versions of triton, since torch brings one along. The first command replaces
 those of the version that is installed. For another version, install that into a folder of its own; the hardest
@@ -54,6 +54,8 @@ RESULTS, PAGE = ROOT / "lab" / "benchmarks" / "kernels.json", ROOT / "docs" / "k
 KERNELS = ROOT / "src" / "diff_transformer" / "ops" / "triton"
 # Bytes of shared memory that a program may have, by compute capability.
 SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+# Bytes that a thread may spill, four registers: which kernels spill 8 or 16 changes with every change of the sources.
+NEGLIGIBLE = 16
 # What makes products in half precision slow on Hopper, and the kernels that have it for a reason: what ptxas warns of
 # (C7515: products of a warpgroup wait for each other), and products of fewer rows than a warpgroup takes.
 SLOW = {
@@ -325,10 +327,12 @@ def has_reason(kernel: str, why: str) -> bool:
 def require_fitting(rows: list[dict[str, Any]]) -> None:
     """End the program with the rows that no device should run, if there are any."""
     wrong = [row for row in rows if row["shared"] > SHARED_MEMORY[row["capability"]]]
-    wrong += [row for row in rows if row["spilled"] and not row["may_spill"]]
+    wrong += [row for row in rows if row["spilled"] > NEGLIGIBLE and not row["may_spill"]]
     wrong += [row for row in rows for why in row.get("slow", ()) if not has_reason(row["kernel"], why)]
     if wrong:
-        what = "These configurations spill, take too much shared memory, or have slow products without a reason:"
+        what = (
+            "These configurations spill too much, take too much shared memory, or have slow products without a reason:"
+        )
         sys.exit("\n".join((what, *map(str, wrong))))
 
 

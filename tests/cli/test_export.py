@@ -103,6 +103,11 @@ def test_weights_in_eight_bits(run: Run, text_run: Path, tmp_path: Path) -> None
     written = run("generate", tmp_path / "int8", "--prompt", "def ", "--max-new-tokens", 3)
     assert written.exit_code == 0, written.stderr
     fails(run("convert", tmp_path / "int8", tmp_path / "out", "--to", "microsoft"), "Only F64, F32, F16, BF16 weights")
+    for options in (["--int8"], ["--dtype", "float32"]):
+        fails(
+            run("export", tmp_path / "int8", tmp_path / "out", *options),
+            "has eight-bit weights, which are written as they",
+        )
 
 
 def test_a_classifier_stays_one(run: Run, text_run: Path, tmp_path: Path) -> None:

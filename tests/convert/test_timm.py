@@ -156,12 +156,16 @@ def test_models_of_timm(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("stand_in")
 def test_half_precision_dropout_and_modes() -> None:
-    """λ stays in float32; what is in evaluation or in training stays so."""
+    """λ stays in float32; what is frozen, in evaluation or in training stays so."""
     model = nn.Sequential(Block(0), Parallel(1)).bfloat16().eval()
+    model[0].attn.proj.weight.requires_grad_(False)
     model[0].attn.attn_drop_p = 0.25
     model[1].train()
     ours = from_timm(model)
     assert ours is model
+    assert [name for name, parameter in ours[0].named_parameters() if not parameter.requires_grad] == [
+        "attn.o_proj.weight"
+    ]
     dtypes = {name: parameter.dtype for name, parameter in ours.named_parameters()}
     assert {dtype for name, dtype in dtypes.items() if ".lam." in name} == {torch.float32}
     assert {dtype for name, dtype in dtypes.items() if ".lam." not in name} == {torch.bfloat16}

@@ -84,6 +84,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"attention_type": "diff_v2", "dual_lambda": True},
         r"dual_lambda must be false or left out for attention_type 'diff_v2', got True\.$",
     ),
+    "a layer that is no number": ({"layers_without_rotary": [True]}, r"numbers of layers in 0 … 11, got \[True\]\.$"),
+    "norm and clip": ({"qk_norm": True, "qk_clip": True}, "qk_norm and qk_clip exclude each other, got both"),
     "rotary of no layer": ({"layers_without_rotary": [12]}, r"numbers of layers in 0 … 11, got \[12\]\.$"),
     "odd heads": ({"num_attention_heads": 3, "hidden_size": 24}, r"must be even .*, got 3 and 3\.$"),
     "odd key/value heads": ({"num_key_value_heads": 3}, r"must be even .*, got 12 and 3\.$"),

@@ -26,7 +26,7 @@ class Operators(TorchDispatchMode):
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("rows", "width", "offset", "suits"),
     [(1, 96, 0, True), (8, 96, 0, True), (9, 96, 0, False), (1, 24, 0, False), (1, 96, 1, False)],
@@ -36,10 +36,11 @@ def test_the_product_is_that_of_the_rounded_weights(
 ) -> None:
     linear = nn.Linear(width, 40, dtype=dtype)
     with torch.no_grad():
+        linear.weight *= 1e-2  # so that scales are below the smallest normal number of float16
         linear.weight[3] = 0
     layer, x = Int8Linear.of(linear), torch.randn(offset + rows * width).to(dtype)[offset:].view(1, rows, width)
     scale = layer.weight_scale.double().unsqueeze(1)
-    assert torch.equal(layer.weight_scale, layer.weight_scale.bfloat16().to(dtype))
+    assert torch.equal(layer.weight_scale, layer.weight_scale.bfloat16().float())
     meant = layer.weight.double() * scale
     assert ((linear.weight.double() - meant).abs() <= scale / 2).all()
     assert (layer.weight.abs().amax(1) >= 126).sum() == 39
@@ -78,6 +79,22 @@ def test_a_model_loads_saves_and_generates(kind: str, make: Any, tokens: Any, tm
         assert torch.equal(parameter, again.get_parameter(name)), name
     options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
     assert torch.equal(again.eval().generate(inputs, **options), packed.generate(inputs, **options))
+
+
+def test_any_strides_shapes_and_gradients() -> None:
+    """Torch's product would end the process for rows that are not aligned, and has no gradient."""
+    layer = Int8Linear.of(nn.Linear(64, 32, dtype=torch.bfloat16))
+    x = torch.randn(4, 72).bfloat16()
+    views = [x[:, :64], x[:1, :64].expand(3, 64), x.repeat(16, 1)[:64, :4].T, x[:0, :64], x.view(4, 1, 72)[:, :0, :64]]
+    meant = layer.weight.double() * layer.weight_scale.double().unsqueeze(1)
+    for view in views:
+        out = layer(view)
+        assert out.shape == (*view.shape[:-1], 32)
+        torch.testing.assert_close(out.double(), view.double() @ meant.T + layer.bias.double(), rtol=2**-6, atol=2**-6)
+    huge = torch.full((1, 64), 300.0).half()
+    assert layer(huge).isfinite().all()
+    layer(x[:, :64].float().requires_grad_()).sum().backward()
+    layer(x[:1, :64].clone().requires_grad_()).sum().backward()
 
 
 def test_weights_that_are_no_numbers_are_refused() -> None:

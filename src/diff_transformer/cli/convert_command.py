@@ -139,7 +139,7 @@ def export(
     from diff_transformer.convert import MAX_SHARD_SIZE, Exported, export_card, export_folder, export_onnx
     from diff_transformer.convert.conversion import shard_bytes
     from diff_transformer.model import Int8Config
-    from diff_transformer.utils.files import refuse_existing
+    from diff_transformer.utils.files import read_json, refuse_existing
 
     shard_size = shard_bytes(max_shard_size or MAX_SHARD_SIZE)
     refuse_existing(target)
@@ -149,6 +149,10 @@ def export(
     auto_class = auto_class_of(folder)
     if onnx and auto_class != "AutoModelForCausalLM":
         raise ValueError(f"--onnx writes language models, and {str(folder)!r} loads with {auto_class}.")
+    if (int8 or onnx or dtype) and "quantization_config" in read_json(folder / "config.json"):
+        raise ValueError(
+            f"{str(folder)!r} has eight-bit weights, which are written as they are: without --int8, --onnx and --dtype."
+        )
     model = load_model(folder, "cpu", auto_class, "float32" if onnx else dtype, Int8Config() if int8 else None)
     text = card(Exported(target.name, model, tokenizer, auto_class, onnx, license_name))
     if onnx:

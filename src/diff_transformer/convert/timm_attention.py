@@ -113,5 +113,6 @@ def _converted(make: Any, theirs: nn.Module, name: str, layer: int) -> nn.Module
         for part, weight in zip(parts, weights[key].detach().split(sizes, axis), strict=True):
             wide = torch.promote_types(weight.dtype, torch.float32) if key.startswith("lambda_") else weight.dtype
             state[part] = weight.to(wide, copy=True)
+            ours.get_parameter(part).requires_grad_(weights[key].requires_grad)  # which loading keeps
     ours.load_state_dict(state, assign=True)
     return ours.train(theirs.training)

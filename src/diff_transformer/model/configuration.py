@@ -329,7 +329,11 @@ class DiffTransformerConfig(PreTrainedConfig):
         for name, option in ATTENTION_OPTIONS.items():
             if getattr(self, name) and option not in settings:
                 raise ValueError(f"{name} must be left out for {of_type}, got {getattr(self, name)!r}.")
-        if any(each not in range(self.num_hidden_layers) for each in self.layers_without_rotary or ()):
+        for one, other in (("qk_norm", "qk_clip"), ("dual_lambda", "token_lambda")):
+            if getattr(self, one) and getattr(self, other):
+                raise ValueError(f"{one} and {other} exclude each other, got both.")
+        numbers = range(self.num_hidden_layers)
+        if any(type(each) is not int or each not in numbers for each in self.layers_without_rotary or ()):
             raise ValueError(
                 f"layers_without_rotary must be numbers of layers in 0 … {self.num_hidden_layers - 1}, got "
                 f"{self.layers_without_rotary}."

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from diff_transformer.nn.layers import KeepsFloat32
+
 METHOD = "diff_transformer_int8"
 # With more rows of activations torch's product of packed weights is slower than unpacking them (docs/log.md).
 _MOST_PACKED_ROWS = 8
@@ -24,8 +26,8 @@ _VECTOR = 16
 class Int8Config(QuantizationConfigMixin):
     """Configuration of eight-bit weights, for ``from_pretrained(..., quantization_config=Int8Config())``.
 
-    λ, norms, embeddings and the output head stay as they are. A wider model becomes bfloat16, in which alone the
-    product is fast. Nothing trains such a model.
+    λ, norms, embeddings and the output head stay as they are. The model computes in bfloat16, in which alone the
+    product is fast, whatever dtype is asked for. Nothing trains such a model.
 
     Examples:
         >>> sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -39,15 +41,15 @@ class Int8Config(QuantizationConfigMixin):
         self.quant_method = quant_method
 
 
-class Int8Linear(nn.Module):
-    """Linear layer with eight-bit weights, (…, in) → (…, out); it has no gradient.
+class Int8Linear(KeepsFloat32):
+    """Linear layer with eight-bit weights, (…, in) → (…, out); they have no gradient.
 
     A row's scale is its largest entry over 127, rounded up to eight significant bits, so that it is the same number in
-    bfloat16. An entry is off by half a scale at most.
+    bfloat16. An entry is off by half a scale at most. Scales and bias stay in float32 when the model around is cast.
 
     Args:
         in_features, out_features: the widths.
-        bias: whether there is one, in the dtype of the activations.
+        bias: whether there is one.
 
     Examples:
         >>> linear = nn.Linear(64, 32, dtype=torch.bfloat16)
@@ -82,13 +84,19 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x Wᵀ + bias."""
-        scale, rows = self.weight_scale.to(x.dtype), x.reshape(-1, self.in_features)
-        is_aligned = self.in_features % _VECTOR == 0 and rows.storage_offset() % _VECTOR == 0
-        if x.dtype == torch.bfloat16 and x.device.type == "cpu" and len(rows) <= _MOST_PACKED_ROWS and is_aligned:
-            out = torch._weight_int8pack_mm(rows, self.weight, scale).view(*x.shape[:-1], -1)
-        else:
-            out = F.linear(x, self.weight.to(x.dtype)) * scale
-        return out if self.bias is None else out + self.bias.to(x.dtype)
+        rows = x.reshape(-1, self.in_features)
+        is_packed = x.dtype == torch.bfloat16 and x.device.type == "cpu" and 0 < len(rows) <= _MOST_PACKED_ROWS
+        if is_packed and self._is_aligned(rows) and not (torch.is_grad_enabled() and x.requires_grad):
+            out = torch._weight_int8pack_mm(rows, self.weight, self.weight_scale.to(x.dtype))
+            out = out.view(*x.shape[:-1], self.out_features)
+        else:  # sums that are not scaled yet may overflow in float16
+            wide = torch.float32 if x.dtype == torch.float16 else x.dtype
+            out = F.linear(x.to(wide), self.weight.to(wide)) * self.weight_scale.to(wide)
+        return (out if self.bias is None else out + self.bias.to(out.dtype)).to(x.dtype)
+
+    def _is_aligned(self, rows: Tensor) -> bool:
+        offsets = self.in_features % _VECTOR, rows.storage_offset() % _VECTOR
+        return offsets == (0, 0) and rows.is_contiguous()
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
@@ -106,8 +114,8 @@ class Int8Quantizer(HfQuantizer):
     is_trainable = False
 
     def update_dtype(self, dtype: torch.dtype | None) -> torch.dtype:
-        """Return the dtype of the activations: bfloat16 in the place of wider ones."""
-        return dtype if dtype == torch.float16 else torch.bfloat16
+        """Return bfloat16, whatever is asked for."""
+        return torch.bfloat16
 
     def is_serializable(self) -> bool:
         """Return True: ``save_pretrained`` writes the eight-bit weights, which load as such."""

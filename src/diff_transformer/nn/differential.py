@@ -181,6 +181,8 @@ class GroupedDiffAttention(DifferentialAttention):
         **options: Any,
     ) -> None:
         sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim, norm_eps
+        if token_lambda and dual_lambda:
+            raise ValueError("GroupedDiffAttention: dual_lambda and token_lambda exclude each other, got both.")
         super().__init__(*sizes, num_noise_heads=num_noise_heads, **options)
         self.token_lambda, constant = token_lambda, 0.0
         if token_lambda:

@@ -240,7 +240,7 @@ class QueryKeyNorm(RMSNorm, ReplicatedAcrossHeads):
 class QueryKeyClip(nn.Module):
     """x · min(1, 3 / √(mean(x²) + eps)) over the d channels of each query, or of each key, (…, d) → (…, d).
 
-    RMSClip, as public code calls it: computed in float32 at least, it leaves alone what is no larger than 3.
+    RMSClip, as public code calls it: computed in float32 at least, it leaves a root mean square of 3 or less alone.
 
     Examples:
         >>> QueryKeyClip()(torch.tensor([[6.0, -6.0], [1.0, 2.0]]))

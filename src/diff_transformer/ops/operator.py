@@ -156,9 +156,8 @@ def diff_attention(
         if out is not None:
             return out
     if return_lse and signal_weight is None:
-        signal_weight = (
-            1.0  # so that the kernels have a factor of each map, beside which a gradient of its log-sum fits
-        )
+        # So that the kernels have a factor of each map, beside which a gradient of its log-sum fits.
+        signal_weight = 1.0
     request = _checked({"q": q, "k": k, "v": v}, lam, is_causal, attn_mask, scale, window, cu_seqlens, signal_weight)
     _check_number("norm_eps", norm_eps)
     _check_number("norm_scale", norm_scale)
