@@ -47,7 +47,7 @@ test-vllm: $(VLLM)/.ready
 
 # torchtitan goes without its own requirements: see lab/requirements-titan.txt. Tests of four ranks: make test-titan ALL=--all
 test-titan: $(TITAN)/.ready
-	$(TITAN)/bin/python -m pytest -q -o filterwarnings=default $(ALL) lab/tests/titan lab/tests/train/test_trackers.py
+	$(TITAN)/bin/python -m pytest -q -o filterwarnings=default $(ALL) lab/tests/titan lab/tests/train/test_trackers.py tests/ecosystem/test_torchao.py
 
 style: setup
 	$(BIN)/ruff check .

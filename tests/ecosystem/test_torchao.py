@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torchao.quantization import Int8WeightOnlyConfig
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from diff_transformer import DiffTransformerForCausalLM
 from tiny_model import PAIRED
+
+Int8WeightOnlyConfig = pytest.importorskip(
+    "torchao.quantization", reason="torchao is in the environment of `make test-titan`"
+).Int8WeightOnlyConfig
 
 
 def rounded(model: DiffTransformerForCausalLM, int8: Any) -> DiffTransformerForCausalLM:

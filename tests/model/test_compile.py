@@ -26,7 +26,7 @@ def _cold() -> Iterator[None]:
 # and runs them without making machine code, which takes a minute. The operator itself is compiled in tests/ops.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while it traces
 @each_kind
-@pytest.mark.parametrize("given", ["nothing", "a mask", pytest.param("chunked_loss", marks=pytest.mark.all)])
+@pytest.mark.parametrize("given", short_run(["nothing", "a mask", "chunked_loss"], ["a mask"]))
 def test_forward_and_backward(given: str, kind: str, make: Any, tokens: Any, check: Any) -> None:
     model, inputs = make(kind, num_hidden_layers=1), tokens()
     mask = torch.ones_like(inputs)

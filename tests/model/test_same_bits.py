@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 import fresh
+from full_run import short_run
 from tiny_model import KINDS
 
 CODE = """
@@ -50,7 +51,7 @@ if folder == "-":
 """
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", short_run(KINDS, ["diff"]))
 def test_in_fresh_processes(kind: str, tmp_path: Path) -> None:
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n{CODE}"
     for folder in ("-", str(tmp_path)):

@@ -76,7 +76,6 @@ CASES = {name: replace(TWO_BLOCKS, **options) for name, options in OPTIONS.items
 # torch compiles a kernel for each, which takes a second.
 COMPILED_IN_SHORT_RUN = (
     "causal",
-    "window 9, not causal",
     "3 signal heads to a noise map, λ for each token",
     "20 queries, expanded layout, shared keys, mask by head, scale",
     "bool (B, 1, 1, S), causal",

@@ -33,7 +33,7 @@ from rehearsal import rehearse, rehearsed, request_anywhere
 from small_experiment import TINY
 
 # Text that is trained on in two variants, and variants in several sizes or with data of their own.
-FEW = ["table5", "fig3", "noise"]
+FEW = ["table5", "noise"]
 
 
 @pytest.fixture(scope="module")

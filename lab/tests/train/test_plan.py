@@ -29,6 +29,7 @@ def counted(name: str, layout: Layout, micro_batch: int = 1, checkpointing: bool
     return count(recipe, build_config(recipe, recipe.model.vocab_size or 0), layout, micro_batch, checkpointing)
 
 
+@pytest.mark.all  # the next has every kind of parallelism
 def test_numbers_of_the_3b_model() -> None:
     """The paper's text and tokenizer are not here, and nobody misses them."""
     paper = Plan(load_recipe("paper-3b", [FOUR]), "h200", 64)
@@ -130,8 +131,8 @@ def test_the_disk_of_checkpoints_is_that_of_real_ones(tmp_path: Path, optimizer:
 @pytest.mark.parametrize(
     ("kind", "length", "settings"),
     [
-        ("diff", 256, {}),
-        ("softmax", 8, {"optimizer": "muon"}),
+        pytest.param("diff", 256, {}, marks=pytest.mark.all),
+        pytest.param("softmax", 8, {"optimizer": "muon"}, marks=pytest.mark.all),
         ("diff", 256, {"gradient_checkpointing": True}),
         pytest.param("diff", 256, {"accumulation": 2, "precision": "bf16"}, marks=pytest.mark.all),
     ],
