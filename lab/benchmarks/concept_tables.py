@@ -30,11 +30,13 @@ def known(experiments: Sequence[ExperimentResults], report: str) -> str:
     tested = [one for one in found if one.p is not None]
     left = [one for one in tested if (one.p or 0.0) < LEVEL]
     sizes = [variant["parameters"] for one in experiments for variant in one.variants]
-    undecided = len(found) - sum(one.is_decided for one in found)
+    decided = [one for one in found if one.is_decided]
+    against = sum(one.row.verdict == "contrary" for one in decided)
     return (
         f"Of {len(tested)} [comparisons]({report}) of models with {min(sizes) / 1e6:.2f}M to {max(sizes) / 1e6:.2f}M "
-        f"parameters, over paired seeds, {len(left)} have p < {LEVEL} after Holm's correction, and {undecided} of all "
-        f"{len(found)} are undecided even without one:\n\n" + "\n".join(_sentence(one, report) for one in left)
+        f"parameters, over paired seeds, {len(left)} have p < {LEVEL} after Holm's correction, and without a "
+        f"correction {len(found) - len(decided)} of all {len(found)} are undecided and {against} of the other "
+        f"{len(decided)} go against the claim:\n\n" + "\n".join(_sentence(one, report) for one in left)
     )
 
 

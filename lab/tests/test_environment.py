@@ -12,9 +12,9 @@ from diff_transformer.utils import environment
 
 
 def test_the_environment_says_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/diff-lab", "demo", "--text", "my notes.txt"])
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/diff-lab", "compare", "--text", "my notes.txt"])
     captured = capture_environment("cpu")
-    assert captured.command == "diff-lab demo --text 'my notes.txt'"
+    assert captured.command == "diff-lab compare --text 'my notes.txt'"
     assert "thread" in captured.device
     assert set(captured.versions) == {"python", "diff-transformer", "torch", "transformers"}
     assert captured.created.endswith("+00:00")

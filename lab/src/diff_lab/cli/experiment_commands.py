@@ -55,15 +55,16 @@ def demo(
     ] = None,
     seed: Seed = 0,
     fast: Annotated[
-        bool, typer.Option("--fast", help="Take fewer pairs and steps: within a minute, everything of smaller success.")
+        bool,
+        typer.Option("--fast", help="Take fewer pairs and steps: a minute, after which a model may not have begun."),
     ] = False,
     resume: Resume = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Train a Differential Transformer beside a Transformer of the same size and compare them.
 
-    Both learn to find answers among distractors. The demo takes 2 to 4 minutes on two idle processor cores and ends
-    with a table and a page to open in a browser: the curves of both, and what DIFF's answers owe to λ.
+    Both are trained to find answers among distractors. The demo takes 2 to 4 minutes on two idle processor cores. It
+    ends with a table and a page to open in a browser: the curves of both, and what DIFF's answers owe to λ.
     """
     from diff_lab.experiments.demo import EXPLORER_PAGE, RESULTS, run_demo
     from diff_lab.report.documents import fill

@@ -272,9 +272,13 @@ def demo_figures(results: ResultsFile) -> list[Drawing]:
     words, answer = view["words"], view["answer"]
     for name, weights in maps.items():
         title = f"Layer {view['layer']}, head {view['head']}: {'λ as learned' if name == 'learned' else 'all λ = 0'}"
+        largest = int(abs(weights[-1]).argmax())
         caption = (
             f"Blue weights are positive, orange ones negative. Framed: {weights[-1, answer]:.2f}, what the question "
-            f"{words[-1]} gives to its answer {words[answer]}."
+            f"{words[-1]} gives to its answer {words[answer]}"
+        )
+        caption += (
+            "." if largest == answer else f"; its largest weight is {weights[-1, largest]:.2f}, to {words[largest]}."
         )
         drawings.append(Drawing(_head_map(weights / scale, words, answer, title), f"{title}. {caption}", caption))
     return drawings

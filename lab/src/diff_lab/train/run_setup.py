@@ -292,9 +292,9 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
 # Of examples.json: texts of a run's task, with which `explore` opens its model.
 _MOST_SEQUENCES, _MOST_TOKENS = 512, 1 << 17  # of questions; so many tokens take half a megabyte
 _NOTE = (
-    "This model learned one task. A key (k3) has its value (v5) right after it; whatever else there is, is noise. At "
-    'the end a key, after a "?" if the task has one, asks for its value, and the model should write it. It learned '
-    "nothing else, so its loss on all of the text is high."
+    "This model was trained on one task. A key (k3) has its value (v5) right after it; the other pairs, and tokens n0, "
+    'n1, … if there are any, are the noise. At the end a key, after a "?" if the task has one, asks for its value. The '
+    "model learned nothing else, so its loss on all of the text is high."
 )
 
 
