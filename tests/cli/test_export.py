@@ -106,7 +106,7 @@ def test_weights_in_eight_bits(run: Run, text_run: Path, tmp_path: Path) -> None
     for options in (["--int8"], ["--dtype", "float32"]):
         fails(
             run("export", tmp_path / "int8", tmp_path / "out", *options),
-            "has eight-bit weights, which are written as they",
+            "has quantised weights, which are written as they",
         )
 
 

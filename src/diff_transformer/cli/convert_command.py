@@ -151,7 +151,7 @@ def export(
         raise ValueError(f"--onnx writes language models, and {str(folder)!r} loads with {auto_class}.")
     if (int8 or onnx or dtype) and "quantization_config" in read_json(folder / "config.json"):
         raise ValueError(
-            f"{str(folder)!r} has eight-bit weights, which are written as they are: without --int8, --onnx and --dtype."
+            f"{str(folder)!r} has quantised weights, which are written as they are: without --int8, --onnx and --dtype."
         )
     model = load_model(folder, "cpu", auto_class, "float32" if onnx else dtype, Int8Config() if int8 else None)
     text = card(Exported(target.name, model, tokenizer, auto_class, onnx, license_name))

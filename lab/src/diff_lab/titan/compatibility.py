@@ -15,10 +15,10 @@ from torch.distributed.pipelining import schedules
 def apply() -> None:
     """Add what is missing here."""
     if not hasattr(dist, "set_timeout"):  # until torch 2.14
-        dist.set_timeout = dist.distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]
+        dist.set_timeout = dist.distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]  # private
     for schedule in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
         if "arg_mbs" not in inspect.signature(schedule.step).parameters:  # until torch 2.14
-            schedule.step = _step_of_microbatches  # type: ignore[method-assign, assignment]
+            schedule.step = _step_of_microbatches  # type: ignore[method-assign, assignment]  # more arguments
     if not torch.accelerator.is_available():  # torchtitan takes "cuda" then
         _compute_on_cpu()
 
