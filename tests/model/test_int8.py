@@ -51,6 +51,7 @@ def test_the_product_is_that_of_the_rounded_weights(
     assert ("_weight_int8pack_mm" in ran.names) == (suits and dtype == torch.bfloat16)
 
 
+@pytest.mark.every_case  # each type has its own layers that stay
 def test_a_model_loads_saves_and_generates(kind: str, make: Any, tokens: Any, tmp_path: Path) -> None:
     model = make(kind)
     model.save_pretrained(tmp_path / "float")
