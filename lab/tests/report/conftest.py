@@ -21,7 +21,7 @@ MEASURED: dict[str, tuple[float, float, Any]] = {
 VIEW = {"words": ["k3", "v5", "k3"], "answer": 1, "layer": 2, "head": 4}
 VIEW |= {
     "learned": [[0.5, 0, 0], [0.2, 0.3, 0], [-0.1, 0.6, 0]],
-    "without": [[1, 0, 0], [0.4, 0.6, 0], [0.2, 0.7, 0.1]],
+    "without": [[1, 0, 0], [0.4, 0.6, 0], [0.7, 0.2, 0.1]],
 }
 
 

@@ -68,7 +68,8 @@ def test_the_page_holds_everything_the_demo_measured(demo_page: Path) -> None:
         "No verdict",
         "812,825",
         "answers 54.7% of the questions right, with λ = 0 44.7%",
-        "0.60, what the question k3 gives to its answer v5",
+        "0.60, what the question k3 gives to its answer v5.",
+        "0.20, what the question k3 gives to its answer v5; its largest weight is 0.70, to k3.",
     ):
         assert text in page.text, text
     # Accuracy by λ and two maps; the loss, two validations, and λ of DIFF.
