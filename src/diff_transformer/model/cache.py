@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from diff_transformer.ops.attention_request import PLAIN, may_skip_dispatcher
+from diff_transformer.ops.packed import pack, unpack
 
 
 class _GrowsInPlace:
@@ -95,6 +96,38 @@ class GrowingWindowLayer(_GrowsInPlace, DynamicSlidingWindowLayer):
     """One layer's keys and values, of the last ``sliding_window`` tokens."""
 
 
+class _InEightBits(_GrowsInPlace):
+    """Mixin of a growing layer: keys and values are rounded once, as they come, to the rows of :func:`pack`."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, packed: bool = False, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append keys and values (B, heads, N, width); return all that these tokens may see, in their dtype.
+
+        A caller that reads rows gets them with ``packed``, if no gradient is recorded. One passes the tokens of this
+        call as if they had not been rounded.
+        """
+        keys, values = super().update(pack(key_states), pack(value_states))
+        if packed and not torch.is_grad_enabled():
+            return keys, values
+        return _unpacked(keys, key_states), _unpacked(values, value_states)
+
+
+def _unpacked(rows: Tensor, new: Tensor) -> Tensor:
+    seen, start = unpack(rows, new.dtype), rows.shape[2] - new.shape[2]
+    if not new.requires_grad:
+        return seen
+    return torch.cat((seen[:, :, :start], seen[:, :, start:] + (new - new.detach())), 2)
+
+
+class EightBitLayer(_InEightBits, GrowingLayer):
+    """One layer's keys and values in eight bits, of all tokens."""
+
+
+class EightBitWindowLayer(_InEightBits, GrowingWindowLayer):
+    """One layer's keys and values in eight bits, of the last ``sliding_window`` tokens."""
+
+
 class DiffCache(DynamicCache):
     """A DynamicCache of transformers whose memory grows by doubling, so that a token is written and nothing copied.
 
@@ -106,6 +139,11 @@ class DiffCache(DynamicCache):
     Args:
         config: the model's configuration, whose windows the layers have; None for layers without any.
         expected_length: how many tokens there are going to be. Memory for more than these is made once they come.
+        bits: 8 to round keys and values to int8, with one float32 scale for each token and head, in half the memory of
+            bfloat16; None to keep them as they are.
+
+    Raises:
+        ValueError: other ``bits``.
 
     Examples:
         >>> cache, tokens = DiffCache(), torch.zeros(1, 4, 10, 16)
@@ -118,12 +156,17 @@ class DiffCache(DynamicCache):
 
     layer_class_to_replicate: Any
 
-    def __init__(self, config: PreTrainedConfig | None = None, expected_length: int | None = None) -> None:
+    def __init__(
+        self, config: PreTrainedConfig | None = None, expected_length: int | None = None, bits: int | None = None
+    ) -> None:
+        if bits not in (None, 8):
+            raise ValueError(f"bits must be 8 or None, got {bits!r}.")
         super().__init__(config=config)
+        whole, windowed = (GrowingLayer, GrowingWindowLayer) if bits is None else (EightBitLayer, EightBitWindowLayer)
 
         def grow(layer: Any = None) -> _GrowsInPlace:
             window = getattr(layer, "sliding_window", None)
-            growing = GrowingLayer() if window is None else GrowingWindowLayer(window)
+            growing = whole() if window is None else windowed(window)
             growing.expected_length = expected_length
             return growing
 

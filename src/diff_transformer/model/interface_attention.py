@@ -30,12 +30,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward as llama_attention_forward
 
 from diff_transformer.attention_types import ATTENTION_OPTIONS, ATTENTION_TYPES
+from diff_transformer.model.cache import DiffCache
 from diff_transformer.model.configuration import DiffTransformerConfig
 from diff_transformer.model.documents import attend_by_document
 from diff_transformer.nn import Attention
 from diff_transformer.ops import diff_attention_maps
 from diff_transformer.ops.attention_request import check_dense, is_block_mask, is_floating
 from diff_transformer.ops.backends import BACKENDS
+from diff_transformer.ops.packed import unpack
 
 # "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
 OPERATOR_IMPLEMENTATION = "diff_attention"
@@ -185,8 +187,11 @@ class InterfaceAttention(Attention):
         """
         queries, keys, values = self.project(hidden_states, position_embeddings)
         own = values
+        implementation = self.config._attn_implementation
+        takes_pairs = implementation in OPERATOR_IMPLEMENTATIONS
         if past_key_values is not None:
-            keys, values = past_key_values.update(keys, values, self.layer_idx)
+            may_pack = {"packed": True} if takes_pairs and isinstance(past_key_values, DiffCache) else {}
+            keys, values = past_key_values.update(keys, values, self.layer_idx, **may_pack)
 
         lam, count = self.lambdas(hidden_states), queries.shape[2] // (self.ratio + 1) * self.ratio
         if lam is not None and lam.dim() > 0 and lam.shape[1] not in (1, count):
@@ -194,9 +199,7 @@ class InterfaceAttention(Attention):
                 f"this rank has {count} heads and λ of {lam.shape[1]}: a plan of tensor parallelism must split W_λ "
                 "(lambda_proj) by rows as W_Q, which the plan of the configuration does."
             )
-        implementation = self.config._attn_implementation
         _refuse_given(implementation, _BEYOND_SDPA, kwargs)
-        takes_pairs = implementation in OPERATOR_IMPLEMENTATIONS
         pads = self.pairs_kv_heads and not takes_pairs
         query = zero_padded(queries, self.ratio) if pads else queries.transpose(1, 2)
         subtracts = takes_pairs or implementation == "eager"
@@ -289,7 +292,8 @@ def operator_attention_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Attend by our operator behind transformers' attention interface; without λ ordinary attention, mostly by SDPA.
 
-    Query, key and value are (B, heads, N, d), those of a group side by side, and (B, H_kv, S, width), as cached. The
+    Query, key and value are (B, heads, N, d), those of a group side by side, and (B, H_kv, S, width), as cached, be it
+    in eight bits. The
     mask is boolean or additive (B, 1, N, S), or None for plain causality, or for nothing hidden if ``module.is_causal``
     is False. ``lam`` and ``signal_weight`` are broadcastable to (B, H, N), and each layer's attention maps are appended
     to ``maps``. Without a mask ``cu_seq_lens_q`` tells documents apart. ``kwargs`` are ``is_causal`` and
@@ -310,6 +314,8 @@ def operator_attention_forward(
     wanted = kwargs.get("is_causal")  # None, as transformers passes on what a caller leaves open, is the layer's own
     wanted = getattr(module, "is_causal", True) if wanted is None else wanted
     is_causal = attention_mask is None and n > 1 and wanted
+    if key.dtype == torch.int8 and (lam is None or gives_maps):
+        key, value = unpack(key, query.dtype), unpack(value, query.dtype)
     if is_causal and s > n:
         # transformers leaves the mask out here only while filling an empty static cache, whose later slots are unused.
         key, value = key[:, :, :n], value[:, :, :n]
@@ -317,7 +323,8 @@ def operator_attention_forward(
     settings: dict[str, Any] = {"is_causal": is_causal, "attn_mask": attention_mask, "scale": scaling}
     settings |= {"window": window, "cu_seqlens": cu_seqlens}
     if lam is not None:
-        q, k = query.unflatten(1, (-1, module.ratio + 1)), module.split_keys(key)
+        q = query.unflatten(1, (-1, module.ratio + 1))
+        k = key if key.dtype == torch.int8 else module.split_keys(key)
         settings["signal_weight"] = signal_weight
         out = module.difference(q, k, value, lam, **settings, dropout_p=dropout, backend=backend)
     elif cu_seqlens is not None:

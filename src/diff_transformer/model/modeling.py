@@ -1,5 +1,6 @@
 """Defines the models for transformers: their common base class, the base model and the language model."""
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -395,12 +396,22 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        """Make the cache that ``generate`` is asked for, and one that grows in place if that is a DynamicCache."""
-        given = model_kwargs.get("past_key_values")
+        """Make the cache that ``generate`` is asked for, and one that grows in place if that is a DynamicCache.
+
+        "quantized" is ours in eight bits, unless a ``cache_config`` says how one of transformers' is to be.
+        """
+        given, bits = model_kwargs.get("past_key_values"), None
+        if (
+            given is None
+            and generation_config.cache_implementation == "quantized"
+            and not generation_config.cache_config
+        ):
+            generation_config, bits = copy.copy(generation_config), 8
+            generation_config.cache_implementation = None
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         made: Any = model_kwargs.get("past_key_values")
         if given is None and type(made) is DynamicCache and not made.offloading:
-            cache = model_kwargs["past_key_values"] = DiffCache(self.config, generation_config.max_length - 1)
+            cache = model_kwargs["past_key_values"] = DiffCache(self.config, generation_config.max_length - 1, bits)
             if any(getattr(layer, "record_past", False) for layer in made.layers):  # of a draft, to be cut off again
                 cache.activate_past_recording()
 

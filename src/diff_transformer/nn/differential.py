@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from diff_transformer.nn.attention import Attention
 from diff_transformer.nn.layers import DualLambda, HeadwiseNorm, Lambda
 from diff_transformer.ops import diff_attention
+from diff_transformer.ops.packed import packed_attention
 
 
 class DifferentialAttention(Attention):
@@ -28,12 +29,13 @@ class DifferentialAttention(Attention):
 
         The operator applies the norm itself. A module in the norm's place, such as an adapter around it, is called
         instead. :meth:`transform_heads` is also for heads that something else than our operator has computed.
+        Keys and values may be the rows of an eight-bit cache, (B, H_kv, S, width + 4).
         """
-        norm = self.head_norm
+        norm, attend = self.head_norm, packed_attention if k.dtype == torch.int8 else diff_attention
         if not isinstance(norm, HeadwiseNorm):
-            return self.transform_heads(diff_attention(q, k, v, lam, **settings).transpose(1, 2))
+            return self.transform_heads(attend(q, k, v, lam, **settings).transpose(1, 2))
         settings |= {"norm_weight": norm(None), "norm_eps": norm.eps, "norm_scale": norm.factor}
-        return diff_attention(q, k, v, lam, **settings).transpose(1, 2)
+        return attend(q, k, v, lam, **settings).transpose(1, 2)
 
     def split_keys(self, keys: Tensor) -> Tensor:
         """View cached keys (B, H_kv, S, width) as (B, H_kv, width / d, S, d): two keys of a head, or a shared one."""

@@ -129,11 +129,12 @@ torch.library.register_fake(_operators.forward.default, _fake_forward)
 register_gradient("cpu", _operators.forward.default, _operators.backward.default, statistics=1)
 
 
-def decode_fast_path(backend: str, *arguments: Any) -> Tensor | None:
+def decode_fast_path(backend: str, *arguments: Any, packed: bool = False) -> Tensor | None:
     """Answer the few queries of decoding in one step, as :func:`diff_transformer.diff_attention` would.
 
     Checking a request takes longer than the work for a single token. The kernel does both, and the norm. The arguments
     are the operator's as they come, of which its schema names the order; ``backend`` is the name that the caller gave.
+    ``packed`` keys and values are rows of :func:`diff_transformer.ops.packed.pack`.
 
     Returns:
         The operator's result. None if a gradient is needed, for a request that cannot be answered or asks for more than
@@ -157,7 +158,7 @@ def decode_fast_path(backend: str, *arguments: Any) -> Tensor | None:
         window = min(window, WIDEST_WINDOW)
     try:
         answer: Tensor | None = _operators.decode_fast_path.default(
-            q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale, signal_weight
+            q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale, signal_weight, packed
         )
     except NotImplementedError:  # a nested tensor, which is refused by name
         return None

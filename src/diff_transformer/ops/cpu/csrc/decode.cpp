@@ -4,6 +4,8 @@
 #include <ATen/cpu/vec/functional.h>
 
 #include <cmath>
+#include <cstring>
+#include <type_traits>
 
 #include "block.h"
 #include "kernels.h"
@@ -44,11 +46,14 @@ struct Partial {
   float highest, sum;
 };
 
-template <class T>
+// Queries and outputs are of type T. What is stored is too, or rows of int8 as ops/packed.py makes them: behind the
+// numbers of a token's value, or of its keys for all maps, stands their factor, a float32.
+template <class T, class Stored>
 struct Decode {
+  static constexpr bool kIsPacked = std::is_same_v<Stored, int8_t>;
   const Problem& p;
   const HeadwiseNorm& norm;
-  const Heads<T> keys, values;
+  const Heads<Stored> keys, values;
   const Range seen;  // by the queries between them
   const int64_t rows, splits, split_size;  // a row: a query of a group
   const int64_t depth, width;  // of a query and of a value, in whole vectors
@@ -117,10 +122,12 @@ struct Decode {
   template <int V>
   void multiply(int64_t unit, Range range, const float* queries, float* scores) const {
     const int64_t pairs = divide_up(maps(), 2);
-    for (int64_t j = range.low; j < range.high; j += kLanes)
+    for (int64_t j = range.low; j < range.high; j += kLanes) {
+      alignas(64) float factors[kLanes];
+      read_factors(keys, keys.head(p, unit, 0) + p.key_maps * p.d, {j, std::min(j + kLanes, range.high)}, factors);
       for (int64_t pair = 0; pair < rows * pairs; ++pair) {
         Query<V> query;
-        const T* heads[2];
+        const Stored* heads[2];
         int64_t chosen[2];
         for (int c = 0; c < 2; ++c) {
           const int64_t map = std::min(pair % pairs * 2 + c, p.ratio);  // of an odd number the last one twice
@@ -131,10 +138,19 @@ struct Decode {
         }
         const int64_t ahead = far && pair < pairs ? std::min(j + kAhead + kLanes, range.high) : 0;  // once for all rows
         for (int64_t i = j + kAhead; i < ahead; ++i)
-          for (const T* head : heads) prefetch(head + i * keys.row_stride, p.d);
+          for (const Stored* head : heads) prefetch(head + i * keys.row_stride, p.d);
         const Both products = multiply_keys<V, kLanes>(query, heads, j, range.high - 1);
-        for (int c = 0; c < 2; ++c) products.map[c].store(scores + chosen[c] * spread + j);
+        for (int c = 0; c < 2; ++c)
+          (kIsPacked ? products.map[c] * load(factors) : products.map[c]).store(scores + chosen[c] * spread + j);
       }
+    }
+  }
+
+  // Of packed rows, `first` being that of the head's first row.
+  static void read_factors(const Heads<Stored>& heads, const Stored* first, Range rows, float* factors) {
+    if constexpr (kIsPacked)
+      for (int64_t j = rows.low; j < rows.high; ++j)
+        std::memcpy(factors + j - rows.low, first + j * heads.row_stride, sizeof(float));
   }
 
   template <int V>
@@ -150,13 +166,14 @@ struct Decode {
   // Products with keys j … j + Count − 1 (or `last` again), each over kLanes / Count lanes that are yet to be added up.
   // In a cache the two keys of a token lie side by side: they are read together.
   template <int V, int Count>
-  inline __attribute__((always_inline)) Both multiply_keys(const Query<V>& query, const T* const* heads, int64_t j,
+  inline __attribute__((always_inline)) Both multiply_keys(const Query<V>& query, const Stored* const* heads,
+                                                           int64_t j,
                                                            int64_t last) const {
     Both out;
     if constexpr (Count == 1) {
       const int64_t offset = std::min(j, last) * keys.row_stride;
       for (int c = 0; c < 2; ++c) {
-        const T* key = heads[c] + offset;
+        const Stored* key = heads[c] + offset;
         Vec product(0.0f);
         for (int k = 0; k < V; ++k) product = at::vec::fmadd(load_row(key + k * kLanes), query.parts[c][k], product);
         for (int64_t k = 0; V == 0 && k < p.d; k += kLanes)
@@ -234,12 +251,15 @@ struct Decode {
       for (int64_t j = seen.low; j < seen.high; j += kLanes)
         (load(first + j) * a - load(second + j) * b).store(first + j);
     }
-    const T* head = values.head(p, unit, 0);
+    const Stored* head = values.head(p, unit, 0);
     for (int64_t low = seen.low; low < seen.high; low += kKeys) {
       const int64_t count = std::min(kKeys, seen.high - low);
-      const T* value = head + low * values.row_stride;
+      const Stored* value = head + low * values.row_stride;
+      alignas(64) float factors[kKeys];
+      read_factors(values, head + p.dv, {low, low + count}, factors);
       for (int64_t i = 0; i < heads; ++i) {
-        const float* weights = scores_of(i / p.ratio * maps() + i % p.ratio) + low;
+        float* weights = scores_of(i / p.ratio * maps() + i % p.ratio) + low;
+        for (int64_t j = 0; kIsPacked && j < count; ++j) weights[j] *= factors[j];
         float* to = sums_of_split + i * width;
         int64_t c = 0;
         for (; c + kValueVecs * kLanes <= p.dv; c += kValueVecs * kLanes)
@@ -251,13 +271,13 @@ struct Decode {
     return are_finite(sums_of_split, heads * width);
   }
 
-  static void prefetch(const T* row, int64_t width) {
-    for (int64_t i = 0; i < width; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + i);
+  static void prefetch(const Stored* row, int64_t width) {
+    for (int64_t i = 0; i < width; i += 64 / static_cast<int64_t>(sizeof(Stored))) __builtin_prefetch(row + i);
   }
 
   // N vectors of channels; the last of them may have only `channels` lanes.
   template <int N, bool kFar>
-  void add_some(const T* value, int64_t channels, int64_t count, const float* weights, float* to) const {
+  void add_some(const Stored* value, int64_t channels, int64_t count, const float* weights, float* to) const {
     Vec total[N];
     for (int v = 0; v < N; ++v) total[v] = Vec(0.0f);
     for (int64_t j = 0; j < count; ++j, value += values.row_stride) {
@@ -304,7 +324,7 @@ struct Decode {
   }
 };
 
-template <class T>
+template <class T, class Stored = T>
 bool decode_type(const Problem& p, const HeadwiseNorm& norm, const Results& results) {
   const int64_t rows = p.groups_of_key_head() * p.n, threads = thread_count(), maps = rows * (p.ratio + 1);
   const int64_t wanted = p.units() < 2 * threads ? divide_up(2 * threads, p.units()) : 1;
@@ -314,11 +334,11 @@ bool decode_type(const Problem& p, const HeadwiseNorm& norm, const Results& resu
   const int64_t spread = splits * (split_size + kLanes);
   const Buffer<Partial> partials(tasks * maps);
   const Buffer<float> sums(tasks * rows * p.ratio * width);
-  const bool far = p.units() * p.s * (p.key_maps * p.d + p.dv) * static_cast<int64_t>(sizeof(T)) > kFarBytes;
+  const bool far = p.units() * p.s * (p.key_maps * p.d + p.dv) * static_cast<int64_t>(sizeof(Stored)) > kFarBytes;
   Range seen{0, 0};
   for (int64_t query = 0; query < p.n; ++query) widen(seen, seen_by(p, query));
-  const Decode<T> decode{p, norm, keys_of<T>(p), values_of<T>(p), seen, rows, splits, split_size, depth, width, far,
-                         spread, partials.get(), sums.get()};
+  const Decode<T, Stored> decode{p, norm, keys_of<Stored>(p), values_of<Stored>(p), seen, rows, splits, split_size, depth,
+                                 width, far, spread, partials.get(), sums.get()};
   T* out = static_cast<T*>(results.out);
   std::atomic<bool> finite{true};
   if (splits == 1) {
@@ -357,11 +377,12 @@ bool has_few_queries(ScalarType source, int64_t rows, int64_t units) {
   return rows <= (pairs ? kFewOfPairs : kFewRows) || (rows <= kMostRows && units < thread_count());
 }
 
-bool decode(const Problem& p, const HeadwiseNorm& norm, const Results& results) {
+bool decode(const Problem& p, ScalarType source, const HeadwiseNorm& norm, const Results& results) {
+  const bool is_packed = source == ScalarType::Char;
   switch (results.dtype) {
-    case ScalarType::BFloat16: return decode_type<c10::BFloat16>(p, norm, results);
-    case ScalarType::Half: return decode_type<c10::Half>(p, norm, results);
-    default: return decode_type<float>(p, norm, results);
+    case ScalarType::BFloat16: return (is_packed ? decode_type<c10::BFloat16, int8_t> : decode_type<c10::BFloat16>)(p, norm, results);
+    case ScalarType::Half: return (is_packed ? decode_type<c10::Half, int8_t> : decode_type<c10::Half>)(p, norm, results);
+    default: return (is_packed ? decode_type<float, int8_t> : decode_type<float>)(p, norm, results);
   }
 }
 

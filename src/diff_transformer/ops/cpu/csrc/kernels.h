@@ -43,8 +43,8 @@ struct Gradients {
 struct Kernels {
   // `source` is the dtype of keys and values.
   bool (*attend)(const Problem& p, ScalarType source, const Results& results);
-  // The same for few queries and many keys; reads any floating dtype as it is, and normalises the heads.
-  bool (*decode)(const Problem& p, const HeadwiseNorm& norm, const Results& results);
+  // The same for few queries and many keys; reads any floating dtype, and rows of int8, as it is, and normalises the heads.
+  bool (*decode)(const Problem& p, ScalarType source, const HeadwiseNorm& norm, const Results& results);
   // Of `source` keys and values: whether these rows of queries for each of so many key heads are few.
   bool (*has_few_queries)(ScalarType source, int64_t rows_of_unit, int64_t units);
   bool (*differentiate)(const Problem& p, const Gradients& gradients);
@@ -56,7 +56,7 @@ struct Kernels {
 inline namespace CPU_CAPABILITY {
 
 bool attend(const Problem& p, ScalarType source, const Results& results);
-bool decode(const Problem& p, const HeadwiseNorm& norm, const Results& results);
+bool decode(const Problem& p, ScalarType source, const HeadwiseNorm& norm, const Results& results);
 bool has_few_queries(ScalarType source, int64_t rows_of_unit, int64_t units);
 bool differentiate(const Problem& p, const Gradients& gradients);
 bool multiplies_bfloat16();

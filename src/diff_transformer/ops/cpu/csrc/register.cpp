@@ -51,6 +51,11 @@ void use(const std::string& capability) {
 
 float* floats(const Tensor& x) { return x.mutable_data_ptr<float>(); }
 
+// Rows of ops/packed.py, keys (B, H_kv, S, maps · d + 4) and values (B, H_kv, S, dv + 4), as nothing else is int8.
+bool is_packed(const Tensor& x) { return x.scalar_type() == ScalarType::Char; }
+int64_t width_of(const Tensor& x) { return x.size(-1) - (is_packed(x) ? static_cast<int64_t>(sizeof(float)) : 0); }
+int64_t maps_of(const Tensor& k, int64_t d) { return is_packed(k) ? width_of(k) / d : k.size(2); }
+
 // The tensors of a request in a form that the kernels read.
 struct Inputs {
   Tensor q, k, v, lam;
@@ -94,10 +99,10 @@ struct Inputs {
   Problem problem(bool is_causal, double scale, std::optional<int64_t> window) const {
     Problem p{};
     p.batch = q.size(0), p.ratio = q.size(2) - 1, p.heads = q.size(1) * p.ratio, p.n = q.size(3), p.d = q.size(4);
-    p.key_heads = k.size(1), p.key_maps = k.size(2), p.s = k.size(3), p.dv = v.size(3);
+    p.key_heads = k.size(1), p.key_maps = maps_of(k, p.d), p.s = v.size(2), p.dv = width_of(v);
     p.q = q.data_ptr(), p.k = k.data_ptr(), p.v = v.data_ptr();
     p.q_batch = q.stride(0), p.q_group = q.stride(1), p.q_map = q.stride(2), p.q_row = q.stride(3);
-    p.k_batch = k.stride(0), p.k_head = k.stride(1), p.k_map = k.stride(2), p.k_row = k.stride(3);
+    p.k_batch = k.stride(0), p.k_head = k.stride(1), p.k_map = is_packed(k) ? p.d : k.stride(2), p.k_row = k.stride(-2);
     p.v_batch = v.stride(0), p.v_head = v.stride(1), p.v_row = v.stride(2);
     p.lam = floats(lam);
     p.lam_batch = stride(lam, -3), p.lam_head = stride(lam, -2), p.lam_row = stride(lam, -1);
@@ -136,10 +141,12 @@ bool takes_few(const Tensor& q, const Tensor& k, bool differentiable) {
   return !differentiable && kernels->has_few_queries(k.scalar_type(), rows, k.size(0) * k.size(1));
 }
 
-Tensor attend_to(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
-                 const std::optional<Tensor>& attn_mask, bool is_causal, double scale, std::optional<int64_t> window,
-                 const std::optional<Tensor>& segment_bounds, const std::optional<Tensor>& signal, bool few,
-                 const HeadwiseNorm& norm, float* statistics) {
+// Nothing for packed rows that are not finite where keys are hidden: unpacked, they are put aside as others are.
+std::optional<Tensor> attend_to(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
+                                const std::optional<Tensor>& attn_mask, bool is_causal, double scale,
+                                std::optional<int64_t> window, const std::optional<Tensor>& segment_bounds,
+                                const std::optional<Tensor>& signal, bool few, const HeadwiseNorm& norm,
+                                float* statistics) {
   auto inputs_of = [&](const Tensor& keys, const Tensor& values) {
     if (few) return Inputs(q, keys, values, lam, attn_mask, segment_bounds, signal);
     return Inputs(Inputs::multiplied(q), Inputs::read(keys), Inputs::read(values), lam, attn_mask, segment_bounds,
@@ -152,10 +159,11 @@ Tensor attend_to(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   auto run = [&](const Problem& problem) {
     if (out.numel() == 0) return true;
     const Results results{type, out.data_ptr(), statistics};
-    return few ? kernels->decode(problem, norm, results)
+    return few ? kernels->decode(problem, inputs.k.scalar_type(), norm, results)
                : kernels->attend(problem, inputs.k.scalar_type(), results);
   };
   if (!run(p) && hides_keys(p)) {
+    if (is_packed(k)) return {};
     const Finite finite(k, v);
     if (finite.is_any()) {
       const Inputs others = inputs_of(finite.k, finite.v);
@@ -171,8 +179,8 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
                                    std::optional<int64_t> window, const std::optional<Tensor>& segment_bounds,
                                    bool differentiable, const std::optional<Tensor>& signal) {
   const Tensor statistics = new_empty(q, ScalarType::Float, {q.size(0), q.size(1), q.size(2), 2, q.size(3)});
-  const Tensor out = attend_to(q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, signal,
-                               takes_few(q, k, differentiable), {}, floats(statistics));
+  const Tensor out = *attend_to(q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, signal,
+                                takes_few(q, k, differentiable), {}, floats(statistics));
   return {out, statistics};
 }
 
@@ -194,14 +202,17 @@ std::optional<Tensor> decode_fast_path(const Tensor& q, const Tensor& k, const T
                                        const std::optional<Tensor>& attn_mask, bool is_causal,
                                        std::optional<double> scale, std::optional<int64_t> window,
                                        const std::optional<Tensor>& norm_weight, double norm_eps, double norm_scale,
-                                       const std::optional<Tensor>& signal) {
+                                       const std::optional<Tensor>& signal, bool packed) {
   if (!is_dense_on_cpu(q) || !is_dense_on_cpu(k) || !is_dense_on_cpu(v) || !is_dense_on_cpu(lam)) return {};
   const int32_t dtype = dtype_of(q);
   if (!is_floating(q) || dtype == aoti_torch_dtype_float64()) return {};
-  if (dtype_of(k) != dtype || dtype_of(v) != dtype || dtype_of(lam) != aoti_torch_dtype_float32()) return {};
-  if (q.dim() != 5 || k.dim() != 5 || v.dim() != 4 || q.numel() == 0 || k.numel() == 0 || v.numel() == 0) return {};
-  if (q.size(2) < 2 || k.size(2) > 2 || q.size(0) != k.size(0) || q.size(4) != k.size(4)) return {};
-  if (q.size(1) % k.size(1) || v.size(0) != k.size(0) || v.size(1) != k.size(1) || v.size(2) != k.size(3)) return {};
+  const int32_t stored = packed ? aoti_torch_dtype_int8() : dtype;
+  if (dtype_of(k) != stored || dtype_of(v) != stored || dtype_of(lam) != aoti_torch_dtype_float32()) return {};
+  if (q.dim() != 5 || k.dim() != (packed ? 4 : 5) || v.dim() != 4) return {};
+  if (q.numel() == 0 || k.numel() == 0 || v.numel() == 0 || width_of(v) < 1) return {};
+  const int64_t maps = maps_of(k, q.size(4)), width = packed ? maps * q.size(4) : q.size(4);
+  if (q.size(2) < 2 || maps < 1 || maps > 2 || q.size(0) != k.size(0) || width != width_of(k)) return {};
+  if (q.size(1) % k.size(1) || v.size(0) != k.size(0) || v.size(1) != k.size(1) || v.size(2) != k.size(-2)) return {};
   const int64_t batch = q.size(0), heads = q.size(1) * (q.size(2) - 1), n = q.size(3);
   if (!takes_few(q, k, false) || !broadcasts<3>(lam, {batch, heads, n})) return {};
   if (signal) {
@@ -213,13 +224,13 @@ std::optional<Tensor> decode_fast_path(const Tensor& q, const Tensor& k, const T
   if (attn_mask) {
     const bool boolean = dtype_of(*attn_mask) == aoti_torch_dtype_bool();
     if (!is_dense_on_cpu(*attn_mask) || (!boolean && !is_floating(*attn_mask))) return {};
-    if (!broadcasts<4>(*attn_mask, {batch, heads, n, k.size(3)})) return {};
+    if (!broadcasts<4>(*attn_mask, {batch, heads, n, v.size(2)})) return {};
     if (q.size(2) > 2 && size(*attn_mask, -3) > 1) return {};  // heads that share a noise map share their mask
   }
   HeadwiseNorm norm;
   std::optional<Tensor> weight;
   if (norm_weight) {
-    const bool fits = norm_weight->dim() == 1 && norm_weight->size(0) == v.size(3);
+    const bool fits = norm_weight->dim() == 1 && norm_weight->size(0) == width_of(v);
     if (!fits || !is_dense_on_cpu(*norm_weight) || !is_floating(*norm_weight)) return {};
     if (!std::isfinite(norm_eps) || norm_eps < 0 || !std::isfinite(norm_scale)) return {};
     weight = Inputs::with_rows(Inputs::as(*norm_weight, ScalarType::Float));
@@ -233,7 +244,7 @@ std::optional<Tensor> decode_fast_path(const Tensor& q, const Tensor& k, const T
 // While autocast is on: operator.py knows to which dtype.
 std::optional<Tensor> refuse(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&,
                              bool, std::optional<double>, std::optional<int64_t>, const std::optional<Tensor>&, double,
-                             double, const std::optional<Tensor>&) {
+                             double, const std::optional<Tensor>&, bool) {
   return {};
 }
 
@@ -287,7 +298,8 @@ std::string products() { return kernels->bfloat16_products(); }
 STABLE_TORCH_LIBRARY_FRAGMENT(TORCH_EXTENSION_NAME, library) {
   library.def(
       "decode_fast_path(Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float? scale,"
-      " int? window, Tensor? norm_weight, float norm_eps, float norm_scale, Tensor? signal_weight=None) -> Tensor?");
+      " int? window, Tensor? norm_weight, float norm_eps, float norm_scale, Tensor? signal_weight=None,"
+      " bool packed=False) -> Tensor?");
   library.def("bfloat16_products() -> str");
   library.def("use(str capability) -> ()");
 }

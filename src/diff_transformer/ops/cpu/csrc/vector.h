@@ -53,6 +53,18 @@ inline Vec load_row(const c10::Half* x) {
   return y;
 }
 
+inline Vec load_row(const int8_t* x) {
+#if defined(CPU_CAPABILITY_AVX512)
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
+#elif defined(CPU_CAPABILITY_AVX2)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x))));
+#else
+  alignas(64) float y[kLanes];
+  for (int i = 0; i < kLanes; ++i) y[i] = x[i];
+  return load(y);
+#endif
+}
+
 // The first `count` numbers, then zeros.
 template <class T>
 Vec load_row(const T* x, int64_t count) {
