@@ -80,10 +80,11 @@ class Build:
 
 _X86 = ("x86_64", "AMD64")
 _AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw")
+# Every processor that multiplies bfloat16 multiplies bytes (VNNI).
 _INSTRUCTIONS = {
     "AVX2": ("-mavx2", "-mfma", "-mf16c", "-DCPU_CAPABILITY_AVX2"),
     "AVX512": (*_AVX512, "-mavx2", "-mfma", "-mf16c", "-DCPU_CAPABILITY_AVX512"),
-    "AVX512_BF16": (*_AVX512, "-mavx512bf16", "-mavx2", "-mfma", "-mf16c", "-DCPU_CAPABILITY_AVX512"),
+    "AVX512_BF16": (*_AVX512, "-mavx512bf16", "-mavx512vnni", "-mavx2", "-mfma", "-mf16c", "-DCPU_CAPABILITY_AVX512"),
     "DEFAULT": ("-DCPU_CAPABILITY_DEFAULT",),  # on ARM that is NEON
 }
 

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "block.h"
+#include "bytes.h"
 #include "kernels.h"
 #include "parallel.h"
 
@@ -19,6 +20,7 @@ namespace {
 constexpr int64_t kFewRows = kLanes == 16 ? 8 : 4;  // with more, lanes of queries cost less; 8 measured with AVX-512 alone
 constexpr int64_t kFewOfPairs = 4;   // sooner where instructions multiply bfloat16
 constexpr int64_t kMostRows = 16;    // unless that would leave threads without work
+constexpr int64_t kMostPackedRows = 32;  // with more it pays to unpack bytes
 constexpr int64_t kLeastKeys = 256;  // worth a task of its own
 constexpr int64_t kKeys = 64;        // values that stay in the first level of cache while all rows meet them
 constexpr int kValueVecs = 8;        // vectors of a value that are summed in registers
@@ -26,6 +28,7 @@ constexpr int kValueVecs = 8;        // vectors of a value that are summed in re
 // processor itself looks ahead only to the end of a page. Where it does hold them, prefetching costs more than it gains.
 constexpr int64_t kAhead = 16;  // keys
 constexpr int64_t kFarBytes = 24 << 20;
+constexpr int64_t kAheadPacked = 64;  // rows of bytes, always: they take less to compute with than to read
 
 // Lanes of two vectors that each hold some sums, added in neighbouring pairs: the first's sums, then the second's.
 Vec add_neighbours(Vec x, Vec y) {
@@ -51,6 +54,8 @@ struct Partial {
 template <class T, class Stored>
 struct Decode {
   static constexpr bool kIsPacked = std::is_same_v<Stored, int8_t>;
+  static constexpr bool kHasBytes = kIsPacked && kMultipliesBytes<T>;
+  static_assert(kKeys == kInterleaved);
   const Problem& p;
   const HeadwiseNorm& norm;
   const Heads<Stored> keys, values;
@@ -88,17 +93,7 @@ struct Decode {
   void score(int64_t unit, int64_t split, const float* queries, float* scores) const {
     const Range keys_seen = range(split);
     float* first = scores + score_index(split, 0);
-    switch (p.d % kLanes ? 0 : p.d / kLanes) {
-      case 1: multiply<1>(unit, keys_seen, queries, first); break;
-      case 2: multiply<2>(unit, keys_seen, queries, first); break;
-      case 3: multiply<3>(unit, keys_seen, queries, first); break;
-      case 4: multiply<4>(unit, keys_seen, queries, first); break;
-      case 5: multiply<5>(unit, keys_seen, queries, first); break;
-      case 6: multiply<6>(unit, keys_seen, queries, first); break;
-      case 7: multiply<7>(unit, keys_seen, queries, first); break;
-      case 8: multiply<8>(unit, keys_seen, queries, first); break;
-      default: multiply<0>(unit, keys_seen, queries, first);
-    }
+    multiply_all(unit, keys_seen, queries, first);
     const Vec factor(p.scale);
     for (int64_t m = 0; m < maps() * rows; ++m) {
       float* x = first + m * spread + keys_seen.low;
@@ -118,13 +113,58 @@ struct Decode {
     }
   }
 
-  // scores[row][map][key] = query · key, for keys of V whole vectors (0: any width). Two maps of a row go together.
+  // scores[row][map][key] = query · key.
+  void multiply_all(int64_t unit, Range range, const float* queries, float* scores) const {
+    if constexpr (kHasBytes) {
+      switch (divide_up(p.d, kBytes)) {  // with more, products would not stay below 2^31
+        case 1: return multiply_rows<1>(unit, range, queries, scores);
+        case 2: return multiply_rows<2>(unit, range, queries, scores);
+        case 3: return multiply_rows<3>(unit, range, queries, scores);
+        case 4: return multiply_rows<4>(unit, range, queries, scores);
+      }
+    }
+    switch (p.d % kLanes ? 0 : p.d / kLanes) {
+      case 1: multiply<1>(unit, range, queries, scores); break;
+      case 2: multiply<2>(unit, range, queries, scores); break;
+      case 3: multiply<3>(unit, range, queries, scores); break;
+      case 4: multiply<4>(unit, range, queries, scores); break;
+      case 5: multiply<5>(unit, range, queries, scores); break;
+      case 6: multiply<6>(unit, range, queries, scores); break;
+      case 7: multiply<7>(unit, range, queries, scores); break;
+      case 8: multiply<8>(unit, range, queries, scores); break;
+      default: multiply<0>(unit, range, queries, scores);
+    }
+  }
+
+  // The same for queries of V vectors of bytes.
+  template <int V>
+  void multiply_rows(int64_t unit, Range range, const float* queries, float* scores) const {
+    const int64_t size = V * kBytes;
+    const Buffer<int8_t> bytes(rows * maps() * 2 * size);
+    const Buffer<TwoBytes> of_queries(rows * maps());
+    std::fill_n(bytes.get(), rows * maps() * 2 * size, int8_t{0});
+    for (int64_t m = 0; m < rows * maps(); ++m) {
+      int8_t* high = bytes.get() + m * 2 * size;
+      of_queries.get()[m] = to_two_bytes(queries + m * depth, depth, high, high + size);
+    }
+    for (int64_t j = range.low; j < range.high; j += kLanes) {
+      const Vec factors = key_factors(unit, j, range.high);
+      for (int64_t m = 0; m < rows * maps(); ++m) {
+        const int8_t* high = bytes.get() + m * 2 * size;
+        const TwoBytes query = of_queries.get()[m];
+        const Vec products = multiply_bytes<V>(query, high, high + size, p.d, keys.head(p, unit, m % maps() == p.ratio),
+                                               keys.row_stride, j, range.high - 1);
+        (products * factors).store(scores + m * spread + j);
+      }
+    }
+  }
+
+  // The same for keys of V whole vectors (0: any width). Two maps of a row go together.
   template <int V>
   void multiply(int64_t unit, Range range, const float* queries, float* scores) const {
     const int64_t pairs = divide_up(maps(), 2);
     for (int64_t j = range.low; j < range.high; j += kLanes) {
-      alignas(64) float factors[kLanes];
-      read_factors(keys, keys.head(p, unit, 0) + p.key_maps * p.d, {j, std::min(j + kLanes, range.high)}, factors);
+      const Vec factors = kIsPacked ? key_factors(unit, j, range.high) : Vec(1.0f);
       for (int64_t pair = 0; pair < rows * pairs; ++pair) {
         Query<V> query;
         const Stored* heads[2];
@@ -140,17 +180,25 @@ struct Decode {
         for (int64_t i = j + kAhead; i < ahead; ++i)
           for (const Stored* head : heads) prefetch(head + i * keys.row_stride, p.d);
         const Both products = multiply_keys<V, kLanes>(query, heads, j, range.high - 1);
-        for (int c = 0; c < 2; ++c)
-          (kIsPacked ? products.map[c] * load(factors) : products.map[c]).store(scores + chosen[c] * spread + j);
+        for (int c = 0; c < 2; ++c) (products.map[c] * factors).store(scores + chosen[c] * spread + j);
       }
     }
   }
 
-  // Of packed rows, `first` being that of the head's first row.
-  static void read_factors(const Heads<Stored>& heads, const Stored* first, Range rows, float* factors) {
-    if constexpr (kIsPacked)
-      for (int64_t j = rows.low; j < rows.high; ++j)
-        std::memcpy(factors + j - rows.low, first + j * heads.row_stride, sizeof(float));
+  // Of some packed rows of `width` numbers; those far behind them are prefetched.
+  void read_factors(const Heads<Stored>& heads, int64_t unit, int64_t width, Range range, float* factors) const {
+    const Stored* head = heads.head(p, unit, 0);
+    for (int64_t j = range.low; j < range.high; ++j) {
+      std::memcpy(factors + j - range.low, head + j * heads.row_stride + width, sizeof(float));
+      if (j + kAheadPacked < p.s) prefetch(head + (j + kAheadPacked) * heads.row_stride, width);
+    }
+  }
+
+  // Of at most kLanes keys from `first` on.
+  Vec key_factors(int64_t unit, int64_t first, int64_t end) const {
+    alignas(64) float factors[kLanes] = {};
+    read_factors(keys, unit, p.key_maps * p.d, {first, std::min(first + kLanes, end)}, factors);
+    return load(factors);
   }
 
   template <int V>
@@ -252,16 +300,28 @@ struct Decode {
         (load(first + j) * a - load(second + j) * b).store(first + j);
     }
     const Stored* head = values.head(p, unit, 0);
+    const int64_t interleaved = kHasBytes ? p.dv / kBytes * kBytes : 0;  // channels
+    const Buffer<int8_t> bytes(interleaved * kKeys);
     for (int64_t low = seen.low; low < seen.high; low += kKeys) {
       const int64_t count = std::min(kKeys, seen.high - low);
       const Stored* value = head + low * values.row_stride;
-      alignas(64) float factors[kKeys];
-      read_factors(values, head + p.dv, {low, low + count}, factors);
+      alignas(64) float factors[kKeys], scaled[kKeys] = {};
+      if constexpr (kIsPacked) read_factors(values, unit, p.dv, {low, low + count}, factors);
+      if constexpr (kHasBytes) interleave_rows(value, values.row_stride, count, interleaved, bytes.get());
       for (int64_t i = 0; i < heads; ++i) {
-        float* weights = scores_of(i / p.ratio * maps() + i % p.ratio) + low;
-        for (int64_t j = 0; kIsPacked && j < count; ++j) weights[j] *= factors[j];
+        const float* weights = scores_of(i / p.ratio * maps() + i % p.ratio) + low;
+        if constexpr (kIsPacked) {
+          for (int64_t j = 0; j < count; ++j) scaled[j] = weights[j] * factors[j];
+          weights = scaled;
+        }
         float* to = sums_of_split + i * width;
         int64_t c = 0;
+        if constexpr (kHasBytes) {
+          int8_t upper[kKeys], lower[kKeys];
+          const TwoBytes of_row = to_two_bytes(weights, kKeys, upper, lower);
+          for (; c < interleaved; c += kBytes)
+            add_interleaved(of_row, upper, lower, bytes.get() + c * kKeys, count, to + c);
+        }
         for (; c + kValueVecs * kLanes <= p.dv; c += kValueVecs * kLanes)
           far ? add_some<kValueVecs, true>(value + c, kLanes, count, weights, to + c)
               : add_some<kValueVecs, false>(value + c, kLanes, count, weights, to + c);
@@ -324,7 +384,7 @@ struct Decode {
   }
 };
 
-template <class T, class Stored = T>
+template <class T, class Stored>
 bool decode_type(const Problem& p, const HeadwiseNorm& norm, const Results& results) {
   const int64_t rows = p.groups_of_key_head() * p.n, threads = thread_count(), maps = rows * (p.ratio + 1);
   const int64_t wanted = p.units() < 2 * threads ? divide_up(2 * threads, p.units()) : 1;
@@ -334,7 +394,8 @@ bool decode_type(const Problem& p, const HeadwiseNorm& norm, const Results& resu
   const int64_t spread = splits * (split_size + kLanes);
   const Buffer<Partial> partials(tasks * maps);
   const Buffer<float> sums(tasks * rows * p.ratio * width);
-  const bool far = p.units() * p.s * (p.key_maps * p.d + p.dv) * static_cast<int64_t>(sizeof(Stored)) > kFarBytes;
+  const int64_t bytes = p.units() * p.s * (p.key_maps * p.d + p.dv) * static_cast<int64_t>(sizeof(Stored));
+  const bool far = std::is_same_v<T, Stored> && bytes > kFarBytes;
   Range seen{0, 0};
   for (int64_t query = 0; query < p.n; ++query) widen(seen, seen_by(p, query));
   const Decode<T, Stored> decode{p, norm, keys_of<Stored>(p), values_of<Stored>(p), seen, rows, splits, split_size, depth,
@@ -370,19 +431,25 @@ bool decode_type(const Problem& p, const HeadwiseNorm& norm, const Results& resu
   return finite;
 }
 
+template <class T>
+bool decode_dtype(const Problem& p, bool packed, const HeadwiseNorm& norm, const Results& results) {
+  return packed ? decode_type<T, int8_t>(p, norm, results) : decode_type<T, T>(p, norm, results);
+}
+
 }  // namespace
 
 bool has_few_queries(ScalarType source, int64_t rows, int64_t units) {
+  if (source == ScalarType::Char) return rows <= kMostPackedRows;
   const bool pairs = source == ScalarType::BFloat16 && multiplies_bfloat16();
   return rows <= (pairs ? kFewOfPairs : kFewRows) || (rows <= kMostRows && units < thread_count());
 }
 
 bool decode(const Problem& p, ScalarType source, const HeadwiseNorm& norm, const Results& results) {
-  const bool is_packed = source == ScalarType::Char;
+  const bool packed = source == ScalarType::Char;
   switch (results.dtype) {
-    case ScalarType::BFloat16: return (is_packed ? decode_type<c10::BFloat16, int8_t> : decode_type<c10::BFloat16>)(p, norm, results);
-    case ScalarType::Half: return (is_packed ? decode_type<c10::Half, int8_t> : decode_type<c10::Half>)(p, norm, results);
-    default: return (is_packed ? decode_type<float, int8_t> : decode_type<float>)(p, norm, results);
+    case ScalarType::BFloat16: return decode_dtype<c10::BFloat16>(p, packed, norm, results);
+    case ScalarType::Half: return decode_dtype<c10::Half>(p, packed, norm, results);
+    default: return decode_dtype<float>(p, packed, norm, results);
   }
 }
 
