@@ -9,7 +9,7 @@ from diff_transformer.ops.backends import fast_path_of
 from diff_transformer.ops.operator import diff_attention
 
 _SCALE = 4  # bytes of a float32 behind the numbers of a row
-# Of the CPU kernel after λ, in its order, and the operator's defaults.
+# The arguments of the CPU kernel after λ, in its order, with the operator's defaults.
 _ARGUMENTS: dict[str, Any] = {"attn_mask": None, "is_causal": False, "scale": None, "window": None}
 _ARGUMENTS |= {"norm_weight": None, "norm_eps": 1e-5, "norm_scale": 1.0, "signal_weight": None}
 
