@@ -15,7 +15,9 @@ def bench(
         typer.Argument(metavar="operator|model", help="The operator alone, or whole models."),
     ],
     device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
-    dtype: Annotated[list[str] | None, optional("May be repeated.", "float32 and bfloat16; on CUDA bfloat16")] = None,
+    dtype: Annotated[
+        list[str] | None, optional("May be repeated.", "float32, bfloat16; for the model int8, too; on CUDA bfloat16")
+    ] = None,
     length: Annotated[
         list[int] | None,
         optional(
