@@ -64,7 +64,7 @@ def test_a_run_has_every_model_in_every_pass(small: ModelSettings, notes: Any, t
     # DIFF and the Transformer differ by the λ vectors and the headwise norm of each layer.
     sizes = document["parameters"]
     assert sizes["diff"] - sizes["softmax"] == 2 * (4 * 8 + 2 * 8)
-    assert sizes["softmax"] == sizes["Llama"]
+    assert sizes["softmax"] == sizes["Llama"] == build("softmax", small).num_parameters()
     text = page(read_json(write_json(tmp_path / "model.json", document)))
     assert f"{sizes['diff']:,} parameters" in text
     assert "DiffLlama / Llama" in text

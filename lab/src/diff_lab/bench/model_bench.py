@@ -155,7 +155,7 @@ MODELS = {
 }
 
 
-def build(name: str, settings: ModelSettings) -> nn.Module:
+def build(name: str, settings: ModelSettings) -> Any:
     """Build a model in float32 whose weights bfloat16 represents exactly, so that all dtypes have the same ones."""
     device, measured = settings.torch_device, MODELS[name]
     with torch.random.fork_rng(devices=[device] if settings.on_cuda else []), device:
@@ -177,6 +177,11 @@ def cast(model: Any, dtype: str) -> Any:
         return type(model).from_pretrained(folder, **settings).to(model.device)
 
 
+def as_measured(name: str, model: Any, dtype: str) -> Any:
+    """Bring a model to a dtype by :func:`cast`, unless it is converted later by its own means."""
+    return model if MODELS[name].converts else cast(model, dtype)
+
+
 def tokens_of(settings: ModelSettings, pass_: str, length: int) -> Tensor:
     """Return the tokens of a pass; when decoding those of the cache, and one more."""
     generator = torch.Generator().manual_seed(0)
@@ -194,6 +199,7 @@ def filled_cache(model: Any, tokens: Tensor) -> DynamicCache:
 
 def decode_run(name: str, model: Any, tokens: Tensor, dtype: str) -> Callable[[], Tensor]:
     """Return a run that decodes the last of tokens (B, N) to logits (B, 1, V), behind a cache of those before."""
+    model.eval()
     if (decode_otherwise := MODELS[name].decode_otherwise) is not None:
         return decode_otherwise(model, tokens, dtype)
     cache, last = filled_cache(model, tokens[:, :-1]), tokens[:, -1:]
@@ -229,7 +235,7 @@ def model_check(name: str, model: Any, pass_: str, length: int, settings: ModelS
 
     def error(dtype: str) -> float:
         plains = _answer(cast(copy.deepcopy(formula), dtype), pass_, tokens)
-        own = copy.deepcopy(model) if MODELS[name].converts else cast(copy.deepcopy(model), dtype)
+        own = as_measured(name, copy.deepcopy(model), dtype)
         outputs = [decode_run(name, own, tokens, dtype)()] if pass_ == DECODE else _answer(own, pass_, tokens)
         eps = torch.finfo(DTYPES.get(dtype, torch.bfloat16)).eps  # in which eight-bit layers compute
         return max(
@@ -262,10 +268,10 @@ def measure_model(settings: ModelSettings, recorder: Recorder) -> dict[str, Any]
         free_memory(settings.torch_device)
         models, parameters = {}, {}
         for name in settings.names:
-            model = build(name, settings)
-            parameters[name] = sum(weight.numel() for weight in model.parameters())
-            models[name] = model if MODELS[name].converts else cast(model, dtype)
-        del model
+            if MODELS[name].decode_otherwise is None:  # else it is built for its cases alone
+                models[name] = as_measured(name, build(name, settings), dtype)
+                weights = dict(models[name].named_parameters())
+                parameters[name] = sum(w.numel() for key, w in weights.items() if not key.endswith("weight_scale"))
         for pass_, length in settings.cases(dtype):
             recorder.begin(f"{pass_}, {dtype}, {length} tokens")
             recorder.add(_measure_case(models, checked[pass_, length, dtype], pass_, length, dtype, settings))
@@ -277,7 +283,7 @@ def measure_model(settings: ModelSettings, recorder: Recorder) -> dict[str, Any]
     return settings.document(
         "bench model",
         notes,
-        candidates={name: MODELS[name].about for name in parameters},
+        candidates={name: MODELS[name].about for name in settings.names},
         parameters=parameters,
         rows=recorder.rows,
     )
@@ -315,9 +321,10 @@ def _measure_case(
         return run.seconds(repeats) if isinstance(run, CTranslate2Decoding) else wall(run, repeats)
 
     def prepare(name: str) -> Run:
-        if pass_ == DECODE:
-            return decode_run(name, models[name], tokens_of(settings, pass_, length), dtype)
-        return timed_pass(models[name], pass_, length, settings)
+        if pass_ != DECODE:
+            return timed_pass(models[name], pass_, length, settings)
+        model = models.get(name) or as_measured(name, build(name, settings), dtype)
+        return decode_run(name, model, tokens_of(settings, pass_, length), dtype)
 
     return time_case(
         {name: replace(row, shape=shape) for name, row in checked.items()},
