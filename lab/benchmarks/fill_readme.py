@@ -187,7 +187,7 @@ def decoding(document: Mapping[str, Any]) -> str:
         cells = (f"{rows[DIFF]['ratio'] / other:.2f}" if other else "–" for other in others)
         lines.append(f"| {dtype}, {length:,} keys | {' | '.join(cells)} | {rows[DIFF]['milliseconds']:.1f} |")
     note = "int8: weights in eight bits, by this package; in CTranslate2 activations as well, by its own means. "
-    return "\n".join(lines) + f"\n\n{note}{page_part('provenance', document)}"
+    return "\n".join(lines) + f"\n\n{note}{' '.join(document['notes'])} {page_part('provenance', document)}"
 
 
 def speed_table(document: dict[str, Any]) -> str:

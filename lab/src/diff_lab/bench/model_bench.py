@@ -32,6 +32,7 @@ from diff_lab.bench.benchmark import (
 from diff_lab.bench.model_anchors import CTranslate2Decoding, decode_plainly
 from diff_transformer.model import DiffCache, DiffTransformerForCausalLM, Int8Config
 from diff_transformer.ops.reference import rounding_band, share_of_allowed
+from diff_transformer.utils.environment import installed_version
 
 DIFF, LLAMA, DIFF_LLAMA = "diff", "Llama", "DiffLlama"
 PLAIN, CTRANSLATE2 = "Llama, plain torch", "CTranslate2"
@@ -280,6 +281,8 @@ def measure_model(settings: ModelSettings, recorder: Recorder) -> dict[str, Any]
     if for_check != settings:
         layers, vocabulary = for_check.layers, for_check.vocabulary
         notes.append(f"Results were checked with {layers} of the layers and a vocabulary of {vocabulary:,}.")
+    if CTRANSLATE2 in settings.names:
+        notes.append(f"CTranslate2 {installed_version('ctranslate2')}.")
     return settings.document(
         "bench model",
         notes,

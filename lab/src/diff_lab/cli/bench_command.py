@@ -57,7 +57,7 @@ def bench(
 ) -> None:
     """Measure times relative to the Transformer's, in alternated runs, after checking that all results are right.
 
-    It takes about twelve minutes (operator) or ten (model) on two processor cores. With `--device cuda` the default
+    It takes about twelve minutes (operator) or fifteen (model) on two processor cores. With `--device cuda` the default
     sizes are larger, and how long they take is not known. A candidate with wrong results is not timed, and the command
     ends with an error that names it.
     """
