@@ -1,6 +1,7 @@
 """Decodes a Llama as a user could without this package: in plain torch, and by CTranslate2."""
 
 import copy
+import functools
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def decode_plainly(llama: Any, tokens: Tensor, dtype: str) -> Callable[[], Tensor]:
+def decode_plainly(llama: Any, tokens: Tensor) -> Callable[[], Tensor]:
     """Return a run that decodes the last of tokens (B, N) to logits (B, 1, V), behind a cache of those before.
 
     The layers are the Llama's. SDPA reads keys and values of N tokens that are made once and written in place.
@@ -35,10 +36,10 @@ def decode_plainly(llama: Any, tokens: Tensor, dtype: str) -> Callable[[], Tenso
             projections = attention.q_proj, attention.k_proj, attention.v_proj
             q, k, v = (linear(normed).unflatten(-1, heads).transpose(1, 2) for linear in projections)
             pair = torch.stack((q, k))
-            half = pair.chunk(2, dim=-1)
-            q, k = pair * cos[:, first:end] + torch.cat((-half[1], half[0]), dim=-1) * sin[:, first:end]
-            memory[0, :, :, first:end], memory[1, :, :, first:end] = k, v
+            left, right = pair.chunk(2, dim=-1)
+            q, k = pair * cos[:, first:end] + torch.cat((-right, left), dim=-1) * sin[:, first:end]
             keys, values = memory[:, :, :, :end]
+            keys[:, :, first:], values[:, :, first:] = k, v
             seen = F.scaled_dot_product_attention(q, keys, values, is_causal=first == 0)
             x = x + attention.o_proj(seen.transpose(1, 2).flatten(2))
             x = x + layer.mlp(norm(layer.post_attention_layernorm, x))
@@ -51,11 +52,8 @@ def decode_plainly(llama: Any, tokens: Tensor, dtype: str) -> Callable[[], Tenso
 class CTranslate2Decoding:
     """Run of CTranslate2 that decodes the last of tokens (B, N) to logits (B, 1, V), behind a cache of those before.
 
-    It converts the Llama, float32, to a dtype by its own means.
-
-    Raises:
-        ModuleNotFoundError: it is not installed.
-        ValueError: it has no fast products in that dtype on this device.
+    It converts a float32 Llama itself. Raises ModuleNotFoundError if it is not installed, ValueError for a dtype in
+    which it is not fast here.
     """
 
     def __init__(self, llama: Any, tokens: Tensor, dtype: str) -> None:
@@ -64,32 +62,26 @@ class CTranslate2Decoding:
         from ctranslate2 import Generator
         from ctranslate2.converters.transformers import LlamaLoader
 
-        special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), _name(0))
+        name_of = "<extra_id_{}>".format  # as CTranslate2 calls a token without a name
+        special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), name_of(0))
         with torch.no_grad():  # the loader takes the model apart
             spec = LlamaLoader()(copy.deepcopy(llama).cpu(), SimpleNamespace(get_vocab=dict, **special))
         spec.validate()
         spec.optimize(quantization=dtype)
-        threads = torch.get_num_threads()
         with tempfile.TemporaryDirectory() as folder:
             spec.save(folder)
-            place = {"device": llama.device.type, "compute_type": dtype, "intra_threads": threads}
-            self._generator: Any = Generator(folder, **place)
-        self._prompts = [list(map(_name, row)) for row in tokens.tolist()]
+            threads = torch.get_num_threads()
+            generator = Generator(folder, llama.device.type, compute_type=dtype, intra_threads=threads)
+        prompts = [list(map(name_of, row)) for row in tokens.tolist()]
+        self._generate = functools.partial(generator.generate_batch, prompts, include_prompt_in_result=False)
 
     def __call__(self) -> Tensor:
-        logits = [numpy.asarray(result.logits[0]) for result in self._generate(1, return_logits_vocab=True)]
+        logits = [numpy.asarray(result.logits[0]) for result in self._generate(max_length=1, return_logits_vocab=True)]
         return torch.from_numpy(numpy.stack(logits)).view(len(logits), 1, -1)
 
     def seconds(self, tokens: int) -> float:
         """Return the seconds of a token: of so many behind the first one, before which the cache is filled."""
         times: list[float] = []
-        self._generate(tokens + 1, min_length=tokens + 1, callback=lambda step: times.append(time.perf_counter()))
+        lengths = dict.fromkeys(("min_length", "max_length"), tokens + 1)
+        self._generate(**lengths, callback=lambda step: times.append(time.perf_counter()))
         return (times[-1] - times[0]) / tokens
-
-    def _generate(self, tokens: int, **options: Any) -> Any:
-        options |= {"max_length": tokens, "include_prompt_in_result": False}
-        return self._generator.generate_batch(self._prompts, **options)
-
-
-def _name(token: int) -> str:
-    return f"<extra_id_{token}>"  # as CTranslate2 calls a token without a name

@@ -1,6 +1,4 @@
-"""Times whole language models (`bench model`): DIFF beside the Transformer, DiffLlama beside Llama, and others' ways to
-decode a Llama.
-"""
+"""Times whole language models (`bench model`): DIFF beside the Transformer, DiffLlama beside Llama, other decoders."""
 
 import copy
 import functools
@@ -93,7 +91,7 @@ class ModelSettings(BenchSettings):
         """The models to measure, the baseline first."""
         chosen = MODELS if self.candidates is None else (BASELINE, *self.candidates)
         decodes = "decode" in self.passes
-        return [name for name in MODELS if name in chosen and (decodes or MODELS[name].decode_otherwise is None)]
+        return [name for name in MODELS if name in chosen and (decodes or MODELS[name].decoder is None)]
 
     @property
     def for_check(self) -> "ModelSettings":
@@ -130,16 +128,15 @@ class MeasuredModel:
     """A model to measure.
 
     `plain` names the attention implementation with the plain formula, `implementation` the one that is measured;
-    `options` are the configuration's besides the sizes. What decodes by other means than the model's own is measured in
-    that alone; if it `converts`, it takes the model in float32 and brings it to a dtype itself.
+    `options` are the configuration's besides the sizes. A `decoder` takes the model in float32, tokens and a dtype in
+    place of :func:`decode_run`, and is measured in decoding alone.
     """
 
     about: str
     plain: str
     implementation: str
     options: Mapping[str, str]
-    decode_otherwise: Callable[[Any, Tensor, str], Callable[[], Tensor]] | None = None
-    converts: bool = False
+    decoder: Callable[[Any, Tensor, str], Callable[[], Tensor]] | None = None
 
 
 _OURS, _PLAIN = "diff_attention", "diff_attention_reference"
@@ -150,8 +147,12 @@ MODELS = {
     DIFF: MeasuredModel("our DIFF Transformer, the operator's backend auto", _PLAIN, _OURS, _DIFF),
     "diff, sdpa": MeasuredModel('our DIFF Transformer, attn_implementation="sdpa"', _PLAIN, "sdpa", _DIFF),
     LLAMA: MeasuredModel("transformers' Llama, torch's SDPA", *_LLAMA),
-    PLAIN: MeasuredModel("its layers in plain torch, SDPA, keys and values written in place", *_LLAMA, decode_plainly),
-    CTRANSLATE2: MeasuredModel("it by CTranslate2", *_LLAMA, CTranslate2Decoding, converts=True),
+    PLAIN: MeasuredModel(
+        "its layers in plain torch, SDPA, keys and values written in place",
+        *_LLAMA,
+        lambda llama, tokens, dtype: decode_plainly(cast(llama, dtype), tokens),
+    ),
+    CTRANSLATE2: MeasuredModel("it by CTranslate2", *_LLAMA, CTranslate2Decoding),
     DIFF_LLAMA: MeasuredModel("transformers' DiffLlama, torch's SDPA", "eager", "sdpa", {"model_type": "diffllama"}),
 }
 
@@ -178,11 +179,6 @@ def cast(model: Any, dtype: str) -> Any:
         return type(model).from_pretrained(folder, **settings).to(model.device)
 
 
-def as_measured(name: str, model: Any, dtype: str) -> Any:
-    """Bring a model to a dtype by :func:`cast`, unless it is converted later by its own means."""
-    return model if MODELS[name].converts else cast(model, dtype)
-
-
 def tokens_of(settings: ModelSettings, pass_: str, length: int) -> Tensor:
     """Return the tokens of a pass; when decoding those of the cache, and one more."""
     generator = torch.Generator().manual_seed(0)
@@ -201,8 +197,8 @@ def filled_cache(model: Any, tokens: Tensor) -> DynamicCache:
 def decode_run(name: str, model: Any, tokens: Tensor, dtype: str) -> Callable[[], Tensor]:
     """Return a run that decodes the last of tokens (B, N) to logits (B, 1, V), behind a cache of those before."""
     model.eval()
-    if (decode_otherwise := MODELS[name].decode_otherwise) is not None:
-        return decode_otherwise(model, tokens, dtype)
+    if (decoder := MODELS[name].decoder) is not None:
+        return decoder(model, tokens, dtype)
     cache, last = filled_cache(model, tokens[:, :-1]), tokens[:, -1:]
 
     @torch.no_grad()
@@ -215,9 +211,7 @@ def decode_run(name: str, model: Any, tokens: Tensor, dtype: str) -> Callable[[]
 
 
 def _answer(model: Any, pass_: str, tokens: Tensor) -> list[Tensor]:
-    """Compute the results of a pass, without a cache: the logits, and for a training step the gradient of all weights
-    as one vector.
-    """
+    """Compute a pass without a cache: the logits, for a training step also the gradient of all weights, one vector."""
     if pass_ == STEP:
         outputs = model(tokens, labels=tokens, use_cache=False)
         gradients = torch.autograd.grad(outputs.loss, list(model.parameters()))
@@ -236,7 +230,7 @@ def model_check(name: str, model: Any, pass_: str, length: int, settings: ModelS
 
     def error(dtype: str) -> float:
         plains = _answer(cast(copy.deepcopy(formula), dtype), pass_, tokens)
-        own = as_measured(name, copy.deepcopy(model), dtype)
+        own = copy.deepcopy(model) if MODELS[name].decoder else cast(copy.deepcopy(model), dtype)
         outputs = [decode_run(name, own, tokens, dtype)()] if pass_ == DECODE else _answer(own, pass_, tokens)
         eps = torch.finfo(DTYPES.get(dtype, torch.bfloat16)).eps  # in which eight-bit layers compute
         return max(
@@ -267,15 +261,14 @@ def measure_model(settings: ModelSettings, recorder: Recorder) -> dict[str, Any]
     del models
     for dtype in settings.dtypes:
         free_memory(settings.torch_device)
-        models, parameters = {}, {}
-        for name in settings.names:
-            if MODELS[name].decode_otherwise is None:  # else it is built for its cases alone
-                models[name] = as_measured(name, build(name, settings), dtype)
-                weights = dict(models[name].named_parameters())
-                parameters[name] = sum(w.numel() for key, w in weights.items() if not key.endswith("weight_scale"))
+        own = [
+            name for name in settings.names if MODELS[name].decoder is None
+        ]  # others are built for their cases alone
+        models = {name: cast(build(name, settings), dtype) for name in own}
+        parameters = {name: _parameters(model) for name, model in models.items()}
         for pass_, length in settings.cases(dtype):
             recorder.begin(f"{pass_}, {dtype}, {length} tokens")
-            recorder.add(_measure_case(models, checked[pass_, length, dtype], pass_, length, dtype, settings))
+            recorder.add(_measure_case(models, checked[pass_, length, dtype], pass_, length, settings))
         del models
     notes = []
     if for_check != settings:
@@ -292,13 +285,17 @@ def measure_model(settings: ModelSettings, recorder: Recorder) -> dict[str, Any]
     )
 
 
+def _parameters(model: nn.Module) -> int:
+    return sum(weight.numel() for name, weight in model.named_parameters() if not name.endswith("weight_scale"))
+
+
 def _check(models: dict[str, nn.Module], pass_: str, length: int, settings: ModelSettings) -> Checked:
     """Return each model's error in a pass, in all dtypes, which share one truth."""
     device = settings.torch_device
     dtypes = [dtype for dtype in settings.dtypes if (pass_, length) in settings.cases(dtype)]
     checked: Checked = {(pass_, length, dtype): {} for dtype in dtypes}
     for name, model in models.items():
-        if pass_ != DECODE and MODELS[name].decode_otherwise is not None:
+        if pass_ != DECODE and MODELS[name].decoder is not None:
             continue
         check, reason = try_run(device, model_check, name, model, pass_, length, settings.for_check)
         for dtype in dtypes:
@@ -309,12 +306,7 @@ def _check(models: dict[str, nn.Module], pass_: str, length: int, settings: Mode
 
 
 def _measure_case(
-    models: dict[str, nn.Module],
-    checked: dict[str, BenchRow],
-    pass_: str,
-    length: int,
-    dtype: str,
-    settings: ModelSettings,
+    models: dict[str, nn.Module], checked: dict[str, BenchRow], pass_: str, length: int, settings: ModelSettings
 ) -> list[BenchRow]:
     batch = settings.batch_of(pass_, length)
     shape = {"batch": batch, "length": length, "hidden": settings.hidden_size, "layers": settings.layers}
@@ -326,8 +318,8 @@ def _measure_case(
     def prepare(name: str) -> Run:
         if pass_ != DECODE:
             return timed_pass(models[name], pass_, length, settings)
-        model = models.get(name) or as_measured(name, build(name, settings), dtype)
-        return decode_run(name, model, tokens_of(settings, pass_, length), dtype)
+        model = models.get(name) or build(name, settings)
+        return decode_run(name, model, tokens_of(settings, pass_, length), checked[name].dtype)
 
     return time_case(
         {name: replace(row, shape=shape) for name, row in checked.items()},
