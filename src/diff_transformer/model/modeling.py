@@ -1,6 +1,7 @@
 """Defines the models for transformers: their common base class, the base model and the language model."""
 
 import inspect
+from copy import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -102,6 +103,11 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
                 f'Specified `attn_implementation="{requested}"` is not supported: attn_implementation must be one of '
                 f"{', '.join(map(repr, known))}, got {requested!r}."
             )
+        if self.config.spec.latent and ("flash" in requested or requested.startswith(("paged", "vllm"))):
+            raise ValueError(
+                f"attention_type {self.config.attention_type!r} caches latents, with keys wider than values: "
+                f"attn_implementation must be 'eager', 'sdpa', 'flex_attention' or one of ours, got {requested!r}."
+            )
         return super().get_correct_attn_implementation(requested, is_init_check)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -162,6 +168,9 @@ class DiffTransformerRotaryEmbedding(LlamaRotaryEmbedding):
     """Llama's, whose frequencies keep their values in casts, on "meta" and in ``to_empty``: no checkpoint has them."""
 
     def __init__(self, config: DiffTransformerConfig) -> None:
+        if config.spec.latent:  # whose queries are turned in part
+            config = copy(config)
+            config.head_dim = config.qk_rope_head_dim
         with torch.device("cpu"):
             super().__init__(config)
         self.to(torch.get_default_device())
