@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, StaticCache
 
-from diff_transformer.attention_types import ATTENTION_TYPES
+from diff_transformer.attention_types import ATTENTION_OPTIONS, ATTENTION_TYPES
 from diff_transformer.model.cache import DiffCache
 from diff_transformer.nn.layers import draw_normal
 from diff_transformer.ops.flex import _cpu_has_vectors
@@ -47,6 +47,8 @@ FORMS = (*KINDS, *map(TokenLambda, _CHOOSE))
 LAST_FORMS = tuple(TokenLambda(name) if name in _CHOOSE else name for name in KINDS)
 # Those that subtract a second map.
 DIFFERENTIAL = tuple(name for name in KINDS if ATTENTION_TYPES[name].differential)
+# Those with keys and values of one width, as paged caches and FlashAttention have them.
+NOT_LATENT = tuple(name for name in KINDS if not ATTENTION_TYPES[name].latent)
 IMPLEMENTATIONS = ("diff_attention", "diff_attention_reference", "diff_attention_sdpa", "sdpa", "eager")
 # transformers' eager attention takes the softmax in float32, even of float64.
 COMPUTES_IN = {"eager": torch.float32}
@@ -72,8 +74,18 @@ SIZES: dict[str, Any] = {
 
 
 def sizes_for(kind: str, **config: Any) -> dict[str, Any]:
-    """SIZES and what is given; of a type with groups never fewer groups than heads in the cache, which are as many."""
+    """SIZES and what is given, but for options that the type lacks; of a type with groups never fewer groups than heads
+    in the cache, which are as many; of latent attention values of that width, and queries with as wide a rotary part.
+    """
     sizes = {**SIZES, **({"token_lambda": True} if isinstance(kind, TokenLambda) else {}), **config}
+    settings = ATTENTION_TYPES[kind].settings
+    for name, option in {**ATTENTION_OPTIONS, "headwise_norm": "headwise_norm"}.items():
+        if name in sizes and option not in settings:
+            del sizes[name]
+    if ATTENTION_TYPES[kind].latent:
+        width = sizes["head_dim"] or sizes["hidden_size"] // sizes["num_attention_heads"]
+        latent = {"qk_nope_head_dim": 2, "qk_rope_head_dim": width, "v_head_dim": width, "kv_lora_rank": 16}
+        sizes |= {"head_dim": None, **latent}
     if ATTENTION_TYPES[kind].grouped:
         cached = (sizes["num_key_value_heads"] or sizes["num_attention_heads"]) // 2
         sizes["num_key_value_heads"] = cached * (2 if kind in PAIRED else 1)
