@@ -40,6 +40,11 @@ def name_of_form(kind: str) -> str:
     return f"{kind} λ of tokens" if isinstance(kind, TokenLambda) else kind
 
 
+def kinds(forms: tuple[str, ...]) -> Any:
+    """The fixture `kind` of a file's tests: each of these."""
+    return pytest.fixture(params=forms, ids=name_of_form)(lambda request: request.param)
+
+
 # The types, and of those with a choice of λ the other one.
 _CHOOSE = tuple(name for name in KINDS if "token_lambda" in ATTENTION_TYPES[name].settings)
 FORMS = (*KINDS, *map(TokenLambda, _CHOOSE))
@@ -47,8 +52,8 @@ FORMS = (*KINDS, *map(TokenLambda, _CHOOSE))
 LAST_FORMS = tuple(TokenLambda(name) if name in _CHOOSE else name for name in KINDS)
 # Those that subtract a second map.
 DIFFERENTIAL = tuple(name for name in KINDS if ATTENTION_TYPES[name].differential)
-# Those with keys and values of one width, as paged caches and FlashAttention have them.
-NOT_LATENT = tuple(name for name in KINDS if not ATTENTION_TYPES[name].latent)
+# Those with keys and values of one width, as paged caches, FlashAttention and tensor parallelism have them.
+NOT_LATENT = tuple(form for form in FORMS if not ATTENTION_TYPES[form].latent)
 IMPLEMENTATIONS = ("diff_attention", "diff_attention_reference", "diff_attention_sdpa", "sdpa", "eager")
 # transformers' eager attention takes the softmax in float32, even of float64.
 COMPUTES_IN = {"eager": torch.float32}

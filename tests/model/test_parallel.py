@@ -35,7 +35,7 @@ from diff_transformer.parallel import (
     shard,
     tensor_parallel,
 )
-from tiny_model import FORMS, name_of_form, sizes_for
+from tiny_model import NOT_LATENT, name_of_form, sizes_for
 
 LENGTH, ROWS = 32, 4
 DOCUMENTS = [0, 5, 9, 26, LENGTH]  # of the first row
@@ -70,7 +70,7 @@ each_form = pytest.mark.parametrize(
     "kind",
     [
         pytest.param(form, id=name, marks=() if name in FEW_FORMS else pytest.mark.all)
-        for form, name in ((form, name_of_form(form)) for form in FORMS)
+        for form, name in ((form, name_of_form(form)) for form in NOT_LATENT)
     ],
 )
 
@@ -108,7 +108,7 @@ def takes(form: str, layout: dict[str, Any]) -> bool:
 
 def names_in(folder: Path) -> list[str]:
     """The attention types that are asked for."""
-    return [name for name in map(name_of_form, FORMS) if (folder / name).is_dir()]
+    return [name for name in map(name_of_form, NOT_LATENT) if (folder / name).is_dir()]
 
 
 def spread_answers(model: Any, layout: dict[str, Any]) -> dict[str, Tensor]:
@@ -215,7 +215,7 @@ def spread(
 ) -> tuple[Path, int]:
     """The folder in which the ranks have written what they found, and their number."""
     folder = tmp_path_factory.mktemp("ranks")
-    for form in FORMS:
+    for form in NOT_LATENT:
         if request.config.getoption("--all") or name_of_form(form) in FEW_FORMS:
             make(form, **SIZES).save_pretrained(folder / name_of_form(form))
     ranks.run(__file__, folder, request.param)

@@ -1,9 +1,9 @@
 """Defines the models for transformers: their common base class, the base model and the language model."""
 
 import inspect
-from copy import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
@@ -422,8 +422,14 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
         ``set_attn_implementation``.
 
         Raises:
-            NotImplementedError: this transformers sizes its paged cache by the heads of the configuration (until 5.16).
+            NotImplementedError: this transformers sizes its paged cache by the heads of the configuration (until 5.16);
+                or a cache of latents, which is not paged.
         """
+        if self.config.spec.latent:
+            raise NotImplementedError(
+                "continuous batching pages keys and values of one width, which attention_type "
+                f"{self.config.attention_type!r} does not cache."
+            )
         config = self.config.get_text_config()
         if config.num_key_value_heads != self.config.num_key_value_heads and not _reads_the_cache_view():
             raise NotImplementedError(
