@@ -310,7 +310,7 @@ ATTENTION_TYPES: dict[str, AttentionType] = {
     ),
     "gdla": AttentionType(
         layer="diff_transformer.nn:LatentDiffAttention",
-        settings=("num_noise_heads", *LATENT_SIZES, "norm_eps", "output_gate", "rotary", "dropout"),
+        settings=("num_noise_heads", *LATENT_SIZES, "norm_eps", "bias", "output_gate", "rotary", "dropout"),
         differential=True,
         grouped=True,
         latent=True,

@@ -32,6 +32,7 @@ class LatentDiffAttention(GroupedDiffAttentionV2):
         qk_nope_head_dim, qk_rope_head_dim: channels of a query without and with rotary embedding, whose tables have the
             width of the latter, an even number; half of d each unless given.
         v_head_dim: width of a value; d unless given.
+        bias: whether W_qa, W_kva and W_O have biases.
         hidden_size, num_attention_heads, layer, num_key_value_heads, norm_eps, output_gate, rotary, dropout,
             context_size: see :class:`GroupedDiffAttentionV2`; ``norm_eps`` is that of both latents' norms.
 
@@ -66,6 +67,7 @@ class LatentDiffAttention(GroupedDiffAttentionV2):
         qk_nope_head_dim: int | None = None,
         qk_rope_head_dim: int | None = None,
         v_head_dim: int | None = None,
+        bias: bool = False,
         output_gate: bool = False,
         rotary: bool = True,
         dropout: float = 0.0,
@@ -83,6 +85,7 @@ class LatentDiffAttention(GroupedDiffAttentionV2):
             head_dim,
             norm_eps,
             num_noise_heads=num_attention_heads // 2 if num_noise_heads is None else num_noise_heads,
+            bias=bias,
             output_gate=output_gate,
             rotary=rotary,
             dropout=dropout,
@@ -93,9 +96,9 @@ class LatentDiffAttention(GroupedDiffAttentionV2):
     def make_projections(self, heads: int, kv_heads: int, norm_eps: float, bias: bool) -> None:
         sizes = latent_sizes(self.hidden_size, self.head_dim, self.sizes)
         self.heads, (of_queries, self.rank, self.nope, self.rope, self.width) = heads, sizes.values()
-        self.q_a_proj = nn.Linear(self.hidden_size, of_queries, bias=False)
+        self.q_a_proj = nn.Linear(self.hidden_size, of_queries, bias=bias)
         self.q_a_layernorm = RMSNorm(of_queries, norm_eps)
-        self.kv_a_proj = nn.Linear(self.context_size, self.rank + self.rope, bias=False)
+        self.kv_a_proj = nn.Linear(self.context_size, self.rank + self.rope, bias=bias)
         self.kv_a_layernorm = RMSNorm(self.rank, norm_eps)
         self.q_proj = nn.Linear(of_queries, heads * self.head_dim, bias=False)
         self.k_proj = nn.Linear(self.rank, kv_heads * self.nope, bias=False)
