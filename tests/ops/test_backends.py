@@ -109,6 +109,21 @@ def test_the_operator_needs_neither_triton_nor_transformers() -> None:
     assert {"reference", "blockwise", "sdpa", "cpu"} <= set(done.stdout.split()), done.stderr
 
 
+def test_a_trace_that_begins_anew_after_it_loaded_the_kernel() -> None:
+    """Which torch.compile does where lengths are left open and a number is made of one."""
+    program = """
+        import torch
+        from diff_transformer.ops import diff_attention
+        def call(q, v):
+            return diff_attention(q, q, v, q.shape[3] * 0.01, is_causal=True).sum()
+        q, v = torch.randn(1, 2, 2, 5, 4, requires_grad=True), torch.randn(1, 2, 5, 8)
+        torch.compile(call, dynamic=True, backend="aot_eager")(q, v).backward()
+        print(q.grad.isfinite().all().item())
+    """
+    done = fresh.run(textwrap.dedent(program))
+    assert done.stdout.split() == ["True"], done.stderr
+
+
 @pytest.mark.parametrize("backend", ["auto", "reference", "blockwise", "sdpa"])
 @pytest.mark.parametrize("mask", [None, torch.bool, torch.float32], ids=str)
 def test_shapes_alone(backend: str, mask: torch.dtype | None) -> None:

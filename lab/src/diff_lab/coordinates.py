@@ -59,7 +59,7 @@ AXES = {
     "operations": Axis("operations", "{} operations"),
     "first_tokens": Axis("tokens from the start of the document", "first {} tokens"),
     "position": Axis("position in the document", "position {}"),
-    "bits": Axis("bits of a logit", "{} bits"),
+    "bits": Axis("bits of a number", "{} bits"),
     "granularity": Axis("what shares a scale", "{}", word="per {}"),
     "rank": Axis("rank by size", "top-{}"),
     "step": Axis("step of training", "step {}"),

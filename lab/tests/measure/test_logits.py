@@ -196,7 +196,7 @@ def test_magnitudes_of_what_is_seen_alone() -> None:
         magnitudes.ranks()
 
 
-def expected_heads(attention: Any, batch: dict[str, Tensor], hidden: Tensor, tables: Any, per_row: bool) -> Tensor:
+def expected_heads(attention: Any, batch: dict[str, Tensor], hidden: Tensor, tables: Any, axes: Any) -> Tensor:
     """The formula of a quantised layer of the first DIFF, with whole matrices, before its norm: (B, N, H, 2d)."""
     queries, keys, values = attention.project(hidden, tables)
     q, k = queries.unflatten(2, (-1, 2)).permute(0, 2, 3, 1, 4), attention.split_keys(keys)
@@ -205,7 +205,7 @@ def expected_heads(attention: Any, batch: dict[str, Tensor], hidden: Tensor, tab
     document = (batch["position_ids"] == 0).cumsum(1)
     seen = ((document[:, :, None] == document[:, None]) & torch.ones(12, 12).tril().bool())[:, None, None]
     sizes = scores.abs().masked_fill(~seen, 0)
-    step = (sizes.amax(-1, keepdim=True) if per_row else sizes.amax((1, 2, 3, 4), keepdim=True)) / 7
+    step = sizes.amax(axes, keepdim=True) / 7
     scores = torch.where(step > 0, (scores / step).round() * step, scores).masked_fill(~seen, -math.inf)
     first, second = scores.softmax(-1).unbind(2)
     return ((first - attention.lam() * second) @ values.repeat_interleave(groups, dim=1)).transpose(1, 2)
@@ -228,10 +228,12 @@ def test_four_bits_against_the_formula(granularity: Any) -> None:
         model(batch["input_ids"], position_ids=batch["position_ids"], use_cache=False)
     for hook in hooks:
         hook.remove()
-    expected = expected_heads(inner, batch, hidden, seen[0], granularity == "row")
+    axes = {"tensor": (1, 2, 3, 4), "map": (3, 4), "row": -1}  # of (B, G, 2, N, S)
+    expected = expected_heads(inner, batch, hidden, seen[0], axes.pop(granularity))
     check_rounding(outputs[0].reshape(expected.shape), expected)
-    heads = expected_heads(inner, batch, hidden, seen[0], granularity != "row")
-    assert (expected - heads).abs().max() > 1e-3  # the two are not the same thing
+    for others in axes.values():
+        heads = expected_heads(inner, batch, hidden, seen[0], others)
+        assert (expected - heads).abs().max() > 1e-3  # they are not the same thing
 
 
 @pytest.mark.parametrize("name", ["outliers", "gradients", "quantised"])

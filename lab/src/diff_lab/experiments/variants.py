@@ -13,6 +13,7 @@ from diff_transformer.model import DiffTransformerConfig
 NO_NORM, CONSTANT = "diff, no headwise norm", "diff, λ_init 0.8"
 QUERY_HEADS, KEY_HEADS = 20, 2  # of groups: both 3 + 1 and 4 + 1 divide 20
 NOISE_HEADS = {3: 5, 4: 4}  # signal heads to a noise head → noise heads
+THREE_TO_ONE = "diff_grouped, 3 signal heads to one"
 
 
 def written(parts: Iterable[Any]) -> tuple[str, ...]:
@@ -97,6 +98,17 @@ def with_controls(hidden_size: int, heads: int, head_dim: int, feed_forward: int
     return v2, diff, softmax, norm, without
 
 
+def with_groups(hidden_size: int, heads: int, head_dim: int, feed_forward: int) -> tuple[Variant, ...]:
+    """Return the variants of `with_v2`, and groups of three signal heads and a noise head, of as many parameters."""
+    v2, diff, softmax = with_v2(hidden_size, heads, head_dim, feed_forward)
+    sizes: dict[str, Any] = {"hidden_size": hidden_size, "num_attention_heads": heads, "head_dim": head_dim}
+    like = DiffTransformerConfig(attention_type="softmax", intermediate_size=feed_forward, **sizes)
+    own: dict[str, Any] = {"attention_type": "diff_grouped", "num_noise_heads": heads // 4}
+    narrower = equal_feed_forward(DiffTransformerConfig(intermediate_size=feed_forward, **sizes, **own), like)
+    groups = diff.changed(*section("model", **own, intermediate_size=narrower), name=THREE_TO_ONE)
+    return v2, diff, groups, softmax
+
+
 def parts(
     parameters: float, layers: int, hidden_size: int, feed_forward: int, heads: int, *settings: Any
 ) -> tuple[Variant, ...]:
@@ -141,7 +153,7 @@ def grouped(
     for ratio, noise_heads in NOISE_HEADS.items():
         own: dict[str, Any] = {"attention_type": "diff_grouped", "num_noise_heads": noise_heads}
         width = equal_feed_forward(DiffTransformerConfig(intermediate_size=feed_forward, **sizes, **own), like)
-        name = f"diff_grouped, {ratio} signal heads to one"
+        name = THREE_TO_ONE.replace("3", str(ratio))
         groups.append(Variant(name=name, overrides=(*shared, *section("model", **own, intermediate_size=width), *more)))
     diff, softmax = diff_and_softmax(*shared, f"model.intermediate_size={feed_forward}", *more)
     return (diff, *groups, softmax)

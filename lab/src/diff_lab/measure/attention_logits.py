@@ -2,10 +2,10 @@
 
 For the cost they are rounded to whole multiples of a step, so that the largest in size is the last of 2^(b−1) − 1
 steps: "dynamic absmax". The paper does not say which logits share a step. Here that is each row, the seen logits of one
-query in one head and map, or each tensor, those of a layer for one sequence.
+query in one head and map, all of one head and map, or each tensor, those of a layer for one sequence.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import product
@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from diff_lab.coordinates import Coordinates
-from diff_lab.data import RetrievalBatches, TextBatches
+from diff_lab.data import RecallBatches, RetrievalBatches, TextBatches
 from diff_lab.measure.measurement import Count, EvalInput, Measurement
 from diff_lab.measure.retrieval import retrieval_answers
 from diff_lab.measure.standard import first_tokens, label_scores
@@ -76,10 +76,39 @@ def changed_logits(model: Any, change: Callable[[Tensor, Tensor, Tensor], Tensor
         yield
 
 
-GRANULARITIES = ("tensor", "row")
+# The axes of (H, N, S) whose logits share a scale.
+GRANULARITIES = {"tensor": (-3, -2, -1), "map": (-2, -1), "row": (-1,)}
 BITS = (16, 8, 6, 4)
 WHOLE = Coordinates(bits="whole")
 _UNITS = {"loss": "nats/token", "accuracy": ""}
+Scores = dict[str, tuple[float, int]]  # "accuracy", and of text also "loss", each with its n
+
+
+def scores_of(measured: EvalInput, tokens: int, sequences: int) -> Scores:
+    """Score a model on so many tokens of text, or on so many sequences of the retrieval or the recall task."""
+    data = measured.batches
+    if isinstance(data, RetrievalBatches | RecallBatches):
+        answers = retrieval_answers(measured.model, data.sample(sequences, measured.seed))
+        return {"accuracy": (answers.float().mean().item(), answers.numel())}
+    if not isinstance(data, TextBatches):
+        raise ValueError(f"There is no measurement for data of type {type(data).__name__}.")
+    scores = label_scores(measured.model, first_tokens(data, tokens))
+    return {"loss": (scores.loss, scores.targets), "accuracy": (scores.accuracy, scores.targets)}
+
+
+def cost_records(measured: EvalInput, name: str, found: Mapping[Coordinates, Scores]) -> list[Result]:
+    """Make the records of scores by coordinates, and of the cost of each beside those at `WHOLE`."""
+    records: list[Result] = []
+    for coordinates, scores in found.items():
+        for score, (value, n) in scores.items():
+            fields = {"coordinates": coordinates, "n": n, "unit": _UNITS[score]}
+            better = "lower" if score == "loss" else "higher"
+            records.append(measured.record(f"{name}/{score}", value, better=better, **fields))
+            if coordinates != WHOLE:
+                change = value - found[WHOLE][score][0]
+                cost, word = (change, "increase") if better == "lower" else (-change, "drop")
+                records.append(measured.record(f"{name}/{score}_{word}", cost, better="lower", **fields))
+    return records
 
 
 def whole(_: Tensor, logits: Tensor, seen: Tensor) -> Tensor:
@@ -90,50 +119,30 @@ def whole(_: Tensor, logits: Tensor, seen: Tensor) -> Tensor:
 def quantised(_: Tensor, logits: Tensor, seen: Tensor, *, bits: int, granularity: str) -> Tensor:
     """Round the logits to the nearest of 2^bits − 1 values, from the negative of the largest to it in equal steps."""
     sizes = logits.abs().masked_fill(~seen, 0.0)
-    largest = sizes.amax() if granularity == "tensor" else sizes.amax(-1, keepdim=True)
+    largest = sizes.amax(GRANULARITIES[granularity], keepdim=True)
     # All zero: nothing to divide by, and nothing to round.
     step = torch.where(largest > 0, largest / (2 ** (bits - 1) - 1), 1.0)
     return torch.round(logits / step) * step
 
 
 class Quantised(Measurement):
-    """The cost of attention logits of 16, 8, 6 and 4 bits on text or on the retrieval task (Figure 8).
+    """The cost of attention logits of 16, 8, 6 and 4 bits on text, the retrieval or the recall task (Figure 8).
 
     "quantised/accuracy" is the share of right answers, or of text the share of tokens that the model holds most likely;
     "quantised/accuracy_drop" how much less than with whole logits. Of text also "quantised/loss" and "…/loss_increase".
     """
 
     tokens: Count = Field(default=100_000, description="tokens of text that are read, at most")
-    sequences: Count = Field(default=512, description="sequences of the retrieval task")
+    sequences: Count = Field(default=512, description="sequences of the retrieval or the recall task")
 
     def run(self, measured: EvalInput) -> list[Result]:
-        data = measured.batches
-        if not isinstance(data, TextBatches | RetrievalBatches):
-            raise ValueError(f"There is no measurement for data of type {type(data).__name__}.")
-
-        def values(change: Any) -> dict[str, tuple[float, int]]:
-            """Return each number with its n, of the model with its logits changed."""
+        def scores(change: Any) -> Scores:
             with changed_logits(measured.model, change):
-                if isinstance(data, RetrievalBatches):
-                    answers = retrieval_answers(measured.model, data.sample(self.sequences, measured.seed))
-                    return {"accuracy": (answers.float().mean().item(), answers.numel())}
-                scores = label_scores(measured.model, first_tokens(data, self.tokens))
-                return {"loss": (scores.loss, scores.targets), "accuracy": (scores.accuracy, scores.targets)}
+                return scores_of(measured, self.tokens, self.sequences)
 
         places: list[Any] = [{"bits": bits, "granularity": by} for by, bits in product(GRANULARITIES, BITS)]
-        records: list[Result] = []
-        unquantised = values(whole)
-        found = {WHOLE: unquantised} | {Coordinates(at): values(partial(quantised, **at)) for at in places}
-        for coordinates, numbers in found.items():
-            for name, (value, n) in numbers.items():
-                fields = {"coordinates": coordinates, "n": n, "unit": _UNITS[name]}
-                better = "lower" if name == "loss" else "higher"
-                records.append(measured.record(f"quantised/{name}", value, better=better, **fields))
-                if coordinates != WHOLE:
-                    change = value - unquantised[name][0]
-                    cost, word = (change, "increase") if better == "lower" else (-change, "drop")
-                    records.append(measured.record(f"quantised/{name}_{word}", cost, better="lower", **fields))
-        return records
+        found = {WHOLE: scores(whole)} | {Coordinates(at): scores(partial(quantised, **at)) for at in places}
+        return cost_records(measured, "quantised", found)
 
 
 TOPS = (1, 2, 3, 10, 100)  # Table 5's columns

@@ -164,6 +164,7 @@ _MODULES = {
     "document_losses": ("positions", "repeats"),
     "hallucination": ("hallucination",),
     "attention_logits": ("quantised", "outliers"),
+    "cache_bits": ("low_bit",),
     "gradients": ("gradients", "gradients_in_training"),
 }
 MEASUREMENTS = {name: module for module, names in _MODULES.items() for name in names}

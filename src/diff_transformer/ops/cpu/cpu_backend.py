@@ -139,7 +139,8 @@ def decode_fast_path(backend: str, *arguments: Any) -> Tensor | None:
         The operator's result. None if a gradient is needed, for a request that cannot be answered or asks for more than
         the kernel's own checks know, and before the kernel has been loaded.
     """
-    if backend not in _loaded or torch.is_grad_enabled() or not may_skip_dispatcher():
+    # A trace must not depend on `_loaded`, which changes while it loads the kernel.
+    if torch.is_grad_enabled() or not may_skip_dispatcher() or backend not in _loaded:
         return None
     q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale, signal_weight = arguments
     tensors = (q, k, v, lam, *(q if x is None else x for x in (attn_mask, norm_weight, signal_weight)))
