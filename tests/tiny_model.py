@@ -89,7 +89,7 @@ def sizes_for(kind: str, **config: Any) -> dict[str, Any]:
             del sizes[name]
     if ATTENTION_TYPES[kind].latent:
         width = sizes["head_dim"] or sizes["hidden_size"] // sizes["num_attention_heads"]
-        latent = {"qk_nope_head_dim": 2, "qk_rope_head_dim": width, "v_head_dim": width, "kv_lora_rank": 16}
+        latent = {"qk_nope_head_dim": 2, "qk_rope_head_dim": width, "v_head_dim": width, "kv_lora_rank": 8}
         sizes = {**latent, **sizes, "head_dim": None}
     if ATTENTION_TYPES[kind].grouped:
         cached = (sizes["num_key_value_heads"] or sizes["num_attention_heads"]) // 2

@@ -39,11 +39,6 @@ class ModelSizes(Protocol):
     token_lambda: bool
     dual_lambda: bool
     head_dim: int | None
-    q_lora_rank: int | None
-    kv_lora_rank: int | None
-    qk_nope_head_dim: int | None
-    qk_rope_head_dim: int | None
-    v_head_dim: int | None
     dex_heads: list | None
     output_gate: bool
 
@@ -130,13 +125,9 @@ class AttentionType:
         return config.num_attention_heads // 2 if self.pairs_heads else config.num_attention_heads
 
     def key_heads(self, config: ModelSizes) -> int:
-        """Count the heads of keys, and of values, of which each has its own queries."""
+        """Count the heads of keys, and of values; all but those of a latent are cached."""
         heads = config.num_key_value_heads or config.num_attention_heads
         return heads // 2 if self.pairs_heads else heads
-
-    def cached_heads(self, config: ModelSizes) -> int:
-        """Count those in the layer's cache."""
-        return 1 if self.latent else self.key_heads(config)
 
     def query_heads(self, config: ModelSizes) -> int:
         """Count the query heads of the layer's one call of grouped-query attention."""
@@ -149,10 +140,6 @@ class AttentionType:
     def value_width(self, config: Any) -> int:
         """Return the width of a value of that call."""
         return config.v_head_dim if self.latent else head_dim(config) * (2 if self.pairs_heads else 1)
-
-    def rotary_width(self, config: Any) -> int:
-        """Return how many channels of a query and a key the rotary embedding turns."""
-        return config.qk_rope_head_dim if self.latent else head_dim(config)
 
     def attention_products(self, config: ModelSizes) -> int:
         """Count the multiply-adds of a layer's attention for one query and one key that it sees, over all heads.
@@ -189,23 +176,25 @@ def head_dim(config: ModelSizes) -> int:
     return config.head_dim or config.hidden_size // config.num_attention_heads
 
 
-def latent_sizes(hidden_size: int, head_dim: int, given: Mapping[str, int | None]) -> dict[str, int]:
-    """Return the sizes of latent attention by name: those given, and the others as D and the width d of a query say.
+def latent_sizes(hidden_size: int, heads: int, head_dim: int | None, given: Mapping[str, int | None]) -> dict[str, int]:
+    """Return LATENT_SIZES and head_dim, d: those given, and what follows from D, A and d of the others.
 
-    Half of d is turned by the rotary embedding; values have width d, latents 4d, those of queries 12d and at most D.
+    Half of d is for the rotary embedding; values have width d, latents 4d, those of queries 12d and at most D.
 
     Raises:
         ValueError: a size below 1, an odd part for the rotary embedding, or parts that are not d together.
 
     Examples:
-        >>> latent_sizes(1024, 64, {})
-        {'q_lora_rank': 768, 'kv_lora_rank': 256, 'qk_nope_head_dim': 32, 'qk_rope_head_dim': 32, 'v_head_dim': 64}
+        >>> latent_sizes(1024, 16, None, {})["kv_lora_rank"]  # d = 64
+        256
     """
     nope, rope = given.get("qk_nope_head_dim"), given.get("qk_rope_head_dim")
+    if head_dim is None:
+        head_dim = hidden_size // max(heads, 1) if nope is None or rope is None else nope + rope
     if rope is None:
         rope = max(2, head_dim // 4 * 2) if nope is None else head_dim - nope
-    unless_given = min(hidden_size, 12 * head_dim), 4 * head_dim, head_dim - rope, rope, head_dim
-    sizes = dict(zip(LATENT_SIZES, unless_given, strict=True))
+    follows = min(hidden_size, 12 * head_dim), 4 * head_dim, head_dim - rope, rope, head_dim, head_dim
+    sizes = dict(zip((*LATENT_SIZES, "head_dim"), follows, strict=True))
     sizes |= {name: size for name, size in given.items() if size is not None}
     for name, size in sizes.items():
         if size < 1:
@@ -316,7 +305,6 @@ ATTENTION_TYPES: dict[str, AttentionType] = {
         latent=True,
         lambda_per_token=True,
         lambda_modules=("lambda_proj",),
-        parallel_styles={"lambda_proj": "colwise"},
         parallel_refusal="its one head of latents belongs to all heads: spread the batch, or the weights by FSDP2",
         label="latent DIFF",
         colour=("#9b5a2e", "#d69a6c"),

@@ -251,4 +251,4 @@ def test_the_kernel_reads_the_views(
         assert keys.data_ptr() == layer.keys.data_ptr()
         assert values.data_ptr() == (layer.keys if form == "gdla" else layer.values).data_ptr()
         assert not values.is_contiguous()
-        assert values.stride(1) == 36 * (20 if form == "gdla" else values.shape[-1])
+        assert values.stride(1) == 36 * (12 if form == "gdla" else values.shape[-1])

@@ -15,7 +15,6 @@ import fresh
 import oracle
 from diff_lab.train.run_setup import draw_weights
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
-from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model.configuration import code_files
 from full_run import short_run
 from tiny_model import KINDS, NOT_LATENT, OPTIONS, PAIRED, has_lambda_vectors
@@ -222,7 +221,7 @@ def test_what_a_checkpoint_lacks_is_initialised(options: dict[str, bool], kind: 
     saved = load_file(tmp_path / "model.safetensors")
     missing = {name for name in saved if ".layers.1." in name or name in ("model.norm.weight", "lm_head.weight")}
     of_lambda = 4 if has_lambda_vectors(kind) else model.config.has_token_lambda
-    of_options = 1 if kind == "gdla" else len(OF_OPTIONS)  # the gate's
+    of_options = 4 if kind == "gdla" else len(OF_OPTIONS)  # the gate's, and three biases
     of_latents = 4 * (kind == "gdla")
     assert len(missing) == 9 + 2 + of_lambda + of_latents + (kind in PAIRED) + (of_options if options else 0)
     remaining = {name: value for name, value in saved.items() if name not in missing}

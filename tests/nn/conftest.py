@@ -50,7 +50,7 @@ def build() -> Callable[..., Attention]:
             options = {*ATTENTION_OPTIONS.values(), "headwise_norm"} - {*ATTENTION_TYPES[kind].settings}
             sizes = {name: size for name, size in sizes.items() if name not in options}
             width = sizes.pop("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"]
-            latent = {"qk_nope_head_dim": 2, "qk_rope_head_dim": width, "v_head_dim": width, "kv_lora_rank": 16}
+            latent = {"qk_nope_head_dim": 2, "qk_rope_head_dim": width, "v_head_dim": width, "kv_lora_rank": 8}
             sizes = {**latent, **sizes}
         if ATTENTION_TYPES[kind].grouped:  # three signal heads to a noise map, or two, or DIFF's one
             heads, keys = sizes["num_attention_heads"], sizes.get("num_key_value_heads", 4) // 2

@@ -97,8 +97,8 @@ def test_through_a_cache(
     check(torch.cat(parts, 1), by_oracle(second, middle, positions=range(7), is_causal=True))
     width, heads = (8, kv_heads // 2) if first.pairs_kv_heads else (4, first.k_proj.out_features // 4)
     widths = {"key": width, "value": width}
-    if kind == "gdla":  # c of 16 channels and k_pe of 4, for all heads
-        widths, heads = {"key": 20, "value": 0}, 1
+    if kind == "gdla":  # c of 8 channels and k_pe of 4, for all heads
+        widths, heads = {"key": 12, "value": 0}, 1
     for layer in cache.layers:
         assert layer.keys.shape == (2, heads, layer.keys.shape[2], widths["key"])
         assert layer.values.shape == (*layer.keys.shape[:3], widths["value"])

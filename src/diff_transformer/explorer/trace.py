@@ -91,8 +91,7 @@ class RecomputedMaps:
         """Project queries and keys of a layer; the last ones are kept, as one head after another is asked for."""
         if layer not in self._last:
             attention = self.attentions[layer]
-            projected = attention.project(self.normed[layer], self.position_embeddings)
-            queries, keys, _ = attention.unpacked(*projected)
+            queries, keys, _ = attention.unpacked(*attention.project(self.normed[layer], self.position_embeddings))
             self._last.clear()
             self._last[layer] = queries, keys
         return self._last[layer]

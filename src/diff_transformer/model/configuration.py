@@ -55,7 +55,7 @@ class CacheView:
     @property
     def num_key_value_heads(self) -> int:
         """Heads of keys, and of values, that a layer caches."""
-        return self._viewed.spec.cached_heads(self._viewed)
+        return 1 if self._viewed.spec.latent else self._viewed.spec.key_heads(self._viewed)
 
     @property
     def head_dim(self) -> int:
@@ -114,8 +114,8 @@ class DiffTransformerConfig(PreTrainedConfig):
     Args:
         attention_type: "diff" (Equations 1 to 3), "diff_grouped" (groups of heads that share the map which is
             subtracted: arXiv 2510.06949), "diff_v2" (the authors' second version), "diff_v3" (with two gates),
-            "diff_v2_grouped" (groups that share keys, too), "gdla" (the same over a latent cache), "softmax" (the Transformer) or "dex" (the Transformer with
-            corrected heads: arXiv 2505.16333).
+            "diff_v2_grouped" (groups that share keys, too), "gdla" (the same over a latent cache), "softmax" (the
+            Transformer) or "dex" (the Transformer with corrected heads: arXiv 2505.16333).
         num_attention_heads: the Transformer's count A for every type; a DIFF layer has A / 2 heads of value width 2d,
             a grouped one A − G.
         num_key_value_heads: the Transformer's key/value heads, for grouped queries; A unless given, with groups 2G, or
@@ -325,7 +325,7 @@ class DiffTransformerConfig(PreTrainedConfig):
             ValueError: see the class.
         """
         counts = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
-        for name in (*counts, "head_dim", *LATENT_SIZES, "max_position_embeddings"):
+        for name in (*counts, "head_dim", "max_position_embeddings"):
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise ValueError(f"{name} must be 1 or more, got {size}.")
@@ -365,16 +365,12 @@ class DiffTransformerConfig(PreTrainedConfig):
         groups = self.spec.noise_heads(self)
         pairs = self.spec.pairs_heads
         kv_heads = default_key_heads(self.num_attention_heads, self.num_key_value_heads, groups, pairs)
-        nope, rope = self.qk_nope_head_dim, self.qk_rope_head_dim
-        if self.spec.latent and self.head_dim is None and nope is not None and rope is not None:
-            self.head_dim = nope + rope
+        if self.spec.latent:
+            given = {name: getattr(self, name) for name in LATENT_SIZES}
+            vars(self).update(latent_sizes(self.hidden_size, self.num_attention_heads, self.head_dim, given))
         sizes = self.hidden_size, self.num_attention_heads, kv_heads, self.head_dim
         check_heads("DiffTransformerConfig", *sizes, pairs or self.spec.even_heads, groups)
         self.num_key_value_heads = kv_heads
-        if self.spec.latent:
-            given = {name: getattr(self, name) for name in LATENT_SIZES}
-            for name, size in latent_sizes(self.hidden_size, head_dim(self), given).items():
-                setattr(self, name, size)
         if (heads_of_layers := self.dex_heads) is not None:
             layers = self.num_hidden_layers
             if len(heads_of_layers) != layers or not all(isinstance(heads, list | tuple) for heads in heads_of_layers):
@@ -392,7 +388,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         rope_type = (self.rope_parameters or {}).get("rope_type", "default")
         if rope_type not in (allowed := sorted({"default", *ROPE_INIT_FUNCTIONS})):
             raise ValueError(f"rope_type must be one of {', '.join(map(repr, allowed))}, got {rope_type!r}.")
-        if self.spec.rotary_width(self) % 2:
+        if head_dim(self) % 2 and not self.spec.latent:
             raise ValueError(f"head_dim must be even for the rotary embedding, got {head_dim(self)}.")
         window, types = self.sliding_window, getattr(self, "layer_types", None)
         if window is not None and window < 2:  # transformers' caches keep window − 1 tokens

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from diff_transformer.nn import LatentDiffAttention
 from diff_transformer.nn.layers import KeepsFloat32
 
 METHOD = "diff_transformer_int8"
@@ -139,14 +138,12 @@ class Int8Quantizer(HfQuantizer):
 
 
 def _linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
-    """Return the linear layers to hold in eight bits with their parents: those inside the decoder's layers but W_λ, and
-    W_uk and W_uv of latent attention, which decoding absorbs.
-    """
+    """Return the linear layers to hold in eight bits with parents: those of the layers but W_λ and absorbed ones."""
     found = []
     for path, module in model.named_modules():
         *parents, name = path.split(".")
         parent = model.get_submodule(".".join(parents))
-        kept = ("lambda_proj", "k_proj", "v_proj") if isinstance(parent, LatentDiffAttention) else ("lambda_proj",)
+        kept = ("lambda_proj", *getattr(parent, "absorbed", ()))
         if isinstance(module, nn.Linear) and "layers" in parents and name not in kept:
             found.append((parent, name, module))
     return found

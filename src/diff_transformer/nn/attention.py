@@ -111,6 +111,8 @@ class Attention(nn.Module):
         # The sizes are the layer's own: what stands in the place of a projection need not know any.
         self.hidden_size, self.context_size = hidden_size, context_size
         self.cached_heads = kv_heads // 2 if pairs else kv_heads
+        self.value_width = 2 * self.head_dim if pairs else self.head_dim  # of a value, and of a head that W_O reads
+        self.cache_width, self.rotary_width = self.value_width, self.head_dim  # of a cached key, and of rotary tables
         self.num_key_value_groups = num_attention_heads * self.queries_per_head // self.cached_heads
         signal = num_attention_heads - (num_noise_heads or 0)
         if num_noise_heads is not None:
@@ -135,21 +137,6 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(self.context_size, kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(self.context_size, kv_heads * self.head_dim, bias=bias)
 
-    @property
-    def cache_width(self) -> int:
-        """Width of a key in the cache."""
-        return self.value_width
-
-    @property
-    def value_width(self) -> int:
-        """Width of a value, and of a head that W_O reads."""
-        return self.head_dim * (2 if self.pairs_kv_heads else 1)
-
-    @property
-    def rotary_width(self) -> int:
-        """Width of the rotary tables."""
-        return self.head_dim
-
     def project(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,7 +148,7 @@ class Attention(nn.Module):
         return self._queries(hidden_states, position_embeddings), *self._cached(hidden_states, position_embeddings)
 
     def unpacked(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of the call, of those that :meth:`project` and a cache give: the same here."""
+        """Return queries, keys and values of the call, of those that :meth:`project` and a cache give."""
         return queries, keys, values
 
     def project_context(self, context: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,13 +163,13 @@ class Attention(nn.Module):
 
     def _queries(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
         queries = self.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
-        return _normed_and_turned(queries, self.q_norm, position_embeddings)
+        return normed_and_turned(queries, self.q_norm, position_embeddings)
 
     def _cached(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
         keys = self.k_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
-        keys = _normed_and_turned(keys, self.k_norm, position_embeddings).flatten(-2)
+        keys = normed_and_turned(keys, self.k_norm, position_embeddings).flatten(-2)
         values = self.v_proj(hidden_states)
         sizes = -1, self.cache_width
         if self.training and keys.shape[-1] != self.cached_heads * self.cache_width:
@@ -246,14 +233,13 @@ class Attention(nn.Module):
                 )
             queries = self._queries(hidden_states, None)
             keys, values = self.project_context(context) if isinstance(context, Tensor) else context
-            batch, width = len(hidden_states), self.cache_width
-            sizes = batch, self.cached_heads, *keys.shape[2:3]
-            fits = keys.shape == (*sizes, width) and values.shape == (*sizes, width * self.caches_values)
-            if not fits:
+            batch, heads = len(hidden_states), self.cached_heads
+            widths = self.cache_width, self.cache_width * self.caches_values
+            if [x.shape for x in (keys, values)] != [(batch, heads, *keys.shape[2:3], width) for width in widths]:
                 raise ValueError(
                     f"context must be of the batch {batch}, or the keys and values that project_context makes of it, "
-                    f"({batch}, {self.cached_heads}, S, {width}) and ({batch}, {self.cached_heads}, S, "
-                    f"{width * self.caches_values}), got {tuple(keys.shape)} and {tuple(values.shape)}."
+                    f"({batch}, {heads}, S, {widths[0]}) and ({batch}, {heads}, S, {widths[1]}), got "
+                    f"{tuple(keys.shape)} and {tuple(values.shape)}."
                 )
         elif self.context_size != self.hidden_size:
             raise ValueError(
@@ -361,7 +347,7 @@ def default_key_heads(heads: int, kv_heads: int | None, noise_heads: int | None,
     return heads if noise_heads is None else noise_heads * (2 if pairs_kv_heads else 1)
 
 
-def _normed_and_turned(x: Tensor, norm: nn.Module | None, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
+def normed_and_turned(x: Tensor, norm: nn.Module | None, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
     """Apply the layer's norm and rotary embedding (…, 1, d), if it has them, to queries or keys (…, heads, d)."""
     x = x if norm is None else norm(x)
     return x if position_embeddings is None else apply_rotary(x, *position_embeddings)
