@@ -176,34 +176,30 @@ def head_dim(config: ModelSizes) -> int:
     return config.head_dim or config.hidden_size // config.num_attention_heads
 
 
-def latent_sizes(hidden_size: int, heads: int, head_dim: int | None, given: Mapping[str, int | None]) -> dict[str, int]:
-    """Return LATENT_SIZES and head_dim, d: those given, and what follows from D, A and d of the others.
+def latent_sizes(
+    hidden_size: int, heads: int, head_dim: int | None, given: Mapping[str, int | None]
+) -> tuple[dict[str, int], int | None]:
+    """Return the sizes of latent attention by name, and d as far as they tell it: D / A unless they do.
 
-    Half of d is for the rotary embedding; values have width d, latents 4d, those of queries 12d and at most D.
-
-    Raises:
-        ValueError: a size below 1, an odd part for the rotary embedding, or parts that are not d together.
-
-    Examples:
-        >>> latent_sizes(1024, 16, None, {})["kv_lora_rank"]  # d = 64
-        256
+    Of those that are not given half of d is for the rotary embedding, values have width d, latents 4d, those of queries
+    12d and at most D. Raises ValueError for one below 1, an odd rotary part, and parts that are not d together.
     """
-    nope, rope = given.get("qk_nope_head_dim"), given.get("qk_rope_head_dim")
-    if head_dim is None:
-        head_dim = hidden_size // max(heads, 1) if nope is None or rope is None else nope + rope
+    nope, rope = given["qk_nope_head_dim"], given["qk_rope_head_dim"]
+    if head_dim is None and nope is not None and rope is not None:
+        head_dim = nope + rope
+    d = head_dim or hidden_size // max(heads, 1)
     if rope is None:
-        rope = max(2, head_dim // 4 * 2) if nope is None else head_dim - nope
-    follows = min(hidden_size, 12 * head_dim), 4 * head_dim, head_dim - rope, rope, head_dim, head_dim
-    sizes = dict(zip((*LATENT_SIZES, "head_dim"), follows, strict=True))
-    sizes |= {name: size for name, size in given.items() if size is not None}
+        rope = max(2, d // 4 * 2) if nope is None else d - nope
+    unless_given = dict(zip(LATENT_SIZES, (min(hidden_size, 12 * d), 4 * d, d - rope, rope, d), strict=True))
+    sizes = unless_given | {name: size for name, size in given.items() if size is not None}
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} must be 1 or more, got {size}.")
     if rope % 2:
         raise ValueError(f"qk_rope_head_dim must be even for the rotary embedding, got {rope}.")
-    if (nope := sizes["qk_nope_head_dim"]) + rope != head_dim:
-        raise ValueError(f"head_dim must be qk_nope_head_dim + qk_rope_head_dim, got {head_dim}, {nope} and {rope}.")
-    return sizes
+    if (nope := sizes["qk_nope_head_dim"]) + rope != d:
+        raise ValueError(f"head_dim must be qk_nope_head_dim + qk_rope_head_dim, got {d}, {nope} and {rope}.")
+    return sizes, head_dim
 
 
 def lambda_init_schedule(layer: int, offset: int = 0) -> float:

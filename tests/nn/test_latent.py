@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from diff_transformer import DiffTransformerConfig
+from diff_transformer.model.parallel_plan import check_ranks
 from diff_transformer.nn import LatentDiffAttention, differential
 from tiny_model import SIZES, sizes_for
 
@@ -77,12 +78,16 @@ def test_sizes_unless_given() -> None:
         ({"qk_nope_head_dim": 1, "qk_rope_head_dim": 3}, r"qk_rope_head_dim must be even .*, got 3\.$"),
         ({"qk_nope_head_dim": 4}, r"qk_rope_head_dim must be 1 or more, got 0\.$"),
         ({"qk_nope_head_dim": 4, "qk_rope_head_dim": 4}, r"head_dim must be qk_nope_head_dim \+ .*, got 4, 4 and 4\.$"),
+        (
+            {"head_dim": None, "hidden_size": 30},
+            r"hidden_size must be a multiple of num_attention_heads, .*, got 30 and 8\.$",
+        ),
         ({"num_noise_heads": 3}, r"num_attention_heads must be \(r \+ 1\) · num_noise_heads, .*, got 8 and 3\.$"),
     ],
 )
 def test_sizes_that_do_not_fit(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LatentDiffAttention(24, 8, 1, head_dim=4, **sizes)
+        LatentDiffAttention(**{"hidden_size": 24, "num_attention_heads": 8, "layer": 1, "head_dim": 4, **sizes})
     with pytest.raises(ValueError, match=message):
         DiffTransformerConfig(attention_type="gdla", **{**SIZES, "num_key_value_heads": 2, **sizes})
 
@@ -98,3 +103,5 @@ def test_a_part_of_the_heads_is_refused(build: Any, inputs: Any) -> None:
     module.q_proj.weight = nn.Parameter(module.q_proj.weight[:24])
     with pytest.raises(ValueError, match=r"^this rank has 4 of 8 query heads, and tensor parallelism does not spread"):
         module(inputs())
+    with pytest.raises(ValueError, match=r"does not spread attention_type 'gdla', asked for on 2 ranks; its one head"):
+        check_ranks(2, DiffTransformerConfig(attention_type="gdla", **sizes_for("gdla")))

@@ -367,7 +367,8 @@ class DiffTransformerConfig(PreTrainedConfig):
         kv_heads = default_key_heads(self.num_attention_heads, self.num_key_value_heads, groups, pairs)
         if self.spec.latent:
             given = {name: getattr(self, name) for name in LATENT_SIZES}
-            vars(self).update(latent_sizes(self.hidden_size, self.num_attention_heads, self.head_dim, given))
+            latents, self.head_dim = latent_sizes(self.hidden_size, self.num_attention_heads, self.head_dim, given)
+            self.__dict__.update(latents)
         sizes = self.hidden_size, self.num_attention_heads, kv_heads, self.head_dim
         check_heads("DiffTransformerConfig", *sizes, pairs or self.spec.even_heads, groups)
         self.num_key_value_heads = kv_heads

@@ -112,11 +112,6 @@ def subtracted(results: Tensor, lam: Tensor, ratio: int, signal_weight: Tensor |
     return difference.to(results.dtype).flatten(dim, dim + 1)
 
 
-def repeated_for_channels(maps: Tensor, module: Any) -> Tensor:
-    """Repeat maps (B, H, N, S) to (B, A, N, S), as Llama counts them: two for a value of two heads' width."""
-    return maps.repeat_interleave(2, dim=1) if getattr(module, "pairs_kv_heads", False) else maps
-
-
 def eager_attention_forward(
     module: Any,
     query: Tensor,
@@ -141,9 +136,9 @@ def eager_attention_forward(
         return heads, weights
     difference = subtracted(weights, lam, module.ratio, signal_weight, dim=1)
     values = value.repeat_interleave(difference.shape[1] // value.shape[1], dim=1)  # (B, H, S, dv)
-    difference = repeated_for_channels(difference, module)
-    parts = values.unflatten(-1, (2 if module.pairs_kv_heads else 1, -1))  # (B, H, S, 2 or 1, d)
-    heads = difference @ parts.transpose(2, 3).flatten(1, 2)  # (B, A, N, d)
+    times = 2 if module.pairs_kv_heads else 1  # maps as Llama counts them, (B, A, N, S)
+    difference = difference.repeat_interleave(times, dim=1)
+    heads = difference @ values.unflatten(-1, (times, -1)).transpose(2, 3).flatten(1, 2)  # (B, A, N, d)
     return module.transform_heads(heads.transpose(1, 2).flatten(2).unflatten(2, (-1, value.shape[-1]))), difference
 
 
@@ -343,7 +338,7 @@ def operator_attention_forward(
         first, second, difference = (F.pad(a, (0, s - key.shape[2])) for a in (first, second, difference))
     if maps is not None:
         maps.append(AttentionMaps(None, None, first) if lam is None else AttentionMaps(first, second, difference))
-    return out, repeated_for_channels(difference, module)
+    return out, difference.repeat_interleave(2 if getattr(module, "pairs_kv_heads", False) else 1, dim=1)
 
 
 def operator_mask(**arguments: Any) -> Tensor | None:

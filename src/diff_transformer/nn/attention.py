@@ -233,12 +233,12 @@ class Attention(nn.Module):
                 )
             queries = self._queries(hidden_states, None)
             keys, values = self.project_context(context) if isinstance(context, Tensor) else context
-            batch, heads = len(hidden_states), self.cached_heads
+            batch, count = len(hidden_states), self.cached_heads
             widths = self.cache_width, self.cache_width * self.caches_values
-            if [x.shape for x in (keys, values)] != [(batch, heads, *keys.shape[2:3], width) for width in widths]:
+            if [x.shape for x in (keys, values)] != [(batch, count, *keys.shape[2:3], width) for width in widths]:
                 raise ValueError(
                     f"context must be of the batch {batch}, or the keys and values that project_context makes of it, "
-                    f"({batch}, {heads}, S, {widths[0]}) and ({batch}, {heads}, S, {widths[1]}), got "
+                    f"({batch}, {count}, S, {widths[0]}) and ({batch}, {count}, S, {widths[1]}), got "
                     f"{tuple(keys.shape)} and {tuple(values.shape)}."
                 )
         elif self.context_size != self.hidden_size:

@@ -68,15 +68,15 @@ class LatentDiffAttention(GroupedDiffAttentionV2):
     ) -> None:
         given = q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim
         named = dict(zip(LATENT_SIZES, given, strict=True))
-        self.sizes = latent_sizes(hidden_size, num_attention_heads, head_dim, named)
-        sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, self.sizes["head_dim"], norm_eps
+        self.sizes, head_dim = latent_sizes(hidden_size, num_attention_heads, head_dim, named)
+        sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim, norm_eps
         options: dict[str, Any] = {"bias": bias, "output_gate": output_gate, "rotary": rotary, "dropout": dropout}
         groups = num_attention_heads // 2 if num_noise_heads is None else num_noise_heads
         super().__init__(*sizes, num_noise_heads=groups, context_size=context_size, **options)
         self.cached_heads = 1
 
     def make_projections(self, heads: int, kv_heads: int, norm_eps: float, bias: bool) -> None:
-        self.heads, (of_queries, self.rank, self.nope, self.rope, self.value_width, _) = heads, self.sizes.values()
+        self.heads, (of_queries, self.rank, self.nope, self.rope, self.value_width) = heads, self.sizes.values()
         self.cache_width, self.rotary_width = self.rank + self.rope, self.rope
         self.q_a_proj = nn.Linear(self.hidden_size, of_queries, bias=bias)
         self.q_a_layernorm = RMSNorm(of_queries, norm_eps)
