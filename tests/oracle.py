@@ -318,43 +318,33 @@ def diff_v2_layer(
 
 
 def latent_layer(x: ArrayLike, weights: Mapping[str, ArrayLike], **options: Any) -> Array:
-    """The heads of :func:`latent_attention`, their gate if there is one, and W_O."""
+    """The heads of :func:`latent_attention`, and W_O."""
     out = latent_attention(x, weights, **options).out
-    flat = np.concatenate([out[:, h] for h in range(out.shape[1])], axis=-1)
-    if "gate_proj.weight" in weights:
-        flat = flat / (1 + np.exp(-np.asarray(x) @ np.asarray(weights["gate_proj.weight"]).T))
-    return flat @ np.asarray(weights["o_proj.weight"]).T
+    return out.swapaxes(1, 2).reshape(*out.shape[::2], -1) @ np.asarray(weights["o_proj.weight"]).T
 
 
 def latent_attention(
-    x: ArrayLike,
-    weights: Mapping[str, ArrayLike],
-    *,
-    value_width: int,
-    ratio: int,
-    eps: float = 1e-5,
-    positions: ArrayLike | None = None,
-    **options: Any,
-) -> Forward:
-    """Latent differential attention: q = norm(X W_qa) W_qb, [c, k_pe] = X W_kva with c normed, k = [c W_uk, k_pe],
-    v = c W_uv of each key head, and r of the heads share the map of the last query of their group.
+    x: ArrayLike, weights: Mapping[str, ArrayLike], ratio: int, dv: int, eps: float = 1e-5,
+    positions: ArrayLike | None = None, **options: Any,
+) -> Forward:  # fmt: skip
+    """q = norm(X W_qa) W_qb, [c, k_pe] = X W_kva with c normed, k = [c W_uk, k_pe] and v = c W_uv of each key head.
 
-    `weights` are a module's by name. Only k_pe, and as many channels at the end of a query, turn.
+    `weights` are a module's by name. r of the heads share the map of their group's last query; k_pe turns, and as many
+    channels at the end of a query.
     """
     w = {name.removesuffix(".weight"): np.asarray(weight, np.float64) for name, weight in weights.items()}
     rank, lam = len(w["kv_a_layernorm"]), _lambda_of_tokens(x, w["lambda_proj"])
-    key_heads, groups = len(w["v_proj"]) // value_width, lam.shape[1] // ratio
-    latent = rms_norm(np.asarray(x) @ w["q_a_proj"].T, w["q_a_layernorm"], eps)
+    groups, latent = lam.shape[1] // ratio, rms_norm(np.asarray(x) @ w["q_a_proj"].T, w["q_a_layernorm"], eps)
     q = _heads(latent, w["q_proj"], groups, ratio + 1, len(w["q_proj"]) // (groups * (ratio + 1)))
     both = _heads(x, w["kv_a_proj"], 1, len(w["kv_a_proj"]))
     c, k_pe = rms_norm(both[:, 0, :, :rank], w["kv_a_layernorm"], eps), both[..., rank:]
+    v = _heads(c, w["v_proj"], len(w["v_proj"]) // dv, dv)
     if positions is not None:
-        first = q.shape[-1] - k_pe.shape[-1]
-        q = np.concatenate([q[..., :first], rotary(q[..., first:], positions)], -1)
-        k_pe = rotary(k_pe, positions)
-    k = _heads(c, w["k_proj"], key_heads, len(w["k_proj"]) // key_heads)
-    k = np.concatenate([k, np.repeat(k_pe, key_heads, 1)], -1)[:, :, None]
-    return attention(q, k, _heads(c, w["v_proj"], key_heads, value_width), lam, **options)
+        nope, pe = np.split(q, [q.shape[-1] - k_pe.shape[-1]], -1)
+        q, k_pe = np.concatenate([nope, rotary(pe, positions)], -1), rotary(k_pe, positions)
+    k = _heads(c, w["k_proj"], v.shape[1], len(w["k_proj"]) // v.shape[1])
+    k = np.concatenate([k, np.repeat(k_pe, v.shape[1], 1)], -1)[:, :, None]
+    return attention(q, k, v, lam, **options)
 
 
 def softmax_layer(x: ArrayLike, *weights: ArrayLike, heads: int, key_heads: int, **options: Any) -> Array:

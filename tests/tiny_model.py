@@ -78,19 +78,21 @@ SIZES: dict[str, Any] = {
 }
 
 
-def sizes_for(kind: str, **config: Any) -> dict[str, Any]:
-    """SIZES and what is given, but for options that the type lacks; of a type with groups never fewer groups than heads
-    in the cache, which are as many; of latent attention values of that width, and queries with as wide a rotary part.
-    """
-    sizes = {**SIZES, **({"token_lambda": True} if isinstance(kind, TokenLambda) else {}), **config}
-    settings = ATTENTION_TYPES[kind].settings
-    for name, option in {**ATTENTION_OPTIONS, "headwise_norm": "headwise_norm"}.items():
-        if name in sizes and option not in settings:
-            del sizes[name]
+def fitted(kind: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Sizes without options that the type lacks; of latent attention d is the rotary part's width, and a value's."""
+    options, taken = {**ATTENTION_OPTIONS, "headwise_norm": "headwise_norm"}, ATTENTION_TYPES[kind].settings
+    lacks = {name for pair in options.items() for name in pair if pair[1] not in taken}
+    sizes = {name: size for name, size in sizes.items() if name not in lacks}
     if ATTENTION_TYPES[kind].latent:
-        width = sizes["head_dim"] or sizes["hidden_size"] // sizes["num_attention_heads"]
-        latent = {"qk_nope_head_dim": 2, "qk_rope_head_dim": width, "v_head_dim": width, "kv_lora_rank": 8}
-        sizes = {**latent, **sizes, "head_dim": None}
+        d = sizes.pop("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"]
+        sizes = {"qk_nope_head_dim": 2, "qk_rope_head_dim": d, "v_head_dim": d, "kv_lora_rank": 8, **sizes}
+    return sizes
+
+
+def sizes_for(kind: str, **config: Any) -> dict[str, Any]:
+    """SIZES and what is given; of a type with groups never fewer groups than heads in the cache, which are as many."""
+    token_lambda = {"token_lambda": True} if isinstance(kind, TokenLambda) else {}
+    sizes = fitted(kind, {**SIZES, **token_lambda, **config})
     if ATTENTION_TYPES[kind].grouped:
         cached = (sizes["num_key_value_heads"] or sizes["num_attention_heads"]) // 2
         sizes["num_key_value_heads"] = cached * (2 if kind in PAIRED else 1)

@@ -35,7 +35,7 @@ def maps_by_oracle(
     if kind == "gdla":
         weights = {name: weight.detach().numpy() for name, weight in attention.named_parameters()}
         options |= {"positions": range(x.shape[1]), "is_causal": True}
-        return oracle.latent_attention(x, weights, value_width=4, ratio=attention.ratio, **options)
+        return oracle.latent_attention(x, weights, ratio=attention.ratio, dv=4, **options)
     wq, wk = (module.weight.detach().numpy() for module in (attention.q_proj, attention.k_proj))
 
     def heads(w: Any) -> Any:

@@ -47,7 +47,7 @@ def by_oracle(model: DiffTransformerForCausalLM, tokens: Tensor, mask: Tensor | 
             of_lambda, ratio = part.get("self_attn.lambda_proj.weight"), model.model.layers[layer - 1].self_attn.ratio
             if config.spec.latent:
                 own = {name.removeprefix("self_attn."): weight for name, weight in part.items()}
-                sizes = {"value_width": config.v_head_dim, "ratio": ratio, "eps": config.norm_eps_in_attention}
+                sizes = {"ratio": ratio, "dv": config.v_head_dim, "eps": config.norm_eps_in_attention}
                 return oracle.latent_layer(x, own, **sizes, **options)
             if not config.spec.pairs_heads:
                 sizes = {"w_lambda": of_lambda, "heads": config.spec.heads(config), "key_heads": key_heads}
