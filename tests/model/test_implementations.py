@@ -206,6 +206,16 @@ def test_decoding_makes_one_call_a_layer_and_step(
                 check(torch.cat(parts, 1), truth, dtype=COMPUTES_IN.get(implementation))
 
 
+@torch.no_grad()
+def test_other_implementations_read_latents(make: Any, tokens: Any, check: Any) -> None:
+    model, inputs = make("gdla"), tokens()
+    truth = model(inputs, use_cache=False).logits
+    for name in ("sdpa", "eager"):
+        model.set_attn_implementation(name)
+        past = model(inputs[:, :8]).past_key_values
+        check(model(inputs[:, 8:], past_key_values=past).logits, truth[:, 8:], dtype=COMPUTES_IN.get(name))
+
+
 def test_an_unknown_one_is_refused(make: Any, tmp_path: Any) -> None:
     model = make("diff", torch.float32)
     model.save_pretrained(tmp_path)

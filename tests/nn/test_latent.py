@@ -28,10 +28,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, ...]]:
 
 @pytest.mark.parametrize("kv_heads", [4, 8])
 def test_decoding_absorbs_what_makes_keys_and_values(
-    kv_heads: int, build: Any, inputs: Any, tables: Any, calls: list[tuple[Tensor, ...]]
+    kv_heads: int, build: Any, inputs: Any, tables: Any, by_oracle: Any, check: Any, calls: list[tuple[Tensor, ...]]
 ) -> None:
     """Its output, and its gradient of every weight, are those of keys and values made for the whole sequence."""
-    module, x = build("gdla", num_key_value_heads=kv_heads, num_noise_heads=4, output_gate=True), inputs(1, 12)
+    module, x = build("gdla", num_key_value_heads=kv_heads, num_noise_heads=4), inputs(1, 12)
     cache = DynamicCache()
     module(x[:, :11], tables(range(11)), is_causal=True, cache=cache)
     token = module(x[:, 11:], tables(range(11, 12)), is_causal=True, cache=cache)
@@ -40,6 +40,7 @@ def test_decoding_absorbs_what_makes_keys_and_values(
     assert v.data_ptr() == k.data_ptr() == cache.layers[2].keys.data_ptr()
     whole = module(x, tables(range(12)), is_causal=True)[:, 11:]
     assert [each.shape[1] for each in calls[-1]] == [4, kv_heads // 2, kv_heads // 2]
+    check(whole, by_oracle(module, x, positions=range(12), is_causal=True)[:, 11:])
     direction = torch.randn_like(whole)
     for one, other in zip(
         (token, *torch.autograd.grad(token, [*module.parameters()], direction)),
@@ -64,6 +65,10 @@ def test_sizes_unless_given() -> None:
     config = DiffTransformerConfig(attention_type="gdla", hidden_size=1024, num_attention_heads=16)
     assert (config.q_lora_rank, config.kv_lora_rank, config.v_head_dim, config.num_noise_heads) == (768, 256, 64, 8)
     assert (config.qk_nope_head_dim, config.qk_rope_head_dim, config.head_dim, config.qk_head_dim) == (32, 32, 64, 64)
+    with torch.device("meta"):
+        parameters = LatentDiffAttention(1024, 16, 1).parameters()
+    weights = sum(weight.numel() for weight in parameters if weight.dim() == 2)
+    assert config.spec.attention_weights(config) == config.num_hidden_layers * weights
     view = config.get_text_config()
     assert (view.num_attention_heads, view.num_key_value_heads, view.head_dim) == (16, 1, 288)
     wide = LatentDiffAttention(30, 4, 1, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, kv_lora_rank=512)
