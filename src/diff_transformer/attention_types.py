@@ -151,9 +151,8 @@ class AttentionType:
 
     def attention_weights(self, config: Any) -> int:
         """Count the weights in all attention that every token is multiplied with: projections, W_λ, W_gate, W_D."""
-        heads, width = config.num_attention_heads, head_dim(config)
-        value, of_latents = self.value_width(config), 0
-        queries, keys = self.query_heads(config) * width, self.key_heads(config)
+        heads, width, value = config.num_attention_heads, head_dim(config), self.value_width(config)
+        queries, keys, of_latents = self.query_heads(config) * width, self.key_heads(config), 0
         layer = self.heads(config) * value  # W_O
         if self.latent:  # W_qa and W_kva; W_qb, W_uk and W_uv
             layer += config.q_lora_rank + self.cached_width(config)

@@ -101,12 +101,15 @@ def test_sizes_that_do_not_fit(sizes: dict[str, int], message: str) -> None:
 def test_options_that_a_latent_cannot_have(option: str) -> None:
     with pytest.raises(ValueError, match=f"^{option} must be .*left out for attention_type 'gdla', got True"):
         DiffTransformerConfig(attention_type="gdla", **{**sizes_for("gdla"), option: True})
+    name = option.removesuffix("_attention")
+    with pytest.raises(ValueError, match=rf"^LatentDiffAttention: {name} must be left out, got True\.$"):
+        LatentDiffAttention(24, 8, 1, **{name: True})
 
 
 def test_a_part_of_the_heads_is_refused(build: Any, inputs: Any) -> None:
     module = build("gdla")
     module.q_proj.weight = nn.Parameter(module.q_proj.weight[:24])
-    with pytest.raises(ValueError, match=r"^this rank has 4 of 8 query heads, and tensor parallelism does not spread"):
+    with pytest.raises(ValueError, match=r"^this rank has 4 of 8 query heads: latents are not spread by heads"):
         module(inputs())
     with pytest.raises(ValueError, match=r"does not spread attention_type 'gdla', asked for on 2 ranks; its one head"):
         check_ranks(2, DiffTransformerConfig(attention_type="gdla", **sizes_for("gdla")))

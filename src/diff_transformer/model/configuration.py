@@ -121,8 +121,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         num_key_value_heads: the Transformer's key/value heads, for grouped queries; A unless given, with groups 2G, or
             G where they share keys.
         num_noise_heads: for the grouped types, which need it, the number of groups G: A = (r + 1)·G query heads are r
-            signal heads and one noise head in each group. "gdla" has A / 2 unless given. Other types leave it aside, so
-            that one recipe serves both.
+            signal heads and one noise head in each group. Of "gdla" A / 2 unless given; other types leave it aside.
         head_dim: width d of a query or key; hidden_size / A unless given.
         q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim: for "gdla", the widths of latents,
             parts of a query and values, by DeepSeek's names: see :class:`diff_transformer.nn.LatentDiffAttention`.

@@ -216,8 +216,7 @@ class InterfaceAttention(Attention):
             **kwargs,
         )
 
-        if lam is None or not subtracts:
-            heads = heads.reshape(*hidden_states.shape[:2], -1, values.shape[-1])
+        heads = heads.reshape(*hidden_states.shape[:2], -1, heads.shape[-1] if subtracts else values.shape[-1])
         if lam is None:
             heads = self.transform_heads(heads)
         elif not subtracts:

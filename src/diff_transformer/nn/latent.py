@@ -14,7 +14,7 @@ from diff_transformer.nn.layers import RMSNorm
 class LatentDiffAttention(GroupedDiffAttentionV2):
     """Grouped DIFF V2 over a latent cache (GDLA, the attention of Motif-3): (B, N, D) → (B, N, D).
 
-    Queries, keys and values come from latents, as in DeepSeek's MLA. The maps of a group are subtracted as there::
+    Queries, keys and values come from latents, as in DeepSeek's MLA, and the maps of a group are subtracted as in V2::
 
         q = norm(X W_qa) W_qb     [c, k_pe] = X W_kva, c normed     k = [c W_uk, k_pe]     v = c W_uv
         out = attn(q_signal, k, v) − λ · attn(q_noise, k, v)        λ = sigmoid(X W_λ)
@@ -23,7 +23,8 @@ class LatentDiffAttention(GroupedDiffAttentionV2):
     ``q_proj``, ``k_proj`` and ``v_proj``. A cache holds one head of keys, [c, k_pe], and values of width 0. Few queries
     on a longer cache meet c itself: W_uk goes into the queries, and W_uv comes after attention.
 
-    The other arguments are those of :class:`GroupedDiffAttentionV2`; biases are those of W_qa, W_kva and W_O.
+    The other arguments are those of :class:`GroupedDiffAttentionV2`, but for the norms of heads, queries and keys,
+    ``qk_clip`` and ``exclusive``; biases are those of W_qa, W_kva and W_O.
 
     Args:
         num_noise_heads: G, which divides A; A / 2 unless given.
@@ -60,19 +61,17 @@ class LatentDiffAttention(GroupedDiffAttentionV2):
         qk_nope_head_dim: int | None = None,
         qk_rope_head_dim: int | None = None,
         v_head_dim: int | None = None,
-        bias: bool = False,
-        output_gate: bool = False,
-        rotary: bool = True,
-        dropout: float = 0.0,
-        context_size: int | None = None,
+        **options: Any,
     ) -> None:
+        for name in ("headwise_norm", "qk_norm", "qk_clip", "exclusive"):
+            if options.get(name):
+                raise ValueError(f"LatentDiffAttention: {name} must be left out, got {options[name]!r}.")
         given = q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim
         named = dict(zip(LATENT_SIZES, given, strict=True))
         self.sizes, head_dim = latent_sizes(hidden_size, num_attention_heads, head_dim, named)
         sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim, norm_eps
-        options: dict[str, Any] = {"bias": bias, "output_gate": output_gate, "rotary": rotary, "dropout": dropout}
         groups = num_attention_heads // 2 if num_noise_heads is None else num_noise_heads
-        super().__init__(*sizes, num_noise_heads=groups, context_size=context_size, **options)
+        super().__init__(*sizes, num_noise_heads=groups, **options)
         self.cached_heads = 1
 
     def make_projections(self, heads: int, kv_heads: int, norm_eps: float, bias: bool) -> None:
@@ -90,8 +89,7 @@ class LatentDiffAttention(GroupedDiffAttentionV2):
         queries = self.q_proj(self.q_a_layernorm(self.q_a_proj(hidden_states))).unflatten(-1, (-1, self.head_dim))
         if queries.shape[2] != self.heads:  # k_pe would get a part of its gradient
             raise ValueError(
-                f"this rank has {queries.shape[2]} of {self.heads} query heads, and tensor parallelism does not spread "
-                "latent attention: spread the batch, or the weights by FSDP2."
+                f"this rank has {queries.shape[2]} of {self.heads} query heads: latents are not spread by heads."
             )
         nope, pe = queries.split((self.nope, self.rope), -1)
         return torch.cat((nope, normed_and_turned(pe, None, position_embeddings)), -1)
