@@ -10,7 +10,7 @@ of the twin Transformer.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -315,6 +315,36 @@ def diff_v2_layer(
     if len(np.asarray(w_lambda)) == 2 * heads:
         return _layer(x, *weights, lam=gates[:, 1::2], signal_weight=gates[:, ::2], **sizes, **options)
     return _layer(x, *weights, lam=gates, **sizes, **options)
+
+
+def latent_layer(x: ArrayLike, weights: Mapping[str, ArrayLike], **options: Any) -> Array:
+    """The heads of :func:`latent_attention`, and W_O."""
+    out = latent_attention(x, weights, **options).out
+    return out.swapaxes(1, 2).reshape(*out.shape[::2], -1) @ np.asarray(weights["o_proj.weight"]).T
+
+
+def latent_attention(
+    x: ArrayLike, weights: Mapping[str, ArrayLike], ratio: int, dv: int, eps: float = 1e-5,
+    positions: ArrayLike | None = None, **options: Any,
+) -> Forward:  # fmt: skip
+    """q = norm(X W_qa) W_qb, [c, k_pe] = X W_kva with c normed, k = [c W_uk, k_pe] and v = c W_uv of each key head.
+
+    `weights` are a module's by name. r of the heads share the map of their group's last query; k_pe turns, and as many
+    channels at the end of a query.
+    """
+    w = {name.removesuffix(".weight"): np.asarray(weight, np.float64) for name, weight in weights.items()}
+    rank, lam = len(w["kv_a_layernorm"]), _lambda_of_tokens(x, w["lambda_proj"])
+    groups, latent = lam.shape[1] // ratio, rms_norm(np.asarray(x) @ w["q_a_proj"].T, w["q_a_layernorm"], eps)
+    q = _heads(latent, w["q_proj"], groups, ratio + 1, len(w["q_proj"]) // (groups * (ratio + 1)))
+    both = _heads(x, w["kv_a_proj"], 1, len(w["kv_a_proj"]))
+    c, k_pe = rms_norm(both[:, 0, :, :rank], w["kv_a_layernorm"], eps), both[..., rank:]
+    v = _heads(c, w["v_proj"], len(w["v_proj"]) // dv, dv)
+    if positions is not None:
+        nope, pe = np.split(q, [q.shape[-1] - k_pe.shape[-1]], -1)
+        q, k_pe = np.concatenate([nope, rotary(pe, positions)], -1), rotary(k_pe, positions)
+    k = _heads(c, w["k_proj"], v.shape[1], len(w["k_proj"]) // v.shape[1])
+    k = np.concatenate([k, np.repeat(k_pe, v.shape[1], 1)], -1)[:, :, None]
+    return attention(q, k, v, lam, **options)
 
 
 def softmax_layer(x: ArrayLike, *weights: ArrayLike, heads: int, key_heads: int, **options: Any) -> Array:

@@ -64,8 +64,8 @@ def test_a_description_is_that_of_its_layer(name: str) -> None:
     assert set(spec.settings) <= arguments
     call = config.get_text_config()
     assert layer.q_proj.out_features == call.num_attention_heads * config.head_dim
-    assert layer.k_proj.out_features == call.num_key_value_heads * call.head_dim
-    assert layer.cache_width == call.head_dim
+    assert layer.project(torch.zeros(1, 2, 24), None)[1].shape == (1, call.num_key_value_heads, 2, call.head_dim)
+    assert (layer.cache_width, layer.value_width) == (call.head_dim, spec.value_width(config))
     assert (layer.lambdas(torch.zeros(1, 2, 24)) is not None) == spec.differential
     names = {parameter for parameter, _ in layer.named_parameters()} | {buffer for buffer, _ in layer.named_buffers()}
     assert all(any(f".{name}".endswith(f".{last}") for name in names) for last in spec.float32_parameters)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, StaticCache
 
-from diff_transformer.attention_types import ATTENTION_TYPES
+from diff_transformer.attention_types import ATTENTION_OPTIONS, ATTENTION_TYPES
 from diff_transformer.model.cache import DiffCache
 from diff_transformer.nn.layers import draw_normal
 from diff_transformer.ops.flex import _cpu_has_vectors
@@ -40,6 +40,11 @@ def name_of_form(kind: str) -> str:
     return f"{kind} λ of tokens" if isinstance(kind, TokenLambda) else kind
 
 
+def kinds(forms: tuple[str, ...]) -> Any:
+    """The fixture `kind` of a file's tests: each of these."""
+    return pytest.fixture(params=forms, ids=name_of_form)(lambda request: request.param)
+
+
 # The types, and of those with a choice of λ the other one.
 _CHOOSE = tuple(name for name in KINDS if "token_lambda" in ATTENTION_TYPES[name].settings)
 FORMS = (*KINDS, *map(TokenLambda, _CHOOSE))
@@ -47,6 +52,8 @@ FORMS = (*KINDS, *map(TokenLambda, _CHOOSE))
 LAST_FORMS = tuple(TokenLambda(name) if name in _CHOOSE else name for name in KINDS)
 # Those that subtract a second map.
 DIFFERENTIAL = tuple(name for name in KINDS if ATTENTION_TYPES[name].differential)
+# Those with keys and values of one width, as paged caches, FlashAttention and tensor parallelism have them.
+NOT_LATENT = tuple(form for form in FORMS if not ATTENTION_TYPES[form].latent)
 IMPLEMENTATIONS = ("diff_attention", "diff_attention_reference", "diff_attention_sdpa", "sdpa", "eager")
 # transformers' eager attention takes the softmax in float32, even of float64.
 COMPUTES_IN = {"eager": torch.float32}
@@ -71,9 +78,21 @@ SIZES: dict[str, Any] = {
 }
 
 
+def fitted(kind: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Sizes without options that the type lacks; of latent attention d is the rotary part's width, and a value's."""
+    options, taken = {**ATTENTION_OPTIONS, "headwise_norm": "headwise_norm"}, ATTENTION_TYPES[kind].settings
+    lacks = {name for pair in options.items() for name in pair if pair[1] not in taken}
+    sizes = {name: size for name, size in sizes.items() if name not in lacks}
+    if ATTENTION_TYPES[kind].latent:
+        d = sizes.pop("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"]
+        sizes = {"qk_nope_head_dim": 2, "qk_rope_head_dim": d, "v_head_dim": d, "kv_lora_rank": 8, **sizes}
+    return sizes
+
+
 def sizes_for(kind: str, **config: Any) -> dict[str, Any]:
     """SIZES and what is given; of a type with groups never fewer groups than heads in the cache, which are as many."""
-    sizes = {**SIZES, **({"token_lambda": True} if isinstance(kind, TokenLambda) else {}), **config}
+    token_lambda = {"token_lambda": True} if isinstance(kind, TokenLambda) else {}
+    sizes = fitted(kind, {**SIZES, **token_lambda, **config})
     if ATTENTION_TYPES[kind].grouped:
         cached = (sizes["num_key_value_heads"] or sizes["num_attention_heads"]) // 2
         sizes["num_key_value_heads"] = cached * (2 if kind in PAIRED else 1)

@@ -78,8 +78,8 @@ def _row(name: str, one: AttentionType) -> str:
         "yes" if one.headwise_norm else "no",
         f"{one.attention_weights(sizes):,}",
         f"{one.attention_products(sizes):,}",
-        f"{2 * call.num_key_value_heads * call.head_dim:,}",
-        "yes" if one.parallel_refusal is None else "after folding",
+        f"{(1 if one.latent else 2) * call.num_key_value_heads * call.head_dim:,}",
+        "yes" if one.parallel_refusal is None else "after folding" if one.corrects_heads else "no",
     )
     return f"| {' | '.join(cells)} |"
 

@@ -24,6 +24,8 @@ ATTENTION_OPTIONS = {
     "attention_dropout": "dropout",
 }
 _OPTIONS = tuple(ATTENTION_OPTIONS.values())
+# Sizes of latent attention, by DeepSeek's names in transformers.
+LATENT_SIZES = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
 class ModelSizes(Protocol):
@@ -55,6 +57,7 @@ class AttentionType:
         pairs_heads: whether two heads of the Transformer make one head, with keys and values of width 2d in the cache.
         grouped: whether r signal heads share the second map, so that the A query heads are r·G of the first map and G,
             ``num_noise_heads``, of the second.
+        latent: whether keys and values are made of a latent, which alone is cached, as one head of keys.
         even_heads: whether A and K must be even.
         headwise_norm: whether heads are normalised before the output projection unless the configuration says so.
         lambda_per_token: whether λ is a projection W_λ of every token, one for each head; :meth:`has_token_lambda` also
@@ -77,6 +80,7 @@ class AttentionType:
     differential: bool = False
     pairs_heads: bool = False
     grouped: bool = False
+    latent: bool = False
     even_heads: bool = False
     headwise_norm: bool = False
     lambda_per_token: bool = False
@@ -121,7 +125,7 @@ class AttentionType:
         return config.num_attention_heads // 2 if self.pairs_heads else config.num_attention_heads
 
     def key_heads(self, config: ModelSizes) -> int:
-        """Count the heads of keys, and of values, in the layer's cache."""
+        """Count the heads of keys, and of values; all but those of a latent are cached."""
         heads = config.num_key_value_heads or config.num_attention_heads
         return heads // 2 if self.pairs_heads else heads
 
@@ -129,9 +133,13 @@ class AttentionType:
         """Count the query heads of the layer's one call of grouped-query attention."""
         return config.num_attention_heads if self.grouped else self.heads(config) * (2 if self.differential else 1)
 
-    def cached_width(self, head_dim: int) -> int:
-        """Return the width of a head of keys, and of values, in that call and in the cache."""
-        return head_dim * 2 if self.pairs_heads else head_dim
+    def cached_width(self, config: Any) -> int:
+        """Return the width of a head of keys in the cache."""
+        return config.kv_lora_rank + config.qk_rope_head_dim if self.latent else self.value_width(config)
+
+    def value_width(self, config: Any) -> int:
+        """Return the width of a value of that call."""
+        return config.v_head_dim if self.latent else head_dim(config) * (2 if self.pairs_heads else 1)
 
     def attention_products(self, config: ModelSizes) -> int:
         """Count the multiply-adds of a layer's attention for one query and one key that it sees, over all heads.
@@ -139,20 +147,23 @@ class AttentionType:
         A head has a score for each of its maps and one product with its values: the maps are subtracted before it.
         A map that heads share has one score.
         """
-        width = head_dim(config)
-        return self.query_heads(config) * width + self.heads(config) * self.cached_width(width)
+        return self.query_heads(config) * head_dim(config) + self.heads(config) * self.value_width(config)
 
-    def attention_weights(self, config: ModelSizes) -> int:
+    def attention_weights(self, config: Any) -> int:
         """Count the weights in all attention that every token is multiplied with: projections, W_λ, W_gate, W_D."""
-        heads, width = config.num_attention_heads, head_dim(config)
-        cached = self.cached_width(width)
-        layer = self.query_heads(config) * width  # W_Q
-        layer += (2 * self.key_heads(config) + self.heads(config)) * cached  # W_K and W_V, W_O
+        heads, width, value = config.num_attention_heads, head_dim(config), self.value_width(config)
+        queries, keys, of_latents = self.query_heads(config) * width, self.key_heads(config), 0
+        layer = self.heads(config) * value  # W_O
+        if self.latent:  # W_qa and W_kva; W_qb, W_uk and W_uv
+            layer += config.q_lora_rank + self.cached_width(config)
+            of_latents = config.q_lora_rank * queries + config.kv_lora_rank * keys * (config.qk_nope_head_dim + value)
+        else:
+            layer += queries + 2 * keys * value  # W_Q, W_K and W_V
         if self.has_token_lambda(config):
             layer += self.heads(config) * self.gates_per_head
         if config.output_gate:
-            layer += self.heads(config) * cached
-        weights = config.num_hidden_layers * config.hidden_size * layer
+            layer += self.heads(config) * value
+        weights = config.num_hidden_layers * (config.hidden_size * layer + of_latents)
         if self.corrects_heads:
             chosen = config.dex_heads or [range(heads)] * config.num_hidden_layers
             weights += sum(map(len, chosen)) * width**2
@@ -162,6 +173,32 @@ class AttentionType:
 def head_dim(config: ModelSizes) -> int:
     """Return d, which a configuration always knows once it is made."""
     return config.head_dim or config.hidden_size // config.num_attention_heads
+
+
+def latent_sizes(
+    hidden_size: int, heads: int, head_dim: int | None, given: Mapping[str, int | None]
+) -> tuple[dict[str, int], int | None]:
+    """Return the sizes of latent attention by name, and d as far as they tell it: D / A unless they do.
+
+    Of those that are not given half of d is for the rotary embedding, values have width d, latents 4d, those of queries
+    12d and at most D. Raises ValueError for one below 1, an odd rotary part, and parts that are not d together.
+    """
+    nope, rope = given["qk_nope_head_dim"], given["qk_rope_head_dim"]
+    if head_dim is None and nope is not None and rope is not None:
+        head_dim = nope + rope
+    d = head_dim or hidden_size // max(heads, 1)
+    if rope is None:
+        rope = max(2, d // 4 * 2) if nope is None else d - nope
+    unless_given = dict(zip(LATENT_SIZES, (min(hidden_size, 12 * d), 4 * d, d - rope, rope, d), strict=True))
+    sizes = unless_given | {name: size for name, size in given.items() if size is not None}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be 1 or more, got {size}.")
+    if rope % 2:
+        raise ValueError(f"qk_rope_head_dim must be even for the rotary embedding, got {rope}.")
+    if (nope := sizes["qk_nope_head_dim"]) + rope != d:
+        raise ValueError(f"head_dim must be qk_nope_head_dim + qk_rope_head_dim, got {d}, {nope} and {rope}.")
+    return sizes, head_dim
 
 
 def lambda_init_schedule(layer: int, offset: int = 0) -> float:
@@ -254,6 +291,21 @@ ATTENTION_TYPES: dict[str, AttentionType] = {
         marker="X",
         summary=f"with differential attention in groups that share keys and values, after {_PAPER} and "
         "[Grouped Differential Attention](https://arxiv.org/abs/2510.06949).",
+    ),
+    "gdla": AttentionType(
+        layer="diff_transformer.nn:LatentDiffAttention",
+        settings=("num_noise_heads", *LATENT_SIZES, "norm_eps", "bias", "output_gate", "rotary", "dropout"),
+        differential=True,
+        grouped=True,
+        latent=True,
+        lambda_per_token=True,
+        lambda_modules=("lambda_proj",),
+        parallel_refusal="its one head of latents belongs to all heads: spread the batch, or the weights by FSDP2",
+        label="latent DIFF",
+        colour=("#9b5a2e", "#d69a6c"),
+        marker="p",
+        summary=f"with grouped differential attention over a latent cache, after {_PAPER} and "
+        "[Motif-3](https://arxiv.org/abs/2608.09119).",
     ),
     "softmax": AttentionType(
         layer="diff_transformer.nn:SoftmaxAttention",

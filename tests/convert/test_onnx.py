@@ -15,7 +15,7 @@ import torch
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.convert import shared_folder as exporting
-from tiny_model import PAIRED, SIZES, sharpen
+from tiny_model import PAIRED, SIZES, sharpen, sizes_for
 
 pytestmark = pytest.mark.all
 
@@ -187,3 +187,10 @@ def test_what_is_missing_is_said_first(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ModuleNotFoundError) as error:
         exporting.export_graph(None, tmp_path / "model.onnx")
     assert error.value.name == "onnxruntime"
+
+
+def test_latents_are_cached_once(tmp_path: Path) -> None:
+    model = DiffTransformerForCausalLM(DiffTransformerConfig(attention_type="gdla", **sizes_for("gdla"))).eval()
+    exporting.export_graph(model, tmp_path / "model.onnx")  # which compares the two
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    assert [array.shape for array in nothing_cached(session, 1).values()] == [(1, 1, 0, 12), (1, 1, 0, 0)] * 2

@@ -20,7 +20,7 @@ from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model import text_embeddings
 from full_run import short_run
-from tiny_model import DIFFERENTIAL, KINDS, PAIRED
+from tiny_model import DIFFERENTIAL, KINDS, NOT_LATENT, PAIRED
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 # What makes λ in each kind: four vectors in a layer, or a projection of the token.
@@ -81,6 +81,7 @@ def test_all_linear_means_every_projection_but_the_head(kind: str, make: Any) ->
     model = get_peft_model(make(kind), lora(target_modules="all-linear"))
     names = {name.rpartition(".")[2] for name, _ in adapted(model)}
     extra = {"lambda_proj"} if ATTENTION_TYPES[kind].lambda_per_token else set()
+    extra |= {"q_a_proj", "kv_a_proj"} if ATTENTION_TYPES[kind].latent else set()
     assert names == {*PROJECTIONS, "gate_proj", "up_proj", "down_proj"} | extra
 
 
@@ -193,8 +194,8 @@ def test_without_peft_nothing_is_missed() -> None:
     assert ran.stdout == "False\n", ran.stderr[-500:]
 
 
-# DIFF's cache has heads of 2d, which PEFT does not know.
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in PAIRED])
+# DIFF's cache has heads of 2d, which PEFT does not know, and that of latents values of no width.
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in PAIRED and kind in NOT_LATENT])
 @pytest.mark.parametrize("projection", [False, True], ids=["values", "projected"])
 def test_prefix_tuning(
     kind: str, projection: bool, make: Any, tokens: Any, train: Any, check: Any, tmp_path: Path

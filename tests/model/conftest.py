@@ -22,16 +22,14 @@ from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model.interface_attention import eager_attention_forward
 from diff_transformer.ops import backends
 from diff_transformer.ops.attention_request import Request
-from tiny_model import FORMS, SIZES, TokenLambda, check_rounding, sharpen, sizes_for
+from tiny_model import FORMS, SIZES, TokenLambda, check_rounding, kinds, sharpen, sizes_for
 
 transformers.utils.logging.disable_progress_bar()
 
 VOCABULARY = SIZES["vocab_size"]
 
 
-@pytest.fixture(params=FORMS, ids=lambda form: f"{form} λ of tokens" if isinstance(form, TokenLambda) else form)
-def kind(request: pytest.FixtureRequest) -> str:
-    return request.param
+kind = kinds(FORMS)
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +41,8 @@ def make() -> Callable[..., DiffTransformerForCausalLM]:
     ) -> DiffTransformerForCausalLM:
         # λ of the two layers becomes 0.52 and 1.26; of "diff_grouped", whose W_O is larger, 1.19 and 0.41. With a λ of
         # each token it lies between 0 and 1, and the seed is one of those that half precision is not hard on.
-        torch.manual_seed(45 if isinstance(kind, TokenLambda) else 44 if ATTENTION_TYPES[kind].grouped else 41)
+        of_tokens = isinstance(kind, TokenLambda) or ATTENTION_TYPES[kind].latent
+        torch.manual_seed(45 if of_tokens else 44 if ATTENTION_TYPES[kind].grouped else 41)
         model = DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=kind, **sizes_for(kind, **config)))
         if sharp:
             sharpen(model)

@@ -74,6 +74,7 @@ CALL = {
     "diff_v2": (16, 4, 4, 4),
     "diff_v3": (16, 4, 4, 4),
     "diff_v2_grouped": (8, 4, 2, 4),
+    "gdla": (8, 6, 2, 6),  # without a cache
     "softmax": (8, 4, 4, 4),
 }
 
@@ -88,8 +89,9 @@ def test_one_call_for_each_layer(kind: str, make: Any, tokens: Any, calls: list[
     query_heads, query_width, kv_heads, kv_width = CALL[kind]
     for call in calls:
         assert call["query"].shape == (2, query_heads, 9, query_width)
-        assert call["key"].shape == call["value"].shape == (2, kv_heads, 9, kv_width)
-        assert call["kwargs"]["scaling"] == 4**-0.5
+        assert call["key"].shape == (2, kv_heads, 9, kv_width)
+        assert call["value"].shape == (2, kv_heads, 9, 4 if kind == "gdla" else kv_width)
+        assert call["kwargs"]["scaling"] == (6 if kind == "gdla" else 4) ** -0.5
         assert call["kwargs"]["dropout"] == 0.0
         assert call["module"].is_causal is True
         assert call["module"].num_key_value_groups == query_heads // kv_heads

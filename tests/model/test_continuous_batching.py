@@ -14,13 +14,14 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from diff_transformer.model import modeling
-from tiny_model import PAIRED
+from tiny_model import NOT_LATENT, PAIRED, kinds
 
 READS_THE_CACHE_VIEW = modeling._reads_the_cache_view()
 pytestmark = pytest.mark.skipif(
     not READS_THE_CACHE_VIEW, reason="this transformers sizes its paged cache by the Transformer's heads"
 )
 
+kind = kinds(NOT_LATENT)
 # float64 as in the tests of generate: no two logits are so close that rounding decides. 9 is the end of a text in some.
 PROMPTS = (
     [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8],
@@ -98,6 +99,11 @@ def test_layers_with_a_window(kind: str, make: Any) -> None:
     expected = generated_alone(model)
     assert expected != shared_model(kind, make)[1]
     assert generated_in_batch(model) == expected
+
+
+def test_a_cache_of_latents_is_not_paged(make: Any) -> None:
+    with pytest.raises(NotImplementedError, match=r"keys and values of one width, .* 'gdla' does not cache\.$"):
+        generated_in_batch(make("gdla"))
 
 
 def test_a_transformers_that_sizes_the_cache_otherwise_is_told_so(

@@ -26,8 +26,10 @@ def memory(model: nn.Module, mask: Tensor, value: float) -> Iterator[None]:
     def overwrite(_module: nn.Module, _inputs: Any, projected: Tensor) -> Tensor:
         return projected.masked_fill(mask.unsqueeze(-1) == 0, value)
 
-    projections = [module for name, module in model.named_modules() if name.endswith(("k_proj", "v_proj"))]
-    assert len(projections) == 4
+    projections = [module for name, module in model.named_modules() if name.endswith(("k_proj", "v_proj", "kv_a_proj"))]
+    if len(projections) > 4:  # of latents, of which keys and values are made
+        projections = [module for name, module in model.named_modules() if name.endswith("kv_a_proj")]
+    assert len(projections) in (2, 4)
     handles = [projection.register_forward_hook(overwrite) for projection in projections]
     yield
     for handle in handles:

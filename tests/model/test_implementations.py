@@ -4,6 +4,7 @@ The truth is our own model on its reference backend, in float64. FlashAttention 
 behind transformers' own code around it; FlexAttention is torch's, whose gradient needs a GPU.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +34,7 @@ from diff_transformer.ops.cpu.cpu_backend import is_faster
 from diff_transformer.ops.triton.triton_backend import interpreted
 from full_run import short_run
 from rounding import check_within, rounding_limits
-from tiny_model import CACHES, COMPUTES_IN, OPTIONS, PAIRED, SIZES
+from tiny_model import CACHES, COMPUTES_IN, NOT_LATENT, OPTIONS, PAIRED, SIZES
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -42,6 +43,10 @@ IMPLEMENTATIONS = (
     *("diff_attention", "diff_attention_blockwise", "diff_attention_sdpa"),
     *("eager", "sdpa", *flash_stand_in.NAMES),
 )
+
+
+def implementations(kind: str) -> list[str]:
+    return [name for name in IMPLEMENTATIONS if kind in NOT_LATENT or name not in flash_stand_in.NAMES]
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +142,7 @@ def test_outputs_and_gradients_agree(
     masks = give(inputs)
     exact = make(kind, torch.float32, attn_implementation=TRUTH, **config).double()
     truth, limits = answers(exact, inputs, masks), rounding_limits(lambda: answers(exact, inputs, masks))
-    for implementation in IMPLEMENTATIONS:
+    for implementation in implementations(kind):
         # Rows of padding are NaN in float64: the mask holds its smallest number, −∞ to eager's float32 softmax.
         dtype = torch.float32 if implementation == "eager" and "padded" in case else torch.float64
         model = make(kind, torch.float32, attn_implementation=implementation, **config).to(dtype)
@@ -149,7 +154,7 @@ def test_outputs_and_gradients_agree(
         for name, value in truth.items():
             check_within(computed[name], value, limits[name], COMPUTES_IN.get(implementation, torch.float64))
     unlimited = make(kind, attn_implementation=TRUTH)
-    if config and "num_key_value_heads" not in config:
+    if config and "num_key_value_heads" not in config and (kind in NOT_LATENT or "headwise_norm" not in config):
         assert (answers(unlimited, inputs, masks)["logits"] - truth["logits"]).abs().max() > 0.01
 
 
@@ -187,7 +192,7 @@ def test_decoding_makes_one_call_a_layer_and_step(
     model = make(kind, attn_implementation=TRUTH)
     with torch.no_grad():
         truth = model(inputs, use_cache=False).logits
-        for implementation in IMPLEMENTATIONS:
+        for implementation in implementations(kind):
             if cache_name == "static" and implementation in flash_stand_in.NAMES:
                 continue  # FlashAttention takes no mask that hides the empty slots: transformers' Llama cannot either
             model.set_attn_implementation(implementation)
@@ -201,6 +206,16 @@ def test_decoding_makes_one_call_a_layer_and_step(
                 check(torch.cat(parts, 1), truth, dtype=COMPUTES_IN.get(implementation))
 
 
+@torch.no_grad()
+def test_other_implementations_read_latents(make: Any, tokens: Any, check: Any) -> None:
+    model, inputs = make("gdla"), tokens()
+    truth = model(inputs, use_cache=False).logits
+    for name in ("sdpa", "eager"):
+        model.set_attn_implementation(name)
+        past = model(inputs[:, :8]).past_key_values
+        check(model(inputs[:, 8:], past_key_values=past).logits, truth[:, 8:], dtype=COMPUTES_IN.get(name))
+
+
 def test_an_unknown_one_is_refused(make: Any, tmp_path: Any) -> None:
     model = make("diff", torch.float32)
     model.save_pretrained(tmp_path)
@@ -208,6 +223,9 @@ def test_an_unknown_one_is_refused(make: Any, tmp_path: Any) -> None:
     with pytest.raises(ValueError, match=message):
         model.set_attn_implementation("diff_attention_nosuch")
     assert model.config._attn_implementation == "diff_attention"
+    for name in ("flash_attention_2", "paged|eager"):
+        with pytest.raises(ValueError, match=rf"caches latents, .* or one of ours, got '{re.escape(name)}'\.$"):
+            make("gdla").set_attn_implementation(name)
     with pytest.raises(ValueError, match=message):
         AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="diff_attention_nosuch")
 

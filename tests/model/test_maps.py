@@ -10,7 +10,7 @@ import oracle
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
 from tiny_model import PAIRED, has_lambda_vectors
 
-HEADS = {"diff": 4, "diff_grouped": 6, "diff_v2": 8, "diff_v3": 8, "diff_v2_grouped": 6, "softmax": 8}
+HEADS = {"diff": 4, "diff_grouped": 6, "diff_v2": 8, "diff_v3": 8, "diff_v2_grouped": 6, "gdla": 6, "softmax": 8}
 # Maps that output_attentions gives of a head: one for each value of width d.
 TIMES = {kind: 2 if kind in PAIRED else 1 for kind in HEADS}
 
@@ -31,6 +31,11 @@ def maps_by_oracle(
     """The maps of a layer, from its weights and what its attention receives."""
     attention = model.model.layers[layer].self_attn
     x, d, kind = layer_input(model, layer, tokens, mask).numpy(), attention.head_dim, model.config.attention_type
+    options = {} if mask is None else {"attn_mask": mask.bool().numpy()[:, None, None]}
+    if kind == "gdla":
+        weights = {name: weight.detach().numpy() for name, weight in attention.named_parameters()}
+        options |= {"positions": range(x.shape[1]), "is_causal": True}
+        return oracle.latent_attention(x, weights, ratio=attention.ratio, dv=4, **options)
     wq, wk = (module.weight.detach().numpy() for module in (attention.q_proj, attention.k_proj))
 
     def heads(w: Any) -> Any:
@@ -44,7 +49,6 @@ def maps_by_oracle(
     elif kind in PAIRED:
         vectors = [getattr(attention.lam, name).detach().numpy() for name in ("q1", "k1", "q2", "k2")]
         lam = oracle.lambda_value(*vectors, oracle.lambda_init(layer + 1))
-    options = {} if mask is None else {"attn_mask": mask.bool().numpy()[:, None, None]}
     if kind == "diff_v3":
         options["signal_weight"], lam = lam[:, ::2], lam[:, 1::2]
     if kind in PAIRED:

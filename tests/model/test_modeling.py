@@ -45,6 +45,10 @@ def by_oracle(model: DiffTransformerForCausalLM, tokens: Tensor, mask: Tensor | 
             if config.attention_type == "softmax":
                 return oracle.softmax_layer(x, *projections, heads=heads, key_heads=key_heads, **norm, **options)
             of_lambda, ratio = part.get("self_attn.lambda_proj.weight"), model.model.layers[layer - 1].self_attn.ratio
+            if config.spec.latent:
+                own = {name.removeprefix("self_attn."): weight for name, weight in part.items()}
+                sizes = {"ratio": ratio, "dv": config.v_head_dim, "eps": config.norm_eps_in_attention}
+                return oracle.latent_layer(x, own, **sizes, **options)
             if not config.spec.pairs_heads:
                 sizes = {"w_lambda": of_lambda, "heads": config.spec.heads(config), "key_heads": key_heads}
                 return oracle.diff_v2_layer(x, *projections, **sizes, ratio=ratio, **norm, **options)

@@ -15,10 +15,9 @@ import fresh
 import oracle
 from diff_lab.train.run_setup import draw_weights
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
-from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model.configuration import code_files
 from full_run import short_run
-from tiny_model import KINDS, OPTIONS, PAIRED, has_lambda_vectors
+from tiny_model import KINDS, NOT_LATENT, OPTIONS, PAIRED, has_lambda_vectors
 
 # Memory that was never written is NaN here, so a parameter that loading forgot shows.
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -55,7 +54,7 @@ def test_round_trip(kind: str, tied: bool, make: Any, tokens: Any, check: Any, t
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) is tied
 
 
-@pytest.mark.parametrize(("kind", "norm"), [(kind, not ATTENTION_TYPES[kind].headwise_norm) for kind in KINDS])
+@pytest.mark.parametrize(("kind", "norm"), [(kind, kind not in PAIRED) for kind in KINDS if kind in NOT_LATENT])
 def test_the_headwise_norm_of_controls(kind: str, norm: bool, make: Any, tokens: Any, tmp_path: Path) -> None:
     """Table 6's: DIFF without it, the others with one."""
     model, inputs = make(kind, torch.float32, headwise_norm=norm), tokens()
@@ -222,7 +221,9 @@ def test_what_a_checkpoint_lacks_is_initialised(options: dict[str, bool], kind: 
     saved = load_file(tmp_path / "model.safetensors")
     missing = {name for name in saved if ".layers.1." in name or name in ("model.norm.weight", "lm_head.weight")}
     of_lambda = 4 if has_lambda_vectors(kind) else model.config.has_token_lambda
-    assert len(missing) == 9 + 2 + of_lambda + (kind in PAIRED) + (len(OF_OPTIONS) if options else 0)
+    of_options = 4 if kind == "gdla" else len(OF_OPTIONS)  # the gate's, and three biases
+    of_latents = 4 * (kind == "gdla")
+    assert len(missing) == 9 + 2 + of_lambda + of_latents + (kind in PAIRED) + (of_options if options else 0)
     remaining = {name: value for name, value in saved.items() if name not in missing}
     save_file(remaining, tmp_path / "model.safetensors", metadata={"format": "pt"})
     loaded, info = DiffTransformerForCausalLM.from_pretrained(tmp_path, output_loading_info=True)

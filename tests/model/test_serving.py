@@ -16,12 +16,16 @@ from torch._dynamo.testing import CompileCounter
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.attention_types import ATTENTION_TYPES
 from server_stand_in import Part, Server
+from tiny_model import NOT_LATENT, kinds
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7], [11, 1, 8, 3, 3], [16]]
 
 
 def serve(model: DiffTransformerForCausalLM, dtype: torch.dtype = torch.float64) -> Server:
     return Server(copy.deepcopy(model.config), dict(model.state_dict()), dtype)
+
+
+kind = kinds(NOT_LATENT)
 
 
 def generated_alone(model: DiffTransformerForCausalLM, new_tokens: int) -> list[list[int]]:
@@ -56,7 +60,7 @@ def test_the_layer_shows_its_call_to_who_reads_the_source(kind: str, make: Any) 
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in names]
     assert len(calls) == 1
     assert {word.arg: ast.unparse(word.value) for word in calls[0].keywords}["scaling"] == "self.scaling"
-    assert layer.scaling == 4**-0.5
+    assert layer.scaling == layer.head_dim**-0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

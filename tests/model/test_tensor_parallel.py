@@ -19,7 +19,7 @@ from transformers import distributed as transformers_distributed
 import ranks
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
 from diff_transformer.attention_types import ATTENTION_TYPES
-from tiny_model import KINDS, PAIRED
+from tiny_model import KINDS, NOT_LATENT, PAIRED, kinds
 
 # tests/model/test_parallel.py divides heads in `make test`.
 pytestmark = pytest.mark.all
@@ -27,8 +27,9 @@ pytestmark = pytest.mark.all
 SIZES = {"vocab_size": 30}  # some releases of transformers split the head into equal parts only
 NORMED = "softmax with the headwise norm"
 POLY_NORM = "diff with PolyNorm"  # whose feed-forward network is whole on each rank
+kind = kinds(NOT_LATENT)
 SPREAD = {
-    **{kind: {"kind": kind, **SIZES} for kind in KINDS},
+    **{kind: {"kind": kind, **SIZES} for kind in KINDS if kind in NOT_LATENT},
     NORMED: {"kind": "softmax", "headwise_norm": True, **SIZES},
     POLY_NORM: {"kind": "diff", "hidden_act": "poly_norm", **SIZES},
     "diff with options": {"kind": "diff", "attention_bias": True, "qk_norm": True, "output_gate": True, **SIZES},

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import oracle
 from diff_transformer.attention_types import ATTENTION_TYPES
-from diff_transformer.nn import Attention, DiffAttention, DiffAttentionV2, GroupedDiffAttention
+from diff_transformer.nn import Attention, DiffAttention, DiffAttentionV2, GroupedDiffAttention, LatentDiffAttention
+from tiny_model import fitted
 
 # All but "dex", whose layer is the Transformer's before it is trained further.
 KINDS: dict[str, type[Attention]] = {
@@ -39,7 +40,7 @@ def build() -> Callable[..., Attention]:
     """(kind, layer=3, dtype=float64, **arguments) → a module with large weights."""
 
     def build(kind: str, layer: int = 3, dtype: torch.dtype = torch.float64, **arguments: Any) -> Attention:
-        sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "head_dim": 4, **arguments}
+        sizes = fitted(kind, {"hidden_size": WIDTH, "num_attention_heads": HEADS, "head_dim": 4, **arguments})
         if ATTENTION_TYPES[kind].grouped:  # three signal heads to a noise map, or two, or DIFF's one
             heads, keys = sizes["num_attention_heads"], sizes.get("num_key_value_heads", 4) // 2
             sizes.setdefault("num_noise_heads", next(g for g in (2, 3, 4, 6) if heads % g == 0 == g % keys))
@@ -94,6 +95,8 @@ def by_oracle() -> Callable[..., np.ndarray]:
         options.setdefault("is_causal", False)
         weights = {name: array(parameter) for name, parameter in module.named_parameters()}
         wq, wk, wv, wo = (weights[f"{name}_proj.weight"] for name in "qkvo")
+        if isinstance(module, LatentDiffAttention):
+            return oracle.latent_layer(array(x), weights, ratio=module.ratio, dv=module.value_width, **options)
         d, options["norm_weight"] = module.head_dim, weights.get("head_norm.weight")
         if isinstance(module, DiffAttention | GroupedDiffAttention):
             options.setdefault("layer", module.layer_idx + 1)

@@ -60,10 +60,10 @@ def test_against_the_oracle(
     length, rotary, mask = arguments.pop("length", 7), arguments.pop("rotary", False), arguments.pop("mask", None)
     is_causal = arguments.pop("is_causal", False)
     module = build(kind, **arguments)
-    heads = 1 if kind == "diff_v2" else module.o_proj.in_features // module.cache_width
+    heads = 1 if kind == "diff_v2" else module.o_proj.in_features // module.value_width
     x, attn_mask = inputs(length=length), a_mask(mask, 2, heads, length)
     answer = module(
-        x, tables(range(length), module.head_dim) if rotary else None, attn_mask=attn_mask, is_causal=is_causal
+        x, tables(range(length), module.rotary_width) if rotary else None, attn_mask=attn_mask, is_causal=is_causal
     )
     positions = range(length) if rotary else None
     expected = by_oracle(module, x, positions=positions, attn_mask=attn_mask, is_causal=is_causal)
@@ -96,8 +96,12 @@ def test_through_a_cache(
     middle = torch.from_numpy(by_oracle(first, x, positions=range(7), is_causal=True))
     check(torch.cat(parts, 1), by_oracle(second, middle, positions=range(7), is_causal=True))
     width, heads = (8, kv_heads // 2) if first.pairs_kv_heads else (4, first.k_proj.out_features // 4)
+    widths = {"key": width, "value": width}
+    if kind == "gdla":  # c of 8 channels and k_pe of 4, for all heads
+        widths, heads = {"key": 12, "value": 0}, 1
     for layer in cache.layers:
-        assert layer.keys.shape == layer.values.shape == (2, heads, layer.keys.shape[2], width)
+        assert layer.keys.shape == (2, heads, layer.keys.shape[2], widths["key"])
+        assert layer.values.shape == (*layer.keys.shape[:3], widths["value"])
 
 
 @pytest.mark.parametrize(("dtype", "qk_norm"), [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)])
@@ -228,7 +232,7 @@ def test_a_mask_of_keys_alone(kind: str, is_causal: bool, build: Any, inputs: An
 def test_positions_of_another_width(kind: str, width: int, build: Any, inputs: Any) -> None:
     module, x = build(kind), inputs()
     tables = torch.ones(7, width), torch.ones(7, width)
-    message = rf"^cos must broadcast to \(B, N, d\) = \(2, 7, {module.head_dim}\), got \(7, {width}\)\.$"
+    message = rf"^cos must broadcast to \(B, N, d\) = \(2, 7, {module.rotary_width}\), got \(7, {width}\)\.$"
     with pytest.raises(ValueError, match=message):
         module(x, tables)
 

@@ -14,8 +14,9 @@ from torch.autograd import gradcheck
 from transformers import DynamicCache
 
 from diff_transformer.attention_types import ATTENTION_TYPES
-from diff_transformer.nn import Attention, DifferentialAttention
+from diff_transformer.nn import Attention, DifferentialAttention, LatentDiffAttention
 from diff_transformer.ops import apply_rotary, diff_attention
+from tiny_model import NOT_LATENT
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -58,15 +59,31 @@ def written_out(
         out = of @ weight[f"{name}_proj.weight"].T
         return out + weight[f"{name}_proj.bias"] if f"{name}_proj.bias" in weight else out
 
+    def turned(each: list[Tensor]) -> list[Tensor]:
+        if tables is None or not module.rotary:
+            return each
+        first = each[0].shape[1] - module.rotary_width
+        return [torch.cat((h[:, :first], apply_rotary(h[:, first:], *tables)), 1) for h in each]
+
+    def latent(name: str, part: Tensor) -> Tensor:
+        return part / (part.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight[f"{name}_layernorm.weight"]
+
     def heads(name: str, of: Tensor) -> list[Tensor]:
         each = [projected(name, of)[:, i : i + d] for i in range(0, len(weight[f"{name}_proj.weight"]), d)]
         if f"{name}_norm.weight" in weight:
             each = [h / (h.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight[f"{name}_norm.weight"] for h in each]
         if module.q_norm is not None and "q_norm.weight" not in weight:
             each = [h * (3 / (h.square().mean(1, keepdim=True) + 1e-5).sqrt()).clamp(max=1) for h in each]
-        return each if tables is None or not module.rotary else [apply_rotary(h, *tables) for h in each]
+        return turned(each)
 
-    q, k, v = heads("q", x), heads("k", source), projected("v", source)
+    if isinstance(module, LatentDiffAttention):
+        both, rank = projected("kv_a", source), len(weight["kv_a_layernorm.weight"])
+        c = latent("kv_a", both[:, :rank])
+        q, v = heads("q", latent("q_a", projected("q_a", x))), projected("v", c)
+        nopes = projected("k", c).split(d - module.rotary_width, 1)
+        k = turned([torch.cat((nope, both[:, rank:]), 1) for nope in nopes])
+    else:
+        q, k, v = heads("q", x), heads("k", source), projected("v", source)
     hidden = torch.zeros(len(x), len(source), dtype=torch.bool)
     if is_causal:
         hidden = ~torch.ones_like(hidden).tril()
@@ -77,12 +94,12 @@ def written_out(
         scores = (query @ key.T / math.sqrt(d)).masked_fill(hidden, -math.inf)
         return scores.softmax(1)
 
-    width = module.cache_width
+    width = module.value_width
     values = [v[:, i : i + width] for i in range(0, v.shape[1], width)]
     outs = []
     if isinstance(module, DifferentialAttention):
         lam, weights, ratio = module.lambdas(x.unsqueeze(0)), module.signal_weights(x.unsqueeze(0)), module.ratio
-        shared, groups = width == d, len(q) // (ratio + 1)
+        shared, groups = not module.pairs_kv_heads, len(q) // (ratio + 1)
         for h in range(groups * ratio):
             first = h // ratio * (ratio + 1)  # query of the head's group
             g = h // ratio // (groups // len(values))
@@ -189,13 +206,14 @@ def test_what_does_not_go_with_another_sequence(kind: str, build: Any, inputs: A
     with pytest.raises(ValueError, match=message):
         build(kind, context_size=10)(x)
     keys, values = module.project_context(x)
-    for wrong in ((x, x), x[:1], (keys[:1], values[:1]), (keys, values[..., :1])):
+    for wrong in ((x, x), x[:1], (keys[:1], values[:1]), (keys, keys[..., :1]), (keys, values[:, :, 1:])):
         with pytest.raises(ValueError, match="context must be of the batch 2"):
             module(x, context=wrong)
     with pytest.raises(ValueError, match="context_size must be 1 or more, got 0"):
         build(kind, context_size=0)
 
 
+@pytest.mark.parametrize("kind", sorted({*NOT_LATENT}))
 def test_options_that_exclude_others(kind: str, build: Any, inputs: Any) -> None:
     with pytest.raises(ValueError, match="qk_norm and qk_clip exclude each other"):
         build(kind, qk_norm=True, qk_clip=True)

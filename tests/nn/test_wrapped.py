@@ -31,7 +31,8 @@ def layers(kind: str, build: Any) -> list[tuple[Attention, str]]:
     """A fresh layer for each of its submodules that has an input, with the name."""
     module = build(kind, **OPTIONS)
     names = [name for name, child in module.named_children() if name != "lam"]
-    assert {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "q_norm", "k_norm"} <= set(names)
+    norms = {"q_a_layernorm", "kv_a_layernorm"} if kind == "gdla" else {"q_norm", "k_norm"}
+    assert {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", *norms} <= set(names)
     return [(copy.deepcopy(module), name) for name in names]
 
 

@@ -61,7 +61,7 @@ def test_a_variant_is_called_by_its_type_and_what_is_changed(text: str, name: st
         (("diff", "sofmax"), r"^There is no variant 'sofmax'; did you mean 'softmax'\?$"),
         (
             ("diff", "x"),
-            r"^There is no variant 'x'; there are diff, diff_grouped, diff_v2, diff_v3, diff_v2_g.*, softmax\.$",
+            r"^There is no variant 'x'; there are diff, diff_grouped, diff_v2, diff_v3, diff_v2_g.*, gdla, softmax\.$",
         ),
         (("diff", "dex"), r"^'dex' corrects a trained Transformer; no recipe trains it from the start\.$"),
         (("diff", "diff:model.lambda_int=1"), r"not by 'model\.lambda_int=1'; did you mean 'model\.lambda_init'\?$"),

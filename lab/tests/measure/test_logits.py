@@ -103,7 +103,7 @@ def logits_of(model: Any, batch: dict[str, Tensor]) -> Tensor:
 
     def look(attention: Any, arguments: tuple[Any, ...], more: dict[str, Any]) -> None:
         hidden = more["hidden_states"] if "hidden_states" in more else arguments[0]
-        queries, keys, _ = attention.project(hidden, more["position_embeddings"])
+        queries, keys, _ = attention.resolve_latents(*attention.project(hidden, more["position_embeddings"]))
         if isinstance(attention, DifferentialAttention):
             q, k = attention.split_queries(queries), attention.split_keys(keys)
             if k.shape[2] == 2:  # the first key for all queries of a group but the last

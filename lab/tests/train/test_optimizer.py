@@ -63,7 +63,8 @@ def test_matrices_decay_but_not_embeddings_and_lambda(attention_type: str, tied:
     (optimizer,) = build_optimizers(model, recipe(weight_decay=0.2, betas=[0.8, 0.9]))
     decayed, others = optimizer.param_groups
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.2, 0)
-    assert names_of(model, decayed["params"]) == MATRICES | (set() if tied else {"lm_head"})
+    latent = {"q_a_proj", "kv_a_proj"} if attention_type == "gdla" else set()
+    assert names_of(model, decayed["params"]) == MATRICES | latent | (set() if tied else {"lm_head"})
     assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
     assert decayed["betas"] == (0.8, 0.9)
 

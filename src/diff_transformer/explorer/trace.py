@@ -90,7 +90,10 @@ class RecomputedMaps:
     def _projected(self, layer: int) -> tuple[Tensor, Tensor]:
         """Project queries and keys of a layer; the last ones are kept, as one head after another is asked for."""
         if layer not in self._last:
-            queries, keys, _ = self.attentions[layer].project(self.normed[layer], self.position_embeddings)
+            attention = self.attentions[layer]
+            queries, keys, _ = attention.resolve_latents(
+                *attention.project(self.normed[layer], self.position_embeddings)
+            )
             self._last.clear()
             self._last[layer] = queries, keys
         return self._last[layer]

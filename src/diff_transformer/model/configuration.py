@@ -17,9 +17,11 @@ from diff_transformer._version import INSTALL, __version__
 from diff_transformer.attention_types import (
     ATTENTION_OPTIONS,
     ATTENTION_TYPES,
+    LATENT_SIZES,
     SHARED_PARAMETERS,
     AttentionType,
     head_dim,
+    latent_sizes,
 )
 from diff_transformer.model import parallel_plan  # noqa: F401  # whoever reads a plan finds the style that it names
 from diff_transformer.nn.attention import check_heads, default_key_heads
@@ -53,13 +55,12 @@ class CacheView:
     @property
     def num_key_value_heads(self) -> int:
         """Heads of keys, and of values, that a layer caches."""
-        return self._viewed.spec.key_heads(self._viewed)
+        return 1 if self._viewed.spec.latent else self._viewed.spec.key_heads(self._viewed)
 
     @property
     def head_dim(self) -> int:
         """Width of each of them."""
-        width: int = self._viewed.head_dim  # type: ignore[assignment]  # never None once it is constructed
-        return self._viewed.spec.cached_width(width)
+        return self._viewed.spec.cached_width(self._viewed)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "CacheView":
         """Return the view itself: a view of a view would count twice."""
@@ -113,15 +114,17 @@ class DiffTransformerConfig(PreTrainedConfig):
     Args:
         attention_type: "diff" (Equations 1 to 3), "diff_grouped" (groups of heads that share the map which is
             subtracted: arXiv 2510.06949), "diff_v2" (the authors' second version), "diff_v3" (with two gates),
-            "diff_v2_grouped" (groups that share keys, too), "softmax" (the Transformer) or "dex" (the Transformer with
-            corrected heads: arXiv 2505.16333).
+            "diff_v2_grouped" (groups that share keys, too), "gdla" (the same over a latent cache), "softmax" (the
+            Transformer) or "dex" (the Transformer with corrected heads: arXiv 2505.16333).
         num_attention_heads: the Transformer's count A for every type; a DIFF layer has A / 2 heads of value width 2d,
             a grouped one A − G.
         num_key_value_heads: the Transformer's key/value heads, for grouped queries; A unless given, with groups 2G, or
             G where they share keys.
         num_noise_heads: for the grouped types, which need it, the number of groups G: A = (r + 1)·G query heads are r
-            signal heads and one noise head in each group. Other types leave it aside, so that one recipe serves both.
+            signal heads and one noise head in each group. Of "gdla" A / 2 unless given; other types leave it aside.
         head_dim: width d of a query or key; hidden_size / A unless given.
+        q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim: for "gdla", the widths of latents,
+            parts of a query and values, by DeepSeek's names: see :class:`diff_transformer.nn.LatentDiffAttention`.
         token_lambda: for "diff_grouped", whether λ is a projection of the token with a sigmoid, one for each signal
             head, as "diff_v2" has it, and not one of the layer.
         dual_lambda: for "diff" and "diff_grouped", whether λ of a layer is exp(a) − exp(b) + λ_init of two numbers.
@@ -173,6 +176,11 @@ class DiffTransformerConfig(PreTrainedConfig):
     token_lambda: bool = False
     dual_lambda: bool = False
     head_dim: int | None = None
+    q_lora_rank: int | None = None
+    kv_lora_rank: int | None = None
+    qk_nope_head_dim: int | None = None
+    qk_rope_head_dim: int | None = None
+    v_head_dim: int | None = None
     attention_type: str = "diff"
     lambda_init: float | int | str = "schedule"
     lambda_init_offset: int = 0
@@ -235,6 +243,11 @@ class DiffTransformerConfig(PreTrainedConfig):
     def has_token_lambda(self) -> bool:
         """Whether the layers have a λ for each token and head, a projection W_λ."""
         return self.spec.has_token_lambda(self)
+
+    @property
+    def qk_head_dim(self) -> int | None:
+        """Width of a query of latent attention, else None; transformers asks by it if cached keys and values differ."""
+        return self.head_dim if self.spec.latent else None
 
     @property
     def norm_eps_in_attention(self) -> float:
@@ -342,6 +355,8 @@ class DiffTransformerConfig(PreTrainedConfig):
             raise ValueError(f"attention_dropout must be at least 0 and below 1, got {self.attention_dropout!r}.")
         if self.dex_lambda_start is not None and not math.isfinite(self.dex_lambda_start):
             raise ValueError(f"dex_lambda_start must be a finite number, got {self.dex_lambda_start!r}.")
+        if self.spec.latent and self.num_noise_heads is None:
+            self.num_noise_heads = self.num_attention_heads // 2
         if self.spec.grouped and self.num_noise_heads is None:
             raise ValueError(
                 f"{of_type} needs num_noise_heads, the number of groups of num_attention_heads query heads, got None."
@@ -349,6 +364,10 @@ class DiffTransformerConfig(PreTrainedConfig):
         groups = self.spec.noise_heads(self)
         pairs = self.spec.pairs_heads
         kv_heads = default_key_heads(self.num_attention_heads, self.num_key_value_heads, groups, pairs)
+        if self.spec.latent:
+            given = {name: getattr(self, name) for name in LATENT_SIZES}
+            latents, self.head_dim = latent_sizes(self.hidden_size, self.num_attention_heads, self.head_dim, given)
+            self.__dict__.update(latents)
         sizes = self.hidden_size, self.num_attention_heads, kv_heads, self.head_dim
         check_heads("DiffTransformerConfig", *sizes, pairs or self.spec.even_heads, groups)
         self.num_key_value_heads = kv_heads
@@ -369,7 +388,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         rope_type = (self.rope_parameters or {}).get("rope_type", "default")
         if rope_type not in (allowed := sorted({"default", *ROPE_INIT_FUNCTIONS})):
             raise ValueError(f"rope_type must be one of {', '.join(map(repr, allowed))}, got {rope_type!r}.")
-        if head_dim(self) % 2:
+        if head_dim(self) % 2 and not self.spec.latent:
             raise ValueError(f"head_dim must be even for the rotary embedding, got {head_dim(self)}.")
         window, types = self.sliding_window, getattr(self, "layer_types", None)
         if window is not None and window < 2:  # transformers' caches keep window − 1 tokens

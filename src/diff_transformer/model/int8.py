@@ -138,10 +138,12 @@ class Int8Quantizer(HfQuantizer):
 
 
 def _linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
-    """Return the linear layers to hold in eight bits with their parents: those inside the decoder's layers but W_λ."""
+    """Return the linear layers to hold in eight bits with parents: those of the layers but W_λ and absorbed ones."""
     found = []
     for path, module in model.named_modules():
         *parents, name = path.split(".")
-        if isinstance(module, nn.Linear) and "layers" in parents and name != "lambda_proj":
-            found.append((model.get_submodule(".".join(parents)), name, module))
+        parent = model.get_submodule(".".join(parents))
+        kept = ("lambda_proj", *getattr(parent, "absorbed", ()))
+        if isinstance(module, nn.Linear) and "layers" in parents and name not in kept:
+            found.append((parent, name, module))
     return found

@@ -29,7 +29,7 @@ from transformers.masking_utils import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward as llama_attention_forward
 
-from diff_transformer.attention_types import ATTENTION_OPTIONS, ATTENTION_TYPES
+from diff_transformer.attention_types import ATTENTION_OPTIONS, ATTENTION_TYPES, LATENT_SIZES
 from diff_transformer.model.cache import DiffCache
 from diff_transformer.model.configuration import DiffTransformerConfig
 from diff_transformer.model.documents import attend_by_document
@@ -114,11 +114,6 @@ def subtracted(results: Tensor, lam: Tensor, ratio: int, signal_weight: Tensor |
     return difference.to(results.dtype).flatten(dim, dim + 1)
 
 
-def repeated_for_channels(maps: Tensor, value: Tensor, width: int) -> Tensor:
-    """Repeat maps (B, H, N, S) to (B, A, N, S), as Llama counts them: one for every ``width`` channels of a value."""
-    return maps.repeat_interleave(value.shape[-1] // width, dim=1)
-
-
 def eager_attention_forward(
     module: Any,
     query: Tensor,
@@ -143,8 +138,9 @@ def eager_attention_forward(
         return heads, weights
     difference = subtracted(weights, lam, module.ratio, signal_weight, dim=1)
     values = value.repeat_interleave(difference.shape[1] // value.shape[1], dim=1)  # (B, H, S, dv)
-    difference = repeated_for_channels(difference, value, module.head_dim)
-    heads = difference @ values.unflatten(-1, (-1, module.head_dim)).transpose(2, 3).flatten(1, 2)  # (B, A, N, d)
+    times = 2 if module.pairs_kv_heads else 1  # maps as Llama counts them, (B, A, N, S)
+    difference = difference.repeat_interleave(times, dim=1)
+    heads = difference @ values.unflatten(-1, (times, -1)).transpose(2, 3).flatten(1, 2)  # (B, A, N, d)
     return module.transform_heads(heads.transpose(1, 2).flatten(2).unflatten(2, (-1, value.shape[-1]))), difference
 
 
@@ -190,8 +186,10 @@ class InterfaceAttention(Attention):
         implementation = self.config._attn_implementation
         takes_pairs = implementation in OPERATOR_IMPLEMENTATIONS
         if past_key_values is not None:
-            may_pack = {"packed": True} if takes_pairs and isinstance(past_key_values, DiffCache) else {}
-            keys, values = past_key_values.update(keys, values, self.layer_idx, **may_pack)
+            may_pack = takes_pairs and self.caches_values and isinstance(past_key_values, DiffCache)
+            packed = {"packed": True} if may_pack else {}
+            keys, values = past_key_values.update(keys, values, self.layer_idx, **packed)
+        queries, keys, values = self.resolve_latents(queries, keys, values)
 
         lam, count = self.lambdas(hidden_states), queries.shape[2] // (self.ratio + 1) * self.ratio
         if lam is not None and lam.dim() > 0 and lam.shape[1] not in (1, count):
@@ -202,6 +200,8 @@ class InterfaceAttention(Attention):
         _refuse_given(implementation, _BEYOND_SDPA, kwargs)
         pads = self.pairs_kv_heads and not takes_pairs
         query = zero_padded(queries, self.ratio) if pads else queries.transpose(1, 2)
+        if not takes_pairs and keys.shape[1] == 1:  # others count a group's queries by num_key_value_groups
+            keys, values = (x.expand(-1, query.shape[1] // self.num_key_value_groups, -1, -1) for x in (keys, values))
         subtracts = takes_pairs or implementation == "eager"
         signal_weight = self.signal_weights(hidden_states)
         if subtracts:
@@ -220,7 +220,7 @@ class InterfaceAttention(Attention):
             **kwargs,
         )
 
-        heads = heads.reshape(*hidden_states.shape[:2], -1, self.cache_width)
+        heads = heads.reshape(*hidden_states.shape[:2], -1, heads.shape[-1] if subtracts else values.shape[-1])
         if lam is None:
             heads = self.transform_heads(heads)
         elif not subtracts:
@@ -254,6 +254,7 @@ def layer_settings(config: DiffTransformerConfig, layer: int) -> dict[str, Any]:
         "num_noise_heads": config.num_noise_heads,
         "token_lambda": config.token_lambda,
         "dual_lambda": config.dual_lambda,
+        **{name: getattr(config, name) for name in LATENT_SIZES},
     }
 
 
@@ -343,7 +344,7 @@ def operator_attention_forward(
         first, second, difference = (F.pad(a, (0, s - key.shape[2])) for a in (first, second, difference))
     if maps is not None:
         maps.append(AttentionMaps(None, None, first) if lam is None else AttentionMaps(first, second, difference))
-    return out, repeated_for_channels(difference, value, query.shape[-1])
+    return out, difference.repeat_interleave(2 if getattr(module, "pairs_kv_heads", False) else 1, dim=1)
 
 
 def operator_mask(**arguments: Any) -> Tensor | None:

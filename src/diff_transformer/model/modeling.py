@@ -1,9 +1,9 @@
 """Defines the models for transformers: their common base class, the base model and the language model."""
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
@@ -103,6 +103,11 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
                 f'Specified `attn_implementation="{requested}"` is not supported: attn_implementation must be one of '
                 f"{', '.join(map(repr, known))}, got {requested!r}."
             )
+        if self.config.spec.latent and ("flash" in requested or requested.startswith(("paged", "vllm"))):
+            raise ValueError(
+                f"attention_type {self.config.attention_type!r} caches latents, with keys wider than values: "
+                f"attn_implementation must be 'eager', 'sdpa', 'flex_attention' or one of ours, got {requested!r}."
+            )
         return super().get_correct_attn_implementation(requested, is_init_check)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -163,6 +168,9 @@ class DiffTransformerRotaryEmbedding(LlamaRotaryEmbedding):
     """Llama's, whose frequencies keep their values in casts, on "meta" and in ``to_empty``: no checkpoint has them."""
 
     def __init__(self, config: DiffTransformerConfig) -> None:
+        if config.spec.latent:  # whose queries are turned in part
+            config = copy(config)
+            config.head_dim = config.qk_rope_head_dim
         with torch.device("cpu"):
             super().__init__(config)
         self.to(torch.get_default_device())
@@ -401,12 +409,9 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
         "quantized" is ours in eight bits, unless a ``cache_config`` says how one of transformers' is to be.
         """
         given, bits = model_kwargs.get("past_key_values"), None
-        if (
-            given is None
-            and generation_config.cache_implementation == "quantized"
-            and not generation_config.cache_config
-        ):
-            generation_config, bits = copy.copy(generation_config), 8
+        quantized = generation_config.cache_implementation == "quantized" and not generation_config.cache_config
+        if given is None and quantized:
+            generation_config, bits = copy(generation_config), 8
             generation_config.cache_implementation = None
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         made: Any = model_kwargs.get("past_key_values")
@@ -424,8 +429,14 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
         ``set_attn_implementation``.
 
         Raises:
-            NotImplementedError: this transformers sizes its paged cache by the heads of the configuration (until 5.16).
+            NotImplementedError: this transformers sizes its paged cache by the heads of the configuration (until 5.16);
+                or a cache of latents, which is not paged.
         """
+        if self.config.spec.latent:
+            raise NotImplementedError(
+                "continuous batching pages keys and values of one width, which attention_type "
+                f"{self.config.attention_type!r} does not cache."
+            )
         config = self.config.get_text_config()
         if config.num_key_value_heads != self.config.num_key_value_heads and not _reads_the_cache_view():
             raise NotImplementedError(

@@ -17,6 +17,7 @@ from diff_transformer.nn.differential import (
     GroupedDiffAttention,
     GroupedDiffAttentionV2,
 )
+from diff_transformer.nn.latent import LatentDiffAttention
 from diff_transformer.nn.layers import (
     DecoderLayer,
     DualLambda,
@@ -49,6 +50,7 @@ __all__ = [
     "KeepsFloat32",
     "KeyValueCache",
     "Lambda",
+    "LatentDiffAttention",
     "PolyNorm",
     "PolyNormGLU",
     "QueryKeyClip",

@@ -62,6 +62,7 @@ class Attention(nn.Module):
     queries_per_head = 1  # heads of W_Q to a head of the Transformer
     gates_per_head = 0  # rows of W_λ, a projection of the token, to a head of W_O
     grouped = False  # whether heads fall into groups
+    caches_values = True  # as wide as keys; else their width in the cache is 0
     # r, how many signal heads share the map that is subtracted from theirs. Where something is subtracted, W_Q's heads
     # come in stripes of r + 1: the queries of r signal heads, and behind them that of their noise map.
     ratio = 1
@@ -106,21 +107,20 @@ class Attention(nn.Module):
         self.head_norm: nn.Module | None = None
         self.head_dim = head_dim or hidden_size // num_attention_heads
         self.scaling = self.head_dim**-0.5
-        width = num_attention_heads * self.head_dim
         context_size = context_size or hidden_size
         # The sizes are the layer's own: what stands in the place of a projection need not know any.
         self.hidden_size, self.context_size = hidden_size, context_size
-        self.cached_heads = kv_heads * self.head_dim // self.cache_width
+        self.cached_heads = kv_heads // 2 if pairs else kv_heads
+        self.value_width = 2 * self.head_dim if pairs else self.head_dim  # of a value, and of a head that W_O reads
+        self.cache_width, self.rotary_width = self.value_width, self.head_dim  # of a cached key, and of rotary tables
         self.num_key_value_groups = num_attention_heads * self.queries_per_head // self.cached_heads
         signal = num_attention_heads - (num_noise_heads or 0)
-        heads = signal * (2 if pairs and num_noise_heads else 1)  # of width d, which W_O reads
         if num_noise_heads is not None:
             self.ratio = signal // num_noise_heads
-        self.q_proj = nn.Linear(hidden_size, width * self.queries_per_head, bias=bias)
-        self.k_proj = nn.Linear(context_size, kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(context_size, kv_heads * self.head_dim, bias=bias)
-        self.o_proj = residual_projection(heads * self.head_dim, hidden_size, bias)
-        self.gate_proj = nn.Linear(hidden_size, heads * self.head_dim, bias=False) if output_gate else None
+        self.make_projections(num_attention_heads * self.queries_per_head, kv_heads, norm_eps, bias)
+        heads = signal // 2 if pairs and num_noise_heads is None else signal  # which W_O reads
+        self.o_proj = residual_projection(heads * self.value_width, hidden_size, bias)
+        self.gate_proj = nn.Linear(hidden_size, heads * self.value_width, bias=False) if output_gate else None
         self.exclusive, self.rotary = exclusive, rotary
         self.q_norm: nn.Module | None = QueryKeyNorm(self.head_dim, norm_eps) if qk_norm else None
         self.k_norm: nn.Module | None = QueryKeyNorm(self.head_dim, norm_eps) if qk_norm else None
@@ -131,10 +131,11 @@ class Attention(nn.Module):
         if headwise_norm:
             self.head_norm = HeadwiseNorm(self.head_dim, 0.0, norm_eps)
 
-    @property
-    def cache_width(self) -> int:
-        """Width of a key or value in the cache."""
-        return self.head_dim * (2 if self.pairs_kv_heads else 1)
+    def make_projections(self, heads: int, kv_heads: int, norm_eps: float, bias: bool) -> None:
+        """Make W_Q of so many heads, and W_K and W_V, once the other sizes are known."""
+        self.q_proj = nn.Linear(self.hidden_size, heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(self.context_size, kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(self.context_size, kv_heads * self.head_dim, bias=bias)
 
     def project(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None
@@ -144,11 +145,15 @@ class Attention(nn.Module):
             position_embeddings = None
         if position_embeddings is not None:
             is_decoding = hidden_states.shape[1] == 1 and not (self.training or torch.is_grad_enabled())
-            if is_decoding and self.q_norm is None and self.k_norm is None:
+            if is_decoding and self.caches_values and self.q_norm is None and self.k_norm is None:
                 return self._project_token(hidden_states, *position_embeddings)
             # The same for every head.
             position_embeddings = position_embeddings[0].unsqueeze(-2), position_embeddings[1].unsqueeze(-2)
         return self._queries(hidden_states, position_embeddings), *self._cached(hidden_states, position_embeddings)
+
+    def resolve_latents(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of the call, of those that :meth:`project` and a cache give."""
+        return queries, keys, values
 
     def _project_token(self, hidden_states: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project one token as :meth:`project`, bit by bit, with queries and keys turned in one call.
@@ -174,13 +179,13 @@ class Attention(nn.Module):
 
     def _queries(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
         queries = self.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
-        return _normed_and_turned(queries, self.q_norm, position_embeddings)
+        return normed_and_turned(queries, self.q_norm, position_embeddings)
 
     def _cached(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
         keys = self.k_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
-        keys = _normed_and_turned(keys, self.k_norm, position_embeddings).flatten(-2)
+        keys = normed_and_turned(keys, self.k_norm, position_embeddings).flatten(-2)
         values = self.v_proj(hidden_states)
         sizes = -1, self.cache_width
         if self.training and keys.shape[-1] != self.cached_heads * self.cache_width:
@@ -244,12 +249,13 @@ class Attention(nn.Module):
                 )
             queries = self._queries(hidden_states, None)
             keys, values = self.project_context(context) if isinstance(context, Tensor) else context
-            batch, *sizes = len(hidden_states), self.cached_heads, self.cache_width
-            fit = keys.dim() == 4 and keys.shape == values.shape
-            if not fit or [len(keys), keys.shape[1], keys.shape[3]] != [batch, *sizes]:
+            batch, count = len(hidden_states), self.cached_heads
+            widths = self.cache_width, self.cache_width * self.caches_values
+            if [x.shape for x in (keys, values)] != [(batch, count, *keys.shape[2:3], width) for width in widths]:
                 raise ValueError(
                     f"context must be of the batch {batch}, or the keys and values that project_context makes of it, "
-                    f"({batch}, {sizes[0]}, S, {sizes[1]}) each, got {tuple(keys.shape)} and {tuple(values.shape)}."
+                    f"({batch}, {count}, S, {widths[0]}) and ({batch}, {count}, S, {widths[1]}), got "
+                    f"{tuple(keys.shape)} and {tuple(values.shape)}."
                 )
         elif self.context_size != self.hidden_size:
             raise ValueError(
@@ -258,7 +264,7 @@ class Attention(nn.Module):
             )
         else:
             for name, table in zip(("cos", "sin"), position_embeddings or (), strict=False):
-                check_broadcast(name, table, "(B, N, d)", (*hidden_states.shape[:2], self.head_dim))
+                check_broadcast(name, table, "(B, N, d)", (*hidden_states.shape[:2], self.rotary_width))
             queries, keys, values = self.project(hidden_states, position_embeddings)
         if isinstance(attn_mask, Tensor):
             check_dense("attn_mask", attn_mask)
@@ -270,7 +276,7 @@ class Attention(nn.Module):
             keys, values = keys[:, :, :seen], values[:, :, :seen]
             if isinstance(attn_mask, Tensor) and attn_mask.shape[-1:] == (slots,):
                 attn_mask = attn_mask[..., :seen]
-        heads = self.attend(hidden_states, queries, keys, values, attn_mask, is_causal)
+        heads = self.attend(hidden_states, *self.resolve_latents(queries, keys, values), attn_mask, is_causal)
         return self.output(hidden_states, heads, own)
 
     def output(self, hidden_states: Tensor, heads: Tensor, own: Tensor) -> Tensor:
@@ -357,7 +363,7 @@ def default_key_heads(heads: int, kv_heads: int | None, noise_heads: int | None,
     return heads if noise_heads is None else noise_heads * (2 if pairs_kv_heads else 1)
 
 
-def _normed_and_turned(x: Tensor, norm: nn.Module | None, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
+def normed_and_turned(x: Tensor, norm: nn.Module | None, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
     """Apply the layer's norm and rotary embedding (…, 1, d), if it has them, to queries or keys (…, heads, d)."""
     x = x if norm is None else norm(x)
     return x if position_embeddings is None else apply_rotary(x, *position_embeddings)

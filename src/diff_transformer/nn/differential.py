@@ -38,8 +38,8 @@ class DifferentialAttention(Attention):
         return attend(q, k, v, lam, **settings).transpose(1, 2)
 
     def split_keys(self, keys: Tensor) -> Tensor:
-        """View cached keys (B, H_kv, S, width) as (B, H_kv, width / d, S, d): two keys of a head, or a shared one."""
-        return keys.unflatten(-1, (-1, self.head_dim)).transpose(2, 3)
+        """View keys (B, H_kv, S, width) as (B, H_kv, 2 or 1, S, d): two keys of a head, or a shared one."""
+        return keys.unflatten(-1, (2 if self.pairs_kv_heads else 1, -1)).transpose(2, 3)
 
     def split_queries(self, queries: Tensor) -> Tensor:
         """View queries (B, N, heads of W_Q, d) as the operator takes them, (B, G, r + 1, N, d)."""

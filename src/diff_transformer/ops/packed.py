@@ -18,14 +18,19 @@ def pack(x: Tensor) -> Tensor:
     """Round rows (…, width) to int8 (…, width + 4), the last four bytes of which are the row's float32 scale.
 
     The scale is the largest entry over 127. That of a row with a NaN or an infinity is one too, and so are its numbers.
+    A row of width 0, as beside latents, stays empty.
     """
     x = x.detach().float()
+    if x.shape[-1] == 0:
+        return x.to(torch.int8)
     scale = x.abs().amax(-1, keepdim=True).clamp_(min=1e-30) / 127
     return torch.cat(((x / scale).round_().to(torch.int8), scale.view(torch.int8)), -1)
 
 
 def unpack(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the numbers that rows (…, width + 4) stand for, (…, width)."""
+    if rows.shape[-1] == 0:
+        return rows.to(dtype)
     scale = rows[..., -_SCALE:].contiguous().view(torch.float32)
     return (rows[..., :-_SCALE] * scale).to(dtype)
 

@@ -119,6 +119,8 @@ class LowBit(Measurement):
     sequences: Count = Field(default=256, description="sequences of the recall or the retrieval task")
 
     def run(self, measured: EvalInput) -> list[Result]:
+        if (kind := measured.model.config.attention_type) == "gdla":
+            raise ValueError(f"low_bit rounds keys and values, and a model of attention_type {kind!r} caches latents.")
         found = {WHOLE: scores_of(measured, self.tokens, self.sequences)}
         for at in PLACES:
             with changed_cache(measured.model, partial(rounded_at, at)):

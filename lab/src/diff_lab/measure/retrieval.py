@@ -165,7 +165,7 @@ def answer_attention(model: Any, sample: RetrievalSample, batch_size: int) -> tu
     norms: list[Tensor] = []  # of each layer's values, (B, heads of values, N)
 
     def keep(_: object, __: object, values: Tensor) -> None:
-        norms.append(values.unflatten(-1, (-1, attentions[0].cache_width)).norm(dim=-1).transpose(1, 2))
+        norms.append(values.unflatten(-1, (-1, attentions[0].value_width)).norm(dim=-1).transpose(1, 2))
 
     found = []
     with ExitStack() as hooks:
