@@ -273,7 +273,18 @@ def test_no_number_is_of_a_checkout_with_changes() -> None:
     dirty = {**model, "commit": f"{model['commit']}-dirty"}
     table = fill_readme.costs([(operator, model), (operator, dirty)])
     assert "dirty" not in PAGES["README.md"] + table
-    assert table.count("| – |") == 2
+    # Two of a checkout with changes, and those that no other library was measured beside.
+    assert len(re.findall(r"\| – \|(?! – \|)", table)) == 2 + 3
+
+
+def test_the_operator_is_also_relative_to_the_fastest_of_others() -> None:
+    rows = [
+        {"candidate": name, "ratio": ratio, "dtype": dtype, "pass": "forward", "shape": {"keys": 2048}}
+        for dtype, ratios in (("float32", (0.6, 0.8, 1.5)), ("bfloat16", (0.6, 1.2, 1.5)))
+        for name, ratio in zip(("auto", "softmax vLLM", "softmax zentorch"), ratios, strict=True)
+    ]
+    assert fill_readme._over_fastest({"rows": rows}, 2048) == "0.75 / 0.60"
+    assert fill_readme._over_fastest({"rows": rows}, 512) == fill_readme._over_fastest(None, 2048) == "–"
 
 
 def test_decoding_is_relative_to_each_other_way() -> None:

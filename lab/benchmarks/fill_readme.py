@@ -78,6 +78,7 @@ MODEL_ROWS = (
     ("34M parameters, decoding one token, {} keys", "diff", "decode", 2048),
 )
 DTYPES = ("float32", "bfloat16")
+ANCHORED = (512, 2048, 8192)  # tokens
 OTHER = "DiffLlama"
 # Ways to decode a model of DIFF's size, as the table of them calls them.
 DECODERS = {
@@ -147,14 +148,34 @@ def costs(processors: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> 
             ]
             span = f"{min(others):.2f}–{max(others):.2f}"
             lines.append(f"| {label.format(f'{length:,}')} | {' | '.join(ours)} | {span} |")
+        for length in ANCHORED if which == 0 else ():
+            ours = [_over_fastest(document, length) for document in documents]
+            label = f"attention, forward, {length:,} tokens, over the fastest of torch's, vLLM's and zentorch's"
+            lines.append(f"| {label} | {' | '.join(ours)} | – |")
     commits = ", ".join(dict.fromkeys(short_commit(document["commit"]) for kept in clean for document in kept))
-    missing = " –: measured of a checkout with changes alone." if any(len(kept) < 2 for kept in clean) else ""
+    missing = " –: not measured, or of a checkout with changes alone."
     note = (
         f"{' / '.join(DTYPES)}, lower is better. Two threads, batch 1, heads of 64; on the EPYC torch's attention "
         f"gains little from bfloat16. `diff-lab bench operator` and `bench model`, commits {commits}; "
         f"[all sizes](docs/backends.md#what-was-measured).{missing}"
     )
     return "\n".join(lines) + "\n\n" + note
+
+
+def _over_fastest(document: Mapping[str, Any] | None, length: int) -> str:
+    """Format the operator's forward time over the least of the Transformer's, by any library that was there."""
+    cells = []
+    for dtype in DTYPES:
+        ratios = {
+            row["candidate"]: row["ratio"]
+            for row in (document["rows"] if document else ())
+            if (row["pass"], row["dtype"], row["shape"]["keys"]) == ("forward", dtype, length) and row["ratio"]
+        }
+        others = [ratio for name, ratio in ratios.items() if name.startswith(f"{BASELINE} ")]
+        if not others:
+            return "–"
+        cells.append(f"{ratios[AUTO] / min(1.0, *others):.2f}")
+    return " / ".join(cells)
 
 
 def _cost(document: Mapping[str, Any] | None, candidate: str, pass_: str, length: int) -> str:

@@ -1,14 +1,15 @@
 """Recipes are strict, and say what is wrong."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from diff_lab.data import byte_tokenizer
-from diff_lab.train import build_config, load_recipe, parse_recipe, shipped_recipes
+from diff_lab.train import build_config, load_recipe, parse_recipe, run_setup, shipped_recipes
 from diff_lab.train.recipe import TextData, differences, dump_recipe, override_of, read_yaml
 from diff_transformer.attention_types import ATTENTION_TYPES
-from diff_transformer.model import language_model_class
+from diff_transformer.model import DiffTransformerConfig, language_model_class
 from tiny_model import KINDS
 
 RECIPE = """
@@ -53,6 +54,30 @@ def test_every_shipped_recipe_loads_and_builds_its_config(name: str, attention_t
     assert config.is_causal == (name != "masked")
     if config.hidden_size <= 128:
         language_model_class(config)(config)
+
+
+def test_options_of_attention_reach_the_model(path: Path) -> None:
+    given: dict[str, Any] = {
+        "qk_clip": True,
+        "exclusive_attention": True,
+        "layers_without_rotary": [1],
+        "dual_lambda": True,
+    }
+    config = build_config(load_recipe(path, [f"model.{name}={value}".lower() for name, value in given.items()]), 257)
+    assert given == {name: getattr(config, name) for name in given}
+    sizes = {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12}
+    latent = [f"model.{name}={size}" for name, size in sizes.items()]
+    latent += ["model.attention_type=gdla", "model.head_dim=16", "model.num_attention_heads=4"]
+    config = build_config(load_recipe(path, latent), 257)
+    assert sizes == {name: getattr(config, name) for name in sizes}
+
+
+def test_every_setting_of_a_model_is_compared_with_one_to_start_from() -> None:
+    """But for those that no weight and no output of a trained model depends on, or that `rope_parameters` has."""
+    others = set(DiffTransformerConfig.__annotations__) - {*run_setup._SHARED_SETTINGS, *run_setup._FREE_SETTINGS}
+    tokens, dex = {"bos_token_id", "eos_token_id", "pad_token_id"}, {"dex_heads", "dex_lambda_start"}
+    # attention_norm_eps is compared as norm_eps_in_attention, and is_causal is a matter of the data.
+    assert others == tokens | dex | {"attention_norm_eps", "is_causal", "rope_parameters", "use_cache"}
 
 
 def test_numbers_and_words_are_read_as_people_mean_them(path: Path) -> None:

@@ -343,13 +343,22 @@ class ModelRecipe(Section):
     num_key_value_heads: Count | None = None
     num_noise_heads: Count | None = None
     token_lambda: bool = False
+    dual_lambda: bool = False
     head_dim: Count | None = None
+    q_lora_rank: Count | None = None
+    kv_lora_rank: Count | None = None
+    qk_nope_head_dim: Count | None = None
+    qk_rope_head_dim: Count | None = None
+    v_head_dim: Count | None = None
     lambda_init: Literal["schedule"] | float = "schedule"
     fixed_lambda: bool = False
     headwise_norm: bool | None = None
     attention_bias: bool = False
     qk_norm: bool = False
+    qk_clip: bool = False
     output_gate: bool = False
+    exclusive_attention: bool = False
+    layers_without_rotary: list[Annotated[int, Field(ge=0)]] | None = None
     attention_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     vocab_size: Count | None = None
     max_position_embeddings: Count | None = None
