@@ -271,7 +271,7 @@ def test_filled_in_numbers_are_those_that_were_measured(tmp_path: Path) -> None:
 def test_no_number_is_of_a_checkout_with_changes() -> None:
     operator, model = read_json(fill_readme.OPERATOR), read_json(fill_readme.MODEL)
     dirty = {**model, "commit": f"{model['commit']}-dirty"}
-    table = fill_readme.costs([(operator, model), (operator, dirty)])
+    table = fill_readme.costs([(operator, model), (operator, dirty)], [None, None])
     assert "dirty" not in PAGES["README.md"] + table
     # Two of a checkout with changes, and those that no other library was measured beside.
     assert len(re.findall(r"\| – \|(?! – \|)", table)) == 2 + 3

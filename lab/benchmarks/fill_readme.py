@@ -10,6 +10,7 @@
     diff-lab bench model --output lab/benchmarks/amx --overwrite
     OMP_NUM_THREADS=1 diff-lab bench model --pass decode --length 512 --length 2048 \\
         --output lab/benchmarks/decoding --overwrite    # with ctranslate2 installed
+    make bench-anchors BENCH="operator --output lab/benchmarks/anchors --overwrite"    # on a processor with AMX
     python lab/benchmarks/gpu_record.py    # on a machine with a GPU
     python lab/benchmarks/fill_readme.py
 
@@ -58,7 +59,7 @@ ROOT = HERE.parents[1]
 RESULTS = ROOT / "lab" / "results"
 OPERATOR, MODEL = HERE / "operator-cpu.json", HERE / "model-cpu.json"
 AMX_OPERATOR, AMX_MODEL = HERE / "amx" / OPERATOR.name, HERE / "amx" / MODEL.name
-DECODING = HERE / "decoding" / MODEL.name
+DECODING, ANCHORS = HERE / "decoding" / MODEL.name, HERE / "anchors" / OPERATOR.name
 CUDA_OPERATOR, CUDA_MODEL = HERE / "operator-cuda.json", HERE / "model-cuda.json"
 GPU_RECORD = HERE / "gpu-record.json"
 README, BACKENDS_PAGE = ROOT / "README.md", ROOT / "docs" / "backends.md"
@@ -123,13 +124,16 @@ def _pair(values: tuple[float, float]) -> str:
     return ", ".join(format_number(value) for value in values)
 
 
-def costs(processors: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
+def costs(
+    processors: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], anchored: Sequence[Mapping[str, Any] | None]
+) -> str:
     """Format the times relative to the Transformer's, and those of transformers' DiffLlama beside them.
 
     Results of a checkout with changes are left out: nobody could repeat them.
 
     Args:
         processors: the results of `bench operator` and `bench model` on each processor.
+        anchored: those of `make bench-anchors` on each, or None.
     """
     # Names without threads and without what is said of every processor.
     names = [str(operator["device"]).partition(",")[0].replace("(R)", "") for operator, _ in processors]
@@ -149,15 +153,16 @@ def costs(processors: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> 
             span = f"{min(others):.2f}–{max(others):.2f}"
             lines.append(f"| {label.format(f'{length:,}')} | {' | '.join(ours)} | {span} |")
         for length in ANCHORED if which == 0 else ():
-            ours = [_over_fastest(document, length) for document in documents]
+            ours = [_over_fastest(document, length) for document in anchored]
             label = f"attention, forward, {length:,} tokens, over the fastest of torch's, vLLM's and zentorch's"
             lines.append(f"| {label} | {' | '.join(ours)} | – |")
-    commits = ", ".join(dict.fromkeys(short_commit(document["commit"]) for kept in clean for document in kept))
+    documents = [*(document for kept in clean for document in kept), *filter(None, anchored)]
+    commits = ", ".join(dict.fromkeys(short_commit(document["commit"]) for document in documents))
     missing = " –: not measured, or of a checkout with changes alone."
     note = (
         f"{' / '.join(DTYPES)}, lower is better. Two threads, batch 1, heads of 64; on the EPYC torch's attention "
-        f"gains little from bfloat16. `diff-lab bench operator` and `bench model`, commits {commits}; "
-        f"[all sizes](docs/backends.md#what-was-measured).{missing}"
+        "gains little from bfloat16. `diff-lab bench operator` and `bench model`, `make bench-anchors`, commits "
+        f"{commits}; [all sizes](docs/backends.md#what-was-measured).{missing}"
     )
     return "\n".join(lines) + "\n\n" + note
 
@@ -176,6 +181,10 @@ def _over_fastest(document: Mapping[str, Any] | None, length: int) -> str:
             return "–"
         cells.append(f"{ratios[AUTO] / min(1.0, *others):.2f}")
     return " / ".join(cells)
+
+
+def _is_of_anchors(row: Mapping[str, Any]) -> bool:
+    return row["candidate"].startswith((BASELINE, AUTO)) and row["pass"] in ("forward", "decode")
 
 
 def _cost(document: Mapping[str, Any] | None, candidate: str, pass_: str, length: int) -> str:
@@ -329,9 +338,9 @@ def _megabytes(folders: Iterable[Path]) -> str:
 
 
 def main() -> None:
-    operator, model, amx_operator, amx_model = map(read_json, (OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL))
+    documents = OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL, DECODING, ANCHORS
+    operator, model, amx_operator, amx_model, decoded, anchors = map(read_json, documents)
     experiments = measured_experiments()
-    decoded = read_json(DECODING) if DECODING.is_file() else None
     backends = {
         f"{prefix}{name}": part
         for prefix, document in (("", operator), ("amx ", amx_operator))
@@ -343,10 +352,14 @@ def main() -> None:
     pages = {
         README: {
             "known": known(experiments, "lab/results/RESULTS.md"),
-            "costs": costs([(operator, model), (amx_operator, amx_model)]),
-            "decoding": decoding(decoded) if decoded else "Not measured.",
+            "costs": costs([(operator, model), (amx_operator, amx_model)], [None, anchors]),
+            "decoding": decoding(decoded),
         },
-        BACKENDS_PAGE: {**backends, "amx grouped": grouped_table(amx_operator) or "Not measured."},
+        BACKENDS_PAGE: {
+            **backends,
+            "amx grouped": grouped_table(amx_operator) or "Not measured.",
+            "anchors": speed_table({**anchors, "rows": [row for row in anchors["rows"] if _is_of_anchors(row)]}),
+        },
         PAPER_PAGE: {"results": results_table(experiments)},
         MODELS_PAGE: {"shipped models": shipped_models(MODELS_PAGE.parent)},
         START_PAGE: {"known": known(experiments, "../lab/results/RESULTS.md")},
@@ -354,14 +367,14 @@ def main() -> None:
         COST_PAGE: {
             "model": whole_model_table(model),
             "amx model": whole_model_table(amx_model),
-            "decoding": whole_model_table(decoded) if decoded else "Not measured.",
+            "decoding": whole_model_table(decoded),
         },
         KERNELS_PAGE: {"gpu record": gpu_record_table(read_json(GPU_RECORD))},
     }
     for parts_of in (pages, cuda_parts(read_json(CUDA_OPERATOR), read_json(CUDA_MODEL))):
         for path, parts in parts_of.items():
             replace_sections(path, parts)
-    for path in (OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL, CUDA_OPERATOR, CUDA_MODEL, *([DECODING] if decoded else [])):
+    for path in (*documents, CUDA_OPERATOR, CUDA_MODEL):
         write_page(path)
 
 

@@ -117,7 +117,7 @@ def drawn(measured: Sequence[Result], baselines: Sequence[Baseline] = ()) -> lis
         ("step", (0, 60, 300), "step of training", (0, 60, 300), ["0", "60", "300"]),
         ("first_tokens", (64, 1024, 128), "tokens from the start of the document", (64, 128, 1024), None),
         ("parameters", (6e4, 830e6, 1.4e10), "parameters", (6e4, 8.3e8, 1.4e10), ["0.06M", "0.83B", "14B"]),
-        ("bits", (16, 8, 4, "whole"), "bits of a logit", (4, 8, 16), None),
+        ("bits", (16, 8, 4, "whole"), "bits of a number", (4, 8, 16), None),
         ("depth", ((0, 0.2), (0.2, 0.4), (0.4, 0.6)), "depth in the context", (0.1, 0.3, 0.5), None),
         ("depth", (0.0, 0.5, 1.0), "depth in the context", (0, 0.5, 1), ["0 %", "50 %", "100 %"]),
         ("position", ((1, 63), (64, 127), (128, 255)), "position in the document", (32, 95.5, 191.5), None),

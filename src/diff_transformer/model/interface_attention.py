@@ -293,7 +293,7 @@ def operator_attention_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Attend by our operator behind transformers' attention interface; without λ ordinary attention, mostly by SDPA.
 
-    Query, key and value are (B, heads, N, d), those of a group side by side, and (B, H_kv, S, width), as cached, be it
+    Query, key and value are (B, heads, N, d), those of a group side by side, and (B, H_kv, S, width), as cached, also
     in eight bits. The mask is boolean or additive (B, 1, N, S), or None for plain causality, or for nothing hidden if
     ``module.is_causal`` is False. ``lam`` and ``signal_weight`` are broadcastable to (B, H, N), and each layer's
     attention maps are appended to ``maps``. Without a mask ``cu_seq_lens_q`` tells documents apart. ``kwargs`` are

@@ -261,9 +261,8 @@ def measure_model(settings: ModelSettings, recorder: Recorder) -> dict[str, Any]
     del models
     for dtype in settings.dtypes:
         free_memory(settings.torch_device)
-        own = [
-            name for name in settings.names if MODELS[name].decoder is None
-        ]  # others are built for their cases alone
+        # Those with a decoder are built for their cases alone.
+        own = (name for name in settings.names if MODELS[name].decoder is None)
         models = {name: cast(build(name, settings), dtype) for name in own}
         parameters = {name: _parameters(model) for name, model in models.items()}
         for pass_, length in settings.cases(dtype):

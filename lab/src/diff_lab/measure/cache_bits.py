@@ -119,8 +119,10 @@ class LowBit(Measurement):
     sequences: Count = Field(default=256, description="sequences of the recall or the retrieval task")
 
     def run(self, measured: EvalInput) -> list[Result]:
-        if (kind := measured.model.config.attention_type) == "gdla":
-            raise ValueError(f"low_bit rounds keys and values, and a model of attention_type {kind!r} caches latents.")
+        if (config := measured.model.config).spec.latent:
+            raise ValueError(
+                f"low_bit rounds keys and values; attention_type {config.attention_type!r} caches latents."
+            )
         found = {WHOLE: scores_of(measured, self.tokens, self.sequences)}
         for at in PLACES:
             with changed_cache(measured.model, partial(rounded_at, at)):
@@ -155,8 +157,8 @@ class LowBit(Measurement):
         records = []
         for number, (layer, (keys, values)) in enumerate(zip(maps, cached, strict=True), 1):
             numbers = {"key_kurtosis": kurtosis(keys), "value_kurtosis": kurtosis(values)}
-            # Of DIFF V3 the first map's weight is not among the maps.
-            if layer.first is not None and model.config.attention_type != "diff_v3":
+            # Of two gates, those of DIFF V3, the first map's is not among the maps.
+            if layer.first is not None and model.config.spec.gates_per_head < 2:
                 heads = values.repeat_interleave(layer.difference.shape[1] // values.shape[1], dim=1).float()
                 signal, difference = layer.first @ heads, layer.difference @ heads
                 sizes = [x.norm(dim=-1).mean() for x in (signal, signal - difference, difference)]
