@@ -59,6 +59,19 @@ def test_operations_on_a_cache(kind: str, make: Any, tokens: Any, monkeypatch: p
     torch.testing.assert_close(model(inputs[rows, 7:], past_key_values=cache).logits, due[rows], **NEAR)
 
 
+@torch.no_grad()
+def test_latents_are_rounded_too(make: Any, tokens: Any) -> None:
+    """They are never read as rows, and there are no values beside them."""
+    inputs, given = tokens(), []
+    for implementation in ("diff_attention", "sdpa"):
+        model = make("gdla", attn_implementation=implementation, **ONE)
+        cache = DiffCache(model.config, bits=8)
+        given.append(torch.cat([model(part, past_key_values=cache).logits for part in inputs.split((7, 1, 1), 1)], 1))
+        assert (cache.layers[0].keys.dtype, cache.layers[0].values.shape[-1]) == (torch.int8, 0)
+    torch.testing.assert_close(*given, **NEAR)
+    assert (given[0] - model(inputs).logits).abs().max() > 1e-4
+
+
 def test_gradients_pass_the_tokens_of_the_call() -> None:
     """As if they had not been rounded; a caller who could read rows gets numbers then. Tokens take 68 bytes for 64."""
     cache, weight = DiffCache(bits=8), torch.randn(2, 3, 9, 64)

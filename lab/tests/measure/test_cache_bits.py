@@ -90,3 +90,8 @@ def test_records(kind: str) -> None:
     assert [size >= 1 for size in sizes] == ([] if kind == "softmax" else [True, True])
     levels = LowBit().baselines(load_recipe("recall"))
     assert {(level.name, level.coordinates) for level in levels} <= {(one.name, one.coordinates) for one in records}
+
+
+def test_a_cache_of_latents_is_refused() -> None:
+    with pytest.raises(ValueError, match="low_bit rounds keys and values; a 'gdla' caches latents instead"):
+        LowBit().run(EvalInput(model=model_of("gdla"), variant="ours", batches=RecallBatches(4, questions=2, tokens=8)))

@@ -120,9 +120,7 @@ class LowBit(Measurement):
 
     def run(self, measured: EvalInput) -> list[Result]:
         if (config := measured.model.config).spec.latent:
-            raise ValueError(
-                f"low_bit rounds keys and values; attention_type {config.attention_type!r} caches latents."
-            )
+            raise ValueError(f"low_bit rounds keys and values; a {config.attention_type!r} caches latents instead.")
         found = {WHOLE: scores_of(measured, self.tokens, self.sequences)}
         for at in PLACES:
             with changed_cache(measured.model, partial(rounded_at, at)):
