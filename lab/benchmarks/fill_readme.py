@@ -156,8 +156,8 @@ def costs(
             ours = [_over_fastest(document, length) for document in anchored]
             label = f"attention, forward, {length:,} tokens, over the fastest of torch's, vLLM's and zentorch's"
             lines.append(f"| {label} | {' | '.join(ours)} | – |")
-    documents = [*(document for kept in clean for document in kept), *filter(None, anchored)]
-    commits = ", ".join(dict.fromkeys(short_commit(document["commit"]) for document in documents))
+    named = [one["commit"] for one in (*(document for kept in clean for document in kept), *anchored) if one]
+    commits = ", ".join(dict.fromkeys(map(short_commit, named)))
     missing = " –: not measured, or of a checkout with changes alone."
     note = (
         f"{' / '.join(DTYPES)}, lower is better. Two threads, batch 1, heads of 64; on the EPYC torch's attention "
