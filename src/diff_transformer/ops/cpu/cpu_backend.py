@@ -144,18 +144,19 @@ def decode_fast_path(backend: str, *arguments: Any, packed: bool = False) -> Ten
     if torch.is_grad_enabled() or not may_skip_dispatcher() or backend not in _loaded:
         return None
     q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale, signal_weight = arguments
-    tensors = (q, k, v, lam, *(q if x is None else x for x in (attn_mask, norm_weight, signal_weight)))
-    numbers = (0.0 if scale is None else scale, norm_eps, norm_scale)
-    # A subclass may hold something else than it means; zeros without memory, which torch would fill in, are refused.
-    if not all(type(x) in PLAIN and not x._is_zerotensor() for x in tensors):
-        return None
-    if not all(type(x) is float and math.isfinite(x) for x in numbers):
-        return None
-    if norm_eps < 0.0 or (window is not None and (type(window) is not int or window < 1)):
+    for x in (q, k, v, lam):  # loops, as each microsecond counts
+        if type(x) not in PLAIN:  # a subclass may hold something else than it means
+            return None
+    for x in (attn_mask, norm_weight, signal_weight):
+        if x is not None and type(x) not in PLAIN:
+            return None
+    if not type(norm_eps) is type(norm_scale) is float or (scale is not None and type(scale) is not float):
         return None
     if type(is_causal) is not bool or (attn_mask is not None and attn_mask.dtype == torch.float64):
         return None
     if window is not None:
+        if type(window) is not int or window < 1:
+            return None
         window = min(window, WIDEST_WINDOW)
     try:
         answer: Tensor | None = _operators.decode_fast_path.default(

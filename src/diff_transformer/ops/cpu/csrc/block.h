@@ -27,14 +27,14 @@ inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 template <class T>
 class Buffer {
  public:
-  explicit Buffer(int64_t size) : data_(static_cast<T*>(allocate(size * sizeof(T)))) {}
+  explicit Buffer(int64_t size) : data_(size ? static_cast<T*>(allocate(size * sizeof(T))) : nullptr) {}
   T* get() const { return data_.get(); }
 
  private:
   static void* allocate(int64_t bytes) {
     constexpr int64_t kHugePage = 1 << 21;
     const int64_t aligned = bytes < kHugePage ? 64 : kHugePage;
-    void* data = std::aligned_alloc(aligned, round_up(std::max<int64_t>(bytes, 1), aligned));
+    void* data = std::aligned_alloc(aligned, round_up(bytes, aligned));
     if (!data) throw std::bad_alloc();
 #ifdef MADV_HUGEPAGE
     if (aligned == kHugePage) madvise(data, bytes, MADV_HUGEPAGE);

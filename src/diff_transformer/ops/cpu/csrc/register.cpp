@@ -52,7 +52,7 @@ void use(const std::string& capability) {
 float* floats(const Tensor& x) { return x.mutable_data_ptr<float>(); }
 
 // Rows of ops/packed.py, keys (B, H_kv, S, maps · d + 4) and values (B, H_kv, S, dv + 4), as nothing else is int8.
-bool is_packed(const Tensor& x) { return x.scalar_type() == ScalarType::Char; }
+bool is_packed(const Tensor& x) { return dtype_of(x) == aoti_torch_dtype_int8(); }
 int64_t width_of(const Tensor& x) { return x.size(-1) - (is_packed(x) ? static_cast<int64_t>(sizeof(float)) : 0); }
 int64_t maps_of(const Tensor& k, int64_t d) { return is_packed(k) ? width_of(k) / d : k.size(2); }
 
@@ -219,7 +219,9 @@ std::optional<Tensor> decode_fast_path(const Tensor& q, const Tensor& k, const T
     if (!is_dense_on_cpu(*signal) || dtype_of(*signal) != aoti_torch_dtype_float32()) return {};
     if (!broadcasts<3>(*signal, {batch, heads, n})) return {};
   }
-  if (scale && !std::isfinite(*scale)) return {};
+  if (!std::isfinite(scale.value_or(0)) || !std::isfinite(norm_eps) || norm_eps < 0 || !std::isfinite(norm_scale)) {
+    return {};
+  }
   if (window && *window < 1) return {};
   if (attn_mask) {
     const bool boolean = dtype_of(*attn_mask) == aoti_torch_dtype_bool();
@@ -232,7 +234,6 @@ std::optional<Tensor> decode_fast_path(const Tensor& q, const Tensor& k, const T
   if (norm_weight) {
     const bool fits = norm_weight->dim() == 1 && norm_weight->size(0) == width_of(v);
     if (!fits || !is_dense_on_cpu(*norm_weight) || !is_floating(*norm_weight)) return {};
-    if (!std::isfinite(norm_eps) || norm_eps < 0 || !std::isfinite(norm_scale)) return {};
     weight = Inputs::with_rows(Inputs::as(*norm_weight, ScalarType::Float));
     norm = {floats(*weight), static_cast<float>(norm_eps), static_cast<float>(norm_scale)};
   }
@@ -241,7 +242,8 @@ std::optional<Tensor> decode_fast_path(const Tensor& q, const Tensor& k, const T
   return attend_to(q, k, v, lam, attn_mask, is_causal, factor, window, {}, signal, true, norm, statistics.data());
 }
 
-// While autocast is on: operator.py knows to which dtype.
+// While autocast is on, and for zeros without memory, which torch would fill in: operator.py knows the dtype of the one
+// and refuses the other.
 std::optional<Tensor> refuse(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&,
                              bool, std::optional<double>, std::optional<int64_t>, const std::optional<Tensor>&, double,
                              double, const std::optional<Tensor>&, bool) {
@@ -316,6 +318,10 @@ STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, libra
 }
 
 STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, AutocastCPU, library) {
+  library.impl("decode_fast_path", TORCH_BOX(&refuse));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, ZeroTensor, library) {
   library.impl("decode_fast_path", TORCH_BOX(&refuse));
 }
 
