@@ -42,7 +42,7 @@ def _(grad_out: Tensor, *inputs) -> tuple[Tensor, ...]:
 
 
 def _save(ctx, inputs, output) -> None:
-    *tensors, is_causal, scale, window, documents, _ = inputs
+    *tensors, is_causal, scale, window, documents = inputs[:9]  # torch leaves out what has its default
     ctx.save_for_backward(*tensors, output[1], documents)
     ctx.mark_non_differentiable(output[1])
     ctx.settings = (is_causal, scale, window)
