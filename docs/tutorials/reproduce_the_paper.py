@@ -124,45 +124,45 @@ for name, other in ((name, row) for name, file in results.items() for row in fil
 # leaving out those already given (*elimination*). A comparison in which one of the two is not shown to be above all of
 # these is "not comparable", however clear the interval is.
 #
-# All of our trainings have got beyond that. So here is one as it stood early, finding needles after 200 of 5,000 steps,
-# and what became of it:
+# All of our trainings have got beyond that. So here is one as it stood early, looking for answers among distractors of
+# the same form, and what became of it:
 
 # %%
-file = results["recall"]
-floor = next(one.floor for one in file.baselines if one.name == file.headline.name)
+file = results["noise"]
 at_step: dict[int, dict[str, list[float]]] = {}
-for step in (200, 5000):
+for step in (100, 500, 5000):
     at_step[step] = {one.variant: [c.at(step) for c in one.by_seed.values()] for one in curves_of(file.records)}
     for variant in ("diff", "softmax"):
         low, high = mean_interval(at_step[step][variant])
         mean = statistics.fmean(at_step[step][variant])
-        print(f"step {step:5,}, {variant:8} {mean:.3f} [{low:.3f}, {high:.3f}], the floor is {floor:.3f}")
-early = at_step[200]
-low, high = mean_interval([one - other for one, other in zip(early["diff"], early["softmax"], strict=True)])
-print(f"difference after 200 steps: [{low:+.3f}, {high:+.3f}]")
-assert mean_interval(early["softmax"])[0] < floor < mean_interval(early["diff"])[0]
-assert low > 0
+        print(f"step {step:5,}, {variant:8} {mean:.3f} [{low:.3f}, {high:.3f}]")
+    pairs = zip(at_step[step]["diff"], at_step[step]["softmax"], strict=True)
+    low, high = mean_interval([one - other for one, other in pairs])
+    print(f"difference after {step:,} steps: [{low:+.3f}, {high:+.3f}]")
+assert mean_interval(at_step[500]["softmax"])[0] < statistics.fmean(at_step[100]["softmax"])
+assert mean_interval(at_step[500]["diff"])[0] > mean_interval(at_step[100]["diff"])[1]
 row = next(one for one in file.comparisons if file.headline.names(one))
 print(f"in the end: {row.verdict}, {row.ours[0]:.3f} and {row.ours[1]:.3f}")
-assert row.verdict == "inconclusive"
+assert row.verdict == "reproduced"
 
 # %% [markdown]
-# Whoever had stopped after 200 steps would have had an interval on DIFF's side of 0, over three seeds, of a Transformer
-# that had not begun. In the end both find nearly all needles.
+# Whoever had stopped after 500 steps would have had an interval on DIFF's side of 0, over eight seeds, of a Transformer
+# that had not begun: it answers no better than after 100. Only since both find answers does the difference say
+# something, and here it stays.
 
 # %% [markdown]
 # ## Remarked: who has not finished
 #
-# A result at the end of a fixed number of steps is about a moment. Here are the validation curves of Table 2, finding
-# needles, a line for each seed:
+# A result at the end of a fixed number of steps is about a moment. Here are the validation curves of the same models,
+# a line for each seed:
 
 # %%
-file = results["table2"]
 figure, ax = plt.subplots(figsize=(5.5, 3), layout="constrained")
 for variant in curves_of(file.records):
     for number, curve in enumerate(variant.by_seed.values()):
-        label = {"diff": "DIFF", "softmax": "Transformer"}[variant.variant] if number == 0 else None
-        ax.plot(curve.steps, curve.values, color=COLOURS[variant.variant], label=label, linewidth=1)
+        label = {"diff": "DIFF", "softmax": "Transformer"}.get(variant.variant) if number == 0 else None
+        if variant.variant in COLOURS:
+            ax.plot(curve.steps, curve.values, color=COLOURS[variant.variant], label=label, linewidth=1)
 ax.set(xlabel="training step", ylabel="validation accuracy")
 ax.legend(frameon=False, loc="lower right")
 for variant in curves_of(file.records):
@@ -170,7 +170,8 @@ for variant in curves_of(file.records):
         print(variant.variant, "was still training")
 
 # %% [markdown]
-# Whoever stops early gets another result, and not always the same one:
+# Three seeds of DIFF are far above all others, and three of the Transformer far below: that is why the interval is
+# wide. Whoever stops early gets other numbers:
 
 # %%
 end = max(curve.steps[-1] for variant in curves_of(file.records) for curve in variant.by_seed.values())
@@ -182,12 +183,12 @@ for variant in curves_of(file.records):
         f"{variant.variant:8}",
         "   ".join(f"{s:4.0%} of the steps: {a:.3f}" for s, a in zip((0.1, 0.2, 1), at, strict=True)),
     )
-assert means["diff"][0] > means["softmax"][0]
-assert means["diff"][1] < means["softmax"][1]
+assert all(one > other for one, other in zip(means["diff"], means["softmax"], strict=True))
+assert {"diff", "softmax"} <= {one.variant for one in curves_of(file.records) if one.is_still_training}
 
 # %% [markdown]
-# After a tenth of the training DIFF is ahead, after a fifth the Transformer is, and in the end both find nearly all
-# needles. So beside a difference of quality stands who was *still training*: whom the last part of the training still
+# DIFF is ahead at each of them, and yet nobody knows of the end: both models went on learning to the last step. So
+# beside a difference of quality stands who was *still training*: whom the last part of the training still
 # gave more than a fixed amount. It is a remark: the verdict is that of the interval.
 
 # %%
@@ -246,8 +247,9 @@ assert max(sizes) < 2e6
 #
 # - A verdict is an interval and a line of arithmetic; where two models are equal, it errs about once in twenty times.
 # - It is taken back where one of the two models is at chance, and has a remark where one has not finished.
-# - At our sizes the many-shot claim and the claim on the order of demonstrations have a verdict each, one for DIFF and
-#   one against it, and neither would survive a correction for the number of comparisons it was picked from. Most others
-#   are inconclusive, or about models that were still training when their time was up.
+# - At our sizes DIFF answers more questions among distractors and classifies better by many demonstrations, and the
+#   order of demonstrations matters more to it. None of these three would survive a correction for the number of
+#   comparisons it was picked from. Most others are inconclusive, or about models that were still training when their
+#   time was up.
 # - All of this is about models a thousandth of the size of the paper's smallest, and less. It does not contradict the
 #   paper; it says what can be expected of small models, and which questions a small budget answers.

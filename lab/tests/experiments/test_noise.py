@@ -40,9 +40,8 @@ def test_all_variants_are_measured_and_compared(tmp_path: Path) -> None:
     assert results.headline is not None
     (headline,) = [one for one in results.comparisons if results.headline.names(one)]
     assert (headline.coordinates, headline.exploratory) == (Coordinates(pairs=4), False)
-    # Attention is judged of the whole model, not of a layer.
-    judged = {one.coordinates["layer"] for one in results.comparisons if "attention" in one.name and one.verdict}
-    assert judged == {"all layers"}
+    # Of attention one number is for DIFF and the other against it: none is judged alone.
+    assert {one.verdict for one in results.comparisons if "attention" in one.name} == {None}
     by_lambda = {one.variant for one in results.records if one.name == "noise/accuracy_by_lambda"}
     assert by_lambda == {"diff", "diff_v2", "diff, λ 0"}
 

@@ -63,7 +63,7 @@ def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> Resul
 
 
 def _as_compared(file: ResultsFile, made: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """Return the comparisons of a file with the claims and the comparisons that its definition has got since.
+    """Return the comparisons of a file with the claims of its definition today, and those that this has got since.
 
     Intervals stay: those over documents cannot be made of a file, which has none.
     """
@@ -71,7 +71,7 @@ def _as_compared(file: ResultsFile, made: Sequence[Comparison]) -> tuple[Compari
     comparisons = []
     for row in file.comparisons:
         new = now.pop((row.name, row.variant, row.against, row.coordinates), row)
-        if row.better is None and new.better is not None:
+        if (row.better is None) != (new.better is None):
             claim = {name: getattr(new, name) for name in ("better", "verdict", "seeds_needed", "exploratory")}
             row = replace(row, **claim, quality=new.quality)
         comparisons.append(row)
