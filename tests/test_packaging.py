@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import json
 import os
 import re
 import runpy
@@ -236,6 +237,8 @@ def test_the_hubs_kernel_loads_from_disk(backend: str, tmp_path: Path, monkeypat
         (tmp_path / f"{backend}_of_the_hub").symlink_to(variant)
         monkeypatch.syspath_prepend(tmp_path)
         kernel = importlib.import_module(f"{backend}_of_the_hub")
+    unique = json.loads((variant / "metadata.json").read_text(encoding="utf-8"))["id"]
+    assert hasattr(getattr(torch.ops, unique), {"cpu": "forward", "triton": "triton_forward"}[backend])
     shapes = (1, 2, 3, 30, 16), (1, 1, 2, 40, 16), (1, 1, 40, 32)
     tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
     ours, its = (
