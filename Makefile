@@ -1,6 +1,6 @@
 # `make demo` trains and compares two small models; `make test` runs a selection of the tests; `make test-all` runs every test;
 # `make docs` builds the documentation's site in build/site; `make wheel` a wheel in build/wheel that brings the CPU
-# kernel compiled; `make hub-kernel` that kernel as a package for the Hub in build/hub-kernel.
+# kernel compiled; `make hub-kernel` that kernel and those in Triton as packages for the Hub in build/hub-kernel.
 # The first run of any of them sets up .venv.
 PYTHON ?= python3
 VENV := .venv
@@ -27,7 +27,7 @@ wheel: setup
 	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/unchecked .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --strip --exclude libtorch_cpu.so --wheel-dir build/wheel build/unchecked/*.whl
 
-# For `kernels.get_local_kernel("build/hub-kernel")`; nothing is published.
+# For `kernels.get_local_kernel("build/hub-kernel/cpu")`, on CUDA ".../triton"; nothing is published.
 hub-kernel: setup
 	$(BIN)/python hub/write_kernel.py build/hub-kernel
 

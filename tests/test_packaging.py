@@ -2,8 +2,10 @@
 
 import functools
 import importlib.util
+import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import venv
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from budget import skip_unless_it_takes
 from diff_transformer import diff_attention
 from diff_transformer._version import __version__
 from diff_transformer.ops.cpu import cpu_build
@@ -214,26 +217,36 @@ def test_what_every_processor_runs_is_for_every_processor(compiled: Path, tmp_pa
 
 
 @pytest.mark.all
-def test_the_hubs_kernel_loads_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["cpu", "triton"])
+def test_the_hubs_kernel_loads_from_disk(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the package's own, whose bits it computes. Python loads it where the Hub's library is not installed."""
-    subprocess.run([sys.executable, str(ROOT / "hub" / "write_kernel.py"), str(tmp_path / "hub")], check=True)
-    if importlib.util.find_spec("kernels"):
-        kernels = importlib.import_module("kernels")
-        assert kernels._rust.Build.open(tmp_path / "hub").general.backends == [kernels._rust.Backend.CPU]
-        kernel = kernels.get_local_kernel(tmp_path / "hub")
+    skip_unless_it_takes(backend, torch.float32)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    write = runpy.run_path(str(ROOT / "hub" / "write_kernel.py"))
+    folder = tmp_path / backend
+    if backend == "cpu":
+        write["write_sources"](folder)
+    variant = write["write_variant" if backend == "cpu" else "write_triton"](folder)
+    kernels = importlib.import_module("kernels") if importlib.util.find_spec("kernels") else None
+    if kernels is not None:
+        device = kernels._rust.Backend.CPU if backend == "cpu" else kernels._rust.Backend.CUDA
+        assert kernels._rust.Build.open(folder).general.backends == [device]
+    if kernels is not None and backend == "cpu":
+        kernel = kernels.get_local_kernel(folder)
     else:
-        (variant,) = (tmp_path / "hub" / "build").iterdir()
-        (tmp_path / "kernel_of_the_hub").symlink_to(variant)
+        (tmp_path / f"{backend}_of_the_hub").symlink_to(variant)
         monkeypatch.syspath_prepend(tmp_path)
-        kernel = importlib.import_module("kernel_of_the_hub")
-    shapes = (2, 4, 3, 70, 16), (2, 2, 2, 90, 16), (2, 2, 90, 32)
+        kernel = importlib.import_module(f"{backend}_of_the_hub")
+    unique = json.loads((variant / "metadata.json").read_text(encoding="utf-8"))["id"]
+    assert hasattr(getattr(torch.ops, unique), {"cpu": "forward", "triton": "triton_forward"}[backend])
+    shapes = (1, 2, 3, 30, 16), (1, 1, 2, 40, 16), (1, 1, 40, 32)
     tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
     ours, its = (
-        attend(*tensors, 0.3, is_causal=True, window=40)
-        for attend in (functools.partial(diff_attention, backend="cpu"), kernel.diff_attention)
+        attend(*tensors, 0.3, is_causal=True, window=20)
+        for attend in (functools.partial(diff_attention, backend=backend), kernel.diff_attention)
     )
     assert torch.equal(ours, its)
     gradients = [torch.autograd.grad(out.sum(), tensors) for out in (ours, its)]
     assert all(map(torch.equal, *gradients))
-    with pytest.raises(ValueError, match=r"q, k and v must have 5, 5 and 4 axes, got q \(70, 16\)"):
+    with pytest.raises(ValueError, match=r"q, k and v must have 5, 5 and 4 axes, got q \(30, 16\)"):
         kernel.diff_attention(tensors[0][0, 0, 0], *tensors[1:], 0.3)

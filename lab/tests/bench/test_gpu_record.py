@@ -189,6 +189,41 @@ def test_the_kernels_take_measured_blocks(
         arguments.measured_blocks.cache_clear()
 
 
+# Kernels compiled ahead of time.
+
+
+def test_which_compiled_kernels_are_refused(programs: Callable[[str], Any]) -> None:
+    pytest.importorskip("triton")
+    program = programs("kernel_resources")
+    row = {"kernel": "forward", "capability": 90, "spilled": 16, "shared": 227 * 1024, "may_spill": False}
+    program.require_fitting([row, row | {"slow": ["C7515"]}, row | {"spilled": 400, "may_spill": True}])
+    wrong: list[dict[str, Any]] = [{"spilled": 24}, {"shared": 227 * 1024 + 1}, {"slow": ["C7515", "mma.sync"]}]
+    for each in (*wrong, {"kernel": "values", "slow": ["C7515"]}):
+        with pytest.raises(SystemExit, match="These configurations spill too much"):
+            program.require_fitting([row, row | each])
+
+
+COMPILED = """
+    import kernel_resources
+    name, launch = next(kernel_resources.launches(kernel_resources.Configuration(64, 128), 90))
+    print(*kernel_resources.resources(launch, 90))
+"""
+
+
+@pytest.mark.all
+def test_what_ptxas_says_is_read() -> None:
+    """Of a forward whose products it serialises, in a process without triton's interpreter."""
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(BENCHMARKS)
+    command = [sys.executable, "-c", textwrap.dedent(COMPILED)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    registers, spilled, shared, slow = done.stdout.split()
+    assert int(registers) > 100
+    assert int(shared) > 2**15
+    assert (spilled, slow) == ("0", "['C7515']")
+
+
 @pytest.mark.all
 def test_a_rehearsal_of_everything(tmp_path: Path) -> None:
     """Each stage as on a GPU, with the CPU in its place; many minutes on a busy machine."""
