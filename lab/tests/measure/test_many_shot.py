@@ -145,16 +145,19 @@ def test_episodes_are_of_many_shot_data(name: str, text: str) -> None:
         MeasurementRequest(name=name).run(other)
 
 
-@pytest.mark.parametrize("shots", [0, 1, 2, 4])
-def test_the_ceiling_is_that_of_the_best_guess_after_each_evidence(shots: int) -> None:
+@pytest.mark.parametrize(("shots", "length"), [(0, 1), (1, 1), (4, 1), (0, 2), (1, 2), (2, 2)])
+def test_the_ceiling_is_that_of_the_best_guess_after_each_evidence(shots: int, length: int) -> None:
     """Of four words in two classes: every dealing, every sequence and every question counted, for all are as likely."""
-    dealings = set(permutations("AABB"))
     answers: dict[Any, Counts[str]] = {}
-    for dealt, shown, asked in product(dealings, product(range(4), repeat=shots), range(4)):
-        evidence = (asked, *((word, dealt[word]) for word in shown))
-        answers.setdefault(evidence, Counts())[dealt[asked]] += 1
+    cases = 0
+    for dealt in set(permutations("AABB")):
+        words = {label: [word for word in range(4) if dealt[word] == label] for label in "AB"}
+        items = [(item, label) for label in "AB" for item in product(words[label], repeat=length)]
+        for *shown, (asked, label) in product(items, repeat=shots + 1):
+            answers.setdefault((asked, *shown), Counts())[label] += 1
+            cases += 1
     right = sum(max(labels.values()) for labels in answers.values())
-    assert ceiling(shots, words=4, classes=2) == pytest.approx(right / (len(dealings) * 4**shots * 4))
+    assert ceiling(shots, words=4, classes=2, item_length=length) == pytest.approx(right / cases)
 
 
 def test_the_ceiling_is_told_where_it_is_known() -> None:
@@ -167,4 +170,7 @@ def test_the_ceiling_is_told_where_it_is_known() -> None:
         None,
         None,
     ]
-    assert (ceiling(3, words=9, classes=4), ceiling(3, words=200, classes=50)) == (None, None)
+    assert (ceiling(3, words=9, classes=4, item_length=1), ceiling(3, words=200, classes=50, item_length=2)) == (
+        None,
+        None,
+    )

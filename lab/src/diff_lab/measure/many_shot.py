@@ -134,8 +134,8 @@ class Episodes(Measurement):
         baselines = []
         for noise, shots in product(self.noises, self.shots):
             best = None
-            if noise == 0 and recipe.data.item_length == 1:
-                best = ceiling(shots, recipe.data.words, recipe.data.classes)
+            if noise == 0:
+                best = ceiling(shots, recipe.data.words, recipe.data.classes, recipe.data.item_length)
             baselines += [guessing(ACCURACY, Coordinates(noise=noise, shots=shots), recipe, ceiling=best)]
         return baselines
 
@@ -178,24 +178,24 @@ def guessing(name: str, coordinates: Coordinates, recipe: Any, **fields: Any) ->
     return Baseline(name=name, coordinates=coordinates, chance=chance, floor=chance, steps=recipe.train.steps, **fields)
 
 
-def ceiling(shots: int, words: int, classes: int) -> float | None:
-    """Compute the accuracy of the best reader of demonstrations of one word each, all of them labelled right.
+def ceiling(shots: int, words: int, classes: int, item_length: int) -> float | None:
+    """Compute the accuracy of the best reader of demonstrations that are all labelled right.
 
-    A word that was not shown is of the class that has the most words left. None where classes have different numbers of
-    words, or where the cases are more than can be counted at once.
+    An item of which no word was shown is of the class that has the most words left. None where classes have different
+    numbers of words, or where the cases are more than can be counted at once.
     """
     size = words // classes
     if words % classes or (size + 1) ** classes > 10_000:
         return None
-    accuracy = 0.0
-    for shown in product(range(size + 1), repeat=classes):  # words of each class that were shown
-        count = sum(shown)
-        exactly_these = math.fsum(
-            (-1) ** left * math.comb(count, left) * ((count - left) / words) ** shots for left in range(count + 1)
-        )
-        ways = math.prod(math.comb(size, of_class) for of_class in shown)
-        accuracy += ways * exactly_these * (count + size - min(shown)) / words
-    return accuracy
+    shown = np.indices((size + 1,) * classes)  # words of each class that were shown
+    # All demonstrations are of certain words, so many of each class; then, by inclusion and exclusion, of all of them.
+    chance = ((shown / size) ** item_length).mean(0) ** shots
+    signed = np.array([[(-1) ** (n + k) * math.comb(n, k) for k in range(size + 1)] for n in range(size + 1)])
+    for axis in range(classes):
+        chance = np.moveaxis(np.tensordot(signed, chance, (1, axis)), 0, axis)
+    ways = np.array([math.comb(size, count) for count in range(size + 1)])[shown].prod(0)
+    hidden = (1 - shown / size) ** item_length  # the chance that an item of the class has no word that was shown
+    return float((ways * chance * (1 - hidden.mean(0) + hidden.max(0) / classes)).sum())
 
 
 @dataclass(frozen=True)
