@@ -160,6 +160,7 @@ def in_a_pipeline(rank: int, folder: Path) -> None:
 
 
 # What an engine takes that does not know the names of a plan: those of a Llama.
+_QKV = ("q_proj", "k_proj", "v_proj")
 _COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 _ROWS = ("self_attn.o_proj", "mlp.down_proj")
 LLAMAS: dict[str, ParallelStyle] = {
@@ -176,7 +177,8 @@ def by_a_foreign_plan(model: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in ("logits", "training"):
         try:
-            found[name] = model.train(name == "training")(PROMPTS, use_cache=False).logits.tolist()
+            with torch.set_grad_enabled(name == "training"):
+                found[name] = model(PROMPTS, use_cache=False).logits.tolist()
         except ValueError as error:
             found[name] = str(error)
     for layer in model.model.layers:  # what is not trained needs no sum
@@ -317,18 +319,40 @@ def test_a_feed_forward_network_that_the_ranks_cannot_share(make: Callable[..., 
         tensor_parallel(make("diff", intermediate_size=21).model.layers, init_device_mesh("cpu", (2,)))
 
 
-@pytest.mark.parametrize(("kind", "left_out"), [("diff", "lam"), ("diff_grouped", "lam"), ("softmax", "head_norm")])
-def test_a_plan_that_leaves_out_what_heads_share_does_not_train(kind: str, left_out: str, make: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "left_out", "split"),
+    [
+        *((kind, name, _QKV) for kind, name in (("diff", "lam"), ("diff_grouped", "lam"), ("softmax", "head_norm"))),
+        ("diff", "lam", _QKV[:1]),  # one head of keys stays whole
+    ],
+)
+def test_a_plan_that_leaves_out_what_heads_share_has_no_gradients(
+    kind: str, left_out: str, split: tuple[str, ...], make: Any
+) -> None:
     """Llama's plan, which another engine takes by itself; it is enough to generate with."""
-    model, tokens = make(kind, headwise_norm=True), torch.arange(1, 9)[None]
-    plan: dict[str, ParallelStyle] = dict.fromkeys(("q_proj", "k_proj", "v_proj"), ColwiseParallel())
+    model = make(kind, headwise_norm=True, num_key_value_heads=4 if split == _QKV else 2)
+    tokens = torch.arange(1, 9)[None]
+    plan: dict[str, ParallelStyle] = dict.fromkeys(split, ColwiseParallel())
     with one_rank_of(2):
         mesh = init_device_mesh("cpu", (2,))
         for layer in model.model.layers:
             parallelize_module(layer.self_attn, mesh, plan | {"o_proj": RowwiseParallel()})
-        assert model.eval()(tokens).logits.shape[:2] == (1, 8)
-        with pytest.raises(ValueError, match=f"its part of the gradient of '{left_out}'"):
-            model.train()(tokens)
+        for training in (False, True):
+            with torch.no_grad():
+                assert model.train(training)(tokens).logits.shape[:2] == (1, 8)
+            with pytest.raises(ValueError, match=f"^this rank has 4 of 8 query heads, and .* of '{left_out}' that"):
+                model(tokens)
+
+
+@pytest.mark.parametrize(("left", "keys"), [(("q_proj", "lambda_proj"), 4), (("k_proj", "v_proj"), 2)])
+def test_queries_that_would_meet_keys_of_others_are_refused(left: tuple[str, ...], keys: int, make: Any) -> None:
+    model, queries = make("diff_v2"), 8 if keys == 4 else 16
+    with one_rank_of(2):
+        parallelize_module(
+            model.model.layers[0].self_attn, init_device_mesh("cpu", (2,)), dict.fromkeys(left, ColwiseParallel())
+        )
+        with pytest.raises(ValueError, match=rf"^this rank has {queries} query heads and {keys} key heads, to which"):
+            model(torch.arange(1, 9)[None])
 
 
 def test_a_step_sends_no_message_for_a_lambda() -> None:

@@ -74,6 +74,8 @@ def test_sizes_unless_given() -> None:
     wide = LatentDiffAttention(30, 4, 1, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, kv_lora_rank=512)
     assert (wide.head_dim, wide.cache_width, wide.q_a_proj.out_features) == (192, 576, 30)
     assert DiffTransformerConfig(attention_type="diff", q_lora_rank=7).qk_head_dim is None  # which leaves it aside
+    odd = DiffTransformerConfig(attention_type="gdla", qk_nope_head_dim=5, qk_rope_head_dim=2, kv_lora_rank=3)
+    assert (odd.head_dim, odd.v_head_dim) == (7, 7)  # what is turned has an even width
 
 
 @pytest.mark.parametrize(

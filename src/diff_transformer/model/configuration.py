@@ -317,6 +317,13 @@ class DiffTransformerConfig(PreTrainedConfig):
         (found[0] if isinstance(found, tuple) else found).layer_types = types
         return found
 
+    def validate_rope(self) -> None:
+        """Check the rotary embedding's settings as transformers does, by the width of what it turns."""
+        of_turned = copy(self)
+        if self.spec.latent:
+            of_turned.head_dim = self.qk_rope_head_dim
+        super(DiffTransformerConfig, of_turned).validate_rope()
+
     def check(self) -> None:
         """Check all that the constructor has checked: `from_pretrained(…, name=value)` sets a value afterwards.
 

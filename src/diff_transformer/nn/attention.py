@@ -149,7 +149,16 @@ class Attention(nn.Module):
                 return self._project_token(hidden_states, *position_embeddings)
             # The same for every head.
             position_embeddings = position_embeddings[0].unsqueeze(-2), position_embeddings[1].unsqueeze(-2)
-        return self._queries(hidden_states, position_embeddings), *self._cached(hidden_states, position_embeddings)
+        queries = self._queries(hidden_states, position_embeddings)
+        keys, values = self._cached(hidden_states, position_embeddings)
+        count, key_heads = queries.shape[2], keys.shape[1]
+        belong = self.num_key_value_groups * key_heads
+        if self.caches_values and count != belong and (key_heads > 1 or count > belong):
+            raise ValueError(
+                f"this rank has {count} query heads and {key_heads} key heads, to which {belong} belong: a plan of "
+                "tensor parallelism must split W_Q, W_K and W_V (q_proj, k_proj, v_proj) alike."
+            )
+        return queries, keys, values
 
     def resolve_latents(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of the call, of those that :meth:`project` and a cache give."""
@@ -179,6 +188,9 @@ class Attention(nn.Module):
 
     def _queries(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
         queries = self.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
+        # Its keys may be whole, where their heads are fewer than the ranks.
+        if queries.shape[2] != (heads := self.num_key_value_groups * self.cached_heads) and torch.is_grad_enabled():
+            self._require_sums(queries.shape[2], heads)
         return normed_and_turned(queries, self.q_norm, position_embeddings)
 
     def _cached(
@@ -188,20 +200,18 @@ class Attention(nn.Module):
         keys = normed_and_turned(keys, self.k_norm, position_embeddings).flatten(-2)
         values = self.v_proj(hidden_states)
         sizes = -1, self.cache_width
-        if self.training and keys.shape[-1] != self.cached_heads * self.cache_width:
-            self._require_sums(keys.shape[-1] // self.cache_width)
         return keys.unflatten(-1, sizes).transpose(1, 2), values.unflatten(-1, sizes).transpose(1, 2)
 
-    def _require_sums(self, heads: int) -> None:
-        """Refuse to train some of the heads if nobody sums the gradients of the parameters that all of them share."""
+    def _require_sums(self, part: int, heads: int) -> None:
+        """Refuse gradients of some of the heads if nobody sums those of the parameters that all of them share."""
         for name, module in self.named_modules():  # an adapter around one included
             if not isinstance(module, ReplicatedAcrossHeads) or module.sum_gradient is not None:
                 continue
             if any(parameter.requires_grad for parameter in module.parameters()):
                 raise ValueError(
-                    f"this rank has {heads} of {self.cached_heads} key heads, and its part of the gradient of {name!r} "
-                    "that nobody adds to the others: spread the model by diff_transformer.parallel.tensor_parallel, "
-                    "or by transformers with the plan of its configuration."
+                    f"this rank has {part} of {heads} query heads, and its part of the gradient of {name!r} that "
+                    "nobody adds to the others: spread the model by diff_transformer.parallel.tensor_parallel, or by "
+                    "transformers with the plan of its configuration, or compute under torch.no_grad()."
                 )
 
     def forward(

@@ -251,7 +251,7 @@ class GroupedDiffAttentionV2(DiffAttentionV2):
 
     The A query heads fall into G groups of r signal heads and one noise head, A = (r + 1)·G. Keys and values have width
     d; their heads, G unless given, divide G. λ = sigmoid(X W_λ) for each token and signal head, and no headwise norm.
-    W_O reads r·G heads of d. The window layers of Motif-3 are of this kind, with ``output_gate``.
+    W_O reads r·G heads of d. Motif-3 subtracts so, with ``output_gate``, in heads of :class:`LatentDiffAttention`.
 
     The other arguments are those of :class:`DiffAttentionV2`.
 
