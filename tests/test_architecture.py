@@ -111,7 +111,7 @@ def test_no_files_import_each_other_in_a_circle(imports_by_module: dict[str, set
 
 
 # Files and lines of Python at most. A bound rises where somebody decides that what is new is worth it.
-BOUNDS = {"diff_transformer": (86, 15_545), "diff_lab": (84, 15_095)}
+BOUNDS = {"diff_transformer": (86, 15_560), "diff_lab": (84, 15_095)}
 
 
 @pytest.mark.parametrize("house", BOUNDS)
