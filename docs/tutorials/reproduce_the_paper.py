@@ -58,7 +58,8 @@ print(f"{len(results)} experiments, {sum(len(file.comparisons) for file in resul
 #
 # Figure 6 of the paper: after many demonstrations in the prompt, DIFF classifies better. Our small version is a
 # look-up: eight words are dealt out to classes anew for each sequence, some labels are wrong, and the model is asked
-# for the class of a word that it was most likely shown already. The comparison that stands for the experiment:
+# for the class of a word that it was most likely shown already. (Today `diff-lab reproduce fig6` shows items of two
+# words, in four times the steps.) The comparison that stands for the experiment:
 
 # %%
 file = results["fig6"]
