@@ -53,15 +53,7 @@ def _differentiate(ctx, grad_out: Tensor, _) -> tuple[Tensor | None, ...]:
 torch.library.register_autograd(_FORWARD, _differentiate, setup_context=_save)
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    window: int | None,
-) -> Tensor:
-    differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, lam))
-    return ops.forward(q, k, v, lam, attn_mask, is_causal, scale, window, None, differentiable)[0]
+def attend(*request) -> Tensor:
+    """Compute (A1 − λ A2) V from the fields of a request up to the window, as the operator's schema names them."""
+    differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in request[:4])
+    return ops.forward(*request, None, differentiable)[0]

@@ -6,17 +6,9 @@ from .attention_request import Request
 from .triton_backend import reason_against_triton, triton_attention
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    window: int | None,
-) -> Tensor:
-    request = Request(q, k, v, lam, attn_mask, is_causal, scale, window, None)
+def attend(*fields) -> Tensor:
+    """Compute (A1 − λ A2) V from the fields of a request up to the window."""
+    request = Request(*fields, None)
     if (reason := reason_against_triton(request)) is not None:
         raise ValueError(f"The kernels cannot run this request: {reason}.")
     return triton_attention(request)
