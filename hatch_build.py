@@ -46,8 +46,9 @@ def compile_library(library: Path, *more: Path, namespace: str = "diff_transform
     includes = [*include_paths(), sysconfig.get_path("include")]
     common = ["-std=c++20", "-fPIC", f"-DTORCH_EXTENSION_NAME={namespace}", *(f"-I{path}" for path in includes)]
     registration = "-DCPU_CAPABILITY=DEFAULT" if capabilities != X86 else "-DDIFF_TRANSFORMER_ALL_OF_X86"
+    flags = ["-O3", "-ffp-contract=off", registration]
     sources = [path.name for path in sorted(SOURCES.glob("*.cpp")) if path.name != "register.cpp"]
-    jobs = {f"{Path(source).name}.o": [str(source), "-O3", registration] for source in ("register.cpp", *more)}
+    jobs = {f"{Path(source).name}.o": [str(source), *flags] for source in ("register.cpp", *more)}
     for capability in capabilities:
         for source in sources:
             jobs[f"{capability}.{source}.o"] = [source, *compiler_flags(capability)]

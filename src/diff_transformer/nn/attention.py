@@ -20,6 +20,7 @@ from diff_transformer.nn.layers import (
 )
 from diff_transformer.ops import apply_rotary
 from diff_transformer.ops.attention_request import check_dense
+from diff_transformer.ops.cpu.cpu_backend import token_step
 from diff_transformer.ops.operator import check_broadcast, check_mask
 
 
@@ -170,6 +171,9 @@ class Attention(nn.Module):
         While decoding with a small model, the number of operators costs more than the numbers in them.
         """
         queries, keys, values = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        turned, cached = token_step("rotated", queries, keys, cos, sin, self.cache_width) or (None, None)
+        if turned is not None and cached is not None:
+            return turned, cached, values.view(cached.shape)
         count, of_keys = queries.shape[-1] // self.head_dim, keys.shape[-1] // self.head_dim
         heads = torch.cat((queries, keys), -1).view(len(queries), count + of_keys, self.head_dim)
         turned = apply_rotary(heads, cos, sin)

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diff_transformer.ops import lambda_init_schedule, lambda_value, rms_norm, rotary_tables
-from diff_transformer.ops.attention_request import is_eager
+from diff_transformer.ops.attention_request import PLAIN, may_skip_dispatcher
+from diff_transformer.ops.cpu.cpu_backend import token_step
 
 _DRAWN_AT_ONCE = 1 << 20  # numbers, 8 MiB of them beside the weights
 
@@ -121,7 +122,8 @@ class Lambda(KeepsFloat32, ReplicatedAcrossHeads):
         """Return λ as a scalar, float32."""
         vectors = self.q1, self.k1, self.q2, self.k2
         # While decoding, eight operators a layer and token would compute the same number again.
-        if torch.is_grad_enabled() or vectors[0].device.type != "cpu" or not is_eager(*vectors):
+        is_plain = may_skip_dispatcher() and all(type(x) in PLAIN for x in vectors)
+        if torch.is_grad_enabled() or not is_plain or not vectors[0].is_cpu:
             return self.shared(lambda_value(*vectors, self.lambda_init))
         # By their numbers: writing to a parameter's .data leaves its version as it is.
         numbers, known = torch.stack(vectors), self._known
@@ -187,7 +189,8 @@ class RMSNorm(nn.Module):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        normed: Tensor | None = token_step("normed", x, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps) if normed is None else normed
 
 
 class HeadwiseNorm(RMSNorm, ReplicatedAcrossHeads):

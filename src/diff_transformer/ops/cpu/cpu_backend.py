@@ -167,6 +167,21 @@ def decode_fast_path(backend: str, *arguments: Any, packed: bool = False) -> Ten
     return answer
 
 
+def token_step(operator: str, *arguments: Any) -> Any:
+    """Take a layer's step for a token by the kernel's ``operator``, which has the bits of several operators of torch.
+
+    The first argument is a tensor. None in place of a result, or for all, as in :func:`decode_fast_path`.
+    """
+    if torch.is_grad_enabled() or not may_skip_dispatcher() or "auto" not in _loaded:
+        return None
+    if torch.is_autocast_enabled("cpu"):
+        return None
+    for x in arguments:
+        if isinstance(x, Tensor) and (type(x) not in PLAIN or x.is_nested or not x.is_cpu):
+            return None
+    return getattr(_operators, operator).default(*arguments)
+
+
 def cpu_attention(request: Request, norm: Norm | None = None) -> Tensor:
     """Compute (A1 − λA2) V, (B, H, N, dv), and the norm of it if there is one, by the kernel.
 

@@ -1,6 +1,8 @@
 // The operators as torch sees them: tensors in, tensors out.
 #include "tensors.h"  // first: the other headers ask which torch is meant
 
+#include <torch/headeronly/util/BFloat16.h>
+
 #include <algorithm>
 #include <cmath>
 #include <tuple>
@@ -292,6 +294,66 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   return {finished(grad_q, q), finished(grad_k, k), finished(grad_v, v), grad_lam, grad_signal};
 }
 
+// A layer's steps for a token that take longer as operators of torch than the work in them: each does at once, bit by
+// bit, what several of those do. They answer dense tensors of one dtype, float32 or bfloat16, and nothing for others.
+
+bool are_alike(std::initializer_list<Tensor> tensors) {
+  const int32_t dtype = dtype_of(*tensors.begin());
+  bool alike = dtype == aoti_torch_dtype_float32() || dtype == aoti_torch_dtype_bfloat16();
+  for (const Tensor& x : tensors)  // torch takes several threads for more numbers
+    alike = alike && is_dense_on_cpu(x) && dtype_of(x) == dtype && x.is_contiguous() && x.numel() < 1 << 15;
+  return alike;
+}
+
+// Calls body(from, to) with the numbers of two tensors that are alike; returns the second.
+template <class Body>
+Tensor written(const Tensor& x, const Tensor& out, const Body& body) {
+  auto of = [](const Tensor& y) { return static_cast<torch::headeronly::BFloat16*>(y.data_ptr()); };
+  dtype_of(x) == aoti_torch_dtype_float32() ? body(floats(x), floats(out)) : body(of(x), of(out));
+  return out;
+}
+
+// The sum is torch's, whose order of additions is its own.
+std::optional<Tensor> normed(const Tensor& x, const Tensor& weight, double eps) {
+  const int64_t n = weight.numel(), count = x.numel();
+  if (!are_alike({x, weight}) || weight.dim() != 1 || count == 0 || size(x, -1) != n) return {};
+  return written(x, torch::stable::empty_like(x), [&](const auto* from, auto* to) {
+    const Tensor squares = new_empty(x, ScalarType::Float, {count / n, n});
+    float* square = floats(squares);
+    for (int64_t i = 0; i < count; ++i) square[i] = static_cast<float>(from[i]) * static_cast<float>(from[i]);
+    const Tensor sums = torch::stable::sum(squares, std::vector<int64_t>{-1});
+    const auto* factors = static_cast<decltype(from)>(weight.data_ptr());
+    const float* sum = floats(sums);
+    for (int64_t i = 0; i < count; i += n) {
+      const float inverse = 1.0f / std::sqrt(*sum++ / static_cast<float>(n) + static_cast<float>(eps));
+      for (int64_t c = 0; c < n; ++c) to[i + c] = static_cast<float>(from[i + c]) * inverse * factors[c];
+    }
+  });
+}
+
+// Of the products q and k (B, 1, heads · d): queries (B, 1, heads, d), and keys (B, heads, 1, width) as they are cached.
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> rotated(const Tensor& q, const Tensor& k, const Tensor& cos,
+                                                                 const Tensor& sin, int64_t width) {
+  const int64_t batch = size(q, -3), d = size(cos, -1), half = d / 2;
+  if (!are_alike({q, k, cos, sin}) || d < 2 || d % 2 || width < 1 || width % d || size(sin, -1) != d) return {};
+  if (!broadcasts<3>(cos, {batch, 1, d}) || !broadcasts<3>(sin, {batch, 1, d})) return {};
+  if (q.dim() != 3 || q.size(1) != 1 || q.size(2) % d) return {};
+  if (k.dim() != 3 || k.size(1) != 1 || k.size(2) % width || k.size(0) != batch) return {};
+  auto rotate = [&](const Tensor& x, std::initializer_list<int64_t> sizes) {
+    return written(x, new_empty(x, x.scalar_type(), sizes), [&](const auto* from, auto* to) {
+      for (int64_t i = 0, count = x.numel(), row = x.size(2); i < count; i += d, from += d, to += d) {
+        const auto* c = static_cast<decltype(from)>(cos.data_ptr()) + i / row * stride(cos, -3);
+        const auto* s = static_cast<decltype(from)>(sin.data_ptr()) + i / row * stride(sin, -3);
+        for (int64_t j = 0; j < half; ++j) {
+          to[j] = from[j] * c[j] - from[j + half] * s[j];
+          to[j + half] = from[j + half] * c[j + half] + from[j] * s[j + half];
+        }
+      }
+    });
+  };
+  return {rotate(q, {batch, 1, q.size(2) / d, d}), rotate(k, {batch, k.size(2) / width, 1, width})};
+}
+
 std::string products() { return kernels->bfloat16_products(); }
 
 }  // namespace
@@ -302,6 +364,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(TORCH_EXTENSION_NAME, library) {
       "decode_fast_path(Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float? scale,"
       " int? window, Tensor? norm_weight, float norm_eps, float norm_scale, Tensor? signal_weight=None,"
       " bool packed=False) -> Tensor?");
+  library.def("normed(Tensor x, Tensor weight, float eps) -> Tensor?");
+  library.def("rotated(Tensor q, Tensor k, Tensor cos, Tensor sin, int width) -> (Tensor?, Tensor?)");
   library.def("bfloat16_products() -> str");
   library.def("use(str capability) -> ()");
 }
@@ -313,6 +377,8 @@ STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, library) {
 
 STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, library) {
   library.impl("decode_fast_path", TORCH_BOX(&decode_fast_path));
+  library.impl("normed", TORCH_BOX(&normed));
+  library.impl("rotated", TORCH_BOX(&rotated));
   library.impl("bfloat16_products", TORCH_BOX(&products));
   library.impl("use", TORCH_BOX(&use));
 }

@@ -73,6 +73,7 @@ Vec load_row(const T* x, int64_t count) {
   std::copy(x, x + count, part);
   return load_row(part);
 }
+inline Vec load_row(const float* x, int64_t count) { return Vec::loadu(x, std::min<int64_t>(count, kLanes)); }
 
 // Are all of `count` numbers, whole vectors of them, finite?
 inline bool are_finite(const float* x, int64_t count) {
