@@ -170,7 +170,7 @@ def decode_fast_path(backend: str, *arguments: Any, packed: bool = False) -> Ten
 def token_step(operator: str, *arguments: Any) -> Any:
     """Take a layer's step for a token by the kernel's ``operator``, which has the bits of several operators of torch.
 
-    The first argument is a tensor. None in place of a result, or for all, as in :func:`decode_fast_path`.
+    None in place of each result, or of all, if the operator or :func:`decode_fast_path` could not answer.
     """
     if torch.is_grad_enabled() or not may_skip_dispatcher() or "auto" not in _loaded:
         return None
