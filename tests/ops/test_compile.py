@@ -70,7 +70,7 @@ def test_every_registered_operator_is_checked_below() -> None:
     checked = {name for pair in OPERATORS.values() for name in pair}
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("diff_transformer")}
     names -= {f"diff_transformer_cpu::{name}" for name in ("bfloat16_products", "decode_fast_path", "use")}
-    assert {name for name in names if "::triton_" not in name and "::fa4" not in name} == checked
+    assert {name for name in names if "::triton_" not in name and "::flash" not in name} == checked
 
 
 def operator(name: str) -> Any:
