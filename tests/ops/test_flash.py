@@ -385,10 +385,13 @@ def test_operators_are_what_torch_takes_them_for(library: StandIn, case: str, is
 
 # What a process compiles for a GPU that is not there: both passes of one map.
 COMPILED = """
-    import json, sys, torch
+    import json, sys, types
+    import cutlass.utils, torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from diff_transformer.ops import flash
 
+    # It asks a driver, where a launch gives each multiprocessor several tiles.
+    cutlass.utils.HardwareInfo = lambda: types.SimpleNamespace(get_device_multiprocessor_count=lambda: 132)
     d, dv, heads, key_heads, is_causal, window = json.loads(sys.argv[1])
     with FakeTensorMode():
         sizes = ((heads, d), (key_heads, d), (key_heads, dv))
@@ -410,7 +413,7 @@ COMPILED = """
     ],
     ids=str,
 )
-def test_kernels_compile_and_spill_nothing(
+def test_kernels_compile_fit_and_spill_nothing(
     tmp_path: Path, capability: int, heads: tuple[int, ...], is_causal: bool, window: int | None
 ) -> None:
     """But for the backward of wide heads on Blackwell, whose tiles are the package's own."""
@@ -420,7 +423,7 @@ def test_kernels_compile_and_spill_nothing(
         "FLASH_ATTENTION_ARCH": f"sm_{capability}",
         "CUTE_DSL_ARCH": f"sm_{capability}a",
         "FLASH_ATTENTION_NUM_SMS": "132",
-        "CUTE_DSL_KEEP_CUBIN": "1",
+        "CUTE_DSL_KEEP": "ir,cubin",
         "CUTE_DSL_DUMP_DIR": str(tmp_path),
     }
     request = json.dumps([*heads, is_causal, window])
@@ -435,8 +438,13 @@ def test_kernels_compile_and_spill_nothing(
         assert usage is not None, done.stdout
         spilled[name[0].partition("_object")[0]] = int(usage[1])
     assert {f"FlashAttentionForwardSm{capability}", f"FlashAttentionBackwardSm{capability}"} <= set(spilled)
-    most = 24 if (capability, heads[0]) == (100, 128) else 0
+    most = 56 if (capability, heads[0]) == (100, 128) else 0
     assert {name for name, count in spilled.items() if count > most} == set(), spilled
+    # Shared memory is allocated once a kernel, and a launch asks for all of that.
+    written = [file.read_text() for file in tmp_path.glob("*_clean.mlir")]
+    asked = [int(size) for text in written for size in re.findall(r'memref<i8, smem, align<1024>, "(\d+):1">', text)]
+    assert len(asked) >= 2
+    assert max(asked) <= 227 * 1024, asked
 
 
 @pytest.mark.parametrize(
@@ -475,9 +483,9 @@ def test_two_weights_and_log_sums_are_those_of_the_reference(library: StandIn, c
         q, k, v, lam, signal_weight = leaves
         options = {"is_causal": True, "signal_weight": signal_weight, "return_lse": True}
         out, *log_sums = diff_attention(q, k, v, lam, **options, backend=backend)
-        log_sums = [x.nan_to_num(neginf=-3.0).double() for x in log_sums]
-        total = (out.double() * problem.dout).sum() + sum(x.square().sum() for x in log_sums)
-        answers.append([x.detach() for x in (out, *log_sums, *torch.autograd.grad(total, leaves))])
+        # The gradient that comes to a row which sees nothing is infinite.
+        gradients = torch.autograd.grad((out, *log_sums), leaves, (problem.dout.to(dtype), *(2 * x for x in log_sums)))
+        answers.append([torch.where(x == float("-inf"), -3.0, x.detach()) for x in (out, *log_sums, *gradients)])
     for ours, truth in zip(*answers, strict=True):
         assert float((ours.double() - truth.double()).abs().max()) <= 2**-5 * float(truth.abs().max())
 

@@ -138,7 +138,7 @@ def attend(
     """
     options = {"softmax_scale": scale, "causal": is_causal, "window_size_left": window_left}
     out, log_sums, *_ = _functions(backend)[0](*_alike(backend, q, k, v), **options)
-    return out[..., : v.shape[-1]].contiguous(), log_sums
+    return out.narrow(-1, 0, v.shape[-1]).contiguous(), log_sums
 
 
 @attend.register_fake
@@ -171,7 +171,7 @@ def backward(grad_out: Tensor, grad_log_sums: Tensor | None, *others: Any) -> tu
     _functions(backend)[1](grad_out, q, k, v, out, log_sums, **options)
     if repeats:
         gradients[1:] = (x.unflatten(2, (-1, sharing)).sum(3, dtype=torch.float32).to(x.dtype) for x in gradients[1:])
-    return tuple(x[..., : like.shape[-1]].contiguous() for x, like in zip(gradients, tensors, strict=False))
+    return tuple(x.narrow(-1, 0, like.shape[-1]).contiguous() for x, like in zip(gradients, tensors, strict=False))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
